@@ -1,0 +1,17 @@
+"""Every parameter learns."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from components.piece import piece
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+
+
+@piece()
+def full(model: Module) -> Module:
+    """The model itself, all of it trainable."""
+    model.requires_grad_(True)
+    return model

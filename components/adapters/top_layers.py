@@ -1,0 +1,45 @@
+"""Only the last layers learn."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from components.errors import RecipeError
+from components.piece import piece
+
+if TYPE_CHECKING:
+    from torch.nn import Module, ModuleList
+
+
+def blocks(model: Module) -> ModuleList:
+    """The model's transformer blocks: its longest `ModuleList`."""
+    from torch.nn import ModuleList
+
+    lists = [module for module in model.modules() if isinstance(module, ModuleList) and len(module)]
+    if not lists:
+        raise RecipeError(f"adapter top_layers: {type(model).__name__} has no list of layers; use `full`")
+    return max(lists, key=len)
+
+
+@piece(paper="arXiv:2310.06452")
+def top_layers(model: Module, *, count: int = 4) -> Module:
+    """The last `count` blocks learn, and what comes after them (final norm, heads); embeddings stay fixed, also where
+    they are tied to the output. The cited paper trains the last 20 % of its layers.
+    """
+    layers = blocks(model)
+    if not 1 <= count <= len(layers):
+        raise RecipeError(f"adapter top_layers: count {count} of a model with {len(layers)} layers; use 1 to {len(layers)}")
+    model.requires_grad_(False)
+    for layer in list(layers)[-count:]:
+        layer.requires_grad_(True)
+    before = {id(p) for p in layers.parameters()} | {id(p) for m in model.modules() if _embeds(m) for p in m.parameters()}
+    for parameter in model.parameters():
+        if id(parameter) not in before:
+            parameter.requires_grad_(True)
+    return model
+
+
+def _embeds(module: Module) -> bool:
+    from torch.nn import Embedding
+
+    return isinstance(module, Embedding)

@@ -1,0 +1,22 @@
+"""The centred reward divided by the group's mean reward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from components.advantages.read import rewards_of
+from components.piece import piece
+from components.types import Columns, Context, Group
+
+
+@piece(reads=("{reward}",), writes=("advantages",), paper="arXiv:2602.02710")
+def mean_normalised(groups: Sequence[Group], ctx: Context, *, reward: str | list = "reward.judge") -> Columns:
+    """(r - mean) / mean, a number a trajectory: maximum-likelihood RL for rewards >= 0, where a rare success weighs more.
+    A group whose mean is 0 has nothing to learn from: 0. A negative mean is taken as it is, by its size.
+    """
+    advantages = []
+    for group in groups:
+        rewards = rewards_of(group, reward)
+        mean = sum(rewards) / len(rewards)
+        advantages.append([(r - mean) / abs(mean) if mean else 0.0 for r in rewards])
+    return {"advantages": advantages}

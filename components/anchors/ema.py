@@ -1,0 +1,20 @@
+"""The reference follows the policy slowly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from components.errors import ContractError
+from components.piece import piece
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@piece(paper="arXiv:2404.09656")
+def ema(reference: Mapping[str, Tensor], policy: Mapping[str, Tensor], *, follow: float = 0.6) -> Mapping[str, Tensor]:
+    """follow x policy + (1 - follow) x reference, weight by weight: the soft update of Trust Region DPO (eq. 7)."""
+    if reference.keys() != policy.keys():
+        raise ContractError(f"ema: reference and policy differ in weights, e.g. {sorted(reference.keys() ^ policy.keys())[:3]}")
+    return {name: reference[name].lerp(weight, follow) if weight.is_floating_point() else weight for name, weight in policy.items()}

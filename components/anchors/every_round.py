@@ -1,0 +1,17 @@
+"""The reference becomes the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from components.piece import piece
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@piece(paper="arXiv:2401.01335")
+def every_round(reference: Mapping[str, Tensor], policy: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """The weights of the reference after a round: the policy's, as SPIN (algorithm 1) and the script of RLHF Workflow do."""
+    return policy

@@ -1,0 +1,181 @@
+"""Messages to tokens and back: the only place that knows a chat template.
+
+A conversation is rendered once by the model's own template and cut where the actor starts and stops speaking, so the
+tokens of a prompt are the same whichever answer follows. The cuts always rejoin to the template's own rendering.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from components.errors import ContractError
+from components.types import Group, Message, Prompt, Trajectory
+
+
+@dataclass(frozen=True)
+class Contract:
+    """What two stages must agree on before tokens pass between them."""
+
+    eos: tuple[int, ...]
+    pad: int
+    template: str
+    vocabulary: int
+    dtype: str
+
+    def check(self, other: Contract, where: str) -> None:
+        """Raises `ContractError` naming every difference between this side and the other."""
+        differences = [f"{field.name} is {getattr(self, field.name)!r} here and {getattr(other, field.name)!r} there"
+                       for field in dataclasses.fields(self) if getattr(self, field.name) != getattr(other, field.name)]
+        if differences:
+            raise ContractError(f"{where}: the two models do not share a contract: {'; '.join(differences)}. "
+                                "Use models of the same family, or convert one of them again")
+
+
+def contract(tokenizer: Any, config: Any) -> Contract:
+    """The contract of a tokenizer and a model config. `ContractError` where it cannot be trained with."""
+    name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
+    if not tokenizer.chat_template:
+        raise ContractError(f"{name}: the tokenizer has no chat template; put a chat_template.jinja beside tokenizer.json")
+    if tokenizer.eos_token_id is None:
+        raise ContractError(f"{name}: the tokenizer has no eos_token; set it to the token that ends a turn in the template")
+    if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
+        raise ContractError(f"{name}: pad token ({tokenizer.pad_token!r}) must exist and differ from eos ({tokenizer.eos_token!r}), "
+                            "or the end of an answer is masked as padding; set pad_token to an unused special token in "
+                            "tokenizer_config.json and pad_token_id in config.json")
+    if config.vocab_size < len(tokenizer):
+        raise ContractError(f"{name}: the tokenizer has {len(tokenizer)} tokens, the model only {config.vocab_size}; they are not a pair")
+    eos = config.eos_token_id if isinstance(config.eos_token_id, (list, tuple)) else [config.eos_token_id]
+    if tokenizer.eos_token_id not in eos:
+        raise ContractError(f"{name}: eos is {tokenizer.eos_token_id} for the tokenizer and {eos} for the model; make them the same")
+    dtype = str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
+    digest = hashlib.sha256(str(tokenizer.chat_template).encode()).hexdigest()[:16]
+    return Contract(tuple(sorted(eos)), tokenizer.pad_token_id, digest, config.vocab_size, dtype)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A stretch of rendered text with its tokens; `message` is the index of the assistant turn it is, or None."""
+
+    text: str
+    tokens: tuple[int, ...]
+    message: int | None
+
+
+def encode(tokenizer: Any, prompt: Prompt, trajectory: Trajectory) -> Trajectory:
+    """The trajectory with `inputs["tokens"]` (T) and `mask` (T): True on its assistant content and end-of-turn tokens.
+
+    The text after the last answer's end of turn is left off, as a sampler would. A trajectory that has tokens keeps them.
+    """
+    if "tokens" in trajectory.inputs:
+        return trajectory
+    pieces = _pieces(tokenizer, [*prompt.messages, *trajectory.messages], prompt.id)
+    return _join(tokenizer, prompt, trajectory, pieces)
+
+
+def encode_prompt(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
+    """The tokens of `messages` up to where the assistant starts to speak; a prefix of every `encode` that follows them."""
+    ask = _render(tokenizer, messages, generation=True)
+    pieces = _pieces(tokenizer, messages, "", rendered=ask)
+    return [token for piece in pieces for token in piece.tokens]
+
+
+def decode_answer(tokenizer: Any, tokens: Sequence[int]) -> str:
+    """The text of sampled tokens, without the end-of-turn and other special tokens."""
+    return tokenizer.decode(list(tokens), skip_special_tokens=True)
+
+
+def encode_group(tokenizer: Any, group: Group, max_tokens: int) -> tuple[Group | None, Literal["kept", "cut", "dropped"]]:
+    """The group encoded, and what became of it. A trajectory over `max_tokens` is cut after its last whole answer that
+    fits; a group with a trajectory of which no whole answer fits is dropped (None), for its columns would not mean the same.
+    """
+    fate: Literal["kept", "cut"] = "kept"
+    done = []
+    for trajectory in group.trajectories:
+        if "tokens" in trajectory.inputs:
+            if len(trajectory.inputs["tokens"]) > max_tokens:
+                return None, "dropped"
+            done.append(trajectory)
+            continue
+        pieces = _pieces(tokenizer, [*group.prompt.messages, *trajectory.messages], group.prompt.id)
+        whole = _join(tokenizer, group.prompt, trajectory, pieces)
+        if len(whole.mask) > max_tokens:
+            whole = _cut(tokenizer, group.prompt, trajectory, pieces, max_tokens)
+            if whole is None:
+                return None, "dropped"
+            fate = "cut"
+        done.append(whole)
+    return group.replace(done), fate
+
+
+def _cut(tokenizer: Any, prompt: Prompt, trajectory: Trajectory, pieces: Sequence[Piece], max_tokens: int) -> Trajectory | None:
+    length, keep = 0, 0
+    for i, piece in enumerate(pieces):
+        length += len(piece.tokens)
+        if length <= max_tokens and piece.message is not None and piece.message >= len(prompt.messages):
+            keep = i + 1
+    if not keep:
+        return None
+    last = pieces[keep - 1].message
+    assert last is not None
+    shorter = dataclasses.replace(trajectory, messages=trajectory.messages[: last + 1 - len(prompt.messages)], stop="length")
+    return _join(tokenizer, prompt, shorter, pieces[:keep])
+
+
+def _join(tokenizer: Any, prompt: Prompt, trajectory: Trajectory, pieces: Sequence[Piece]) -> Trajectory:
+    own = [p.message is not None and p.message >= len(prompt.messages) for p in pieces]
+    if not any(own):
+        text = "".join(p.text for p in pieces)
+        raise ContractError(f"prompt {prompt.id!r}: no token of this sample would be trained on, for no message after the prompt "
+                            f"is the assistant's; check the roles. The sample:\n{text[:2000]}")
+    if trajectory.messages and trajectory.messages[-1]["role"] == "assistant":
+        last = max(i for i, mine in enumerate(own) if mine)
+        pieces, own = pieces[: last + 1], own[: last + 1]
+    tokens = [token for piece in pieces for token in piece.tokens]
+    mask = [mine for piece, mine in zip(pieces, own, strict=True) for _ in piece.tokens]
+    return dataclasses.replace(trajectory, inputs={**trajectory.inputs, "tokens": tokens}, mask=mask)
+
+
+def _pieces(tokenizer: Any, messages: Sequence[Message], name: str, *, rendered: str | None = None) -> list[Piece]:
+    """The rendering cut before each assistant content and after its end-of-turn token."""
+    full = _render(tokenizer, messages) if rendered is None else rendered
+    eos = tokenizer.eos_token
+    cuts: list[tuple[int, int, int]] = []
+    for i, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        head = _render(tokenizer, messages[:i], generation=True)
+        stop = full.find(eos, len(head))
+        if not full.startswith(head):
+            raise ContractError(f"prompt {name!r}: the template renders the messages before answer {i} differently once the answer "
+                                f"is there, so a prompt would not be a prefix of its answers. Expected a start of\n{head[-300:]!r}\n"
+                                f"got\n{full[: len(head)][-300:]!r}\nUse a template that renders each turn on its own")
+        if stop < 0:
+            raise ContractError(f"prompt {name!r}: the template writes no {eos!r} after answer {i}; the model would never learn to "
+                                "stop. Set eos_token to the token that ends a turn in this template")
+        if eos in message["content"]:
+            raise ContractError(f"prompt {name!r}: message {i} contains the end-of-turn token {eos!r} as text; clean the data")
+        cuts.append((len(head), stop + len(eos), i))
+    spans: list[tuple[str, int | None]] = []
+    at = 0
+    for start, stop, i in cuts:
+        spans += [(full[at:start], None), (full[start:stop], i)]
+        at = stop
+    spans.append((full[at:], None))
+    texts = [text for text, _ in spans if text]
+    encoded = iter(tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else ())
+    pieces = [Piece(text, tuple(next(encoded)), message) for text, message in spans if text]
+    back = tokenizer.decode([t for p in pieces for t in p.tokens], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    if back != full:
+        at = next((i for i, (a, b) in enumerate(zip(back, full, strict=False)) if a != b), min(len(back), len(full)))
+        raise ContractError(f"prompt {name!r}: the tokens do not read back as the template's rendering; they differ at character {at}: "
+                            f"expected {full[max(at - 40, 0) : at + 40]!r}, got {back[max(at - 40, 0) : at + 40]!r}. "
+                            "The tokenizer loses text (a normaliser?); use one that does not")
+    return pieces
+
+
+def _render(tokenizer: Any, messages: Sequence[Message], *, generation: bool = False) -> str:
+    return tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=generation)

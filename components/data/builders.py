@@ -1,0 +1,191 @@
+"""Records of one split to groups: conversations to imitate, prompts to answer, pairs to prefer."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import random
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+from components.data.records import Conversation, CountTokens, Dropped, Sifted, prefix_within
+from components.types import Group, Message, Prompt, Trajectory
+
+
+def conversation_groups(
+    records: Sequence[Conversation], count_tokens: CountTokens, seed: int = 0, *, max_tokens: int = 512,
+    min_turns: int = 2, min_rating: float | None = None, limit: int | None = None,
+) -> Sifted:
+    """Groups of one for SFT: prompt = topic and first user turn, trajectory = the rest, up to `max_tokens` in all and
+    ending with the assistant. With `min_rating`, unrated records are out too.
+    """
+    kept: list[Group] = []
+    dropped: list[Dropped] = []
+    cut = 0
+    for record in records:
+        if min_rating is not None and (record.rating is None or record.rating < min_rating):
+            dropped.append(Dropped(record.id, "rated below min_rating" if record.rating is not None else "not rated"))
+            continue
+        messages = record.messages[:prefix_within(record.head, record.messages, max_tokens, count_tokens)]
+        while messages and messages[-1]["role"] != "assistant":
+            messages = messages[:-1]
+        start = record.opening or next((i for i, m in enumerate(messages) if m["role"] == "assistant"), len(messages))
+        turns = sum(m["role"] != "system" for m in messages)
+        if start >= len(messages) or turns < min_turns or start == 0:
+            dropped.append(Dropped(record.id, "no assistant turn within max_tokens" if turns < len(record.messages)
+                                   else "no assistant turn or under min_turns", record.as_json()))
+            continue
+        cut += len(messages) < len(record.messages)
+        prompt = Prompt(record.id, (*record.head, *messages[:start]), record.answer, record.source, _meta(record))
+        kept.append(Group(prompt, (Trajectory(messages[start:]),)))
+    return Sifted(_first(kept, limit, seed), dropped, {"cut to the bound": cut, "over the limit": _over(kept, limit)})
+
+
+def prompt_groups(
+    records: Sequence[Conversation], count_tokens: CountTokens, seed: int = 0, *, max_tokens: int = 256,
+    min_turns: int = 1, max_turns: int = 7, per_conversation: int = 2, limit: int | None = None,
+) -> Sifted:
+    """Contexts of `min_turns` to `max_turns` turns up to a user turn, at most `per_conversation`, no two the same. The
+    human's reply is the prompt's `answer` and the group's one trajectory (none where the data has no reply).
+    """
+    kept: list[Group] = []
+    dropped: list[Dropped] = []
+    seen: set[str] = set()
+    same = 0
+    for record in records:
+        skip = record.messages[:1] and record.messages[0]["role"] == "system"
+        fits = prefix_within(record.head, record.messages[:record.opening or max_turns + bool(skip)], max_tokens, count_tokens)
+        spots = [record.opening] if record.opening else [
+            k for k in range(min_turns + bool(skip), len(record.messages))
+            if record.messages[k - 1]["role"] == "user" and record.messages[k]["role"] == "assistant"]
+        within = [k for k in spots if k <= fits]
+        if not within:
+            why = "prompt too long" if spots else "no user turn with a reply"
+            dropped.append(Dropped(record.id, why, record.as_json()))
+            continue
+        rng = random.Random(f"{seed} {record.id}")
+        for k in sorted(rng.sample(within, min(per_conversation, len(within)))):
+            context = (*record.head, *record.messages[:k])
+            key = prompt_digest(context)
+            if key in seen:
+                same += 1
+                continue
+            seen.add(key)
+            reply = record.messages[k:k + 1] if not record.opening else record.messages[k:]
+            answer = record.answer if record.answer is not None else (reply[-1]["content"] if reply else None)
+            name = record.id if record.opening else f"{record.id}:{k}"
+            prompt = Prompt(name, context, answer, record.source, _meta(record))
+            kept.append(Group(prompt, (Trajectory(reply),) if reply else ()))
+    return Sifted(_first(kept, limit, seed), dropped,
+                  {"the same context again": same, "over the limit": _over(kept, limit)})
+
+
+def preference_pairs(
+    records: Sequence[Conversation], count_tokens: CountTokens, seed: int = 0, *, min_gap: float = 2.0,
+    positions: Sequence[int] = (8,), max_tokens: int = 512, per_topic: int | None = None, per_conversation: int | None = 4,
+    exclude: Sequence[float] = (5.0,), limit: int | None = None,
+) -> Sifted:
+    """Groups of two, chosen first. Rows that came as pairs stay so. Rated conversations of one topic are cut after the
+    same number of turns (`positions`, even: they end with the assistant) and paired where the mean ratings differ by
+    `min_gap`; `exclude` lists ratings that say nothing (a form's default). Bounds: `per_topic` pairs a topic and
+    position, `per_conversation` pairs a conversation and position. Prompt = the topic; columns `margin`, `rating`.
+    """
+    kept = [_given(record) for record in records if record.rejected]
+    dropped: list[Dropped] = []
+    pool: dict[tuple[str, int], list[Conversation]] = defaultdict(list)
+    for record in records:
+        if record.rejected:
+            continue
+        why = "no topic" if not record.topic else "not rated" if record.rating is None else (
+            "rating says nothing" if record.rating in exclude else "")
+        fits = 0 if why else prefix_within(record.head, record.messages[:max(positions, default=0)], max_tokens, count_tokens)
+        usable = [p for p in positions if p <= fits and record.messages[p - 1]["role"] == "assistant"]
+        if not why and not usable:
+            why = "too short or too long for every position"
+        if why:
+            dropped.append(Dropped(record.id, why, record.as_json()))
+        for position in usable:
+            pool[str(record.topic), position].append(record)
+    paired: set[str] = set()
+    ties = 0
+    for (topic, position), rated in sorted(pool.items()):
+        pairs = sorted((a.id, b.id) for a, b in combinations(rated, 2) if abs(_rating(a) - _rating(b)) >= min_gap)
+        random.Random(f"{seed} {topic} {position}").shuffle(pairs)
+        by_id = {record.id: record for record in rated}
+        used: dict[str, int] = defaultdict(int)
+        made = 0
+        for pair in pairs:
+            if per_topic is not None and made >= per_topic:
+                break
+            if per_conversation is not None and max(used[pair[0]], used[pair[1]]) >= per_conversation:
+                continue
+            better, worse = sorted((by_id[i] for i in pair), key=_rating, reverse=True)
+            if better.messages[:position] == worse.messages[:position]:
+                ties += 1
+                continue
+            kept.append(_pair(topic, position, better, worse))
+            paired.update(pair)
+            used[pair[0]] += 1
+            used[pair[1]] += 1
+            made += 1
+    alone = {record.id for rated in pool.values() for record in rated} - paired
+    dropped += [Dropped(i, "no partner with a clearly different rating") for i in sorted(alone)]
+    return Sifted(_first(kept, limit, seed), dropped, {"identical windows": ties, "over the limit": _over(kept, limit)})
+
+
+def _rating(record: Conversation) -> float:
+    return record.rating if record.rating is not None else math.nan
+
+
+def _pair(topic: str, position: int, better: Conversation, worse: Conversation) -> Group:
+    gap = _rating(better) - _rating(worse)
+    name = hashlib.sha256(topic.encode()).hexdigest()[:8]
+    prompt = Prompt(f"{name}-{position}-{better.id[:8]}-{worse.id[:8]}", better.head, source=better.source,
+                    meta={"topic": topic, "position": position})
+    paths = tuple(
+        Trajectory(record.messages[:position], meta={"conversation": record.id, "ratings": dict(record.ratings)})
+        for record in (better, worse)
+    )
+    return Group(prompt, paths, {"margin": [gap, gap], "rating": [_rating(better), _rating(worse)]})
+
+
+def _given(record: Conversation) -> Group:
+    prompt = Prompt(record.id, (*record.head, *record.messages[:record.opening]), record.answer, record.source, _meta(record))
+    columns = {"margin": [float(record.meta["margin"])] * 2} if "margin" in record.meta else {}
+    return Group(prompt, (Trajectory(record.messages[record.opening:]), Trajectory(record.rejected[record.opening:])), columns)
+
+
+def _meta(record: Conversation) -> dict[str, Any]:
+    own: dict[str, Any] = dict(record.meta) | {"conversation": record.id}
+    if record.topic:
+        own["topic"] = record.topic
+    if record.rating is not None:
+        own["rating"] = record.rating
+    return own
+
+
+def prompt_digest(messages: Sequence[Message]) -> str:
+    """What makes two prompts the same: roles and words; letter case and spaces do not count."""
+    said = [[m["role"], " ".join(m["content"].lower().split())] for m in messages]
+    return hashlib.sha256(json.dumps(said).encode()).hexdigest()
+
+
+def _first(groups: list[Group], limit: int | None, seed: int) -> list[Group]:
+    """At most `limit` groups, chosen by hash, in their order."""
+    if limit is None or len(groups) <= limit:
+        return groups
+    order = sorted(range(len(groups)), key=lambda i: hashlib.sha256(f"{seed} {groups[i].prompt.id}".encode()).digest())
+    return [groups[i] for i in sorted(order[:limit])]
+
+
+def _over(groups: list[Group], limit: int | None) -> int:
+    return max(0, len(groups) - limit) if limit is not None else 0
+
+
+BUILDERS: Mapping[str, Any] = {
+    "sft": conversation_groups, "reward": preference_pairs, "gold": preference_pairs, "pairs": preference_pairs,
+    "prompts": prompt_groups, "evaluate": prompt_groups,
+}

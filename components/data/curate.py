@@ -1,0 +1,159 @@
+"""Curation: raw records to Parquet groups by split, with every drop counted and nothing lost.
+
+The `data` section of a recipe:
+
+    source, sha256, parser      where from, see `sources.py`; parser: auto | chitchat | rows
+    transforms                  pieces in order, each with its options
+    splits                      split: share. A name says what is built: sft, prompts, evaluate, reward, gold, pairs,
+                                each also with `_validation`
+    near_threshold              likeness at which a record is dropped from the later of two splits; null: not compared
+    sft, prompts, evaluate, reward, gold, pairs      options of the builder of that name (`builders.py`)
+    max_quarantined, language, balance, ...          what `tasks/validation.py` reads
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from components.data.builders import BUILDERS
+from components.data.groups import save_table, write_groups
+from components.data.records import Conversation, CountTokens, Dropped, Sifted, parse
+from components.data.splits import SHARES, split
+from components.data.statistics import kind_of, statistics
+from components.errors import DataError, RecipeError, nearest
+from components.piece import build, describe
+from components.types import Group
+
+Summary = dict[str, Any]
+CHECKS = ("max_quarantined", "min_groups", "rating_range", "languages", "max_topic_share", "min_topics")
+KEYS = ("source", "sha256", "parser", "transforms", "splits", "near_threshold", *BUILDERS, *CHECKS)
+
+
+def curate(section: Mapping[str, Any], source: Path, count_tokens: CountTokens, out: Path, seed: int) -> Summary:
+    """Write `<split>.parquet`, `statistics.parquet`, `quarantine.jsonl` and `summary.json` under `out`.
+
+    Same section, source and seed: same bytes. Raises `RecipeError` for the section, `DataError` for the data.
+    """
+    check_section(section)
+    out.mkdir(parents=True, exist_ok=True)
+    quarantine: list[tuple[str, Dropped]] = []
+    steps: list[dict[str, Any]] = []
+
+    def note(stage: str, before: int, sifted: Sifted) -> list[Any]:
+        quarantine.extend((stage, dropped) for dropped in sifted.dropped)
+        changed = {what: number for what, number in sifted.changed.items() if number}
+        steps.append({"step": stage, "in": before, "out": len(sifted.kept), "dropped": sifted.reasons(), "changed": changed})
+        return sifted.kept
+
+    parsed = parse(source, section.get("parser", "auto"))
+    records: list[Conversation] = note("parse", len(parsed.kept) + len(parsed.dropped), parsed)
+    for spec in section.get("transforms") or ():
+        spec = {"name": spec} if isinstance(spec, str) else dict(spec)
+        records = note(spec["name"], len(records), build("transform", spec)(records, count_tokens))
+    if not records:
+        write_quarantine(out / "quarantine.jsonl", quarantine)
+        raise DataError(f"no record of {source.name} survives the transforms: {[(s['step'], s['dropped']) for s in steps]}")
+
+    shares = section.get("splits") or _offered(records)
+    parts, crossing = split(records, shares, seed, near_threshold=section.get("near_threshold", 0.8))
+    note("split", len(records), Sifted([r for part in parts.values() for r in part], crossing))
+    built: dict[str, list[Group]] = {}
+    for name, part in parts.items():
+        options = section.get(kind_of(name)) or {}
+        built[name] = note(f"build {name}", len(part), BUILDERS[kind_of(name)](part, count_tokens, seed, **options))
+    write_quarantine(out / "quarantine.jsonl", quarantine)
+    if empty := [name for name, groups in built.items() if not groups]:
+        why = next(s["dropped"] for s in steps if s["step"] == f"build {empty[0]}")
+        raise DataError(f"split {empty[0]!r} is empty: {len(parts[empty[0]])} records came in and none made a group ({why}); "
+                        "give it a larger share or loosen its bounds")
+    for name, groups in built.items():
+        write_groups(out / f"{name}.parquet", groups)
+    bounds = {name: _bound(section, name) for name in built}
+    save_table(statistics(built, count_tokens, bounds), out / "statistics.parquet")
+    summary: Summary = {
+        "steps": steps,
+        "splits": {name: {"groups": len(groups), "records": len(parts[name]), "topics": len({r.topic for r in parts[name]})}
+                   for name, groups in built.items()},
+        "quarantined": len(quarantine), "ratings": rating_report(records),
+        "pairs": {name: pair_report(groups) for name, groups in built.items() if any(len(g.trajectories) == 2 for g in groups)},
+        "seed": seed,
+    }
+    (out / "summary.json").write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return summary
+
+
+def check_section(section: Mapping[str, Any]) -> None:
+    """Refuse unknown keys, splits, transforms and options before any work."""
+    for key in section:
+        if key not in KEYS:
+            raise RecipeError(f"data: unknown key {key!r}{nearest(key, KEYS)}")
+    for name in section.get("splits") or ():
+        if kind_of(name) not in BUILDERS:
+            raise RecipeError(f"data.splits: no way to build {name!r}{nearest(name, [*BUILDERS, *SHARES])}")
+    for kind, builder in BUILDERS.items():
+        known = [p.name for p in inspect.signature(builder).parameters.values() if p.kind is p.KEYWORD_ONLY]
+        for key in section.get(kind) or ():
+            if key not in known:
+                raise RecipeError(f"data.{kind}: no option {key!r}{nearest(key, known)}")
+    for number, spec in enumerate(section.get("transforms") or ()):
+        describe("transform", spec if isinstance(spec, str) else spec.get("name", ""), where=f"data.transforms[{number}]")
+
+
+def _offered(records: Sequence[Conversation]) -> dict[str, float]:
+    """The default shares of the splits that such records can fill."""
+    answered = any(m["role"] == "assistant" for record in records for m in record.messages)
+    paired = any(record.rejected or (record.topic and record.rating is not None) for record in records)
+    kinds = {"prompts", "evaluate"} | ({"sft"} if answered else set()) | ({"reward", "gold"} if paired else set())
+    return {name: share for name, share in SHARES.items() if kind_of(name) in kinds}
+
+
+def _bound(section: Mapping[str, Any], name: str) -> int | None:
+    builder = BUILDERS[kind_of(name)]
+    return (section.get(kind_of(name)) or {}).get("max_tokens", inspect.signature(builder).parameters["max_tokens"].default)
+
+
+def write_quarantine(path: Path, dropped: Sequence[tuple[str, Dropped]]) -> None:
+    """One JSON object a line: id, stage, reason, record (absent where the source still has it unharmed)."""
+    lines = [json.dumps({"id": d.id, "stage": stage, "reason": d.reason, "record": d.record}, ensure_ascii=False) + "\n"
+             for stage, d in dropped]
+    path.write_text("".join(lines), encoding="utf-8", errors="replace")
+
+
+def rating_report(records: Sequence[Conversation]) -> dict[str, Any]:
+    """How many are rated and how ratings go with length: Pearson's correlation with the log of turns and characters."""
+    rated = [(r.rating, math.log(len(r.messages)), math.log(1 + len(r.text))) for r in records
+             if r.rating is not None and r.messages]
+    if len(rated) < 3:
+        return {"rated": len(rated)}
+    import numpy as np
+
+    mean, turns, characters = np.array(rated).T
+    common, times = Counter(mean.tolist()).most_common(1)[0]
+
+    def with_rating(values: Any) -> float | None:
+        return round(float(np.corrcoef(mean, values)[0, 1]), 4) if mean.std() > 0 and values.std() > 0 else None
+
+    return {"rated": len(rated), "mean": round(float(mean.mean()), 4), "most_common": [common, times],
+            "correlation_log_turns": with_rating(turns), "correlation_log_characters": with_rating(characters)}
+
+
+def pair_report(groups: Sequence[Group]) -> dict[str, Any]:
+    """How often the chosen side is the longer one (half when length says nothing), and how many conversations are in."""
+    sizes = [[sum(len(m["content"]) for m in path.messages) for path in group.trajectories] for group in groups]
+    longer = sum(chosen > rejected for chosen, rejected in sizes) + 0.5 * sum(a == b for a, b in sizes)
+    conversations = {path.meta.get("conversation", f"{group.prompt.id} {i}") for group in groups
+                     for i, path in enumerate(group.trajectories)}
+    return {"pairs": len(groups), "chosen_is_longer": round(longer / len(sizes), 4), "conversations": len(conversations),
+            "positions": dict(sorted(Counter(str(g.prompt.meta.get("position", "")) for g in groups).items()))}
+
+
+def file_digests(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file curation wrote."""
+    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(folder.iterdir()) if p.is_file()}

@@ -1,0 +1,37 @@
+"""Length bounds, in turns and in tokens of the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from components.data.records import Conversation, CountTokens, Dropped, Sifted, prefix_within
+from components.piece import piece
+
+
+@piece()
+def length(records: Sequence[Conversation], count_tokens: CountTokens, *, min_turns: int = 2, max_turns: int = 200,
+           max_tokens: int = 2048) -> Sifted:
+    """Cut a conversation after `max_turns` or `max_tokens`, whichever comes first; drop what is then under `min_turns`.
+
+    Rows with a fixed prompt (preferences, prompts) are not cut, since the end is the point: too long is dropped.
+    """
+    kept: list[Conversation] = []
+    dropped: list[Dropped] = []
+    cut = 0
+    for record in records:
+        fits = prefix_within(record.head, record.messages[:max_turns], max_tokens, count_tokens)
+        if record.opening:
+            too_long = fits < len(record.messages) or (
+                record.rejected and prefix_within(record.head, record.rejected, max_tokens, count_tokens) < len(record.rejected))
+            if too_long:
+                dropped.append(Dropped(record.id, f"too long: over {max_tokens} tokens or {max_turns} turns", record.as_json()))
+            else:
+                kept.append(record)
+        elif fits < min_turns:
+            why = "too long: its first turns pass the bound" if len(record.messages) >= min_turns else "too short"
+            dropped.append(Dropped(record.id, f"{why}", record.as_json()))
+        else:
+            cut += fits < len(record.messages)
+            kept.append(record if fits == len(record.messages) else replace(record, messages=record.messages[:fits]))
+    return Sifted(kept, dropped, {"cut to the bound": cut})

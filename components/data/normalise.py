@@ -1,0 +1,30 @@
+"""Text normalisation: one spelling for what looks the same."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+
+from components.data.records import Conversation, CountTokens, Sifted
+from components.piece import piece
+
+QUOTES = str.maketrans({"‘": "'", "’": "'", "‚": "'", "“": '"', "”": '"', "„": '"', "…": "...", "–": "-", "—": "-",
+                        "\u00a0": " ", "\u200b": "", "\u200d": "\u200d", "\ufeff": "", "\u2028": "\n", "\u2029": "\n"})
+
+
+@piece()
+def normalise(records: Sequence[Conversation], count_tokens: CountTokens, *, quotes: bool = True) -> Sifted:
+    """NFC, straight quotes (unless `quotes` is false), no control characters, single spaces, at most one blank line."""
+    kept = [record.rewritten(lambda text: tidy(text, quotes)) for record in records]
+    return Sifted(kept, [], {"text tidied": sum(a != b for a, b in zip(records, kept, strict=True))})
+
+
+def tidy(text: str, quotes: bool = True) -> str:
+    """One text normalised; applying it twice changes nothing more."""
+    if not text.isascii():
+        text = unicodedata.normalize("NFC", text.translate(QUOTES) if quotes else text)
+    text = "".join(c for c in text if c in "\n\t" or c.isascii() and c.isprintable() or
+                   not c.isascii() and unicodedata.category(c) not in ("Cc", "Cs", "Co", "Cn"))
+    text = re.sub(r"[^\S\n]+", " ", text)
+    return re.sub(r" ?\n ?", "\n", re.sub(r"\s*\n\s*\n\s*", "\n\n", text)).strip()

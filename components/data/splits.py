@@ -1,0 +1,94 @@
+"""Splits by topic: no topic, no opening and no near duplicate is in two of them.
+
+Topics are taken in the order of a hash of seed and topic and given to the split furthest below its share of records,
+so shares hold as well as whole topics allow. Topics that are alike word for word (`topic_threshold`) go together.
+A record without a topic is split by its opening instead: the words of its prompt, or of its first user turn.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+
+from components.data.near import near_earlier, shingles
+from components.data.records import Conversation, Dropped
+from components.errors import DataError, RecipeError
+
+SHARES = {"sft": 0.20, "sft_validation": 0.03, "reward": 0.30, "reward_validation": 0.09, "prompts": 0.10,
+          "evaluate": 0.06, "gold": 0.16, "gold_validation": 0.06}
+
+
+def split_key(record: Conversation) -> str:
+    """What may not cross splits."""
+    if record.topic:
+        return "topic " + " ".join(re.findall(r"\w+", record.topic.lower()))
+    if record.opening:
+        text = " ".join(m["content"] for m in record.messages[:record.opening] if m["role"] != "system")
+    else:
+        text = next((m["content"] for m in record.messages if m["role"] == "user"), "")
+    words = re.findall(r"\w+|[^\w\s]", text.lower())
+    return "opening " + " ".join(words)
+
+
+def split(
+    records: Sequence[Conversation], shares: Mapping[str, float], seed: int, *, near_threshold: float | None = 0.8,
+    topic_threshold: float = 0.8, min_words: int = 20,
+) -> tuple[dict[str, list[Conversation]], list[Dropped]]:
+    """Records by split, in the order of `shares`, and those dropped because an earlier split has nearly the same."""
+    if not shares or any(share <= 0 for share in shares.values()):
+        raise RecipeError(f"data.splits: every split needs a share above 0, got {dict(shares)}")
+    if not records:
+        raise DataError("there is no record left to split; see the quarantine file for the reasons")
+    together = _alike(sorted({split_key(r) for r in records}), topic_threshold)
+    sizes = Counter(together[split_key(r)] for r in records)
+    total = sum(shares.values())
+    quota = {name: share / total * len(records) for name, share in shares.items()}
+    filled: Counter[str] = Counter()
+    home: dict[str, str] = {}
+    for key in sorted(sizes, key=lambda key: hashlib.sha256(f"{seed} {key}".encode()).digest()):
+        empty = [name for name in shares if not filled[name]] if len(sizes) - len(home) <= len(shares) else []
+        name = max(empty or shares, key=lambda name: (quota[name] - filled[name]) / quota[name])
+        home[key] = name
+        filled[name] += sizes[key]
+    parts: dict[str, list[Conversation]] = {name: [] for name in shares}
+    for record in records:
+        parts[home[together[split_key(record)]]].append(record)
+    return (parts, []) if near_threshold is None else _apart(parts, near_threshold, min_words)
+
+
+def _alike(keys: Sequence[str], threshold: float) -> dict[str, str]:
+    """Topic -> the first of those alike to it, by their words; openings stay alone."""
+    first = {key: key for key in keys}
+    topics = [key for key in keys if key.startswith("topic ")]
+    for number, alike in near_earlier([shingles(t, 1) for t in topics], threshold):
+        for j in alike:
+            one, other = sorted((first[topics[number]], first[topics[j]]))
+            first.update({key: one for key, home in first.items() if home == other})
+    return first
+
+
+def _apart(
+    parts: Mapping[str, Sequence[Conversation]], threshold: float, min_words: int
+) -> tuple[dict[str, list[Conversation]], list[Dropped]]:
+    flat = [(name, record) for name, records in parts.items() for record in records]
+    sets = [shingles(r.text) if len(r.text.split()) >= min_words and _answers(r) else frozenset() for _, r in flat]
+    kept: dict[str, list[Conversation]] = defaultdict(list, {name: [] for name in parts})
+    dropped: list[Dropped] = []
+    gone: set[int] = set()
+    for number, alike in near_earlier(sets, threshold):
+        name, record = flat[number]
+        across = [j for j in alike if j not in gone and flat[j][0] != name]
+        if across:
+            other, twin = flat[across[0]]
+            gone.add(number)
+            dropped.append(Dropped(record.id, f"near duplicate across splits: of {twin.id} in {other}", record.as_json()))
+        else:
+            kept[name].append(record)
+    return dict(kept), dropped
+
+
+def _answers(record: Conversation) -> bool:
+    """False for bare prompts: generated problems share their wording by design."""
+    return any(m["role"] == "assistant" for m in record.messages)

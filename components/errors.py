@@ -1,0 +1,85 @@
+"""Every error Ratchet raises on purpose. Catch `RatchetError` to catch them all.
+
+    RatchetError
+    ├── RecipeError        the recipe is wrong: unknown key or piece, missing column, impossible combination
+    ├── SourceError        data or a model cannot be fetched, read or verified
+    ├── DataError          records are wrong: schema, quarantine over its limit, empty data set
+    │   └── GateError      an expectation that stops the run failed
+    ├── ContractError      two stages disagree: tokenizer, template, EOS, dtype, sampler against learner
+    ├── TrainingError      a loss is not finite, nothing to train on
+    ├── HealthError        a health rule of the recipe said `stop`
+    ├── StoreError         disk full, damaged or half-written artifact
+    ├── ServiceError       a server (tracking, orchestration, engine) cannot be reached   [retryable]
+    └── StageError         a stage's process died or failed; carries the cause            [retryable when it died]
+
+A message says what is wrong, where, what was expected, what was found, and what to do.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class RatchetError(Exception):
+    """Base of all errors of this project."""
+
+    retryable = False
+
+
+class RecipeError(RatchetError, ValueError):
+    pass
+
+
+class SourceError(RatchetError):
+    pass
+
+
+class DataError(RatchetError, ValueError):
+    pass
+
+
+class GateError(DataError):
+    pass
+
+
+class ContractError(RatchetError):
+    pass
+
+
+class TrainingError(RatchetError):
+    pass
+
+
+class HealthError(RatchetError):
+    pass
+
+
+class StoreError(RatchetError, OSError):
+    pass
+
+
+class ServiceError(RatchetError, ConnectionError):
+    retryable = True
+
+
+class StageError(RatchetError):
+    def __init__(self, message: str, *, died: bool = False) -> None:
+        super().__init__(message)
+        self.retryable = died
+
+    def __reduce__(self):  # keeps `retryable` through the process border
+        return _stage_error, (str(self), self.retryable)
+
+
+def _stage_error(message: str, died: bool) -> StageError:
+    return StageError(message, died=died)
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """A hint: `; did you mean 'clip'?`, or the known words when none is near."""
+    known = sorted(known)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; known: {', '.join(known)}" if known else "; nothing is allowed here"

@@ -1,0 +1,33 @@
+"""Rates a reader would notice first: answers that end, are cut, are empty, refuse, or repeat themselves."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from components.errors import DataError
+from components.evaluation.diversity import words
+
+# what instruction-tuned models say instead of talking: a talk partner that "is an AI" has left the role
+REFUSAL = re.compile(
+    r"\b(i(?:'|’)?m sorry,? (?:but|i can)|i (?:can(?:'|’)?t|cannot|am unable to|am not able to) (?:help|assist|provide|do that|answer|comply)"
+    r"|as an? (?:ai|artificial intelligence|language model)|i(?:'|’)?m (?:just |only )?an? (?:ai|language model))", re.IGNORECASE)
+
+
+def answer_rates(texts: Sequence[str], stops: Sequence[str]) -> dict[str, float]:
+    """Shares in 0..1 over answers with their stop reasons: ended, truncated, failed, empty, refusal_like, repetitive.
+
+    `repetitive`: of at least eight words, under half are distinct. An answer may count under several names.
+    """
+    if not texts or len(texts) != len(stops):
+        raise DataError(f"answer rates need one stop reason an answer, got {len(texts)} answers and {len(stops)} reasons")
+    rows = [words(text) for text in texts]
+    n = len(texts)
+    return {
+        "ended": sum(stop == "end" for stop in stops) / n,
+        "truncated": sum(stop == "length" for stop in stops) / n,
+        "failed": sum(stop == "error" for stop in stops) / n,
+        "empty": sum(not row for row in rows) / n,
+        "refusal_like": sum(bool(REFUSAL.search(text)) for text in texts) / n,
+        "repetitive": sum(len(row) >= 8 and len(set(row)) < len(row) / 2 for row in rows) / n,
+    }

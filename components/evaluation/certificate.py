@@ -1,0 +1,188 @@
+"""The reward model's certificate: how often it is right, how sure it should be, and how much it merely counts words.
+
+Made once from a model read back from disk, on pairs it never saw; a loop refuses a reward model without a passed one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from components.errors import ContractError, DataError, RecipeError, nearest
+from components.evaluation.bootstrap import Interval, wilson
+
+LIMITS: dict[str, float | None] = {
+    "min_accuracy": 0.5,           # held-out share right, ties half
+    "min_pairs": 1,
+    "max_ties": 0.05,              # share of pairs with exactly equal scores
+    "max_calibration_error": None,
+    "max_length_correlation": None,
+    "reload_tolerance": 1e-4,      # score before saving against after reading back
+    "batch_tolerance": 1e-3,       # score alone against score in a batch: padding must not matter
+}
+BINS = 10
+MATCHED = 0.1
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Everything measured, and the verdict. Shares in 0..1; `reliability` is a list of bins."""
+
+    passed: bool
+    reasons: list[str]
+    pairs: int
+    accuracy: Interval
+    ties: float
+    brier: float
+    calibration_error: float
+    reliability: list[dict[str, float]]
+    margin: dict[str, float]
+    length: dict[str, Any]
+    reload_difference: float
+    batch_difference: float
+    limits: dict[str, float | None]
+
+
+def certify(*, scores: Sequence[Sequence[float]], lengths: Sequence[Sequence[float]], reloaded: Sequence[Sequence[float]],
+            alone: Sequence[Sequence[float]], limits: Mapping[str, float | None] | None = None) -> dict[str, Any]:
+    """The certificate, as JSON takes it, from (chosen, rejected) scores (N,2) and lengths (N,2) of held-out pairs.
+
+    `reloaded` and `alone` are the scores of the first pairs again: from a second reading of the saved directory, and
+    one pair at a time. Raises `DataError` without pairs, `ContractError` for non-finite scores, `RecipeError` for an unknown limit.
+    """
+    bounds = _limits(limits or {})
+    pairs = np.asarray(scores, dtype=float)
+    if pairs.ndim != 2 or pairs.shape[1:] != (2,):
+        raise DataError(f"a certificate needs (chosen, rejected) scores of held-out pairs, got shape {pairs.shape}")
+    if not np.isfinite(pairs).all():
+        raise ContractError(f"{int((~np.isfinite(pairs)).any(1).sum())} of {len(pairs)} held-out pairs have a score that "
+                            "is not finite; the reward model is broken, look at its learning rate and precision")
+    deltas = pairs[:, 0] - pairs[:, 1]
+    error, bins = calibration(deltas)
+    measured: dict[str, Any] = {
+        "pairs": len(pairs),
+        "accuracy": accuracy(deltas),
+        "ties": float((deltas == 0).mean()),
+        "brier": float(np.mean((1 - _sigmoid(deltas)) ** 2)),
+        "calibration_error": error,
+        "reliability": bins,
+        "margin": {"mean": float(deltas.mean()), "deviation": float(deltas.std())},
+        "length": length_bias(deltas, np.asarray(lengths, dtype=float)),
+        "reload_difference": _worst(pairs, reloaded, "reloaded"),
+        "batch_difference": _worst(pairs, alone, "alone"),
+    }
+    reasons = _failures(measured, bounds)
+    return asdict(Certificate(passed=not reasons, reasons=reasons, limits=bounds, **measured))
+
+
+def require(certificate: Mapping[str, Any] | None, name: str = "the reward model") -> Mapping[str, Any]:
+    """The certificate when it passed; otherwise `ContractError` with what is missing and why."""
+    if not certificate or "passed" not in certificate:
+        raise ContractError(f"{name} carries no certificate; expected one made on held-out pairs. Train it with the reward "
+                            "stage of a recipe, or certify it, before a loop optimises against it")
+    if not certificate["passed"]:
+        raise ContractError(f"{name} failed its certificate: {'; '.join(certificate['reasons'])}. Give it more or clearer "
+                            "pairs, or change `reward.certificate` if the limit is wrong")
+    return certificate
+
+
+def accuracy(deltas: np.ndarray) -> Interval:
+    """Share of pairs whose chosen answer scores higher, ties half, with Wilson's interval."""
+    return wilson(float((deltas > 0).sum() + 0.5 * (deltas == 0).sum()), len(deltas))
+
+
+def calibration(deltas: np.ndarray, bins: int = BINS) -> tuple[float, list[dict[str, float]]]:
+    """Expected calibration error (Guo et al., 2017) and the reliability bins behind it.
+
+    Every pair is chosen-first, so the claim is folded: confidence σ(|Δ|) in 0.5..1 that the higher score is the
+    preferred one, right when Δ > 0. Bins have equal width; empty ones are left out.
+    """
+    confidence, right = _sigmoid(np.abs(deltas)), (deltas > 0) + 0.5 * (deltas == 0)
+    place = np.minimum(((confidence - 0.5) * 2 * bins).astype(int), bins - 1)
+    table = [{"confidence": float(confidence[place == b].mean()), "accuracy": float(right[place == b].mean()),
+              "pairs": int((place == b).sum())} for b in np.unique(place)]
+    return float(sum(r["pairs"] * abs(r["confidence"] - r["accuracy"]) for r in table) / len(deltas)), table
+
+
+def length_bias(deltas: np.ndarray, lengths: np.ndarray) -> dict[str, Any]:
+    """What of the preference is length: of the people's choice, and of the model's scores.
+
+    Correlations are of (Δscore, Δlog length) mirrored about zero, since which answer comes first is arbitrary.
+    `matched` is the accuracy on pairs whose lengths differ by less than 10 %; `controlled` the accuracy of scores with
+    their best linear function of Δlog length taken out; `coefficients` those of a logistic regression of the human
+    choice on both, in standard deviations: the score's own part is what remains at equal length.
+    """
+    from scipy.stats import spearmanr
+
+    if lengths.shape != (len(deltas), 2) or (lengths < 0).any():
+        raise DataError(f"a certificate needs two lengths a pair, got shape {lengths.shape} for {len(deltas)} pairs")
+    gaps = np.log1p(lengths[:, 0]) - np.log1p(lengths[:, 1])
+    energy = float((gaps**2).sum())
+    slope = float((deltas * gaps).sum()) / energy if energy else 0.0
+    varied = energy > 0 and np.ptp(np.abs(deltas)) + np.abs(deltas).max() > 0
+    pearson = float((deltas * gaps).sum() / math.sqrt((deltas**2).sum() * energy)) if varied else 0.0
+    spearman = float(spearmanr(np.r_[deltas, -deltas], np.r_[gaps, -gaps]).statistic) if varied else 0.0
+    near = np.abs(gaps) < math.log1p(MATCHED)
+    score_weight, length_weight = _logistic(deltas, gaps)
+    return {
+        "longer_preferred": accuracy(gaps),
+        "pearson": pearson,
+        "spearman": spearman,
+        "slope": slope,
+        "matched": accuracy(deltas[near]) if near.any() else None,
+        "controlled": accuracy(deltas - slope * gaps),
+        "coefficients": {"score": score_weight, "length": length_weight},
+    }
+
+
+def _logistic(deltas: np.ndarray, gaps: np.ndarray) -> tuple[float, float]:
+    """P(chosen) = σ(a Δscore + b Δlog length), no intercept: swapping a pair must mirror it. Weak ridge, so it always exists."""
+    from scipy.optimize import minimize
+
+    x = np.stack([column / (np.sqrt((column**2).mean()) or 1.0) for column in (deltas, gaps)], 1)
+
+    def loss(w: np.ndarray) -> tuple[float, np.ndarray]:
+        logits = x @ w
+        return (float(np.logaddexp(0, -logits).sum() + 0.05 * w @ w), -x.T @ _sigmoid(-logits) + 0.1 * w)
+
+    a, b = minimize(loss, np.zeros(2), jac=True, method="L-BFGS-B").x
+    return float(a), float(b)
+
+
+def _failures(measured: Mapping[str, Any], bounds: Mapping[str, float | None]) -> list[str]:
+    checks = [
+        ("held-out accuracy", measured["accuracy"]["mean"], bounds["min_accuracy"], "at least"),
+        ("held-out pairs", measured["pairs"], bounds["min_pairs"], "at least"),
+        ("share of tied pairs", measured["ties"], bounds["max_ties"], "at most"),
+        ("calibration error", measured["calibration_error"], bounds["max_calibration_error"], "at most"),
+        ("correlation with length", abs(measured["length"]["spearman"]), bounds["max_length_correlation"], "at most"),
+        ("difference after reading back", measured["reload_difference"], bounds["reload_tolerance"], "at most"),
+        ("difference alone against in a batch", measured["batch_difference"], bounds["batch_tolerance"], "at most"),
+    ]
+    return [f"{what} is {got:.4g}, expected {how} {bound:g}" for what, got, bound, how in checks
+            if bound is not None and (got < bound if how == "at least" else got > bound)]
+
+
+def _limits(given: Mapping[str, float | None]) -> dict[str, float | None]:
+    for key in given:
+        if key not in LIMITS:
+            raise RecipeError(f"reward.certificate: unknown limit {key!r}{nearest(key, LIMITS)}")
+    return {**LIMITS, **given}
+
+
+def _worst(pairs: np.ndarray, again: Sequence[Sequence[float]], what: str) -> float:
+    other = np.asarray(again, dtype=float)
+    if other.ndim != 2 or not 1 <= len(other) <= len(pairs):
+        raise DataError(f"{what!r} must hold the scores of the first pairs again, got shape {other.shape} for {len(pairs)} pairs")
+    worst = float(np.abs(other - pairs[: len(other)]).max())
+    return worst if math.isfinite(worst) else math.inf
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    from scipy.special import expit
+
+    return expit(x)

@@ -1,0 +1,88 @@
+"""How varied a set of answers is: distinct n-grams, self-BLEU, spread of embeddings."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+WORD = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")
+
+
+def words(text: str) -> list[str]:
+    """Lower-case words and punctuation marks."""
+    return WORD.findall(text.lower())
+
+
+def distinct_n(texts: Sequence[str], n: int) -> float:
+    """Distinct n-grams as a share of all n-grams of the set (Li et al., 2016, arXiv 1510.03055); 0 when there is none.
+
+    It falls with the amount of text, so compare sets of like size.
+    """
+    grams = [gram for text in texts for gram in _ngrams(words(text), n)]
+    return len(set(grams)) / len(grams) if grams else 0.0
+
+
+def self_bleu(texts: Sequence[str], *, n: int = 4, limit: int = 200, seed: int = 0) -> float:
+    """Mean BLEU of each answer with all others as references (Zhu et al., 2018, arXiv 1802.01886), in 0..1; high is uniform.
+
+    Sets over `limit` are sampled (seeded): the cost is quadratic. Answers without a word are left out; fewer than two give 0.
+    """
+    rows = [row for row in map(words, texts) if row]
+    if len(rows) > limit:
+        rows = [rows[i] for i in np.random.default_rng(seed).choice(len(rows), limit, replace=False)]
+    if len(rows) < 2:
+        return 0.0
+    tables = [[Counter(_ngrams(row, k)) for k in range(1, n + 1)] for row in rows]
+    tops = [_two_largest([table[k] for table in tables]) for k in range(n)]
+    lengths = [len(row) for row in rows]
+    return float(np.mean([_bleu(i, tables[i], tops, lengths) for i in range(len(rows))]))
+
+
+def embedding_spread(texts: Sequence[str], encoder: Path) -> float:
+    """`cosine_spread` of the sentence embeddings of the answers; `encoder` is a transformers directory."""
+    from components.evaluation.gold import Encoder
+
+    return cosine_spread(Encoder(encoder)(texts))
+
+
+def cosine_spread(vectors: np.ndarray) -> float:
+    """Mean cosine distance between the rows of (N,D): 0 when all say the same, about 1 when unrelated; N < 2 gives 0."""
+    rows = np.asarray(vectors, dtype=float)
+    if len(rows) < 2:
+        return 0.0
+    rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
+    n = len(rows)
+    return float(1 - ((rows.sum(0) ** 2).sum() - (rows**2).sum()) / (n * (n - 1)))
+
+
+def _ngrams(row: Sequence[str], n: int) -> list[tuple[str, ...]]:
+    return list(zip(*(row[i:] for i in range(n)), strict=False))
+
+
+def _two_largest(tables: Sequence[Counter]) -> dict[tuple[str, ...], tuple[int, int, int]]:
+    """Per n-gram: the largest count in any answer, that answer, and the largest count among the others."""
+    best: dict[tuple[str, ...], tuple[int, int, int]] = {}
+    for i, table in enumerate(tables):
+        for gram, count in table.items():
+            first, owner, second = best.get(gram, (0, -1, 0))
+            best[gram] = (count, i, first) if count > first else (first, owner, max(second, count))
+    return best
+
+
+def _bleu(i: int, own: Sequence[Counter], tops: Sequence[dict], lengths: Sequence[int]) -> float:
+    """BLEU (Papineni et al., 2002) with one added to both counts above unigrams (Lin and Och, 2004): short texts need it."""
+    logs = 0.0
+    for k, table in enumerate(own):
+        clipped = sum(min(count, tops[k][gram][2] if tops[k][gram][1] == i else tops[k][gram][0]) for gram, count in table.items())
+        add = 1 if k else 0
+        if clipped + add == 0:
+            return 0.0
+        logs += math.log((clipped + add) / (sum(table.values()) + add)) / len(own)
+    others = [length for j, length in enumerate(lengths) if j != i]
+    closest = min(others, key=lambda length: (abs(length - lengths[i]), length))
+    return math.exp(logs + min(0.0, 1 - closest / lengths[i]))

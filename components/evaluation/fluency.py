@@ -1,0 +1,46 @@
+"""The alignment tax: how much harder the policy finds what people really wrote, after training than before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from components.errors import DataError
+from components.evaluation.bootstrap import Interval, counts
+
+Rows = Sequence[Sequence[float]]
+
+
+def perplexity(logprobs: Rows, masks: Sequence[Sequence[bool]] | None = None) -> float:
+    """exp of minus the mean log-prob a chosen token, over all rows together. Rows (T_b,), nats; mask True counts."""
+    total, tokens = _sums(logprobs, masks)
+    return float(np.exp(-total.sum() / tokens.sum()))
+
+
+def perplexity_ratio(policy: Rows, reference: Rows, masks: Sequence[Sequence[bool]] | None = None, *, level: float = 0.95,
+                     resamples: int = 2000, seed: int = 0) -> Interval:
+    """Perplexity of the policy over that of the reference on the same human replies; above 1 is the tax.
+
+    The interval resamples replies, both models' together. The tax in nats a token is the logarithm of the ratio.
+    """
+    ours, tokens = _sums(policy, masks)
+    theirs, same = _sums(reference, masks)
+    if len(ours) != len(theirs) or (tokens != same).any():
+        raise DataError("perplexities can only be compared on the same tokens; the two models' rows differ in number or length")
+    drawn = counts(len(ours), resamples, seed)
+    ratios = np.exp((drawn @ (theirs - ours)) / (drawn @ tokens))
+    low, high = np.quantile(ratios, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(mean=float(np.exp((theirs - ours).sum() / tokens.sum())), low=float(low), high=float(high), n=len(ours))
+
+
+def _sums(logprobs: Rows, masks: Sequence[Sequence[bool]] | None) -> tuple[np.ndarray, np.ndarray]:
+    """Per row: sum of the counted log-probs and how many there are. Rows without a counted token are refused."""
+    if not len(logprobs):
+        raise DataError("perplexity needs at least one reply, got none")
+    kept = [np.asarray(row, float) if masks is None else np.asarray(row, float)[np.asarray(masks[i], bool)]
+            for i, row in enumerate(logprobs)]
+    empty = [i for i, row in enumerate(kept) if not len(row)]
+    if empty:
+        raise DataError(f"reply {empty[0]} has no counted token; its mask hides everything")
+    return np.array([row.sum() for row in kept]), np.array([len(row) for row in kept])

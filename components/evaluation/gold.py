@@ -1,0 +1,262 @@
+"""The gold judge: Bradley-Terry on sentence embeddings of another backbone, fitted to other people's preferences.
+
+A turn becomes x = [MiniLM embedding, a few countable traits], standardised; a conversation is the mean over the turns
+of both speakers (multi-instance: the people rated the whole); its score is w·mean(x). Averaging both speakers was the
+one design choice that mattered: on unseen topics 60-62 % of pairs right against 57-58 % from the second speaker alone.
+With a fixed context the order of replies is the order of their own w·x, so a single reply can be judged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from components.errors import ContractError, DataError, SourceError
+from components.evaluation.bootstrap import Interval, wilson
+from components.evaluation.certificate import calibration, length_bias
+from components.types import Group, Message
+
+PENALTIES = (0.1, 0.3, 1.0, 3.0, 10.0)
+FOLDS = 4
+MAX_TOKENS = 128
+BATCH = 64
+FILE = "judge.json"
+
+WORD = re.compile(r"[a-z']+")
+PATTERNS = {
+    "asks": re.compile(r"\?"),
+    "exclaims": re.compile(r"!"),
+    "says I": re.compile(r"\b(i|i'm|im|my|me|i've|i'd)\b"),
+    "says you": re.compile(r"\b(you|your|you're|u)\b"),
+    "laughs": re.compile(r"\b(a?ha(ha)+h?|lol|lmao|rofl|hehe)\b"),
+    "reasons": re.compile(r"\b(because|but|so|if|would|could|think|maybe)\b"),
+    "has a number": re.compile(r"\d"),
+    "ends a sentence": re.compile(r"[.!?]$"),
+}
+TRAITS = ("log words", "distinct words", "word length", *PATTERNS)
+
+
+class Encoder:
+    """Mean-pooled, normalised sentence embeddings in fp32 from a transformers directory; each text is encoded once."""
+
+    def __init__(self, path: Path, *, threads: int | None = None) -> None:
+        import torch
+        from transformers import AutoModel, AutoTokenizer
+
+        if not (Path(path) / "config.json").exists():
+            raise SourceError(f"{path}: no sentence encoder here; expected a directory that transformers loads")
+        if threads:
+            torch.set_num_threads(threads)
+        self.digest = digest(path)
+        self._tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+        self._model = AutoModel.from_pretrained(path, dtype=torch.float32, local_files_only=True).eval()
+        self._known: dict[str, np.ndarray] = {}
+
+    def __call__(self, texts: Sequence[str]) -> np.ndarray:
+        """(N,D) float32, rows of length one. Texts over 128 tokens are read up to there."""
+        new = sorted({text for text in texts if text not in self._known}, key=lambda text: (len(text), text))
+        for start in range(0, len(new), BATCH):
+            for text, vector in zip(new[start : start + BATCH], self._encode(new[start : start + BATCH]), strict=True):
+                self._known[text] = vector
+        return np.stack([self._known[text] for text in texts])
+
+    def _encode(self, texts: list[str]) -> np.ndarray:
+        import torch
+
+        with torch.inference_mode():
+            batch = self._tokenizer(texts, padding=True, truncation=True, max_length=MAX_TOKENS, return_tensors="pt")
+            hidden, mask = self._model(**batch).last_hidden_state, batch["attention_mask"][..., None]
+            pooled = (hidden * mask).sum(1) / mask.sum(1)
+            return torch.nn.functional.normalize(pooled, dim=-1).numpy()
+
+
+class GoldJudge:
+    """A fitted judge read back from disk. Memory: the encoder's cache of texts it has seen."""
+
+    def __init__(self, encoder: Encoder, fitted: Mapping[str, Any]) -> None:
+        self.encoder = encoder
+        self.certificate: dict[str, Any] = fitted["certificate"]
+        self._centre, self._scale, self._weights = (np.asarray(fitted[k]) for k in ("centre", "scale", "weights"))
+        self._length = fitted["length"]
+
+    @classmethod
+    def load(cls, path: Path, encoder: Path, *, threads: int | None = None) -> GoldJudge:
+        """Raises `SourceError` when there is no judge, `ContractError` when it was fitted on another encoder."""
+        file = Path(path) / FILE
+        try:
+            fitted = json.loads(file.read_text())
+        except (OSError, ValueError) as error:
+            raise SourceError(f"{file}: cannot read the gold judge ({error}); train it with the gold stage") from error
+        loaded = Encoder(encoder, threads=threads)
+        if loaded.digest != fitted["encoder"]:
+            raise ContractError(f"{file}: the judge was fitted on encoder {fitted['encoder'][:12]}, {encoder} is {loaded.digest[:12]}; "
+                                "its weights mean nothing there. Use the same encoder or train the judge again")
+        return cls(loaded, fitted)
+
+    def score(self, conversations: Sequence[Sequence[Message]], *, length_controlled: bool = False) -> list[float]:
+        """One score a conversation (prompt messages and the reply): the logit scale of the human preference.
+
+        `length_controlled` takes out, turn by turn, what log length alone predicts of the score.
+        """
+        spoken = [_turns(messages) for messages in conversations]
+        flat = self._turn_scores([text for texts in spoken for text in texts], length_controlled)
+        ends = np.cumsum([len(texts) for texts in spoken])
+        return [float(flat[end - len(texts) : end].mean()) for end, texts in zip(ends, spoken, strict=True)]
+
+    def score_replies(self, conversations: Sequence[Sequence[Message]], *, length_controlled: bool = False) -> list[float]:
+        """The last turn's own part: comparable across contexts of different length, same order as `score` within one."""
+        return [float(s) for s in self._turn_scores([_turns(messages)[-1] for messages in conversations], length_controlled)]
+
+    def _turn_scores(self, texts: Sequence[str], length_controlled: bool) -> np.ndarray:
+        x = (features(texts, self.encoder) - self._centre) / self._scale
+        scores = x @ self._weights
+        if length_controlled:
+            scores = scores - self._length["slope"] * (_log_words(texts) - self._length["mean"])
+        return scores
+
+
+def train_gold(pairs: Sequence[Group], validation: Sequence[Group], encoder_path: Path, out: Path, *,
+               threads: int | None = None) -> dict[str, Any]:
+    """Fit the judge on human pairs (chosen first), certify it on `validation`, save `out/judge.json`; the certificate.
+
+    The penalty is chosen by cross-validation over topics (prompts), then all pairs are used. Deterministic.
+    Raises `DataError` when there are no pairs or a group is not a pair.
+    """
+    for name, groups in (("gold", pairs), ("gold validation", validation)):
+        wrong = next((g for g in groups if len(g.trajectories) != 2), None)
+        if not groups or wrong:
+            what = f"{wrong.prompt.id!r} has {len(wrong.trajectories)} trajectories" if wrong else "there are none"
+            raise DataError(f"the {name} split must hold preference pairs, groups of two with the chosen one first; {what}")
+    encoder = Encoder(encoder_path, threads=threads)
+    texts = sorted({text for g in pairs for side in _sides(g) for text in side})
+    raw = features(texts, encoder)
+    centre, scale = raw.mean(0), np.maximum(raw.std(0), 1e-3)
+    rows = dict(zip(texts, (raw - centre) / scale, strict=True))
+    bags = [[np.mean([rows[t] for t in side], axis=0) for side in _sides(g)] for g in pairs]
+    differences = np.array([chosen - rejected for chosen, rejected in bags])
+    topics = np.unique([_topic(g) for g in pairs], return_inverse=True)[1]
+    penalty, validated = _choose_penalty(differences, topics)
+    weights = bradley_terry(differences, penalty)
+    lengths = _log_words(texts)
+    spread = float(lengths.var())
+    slope = float(np.cov(np.array([rows[t] for t in texts]) @ weights, lengths, bias=True)[0, 1] / spread) if spread else 0.0
+    fitted: dict[str, Any] = {"encoder": encoder.digest, "traits": TRAITS, "centre": centre.tolist(), "scale": scale.tolist(),
+                              "weights": weights.tolist(), "length": {"slope": slope, "mean": float(lengths.mean())}, "certificate": {}}
+    judge = GoldJudge(encoder, fitted)
+    fitted["certificate"] = {"penalty": penalty, "cross_validated": validated, "pairs_fitted": len(pairs),
+                             "topics_fitted": int(topics.max()) + 1, **examine(judge, validation)}
+    Path(out).mkdir(parents=True, exist_ok=True)
+    (Path(out) / FILE).write_text(json.dumps(fitted))
+    return fitted["certificate"]
+
+
+def examine(judge: GoldJudge, pairs: Sequence[Group]) -> dict[str, Any]:
+    """Held-out accuracy raw, length-controlled and at matched length, each with an interval; calibration; length bias.
+
+    Pairs share conversations, so the intervals count at most half as many trials as there are distinct conversations:
+    wider than the number of pairs suggests, and honest.
+    """
+    sides = [[[*g.prompt.messages, *t.messages] for t in g.trajectories] for g in pairs]
+    flat = [conversation for pair in sides for conversation in pair]
+    raw = np.array(judge.score(flat)).reshape(-1, 2)
+    controlled = np.array(judge.score(flat, length_controlled=True)).reshape(-1, 2)
+    lengths = np.array([sum(len(t.split()) for t in _turns(conversation)) for conversation in flat], float).reshape(-1, 2)
+    distinct = len({tuple(_turns(conversation)) for conversation in flat})
+    trials = max(1, min(len(pairs), distinct // 2))
+    deltas = raw[:, 0] - raw[:, 1]
+    error, bins = calibration(deltas)
+
+    def share(values: np.ndarray) -> Interval:
+        right = float(((values > 0) + 0.5 * (values == 0)).mean())
+        n = max(1, min(len(values), trials))
+        return wilson(right * n, n)
+
+    near = np.abs(np.log(np.maximum(lengths[:, 0], 1) / np.maximum(lengths[:, 1], 1))) < 0.2
+    return {
+        "pairs": len(pairs), "conversations": distinct,
+        "accuracy": share(deltas),
+        "length_controlled": share(controlled[:, 0] - controlled[:, 1]),
+        "matched_length": share(deltas[near]) if near.any() else None,
+        "calibration_error": error, "reliability": bins,
+        "length": length_bias(deltas, lengths),
+    }
+
+
+def features(texts: Sequence[str], encoder: Encoder) -> np.ndarray:
+    """(N, D + traits): what the judge knows of a turn. The embedding is scaled to entries of about one."""
+    vectors = encoder(texts)
+    return np.hstack([vectors * vectors.shape[1] ** 0.5, np.array([_traits(text) for text in texts], dtype=float)])
+
+
+def bradley_terry(differences: np.ndarray, penalty: float) -> np.ndarray:
+    """w (F,) minimising mean log(1 + exp(−w·Δx)) + penalty/2 |w|² over feature differences (N,F), chosen − rejected."""
+    from scipy.optimize import minimize
+    from scipy.special import expit
+
+    def loss(w: np.ndarray) -> tuple[float, np.ndarray]:
+        logits = differences @ w
+        return (float(np.logaddexp(0, -logits).mean() + penalty / 2 * w @ w),
+                -differences.T @ expit(-logits) / len(differences) + penalty * w)
+
+    return minimize(loss, np.zeros(differences.shape[1]), jac=True, method="L-BFGS-B", options={"maxiter": 500}).x
+
+
+def digest(path: Path) -> str:
+    """SHA-256 over the encoder's weights and vocabulary."""
+    total = hashlib.sha256()
+    for file in sorted(p for p in Path(path).iterdir() if p.suffix in (".safetensors", ".bin", ".json", ".txt")):
+        total.update(file.name.encode())
+        with file.open("rb") as stream:
+            total.update(hashlib.file_digest(stream, "sha256").digest())
+    return total.hexdigest()
+
+
+def _choose_penalty(differences: np.ndarray, topics: np.ndarray) -> tuple[float, float | None]:
+    """The penalty with the least held-out loss, topics never split between folds, and its held-out accuracy."""
+    from scipy.special import log_expit
+
+    order = np.random.default_rng(0).permutation(topics.max() + 1)
+    fold = order[topics] % FOLDS
+    if len(np.unique(fold)) < 2:
+        return 1.0, None
+    results = []
+    for penalty in PENALTIES:
+        margins = np.empty(len(differences))
+        for f in np.unique(fold):
+            margins[fold == f] = differences[fold == f] @ bradley_terry(differences[fold != f], penalty)
+        results.append((float(-log_expit(margins).mean()), penalty, float((margins > 0).mean())))
+    _, penalty, right = min(results)
+    return penalty, right
+
+
+def _turns(messages: Sequence[Message]) -> list[str]:
+    texts = [m["content"].strip() for m in messages if m["role"] in ("user", "assistant")]
+    if not texts:
+        raise DataError("the gold judge needs a conversation with at least one user or assistant turn; got none")
+    return texts
+
+
+def _sides(group: Group) -> list[list[str]]:
+    return [_turns([*group.prompt.messages, *t.messages]) for t in group.trajectories]
+
+
+def _topic(group: Group) -> str:
+    return str(group.prompt.meta.get("topic") or "\n".join(m["content"] for m in group.prompt.messages) or group.prompt.id)
+
+
+def _log_words(texts: Sequence[str]) -> np.ndarray:
+    return np.log1p([len(text.split()) for text in texts])
+
+
+def _traits(text: str) -> list[float]:
+    lower = text.lower()
+    found = WORD.findall(lower)
+    n = max(len(found), 1)
+    return [float(np.log1p(len(text.split()))), len(set(found)) / n, sum(map(len, found)) / n,
+            *(float(bool(pattern.search(lower))) for pattern in PATTERNS.values())]

@@ -1,0 +1,106 @@
+"""Policy against reference on the same prompts by a judge's scores: raw, and with length held equal.
+
+Length control follows "Length-Controlled AlpacaEval" (Dubois et al., 2024, arXiv 2404.04475, equation 3): a logistic
+regression of the outcome on an intercept and tanh(Δlength / its deviation); the length-controlled win rate is what it
+predicts at Δlength = 0. Their instruction-difficulty term needs many models and is left out: here there are two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from components.errors import DataError
+from components.evaluation.bootstrap import Interval, counts, win_rate
+
+PRIOR = 0.1  # ridge on both coefficients, as a share of one observation each: keeps one-sided data finite
+ITERATIONS = 25
+
+Ragged = Sequence[Sequence[float]]
+Scores = Sequence[float] | Ragged
+
+
+def compare(policy: Scores, reference: Scores, policy_lengths: Scores, reference_lengths: Scores, *, level: float = 0.95,
+            resamples: int = 2000, seed: int = 0) -> dict[str, Any]:
+    """{raw, length_controlled: intervals, wins: one a prompt, ties, length_ratio, length_effect, prompts}.
+
+    Each argument holds a number a prompt, or a list a prompt with a number a response; arms may differ in how many.
+    All pairs of a prompt count equally and a prompt counts once. Raises `DataError` when the arms do not match.
+    """
+    policy, reference, policy_lengths, reference_lengths = map(_listed, (policy, reference, policy_lengths, reference_lengths))
+    wins = per_prompt(policy, reference)
+    outcome, gap, prompt = _pairs(policy, reference, policy_lengths, reference_lengths)
+    controlled, effect = length_controlled(outcome, gap, prompt, level=level, resamples=resamples, seed=seed)
+    mean_length = [float(np.mean([np.mean(row) for row in rows])) for rows in (policy_lengths, reference_lengths)]
+    return {
+        "raw": win_rate(wins, level=level, seed=seed),
+        "length_controlled": controlled,
+        "wins": wins.tolist(),
+        "length_effect": effect,
+        "ties": float((outcome == 0.5).mean()),
+        "length_ratio": mean_length[0] / mean_length[1] if mean_length[1] else float("nan"),
+        "prompts": len(wins),
+    }
+
+
+def per_prompt(policy: Ragged, reference: Ragged) -> np.ndarray:
+    """(N,): of a prompt's pairs of responses, the share the policy wins, ties half."""
+    _matching(policy, reference)
+    return np.array([float(_outcomes(p, r).mean()) for p, r in zip(policy, reference, strict=True)])
+
+
+def length_controlled(outcome: np.ndarray, gap: np.ndarray, prompt: np.ndarray, *, level: float = 0.95, resamples: int = 2000,
+                      seed: int = 0) -> tuple[Interval, float]:
+    """Win rate at equal length and the length coefficient, from (M,) outcomes, length differences and prompt numbers.
+
+    The interval refits the regression on prompts drawn with replacement, all resamples at once.
+    """
+    total = int(prompt.max()) + 1
+    share = 1 / np.bincount(prompt, minlength=total)[prompt]  # a prompt's pairs weigh one together
+    spread = float(np.sqrt(np.average((gap - np.average(gap, weights=share)) ** 2, weights=share)))
+    x = np.stack([np.ones_like(gap), np.tanh(gap / spread) if spread else np.zeros_like(gap)], 1)
+    drawn = np.concatenate([np.ones((1, total)), counts(total, resamples, seed)])
+    weights = _fit(x, outcome, drawn[:, prompt] * share)
+    rates = 1 / (1 + np.exp(-weights[:, 0]))
+    low, high = np.quantile(rates[1:], [(1 - level) / 2, (1 + level) / 2])
+    return Interval(mean=float(rates[0]), low=float(low), high=float(high), n=total), float(weights[0, 1])
+
+
+def _fit(x: np.ndarray, outcome: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Logistic regression by Newton for every row of `weight` (R,M) at once: (R,2)."""
+    beta = np.zeros((len(weight), 2))
+    for _ in range(ITERATIONS):
+        p = 1 / (1 + np.exp(-np.clip(beta @ x.T, -30, 30)))
+        gradient = (weight * (outcome - p)) @ x - PRIOR * beta
+        hessian = np.einsum("rm,mi,mj->rij", weight * p * (1 - p), x, x, optimize=True) + PRIOR * np.eye(2)
+        step = np.linalg.solve(hessian, gradient[..., None])[..., 0]
+        beta += np.clip(step, -2, 2)  # far from the optimum Newton may overshoot
+    return beta
+
+
+def _outcomes(policy: Sequence[float], reference: Sequence[float]) -> np.ndarray:
+    delta = np.subtract.outer(np.asarray(policy, float), np.asarray(reference, float))
+    if not delta.size or not np.isfinite(delta).all():
+        raise DataError(f"every prompt needs a finite judge score for each arm, got {list(policy)} and {list(reference)}")
+    return (delta > 0) + 0.5 * (delta == 0)
+
+
+def _pairs(policy: Ragged, reference: Ragged, policy_lengths: Ragged, reference_lengths: Ragged) -> tuple[np.ndarray, ...]:
+    for scores, lengths in ((policy, policy_lengths), (reference, reference_lengths)):
+        if [len(row) for row in scores] != [len(row) for row in lengths]:
+            raise DataError("scores and lengths must have one number for each response of each prompt; their shapes differ")
+    outcome = [_outcomes(p, r).ravel() for p, r in zip(policy, reference, strict=True)]
+    gap = [np.subtract.outer(np.asarray(p, float), np.asarray(r, float)).ravel()
+           for p, r in zip(policy_lengths, reference_lengths, strict=True)]
+    return np.concatenate(outcome), np.concatenate(gap), np.repeat(np.arange(len(outcome)), [len(o) for o in outcome])
+
+
+def _listed(rows: Scores) -> Ragged:
+    return [[row] if np.isscalar(row) else row for row in rows]  # type: ignore[misc]
+
+
+def _matching(policy: Ragged, reference: Ragged) -> None:
+    if len(policy) != len(reference) or not len(policy):
+        raise DataError(f"both arms must answer the same prompts, at least one: got {len(policy)} and {len(reference)} prompts")

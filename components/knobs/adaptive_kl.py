@@ -1,0 +1,34 @@
+"""A coefficient that keeps the KL near a target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from components.errors import RecipeError, nearest
+from components.piece import piece
+
+
+@piece(paper="arXiv:1909.08593")
+class AdaptiveKl:
+    """Ziegler et al. (section 2.2): beta <- beta (1 + gain clip(kl / target - 1, -0.2, 0.2)) after every step. `target` is in
+    nats of the metric `metric`, a name in the step's log (`role/label/metric`); one that is not there is a `RecipeError`.
+    """
+
+    def __init__(self, *, target: float, initial: float = 0.2, gain: float = 0.1, metric: str = "policy/kl/kl") -> None:
+        self.target, self.gain, self.metric, self.beta = target, gain, metric, initial
+
+    def value(self) -> float:
+        return self.beta
+
+    def update(self, metrics: Mapping[str, float]) -> None:
+        if self.metric not in metrics:
+            raise RecipeError(f"knob adaptive_kl follows {self.metric!r}, which no objective reports{nearest(self.metric, metrics)}")
+        error = min(max(metrics[self.metric] / self.target - 1, -0.2), 0.2)
+        self.beta *= 1 + self.gain * error
+
+    def state(self) -> dict[str, Any]:
+        return {"beta": self.beta}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.beta = state["beta"]

@@ -1,0 +1,28 @@
+"""A number that stays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from components.piece import piece
+
+
+@piece()
+class Constant:
+    """Always `at`."""
+
+    def __init__(self, *, at: float) -> None:
+        self.at = at
+
+    def value(self) -> float:
+        return self.at
+
+    def update(self, metrics: Mapping[str, float]) -> None:
+        """Nothing moves it."""
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Nothing to restore."""

@@ -1,0 +1,29 @@
+"""A number that moves along a straight line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from components.piece import piece
+
+
+@piece()
+class Linear:
+    """From `start` to `end` in `steps` optimiser steps, then `end`."""
+
+    def __init__(self, *, start: float, end: float, steps: int) -> None:
+        self.start, self.end, self.steps, self.done = start, end, steps, 0
+
+    def value(self) -> float:
+        share = min(self.done / max(self.steps, 1), 1.0)
+        return self.start + (self.end - self.start) * share
+
+    def update(self, metrics: Mapping[str, float]) -> None:
+        self.done += 1
+
+    def state(self) -> dict[str, Any]:
+        return {"done": self.done}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.done = state["done"]

@@ -1,0 +1,101 @@
+"""The four functions of online learning on groups in memory, and `improve`, which repeats them step by step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from components.errors import DataError
+from components.piece import build, describe
+from components.types import OK, Context, Group
+
+
+def annotate_groups(groups: Sequence[Group], specs: Sequence[Mapping[str, Any]], ctx: Context, *,
+                    max_failed: float) -> tuple[list[Group], dict[str, Any]]:
+    """Apply the annotators in order. A trajectory whose reward failed or was skipped leaves its group, counted;
+    more than `max_failed` of them is a `DataError`. A group that loses all its trajectories leaves too.
+    """
+    groups, counts = list(groups), Counter()
+    for spec in specs:
+        written = build("annotate", spec)(groups, ctx)
+        groups = [g.extended({name: values[i] for name, values in written.items()}) for i, g in enumerate(groups)]
+        statuses = [name for name in written if name.endswith(".status")]
+        if not statuses:
+            continue
+        kept, total, first = [], 0, ""
+        for group in groups:
+            good = []
+            for i in range(len(group.trajectories)):
+                total += 1
+                bad = next((group.columns[s][i] for s in statuses if group.columns[s][i] != OK), None)
+                if bad is None:
+                    good.append(i)
+                else:
+                    counts[f"{spec['name']} {bad.split(':')[0]}"] += 1
+                    first = first or bad
+            if len(good) < len(group.trajectories):
+                counts["groups short of responses"] += bool(good)
+                counts["groups without any reward"] += not good
+            if good:
+                kept.append(group.take(good))
+        lost = total - sum(len(g.trajectories) for g in kept)
+        if total and lost / total > max_failed:
+            raise DataError(f"{spec['name']}: {lost} of {total} rewards failed or were skipped (at most {max_failed:.0%} allowed); "
+                            f"the first said: {first}")
+        groups = kept
+    return groups, {"groups": len(groups), "trajectories": sum(len(g.trajectories) for g in groups), **counts}
+
+
+def select_groups(groups: Sequence[Group], selectors: Sequence[Mapping[str, Any]], prepare: Sequence[Mapping[str, Any]],
+                  ctx: Context) -> tuple[list[Group], dict[str, Any]]:
+    """Apply the selectors, then the annotators that only what was chosen needs. Counts what each took away."""
+    counts: dict[str, Any] = {"groups before": len(groups)}
+    chosen = list(groups)
+    for spec in selectors:
+        chosen = build("select", spec)(chosen, ctx)
+        counts[f"groups after {spec['name']}"] = len(chosen)
+    for spec in prepare if chosen else ():
+        written = build("annotate", spec)(chosen, ctx)
+        chosen = [g.extended({name: values[i] for name, values in written.items()}) for i, g in enumerate(chosen)]
+    return chosen, counts
+
+
+def reward_columns(specs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The reward columns the annotators write, in order; the last is what selection reads."""
+    return [name for spec in specs for name in sorted(describe("annotate", spec["name"]).columns("writes", spec))
+            if name.startswith("reward.") and not name.endswith(".status")]
+
+
+def panel(groups: Sequence[Group], specs: Sequence[Mapping[str, Any]], *, judge: Any = None, reference: Any = None,
+          kl_prompts: int = 0, encoder: Any = None) -> dict[str, float]:
+    """The round at a glance: reward, length, truncation, entropy, diversity, KL to the initial policy, gold score."""
+    from components.evaluation.diversity import distinct_n
+
+    rows = [(g, i) for g in groups for i in range(len(g.trajectories))]
+    lengths = [sum(g.trajectories[i].mask) for g, i in rows]
+    texts = [g.trajectories[i].text for g, i in rows]
+    sampled = [sum(p for p, m in zip(g.trajectories[i].logprobs or (), g.trajectories[i].mask, strict=False) if m) for g, i in rows]
+    numbers = {
+        "responses": float(len(rows)),
+        "length": sum(lengths) / len(rows),
+        "truncated": sum(g.trajectories[i].stop == "length" for g, i in rows) / len(rows),
+        "entropy": -sum(sampled) / max(sum(lengths), 1),
+        "distinct_1": distinct_n(texts, 1),
+        "distinct_2": distinct_n(texts, 2),
+    }
+    for name in reward_columns(specs):
+        values = [g.columns[name][i] for g, i in rows]
+        numbers[name] = sum(values) / len(values)
+    if kl_prompts and reference is not None:
+        firsts = [g.take([0]) for g in groups[:kl_prompts]]
+        scored = reference.score(firsts, frozenset({"logprobs"}))
+        totals = [sum((p - q) * m for p, q, m in zip(g.trajectories[0].logprobs or (), row["logprobs"][0], g.trajectories[0].mask, strict=True))
+                  for g, row in zip(firsts, scored, strict=True)]
+        numbers["kl"] = sum(totals) / len(totals)
+    if judge is not None:
+        scores = judge.score([[*g.prompt.messages, *g.trajectories[i].messages] for g, i in rows])
+        numbers["gold"] = float(sum(scores) / len(rows))
+    return numbers
+
+

@@ -1,0 +1,156 @@
+"""Models as plain Hugging Face directories: config, safetensors, tokenizer with its template. Never a pickle."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from components.errors import SourceError
+from components.models.attention import register
+from components.models.value import PolicyWithValue, load_value_head, save_value_head
+
+PADS = ("<|pad|>", "<pad>", "[PAD]", "<|finetune_right_pad_id|>", "<|endoftext|>", "<unk>", "[UNK]")
+
+
+def convert_gguf(file: Path, out: Path) -> None:
+    """A GGUF file as a directory that AutoModelForCausalLM and AutoTokenizer load: float32 weights, pad ≠ eos.
+
+    The quantised weights are what they are: Q4_1 carries about 4.5 bits a weight. Raises `SourceError`.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+    file = Path(file)
+    if not file.is_file():
+        raise SourceError(f"{file}: there is no such GGUF file")
+    try:
+        model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    except (OSError, ValueError, KeyError, RuntimeError, NotImplementedError) as error:
+        raise SourceError(f"{file}: transformers cannot read this GGUF file ({type(error).__name__}: {error}); "
+                          "use a model whose architecture transformers converts, or its safetensors") from error
+    if not tokenizer.chat_template:
+        raise SourceError(f"{file}: its metadata holds no chat template; take an instruct model")
+    vocabulary = tokenizer.get_vocab()
+    taken = {tokenizer.eos_token, tokenizer.bos_token}
+    pad = next((t for t in (*PADS, tokenizer.unk_token) if t in vocabulary and t not in taken), None)
+    if pad is None:
+        raise SourceError(f"{file}: no special token is free to be the padding (eos {tokenizer.eos_token!r}); tried {', '.join(PADS)}")
+    tokenizer.pad_token = pad
+    config = model.config
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    model.hf_quantizer = None
+    model.is_quantized = False
+    if hasattr(model, "quantization_method"):
+        del model.quantization_method
+    config.rms_norm_eps = float(f"{config.rms_norm_eps:.6g}")  # GGUF keeps 1e-5 as the float32 9.999999747e-06
+    config.pad_token_id, config.eos_token_id, config.bos_token_id = tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.bos_token_id
+    config.dtype = torch.float32
+    config._name_or_path = file.stem
+    model.generation_config = GenerationConfig(eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id,
+                                               bos_token_id=config.bos_token_id)
+    save_model(model, tokenizer, out)
+
+
+def load_tokenizer(path: Path) -> Any:
+    """The tokenizer of a model directory. `SourceError` when there is none."""
+    from transformers import AutoTokenizer
+
+    path = Path(path)
+    if not any((path / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+        raise SourceError(f"{path}: holds no tokenizer (tokenizer.json expected); save it beside the weights")
+    return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+
+
+def load_policy(path: Path, *, attention: str = "ratchet") -> nn.Module:
+    """The causal language model of a directory in float32, ready for plans (`attention="ratchet"`) or plain ("sdpa")."""
+    from transformers import AutoModelForCausalLM
+
+    return _load(AutoModelForCausalLM, Path(path), attention)
+
+
+def load_reward(path: Path, *, attention: str = "ratchet") -> nn.Module:
+    """The scalar reward model of a directory: a sequence classifier with one label."""
+    from transformers import AutoModelForSequenceClassification
+
+    model = _load(AutoModelForSequenceClassification, Path(path), attention)
+    if model.config.num_labels != 1:
+        raise SourceError(f"{path}: a reward model has one label, this one has {model.config.num_labels}")
+    return model
+
+
+def load_model(path: Path, kind: str, *, attention: str = "ratchet") -> nn.Module:
+    """`policy`, `policy_with_value` (a fresh head of zeros where none is saved beside) or `reward`."""
+    if kind == "reward":
+        return load_reward(path, attention=attention)
+    policy = load_policy(path, attention=attention)
+    if kind == "policy":
+        return policy
+    if kind == "policy_with_value":
+        return PolicyWithValue(policy, load_value_head(Path(path), policy.config.hidden_size))
+    raise ValueError(f"kind of model {kind!r}; expected policy, policy_with_value or reward")
+
+
+def new_reward(policy_path: Path, out: Path, *, layers: int | None = None, seed: int = 0) -> None:
+    """Writes a reward model: the policy's first `layers` layers (all when None) under a new scalar head.
+
+    The head is drawn with std 1/sqrt(hidden + 1), as in "Learning to summarize" (arXiv 2009.01325, section on reward models).
+    """
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    policy_path = Path(policy_path)
+    tokenizer = load_tokenizer(policy_path)
+    config = AutoConfig.from_pretrained(policy_path, local_files_only=True)
+    have = config.num_hidden_layers
+    if layers is not None and not 1 <= layers <= have:
+        raise SourceError(f"{policy_path}: a reward model of {layers} layers was asked of a model with {have}; use 1 to {have}")
+    config.num_hidden_layers = layers or have
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[: config.num_hidden_layers]
+    config.num_labels, config.pad_token_id = 1, tokenizer.pad_token_id
+    model = _load(AutoModelForSequenceClassification, policy_path, "sdpa", config=config)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        head = model.score.weight
+        head.copy_(torch.randn(head.shape, generator=generator) / (config.hidden_size + 1) ** 0.5)
+    save_model(model, tokenizer, out)
+
+
+def save_model(model: nn.Module, tokenizer: Any, path: Path) -> None:
+    """A plain directory. Every file is replaced whole, so a reader that maps the old weights keeps reading them."""
+    path = Path(path)
+    path.mkdir(parents=True, exist_ok=True)
+    beside = Path(tempfile.mkdtemp(prefix=".saving-", dir=path))
+    try:
+        plain = model.policy if isinstance(model, PolicyWithValue) else model
+        implementation = plain.config._attn_implementation
+        plain.config._attn_implementation = "sdpa"
+        try:
+            plain.save_pretrained(beside)
+        finally:
+            plain.config._attn_implementation = implementation
+        if isinstance(model, PolicyWithValue):
+            save_value_head(model.value_head, beside)
+        tokenizer.save_pretrained(beside)
+        for file in sorted(beside.iterdir()):
+            os.replace(file, path / file.name)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def _load(auto: Any, path: Path, attention: str, **options: Any) -> nn.Module:
+    if not (path / "config.json").is_file():
+        raise SourceError(f"{path}: holds no config.json, so it is not a model directory")
+    if not any(path.glob("*.safetensors")):
+        raise SourceError(f"{path}: holds no weights (model.safetensors expected; pickles are never read)")
+    if attention == "ratchet":
+        register()
+    model = auto.from_pretrained(path, dtype=torch.float32, attn_implementation=attention, local_files_only=True,
+                                 trust_remote_code=False, use_safetensors=True, **options)
+    return model.eval()

@@ -1,0 +1,12 @@
+"""Maximum likelihood: the loss of supervised fine-tuning, and of RAFT on its best answers (arXiv 2304.06767)."""
+
+from __future__ import annotations
+
+from components.piece import piece
+from components.types import Batch, Outputs, Terms
+
+
+@piece(asks=("logprobs",), unit="step", paper="arXiv:2203.02155")
+def likelihood(out: Outputs, batch: Batch) -> Terms:
+    """Negative log-likelihood of each chosen step, (B,T) in nats; the SFT stage of InstructGPT (section 3.5)."""
+    return Terms(-out.logprobs)

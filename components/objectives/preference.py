@@ -1,0 +1,97 @@
+"""Losses on preference pairs (chosen first): siblings on one margin. A term a pair, (U,).
+
+z = (log pi/ref of the chosen) - (log pi/ref of the rejected), log-probs summed over each answer's chosen steps.
+Metrics are (U,): `margin` is beta z (what the paper calls the implicit reward margin), `accuracy` is 1 where
+z > 0, 1/2 where z = 0 exactly (our tie rule: at policy = reference it reads 0.5, as chance does), else 0.
+`rewards/chosen` and `rewards/rejected` are beta log pi/ref of each side.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from components.piece import piece
+from components.types import Batch, Outputs, Terms
+
+
+def log_ratios(out: Outputs, batch: Batch) -> tuple[Tensor, Tensor]:
+    """log pi/ref of the chosen and of the rejected answer, each (U,)."""
+    steps = torch.where(batch.mask, out.logprobs - batch["logprobs.reference"], 0.0)
+    return batch.pair(batch.row_sum(steps))
+
+
+def accuracy(margin: Tensor) -> Tensor:
+    """1, 1/2 or 0 as the margin is positive, zero or negative."""
+    return (margin.sign() + 1) / 2
+
+
+def terms(loss: Tensor, chosen: Tensor, rejected: Tensor) -> Terms:
+    """A pair loss with the four usual metrics, from each side's implicit reward."""
+    margin = (chosen - rejected).detach()
+    return Terms(loss, {"margin": margin, "accuracy": accuracy(margin),
+                        "rewards/chosen": chosen.detach(), "rewards/rejected": rejected.detach()})
+
+
+@piece(reads=("logprobs.reference",), asks=("logprobs",), unit="pair", paper="arXiv:2305.18290")
+def dpo(out: Outputs, batch: Batch, *, beta: float = 0.1) -> Terms:
+    """Direct preference optimisation (eq. 7): -log sigmoid(beta z)."""
+    chosen, rejected = log_ratios(out, batch)
+    return terms(-logsigmoid(beta * (chosen - rejected)), beta * chosen, beta * rejected)
+
+
+@piece(reads=("logprobs.reference",), asks=("logprobs",), unit="pair", paper="arXiv:2305.18290")
+def cdpo(out: Outputs, batch: Batch, *, beta: float = 0.1, label_smoothing: float = 0.1) -> Terms:
+    """DPO when a share `label_smoothing` of the labels is flipped (Mitchell 2023, "A note on DPO with noisy
+    preferences"): -(1-e) log sigmoid(beta z) - e log sigmoid(-beta z). RLHF Workflow (arXiv 2405.07863) uses 0.1.
+    """
+    chosen, rejected = log_ratios(out, batch)
+    z = beta * (chosen - rejected)
+    loss = -(1 - label_smoothing) * logsigmoid(z) - label_smoothing * logsigmoid(-z)
+    return terms(loss, beta * chosen, beta * rejected)
+
+
+@piece(reads=("logprobs.reference",), asks=("logprobs",), unit="pair", paper="arXiv:2310.12036")
+def ipo(out: Outputs, batch: Batch, *, beta: float = 0.1) -> Terms:
+    """Identity preference optimisation (eq. 17): (z - 1/(2 beta))^2, beta being the paper's tau. Log-probs are summed
+    over an answer, as the paper writes; some libraries take their mean instead.
+    """
+    chosen, rejected = log_ratios(out, batch)
+    return terms((chosen - rejected - 1 / (2 * beta)) ** 2, beta * chosen, beta * rejected)
+
+
+@piece(reads=("logprobs.reference",), asks=("logprobs",), unit="pair", paper="arXiv:2309.06657")
+def hinge(out: Outputs, batch: Batch, *, beta: float = 0.1) -> Terms:
+    """Hinge on the DPO margin (RSO's hinge, SLiC with a reference): max(0, 1 - beta z), beta being the paper's gamma."""
+    chosen, rejected = log_ratios(out, batch)
+    return terms((1 - beta * (chosen - rejected)).clamp(min=0), beta * chosen, beta * rejected)
+
+
+@piece(asks=("logprobs",), unit="pair", paper="arXiv:2405.14734")
+def simpo(out: Outputs, batch: Batch, *, beta: float = 2.0, gamma: float = 1.0) -> Terms:
+    """SimPO (eq. 6): -log sigmoid(beta (mean log p chosen - mean log p rejected) - gamma). No reference; gamma is the
+    target margin in units of reward, not its ratio to beta.
+    """
+    chosen, rejected = batch.pair(batch.row_mean(out.logprobs))
+    return terms(-logsigmoid(beta * (chosen - rejected) - gamma), beta * chosen, beta * rejected)
+
+
+@piece(asks=("logprobs",), unit="pair", paper="arXiv:2403.07691")
+def orpo(out: Outputs, batch: Batch) -> Terms:
+    """The odds-ratio term of ORPO (eq. 7): -log sigmoid(log odds chosen - log odds rejected), p being the geometric mean
+    over an answer. The paper's loss is this with weight 0.1 plus `preference.chosen` with `per_token`.
+    """
+    means = batch.row_mean(out.logprobs).clamp(max=-1e-7)  # p = 1 has no finite odds
+    odds = means - torch.log(-torch.expm1(means))
+    chosen, rejected = batch.pair(odds)
+    return terms(-logsigmoid(chosen - rejected), chosen, rejected)
+
+
+@piece(asks=("logprobs",), unit="pair", paper="arXiv:2404.19733")
+def chosen(out: Outputs, batch: Batch, *, per_token: bool = True) -> Terms:
+    """Negative log-likelihood of the chosen answer, beside a pair loss; the mean over its tokens (iterative RPO)
+    or their sum.
+    """
+    rows = batch.row_mean(out.logprobs) if per_token else batch.row_sum(out.logprobs)
+    return Terms(-batch.pair(rows)[0])

@@ -1,0 +1,25 @@
+"""The value head's regression."""
+
+from __future__ import annotations
+
+import torch
+
+from components.piece import piece
+from components.types import Batch, Outputs, Terms
+
+
+@piece(reads=("returns", "values.old"), asks=("values",), unit="step", paper="arXiv:1707.06347")
+def value(out: Outputs, batch: Batch, *, clip: float | None = 0.2) -> Terms:
+    """Half the squared error of the value against the return, a term a step (PPO eq. 9, L^VF).
+
+    With `clip`, the larger of the error and of that with the value kept within `clip` of `values.old`, as the paper's
+    released code does. `explained` is 1 where the value is nearer to the return than the old one (a tie counts 1/2; ours).
+    """
+    target, old = batch["returns"], batch["values.old"]
+    error = (out.values - target) ** 2
+    nearer = ((old - target).abs() - (out.values.detach() - target).abs()).sign()
+    metrics = {"explained": (nearer + 1) / 2, "value": out.values.detach()}
+    if clip is None:
+        return Terms(error / 2, metrics)
+    bounded = (old + (out.values - old).clamp(-clip, clip) - target) ** 2
+    return Terms(torch.maximum(error, bounded) / 2, {**metrics, "clipped": (bounded > error).to(error.dtype)})

@@ -1,0 +1,239 @@
+"""Pieces: plain functions found by the name of their file, described without being imported.
+
+`components/objectives/clip.py` with a function `clip` is what a recipe calls `clip` in the objectives slot;
+another function of that file is `clip.row`; a slot that draws on several folders prefixes them: `rewards.length`.
+`describe` reads the source as text, so a recipe is checked in milliseconds, before torch is loaded.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from components.errors import RecipeError, nearest
+
+ROOT = Path(__file__).parent
+Unit = Literal["step", "row", "pair", "group"]
+F = TypeVar("F", bound=Callable[..., Any])
+
+SLOTS: dict[str, tuple[str, ...]] = {  # slot of a recipe -> folders it draws on
+    "annotate": ("rewards", "advantages", "scoring"),
+    "select": ("selectors",),
+    "objective": ("objectives",),
+    "rollout": ("rollouts",),
+    "prompts": ("prompts",),
+    "adapter": ("adapters",),
+    "anchor": ("anchors",),
+    "knob": ("knobs",),
+    "transform": ("data",),
+    "metric": ("evaluation",),
+}
+
+
+def piece(
+    *,
+    reads: Iterable[str] = (),
+    writes: Iterable[str] = (),
+    asks: Iterable[str] = (),
+    unit: Unit = "row",
+    paper: str = "",
+) -> Callable[[F], F]:
+    """Declare a piece. `reads`/`writes` name columns (`{option}` is filled from the recipe), `asks` what the
+    learner must compute, `unit` what may not be split between micro-batches. Returns the function unchanged.
+    """
+
+    def mark(function: F) -> F:
+        return function
+
+    return mark
+
+
+@dataclass(frozen=True)
+class Option:
+    """A keyword-only argument of a piece: its default (or `required`) and its annotation as written."""
+
+    name: str
+    annotation: str
+    default: Any = None
+    required: bool = False
+
+
+@dataclass(frozen=True)
+class Description:
+    """What the source of a piece says of it."""
+
+    slot: str
+    name: str
+    module: str
+    function: str
+    path: Path
+    doc: str
+    reads: frozenset[str] = frozenset()
+    writes: frozenset[str] = frozenset()
+    asks: frozenset[str] = frozenset()
+    unit: Unit = "row"
+    paper: str = ""
+    options: Mapping[str, Option] = field(default_factory=dict)
+
+    def columns(self, which: Literal["reads", "writes"], options: Mapping[str, Any]) -> frozenset[str]:
+        """The declared columns with `{option}` filled in; a list option yields one column an entry."""
+        names: set[str] = set()
+        for template in getattr(self, which):
+            fields = re.findall(r"{(\w+)}", template)
+            if not fields:
+                names.add(template)
+                continue
+            value = options.get(fields[0], self.options[fields[0]].default)
+            for one in value if isinstance(value, (list, tuple)) else [value]:
+                names.add(template.replace("{" + fields[0] + "}", str(one)))
+        return frozenset(names)
+
+
+def catalogue(slot: str) -> dict[str, Description]:
+    """Every piece of a slot, by the name a recipe would use."""
+    found: dict[str, Description] = {}
+    for folder in SLOTS[slot]:
+        for path in sorted((ROOT / folder).glob("*.py")):
+            if path.stem == "__init__":
+                continue
+            for function, description in _read(slot, folder, path).items():
+                short = path.stem if function == path.stem else f"{path.stem}.{function}"
+                found[f"{folder}.{short}" if len(SLOTS[slot]) > 1 else short] = description
+    return found
+
+
+@functools.cache
+def _read(slot: str, folder: str, path: Path) -> dict[str, Description]:
+    tree = ast.parse(path.read_text(), filename=str(path))
+    module_doc = ast.get_docstring(tree) or ""
+    pieces: dict[str, Description] = {}
+    for node in tree.body:
+        if not isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            continue
+        mark = next(
+            (d for d in node.decorator_list
+             if isinstance(d, ast.Call) and isinstance(d.func, ast.Name) and d.func.id == "piece"),
+            None,
+        )
+        if mark is None:
+            continue
+        said = {k.arg: ast.literal_eval(k.value) for k in mark.keywords if k.arg}
+        signature = node if isinstance(node, ast.FunctionDef) else next(
+            (f for f in node.body if isinstance(f, ast.FunctionDef) and f.name == "__init__"), None
+        )
+        name = node.name if isinstance(node, ast.FunctionDef) else _snake(node.name)
+        doc = ast.get_docstring(node) or module_doc
+        pieces[name] = Description(
+            slot=slot, name=name, module=f"components.{folder}.{path.stem}", function=node.name, path=path, doc=doc,
+            reads=frozenset(said.get("reads", ())), writes=frozenset(said.get("writes", ())),
+            asks=frozenset(said.get("asks", ())), unit=said.get("unit", "row"), paper=said.get("paper", ""),
+            options=_options(signature) if signature else {},
+        )
+    return pieces
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+
+
+def _options(function: ast.FunctionDef) -> dict[str, Option]:
+    options: dict[str, Option] = {}
+    for arg, default in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True):
+        annotation = ast.unparse(arg.annotation) if arg.annotation else ""
+        if default is None:
+            options[arg.arg] = Option(arg.arg, annotation, required=True)
+        else:
+            options[arg.arg] = Option(arg.arg, annotation, default=ast.literal_eval(default))
+    return options
+
+
+def describe(slot: str, name: str, *, where: str = "") -> Description:
+    """The piece a recipe means. Raises `RecipeError` with the nearest name when there is none."""
+    known = catalogue(slot)
+    if name not in known:
+        at = f"{where}: " if where else ""
+        raise RecipeError(f"{at}no {slot} piece named {name!r}{nearest(name, known)}")
+    return known[name]
+
+
+def resolve(slot: str, spec: Mapping[str, Any] | str, *, where: str = "", reserved: Iterable[str] = ()) -> dict[str, Any]:
+    """A spec with every default written out. Unknown or missing options raise `RecipeError`."""
+    spec = {"name": spec} if isinstance(spec, str) else dict(spec)
+    if "name" not in spec:
+        raise RecipeError(f"{where or slot}: a piece needs a `name`, got {spec!r}")
+    description = describe(slot, spec["name"], where=where)
+    given = {k: v for k, v in spec.items() if k != "name" and k not in reserved}
+    for key in given:
+        if key not in description.options:
+            hint = nearest(key, [*description.options, *reserved])
+            raise RecipeError(f"{where or slot}: {spec['name']!r} takes no {key!r}{hint}")
+    full: dict[str, Any] = {"name": spec["name"]}
+    for option in description.options.values():
+        if option.required and option.name not in given:
+            raise RecipeError(f"{where or slot}: {spec['name']!r} needs {option.name!r} ({option.annotation})")
+        full[option.name] = _checked(given.get(option.name, option.default), option, f"{where or slot}: {spec['name']!r}")
+    full.update({k: spec[k] for k in reserved if k in spec})
+    return full
+
+
+def _checked(value: Any, option: Option, where: str) -> Any:
+    """Refuse a value of the wrong plain type (int where float is fine); leave structured types to the piece."""
+    plain = {"int": int, "float": (int, float), "str": str, "bool": bool}
+    allowed = [plain[part] for part in re.split(r"\s*\|\s*", option.annotation) if part in plain]
+    parts = re.split(r"\s*\|\s*", option.annotation)
+    if not allowed or len(allowed) + ("None" in parts) != len(parts):
+        return value
+    if value is None and "None" in parts:
+        return value
+    if isinstance(value, dict) and "float" in parts:  # a knob in place of a number
+        return value
+    if isinstance(value, bool) and "bool" not in parts or not isinstance(value, tuple(_flat(allowed))):
+        raise RecipeError(f"{where}: {option.name!r} must be {option.annotation}, got {value!r}")
+    return value
+
+
+def _flat(kinds: Iterable[Any]) -> list[type]:
+    return [k for kind in kinds for k in (kind if isinstance(kind, tuple) else (kind,))]
+
+
+def build(slot: str, spec: Mapping[str, Any], *, reserved: Iterable[str] = ()) -> Callable[..., Any]:
+    """Import the piece and bind its options. A class is constructed, a function partially applied."""
+    full = resolve(slot, spec, reserved=reserved)
+    description = describe(slot, full["name"])
+    target = getattr(importlib.import_module(description.module), description.function)
+    options = {k: full[k] for k in description.options}
+    return target(**options) if isinstance(target, type) else functools.partial(target, **options)
+
+
+def each(function: Callable[..., float]) -> Callable[..., Any]:
+    """Lift `f(prompt, trajectory, **options) -> float` to a reward over groups.
+
+    An exception is a failed reward (status `failed: ...`), never a zero; `None` is a skipped one. The column is
+    named after the file unless the piece says otherwise: `reward.<name>`.
+    """
+
+    @functools.wraps(function)
+    def lifted(groups, ctx, **options):
+        name = f"reward.{function.__name__}"
+        values, statuses = [], []
+        for group in groups:
+            row, status = [], []
+            for trajectory in group.trajectories:
+                try:
+                    value = function(group.prompt, trajectory, **options)
+                    row.append(value)
+                    status.append("ok" if value is not None else "skipped: the reward does not apply")
+                except Exception as error:  # a reward is anybody's code; its failure is data
+                    row.append(None)
+                    status.append(f"failed: {type(error).__name__}: {error}")
+            values.append(row)
+            statuses.append(status)
+        return {name: values, f"{name}.status": statuses}
+
+    return lifted

@@ -1,0 +1,203 @@
+"""A recipe as a list of stages: what each does, what it reads, and the key its product will have.
+
+Pure and light: `ratchet plan` calls it to say what a run would do before anything is loaded.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from components.piece import ROOT, describe
+from components.recipe import Fit, Online, Profile, Recipe, judge_name, plain
+from components.store import digest
+
+STAGES = {  # what a stage does -> the module that holds the function of that name
+    "fetch_data": "components.stages.fetch",
+    "fetch_model": "components.stages.fetch",
+    "curate": "components.stages.curate",
+    "validate": "tasks.validation",
+    "sft": "components.stages.train",
+    "optimise": "components.stages.train",
+    "reward": "components.stages.reward",
+    "gold": "components.stages.gold",
+    "prepare_offline": "components.stages.experience",
+    "rollout": "components.stages.experience",
+    "annotate": "components.stages.experience",
+    "select": "components.stages.experience",
+    "improve": "components.stages.improve",
+    "evaluate": "components.stages.evaluate",
+}
+NOT_SEEDED = ("fetch_data", "fetch_model", "curate", "validate", "gold")  # the same whatever the run's seed
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One unit of work: `does` is the function, `STAGES[does]` the module it lives in."""
+
+    name: str
+    does: str
+    kind: str
+    options: Mapping[str, Any]
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    key: str = ""
+    round: int | None = None
+
+    @property
+    def title(self) -> str:
+        return self.name.replace("_", " ")
+
+
+def plan(recipe: Recipe, profile: Profile) -> dict[str, Stage]:
+    """Every stage of the run in order, keyed by name."""
+    stages: dict[str, Stage] = {}
+    sizes = plain(profile)
+
+    def add(name: str, does: str, kind: str, options: Mapping[str, Any], inputs: Mapping[str, str] | None = None,
+            pieces: Iterable[tuple[str, Mapping[str, Any]]] = (), heavy: bool = True, **more: Any) -> str:
+        inputs = dict(inputs or {})
+        seeded = {} if does in NOT_SEEDED else {"seed": recipe.seed}
+        given = {**plain(options), **seeded, **({"profile": sizes} if heavy else {})}
+        code = source_digest(does, pieces)
+        key = digest([name, does, given, {k: stages[v].key for k, v in inputs.items()}, code])
+        stages[name] = Stage(name, does, kind, given, inputs, key, **more)
+        return name
+
+    for name, source in recipe.models.items():
+        add(f"model_{name}", "fetch_model", "weights", plain(source), heavy=False)
+    base = "model_policy"
+    raw = add("raw", "fetch_data", "data", {k: recipe.data.get(k) for k in ("source", "sha256")}, heavy=False)
+    transforms = [("transform", t) for t in recipe.data.get("transforms", ())]
+    drafts = add("drafts", "curate", "data", {"section": recipe.data}, {"raw": raw, "policy": base}, transforms, heavy=False)
+    data = add("curated", "validate", "data", {"section": recipe.data}, {"drafts": drafts}, heavy=False)
+
+    policy = base
+    if recipe.sft:
+        policy = add("sft", "sft", "weights", plain(recipe.sft), {"policy": policy, "data": data}, _fit_pieces(recipe.sft.fit))
+    initial = policy
+    judges: dict[str, str] = {}
+    if recipe.reward:
+        for member in range(recipe.reward.members):
+            name = judge_name(recipe, member)
+            options = {**plain(recipe.reward), "member": member}
+            judges[name] = add(f"reward_{name}" if recipe.reward.members > 1 else "reward", "reward", "weights", options,
+                               {"policy": initial, "data": data}, _fit_pieces(recipe.reward.fit))
+    gold: dict[str, str] = {}
+    if recipe.evaluate and recipe.evaluate.gold:
+        add("gold", "gold", "weights", {}, {"encoder": "model_encoder", "data": data})
+        gold = {"gold": "gold", "encoder": "model_encoder"}
+    others = {n: f"model_{n}" for n in recipe.models if n not in ("policy", "encoder")}
+
+    if recipe.offline:
+        section = recipe.offline
+        pairs = add("pairs", "prepare_offline", "groups", plain(section),
+                    {"policy": policy, "reference": initial, "data": data, **judges, **others}, _slots(section))
+        policy = add("offline", "optimise", "weights", {"fit": plain(section.fit)},
+                     {"policy": policy, "groups": pairs}, _fit_pieces(section.fit))
+    rounds: list[str] = []
+    if recipe.online and recipe.online.cadence == "step":
+        policy = add("improve", "improve", "weights", plain(recipe.online),
+                     {"policy": policy, "reference": initial, "data": data, **judges, **others},
+                     [*_slots(recipe.online), *_fit_pieces(recipe.online.fit)])
+        rounds = [policy]
+    elif recipe.online:
+        policy, rounds = _rounds(add, recipe, recipe.online, policy, data, judges, gold, others)
+    if recipe.evaluate:
+        inputs = {"base": base, "initial": initial, "policy": policy, "data": data, **judges, **gold}
+        inputs |= {f"round_{i + 1}": stage for i, stage in enumerate(rounds)}
+        inputs |= {f"scored_{i + 1}": f"annotate_{i + 1}" for i in range(len(rounds)) if f"annotate_{i + 1}" in stages}
+        inputs |= {"reward_model": "reward"} if "reward" in stages else {}
+        add("evaluate", "evaluate", "report",
+            {**plain(recipe.evaluate), "gates": plain(recipe.register.gates) if recipe.register else {},
+             "recipe": recipe.name, "about": recipe.about},
+            inputs, [("annotate", m) for m in recipe.evaluate.metrics])
+    return stages
+
+
+def _rounds(add: Any, recipe: Recipe, online: Online, policy: str, data: str, judges: Mapping[str, str],
+            gold: Mapping[str, str], others: Mapping[str, str]) -> tuple[str, list[str]]:
+    initial, previous, made = policy, policy, []
+    scored: list[str] = []
+    for i in range(1, online.rounds + 1):
+        current = initial if online.sample_from == "initial" else policy
+        answers = add(f"rollout_{i}", "rollout", "groups",
+                      {**_pick(online, "rollout", "prompts", "prompts_per_round", "data", "rounds"), "round": i},
+                      {"policy": current, "data": data}, [("rollout", online.rollout), ("prompts", online.prompts)], round=i)
+        if online.rounds and i == 1:
+            first = f"annotate_{i}"
+        marked = add(f"annotate_{i}", "annotate", "groups",
+                     {**_pick(online, "annotate", "max_failed", "watch", "health"), "round": i},
+                     {"groups": answers, "policy": current, "initial": initial, **judges, **gold, **others,
+                      **({"first": first} if i > 1 else {})},
+                     [("annotate", s) for s in online.annotate], round=i)
+        reference = initial if online.reference == "initial" else current
+        earlier = {f"earlier_{j + 1}": s for j, s in enumerate(scored)} if online.keep_earlier else {}
+        chosen = add(f"select_{i}", "select", "groups", {**_pick(online, "select", "prepare"), "round": i},
+                     {"groups": marked, "policy": current, "reference": reference, **judges, **others, **earlier},
+                     _slots(online), round=i)
+        scored.append(chosen)
+        update = add(f"optimise_{i}", "optimise", "weights", {"fit": plain(online.fit), "round": i},
+                     {"policy": policy, "groups": chosen, "annotated": marked, "previous": previous},
+                     _fit_pieces(online.fit), round=i)
+        previous, policy = policy, update
+        made.append(policy)
+    return policy, made
+
+
+def _pick(section: Any, *names: str) -> dict[str, Any]:
+    return {name: plain(getattr(section, name)) for name in names}
+
+
+def _slots(section: Any) -> list[tuple[str, Mapping[str, Any]]]:
+    found = [("annotate", s) for s in [*section.annotate, *section.prepare]] + [("select", s) for s in section.select]
+    return [*found, ("rollout", section.rollout), ("prompts", section.prompts)] if isinstance(section, Online) else found
+
+
+def _fit_pieces(fit: Fit) -> list[tuple[str, Mapping[str, Any]]]:
+    pieces = [("objective", spec) for parts in fit.updates.values() for spec in parts]
+    knobs = [("knob", v) for _, spec in pieces for v in spec.values() if isinstance(v, Mapping) and "name" in v]
+    return [*pieces, *knobs, ("adapter", fit.adapter)]
+
+
+# --- the source a stage depends on ------------------------------------------------------------------------------
+
+
+def source_digest(does: str, pieces: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
+    """Digest of the stage's module, of the named pieces and of everything of ours they import."""
+    module = (ROOT.parent / STAGES[does].replace(".", "/")).with_suffix(".py")
+    files: set[Path] = set()
+    for path in [module, *(describe(slot, spec["name"]).path for slot, spec in pieces)]:
+        files |= _closure(path)
+    return digest({str(f.relative_to(ROOT.parent)): _hash(f) for f in sorted(files)})
+
+
+
+@functools.cache
+def _hash(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@functools.cache
+def _closure(path: Path) -> frozenset[Path]:
+    seen: set[Path] = set()
+    queue = [path]
+    while queue:
+        file = queue.pop()
+        if file in seen or not file.exists():
+            continue
+        seen.add(file)
+        for node in ast.walk(ast.parse(file.read_text())):
+            modules = []
+            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                modules = [node.module, *(f"{node.module}.{a.name}" for a in node.names)]
+            elif isinstance(node, ast.Import):
+                modules = [a.name for a in node.names]
+            for module in modules:
+                if module.split(".")[0] in ("components", "tasks"):
+                    queue.append((ROOT.parent / module.replace(".", "/")).with_suffix(".py"))
+    return frozenset(seen)

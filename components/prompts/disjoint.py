@@ -1,0 +1,23 @@
+"""Fresh prompts every round."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from components.errors import RecipeError
+from components.piece import piece
+from components.types import Prompt
+
+
+@piece(paper="arXiv:2405.07863")
+def disjoint(prompts: Sequence[Prompt], count: int, round: int, rounds: int, seed: int) -> list[Prompt]:
+    """`count` prompts of round `round` (from 1) that no other round of the run sees: one shuffle by seed, cut in order.
+    Asking for more than there are is a `RecipeError`.
+    """
+    if count * rounds > len(prompts):
+        raise RecipeError(f"prompts disjoint: {rounds} rounds of {count} prompts need {count * rounds}, the data set has "
+                          f"{len(prompts)}; lower online.prompts_per_round to {len(prompts) // rounds} or fewer, or use fewer rounds")
+    order = sorted(prompts, key=lambda p: p.id)  # the file's order must not matter
+    random.Random(seed).shuffle(order)
+    return order[(round - 1) * count : round * count]

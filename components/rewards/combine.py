@@ -1,0 +1,31 @@
+"""Rewards made of other rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from components.advantages.read import rewards_of
+from components.errors import RecipeError
+from components.piece import piece
+from components.types import Columns, Context, Group
+
+
+@piece(reads=("{rewards}",), writes=("reward.combined",), paper="arXiv:2402.03300")
+def combine(groups: Sequence[Group], ctx: Context, *, rewards: list, weights: list | None = None) -> Columns:
+    """`reward.combined`: the weighted sum of reward columns; weights are 1 unless given, one a column."""
+    weights = weights if weights is not None else [1.0] * len(rewards)
+    if len(weights) != len(rewards):
+        raise RecipeError(f"rewards.combine: {len(rewards)} rewards ({', '.join(rewards)}) but {len(weights)} weights; give one each")
+    return {"reward.combined": [
+        [sum(w * v for w, v in zip(weights, values, strict=True))
+         for values in zip(*(rewards_of(group, name) for name in rewards), strict=True)]
+        for group in groups
+    ]}
+
+
+@piece(reads=("{reward}",), writes=("reward.length_penalised",), paper="arXiv:2405.07863")
+def length_penalised(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.judge", penalty: float = 0.001) -> Columns:
+    """`reward.length_penalised`: r - penalty x chosen tokens (RLHF Workflow, section 4.4), in units of the reward a token."""
+    return {"reward.length_penalised": [
+        [r - penalty * sum(t.mask) for r, t in zip(rewards_of(group, reward), group.trajectories, strict=True)] for group in groups
+    ]}

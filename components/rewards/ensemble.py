@@ -1,0 +1,47 @@
+"""Several reward models as one."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Literal
+
+from components.piece import piece
+from components.rewards.reward_model import judged
+from components.types import OK, Columns, Context, Group
+
+
+def aggregate(scores: Sequence[float], how: str, uncertainty: float) -> float:
+    """mean | min (worst case, WCO) | uwo: mean less `uncertainty` times the variance over the members (population, n)."""
+    if how == "min":
+        return min(scores)
+    mean = statistics.fmean(scores)
+    return mean - uncertainty * statistics.pvariance(scores) if how == "uwo" else mean
+
+
+@piece(writes=("reward.ensemble", "reward.ensemble.status", "scores.{models}"), paper="arXiv:2310.02743")
+def ensemble(groups: Sequence[Group], ctx: Context, *, models: list, how: Literal["mean", "min", "uwo"] = "mean",
+             uncertainty: float = 0.5, standardise: bool = True) -> Columns:
+    """`reward.ensemble` from the members' scores (section 3.2), and each member's own as `scores.<model>`.
+
+    Bradley-Terry leaves every member its own offset and scale: `standardise` subtracts a member's mean and divides by its
+    deviation over the answers at hand (the paper's code does so once, on held-out answers of the SFT policy). One
+    member that fails or skips an answer fails or skips it for the ensemble.
+    """
+    members = [judged(groups, ctx, model) for model in models]
+    scaled = [_standardised(values) if standardise else values for values, _ in members]
+    combined, statuses = [], []
+    for g, group in enumerate(groups):
+        status = [next((s[g][i] for _, s in members if s[g][i] != OK), OK) for i in range(len(group.trajectories))]
+        combined.append([aggregate([v[g][i] for v in scaled], how, uncertainty) if what == OK else None
+                         for i, what in enumerate(status)])
+        statuses.append(status)
+    own = {f"scores.{model}": values for model, (values, _) in zip(models, members, strict=True)}
+    return {"reward.ensemble": combined, "reward.ensemble.status": statuses, **own}
+
+
+def _standardised(values: list[list[float | None]]) -> list[list[float | None]]:
+    every = [v for row in values for v in row if v is not None]
+    mean = statistics.fmean(every) if every else 0.0
+    deviation = statistics.pstdev(every) if len(every) > 1 else 0.0
+    return [[None if v is None else (v - mean) / (deviation or 1.0) for v in row] for row in values]

@@ -1,0 +1,57 @@
+"""Does the answer end in the known result?"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from components.piece import each, piece
+from components.types import Prompt, Trajectory
+
+NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:/\d+)?")
+
+
+def final_answer(text: str) -> str:
+    """What the text settles on: its last \\boxed{...}, else its last number, else all of it, stripped."""
+    boxed = _last_boxed(text)
+    if boxed is not None:
+        return boxed.strip()
+    numbers = NUMBER.findall(text)
+    return numbers[-1] if numbers else text.strip()
+
+
+def _last_boxed(text: str) -> str | None:
+    """The content of the last \\boxed{...}, braces balanced; None without one."""
+    start = text.rfind("\\boxed{")
+    if start < 0:
+        return None
+    depth, begin = 0, start + len("\\boxed{")
+    for i in range(begin - 1, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[i], 0)
+        if depth == 0:
+            return text[begin:i]
+    return None
+
+
+def _number(text: str) -> Fraction | None:
+    try:
+        return Fraction(text.replace(",", "").strip().rstrip("."))
+    except (ValueError, ZeroDivisionError):
+        return None
+
+
+@piece(writes=("reward.exact_answer", "reward.exact_answer.status"), paper="arXiv:2411.15124")
+@each
+def exact_answer(prompt: Prompt, trajectory: Trajectory) -> float:
+    """1 when the last boxed answer, or else the last number, equals `prompt.answer`, else 0: a verifiable reward
+    (Tulu 3, RLVR). Numbers are compared as numbers (1,000 = 1000.0), other text without case and outer space.
+    A prompt without an answer is a failure of the reward, not a 0.
+    """
+    if prompt.answer is None:
+        raise ValueError(f"prompt {prompt.id!r} has no answer to compare with")
+    boxed = _last_boxed(prompt.answer)
+    said, known = final_answer(trajectory.text), (prompt.answer if boxed is None else boxed).strip()
+    numbers = _number(said), _number(known)
+    if None not in numbers:
+        return float(numbers[0] == numbers[1])
+    return float(said.casefold() == known.casefold())

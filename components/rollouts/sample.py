@@ -1,0 +1,52 @@
+"""Several answers to each prompt from the current policy."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from components.piece import piece
+from components.types import Context, Group, Prompt, Request, Sample, Trajectory
+
+
+@piece(writes=("logprobs.sampled",), paper="arXiv:2405.07863")
+def sample(prompts: Sequence[Prompt], ctx: Context, *, responses_per_prompt: int = 4, max_tokens: int = 128,
+           temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0) -> list[Group]:
+    """A group of `responses_per_prompt` answers a prompt. Tokens are prompt and answer, the mask is True on the answer, its
+    stop token included; `logprobs` are the sampler's. How it was decoded is in each trajectory's meta.
+
+    Each prompt's randomness comes from seed, round and its id alone, so neither order nor batching changes its answers.
+    """
+    engine = ctx.models["policy"]
+    encoded = [list(engine.encode_prompt(prompt.messages)) for prompt in prompts]
+    requests = [
+        Request(tokens, count=responses_per_prompt, max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k,
+                seed=prompt_seed(ctx, prompt))
+        for prompt, tokens in zip(prompts, encoded, strict=True)
+    ]
+    groups = []
+    for prompt, request, answers in zip(prompts, requests, engine.generate(requests), strict=True):
+        meta = {"seed": request.seed, "round": ctx.round, "temperature": temperature, "top_p": top_p, "top_k": top_k,
+                "max_tokens": max_tokens}
+        groups.append(Group(prompt, tuple(
+            trajectory(request, answer, engine.decode(answer.tokens), engine.weights, {**meta, "sample": i})
+            for i, answer in enumerate(answers)
+        )))
+    return groups
+
+
+def trajectory(request: Request, answer: Sample, text: str, weights: str, meta: dict) -> Trajectory:
+    """An engine's sample as a trajectory: nothing of the prompt is chosen, all of the answer is."""
+    before = len(request.tokens)
+    return Trajectory(
+        messages=({"role": "assistant", "content": text},),
+        inputs={"tokens": [*request.tokens, *answer.tokens]},
+        mask=[False] * before + [True] * len(answer.tokens),
+        logprobs=[0.0] * before + list(answer.logprobs),
+        actor="policy", weights=weights, stop=answer.stop, meta=meta,
+    )
+
+
+def prompt_seed(ctx: Context, prompt: Prompt) -> int:
+    """31 bits of a hash of seed, round and prompt id."""
+    return int.from_bytes(hashlib.sha256(f"{ctx.seed}/{ctx.round}/{prompt.id}".encode()).digest()[:4]) >> 1

@@ -1,0 +1,61 @@
+"""Run one stage: `python -m components.run request.json`, or `execute(request)` inside a child process.
+
+A stage function takes a `Job` and returns the product's `meta`. It reads its inputs, works in its workspace and writes
+its product; it knows no orchestrator and no tracker.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from components.plan import STAGES
+from components.store import Workspace
+from components.types import Artifact
+
+
+@dataclass(frozen=True)
+class Job:
+    options: Mapping[str, Any]
+    inputs: Mapping[str, Artifact]
+    work: Workspace
+
+    def path(self, name: str) -> Path:
+        return self.inputs[name].path
+
+    def models(self, *reserved: str) -> dict[str, Artifact]:
+        """The inputs that are weights."""
+        return {k: v for k, v in self.inputs.items() if v.kind == "weights" and k not in reserved}
+
+
+def execute(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Set the process up (threads, determinism), call the stage, return its meta."""
+    profile = request["options"].get("profile")
+    if profile:
+        import torch
+
+        torch.use_deterministic_algorithms(True)
+        if profile["threads"]:
+            torch.set_num_threads(profile["threads"])
+    function = getattr(importlib.import_module(STAGES[request["does"]]), request["does"])
+    inputs = {
+        name: Artifact(a["kind"], Path(a["path"]), a["digest"], tuple(a["parents"]), a["meta"])
+        for name, a in request["inputs"].items()
+    }
+    return function(Job(request["options"], inputs, Workspace(Path(request["work"])))) or {}
+
+
+def as_request(does: str, options: Mapping[str, Any], inputs: Mapping[str, Artifact], work: Path) -> dict[str, Any]:
+    """A plain, JSON-able request."""
+    return {"does": does, "options": options, "work": str(work), "inputs": {
+        name: {"kind": a.kind, "path": str(a.path), "digest": a.digest, "parents": list(a.parents), "meta": dict(a.meta)}
+        for name, a in inputs.items()}}
+
+
+if __name__ == "__main__":
+    print(json.dumps(execute(json.loads(Path(sys.argv[1]).read_text()))))

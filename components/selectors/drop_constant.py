@@ -1,0 +1,17 @@
+"""Only groups that teach something."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from components.advantages.read import rewards_of
+from components.piece import piece
+from components.types import Context, Group
+
+
+@piece(reads=("{reward}",), paper="arXiv:2503.14476")
+def drop_constant(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.judge") -> list[Group]:
+    """The groups whose rewards are not all equal: the others have zero advantage (DAPO's dynamic sampling, eq. 11, without
+    the refill).
+    """
+    return [group for group in groups if len(set(rewards_of(group, reward))) > 1]

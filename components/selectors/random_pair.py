@@ -1,0 +1,27 @@
+"""Two answers of each prompt, drawn at random."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from components.piece import piece
+from components.selectors.pairs import judged, pair
+from components.types import Context, Group
+
+
+@piece(reads=("{reward}",), writes=("margin",), paper="arXiv:2405.07863")
+def random_pair(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.judge") -> list[Group]:
+    """One pair a prompt of two answers drawn without replacement, the better one first: the control for `best_worst`. A tie
+    vanishes. The draw depends on seed, round and prompt id alone.
+    """
+    made = []
+    for group in groups:
+        if len(group.trajectories) < 2:
+            continue
+        values = judged(group, reward, 0.0)
+        i, j = random.Random(f"{ctx.seed}/{ctx.round}/{group.prompt.id}").sample(range(len(values)), 2)
+        if values[i] != values[j]:
+            best, worst = (i, j) if values[i] > values[j] else (j, i)
+            made.append(pair(group, best, worst, values, ctx, reward))
+    return made

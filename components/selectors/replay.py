@@ -1,0 +1,33 @@
+"""Groups of earlier rounds beside the new ones."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from components.piece import piece
+from components.types import Context, Group
+
+
+@piece(paper="arXiv:2405.07863")
+class Replay:
+    """The new groups, and `share` as many drawn from the last `capacity` groups seen before. Has memory: whoever calls it
+    keeps the same object, or its `state()`. The draw depends on seed and round alone.
+    """
+
+    def __init__(self, *, share: float = 0.5, capacity: int = 1024) -> None:
+        self.share, self.capacity = share, capacity
+        self.memory: list[Group] = []
+
+    def __call__(self, groups: Sequence[Group], ctx: Context) -> list[Group]:
+        count = min(round(self.share * len(groups)), len(self.memory))
+        drawn = random.Random(f"{ctx.seed}/{ctx.round}").sample(self.memory, count)
+        self.memory = [*self.memory, *groups][-self.capacity :]
+        return [*groups, *drawn]
+
+    def state(self) -> dict[str, Any]:
+        return {"memory": list(self.memory)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.memory = list(state["memory"])

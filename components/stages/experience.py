@@ -1,0 +1,120 @@
+"""The three stages of a round that make experience: roll out, annotate, select."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from components.data.groups import read_groups, write_groups
+from components.engines.torch import TorchEngine
+from components.errors import DataError, HealthError
+from components.evaluation.certificate import require
+from components.evaluation.gold import GoldJudge
+from components.evaluation.health import check
+from components.loop import annotate_groups, panel, select_groups
+from components.piece import build
+from components.run import Job
+from components.types import Context, Prompt
+
+
+def rollout(job: Job) -> dict[str, Any]:
+    """The round's own prompts, answered by the current policy."""
+    options = job.options
+    prompts = [group.prompt for group in read_groups(job.path("data") / f"{options['data']}.parquet")]
+    mine = choose_prompts(options["prompts"], prompts, options["round"], options["prompts_per_round"], options["rounds"], options["seed"])
+    context = Context(models={"policy": engine(job, "policy")}, seed=options["seed"], round=options["round"])
+    groups = build("rollout", options["rollout"])(mine, context)
+    write_groups(job.work.product / "groups.parquet", groups)
+    return {"prompts": len(groups), "responses": sum(len(g.trajectories) for g in groups)}
+
+
+def choose_prompts(spec: Mapping[str, Any], prompts: Sequence[Prompt], number: int, count: int, rounds: int, seed: int) -> list[Prompt]:
+    """The prompts of round `number` (from 1); the same ones whatever happened before."""
+    return build("prompts", spec)(prompts, count=count, round=number, rounds=rounds, seed=seed)
+
+
+def annotate(job: Job) -> dict[str, Any]:
+    """Score the answers, look at the round's health, keep what may be trained on."""
+    options = job.options
+    groups = read_groups(job.path("groups") / "groups.parquet")
+    context = context_of(job)
+    marked, counts = annotate_groups(groups, options["annotate"], context, max_failed=options["max_failed"])
+    judge = GoldJudge.load(job.path("gold"), job.path("encoder")) if "gold" in job.inputs else None
+    numbers = panel(marked, options["annotate"], judge=judge, reference=context.models.get("initial"),
+                    kl_prompts=options["watch"].get("kl_prompts", 0) if options["round"] > 1 else 0, encoder=job.inputs.get("encoder"))
+    history = [job.inputs["first"].meta["panel"], numbers] if "first" in job.inputs else [numbers]
+    verdicts = check(history, options["health"])
+    worst = max((v.action for v in verdicts), key=("warn", "hold", "stop").index, default="ok")
+    if worst == "stop":
+        why = "; ".join(v.reason for v in verdicts if v.action == "stop")
+        raise HealthError(f"round {options['round']} was stopped by a health rule: {why}. The policy of the round before "
+                          "is kept; change `online.health` or the cause and run again")
+    write_groups(job.work.product / "groups.parquet", marked)
+    return {"counts": counts, "panel": numbers, "verdict": worst, "verdicts": [v.reason for v in verdicts]}
+
+
+def select(job: Job) -> dict[str, Any]:
+    """Choose what to learn from, and write the columns the objective reads from other models."""
+    options = job.options
+    groups = read_groups(job.path("groups") / "groups.parquet")
+    context = context_of(job)
+    chosen, counts = select_groups(groups, options["select"], options["prepare"], context)
+    for name in sorted(n for n in job.inputs if n.startswith("earlier_")):
+        chosen = [*read_groups(job.path(name) / "groups.parquet"), *chosen]
+    if not chosen:
+        raise DataError(f"round {options['round']}: nothing is left after selection ({counts}); every prompt's answers got "
+                        "the same reward. Raise the temperature or the responses a prompt, or look at the rewards")
+    write_groups(job.work.product / "groups.parquet", chosen)
+    return {"counts": counts}
+
+
+def prepare_offline(job: Job) -> dict[str, Any]:
+    """Groups on disk, encoded for the policy, with the columns the objective reads."""
+    from components.models.load import load_tokenizer
+    from components.stages.train import encoded
+
+    options = job.options
+    groups, counts = encoded(job.path("data") / f"{options['data']}.parquet", load_tokenizer(job.path("policy")),
+                             options["max_tokens"], options["limit"])
+    context = context_of(job)
+    marked, _ = annotate_groups(groups, options["annotate"], context, max_failed=0.1)
+    chosen, more = select_groups(marked, options["select"], options["prepare"], context)
+    write_groups(job.work.product / "groups.parquet", chosen)
+    return {"data": counts, "counts": more}
+
+
+def context_of(job: Job) -> Context:
+    """Every model among the inputs as an engine, made only when a piece asks for it."""
+    models = Engines({name: job for name in job.models("base")})
+    return Context(models=models, seed=job.options["seed"], round=job.options.get("round", 0))
+
+
+class Engines(Mapping[str, Any]):
+    """Models by name, loaded at first use: a stage that needs one of five loads one."""
+
+    def __init__(self, jobs: Mapping[str, Job]) -> None:
+        self._jobs = dict(jobs)
+        self._loaded: dict[str, TorchEngine] = {}
+
+    def __getitem__(self, name: str) -> TorchEngine:
+        if name not in self._loaded:
+            self._loaded[name] = engine(self._jobs[name], name)
+        return self._loaded[name]
+
+    def __iter__(self):
+        return iter(self._jobs)
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+
+def engine(job: Job, name: str) -> TorchEngine:
+    """The engine of a model input; a reward model without a passed certificate is refused."""
+    profile, artifact = job.options["profile"], job.inputs[name]
+    if name.startswith("judge"):
+        require(artifact.meta.get("certificate"))
+        return TorchEngine(artifact.path, rows=profile["sampler_rows"], kind="reward", threads=profile["threads"])
+    kind = "policy_with_value" if (artifact.path / "value_head.safetensors").exists() else "policy"
+    return TorchEngine(artifact.path, rows=profile["sampler_rows"], kind=kind, threads=profile["threads"])
+
+

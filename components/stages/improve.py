@@ -1,0 +1,100 @@
+"""Step cadence: roll out, annotate, select and learn, in memory, as one task of many small steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from components.data.groups import read_groups, write_groups
+from components.engines.torch import TorchEngine
+from components.errors import DataError
+from components.loop import annotate_groups, panel, select_groups
+from components.packing import order
+from components.piece import build
+from components.run import Job
+from components.stages.experience import choose_prompts, context_of
+from components.stages.probe import verify_saved
+from components.stages.train import make_learner
+from components.state import load_state
+from components.trainer import Log, latest, memories, one_step, parts, save_checkpoint
+from components.types import Context, Group
+
+
+def improve(job: Job) -> dict[str, Any]:
+    """`rounds` on-policy steps: each samples with the weights just learnt and takes `epochs` passes over its groups.
+
+    Resumes from the last checkpoint with the same samples, because every random choice is made from (seed, step).
+    """
+    options, profile, seed = job.options, job.options["profile"], job.options["seed"]
+    prompts = [g.prompt for g in read_groups(job.path("data") / f"{options['data']}.parquet")]
+    kind = "policy_with_value" if options["value_head"] else "policy"
+    units = options["prompts_per_round"] * options["rounds"]
+    learner = make_learner(job.path("policy"), kind, options["fit"], profile, units)
+    updates = {role: parts(specs) for role, specs in options["fit"]["updates"].items()}
+    learners = dict.fromkeys(updates, learner)
+    knobs = memories(updates)
+    state: dict[str, Any] = {"step": 0, "updates": 0}
+    checkpoint = latest(job.work.progress)
+    if checkpoint:
+        saved = load_state(checkpoint)
+        state = saved["state"]
+        learner.restore(saved["learners"][next(iter(learners))])
+        for name, knob in knobs.items():
+            knob.restore(saved["knobs"][name])
+    log = Log(job.work.metrics, after=state["step"])
+    models = context_of(job).models
+    current = job.work.progress / "current"
+    learner.save(current)
+    engine = TorchEngine(current, rows=profile["sampler_rows"], kind=kind, threads=profile["threads"])
+    chosen: list[Group] = []
+    while state["step"] < options["rounds"]:
+        number = state["step"] + 1
+        ctx = Context(models=Overlay(models, {"policy": engine}), seed=seed, round=number)
+        asked = choose_prompts(options["prompts"], prompts, number, options["prompts_per_round"], options["rounds"], seed)
+        groups = build("rollout", options["rollout"])(asked, ctx)
+        marked, counts = annotate_groups(groups, options["annotate"], ctx, max_failed=options["max_failed"])
+        line = {f"rollout/{k}": v for k, v in panel(marked, options["annotate"]).items()}
+        chosen, _ = select_groups(marked, options["select"], options["prepare"], ctx)
+        line["rollout/groups"] = float(len(chosen))
+        line |= {f"rollout/{k}": float(v) for k, v in counts.items()}
+        if chosen:
+            batch = options["fit"]["batch"]
+            for epoch in range(options["fit"]["epochs"]):
+                indices = order(len(chosen), epoch, seed + number)
+                for i in range(math.ceil(len(chosen) / batch)):
+                    line |= one_step(learners, updates, [chosen[j] for j in indices[i * batch : (i + 1) * batch]],
+                                     tokens=profile["tokens_per_batch"])
+                    state["updates"] += 1
+            learner.save(current)
+            engine.load(current)
+        state["step"] = number
+        log(line, number, options["rounds"])
+        every = options["fit"]["save_every"]
+        if every and number % every == 0 and number < options["rounds"]:
+            save_checkpoint(job.work.progress, state, learners, knobs)
+    if not state["updates"]:
+        raise DataError(f"{state['step']} steps were taken and none had anything to learn from: every prompt's answers got the "
+                        "same reward each time. Raise responses_per_prompt or the temperature, or choose easier prompts")
+    learner.save(job.work.product)
+    summary: dict[str, Any] = {"steps": state["step"], "updates": state["updates"], **log.last}
+    if chosen:
+        write_groups(job.work.product / "last_groups.parquet", chosen)
+        summary["reload_difference"] = verify_saved(job.work.product, learner, chosen[:2], kind="policy", tokens=profile["tokens_per_batch"])
+    return summary
+
+
+class Overlay(Mapping[str, Any]):
+    """A mapping with some names replaced; the others are looked up, and so loaded, only when asked for."""
+
+    def __init__(self, below: Mapping[str, Any], above: Mapping[str, Any]) -> None:
+        self._below, self._above = below, above
+
+    def __getitem__(self, name: str) -> Any:
+        return self._above[name] if name in self._above else self._below[name]
+
+    def __iter__(self):
+        return iter({*self._below, *self._above})
+
+    def __len__(self) -> int:
+        return len({*self._below, *self._above})

@@ -1,0 +1,80 @@
+"""Checks after every change of weights: the saved directory is the trained model, the sampler agrees with the learner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from components.engines.torch import TorchEngine
+from components.errors import ContractError
+from components.packing import pack
+from components.types import Group, Request, Trajectory
+
+RELOAD_TOLERANCE = 1e-4
+SAMPLER_TOLERANCE = 1e-3
+MIN_ENDED = 0.05
+
+
+def verify_saved(path: Path, learner: Any, groups: Sequence[Group], *, kind: str, tokens: int) -> float:
+    """Largest difference between the learner and the saved directory as transformers itself loads it.
+
+    Log-probs of chosen steps for a policy, scores for a reward model. Over 1e-4 is a `ContractError`.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    worst = 0.0
+    ask = "scores" if kind == "reward" else "logprobs"
+    loader = AutoModelForSequenceClassification if kind == "reward" else AutoModelForCausalLM
+    saved = loader.from_pretrained(path, dtype=torch.float32, local_files_only=True).eval()
+    with torch.no_grad():
+        for batch in pack(groups, unit="group", tokens=tokens):
+            ours = getattr(learner(batch, frozenset({ask})), ask)
+            for row, ids in enumerate(batch.inputs["tokens"]):
+                logits = saved(input_ids=ids[None]).logits[0]
+                if kind == "reward":
+                    worst = max(worst, abs(float(logits[0]) - float(ours[row])))
+                    continue
+                theirs = logits[:-1].log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
+                mask = batch.mask[row, 1 : len(ids)]
+                worst = max(worst, float(((theirs - ours[row, 1 : len(ids)]) * mask).abs().max()))
+    if not worst <= RELOAD_TOLERANCE:
+        raise ContractError(f"{path}: the saved model differs from the trained one by {worst:.2g} in {ask} "
+                            f"(at most {RELOAD_TOLERANCE} expected); it is not published")
+    return worst
+
+
+def probe(path: Path, learner: Any, groups: Sequence[Group], *, seed: int, threads: int | None,
+          max_tokens: int = 96) -> dict[str, float]:
+    """Sample a few answers with the saved weights: how many end, and do sampler and learner agree on their log-probs?"""
+    engine = TorchEngine(path, rows=len(groups), threads=threads)
+    prompts = []
+    for group in groups:
+        first = group.trajectories[0]
+        start = next(i for i, chosen in enumerate(first.mask) if chosen)
+        prompts.append((group, list(first.inputs["tokens"][:start])))
+    answers = engine.generate([Request(tokens, max_tokens=max_tokens, seed=seed + i) for i, (_, tokens) in enumerate(prompts)])
+    sampled = []
+    for (group, tokens), samples in zip(prompts, answers, strict=True):
+        ids = [*tokens, *samples[0].tokens]
+        mask = [False] * len(tokens) + [True] * len(samples[0].tokens)
+        sampled.append(Group(group.prompt, (Trajectory(group.trajectories[0].messages[-1:], {"tokens": ids}, mask,
+                                                       [0.0] * len(tokens) + list(samples[0].logprobs)),)))
+    import torch
+
+    worst = 0.0
+    with torch.no_grad():
+        for group in sampled:
+            batch = pack([group], unit="row", tokens=1 << 20)[0]
+            ours = learner(batch, frozenset({"logprobs"})).logprobs[0]
+            theirs = torch.tensor(group.trajectories[0].logprobs)
+            worst = max(worst, float(((ours[: len(theirs)] - theirs) * batch.mask[0, : len(theirs)]).abs().max()))
+    ended = sum(s[0].stop == "end" for s in answers) / len(answers)
+    if worst > SAMPLER_TOLERANCE:
+        raise ContractError(f"sampler and learner disagree by {worst:.2g} in log-prob on the same weights "
+                            f"(at most {SAMPLER_TOLERANCE}); training on these samples would be off-policy")
+    if ended < MIN_ENDED:
+        raise ContractError(f"none of {len(answers)} probe answers ended within {max_tokens} tokens: the policy no longer "
+                            "emits its end-of-turn token; look at the chat template, the EOS id and the learning rate")
+    return {"ended": ended, "sampler_difference": worst}

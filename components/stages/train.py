@@ -1,0 +1,83 @@
+"""Stages that end in weights: supervised learning, and learning from chosen groups."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from components.chat import encode_group
+from components.data.groups import read_groups
+from components.errors import ContractError, DataError
+from components.learners.torch import TorchLearner
+from components.models.load import load_tokenizer
+from components.piece import build
+from components.run import Job
+from components.stages.probe import probe, verify_saved
+from components.trainer import fit, parts, steps_planned
+from components.types import Group
+
+
+def sft(job: Job) -> dict[str, Any]:
+    """Maximum likelihood on people's answers: loss on assistant tokens only, early stopping on held-out ones."""
+    options = job.options
+    tokenizer = load_tokenizer(job.path("policy"))
+    groups, counts = encoded(job.path("data") / f"{options['data']}.parquet", tokenizer, options["max_tokens"], options["limit"])
+    validation: list[Group] = []
+    if options["validation"]:
+        validation, _ = encoded(job.path("data") / f"{options['validation']}.parquet", tokenizer, options["max_tokens"],
+                                options["limit_validation"])
+    return {"data": counts, **learn(job, job.path("policy"), groups, validation)}
+
+
+def optimise(job: Job) -> dict[str, Any]:
+    """Learn from groups that are encoded, scored and chosen. A held round takes the policy before the last update."""
+    if "annotated" in job.inputs and job.inputs["annotated"].meta.get("verdict") == "hold":
+        shutil.copytree(job.path("previous"), job.work.product, dirs_exist_ok=True, ignore=shutil.ignore_patterns("manifest.json", "metrics.jsonl"))
+        return {"held": True, "why": job.inputs["annotated"].meta["verdicts"]}
+    groups = read_groups(job.path("groups") / "groups.parquet")
+    return learn(job, job.path("policy"), groups, [])
+
+
+def learn(job: Job, policy: Path, groups: Sequence[Group], validation: Sequence[Group], *, kind: str = "policy") -> dict[str, Any]:
+    """Fit, save as a plain model directory, read it back and compare, and see that it still ends its answers."""
+    options, profile = job.options["fit"], job.options["profile"]
+    learner = make_learner(policy, kind, options, profile, len(groups))
+    updates = {role: parts(specs) for role, specs in options["updates"].items()}
+    summary = fit(dict.fromkeys(updates, learner), updates, groups, options, tokens=profile["tokens_per_batch"],
+                  seed=job.options["seed"], progress=job.work.progress, metrics=job.work.metrics, validation=validation)
+    learner.save(job.work.product)
+    summary["reload_difference"] = verify_saved(job.work.product, learner, groups[:4], kind=kind, tokens=profile["tokens_per_batch"])
+    if kind != "reward":
+        summary["probe"] = probe(job.work.product, learner, groups[:8], seed=job.options["seed"], threads=profile["threads"])
+    return summary
+
+
+def make_learner(path: Path, kind: str, fit_options: Mapping[str, Any], profile: Mapping[str, Any], units: int) -> TorchLearner:
+    """The learner of a profile with the optimiser of a fit."""
+    total = steps_planned(units, fit_options)
+    return TorchLearner(
+        path, kind=kind, adapter=build("adapter", fit_options["adapter"]), learning_rate=fit_options["learning_rate"],
+        betas=tuple(fit_options["betas"]), weight_decay=fit_options["weight_decay"], max_grad_norm=fit_options["max_grad_norm"],
+        schedule=fit_options["schedule"], warmup_steps=round(total * fit_options["warmup"]), total_steps=total,
+        gradient_checkpointing=profile["gradient_checkpointing"], threads=profile["threads"],
+    )
+
+
+def encoded(file: Path, tokenizer: Any, max_tokens: int, limit: int | None = None) -> tuple[list[Group], dict[str, int]]:
+    """Groups of a split as tokens and masks, at most `limit` of them; too long ones are left out and counted."""
+    if not file.exists():
+        raise ContractError(f"there is no data set {file.stem!r} in {file.parent}; it has {sorted(p.stem for p in file.parent.glob('*.parquet'))}")
+    groups, counts = [], {"kept": 0, "cut": 0, "dropped": 0}
+    for group in read_groups(file):
+        if limit and len(groups) >= limit:
+            break
+        done, what = encode_group(tokenizer, group, max_tokens)
+        counts[what] += 1
+        if done is not None:
+            groups.append(done)
+    if not groups:
+        raise DataError(f"{file}: no record is left after encoding ({counts}); raise max_tokens (now {max_tokens}) or look at the data")
+    return groups, counts
+

@@ -1,0 +1,70 @@
+"""Nested state (tensors, numbers, text) to disk and back, exactly, without pickle: safetensors beside JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from components.errors import StoreError
+from components.store import disk_errors, write_atomic
+
+
+def save_state(folder: Path, state: Mapping[str, Any]) -> None:
+    """Write `state` as a directory that exists only when whole (temporary directory, then rename)."""
+    from safetensors.torch import save_file
+
+    tensors: dict[str, Any] = {}
+    skeleton = _split(state, tensors, "")
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
+    with disk_errors(f"saving {folder}"):
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        try:
+            save_file(tensors, temporary / "tensors.safetensors")
+        except Exception as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            if "No space left" in str(error):
+                raise StoreError(f"saving {folder}: the disk is full; the last checkpoint is untouched") from error
+            raise
+        write_atomic(temporary / "state.json", json.dumps(skeleton))
+        if folder.exists():
+            shutil.rmtree(folder)
+        os.replace(temporary, folder)
+
+
+def load_state(folder: Path) -> dict[str, Any]:
+    """The state that `save_state` wrote. A damaged one is a `StoreError`."""
+    from safetensors.torch import load_file
+
+    try:
+        tensors = load_file(folder / "tensors.safetensors")
+        return _join(json.loads((folder / "state.json").read_text()), tensors)
+    except Exception as error:
+        raise StoreError(f"the checkpoint at {folder} cannot be read ({error}); remove it to start the stage again") from error
+
+
+def _split(value: Any, tensors: dict[str, Any], path: str) -> Any:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        tensors[path] = value.detach().contiguous().clone()
+        return {"$tensor": path}
+    if isinstance(value, Mapping):
+        return {"$map": [[k, _split(v, tensors, f"{path}/{k}")] for k, v in value.items()]}
+    if isinstance(value, (list, tuple)):
+        return [_split(v, tensors, f"{path}/{i}") for i, v in enumerate(value)]
+    return value
+
+
+def _join(value: Any, tensors: Mapping[str, Any]) -> Any:
+    if isinstance(value, dict):
+        if "$tensor" in value:
+            return tensors[value["$tensor"]]
+        return {k: _join(v, tensors) for k, v in value["$map"]}
+    if isinstance(value, list):
+        return [_join(v, tensors) for v in value]
+    return value

@@ -1,0 +1,194 @@
+"""The content-addressed store: every finished product once, whole or not at all.
+
+    <home>/store/<stage>-<key>/           product files, `manifest.json` written last, directory renamed into place
+    <home>/store/.work/<stage>-<key>/     product and progress of a stage that is not finished; survives a crash
+    <home>/runs/<run>/                    the resolved recipe and one link a stage into the store
+
+A key is the digest of what a stage does (its slice of the recipe), of the keys of its inputs and of the source code
+that does it; the manifest holds the SHA-256 of every file, checked when asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from components.errors import StoreError
+from components.types import Artifact
+
+MANIFEST = "manifest.json"
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of a plain value in canonical JSON."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def files_below(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.rglob("*") if p.is_file() and not p.is_symlink())
+
+
+@contextlib.contextmanager
+def disk_errors(doing: str) -> Iterator[None]:
+    """A full disk or a refused write becomes one clear sentence."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, StoreError):
+            raise
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StoreError(f"{doing}: the disk is full; nothing finished was touched. Free some space and run again, "
+                             "it continues from the last checkpoint") from error
+        if error.errno in (errno.EACCES, errno.EROFS):
+            raise StoreError(f"{doing}: not allowed to write at {error.filename}; choose another --home") from error
+        raise
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Replace a small file as a whole: a reader sees the old text or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with disk_errors(f"writing {path}"), temporary.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Where an unfinished stage works. `product` becomes the artifact; `progress` is dropped when it is whole."""
+
+    root: Path
+
+    @property
+    def product(self) -> Path:
+        return self.root / "product"
+
+    @property
+    def progress(self) -> Path:
+        return self.root / "progress"
+
+    @property
+    def metrics(self) -> Path:
+        return self.product / "metrics.jsonl"
+
+
+class Store:
+    def __init__(self, home: Path) -> None:
+        self.home = home.resolve()
+        self.root = self.home / "store"
+
+    def path(self, stage: str, key: str) -> Path:
+        return self.root / f"{stage}-{key[:16]}"
+
+    def get(self, stage: str, key: str) -> Artifact | None:
+        """The finished artifact, or None. A directory whose files do not match its manifest is not finished."""
+        path = self.path(stage, key)
+        manifest = read_manifest(path)
+        if manifest is None or manifest["key"] != key:
+            return None
+        for name, entry in manifest["files"].items():
+            file = path / name
+            if not file.is_file() or file.stat().st_size != entry["size"]:
+                raise StoreError(f"{file} is damaged: expected {entry['size']} bytes, found "
+                                 f"{file.stat().st_size if file.is_file() else 'nothing'}; remove {path} to make it again")
+        return Artifact(manifest["kind"], path, key, tuple(manifest["parents"]), manifest["meta"])
+
+    @contextlib.contextmanager
+    def working(self, stage: str, key: str) -> Iterator[Workspace]:
+        """The stage's workspace, held by one process at a time; a second run waits for the first to finish it."""
+        root = self.root / ".work" / f"{stage}-{key[:16]}"
+        with disk_errors(f"preparing {root}"):
+            root.mkdir(parents=True, exist_ok=True)
+            with (self.root / ".work" / f"{root.name}.lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                workspace = Workspace(root)
+                workspace.product.mkdir(parents=True, exist_ok=True)
+                workspace.progress.mkdir(parents=True, exist_ok=True)
+                yield workspace
+
+    def publish(self, workspace: Workspace, stage: str, key: str, kind: str, parents: Sequence[str],
+                meta: Mapping[str, Any]) -> Artifact:
+        """Seal the product: hash, sync, manifest last, rename. After this the artifact exists; before it did not."""
+        target = self.path(stage, key)
+        with disk_errors(f"publishing {stage}"):
+            entries = {}
+            for file in files_below(workspace.product):
+                descriptor = os.open(file, os.O_RDONLY)
+                os.fsync(descriptor)
+                os.close(descriptor)
+                entries[str(file.relative_to(workspace.product))] = {
+                    "size": file.stat().st_size, "sha256": file_digest(file)}
+            manifest = {"stage": stage, "key": key, "kind": kind, "parents": list(parents), "meta": dict(meta),
+                        "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                        "content": digest({n: e["sha256"] for n, e in entries.items()}), "files": entries}
+            write_atomic(workspace.product / MANIFEST, json.dumps(manifest, indent=1))
+            if target.exists():  # a damaged or foreign directory: keep it aside rather than mix with it
+                os.replace(target, target.with_name(f".replaced-{target.name}-{int(time.time())}"))
+            os.replace(workspace.product, target)
+            shutil.rmtree(workspace.root, ignore_errors=True)
+        artifact = self.get(stage, key)
+        assert artifact is not None
+        return artifact
+
+    def verify(self, artifact: Artifact) -> None:
+        """Compare every byte with the manifest; `StoreError` names the first file that differs."""
+        manifest = read_manifest(artifact.path) or {"files": {}}
+        for name, entry in manifest["files"].items():
+            if file_digest(artifact.path / name) != entry["sha256"]:
+                raise StoreError(f"{artifact.path / name} is damaged: its SHA-256 is not the one in its manifest; "
+                                 f"remove {artifact.path} and run again to make it anew")
+
+
+def read_manifest(path: Path) -> dict[str, Any] | None:
+    """The manifest of a finished directory, None when there is none or it is not readable."""
+    try:
+        return json.loads((path / MANIFEST).read_text())
+    except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
+        return None
+
+
+class RunDirectory:
+    """What one run did: its resolved recipe, its stages as links into the store, its state for people and `show`."""
+
+    def __init__(self, home: Path, run: str) -> None:
+        self.path = home.resolve() / "runs" / run
+        self.name = run
+
+    def open(self, recipe: str) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_atomic(self.path / "recipe.yaml", recipe)
+
+    def link(self, stage: str, target: Path) -> None:
+        link = self.path / "stages" / stage
+        link.parent.mkdir(parents=True, exist_ok=True)
+        temporary = link.with_name(f".{stage}.{os.getpid()}")
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(os.path.relpath(target, link.parent))
+        os.replace(temporary, link)
+
+    def record(self, **state: Any) -> None:
+        """Merge `state` into `run.json`."""
+        file = self.path / "run.json"
+        current = json.loads(file.read_text()) if file.exists() else {"run": self.name}
+        write_atomic(file, json.dumps({**current, **state}, indent=1))
+
+    def stages(self) -> dict[str, Path]:
+        folder = self.path / "stages"
+        return {p.name: p.resolve() for p in sorted(folder.iterdir()) if p.is_symlink()} if folder.is_dir() else {}

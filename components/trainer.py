@@ -1,0 +1,274 @@
+"""`fit`: the one optimisation loop. It knows units, counts, roles and checkpoints; it never knows a method.
+
+A step: pack whole units by tokens → count denominators over the whole step → forward only what the pieces read →
+sum of weighted, reduced terms → backward → optimiser step → knobs learn from the metrics → log → save.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from components.errors import TrainingError
+from components.packing import order, pack
+from components.piece import build, describe
+from components.reduce import Counts, count, reduce
+from components.state import load_state, save_state
+from components.types import Batch, Group, Terms
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from components.protocols import Knob, Learner
+
+OWN = ("weight", "reduce", "label")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One objective of an update: what it computes, how it is reduced, how much it weighs."""
+
+    label: str
+    objective: Callable[..., Terms]
+    reduce: str
+    weight: float | Knob
+    unit: str
+    asks: frozenset[str]
+    knobs: Mapping[str, Knob] = field(default_factory=dict)
+
+    def __call__(self, out: Any, batch: Batch) -> Terms:
+        return self.objective(out, batch, **{name: knob.value() for name, knob in self.knobs.items()})
+
+    def memories(self) -> dict[str, Knob]:
+        own = {} if isinstance(self.weight, (int, float)) else {"weight": self.weight}
+        return {**own, **self.knobs}
+
+
+def parts(specs: Sequence[Mapping[str, Any]]) -> list[Part]:
+    """Build the objectives of one role from their resolved specs; any number may be a knob."""
+    built = []
+    for spec in specs:
+        description = describe("objective", spec["name"])
+        knobs = {k: build("knob", v) for k, v in spec.items()
+                 if k not in OWN and isinstance(v, Mapping) and "name" in v}
+        fixed = {k: v for k, v in spec.items() if k not in knobs and k not in OWN}
+        weight = spec["weight"]
+        built.append(Part(
+            label=spec["label"], objective=build("objective", fixed), reduce=spec["reduce"],
+            weight=build("knob", weight) if isinstance(weight, Mapping) else float(weight),
+            unit=description.unit, asks=description.asks, knobs=knobs,
+        ))
+    return built
+
+
+class Meter:
+    """Running means of unreduced metrics, weighted by what they count: chosen steps, rows or units."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, float] = {}
+        self.counts: dict[str, float] = {}
+
+    def add(self, name: str, values: Tensor, batch: Batch) -> None:
+        values = values.detach().float()
+        if values.shape == batch.mask.shape:
+            total, number = (values * batch.mask).sum(), batch.mask.sum()
+        else:
+            total, number = values.sum(), values.new_tensor(values.numel())
+        self.sums[name] = self.sums.get(name, 0.0) + float(total)
+        self.counts[name] = self.counts.get(name, 0.0) + float(number)
+
+    def means(self) -> dict[str, float]:
+        return {name: self.sums[name] / max(self.counts[name], 1.0) for name in self.sums}
+
+
+def widest(units: Sequence[str]) -> str:
+    """The unit that keeps every part's unit whole: a group holds pairs, a pair holds rows."""
+    return max(units, key=("step", "row", "pair", "group").index)
+
+
+def measure(learner: Learner, update: Sequence[Part], groups: Sequence[Group], *, tokens: int,
+            backward: bool, meter: Meter) -> float:
+    """The reduced, weighted loss of `groups` as one step; its gradient is left on the learner when asked."""
+    import torch
+
+    batches = pack(groups, unit=widest([p.unit for p in update]), tokens=tokens)
+    totals: dict[str, Counts] = {}
+    for part in update:
+        counts = [count(batch, part.unit) for batch in batches]
+        totals[part.label] = sum(counts[1:], counts[0])
+    if not any(int(batch.mask.sum()) for batch in batches):
+        raise TrainingError(f"nothing to train on: no step of {len(groups)} groups is marked as the actor's own "
+                            f"(first prompt: {groups[0].prompt.id!r}); check the chat template and the data's roles")
+    asks = frozenset().union(*(part.asks for part in update))
+    value = 0.0
+    for batch in batches:
+        with torch.set_grad_enabled(backward):
+            out = learner(batch, asks)
+            loss = None
+            for part in update:
+                terms = part(out, batch)
+                weight = part.weight if isinstance(part.weight, float) else part.weight.value()
+                term = weight * reduce(part.reduce, terms.loss, batch, totals[part.label])
+                if not math.isfinite(float(term.detach())):
+                    raise TrainingError(f"the loss term {part.label!r} is {float(term.detach())} on prompts "
+                                        f"{', '.join(sorted(set(batch.ids))[:5])}; the last checkpoint is kept. "
+                                        "Lower the learning rate or look at these records")
+                loss = term if loss is None else loss + term
+                meter.add(f"{part.label}/loss", terms.loss, batch)
+                for name, values in terms.metrics.items():
+                    meter.add(f"{part.label}/{name}", values, batch)
+            assert loss is not None
+            value += float(loss.detach())
+            if backward:
+                learner.backward(loss)
+    return value
+
+
+def one_step(learners: Mapping[str, Learner], updates: Mapping[str, Sequence[Part]], groups: Sequence[Group], *,
+             tokens: int) -> dict[str, float]:
+    """One optimiser step of every role on `groups`; returns its metrics, and the knobs have learnt from them."""
+    line: dict[str, float] = {}
+    for role, update in updates.items():
+        meter = Meter()
+        line[f"{role}/loss"] = measure(learners[role], update, groups, tokens=tokens, backward=True, meter=meter)
+        line |= {f"{role}/{name}": value for name, value in meter.means().items()}
+        line |= {f"{role}/{name}": value for name, value in learners[role].step().items()}
+        for part in update:
+            for knob in part.memories().values():
+                knob.update(line)
+    return line
+
+
+def memories(updates: Mapping[str, Sequence[Part]]) -> dict[str, Knob]:
+    """Every knob of every part, by a name that is stable across restarts."""
+    return {f"{role}.{p.label}.{name}": knob for role, ps in updates.items() for p in ps for name, knob in p.memories().items()}
+
+
+def steps_planned(units: int, options: Mapping[str, Any]) -> int:
+    """How many optimiser steps a fit will take: whole epochs, the last step of an epoch may be smaller."""
+    steps = math.ceil(units / options["batch"]) * options["epochs"]
+    return min(steps, options["max_steps"]) if options["max_steps"] else steps
+
+
+def fit(
+    learners: Mapping[str, Learner],
+    updates: Mapping[str, Sequence[Part]],
+    groups: Sequence[Group],
+    options: Mapping[str, Any],
+    *,
+    tokens: int,
+    seed: int,
+    progress: Path,
+    metrics: Path,
+    validation: Sequence[Group] = (),
+) -> dict[str, Any]:
+    """Train every role on `groups`. Resumes from `progress` when a checkpoint lies there. Returns a summary.
+
+    `options` is the `fit` section of the resolved recipe. The same call after a kill ends with the same weights.
+    """
+    if not groups:
+        raise TrainingError("nothing to train on: the data set is empty after selection; see the counts of the stage before")
+    planned = steps_planned(len(groups), options)
+    state: dict[str, Any] = {"step": 0, "best": None, "best_step": 0, "bad": 0, "stopped": False, "tokens": 0}
+    knobs = memories(updates)
+    checkpoint = latest(progress)
+    if checkpoint:
+        saved = load_state(checkpoint)
+        state = saved["state"]
+        for role, learner in learners.items():
+            learner.restore(saved["learners"][role])
+        for name, knob in knobs.items():
+            knob.restore(saved["knobs"][name])
+    log = Log(metrics, after=state["step"])
+    per_epoch = math.ceil(len(groups) / options["batch"])
+    started = time.monotonic()
+    while state["step"] < planned and not state["stopped"]:
+        step = state["step"]
+        epoch, within = divmod(step, per_epoch)
+        indices = order(len(groups), epoch, seed)[within * options["batch"] : (within + 1) * options["batch"]]
+        chosen = [groups[i] for i in indices]
+        line = one_step(learners, updates, chosen, tokens=tokens)
+        state["step"] += 1
+        state["tokens"] += sum(sum(t.mask) for g in chosen for t in g.trajectories)
+        line["trainable_tokens"] = state["tokens"]
+        due = options["validate_every"] and state["step"] % options["validate_every"] == 0
+        if validation and (due or state["step"] == planned):
+            line |= _validate(learners, updates, validation, options, state, tokens, progress)
+        log(line, state["step"], planned)
+        if options["save_every"] and state["step"] % options["save_every"] == 0 and state["step"] < planned:
+            save_checkpoint(progress, state, learners, knobs)
+    if validation and state["best_step"] and state["best_step"] != state["step"]:
+        best = load_state(progress / "best")
+        for role, learner in learners.items():
+            learner.restore(best[role])
+    if state["step"] != planned and not state["stopped"]:
+        raise TrainingError(f"{state['step']} steps were done where {planned} were planned")
+    seconds = time.monotonic() - started
+    return {"steps": state["step"], "steps_planned": planned, "stopped_early": state["stopped"],
+            "best_step": state["best_step"] or state["step"], "best_validation_loss": state["best"],
+            "trainable_tokens": state["tokens"], "seconds": round(seconds, 1), **log.last}
+
+
+def _validate(learners: Mapping[str, Learner], updates: Mapping[str, Sequence[Part]], validation: Sequence[Group],
+              options: Mapping[str, Any], state: dict[str, Any], tokens: int, progress: Path) -> dict[str, float]:
+    line: dict[str, float] = {}
+    for role, update in updates.items():
+        meter = Meter()
+        line[f"validation/{role}/loss"] = measure(learners[role], update, validation, tokens=tokens, backward=False, meter=meter)
+        line |= {f"validation/{role}/{name}": value for name, value in meter.means().items()}
+    loss = sum(v for k, v in line.items() if k.count("/") == 2 and k.endswith("/loss"))
+    if state["best"] is None or loss < state["best"]:
+        state.update(best=loss, best_step=state["step"], bad=0)
+        save_state(progress / "best", {role: learner.state() for role, learner in learners.items()})
+    else:
+        state["bad"] += 1
+        state["stopped"] = bool(options["patience"]) and state["bad"] >= options["patience"]
+    return line
+
+
+class Log:
+    """Appends one JSON line a step. On resume, lines after the checkpoint are cut: they will be written again."""
+
+    def __init__(self, path: Path, *, after: int) -> None:
+        self.path = path
+        self.last: dict[str, float] = {}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            kept = [text for text in path.read_text().splitlines() if _step(text) is not None and _step(text) <= after]
+            path.write_text("".join(text + "\n" for text in kept))
+
+    def __call__(self, values: Mapping[str, float], step: int, of: int | None = None) -> None:
+        self.last = {k: v for k, v in values.items() if isinstance(v, (int, float))}
+        line = {"step": step, "of": of, "time": time.time(), "metrics": self.last}
+        with self.path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def _step(text: str) -> int:
+    try:
+        return json.loads(text)["step"]
+    except (json.JSONDecodeError, KeyError, TypeError):
+        return 1 << 62  # a half-written line is cut
+
+
+def latest(progress: Path) -> Path | None:
+    """The newest whole checkpoint of an unfinished fit."""
+    found = sorted(progress.glob("checkpoint-*"), key=lambda p: int(p.name.split("-")[1]))
+    return found[-1] if found else None
+
+
+def save_checkpoint(progress: Path, state: Mapping[str, Any], learners: Mapping[str, Learner], knobs: Mapping[str, Knob]) -> None:
+    """Save everything a fit needs to go on exactly, then drop the checkpoint before."""
+    save_state(progress / f"checkpoint-{state['step']}", {
+        "state": dict(state),
+        "learners": {role: learner.state() for role, learner in learners.items()},
+        "knobs": {name: knob.state() for name, knob in knobs.items()},
+    })
+    for older in sorted(progress.glob("checkpoint-*"), key=lambda p: int(p.name.split("-")[1]))[:-1]:
+        shutil.rmtree(older)

@@ -1,0 +1,256 @@
+"""The `ratchet` command. Nothing heavy is imported before a command needs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from components.errors import RatchetError, RecipeError
+
+app = typer.Typer(help="Post-training pipelines: data → SFT → reward model → online RLHF → evaluation → registry.",
+                  no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+recipes_app = typer.Typer(help="List, explain and check recipes.", no_args_is_help=True)
+app.add_typer(recipes_app, name="recipes")
+
+Home = Annotated[Path, typer.Option(help="Where runs, products and the tracking database live.")]
+Set = Annotated[list[str], typer.Option("--set", help="Override a recipe key: --set online.rounds=2")]
+ProfileOption = Annotated[str | None, typer.Option("--profile", help="Hardware and sizes: cpu, gpu, ...")]
+OUT = Path("out")
+
+
+@app.command()
+def run(recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = None,  # noqa: A002, B006
+        until: Annotated[str, typer.Option(help="Stop after: curate, train, evaluate, register.")] = "register") -> None:
+    """Run a recipe (a name or a file). What is finished is kept, what was interrupted continues."""
+    from rich.console import Console
+
+    from tasks.pipeline import Pipeline
+
+    console = Console()
+    pipeline = Pipeline.open(recipe, home=home, overrides=set, profile=profile)
+    finished = _finished(pipeline, until)
+    if finished:
+        console.print(f"Nothing to do: all {len(pipeline.stages)} stages of run {pipeline.run.name} are made.")
+        _where(console, pipeline)
+        return
+    _print_plan(console, pipeline)
+    _quiet_platforms(home)
+    from flows.display import Display
+    from flows.post_training import post_training
+
+    with Display(console) as display:
+        try:
+            post_training(recipe, home=str(home), overrides=list(set), profile=profile, until=until, display=display)
+        except KeyboardInterrupt:
+            console.print("Stopped. Everything finished is kept; the same command continues from here.")
+            raise typer.Exit(130) from None
+    console.print(display.table())
+    _where(console, pipeline)
+
+
+@app.command("plan")
+def show_plan(recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = None) -> None:  # noqa: A002, B006
+    """Say what `run` would do, stage by stage, without doing it."""
+    from rich.console import Console
+
+    from tasks.pipeline import Pipeline
+
+    _print_plan(Console(), Pipeline.open(recipe, home=home, overrides=set, profile=profile), full=True)
+
+
+@app.command()
+def show(run: Annotated[str | None, typer.Argument(help="A run's name; the newest when left out.")] = None, home: Home = OUT) -> None:
+    """Show a run: its stages, what they found, what made them."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from components.store import read_manifest
+    from flows.display import headline
+
+    runs = sorted((home / "runs").glob("*/run.json"), key=lambda p: p.stat().st_mtime) if (home / "runs").is_dir() else []
+    if run:
+        runs = [p for p in runs if p.parent.name == run]
+    if not runs:
+        raise RecipeError(f"no run {run!r} under {home / 'runs'}" if run else f"there is no run under {home / 'runs'} yet; `ratchet run chat` makes one")
+    state = json.loads(runs[-1].read_text())
+    console, folder = Console(), runs[-1].parent
+    console.print(f"[bold]{folder.name}[/bold]  recipe {state.get('recipe')}  {state.get('state')}  code {state.get('revision', '')[:12]}")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("stage", "key", "seconds", "result"):
+        table.add_column(column)
+    for name, key in state.get("stages", {}).items():
+        manifest = read_manifest(folder / "stages" / name)
+        table.add_row(name, key[:12], *(["", "not made"] if manifest is None else
+                                        [f"{manifest['meta'].get('seconds', '')}", headline(manifest["meta"])]))
+    console.print(table)
+    report = folder / "stages" / "evaluate" / "report.html"
+    if report.exists():
+        console.print(f"report: {report.resolve()}")
+
+
+@app.command()
+def ui(home: Home = OUT) -> None:
+    """Start the MLflow and Prefect pages on free ports of this machine and print their addresses. Ctrl-C ends both."""
+    from flows.ui import serve
+
+    serve(home)
+
+
+@app.command()
+def stage(part: Annotated[str, typer.Argument(help="fetch, curate, train or evaluate: the stages of dvc.yaml.")],
+          recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = None) -> None:  # noqa: A002, B006
+    """Run one part of a recipe and lay its data out for DVC. `dvc repro` calls this."""
+    from flows.parts import run_part
+
+    _quiet_platforms(home)
+    run_part(part, recipe, home=home, overrides=set, profile=profile)
+
+
+@recipes_app.command("list")
+def list_recipes() -> None:
+    """Every recipe that ships, with what it is about."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from components.recipe import load, names
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("recipe", "paper", "about"):
+        table.add_column(column)
+    for name in names():
+        loaded, _ = load(name)
+        table.add_row(name, loaded.paper, loaded.about)
+    Console().print(table)
+
+
+@recipes_app.command()
+def explain(recipe: str, profile: ProfileOption = None) -> None:
+    """The resolved recipe, every default written out, and its derived sizes."""
+    from rich.console import Console
+
+    from components.recipe import dump, load
+
+    loaded, chosen = load(recipe, profile=profile)
+    console = Console(highlight=False)
+    console.print(dump(loaded, chosen))
+    console.print(_sizes(loaded))
+
+
+@recipes_app.command("check")
+def check_recipes(recipe: Annotated[str | None, typer.Argument(help="A name or file; all that ship when left out.")] = None) -> None:
+    """Check a recipe: keys, pieces, options and the flow of columns."""
+    from components.recipe import load, names
+
+    for name in [recipe] if recipe else names():
+        load(name)
+        typer.echo(f"{name}: ok")
+
+
+def main() -> None:
+    """Entry point: one clear sentence and a non-zero exit for every error of ours."""
+    try:
+        app()
+    except RatchetError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(2 if isinstance(error, RecipeError) else 1)
+
+
+def _finished(pipeline: Any, until: str) -> bool:
+    if any(s.state != "done" for s in pipeline.status()):
+        return False
+    file = pipeline.run.path / "run.json"
+    return file.exists() and (until != "register" or json.loads(file.read_text()).get("state") == "finished")
+
+
+def _print_plan(console: Any, pipeline: Any, *, full: bool = False) -> None:
+    from rich.table import Table
+
+    console.print(_sizes(pipeline.recipe))
+    statuses = pipeline.status()
+    done = sum(s.state == "done" for s in statuses)
+    if full:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for column in ("stage", "would", "key", "from"):
+            table.add_column(column)
+        for s in statuses:
+            table.add_row(s.stage.name, {"done": "keep", "resume": "continue", "run": "make"}[s.state], s.stage.key[:12],
+                          ", ".join(dict.fromkeys(s.stage.inputs.values())))
+        console.print(table)
+    console.print(f"Run {pipeline.run.name}: {done} of {len(statuses)} stages are made already, {len(statuses) - done} to do.")
+
+
+def _sizes(recipe: Any) -> Any:
+    """Every quantity by its unit, derived from the recipe."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold", title=None)
+    table.add_column("quantity")
+    table.add_column("value", justify="right")
+
+    def row(name: str, value: Any) -> None:
+        if value is not None:
+            table.add_row(name, str(value))
+
+    if recipe.sft:
+        row("SFT conversations a step", recipe.sft.fit.batch)
+        row("SFT conversations at most", recipe.sft.limit)
+        row("SFT epochs", recipe.sft.fit.epochs)
+    if recipe.reward:
+        row("reward models", recipe.reward.members)
+        row("preference pairs a step", recipe.reward.fit.batch)
+        row("preference pairs at most", recipe.reward.limit)
+    if recipe.online:
+        online = recipe.online
+        count = online.rollout.get("responses_per_prompt")
+        row("rounds", online.rounds)
+        row("prompts a round", online.prompts_per_round)
+        row("responses a prompt", count)
+        if count:
+            row("responses a round", online.prompts_per_round * count)
+        row("tokens a response at most", online.rollout.get("max_tokens"))
+        row("units a step", online.fit.batch)
+        row("epochs a round", online.fit.epochs)
+    if recipe.evaluate:
+        row("held-out prompts", recipe.evaluate.prompts)
+        row("responses a held-out prompt", recipe.evaluate.responses_per_prompt)
+    return table
+
+
+def _where(console: Any, pipeline: Any) -> None:
+    path = pipeline.run.path
+    report = path / "stages" / "evaluate" / "report.html"
+    final = next((s for s in reversed(pipeline.stages.values()) if s.kind == "weights" and s.name not in ("gold",)), None)
+    console.print(f"run        {path}", highlight=False, soft_wrap=True)
+    if final:
+        console.print(f"model      {path / 'stages' / final.name}", highlight=False, soft_wrap=True)
+    if report.exists():
+        console.print(f"report     {report}", highlight=False, soft_wrap=True)
+    console.print("pages      ratchet ui", highlight=False)
+
+
+def _quiet_platforms(home: Path) -> None:
+    """Settings the platforms only read from the environment, before they are imported. A user's own are respected."""
+    defaults = {
+        "PREFECT_LOGGING_LEVEL": "ERROR",
+        "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
+        "DO_NOT_TRACK": "1",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "GX_ANALYTICS_ENABLED": "false",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if "PREFECT_API_URL" not in os.environ:
+        defaults["PREFECT_HOME"] = str((home / "prefect").resolve())
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+
+
+if __name__ == "__main__":
+    main()

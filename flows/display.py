@@ -1,0 +1,109 @@
+"""What a person sees while a recipe runs: a quiet live display in a terminal, plain lines in a log."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from components.plan import Stage
+from components.types import Artifact
+
+SHOWN = ("loss", "accuracy", "validation", "margin", "tokens_per_second")
+
+
+class Display:
+    """Watches a pipeline. Live when the console is a terminal, one line an event otherwise."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.rows: list[tuple[str, str, float, str]] = []
+        self.live: Progress | None = None
+        self.task: Any = None
+        self.spoke = 0.0
+
+    def __enter__(self) -> Display:
+        if self.console.is_terminal:
+            self.live = Progress(SpinnerColumn(), TextColumn("{task.description:<14}"), BarColumn(bar_width=24),
+                                 TextColumn("{task.fields[note]}"), TimeElapsedColumn(), console=self.console, transient=True)
+            self.live.start()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        if self.live:
+            self.live.stop()
+
+    def started(self, stage: Stage, metrics: Path) -> None:
+        self.spoke = time.monotonic()
+        if self.live:
+            self.task = self.live.add_task(stage.title, total=None, note="")
+        else:
+            self.console.print(f"{stage.title}: started", highlight=False)
+
+    def progressed(self, stage: Stage, line: Mapping[str, Any]) -> None:
+        note = _note(line["metrics"])
+        if self.live and self.task is not None:
+            self.live.update(self.task, completed=line["step"], total=line.get("of"), note=note)
+        elif not self.live and time.monotonic() - self.spoke > 15:
+            self.spoke = time.monotonic()
+            of = f" of {line['of']}" if line.get("of") else ""
+            self.console.print(f"{stage.title}: step {line['step']}{of}  {note}", highlight=False)
+
+    def finished(self, stage: Stage, artifact: Artifact, *, reused: bool, seconds: float) -> None:
+        self._drop()
+        result = headline(artifact.meta)
+        self.rows.append((stage.title, "kept" if reused else "made", seconds, result))
+        if not reused:
+            self.console.print(f"{stage.title}: done in {seconds:.0f} s  {result}", highlight=False)
+
+    def failed(self, stage: Stage, error: BaseException) -> None:
+        self._drop()
+        self.rows.append((stage.title, "stopped", 0.0, type(error).__name__))
+
+    def _drop(self) -> None:
+        if self.live and self.task is not None:
+            self.live.remove_task(self.task)
+        self.task = None
+
+    def table(self) -> Table:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for column in ("stage", "", "seconds", "result"):
+            table.add_column(column, justify="right" if column == "seconds" else "left")
+        for name, state, seconds, result in self.rows:
+            table.add_row(name, state, f"{seconds:.0f}" if seconds else "", result)
+        return table
+
+
+def headline(meta: Mapping[str, Any]) -> str:
+    """The few numbers of a stage that people look for."""
+    found = []
+    if "certificate" in meta:
+        accuracy = meta["certificate"].get("accuracy")
+        if isinstance(accuracy, Mapping):
+            found.append(f"held-out accuracy {accuracy['mean']:.3f} [{accuracy['low']:.3f}, {accuracy['high']:.3f}]")
+    if "panel" in meta:
+        panel = meta["panel"]
+        found += [f"{k} {v:.3g}" for k, v in panel.items() if k.startswith("reward.") or k in ("length", "kl", "gold")]
+    if meta.get("best_validation_loss") is not None:
+        found.append(f"validation loss {meta['best_validation_loss']:.4f} at step {meta['best_step']}")
+    if "steps" in meta:
+        found.append(f"{meta['steps']} steps{', stopped early' if meta.get('stopped_early') else ''}")
+    if "counts" in meta:
+        found.append(", ".join(f"{k} {v}" for k, v in meta["counts"].items()))
+    if "responses" in meta:
+        found.append(f"{meta['prompts']} prompts, {meta['responses']} responses")
+    if "headline" in meta:
+        found.append(str(meta["headline"]))
+    if meta.get("held"):
+        found.append("held by a health rule")
+    return " · ".join(found)
+
+
+def _note(metrics: Mapping[str, float]) -> str:
+    short = {k: v for k, v in metrics.items() if k.rsplit("/", 1)[-1] in SHOWN}
+    return "  ".join(f"{k.split('/', 1)[-1] if '/' in k else k} {v:.4g}" for k, v in list(short.items())[:4])

@@ -1,0 +1,62 @@
+"""The pipeline: curate → SFT → reward model → online rounds → evaluate → register."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from prefect import flow
+
+from tasks.pipeline import Pipeline
+from tasks.registration import register_run
+from tasks.stages import make
+from tasks.watchers import watched
+
+
+@flow(name="post_training", flow_run_name="{recipe}", persist_result=False, validate_parameters=False)
+def post_training(
+    recipe: str, *, home: str = "out", overrides: list[str] | None = None, profile: str | None = None,
+    until: str = "register", display: Any = None,
+) -> dict[str, Any]:
+    """Run a recipe to the end, or up to `until` (curate, train, evaluate, register). Finished stages are taken as they are."""
+    pipeline = Pipeline.open(recipe, home=Path(home), overrides=overrides or (), profile=profile)
+    with watched(pipeline, display):
+        curate(pipeline)
+        if until == "curate":
+            return {"run": pipeline.run.name}
+        learn(pipeline)
+        for number in range(1, rounds(pipeline) + 1):
+            online_round(pipeline, number)
+        if until == "train":
+            return {"run": pipeline.run.name}
+        if "evaluate" in pipeline.stages:
+            make(pipeline, "evaluate")
+        if until == "evaluate":
+            return {"run": pipeline.run.name}
+        return {"run": pipeline.run.name, "registered": register_run(pipeline)}
+
+
+def curate(pipeline: Pipeline) -> None:
+    """Fetch the models and the data, clean, split, and hold every data set against its expectations."""
+    for name in [n for n in pipeline.stages if n.startswith("model_")]:
+        make(pipeline, name)
+    for name in ("raw", "drafts", "curated"):
+        make(pipeline, name)
+
+
+def learn(pipeline: Pipeline) -> None:
+    """Everything that is trained before or beside the rounds."""
+    for name, stage in pipeline.stages.items():
+        if stage.does in ("sft", "reward", "gold", "prepare_offline", "improve") or name == "offline":
+            make(pipeline, name)
+
+
+def rounds(pipeline: Pipeline) -> int:
+    return max((stage.round or 0 for stage in pipeline.stages.values()), default=0)
+
+
+@flow(name="online_round", flow_run_name="round-{number}", persist_result=False, validate_parameters=False)
+def online_round(pipeline: Pipeline, number: int) -> None:
+    """The current policy answers, the judges score, pairs are chosen, the policy learns from them."""
+    for step in ("rollout", "annotate", "select", "optimise"):
+        make(pipeline, f"{step}_{number}")

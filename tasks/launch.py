@@ -1,0 +1,125 @@
+"""Run a stage in a process of its own, so that running out of memory kills a stage and not the flow.
+
+Children come from a fork server that has torch and transformers loaded already: a stage starts in milliseconds and
+leaves nothing behind. A child dies with its parent; a cancelled flow takes its child down with it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from components.errors import RatchetError, StageError
+
+PRELOAD = ["torch", "transformers", "components.run"]
+
+
+def launch(request: Mapping[str, Any], log: Path, *, inline: bool = False,
+           tick: Callable[[], None] | None = None) -> dict[str, Any]:
+    """Execute the stage and return its meta. What it prints goes to `log`.
+
+    Raises the stage's own `RatchetError`; anything else, or a process that dies, becomes a `StageError` that carries
+    the cause. `tick` is called about five times a second while waiting.
+    """
+    if inline:
+        from components.run import execute
+
+        return execute(request)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    receive, send = context.Pipe(duplex=False)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    child = context.Process(target=_child, args=(dict(request), send, str(log), os.getpid()), daemon=False)
+    child.start()
+    send.close()
+    try:
+        while not receive.poll(0.2):
+            if tick:
+                tick()
+            if not child.is_alive() and not receive.poll(0):
+                break
+        answer = receive.recv() if receive.poll(0) else None
+        child.join(30)
+    except EOFError:
+        child.join(30)
+        answer = None
+    except BaseException:
+        _take_down(child)
+        raise
+    if answer is None:
+        raise StageError(_how_it_died(request["does"], child.exitcode, log), died=True)
+    kind, value = answer
+    if kind == "error":
+        raise value
+    return value
+
+
+def _child(request: dict[str, Any], send: Any, log: str, parent: int) -> None:
+    os.setsid()
+    _die_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    file = open(log, "a", buffering=1)
+    os.dup2(file.fileno(), 1)
+    os.dup2(file.fileno(), 2)
+    sys.stdout = sys.stderr = file
+    try:
+        from components.run import execute
+
+        send.send(("meta", execute(request)))
+    except RatchetError as error:
+        traceback.print_exc()
+        send.send(("error", error))
+    except MemoryError:
+        send.send(("error", StageError(f"stage {request['does']!r} ran out of memory; use a smaller profile "
+                                       "(tokens_per_batch, sampler_rows) and run again", died=True)))
+    except BaseException as error:
+        traceback.print_exc()
+        send.send(("error", StageError(f"stage {request['does']!r} failed: {type(error).__name__}: {error} (log: {log})")))
+    finally:
+        send.close()
+
+
+def _die_with_parent(parent: int) -> None:
+    """The fork server is this process's parent, and lives as long as the flow: die with either (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    import threading
+
+    def watch() -> None:
+        while True:
+            time.sleep(0.5)
+            try:
+                os.kill(parent, 0)
+            except ProcessLookupError:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _take_down(child: Any) -> None:
+    if child.pid is None:
+        return
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(child.pid, sign)
+        except (ProcessLookupError, PermissionError):
+            child.kill()
+        child.join(3)
+        if not child.is_alive():
+            return
+
+
+def _how_it_died(does: str, code: int | None, log: Path) -> str:
+    if code is not None and code < 0:
+        name = signal.Signals(-code).name
+        why = "; the machine probably ran out of memory" if -code == signal.SIGKILL else ""
+        return f"stage {does!r} was killed by {name}{why}; run again to continue from its last checkpoint (log: {log})"
+    return f"stage {does!r} ended without a result, exit code {code} (log: {log})"

@@ -1,0 +1,288 @@
+"""The side of the mirror that talks to MLflow: where it is, how long it may take, and shipping a run's journal to it.
+
+What was shipped is kept per tracking server in `<run>/tracking/shipped-<server>.json`: MLflow's run ids, what is done,
+and a cursor for each metrics file. One process ships a run at a time (a file lock, which dies with the process).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from components.errors import RecipeError, ServiceError
+from tasks.journal import ROOT, TAG_LIMIT, Wanted, allowed, cut, lines, read_journal, read_json
+
+log = logging.getLogger("ratchet.tracking")
+KEY = "ratchet.key"  # the tag by which a run created just before a crash is found again
+PARAM_LIMIT, BATCH, DIGEST_LIMIT = 6000, 1000, 36  # MLflow's own
+BOUNDS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+          "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "0"}  # the defaults retry for minutes
+
+
+def tracking_uri(home: Path) -> str:
+    """`MLFLOW_TRACKING_URI` when set, else the sqlite file of `home`."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(home / 'mlflow.db').resolve()}"
+
+
+_bound_lock, _bound_users, _bound_set = threading.Lock(), 0, []
+
+
+@contextlib.contextmanager
+def bounded() -> Iterator[None]:
+    """Short retries and time-outs for MLflow calls made inside; a value the user has set wins. Safe across threads."""
+    global _bound_users
+    with _bound_lock:
+        _bound_users += 1
+        if _bound_users == 1:
+            _bound_set.extend(name for name in BOUNDS if name not in os.environ)
+            os.environ.update({name: BOUNDS[name] for name in _bound_set})
+    try:
+        yield
+    finally:
+        with _bound_lock:
+            _bound_users -= 1
+            if not _bound_users:
+                for name in _bound_set:
+                    os.environ.pop(name, None)
+                _bound_set.clear()
+
+
+def client(home: Path) -> Any:
+    """An `MlflowClient` on `tracking_uri(home)`. Imports mlflow (5 s); a new sqlite file takes 4 s more."""
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    from mlflow import MlflowClient
+
+    uri = tracking_uri(home)
+    if uri.startswith("sqlite:"):
+        home.mkdir(parents=True, exist_ok=True)
+    return MlflowClient(tracking_uri=uri, registry_uri=os.environ.get("MLFLOW_REGISTRY_URI", uri))
+
+
+def experiment_id(mlflow: Any, home: Path, name: str = "ratchet") -> str:
+    """The experiment's id, made when missing; beside the default sqlite file its artifacts lie in `home`."""
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME", name)
+    found = mlflow.get_experiment_by_name(name)
+    if found:
+        return found.experiment_id
+    local = None if os.environ.get("MLFLOW_TRACKING_URI") else (home / "mlartifacts").resolve().as_uri()
+    try:
+        return mlflow.create_experiment(name, artifact_location=local)
+    except Exception:
+        found = mlflow.get_experiment_by_name(name)  # another process was quicker
+        if found is None:
+            raise
+        return found.experiment_id
+
+
+def sync(run_dir: Path, home: Path) -> dict[str, int]:
+    """Ship what is not yet shipped; returns counts `{"runs", "points", "missing"}` (missing: files that are gone).
+
+    Raises `RecipeError` when nothing was ever tracked there, `ServiceError` when the server cannot be reached or
+    another process is shipping this run.
+    """
+    journal = Path(run_dir) / "tracking" / "journal.jsonl"
+    if not journal.exists():
+        raise RecipeError(f"{run_dir} is not a tracked run: {journal} does not exist; expected a directory under runs/")
+    with contextlib.closing(Shipper(Path(run_dir).resolve(), Path(home))) as shipper:
+        try:
+            return shipper.ship()
+        except ServiceError:
+            raise
+        except Exception as error:
+            raise ServiceError(f"tracking server {tracking_uri(home)}: {type(error).__name__}: {error}; nothing is lost, "
+                               f"start the server (or unset MLFLOW_TRACKING_URI) and sync again") from error
+
+
+class Shipper:
+    """Makes MLflow agree with a run's journal, as often as asked; each call does only what is new."""
+
+    def __init__(self, run_dir: Path, home: Path) -> None:
+        self.run_dir, self.home, self.state_file = run_dir, home, shipped_file(run_dir, home)
+        self.mlflow: Any = None
+        self.seen: dict[str, set[tuple[str, int]]] = {}  # run id -> points MLflow has
+        self.counts = {"runs": 0, "points": 0, "missing": 0}
+        self.lock = open(run_dir / "tracking" / "lock", "w")  # noqa: SIM115 - held for as long as we ship
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self.lock.close()
+            raise ServiceError(f"{run_dir} is being shipped by another process; wait until it ends") from None
+        self.state: dict[str, Any] = read_json(self.state_file) or {"runs": {}, "cursors": {}}
+
+    def close(self) -> None:
+        self.lock.close()
+
+    def ship(self) -> dict[str, int]:
+        """One pass over the journal. Raises what MLflow raises when it cannot be reached; call again later."""
+        wanted, experiment = read_journal(self.run_dir)
+        with bounded():
+            if self.mlflow is None:
+                mlflow = client(self.home)
+                self.experiment = experiment_id(mlflow, self.home, experiment)
+                self._forget_lost_runs(mlflow)
+                self.mlflow = mlflow
+            self.counts["missing"] = 0
+            for key, run in wanted.items():
+                done = self.state["runs"].setdefault(key, {})
+                self._open(key, run, done)
+                self._texts(run, done)
+                self._inputs(run, done)
+                for path in run.files:
+                    self._points(done["id"], self._new_lines(path, done["id"]), f"{done['id']} {path}")
+                fresh = run.points[done.get("logged", 0):]
+                self._points(done["id"], fresh)
+                done["logged"] = len(run.points)
+                self._artifacts(run, done)
+                if run.status != "RUNNING" and done.get("status") != run.status:
+                    self.mlflow.set_terminated(done["id"], run.status, end_time=int(run.end * 1000))
+                    done["status"] = run.status
+                self._save()
+        return dict(self.counts)
+
+    def _forget_lost_runs(self, mlflow: Any) -> None:
+        """When the server no longer has our run (its database was removed), ship everything anew."""
+        from mlflow.exceptions import MlflowException
+
+        root = self.state["runs"].get(ROOT, {}).get("id")
+        try:
+            if root and mlflow.get_run(root).info.lifecycle_stage == "active":
+                return
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+        if root:
+            log.warning("MLflow no longer has run %s; shipping all of %s anew", root, self.run_dir)
+        self.state = {"runs": {}, "cursors": {}}
+
+    def _open(self, key: str, run: Wanted, done: dict[str, Any]) -> None:
+        if "id" not in done:
+            mark = f"{self.run_dir}#{key}"
+            found = self.mlflow.search_runs([self.experiment], f"tags.`{KEY}` = '{mark.replace(chr(39), '')}'", max_results=1)
+            if found:
+                done["id"] = found[0].info.run_id
+            else:
+                tags = {KEY: mark.replace("'", ""), "mlflow.source.name": "ratchet"}
+                if run.parent is not None:
+                    tags["mlflow.parentRunId"] = self.state["runs"][run.parent]["id"]
+                made = self.mlflow.create_run(self.experiment, int(run.start * 1000), tags, run.name)
+                done["id"] = made.info.run_id
+                self.seen[done["id"]] = set()
+            self.counts["runs"] += 1
+            self._save()
+        elif run.status == "RUNNING" and done.get("status", "RUNNING") != "RUNNING":
+            self.mlflow.update_run(done["id"], status="RUNNING")
+            done["status"] = "RUNNING"
+
+    def _texts(self, run: Wanted, done: dict[str, Any]) -> None:
+        from mlflow.entities import Param, RunTag
+
+        if not done.get("params"):
+            params = [Param(k, cut(v, PARAM_LIMIT)) for k, v in run.params.items()]
+            for i in range(0, len(params), 100):
+                self._send(self.mlflow.log_batch, done["id"], params=params[i:i + 100])
+            done["params"] = True
+        if new := {k: v for k, v in run.tags.items() if done.get("tags", {}).get(k) != v}:
+            tags = [RunTag(allowed(k), cut(v, TAG_LIMIT)) for k, v in new.items()]
+            for i in range(0, len(tags), 100):
+                self._send(self.mlflow.log_batch, done["id"], tags=tags[i:i + 100])
+            done["tags"] = dict(run.tags)
+
+    def _inputs(self, run: Wanted, done: dict[str, Any]) -> None:
+        new = [i for i in run.inputs if [i["name"], i["digest"], i["context"]] not in done.get("inputs", [])]
+        if not new:
+            return
+        from mlflow.data.http_dataset_source import HTTPDatasetSource
+        from mlflow.data.meta_dataset import MetaDataset
+        from mlflow.entities import DatasetInput, InputTag
+
+        for one in new:
+            data = MetaDataset(HTTPDatasetSource(f"file:{one['path']}"), name=one["name"], digest=one["digest"][:DIGEST_LIMIT])
+            entry = DatasetInput(data._to_mlflow_entity(), [InputTag("mlflow.data.context", one["context"])])
+            self._send(self.mlflow.log_inputs, done["id"], [entry])
+            done.setdefault("inputs", []).append([one["name"], one["digest"], one["context"]])
+
+    def _artifacts(self, run: Wanted, done: dict[str, Any]) -> None:
+        shipped = done.setdefault("artifacts", {})
+        for path, folder in run.artifacts:
+            if not Path(path).is_file():
+                self.counts["missing"] += f"{folder}|{path}" not in shipped
+                continue
+            now = [os.stat(path).st_size, os.stat(path).st_mtime_ns]
+            if shipped.get(f"{folder}|{path}") == now:
+                continue
+            self._send(self.mlflow.log_artifact, done["id"], path, folder or None)
+            shipped[f"{folder}|{path}"] = now
+
+    def _new_lines(self, path: str, run_id: str) -> tuple[list[dict[str, Any]], int] | list[dict[str, Any]]:
+        """The complete lines behind the cursor and the next cursor; a file that shrank is read from its start."""
+        cursor = self.state["cursors"].get(f"{run_id} {path}", 0)
+        try:
+            with open(path, "rb") as file:
+                if cursor > os.fstat(file.fileno()).st_size:
+                    cursor = 0
+                file.seek(cursor)
+                data = file.read()
+        except OSError:  # not there yet, or moved: the flow follows it again under its new name
+            return []
+        data = data[: data.rfind(b"\n") + 1]
+        return (lines(data), cursor + len(data)) if data else []
+
+    def _points(self, run_id: str, found: Any, cursor: str | None = None) -> None:
+        events, end = found if isinstance(found, tuple) else (found, None)
+        if events:
+            from mlflow.entities import Metric
+
+            seen = self._seen(run_id)
+            new: dict[tuple[str, int], Metric] = {}
+            for event in events:
+                for key, value in event.get("metrics", {}).items():
+                    at = (allowed(key), int(event.get("step", 0)))
+                    if not isinstance(value, (int, float)) or at in seen or at in new:
+                        continue
+                    value = float(value)
+                    new[at] = Metric(at[0], value, int(event["time"] * 1000), at[1])
+            batch = list(new.items())
+            for i in range(0, len(batch), BATCH):
+                part = batch[i:i + BATCH]
+                self._send(self.mlflow.log_batch, run_id, metrics=[m for _, m in part])
+                seen.update(at for at, _ in part)
+                self.counts["points"] += len(part)
+        if cursor and end is not None:
+            self.state["cursors"][cursor] = end
+
+    def _seen(self, run_id: str) -> set[tuple[str, int]]:
+        """The points MLflow already has. Asked once a process for a run it did not create itself."""
+        if run_id not in self.seen:
+            keys = self.mlflow.get_run(run_id).data.metrics
+            self.seen[run_id] = {(k, m.step) for k in keys for m in self.mlflow.get_metric_history(run_id, k)}
+        return self.seen[run_id]
+
+    def _send(self, call: Any, *args: Any, **kwargs: Any) -> None:
+        """Call MLflow; what it refuses for good is reported and passed over, so that it cannot block the rest."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            call(*args, **kwargs)
+        except MlflowException as error:
+            if error.error_code not in ("INVALID_PARAMETER_VALUE", "BAD_REQUEST"):
+                raise
+            log.warning("MLflow refused a part of %s: %s", self.run_dir, str(error).splitlines()[0])
+            self.state.setdefault("refused", []).append(str(error)[:500])
+
+    def _save(self) -> None:
+        new = self.state_file.with_suffix(".new")
+        new.write_text(json.dumps(self.state))
+        new.replace(self.state_file)
+
+
+def shipped_file(run_dir: Path, home: Path) -> Path:
+    server = hashlib.sha256(tracking_uri(home).encode()).hexdigest()[:8]
+    return run_dir / "tracking" / f"shipped-{server}.json"

@@ -1,0 +1,184 @@
+"""One run of a recipe: its plan, its store, its directory, and `make`, which brings a stage's product into being."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Protocol
+
+from components.errors import ContractError
+from components.plan import Stage, plan
+from components.recipe import Profile, Recipe, dump, load
+from components.run import as_request
+from components.store import RunDirectory, Store, digest, write_atomic
+from components.types import Artifact
+from tasks.launch import launch
+
+
+class Watcher(Protocol):
+    """Who is told what happens: the terminal, MLflow, the Prefect page. May not fail the work."""
+
+    def started(self, stage: Stage, metrics: Path) -> None: ...
+    def progressed(self, stage: Stage, line: Mapping[str, Any]) -> None: ...
+    def finished(self, stage: Stage, artifact: Artifact, *, reused: bool, seconds: float) -> None: ...
+    def failed(self, stage: Stage, error: BaseException) -> None: ...
+
+
+@dataclass(frozen=True)
+class Status:
+    """What a run would do with one stage."""
+
+    stage: Stage
+    state: str  # "done" | "resume" | "run"
+    artifact: Artifact | None
+
+
+@dataclass
+class Pipeline:
+    recipe: Recipe
+    profile: Profile
+    stages: dict[str, Stage]
+    store: Store
+    run: RunDirectory
+    watchers: list[Watcher] = field(default_factory=list)
+
+    @classmethod
+    def open(cls, recipe: str | Path, *, home: Path, overrides: Sequence[str] = (), profile: str | None = None) -> Pipeline:
+        """Load and plan; nothing is written or started."""
+        loaded, chosen = load(recipe, overrides=overrides, profile=profile)
+        stages = plan(loaded, chosen)
+        name = f"{loaded.name}-{digest([s.key for s in stages.values()])[:8]}"
+        return cls(loaded, chosen, stages, Store(home), RunDirectory(home, name))
+
+    def status(self) -> list[Status]:
+        """Stage by stage: done already, to be continued, or to be run."""
+        found = []
+        for stage in self.stages.values():
+            artifact = self.store.get(stage.name, stage.key)
+            begun = (self.store.root / ".work" / f"{stage.name}-{stage.key[:16]}" / "progress")
+            state = "done" if artifact else "resume" if begun.is_dir() and any(begun.iterdir()) else "run"
+            found.append(Status(stage, state, artifact))
+        return found
+
+    def artifact(self, name: str) -> Artifact:
+        stage = self.stages[name]
+        artifact = self.store.get(name, stage.key)
+        if artifact is None:
+            raise ContractError(f"stage {name!r} has not been made yet in run {self.run.name}; run the recipe first")
+        return artifact
+
+    def make(self, name: str) -> Artifact:
+        """The product of a stage: taken from the store when it is there, else made, checked and published."""
+        stage = self.stages[name]
+        artifact = self.store.get(name, stage.key)
+        if artifact is not None:
+            self.run.link(name, artifact.path)
+            self._tell("finished", stage, artifact, reused=True, seconds=0.0)
+            return artifact
+        inputs = {k: self.artifact(v) for k, v in stage.inputs.items()}
+        started = time.monotonic()
+        with self.store.working(name, stage.key) as work:
+            artifact = self.store.get(name, stage.key)  # another run may have made it while we waited for the lock
+            if artifact is None:
+                self._tell("started", stage, work.metrics)
+                try:
+                    meta = launch(as_request(stage.does, stage.options, inputs, work.root), self.run.path / "logs" / f"{name}.log",
+                                  inline=self.profile.launch == "inline", tick=_follow(work.metrics, stage, self._tell))
+                except BaseException as error:
+                    self._tell("failed", stage, error)
+                    raise
+                seconds = time.monotonic() - started
+                artifact = self.store.publish(work, name, stage.key, stage.kind, [a.digest for a in inputs.values()],
+                                              {**meta, "seconds": round(seconds, 1)})
+        self.run.link(name, artifact.path)
+        self._tell("finished", stage, artifact, reused=False, seconds=time.monotonic() - started)
+        return artifact
+
+    def begin(self) -> None:
+        self.run.open(dump(self.recipe, self.profile))
+        self.run.record(recipe=self.recipe.name, state="running", revision=revision(), packages=packages(),
+                        stages={n: s.key for n, s in self.stages.items()}, started=time.time())
+
+    def end(self, state: str, **more: Any) -> None:
+        self.run.record(state=state, ended=time.time(), **more)
+
+    def _tell(self, event: str, stage: Stage, *args: Any, **kwargs: Any) -> None:
+        for watcher in self.watchers:
+            try:
+                getattr(watcher, event)(stage, *args, **kwargs)
+            except Exception as error:  # a watcher may be wrong, the work goes on
+                print(f"(a watcher failed at {stage.name}: {type(error).__name__}: {error})", file=sys.stderr)
+
+
+def _follow(metrics: Path, stage: Stage, tell: Callable[..., None]) -> Callable[[], None]:
+    """Report the newest metrics line, at most once a second."""
+    seen = {"size": 0, "time": 0.0}
+
+    def tick() -> None:
+        now = time.monotonic()
+        if now - seen["time"] < 1.0 or not metrics.exists() or metrics.stat().st_size == seen["size"]:
+            return
+        seen.update(size=metrics.stat().st_size, time=now)
+        lines = metrics.read_text().splitlines()
+        for text in reversed(lines):
+            try:
+                tell("progressed", stage, json.loads(text))
+                return
+            except json.JSONDecodeError:
+                continue
+
+    return tick
+
+
+def revision() -> str:
+    """The git revision of the code, `+changes` when the tree is dirty, empty outside a checkout."""
+    here = Path(__file__).resolve().parent.parent
+    try:
+        head = subprocess.run(["git", "-C", here, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10)
+        dirty = subprocess.run(["git", "-C", here, "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return head.stdout.strip() + ("+changes" if dirty.stdout.strip() else "") if head.returncode == 0 else ""
+
+
+def packages() -> dict[str, str]:
+    """Versions of what decides the numbers."""
+    names = ("torch", "transformers", "safetensors", "tokenizers", "numpy", "vllm", "deepspeed", "prefect", "mlflow", "dvc")
+    found = {}
+    for name in names:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def lineage(pipeline: Pipeline, name: str) -> dict[str, Any]:
+    """Everything that made a stage's product: every ancestor's key, the content digest of each data set, the code."""
+    seen: dict[str, dict[str, str]] = {}
+
+    def walk(stage: str) -> None:
+        if stage in seen:
+            return
+        artifact = pipeline.artifact(stage)
+        manifest = json.loads((artifact.path / "manifest.json").read_text())
+        seen[stage] = {"key": artifact.digest, "kind": artifact.kind, "content": manifest["content"]}
+        for parent in pipeline.stages[stage].inputs.values():
+            walk(parent)
+
+    walk(name)
+    return {"recipe": pipeline.recipe.name, "run": pipeline.run.name, "revision": revision(), "packages": packages(),
+            "stages": seen, "data": {n: e["content"] for n, e in seen.items() if e["kind"] in ("data", "groups")},
+            "weights": {n: e["content"] for n, e in seen.items() if e["kind"] == "weights"}}
+
+
+def write_lineage(pipeline: Pipeline, name: str) -> dict[str, Any]:
+    made = lineage(pipeline, name)
+    write_atomic(pipeline.run.path / "lineage" / f"{name}.json", json.dumps(made, indent=1))
+    return made

@@ -1,0 +1,43 @@
+"""After the evaluation: every checkpoint that matters becomes a version, the final one a candidate, a champion if it may."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from components.errors import RatchetError
+from tasks.pipeline import Pipeline, write_lineage
+from tasks.registry import promote, register
+
+
+def register_run(pipeline: Pipeline) -> dict[str, Any]:
+    """Register the run's checkpoints with their lineage; point `candidate`, and `champion` when the gates passed.
+
+    The bytes of intermediate checkpoints stay in the store; only the final one is copied to MLflow. A tracking server
+    that cannot be reached loses nothing: the run says so and registers when it is run again.
+    """
+    recipe = pipeline.recipe
+    if recipe.register is None:
+        return {}
+    final = final_stage(pipeline)
+    report = json.loads((pipeline.artifact("evaluate").path / "results.json").read_text()) if "evaluate" in pipeline.stages else {}
+    versions: dict[str, Any] = {}
+    for name in [n for n, s in pipeline.stages.items() if s.kind == "weights" and not n.startswith("model_") and n != "gold"]:
+        model = recipe.register.model if not name.startswith("reward") else f"{recipe.register.model}-reward"
+        metrics = report.get("metrics", {}) if name == final else {}
+        try:
+            versions[name] = register(pipeline.artifact(name).path, model, lineage=write_lineage(pipeline, name), metrics=metrics,
+                                      run_id=None, external=name != final, home=pipeline.store.home)
+        except RatchetError as error:
+            return {"postponed": str(error)}
+    verdict = report.get("verdict", {"passed": False, "reasons": ["the recipe has no evaluation"]})
+    promote(recipe.register.model, versions[final], verdict, home=pipeline.store.home)
+    pipeline.run.record(versions={k: str(v) for k, v in versions.items()}, verdict=verdict)
+    return {"versions": {k: str(v) for k, v in versions.items()}, "champion": verdict["passed"]}
+
+
+def final_stage(pipeline: Pipeline) -> str:
+    """The stage whose weights the run is for: the last policy, or the reward model of a recipe that trains only that."""
+    names = [n for n, s in pipeline.stages.items() if s.kind == "weights" and not n.startswith("model_") and n != "gold"]
+    policies = [n for n in names if not n.startswith("reward")]
+    return (policies or names)[-1]

@@ -1,0 +1,223 @@
+"""MLflow's model registry: versions with their lineage, and the aliases `candidate` and `champion`.
+
+A version points at an MLflow LoggedModel. A candidate's bytes are copied into it (plain Hugging Face directory, no
+flavour code); an intermediate checkpoint is an *external* one: lineage and numbers, its bytes stay in the store.
+Written against an `mlflow server`, which refuses several calls that sqlite allows. Every function raises
+`ServiceError` when the server cannot be reached; nothing is lost, the same call later gives the same version.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import hashlib
+import json
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from components.errors import RatchetError, ServiceError, StoreError
+from tasks.journal import allowed, cut, flatten
+from tasks.mirror import bounded, client, experiment_id, tracking_uri
+
+MARK = "ratchet.key"
+EXTERNAL = "mlflow.model.isExternal"  # MLflow's own tag of models without bytes
+PACKAGES = ("torch", "transformers", "safetensors", "tokenizers", "numpy", "vllm", "deepspeed", "prefect", "mlflow", "dvc")
+HOME = Path("out")
+
+
+@dataclass(frozen=True)
+class Version:
+    """A registered version as it stands: `tags` hold lineage, metrics and verdict, `path` where its bytes were made."""
+
+    name: str
+    version: str
+    model_id: str
+    external: bool
+    aliases: tuple[str, ...]
+    path: str
+    created: float
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
+def register(model_dir: Path, name: str, *, lineage: Mapping[str, Any], metrics: Mapping[str, float] | None = None,
+             run_id: str | None = None, external: bool = False, home: Path = HOME) -> str:
+    """A version of model `name` for the directory; the existing one when weights and data digests are the same.
+
+    `lineage` becomes tags (`lineage.data.<name>`, `lineage.recipe`, ...); its `data` mapping and the digest of the
+    files decide sameness. An external version is not enough when bytes are asked for. Raises `StoreError` when
+    `model_dir` is not a directory with files.
+    """
+    model_dir = Path(model_dir)
+    weights = directory_digest(model_dir)
+    data = {k: str(v) for k, v in lineage.get("data", {}).items()}
+    mark = hashlib.sha256(json.dumps([weights, data], sort_keys=True).encode()).hexdigest()[:40]
+    tags = {MARK: mark, "weights": weights, "path": str(model_dir.resolve()), "external": str(external).lower()}
+    tags |= {f"lineage.{k}": v for k, v in flatten(lineage).items()}
+    tags |= {f"metric.{allowed(k)}": repr(v) for k, v in (metrics or {}).items()}
+    tags |= {f"package.{k}": v for k, v in _packages().items()}
+    tags = {allowed(k): cut(v, 5000) for k, v in tags.items()}
+    with _service(f"registering {name}", home) as mlflow:
+        _ensure(mlflow, name)
+        for known in _versions(mlflow, name):
+            if known.tags.get(MARK) == mark and (external or not known.external):
+                return known.version
+        model_id = _logged_model(mlflow, model_dir, name, mark, lineage, run_id, external, home)
+        source = f"models:/{model_id}"
+        if not tracking_uri(home).startswith("http"):  # a local store would look that up at the *global* tracking URI
+            source = mlflow.get_logged_model(model_id).artifact_location
+        made = mlflow.create_model_version(name, source, run_id=run_id, tags=tags, model_id=model_id)
+        if run_id:
+            _link_to_run(mlflow, run_id, model_id, metrics or {})
+        return str(made.version)
+
+
+def promote(name: str, version: str, verdict: Mapping[str, Any], *, home: Path = HOME) -> bool:
+    """Point `candidate` at the version, and `champion` too if `verdict["passed"]`; write who, when and why on it.
+
+    `verdict`: {"passed": bool, "reasons": [str, ...]}. Aliases have no history, so a champion that gives way is tagged
+    `champion.until` and `champion.replaced_by`. A champion that fails later keeps the alias (a person decides).
+    Returns whether the version was promoted to champion. Raises `StoreError` for a version without bytes.
+    """
+    version = str(version)
+    reasons = verdict.get("reasons", [])
+    why = "; ".join([reasons] if isinstance(reasons, str) else map(str, reasons)) or "no reason given"
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    with _service(f"promoting {name} version {version}", home) as mlflow:
+        known = {v.version: v for v in _versions(mlflow, name)}
+        if version not in known:
+            raise StoreError(f"model {name!r} has no version {version}; it has {', '.join(known) or 'none'}")
+        if known[version].external:
+            raise StoreError(f"{name} version {version} is external (no bytes in the registry); register it again with "
+                             f"external=False, from {known[version].path}, before promoting it")
+        passed = bool(verdict["passed"])
+        written = {"verdict": "passed" if passed else "refused", "verdict.why": cut(why, 5000), "verdict.at": now,
+                   "verdict.by": getpass.getuser()}
+        before = next((v for v in known.values() if "champion" in v.aliases), None)
+        if passed and (before is None or before.version != version):
+            written |= {"champion.since": now}
+        for key, value in written.items():  # tags first: an alias never points at an unexplained version
+            mlflow.set_model_version_tag(name, version, key, value)
+        mlflow.set_registered_model_alias(name, "candidate", version)
+        if passed and (before is None or before.version != version):
+            mlflow.set_registered_model_alias(name, "champion", version)
+            if before is not None:
+                mlflow.set_model_version_tag(name, before.version, "champion.until", now)
+                mlflow.set_model_version_tag(name, before.version, "champion.replaced_by", version)
+        return passed
+
+
+def champion(name: str, *, home: Path = HOME) -> Version | None:
+    """The version under the alias `champion`; None when there is no such model or no champion yet."""
+    return next((v for v in history(name, home=home) if "champion" in v.aliases), None)
+
+
+def history(name: str, *, home: Path = HOME) -> list[Version]:
+    """Every version, oldest first; empty for an unknown model."""
+    with _service(f"reading {name}", home) as mlflow:
+        return _versions(mlflow, name)
+
+
+def directory_digest(path: Path) -> str:
+    """sha256 over names and contents of all files but the store's own manifest and metrics."""
+    files = sorted(p for p in path.rglob("*") if p.is_file() and p.name not in ("manifest.json", "metrics.jsonl"))
+    if not files:
+        raise StoreError(f"{path} is not a model directory: it holds no files; expected config.json and weights")
+    digest = hashlib.sha256()
+    for file in files:
+        with open(file, "rb") as stream:
+            inner = hashlib.file_digest(stream, "sha256").hexdigest()
+        digest.update(f"{file.relative_to(path).as_posix()} {inner}\n".encode())
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def _service(doing: str, home: Path) -> Iterator[Any]:
+    """An MLflow client with short time-outs; whatever it raises becomes a `ServiceError` that says where."""
+    with bounded():
+        try:
+            yield client(home)
+        except RatchetError:
+            raise
+        except Exception as error:
+            text = (str(error).splitlines() or [""])[0][:400]
+            raise ServiceError(f"{doing} at {tracking_uri(home)}: {type(error).__name__}: {text}; check the server or "
+                               f"MLFLOW_TRACKING_URI and run again, nothing is lost") from error
+
+
+def _ensure(mlflow: Any, name: str) -> None:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        mlflow.create_registered_model(name)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+
+
+def _versions(mlflow: Any, name: str) -> list[Version]:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        aliases = mlflow.get_registered_model(name).aliases  # alias -> version
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            return []
+        raise
+    found, token = [], None
+    while True:
+        page = mlflow.search_model_versions(f"name = '{name}'", max_results=200, page_token=token)
+        found.extend(page)
+        token = page.token
+        if not token:
+            break
+    return sorted((Version(name, str(v.version), v.model_id or str(v.source).removeprefix("models:/"),
+                           v.tags.get("external") == "true",
+                           tuple(a for a, at in aliases.items() if str(at) == str(v.version)), v.tags.get("path", ""),
+                           v.creation_timestamp / 1000, dict(v.tags)) for v in found), key=lambda v: int(v.version))
+
+
+def _logged_model(mlflow: Any, model_dir: Path, name: str, mark: str, lineage: Mapping[str, Any], run_id: str | None,
+                  external: bool, home: Path) -> str:
+    """The id of a finished LoggedModel; one that an earlier, killed attempt finished is used, a half one removed."""
+    experiment = mlflow.get_run(run_id).info.experiment_id if run_id else experiment_id(mlflow, home)
+    kind = "true" if external else "false"
+    for old in mlflow.search_logged_models([experiment], f"tags.`{MARK}` = '{mark}'"):
+        if old.tags.get("external") == kind:
+            if str(old.status) in ("READY", "LoggedModelStatus.READY"):
+                return old.model_id
+            mlflow.delete_logged_model(old.model_id)
+    tags = {MARK: mark, "external": kind} | ({EXTERNAL: "true"} if external else {})
+    params = {k: cut(v, 250) for k, v in flatten({"data": lineage.get("data", {}), "recipe": lineage.get("recipe", "")}).items()}
+    model = mlflow.create_logged_model(experiment, name=name, source_run_id=run_id, tags=tags, params=params)
+    if external:  # a server registers only what has an MLmodel file
+        from mlflow.models.utils import get_external_mlflow_model_spec
+
+        with tempfile.TemporaryDirectory() as folder:
+            get_external_mlflow_model_spec(model).save(str(Path(folder) / "MLmodel"))
+            mlflow.log_model_artifacts(model.model_id, folder)
+    else:
+        mlflow.log_model_artifacts(model.model_id, str(model_dir))
+    mlflow.finalize_logged_model(model.model_id, "READY")
+    return model.model_id
+
+
+def _link_to_run(mlflow: Any, run_id: str, model_id: str, metrics: Mapping[str, float]) -> None:
+    from mlflow.entities import LoggedModelOutput, Metric
+
+    now = int(datetime.now(UTC).timestamp() * 1000)
+    mlflow.log_outputs(run_id, [LoggedModelOutput(model_id, 0)])
+    if metrics:
+        mlflow.log_batch(run_id, metrics=[Metric(allowed(k), float(v), now, 0, model_id=model_id) for k, v in metrics.items()])
+
+
+def _packages() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found

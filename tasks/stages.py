@@ -1,0 +1,34 @@
+"""Stages as Prefect tasks. The store alone decides what is skipped, so Prefect's result cache is off."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from components.errors import RatchetError
+from components.types import Artifact
+from tasks.pipeline import Pipeline
+
+
+def retryable(task: Any, task_run: Any, state: Any) -> bool:
+    """Retry what a second try can mend: a process that died, a server that was away. Never a bad recipe or a NaN."""
+    try:
+        state.result()
+    except RatchetError as error:
+        return error.retryable
+    except Exception:
+        return False
+    return False
+
+
+@task(name="stage", task_run_name="{name}", cache_policy=NO_CACHE, persist_result=False,
+      retries=1, retry_delay_seconds=2, retry_condition_fn=retryable)
+def stage(pipeline: Pipeline, name: str) -> Artifact:
+    return pipeline.make(name)
+
+
+def make(pipeline: Pipeline, name: str) -> Artifact:
+    """The task of one stage, named after what it does on the run page."""
+    return stage.with_options(name=pipeline.stages[name].does)(pipeline, name)

@@ -1,0 +1,225 @@
+"""The gate between curation and training: a suite as code judges every group, failures are set aside with their reason.
+
+Great Expectations 1.x judges columns that `components/data/statistics.py` computed. Two kinds of expectation: of rows
+(a group that breaks one is quarantined) and of whole splits (one that breaks stops the run). It is imported inside
+functions, since that alone takes seconds, and its context is ephemeral: nothing is left behind but the Data Docs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from components.data.groups import read_groups, read_parquet, write_groups
+from components.data.statistics import kind_of
+from components.errors import DataError, GateError, SourceError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from components.run import Job
+
+MAX_QUARANTINED = 0.02
+NAME = "curated"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One expectation: what it guards in words, Great Expectations' class, its column and arguments. `of` says whether
+    rows are judged (quarantine) or splits (stop)."""
+
+    says: str
+    expectation: str
+    column: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    of: str = "rows"
+
+
+def expectations(section: Mapping[str, Any]) -> list[Check]:
+    """The suite for a recipe's `data` section. Values that are absent (an unrated group) are not judged."""
+    low, high = section.get("rating_range") or (1.0, 10.0)
+
+    def always(says: str, column: str, value: bool = True) -> Check:
+        return Check(says, "ExpectColumnValuesToBeInSet", column, {"value_set": [value]})
+
+    def between(says: str, column: str, least: float | None, most: float | None, of: str = "rows", **more: Any) -> Check:
+        return Check(says, "ExpectColumnValuesToBeBetween", column, {"min_value": least, "max_value": most, **more}, of)
+
+    checks = [
+        always("roles alternate, user first", "roles_alternate"),
+        always("the last turn is the assistant's", "last_is_assistant"),
+        always("the prompt is there and does not end with the assistant", "prompt_ends_well"),
+        always("no turn is empty", "no_empty_turn"),
+        always("chosen and rejected differ", "chosen_ne_rejected"),
+        always("the group is once in its split", "duplicate", False),
+        always("the prompt is in no earlier split", "leaked_prompt", False),
+        always("the topic is in no earlier split", "leaked_topic", False),
+        always("no earlier split has nearly the same text", "near_duplicate_across_splits", False),
+        always("length is within the bound of its split, in tokens of the policy", "within_token_bound"),
+        between("there is at least one token", "tokens", 1, None),
+        always("trajectories fit the kind of split", "trajectories_fit"),
+        between("ratings are in their range", "rating", low, high),
+        between("the chosen side is rated higher", "rating_gap", 0, None, strict_min=True),
+        between("every split has enough groups", "groups", section.get("min_groups", 1), None, "splits"),
+        between("every topic split has enough topics", "topics", section.get("min_topics", 1), None, "splits"),
+        between("no topic fills a split", "max_topic_share", None, section.get("max_topic_share", 1.0), "splits"),
+    ]
+    names = [t if isinstance(t, str) else t.get("name") for t in section.get("transforms") or ()]
+    if "scrub" in names:
+        checks.append(always("no personal data is left", "has_personal_data", False))
+    if languages := section.get("languages"):
+        checks.append(Check("the language is one of the recipe's", "ExpectColumnValuesToBeInSet", "language",
+                            {"value_set": [*languages, "und"]}))
+    return checks
+
+
+def validate(job: Job) -> dict[str, Any]:
+    """The pipeline's stage: `validate_data` from the drafts to the curated product."""
+    return validate_data(job.path("drafts"), job.options["section"], job.work.product)
+
+
+def validate_data(curated: Path, section: Mapping[str, Any], out: Path, *, data_docs: bool = True) -> dict[str, Any]:
+    """Judge what `curate` wrote, write the groups that pass to `out`, and say what happened.
+
+    `out` gets `<split>.parquet`, `statistics.parquet`, `quarantined.jsonl` (group, and the expectations it broke),
+    `validation.json` and `data_docs/`. Raises `GateError` after writing them all if more than `max_quarantined` (share)
+    of the groups failed, a split became empty, or an expectation of whole splits failed; `DataError` for damaged files.
+    """
+    import pandas as pd
+
+    frame = pd.DataFrame(read_parquet(_present(curated / "statistics.parquet")))
+    splits = list(dict.fromkeys(frame["split"])) if len(frame) else []
+    if not splits:
+        raise DataError(f"{curated / 'statistics.parquet'} holds no group: there is nothing to validate")
+    if missing := [name for name in section.get("splits") or () if name not in splits]:
+        raise GateError(f"split {missing[0]!r} of the recipe is not in {curated}; it has {splits}")
+    groups = {name: read_groups(curated / f"{name}.parquet") for name in splits}
+    for name, members in groups.items():
+        if len(members) != int((frame["split"] == name).sum()):
+            raise DataError(f"{curated / name}.parquet has {len(members)} groups, statistics.parquet tells of "
+                            f"{int((frame['split'] == name).sum())}; curate again")
+    wanted = {"sft": 1, "reward": 2, "gold": 2, "pairs": 2}
+    frame["trajectories_fit"] = [count == wanted.get(kind, min(count, 1)) for kind, count in
+                                 zip(frame["kind"], frame["trajectories"], strict=True)]
+    by_split = split_frame(frame)
+    checks = expectations(section)
+    out.mkdir(parents=True, exist_ok=True)
+    results = {of: judge(table, [c for c in checks if c.of == of], f"{NAME} {of}", out / "data_docs" / of if data_docs else None)
+               for of, table in (("rows", frame), ("splits", by_split))}
+
+    broken: dict[str, list[str]] = defaultdict(list)
+    for result in results["rows"]:
+        for row in result["failed"]:
+            broken[row].append(result["says"])
+    kept = {name: [g for i, g in enumerate(members) if f"{name}/{i}" not in broken] for name, members in groups.items()}
+    _write_quarantine(out / "quarantined.jsonl", groups, broken)
+    for name, members in kept.items():
+        write_groups(out / f"{name}.parquet", members)
+    for file in ("quarantine.jsonl", "summary.json", "statistics.parquet"):
+        if (curated / file).exists():
+            shutil.copyfile(curated / file, out / file)
+
+    limit = section.get("max_quarantined", MAX_QUARANTINED)
+    share = len(broken) / len(frame)
+    stops = [f"{r['says']}: not so for {', '.join(r['failed']) or 'the data set'}" for r in results["splits"] if not r["success"]]
+    stops += [f"split {name!r} is empty after quarantine" for name, members in kept.items() if not members]
+    if share > limit:
+        worst = Counter(says for reasons in broken.values() for says in reasons).most_common(3)
+        stops.insert(0, f"{len(broken)} of {len(frame)} groups ({share:.1%}) failed, at most {limit:.1%} may; most often: "
+                        + "; ".join(f"{says} ({number})" for says, number in worst))
+    report = {
+        "success": not stops, "stops": stops, "groups": len(frame), "quarantined": len(broken),
+        "quarantined_share": round(share, 6), "max_quarantined": limit,
+        "splits": {name: {"groups": len(members), "quarantined": len(groups[name]) - len(members)}
+                   for name, members in kept.items()},
+        "expectations": [{k: v for k, v in r.items() if k != "failed"} | {"failed": len(r["failed"])}
+                         for of in ("rows", "splits") for r in results[of]],
+        "data_docs": "data_docs/rows/index.html" if data_docs else None,
+    }
+    (out / "validation.json").write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    if stops:
+        raise GateError(f"data validation of {curated} stopped the run: {' | '.join(stops)}. "
+                        f"See {out / 'quarantined.jsonl'} and {out / 'validation.json'}")
+    return report
+
+
+def split_frame(frame: pd.DataFrame) -> pd.DataFrame:
+    """One row a split: groups, topics (absent where the data has none), the largest topic's share."""
+    import pandas as pd
+
+    rows = []
+    for name, part in frame.groupby("split", sort=False):
+        topics = part["topic"].dropna().value_counts()
+        rows.append({"id": name, "kind": kind_of(str(name)), "groups": len(part), "topics": float(len(topics)) or None,
+                     "max_topic_share": float(topics.iloc[0]) / len(part) if len(topics) else None})
+    return pd.DataFrame(rows)
+
+
+def judge(frame: pd.DataFrame, checks: list[Check], name: str, docs: Path | None = None) -> list[dict[str, Any]]:
+    """Run checks over a frame with an `id` column. One result a check: its words, success, ids of the rows that failed.
+
+    With `docs`, Great Expectations' Data Docs are built in that folder.
+    """
+    os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
+    import great_expectations as gx
+    import great_expectations.expectations as gxe
+
+    context = gx.get_context(mode="ephemeral")
+    context.variables.progress_bars = {"globally": False}
+    definition = (context.data_sources.add_pandas(name="curated").add_dataframe_asset(name=name)
+                  .add_batch_definition_whole_dataframe("all"))
+    suite = context.suites.add(gx.ExpectationSuite(name=name, expectations=[
+        getattr(gxe, check.expectation)(
+            column=check.column, **check.arguments, notes=check.says, meta={"number": number},
+            severity="warning" if check.of == "rows" else "critical")
+        for number, check in enumerate(checks)
+    ]))
+    run = context.checkpoints.add(gx.Checkpoint(
+        name=name, validation_definitions=[context.validation_definitions.add(
+            gx.ValidationDefinition(name=name, data=definition, suite=suite))],
+        result_format={"result_format": "COMPLETE", "unexpected_index_column_names": ["id"],
+                       "include_unexpected_rows": False},
+    )).run(batch_parameters={"dataframe": frame})
+    if docs is not None:
+        docs.mkdir(parents=True, exist_ok=True)
+        for site in list(context.get_site_names() if hasattr(context, "get_site_names") else []):
+            context.delete_data_docs_site(site)
+        context.add_data_docs_site("kept", {
+            "class_name": "SiteBuilder", "site_index_builder": {"class_name": "DefaultSiteIndexBuilder"},
+            "store_backend": {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(docs.resolve())},
+        })
+        context.build_data_docs(site_names=["kept"])
+    (validation,) = run.run_results.values()
+    results = []
+    for outcome in validation.to_json_dict()["results"]:
+        check = checks[outcome["expectation_config"]["meta"]["number"]]
+        if outcome.get("exception_info", {}).get("raised_exception"):
+            raise DataError(f"expectation {check.says!r} could not be judged: {outcome['exception_info']['exception_message']}")
+        failed = [str(entry["id"]) for entry in outcome["result"].get("unexpected_index_list") or ()]
+        results.append((check, {**asdict(check), "success": bool(outcome["success"]), "failed": sorted(failed)}))
+    results.sort(key=lambda pair: checks.index(pair[0]))
+    return [result for _, result in results]
+
+
+def _present(file: Path) -> Path:
+    if not file.is_file():
+        raise SourceError(f"there is no {file}; run curation first")
+    return file
+
+
+def _write_quarantine(path: Path, groups: Mapping[str, list[Any]], broken: Mapping[str, list[str]]) -> None:
+    lines = []
+    for name, members in groups.items():
+        for number, group in enumerate(members):
+            if reasons := broken.get(f"{name}/{number}"):
+                lines.append(json.dumps({
+                    "split": name, "group": number, "prompt_id": group.prompt.id, "broke": reasons,
+                    "prompt": list(group.prompt.messages), "completions": [list(t.messages) for t in group.trajectories],
+                }, ensure_ascii=False) + "\n")
+    path.write_text("".join(lines), encoding="utf-8", errors="replace")

@@ -1,0 +1,181 @@
+"""DVC: versions of every data set. The store makes data; `publish` lays it out under data/, `commit` gives it a version.
+
+`dvc.yaml` names the stages; whether they were run by `dvc repro` or by the flow, `dvc.lock` says the same. Where there
+is no git checkout or no `.dvc` (a container, an unpacked archive) `commit` and `push` skip with one log line: the run
+is as good, its data only has no version in git. Only DVC's command line is used; its Python API is not promised stable.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from components.errors import ServiceError, StoreError
+
+log = logging.getLogger("ratchet.versioning")
+BUSY = ("is busy", "Unable to acquire lock", "waiting for a lock")
+
+
+def publish(artifact: Path, target: Path) -> bool:
+    """Make `target` (a file or directory) equal to `artifact`; returns False when it already was.
+
+    Files are hard-linked from the store where the disk allows, else copied: beside the target first, then exchanged
+    in one step, so that a reader sees the old or the new, never a half. Nothing is ever written through `target`:
+    its old files may be links into DVC's cache, and are only unlinked. Raises `StoreError`.
+    """
+    artifact, target = Path(artifact), Path(target)
+    if not artifact.exists():
+        raise StoreError(f"cannot publish {artifact} to {target}: it does not exist; run the stage that makes it first")
+    if target.exists() and _equal(artifact, target):
+        return False
+    new = target.with_name(f".{target.name}.new-{os.getpid()}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        for leftover in target.parent.glob(f".{target.name}.new-*"):  # of a killed process
+            _remove(leftover)
+        if artifact.is_dir():
+            shutil.copytree(artifact, new, copy_function=_link_or_copy)
+        else:
+            _link_or_copy(artifact, new)
+        if not target.is_symlink() and target.exists() and (target.is_dir() or new.is_dir()):
+            _exchange(new, target)
+        else:
+            new.replace(target)
+    except OSError as error:
+        raise StoreError(f"cannot publish {artifact} to {target}: {error}; free space or fix permissions, then run again") from error
+    finally:
+        _remove(new)
+    return True
+
+
+def digest(path: Path) -> str:
+    """DVC's md5 of a file, or of a directory (with `.dir`): the digest that stands in dvc.lock. Ignores .dvcignore."""
+    path = Path(path)
+    if not path.exists():
+        raise StoreError(f"cannot digest {path}: it does not exist")
+    if path.is_file():
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "md5").hexdigest()
+    files = {p.relative_to(path).as_posix(): p for p in path.rglob("*") if p.is_file()}
+    entries = [{"md5": digest(files[name]), "relpath": name} for name in sorted(files)]
+    return hashlib.md5(json.dumps(entries, sort_keys=True).encode()).hexdigest() + ".dir"
+
+
+def commit(workspace: Path, stages: Sequence[str] | None = None, *, wait_seconds: float = 60.0) -> dict[str, str]:
+    """`dvc commit --force` for the stages whose outputs all exist; returns output path -> md5 as in dvc.lock.
+
+    After it `dvc status` is clean and `dvc repro` has nothing to do. Skips with one line outside a DVC workspace.
+    A busy lock is waited for, then `ServiceError`.
+    """
+    workspace = Path(workspace)
+    if not _usable(workspace, "data versions are not recorded"):
+        return {}
+    found = _stages(workspace)
+    ready = [name for name, paths in found.items() if (stages is None or name in stages) and all((workspace / p).exists() for p in paths)]
+    if ready:
+        dvc(workspace, "commit", "--force", "--quiet", *ready, wait_seconds=wait_seconds)
+    return locked(workspace)
+
+
+def push(workspace: Path, *, wait_seconds: float = 60.0) -> bool:
+    """`dvc push` to the default remote; False (with one line) when there is none or no DVC workspace."""
+    workspace = Path(workspace)
+    if not _usable(workspace, "nothing is pushed"):
+        return False
+    if not dvc(workspace, "config", "core.remote", missing_ok=True).strip():
+        log.info("no default DVC remote: data stays on this machine; `dvc remote add -d <name> <address>` adds one")
+        return False
+    dvc(workspace, "push", "--quiet", wait_seconds=wait_seconds)
+    return True
+
+
+def locked(workspace: Path) -> dict[str, str]:
+    """Output path -> md5, as dvc.lock has it (by path: DVC sorts them)."""
+    import yaml
+
+    lock = Path(workspace) / "dvc.lock"
+    stages = (yaml.safe_load(lock.read_text()) or {}).get("stages", {}) if lock.exists() else {}
+    return {out["path"]: out["md5"] for stage in stages.values() for out in stage.get("outs", []) if "md5" in out}
+
+
+def dvc(workspace: Path, *arguments: str, wait_seconds: float = 60.0, missing_ok: bool = False) -> str:
+    """Run a DVC command and return what it printed. A busy workspace is tried again, ever more slowly, up to
+    `wait_seconds`. Raises `ServiceError`; with `missing_ok` a failure that is not a busy lock returns ''."""
+    end, pause = time.monotonic() + wait_seconds, 0.5
+    while True:
+        done = subprocess.run([sys.executable, "-m", "dvc", *arguments], cwd=workspace, text=True, capture_output=True)
+        if done.returncode == 0:
+            return done.stdout
+        said = (done.stderr or done.stdout).strip()
+        if not any(word in said for word in BUSY):
+            if missing_ok:
+                return ""
+            raise ServiceError(f"`dvc {' '.join(arguments)}` in {workspace} failed (exit {done.returncode}): {said[-800:]}")
+        if time.monotonic() + pause > end:
+            raise ServiceError(f"another DVC command has held {workspace} for {wait_seconds:g} s; wait for it, or, if no "
+                               f"such process lives, remove .dvc/tmp/rwlock. DVC said: {said[-500:]}")
+        time.sleep(pause)
+        pause = min(5.0, pause * 2)
+
+
+def _usable(workspace: Path, otherwise: str) -> bool:
+    """Whether `workspace` has .dvc, dvc.yaml and stands in a git checkout; says so in one line when not."""
+    lacking = next((name for name in (".dvc", "dvc.yaml") if not (workspace / name).exists()), None)
+    if lacking is None and not any((p / ".git").exists() for p in (workspace.resolve(), *workspace.resolve().parents)):
+        lacking = "a git checkout around it"
+    if lacking:
+        log.info("%s has no %s: %s", workspace, lacking, otherwise)
+    return lacking is None
+
+
+def _stages(workspace: Path) -> dict[str, list[str]]:
+    """Stage -> paths of its outputs, metrics and plots, read from dvc.yaml."""
+    import yaml
+
+    stages = yaml.safe_load((workspace / "dvc.yaml").read_text())["stages"]
+    entries = {name: [*s.get("outs", []), *s.get("metrics", []), *s.get("plots", [])] for name, s in stages.items()}
+    return {name: [next(iter(e)) if isinstance(e, dict) else e for e in found] for name, found in entries.items()}
+
+
+def _link_or_copy(source: str | Path, target: str | Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or a limit on links
+        shutil.copy2(source, target)
+
+
+def _equal(one: Path, other: Path) -> bool:
+    """Same files with the same content; files that are one inode are not read."""
+    if one.is_file() != other.is_file():
+        return False
+    if one.is_file():
+        return os.path.samefile(one, other) or (one.stat().st_size == other.stat().st_size and digest(one) == digest(other))
+    names = [{p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file()} for root in (one, other)]
+    return names[0] == names[1] and all(_equal(one / name, other / name) for name in names[0])
+
+
+def _exchange(new: Path, target: Path) -> None:
+    """Swap two paths in one step (renameat2 RENAME_EXCHANGE, Linux); elsewhere two renames."""
+    libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+    if libc and hasattr(libc, "renameat2") and libc.renameat2(-100, os.fsencode(new.absolute()), -100, os.fsencode(target.absolute()), 2) == 0:
+        return
+    old = target.with_name(f".{target.name}.new-old")
+    target.rename(old)
+    new.rename(target)
+    _remove(old)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    elif path.exists() or path.is_symlink():
+        path.unlink()

@@ -1,0 +1,165 @@
+"""Who watches a pipeline: the MLflow mirror and the Prefect page. Both may fail without harm."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from components.plan import Stage
+from components.recipe import dump
+from components.types import Artifact
+from tasks.pipeline import Pipeline, packages, revision
+from tasks.tracking import Tracking
+
+SHOWN_FILES = ("report.html", "certificate.json", "summary.json", "validation.json", "results.json")
+
+
+@contextlib.contextmanager
+def watched(pipeline: Pipeline, display: Any = None) -> Iterator[None]:
+    """Attach the watchers, open the run, and close it with what became of it."""
+    mirror = MlflowMirror(pipeline)
+    pipeline.watchers[:] = [w for w in (display, mirror, PrefectPage()) if w is not None]
+    pipeline.begin()
+    mirror.begin()
+    try:
+        yield
+    except BaseException as error:
+        state = "failed" if isinstance(error, Exception) else "stopped"
+        pipeline.end(state, error=f"{type(error).__name__}: {error}")
+        mirror.end("FAILED" if state == "failed" else "KILLED")
+        raise
+    pipeline.end("finished")
+    if not mirror.end("FINISHED") and display is not None:
+        display.console.print(f"MLflow is behind, nothing is lost: {mirror.tracking.problem}. It will be sent with the next run.")
+
+
+class MlflowMirror:
+    """One run a pipeline, a child a stage, a grandchild a round."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.pipeline = pipeline
+        self.tracking = Tracking(pipeline.store.home)
+        self.keys: dict[str, str] = {}
+
+    def begin(self) -> None:
+        recipe = yaml.safe_load(dump(self.pipeline.recipe, self.pipeline.profile))
+        self.tracking.open_run(self.pipeline.run.path, self.pipeline.run.name, recipe,
+                               {"recipe": self.pipeline.recipe.name, "paper": self.pipeline.recipe.paper,
+                                "revision": revision(), "packages": json.dumps(packages())})
+        self.tracking.log_artifacts([self.pipeline.run.path / "recipe.yaml"])
+
+    def end(self, status: str) -> bool:
+        for key in dict.fromkeys(self.keys.values()):
+            self.tracking.close_stage(key, status if status == "FINISHED" else "KILLED")
+        return self.tracking.close(status)
+
+    def key(self, stage: Stage) -> str:
+        name = f"online/round-{stage.round}" if stage.round else stage.name
+        if name not in self.keys:
+            if stage.round:
+                if "online" not in self.keys:
+                    self.keys["online"] = self.tracking.open_stage("online")
+                self.keys[name] = self.tracking.open_stage(f"round-{stage.round}", parent="online", tags={"iteration": stage.round})
+            else:
+                self.keys[name] = self.tracking.open_stage(stage.name, tags={"does": stage.does, "key": stage.key})
+            for role, parent in stage.inputs.items():
+                self._input(role, parent, self.keys[name])
+        return self.keys[name]
+
+    def _input(self, role: str, parent: str, key: str) -> None:
+        artifact = self.pipeline.artifact(parent)
+        if artifact.kind in ("data", "groups"):
+            content = json.loads((artifact.path / "manifest.json").read_text())["content"]
+            self.tracking.log_input(parent, artifact.path, content[:36], role, key)
+
+    def started(self, stage: Stage, metrics: Path) -> None:
+        self.tracking.follow(metrics, self.key(stage))
+
+    def progressed(self, stage: Stage, line: Mapping[str, Any]) -> None:
+        pass  # the mirror follows the metrics file by itself
+
+    def finished(self, stage: Stage, artifact: Artifact, *, reused: bool, seconds: float) -> None:
+        key = self.key(stage)
+        if (artifact.path / "metrics.jsonl").exists():
+            self.tracking.follow(artifact.path / "metrics.jsonl", key)
+        numbers = {f"{stage.does}.{name}": value for name, value in numbers_of(artifact.meta).items()}
+        if numbers:
+            self.tracking.log(numbers, stage.round or 0, key)
+        self.tracking.tag({f"{stage.does}.key": artifact.digest, f"{stage.does}.path": str(artifact.path),
+                           "reused": str(reused)}, key)
+        shown = [artifact.path / name for name in SHOWN_FILES if (artifact.path / name).exists()]
+        shown += sorted((artifact.path / "plots").glob("*.png")) if (artifact.path / "plots").is_dir() else []
+        self.tracking.log_artifacts(shown, "", key)
+        if stage.does == "evaluate":
+            self.tracking.log_artifacts(shown)
+            self.tracking.log(numbers)
+        if not stage.round:
+            self.tracking.close_stage(key)
+
+    def failed(self, stage: Stage, error: BaseException) -> None:
+        self.tracking.tag({"error": f"{type(error).__name__}: {error}"}, self.key(stage))
+        self.tracking.close_stage(self.key(stage), "FAILED" if isinstance(error, Exception) else "KILLED")
+
+
+def numbers_of(tree: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """The numbers of a nested mapping, by dotted name."""
+    found: dict[str, float] = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            found |= numbers_of(value, f"{prefix}{name}.")
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            found[f"{prefix}{name}"] = float(value)
+    return found
+
+
+class PrefectPage:
+    """Artifacts on the page of the Prefect run: progress of long tasks, a table a stage, links to what was made."""
+
+    def __init__(self) -> None:
+        self.progress: Any = None
+        self.last = 0.0
+
+    def started(self, stage: Stage, metrics: Path) -> None:
+        self.progress = None
+
+    def progressed(self, stage: Stage, line: Mapping[str, Any]) -> None:
+        import time
+
+        from prefect.artifacts import create_progress_artifact, update_progress_artifact
+
+        if not line.get("of") or time.monotonic() - self.last < 10:
+            return
+        self.last = time.monotonic()
+        share = 100.0 * line["step"] / line["of"]
+        if self.progress is None:
+            self.progress = create_progress_artifact(progress=share, key=f"progress-{_slug(stage.name)}", description=stage.title)
+        else:
+            update_progress_artifact(self.progress, progress=share)
+
+    def finished(self, stage: Stage, artifact: Artifact, *, reused: bool, seconds: float) -> None:
+        from prefect.artifacts import create_link_artifact, create_table_artifact
+
+        rows = [{"number": k, "value": f"{v:.6g}"} for k, v in numbers_of(artifact.meta).items()]
+        rows = [{"number": "made", "value": "reused" if reused else f"in {seconds:.0f} s"},
+                {"number": "key", "value": artifact.digest[:16]}, *rows[:60]]
+        create_table_artifact(table=rows, key=f"result-{_slug(stage.name)}", description=f"{stage.title}: what it found")
+        report = artifact.path / "report.html"
+        if report.exists():
+            create_link_artifact(link=report.resolve().as_uri(), link_text="evaluation report", key="report")
+
+    def failed(self, stage: Stage, error: BaseException) -> None:
+        from prefect.artifacts import create_markdown_artifact
+
+        if isinstance(error, Exception):
+            create_markdown_artifact(markdown=f"**{type(error).__name__}**\n\n{error}", key=f"error-{_slug(stage.name)}")
+
+
+def _slug(name: str) -> str:
+    return name.replace("_", "-").lower()
+
+

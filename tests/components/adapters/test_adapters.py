@@ -1,0 +1,55 @@
+"""Which parameters learn, on a real transformers model of two layers."""
+
+import pytest
+import torch
+
+from components.adapters.lora import merge
+from components.errors import RecipeError
+from components.piece import build
+
+
+def model(kind="causal", tied=True):
+    from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
+
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab_size=31, hidden_size=16, intermediate_size=16, num_hidden_layers=3, num_attention_heads=2,
+                         tie_word_embeddings=tied, num_labels=1, pad_token_id=0)
+    return (LlamaForCausalLM if kind == "causal" else LlamaForSequenceClassification)(config).eval()
+
+
+def learning(module):
+    return {name for name, p in module.named_parameters() if p.requires_grad}
+
+
+def test_full_and_top_layers_and_head_only():
+    names = {n for n, _ in model().named_parameters()}
+    assert learning(build("adapter", {"name": "full"})(model())) == names
+    top = learning(build("adapter", {"name": "top_layers", "count": 1})(model()))
+    assert top == {n for n in names if n.startswith("model.layers.2.")} | {"model.norm.weight"}
+    assert "score.weight" in learning(build("adapter", {"name": "top_layers", "count": 1})(model("reward")))
+    assert learning(build("adapter", {"name": "head_only"})(model("reward"))) == {"score.weight"}
+    with pytest.raises(RecipeError, match="tied"):
+        build("adapter", {"name": "head_only"})(model())
+    with pytest.raises(RecipeError, match="1 to 3"):
+        build("adapter", {"name": "top_layers", "count": 4})(model())
+
+
+@pytest.mark.parametrize("options", [{}, {"dora": True}, {"rslora": True}])
+def test_lora_starts_as_the_model_and_merges_into_a_plain_one(options):
+    ids = torch.arange(1, 8)[None]
+    plain = model()
+    before = plain(ids).logits.detach()
+    adapted = build("adapter", {"name": "lora", "rank": 2, **options})(plain)
+    torch.testing.assert_close(adapted(ids).logits, before, rtol=1e-5, atol=1e-6)
+    assert learning(adapted)
+    assert all("lora_" in n for n in learning(adapted))
+    adapted(ids, labels=ids).loss.backward()
+    with torch.no_grad():
+        for p in adapted.parameters():
+            if p.grad is not None:
+                p -= 0.5 * p.grad
+    after = adapted(ids).logits.detach()
+    assert (after - before).abs().max() > 1e-4
+    merged = merge(adapted)
+    torch.testing.assert_close(merged(ids).logits, after, rtol=1e-4, atol=1e-5)
+    assert type(merged).__name__ == "LlamaForCausalLM"

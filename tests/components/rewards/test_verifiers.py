@@ -1,0 +1,109 @@
+"""Gold answers score 1, corrupted ones 0, and a reward that breaks is failed, never 0."""
+
+import dataclasses
+
+import pytest
+
+from components.piece import build, each
+from components.types import Context, Group, Message, Prompt, Trajectory
+
+
+def said(text, **kw):
+    return Trajectory((Message(role="assistant", content=text),), **kw)
+
+
+def score(name, prompt, *texts, **options):
+    written = build("annotate", {"name": name, **options})([Group(prompt, tuple(map(said, texts)))], Context())
+    (column,) = [n for n in written if not n.endswith(".status")]
+    return written[column][0], written[f"{column}.status"][0]
+
+
+@pytest.mark.parametrize(("answer", "good", "bad"), [
+    ("-4", "4 - 1 - 7 = -4", "4 - 1 - 7 = 4"),
+    ("1000", "That makes 1,000.", "That makes 1,001."),
+    ("1/2", r"So \boxed{\frac{1}{2}} no: \boxed{0.5}", r"\boxed{0.25}"),
+    ("Paris", r"It is \boxed{paris}", r"It is \boxed{Rome}"),
+    ("x^{2}", r"\boxed{x^{2}}", r"\boxed{x^{3}}"),
+])
+def test_exact_answer(answer, good, bad):
+    assert score("rewards.exact_answer", Prompt("p", (), answer=answer), good, bad, "") == ([1.0, 0.0, 0.0], ["ok"] * 3)
+
+
+def test_reasoning_gym_on_its_own_answers():
+    import reasoning_gym
+
+    for task in ("chain_sum", "leg_counting"):
+        for entry in reasoning_gym.create_dataset(task, size=5, seed=3):
+            prompt = Prompt("p", ({"role": "user", "content": entry["question"]},), entry["answer"], meta={"metadata": entry["metadata"]})
+            wrong = str(int(entry["answer"]) + 1)
+            values, status = score("rewards.reasoning_gym", prompt, f"It is {entry['answer']}", f"It is {wrong}")
+            assert status == ["ok", "ok"]
+            assert values[0] == 1.0
+            assert values[1] < 0.1
+
+
+def test_format():
+    values, _ = score("rewards.format", Prompt("p", ()), " <think>a\nb</think> <answer>4</answer>\n", "4")
+    assert values == [1.0, 0.0]
+
+
+def test_a_failing_reward_is_failed_and_never_zero():
+    values, status = score("rewards.exact_answer", Prompt("p", ()), "4")
+    assert values == [None]
+    assert status[0].startswith("failed: ValueError")
+
+    @each
+    def broken(prompt, trajectory):
+        raise RuntimeError("no network")
+
+    assert broken([Group(Prompt("p", ()), (said("x"),))], Context()) == {
+        "reward.broken": [[None]], "reward.broken.status": [["failed: RuntimeError: no network"]]}
+
+
+class Judge:
+    """Scores the length of the text it rendered itself; refuses tokens it did not make."""
+
+    weights = "j"
+
+    def __init__(self, factor=1.0):
+        self.factor = factor
+
+    def encode(self, group):
+        assert all(not t.inputs for t in group.trajectories), "the policy's tokens reached the reward model"
+        return group.replace([dataclasses.replace(t, inputs={"tokens": list(range(len(t.text)))}) for t in group.trajectories])
+
+    def score(self, groups, asks):
+        assert asks == {"scores"}
+        return [{"scores": [self.factor * len(t.inputs["tokens"]) for t in g.trajectories]} for g in groups]
+
+
+def test_reward_model_renders_for_itself_and_skips_the_empty():
+    group = Group(Prompt("p", ()), (said("abc", inputs={"tokens": [9] * 50}), said("  "), said("a")))
+    written = build("annotate", {"name": "rewards.reward_model"})([group], Context(models={"judge": Judge()}))
+    assert written["reward.judge"] == [[3.0, None, 1.0]]
+    assert written["reward.judge.status"][0] == ["ok", "skipped: the answer is empty", "ok"]
+    bad = build("annotate", {"name": "rewards.reward_model"})([group], Context(models={"judge": Judge(float("nan"))}))
+    assert bad["reward.judge.status"][0][0].startswith("failed")
+
+
+def test_ensemble():
+    group = Group(Prompt("p", ()), (said("a"), said("abc")))
+    models = {"a": Judge(1.0), "b": Judge(3.0)}
+    context = Context(models=models)
+
+    def ensemble(**options):
+        return build("annotate", {"name": "rewards.ensemble", "models": ["a", "b"], **options})([group], context)
+
+    assert ensemble(standardise=False)["reward.ensemble"] == [[2.0, 6.0]]
+    assert ensemble(standardise=False, how="min")["reward.ensemble"] == [[1.0, 3.0]]
+    assert ensemble(standardise=False, how="uwo")["reward.ensemble"] == [[1.5, 1.5]]  # 2 - 1/2, 6 - 9/2
+    assert ensemble(how="uwo")["reward.ensemble"] == [[-1.0, 1.0]]  # after scaling the members agree
+    assert ensemble()["scores.b"] == [[3.0, 9.0]]
+
+
+def test_combinations():
+    group = Group(Prompt("p", ()), (said("x", mask=[False, True, True]),), {"reward.judge": [2.0], "reward.format": [1.0]})
+    both = build("annotate", {"name": "rewards.combine", "rewards": ["reward.judge", "reward.format"], "weights": [1.0, 0.5]})
+    assert both([group], Context()) == {"reward.combined": [[2.5]]}
+    short = build("annotate", {"name": "rewards.combine.length_penalised", "penalty": 0.1})
+    assert short([group], Context())["reward.length_penalised"][0] == pytest.approx([1.8])

@@ -1,0 +1,71 @@
+"""Which answers are kept, in which order, and what a pair remembers of its origin."""
+
+import pytest
+
+from components.errors import DataError
+from components.piece import build
+from components.types import Context, Group, Message, Prompt, Trajectory
+
+
+def group(rewards, name="p", lengths=None):
+    rows = tuple(Trajectory((Message(role="assistant", content=f"answer {i}"),), mask=[True] * (lengths[i] if lengths else 1),
+                            weights="w1", meta={"temperature": 0.7}) for i in range(len(rewards)))
+    return Group(Prompt(name, ()), rows, {"reward.judge": rewards})
+
+
+def select(name, *groups, ctx=None, **options):
+    return build("select", {"name": name, **options})(groups, ctx or Context(seed=3, round=2))
+
+
+def test_best_worst_and_its_origin():
+    (made,) = select("best_worst", group([0.2, 0.9, -0.5, 0.9]), group([1.0, 1.0]))
+    assert [t.text for t in made.trajectories] == ["answer 1", "answer 2"]
+    assert made.columns["margin"] == pytest.approx([1.4, 1.4])
+    assert made.columns["reward.judge"] == [0.9, -0.5]
+    assert made.prompt.meta["pair"] == {"policy": "w1", "policy_rejected": "w1", "reward": "reward.judge", "judge": "", "seed": 3, "round": 2,
+                                        "decoding": {"temperature": 0.7}, "margin": pytest.approx(1.4), "responses": 4}
+    assert select("best_worst", group([0.2, 0.9]), min_margin=0.8) == []
+    (short,) = select("best_worst", group([1.0, 0.9], lengths=[10, 2]), length_penalty=0.1)
+    assert short.trajectories[0].text == "answer 1"
+    assert short.columns["margin"] == pytest.approx([0.7, 0.7])
+
+
+def test_the_same_words_are_no_pair():
+    twin = group([1.0, 0.0])
+    twin = twin.replace([twin.trajectories[0]] * 2)
+    assert select("best_worst", twin) == []
+
+
+def test_all_pairs_random_pair_best_of_n_threshold_drop_constant():
+    assert [(p.trajectories[0].text[-1], p.trajectories[1].text[-1]) for p in select("all_pairs", group([1.0, 2.0, 1.0]))] == [("1", "0"), ("1", "2")]
+    one, two = select("random_pair", group([1.0, 2.0, 3.0])), select("random_pair", group([1.0, 2.0, 3.0]))
+    assert one == two
+    assert one[0].columns["margin"][0] > 0
+    assert select("random_pair", group([1.0])) == []
+    (best,) = select("best_of_n", group([1.0, 3.0, 3.0]), keep=2)
+    assert [t.text for t in best.trajectories] == ["answer 1", "answer 2"]
+    (kept,) = select("threshold", group([1.0, 3.0]), group([0.0]), at_least=2.0)
+    assert kept.columns["reward.judge"] == [3.0]
+    assert [len(g.trajectories) for g in select("drop_constant", group([1.0, 1.0]), group([0.0, 1.0]), group([1.0]))] == [2]
+
+
+def test_an_unscored_answer_is_an_error_never_a_zero():
+    with pytest.raises(DataError, match="not scored"):
+        select("best_worst", group([1.0, None]))
+    with pytest.raises(DataError, match="no column"):
+        select("best_worst", group([1.0, 2.0]), reward="reward.other")
+
+
+def test_replay_resumes():
+    spec = {"name": "replay", "share": 0.5, "capacity": 4}
+    rounds = [[group([1.0], f"{r}.{i}") for i in range(4)] for r in range(3)]
+    whole, first = build("select", spec), build("select", spec)
+    assert whole(rounds[0], Context(round=0)) == rounds[0]
+    first(rounds[0], Context(round=0))
+    resumed = build("select", spec)
+    resumed.restore(first.state())
+    for r in (1, 2):
+        got = whole(rounds[r], Context(round=r))
+        assert got == resumed(rounds[r], Context(round=r))
+        assert len(got) == 6
+        assert all(g in rounds[r - 1] for g in got[4:])

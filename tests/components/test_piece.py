@@ -1,0 +1,67 @@
+"""Pieces are described from their source, checked strictly, and built with their defaults."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+
+import pytest
+
+from components.errors import RecipeError
+from components.piece import SLOTS, build, catalogue, describe, each, resolve
+from components.types import Group, Prompt, Trajectory
+
+
+def test_unknown_piece_names_the_nearest() -> None:
+    with pytest.raises(RecipeError, match="no objective piece named 'clp'; did you mean 'clip'"):
+        resolve("objective", {"name": "clp"})
+
+
+def test_unknown_option_names_the_nearest() -> None:
+    with pytest.raises(RecipeError, match="'clip' takes no 'hig'; did you mean 'high'"):
+        resolve("objective", {"name": "clip", "hig": 0.3})
+
+
+def test_wrong_kind_of_value() -> None:
+    with pytest.raises(RecipeError, match="'low' must be float, got 'much'"):
+        resolve("objective", {"name": "clip", "low": "much"})
+
+
+def test_columns_are_filled_from_options() -> None:
+    piece = describe("annotate", "scoring.logprobs")
+    assert "logprobs.reference" in piece.columns("writes", {"model": "reference"})
+
+
+@pytest.mark.parametrize("slot", SLOTS)
+def test_every_piece_can_be_imported_under_the_name_its_source_gives(slot: str) -> None:
+    for name, piece in catalogue(slot).items():
+        function = getattr(importlib.import_module(piece.module), piece.function)
+        assert callable(function), name
+        assert piece.doc, f"{name} says nothing about itself"
+
+
+def test_resolved_specs_hold_every_default_and_build() -> None:
+    spec = resolve("objective", {"name": "clip", "high": 0.28})
+    assert spec["low"] == 0.2 and spec["high"] == 0.28
+    assert callable(build("objective", spec))
+
+
+def test_a_failing_reward_is_failed_and_none_is_skipped() -> None:
+    @each
+    def shaky(prompt: Prompt, trajectory: Trajectory) -> float | None:
+        if trajectory.text == "bad":
+            raise ZeroDivisionError("no")
+        return None if trajectory.text == "skip" else 1.0
+
+    group = Group(Prompt("p", ()), tuple(Trajectory(({"role": "assistant", "content": t},)) for t in ("good", "bad", "skip")))
+    columns = shaky([group], None)
+    assert columns["reward.shaky"] == [[1.0, None, None]]
+    assert columns["reward.shaky.status"][0][0] == "ok"
+    assert columns["reward.shaky.status"][0][1] == "failed: ZeroDivisionError: no"
+    assert columns["reward.shaky.status"][0][2].startswith("skipped")
+
+
+def test_decorators_are_literal() -> None:
+    for slot in SLOTS:
+        for piece in catalogue(slot).values():
+            ast.parse(piece.path.read_text())  # `catalogue` itself raises when a declaration is not a literal

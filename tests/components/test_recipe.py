@@ -1,0 +1,86 @@
+"""Recipes: merged once, strict, checked as a dataflow; every mistake is one sentence with the way out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from components.errors import RecipeError
+from components.recipe import dump, load, merge, names
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "mine.yaml"
+    file.write_text(text)
+    return file
+
+
+ONLINE = """
+schema: 1
+about: a test
+base: online
+online:
+  rollout: {name: sample, responses_per_prompt: 4}
+  annotate: [{name: rewards.exact_answer}, {name: advantages.centre, reward: reward.exact_answer}]
+  fit:
+    updates: {policy: [{name: reinforce}]}
+"""
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_recipe_that_ships_loads(name: str) -> None:
+    recipe, profile = load(name)
+    assert recipe.about and recipe.name == name
+    again = yaml.safe_load(dump(recipe, profile))
+    assert again["recipe"]["name"] == name
+
+
+def test_a_mapping_merges_a_list_replaces_another_piece_replaces() -> None:
+    base = {"a": {"x": 1, "y": [1, 2]}, "p": {"name": "sample", "count": 8}}
+    assert merge(base, {"a": {"y": [3]}}) == {"a": {"x": 1, "y": [3]}, "p": {"name": "sample", "count": 8}}
+    assert merge(base, {"p": {"name": "sample", "max": 1}})["p"] == {"name": "sample", "count": 8, "max": 1}
+    assert merge(base, {"p": {"name": "tree"}})["p"] == {"name": "tree"}
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ("onlin: {}", "unknown key 'onlin'; did you mean 'online'"),
+    ("online: {rolout: {name: sample}}", "online.rolout: unknown key 'rolout'; did you mean 'rollout'"),
+    ("online: {fit: {learning_rat: 1}}", "did you mean 'learning_rate'"),
+    ("online: {rounds: many}", "online.rounds: expected int, got 'many'"),
+    ("online: {cadence: steps}", "'steps' is not one of round, step"),
+    ("online: {annotate: [{name: advantages.centre, reward: reward.judge}]}", r"reads \['reward.judge'\], which nothing before it writes"),
+    ("online: {annotate: [{name: rewards.reward_model, model: judge}]}", "wants model 'judge', which nothing makes"),
+    ("online: {fit: {updates: {policy: [{name: preference.dpo, reduce: token_mean}]}}}", "logprobs.reference|token_mean"),
+    ("online: {fit: {updates: {policy: []}}}", "nothing to optimise"),
+    ("base: onlne", "no base named 'onlne'; did you mean 'online'"),
+    ("schema: 7", "schema 7 is not 1"),
+    ("profile: gpuu", "no profile named 'gpuu'"),
+])
+def test_a_mistake_is_one_sentence(tmp_path: Path, change: str, message: str) -> None:
+    whole = yaml.safe_load(ONLINE)
+    changed = {**merge(whole, yaml.safe_load(change))}
+    with pytest.raises(RecipeError, match=message):
+        load(write(tmp_path, yaml.safe_dump(changed)))
+
+
+def test_a_column_written_twice_is_refused(tmp_path: Path) -> None:
+    whole = yaml.safe_load(ONLINE)
+    whole["online"]["annotate"].append({"name": "advantages.centre", "reward": "reward.exact_answer"})
+    with pytest.raises(RecipeError, match=r"writes \['advantages'\], which is already written"):
+        load(write(tmp_path, yaml.safe_dump(whole)))
+
+
+def test_overrides_and_a_missing_file(tmp_path: Path) -> None:
+    file = write(tmp_path, ONLINE)
+    recipe, _ = load(file, overrides=["online.rounds=7", "online.fit.learning_rate=1e-3"])
+    assert recipe.online is not None and recipe.online.rounds == 7 and recipe.online.fit.learning_rate == 1e-3
+    with pytest.raises(RecipeError, match="not of the form"):
+        load(file, overrides=["online.rounds"])
+    with pytest.raises(RecipeError, match="no recipe named 'chatt'"):
+        load("chatt")
+    with pytest.raises(RecipeError, match="no recipe file at"):
+        load(tmp_path / "absent.yaml")
+    with pytest.raises(RecipeError, match="not valid YAML"):
+        load(write(tmp_path, "a: [1"))

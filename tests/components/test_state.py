@@ -1,0 +1,38 @@
+"""State goes to disk and back exactly, without pickle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from components.errors import StoreError
+from components.state import load_state, save_state
+
+
+def test_round_trip_is_exact(tmp_path: Path) -> None:
+    state = {"step": 3, "none": None, "pi": 0.1 + 0.2, "list": [1, "a", {"t": torch.arange(3)}],
+             "by_number": {0: {"m": torch.randn(2, 3, dtype=torch.float64)}}, "flag": True}
+    save_state(tmp_path / "s", state)
+    back = load_state(tmp_path / "s")
+    assert back["step"] == 3 and back["pi"] == state["pi"] and back["flag"] is True and back["none"] is None
+    assert torch.equal(back["list"][2]["t"], torch.arange(3))
+    assert torch.equal(back["by_number"][0]["m"], state["by_number"][0]["m"])
+
+
+def test_shared_tensors_and_views_are_saved(tmp_path: Path) -> None:
+    base = torch.arange(6.0).view(2, 3)
+    save_state(tmp_path / "s", {"a": base, "b": base.T, "c": base[0]})
+    back = load_state(tmp_path / "s")
+    assert torch.equal(back["b"], base.T) and torch.equal(back["c"], base[0])
+
+
+def test_saving_replaces_and_damage_is_one_sentence(tmp_path: Path) -> None:
+    save_state(tmp_path / "s", {"step": 1, "t": torch.ones(4)})
+    save_state(tmp_path / "s", {"step": 2, "t": torch.ones(4)})
+    assert load_state(tmp_path / "s")["step"] == 2
+    file = tmp_path / "s" / "tensors.safetensors"
+    file.write_bytes(file.read_bytes()[:-5])
+    with pytest.raises(StoreError, match="cannot be read"):
+        load_state(tmp_path / "s")

@@ -1,0 +1,104 @@
+"""The store: whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from components.errors import StoreError
+from components.store import MANIFEST, RunDirectory, Store, digest, disk_errors, write_atomic
+
+KEY = digest("a key")
+
+
+def make(store: Store, text: str = "hello", key: str = KEY):
+    with store.working("sft", key) as work:
+        (work.product / "deep").mkdir()
+        (work.product / "deep" / "file.txt").write_text(text)
+        (work.progress / "checkpoint").write_text("half")
+        return store.publish(work, "sft", key, "weights", ["parent"], {"loss": 1.0})
+
+
+def test_publish_then_get(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    assert store.get("sft", KEY) is None
+    made = make(store)
+    again = store.get("sft", KEY)
+    assert again == made and again.meta == {"loss": 1.0} and again.parents == ("parent",)
+    store.verify(made)
+    assert not list((store.root / ".work").glob("sft-*/*"))  # progress is gone, the lock file alone stays
+
+
+def test_a_directory_without_manifest_is_not_an_artifact(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    made = make(store)
+    (made.path / MANIFEST).unlink()
+    assert store.get("sft", KEY) is None
+    remade = make(store, "anew")
+    assert (remade.path / "deep" / "file.txt").read_text() == "anew"
+
+
+def test_an_unpublished_product_survives_for_the_next_try(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    with pytest.raises(RuntimeError), store.working("sft", KEY) as work:
+        (work.progress / "checkpoint-3").mkdir()
+        raise RuntimeError("killed")
+    assert store.get("sft", KEY) is None
+    with store.working("sft", KEY) as work:
+        assert (work.progress / "checkpoint-3").is_dir()
+
+
+def test_damage_is_found(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    made = make(store)
+    file = made.path / "deep" / "file.txt"
+    file.write_text("jello")  # same size: only the digest tells
+    with pytest.raises(StoreError, match=r"file\.txt is damaged"):
+        store.verify(made)
+    file.write_text("shorter"[:3])
+    with pytest.raises(StoreError, match="expected 5 bytes, found 3"):
+        store.get("sft", KEY)
+
+
+def test_one_process_at_a_time_works_on_a_stage(tmp_path: Path) -> None:
+    store, events = Store(tmp_path), []
+
+    def second() -> None:
+        with Store(tmp_path).working("sft", KEY):
+            events.append("second")
+
+    with store.working("sft", KEY):
+        thread = threading.Thread(target=second)
+        thread.start()
+        thread.join(0.3)
+        events.append("first")
+    thread.join(5)
+    assert events == ["first", "second"]
+
+
+def test_a_full_disk_is_one_sentence() -> None:
+    with pytest.raises(StoreError, match="the disk is full; nothing finished was touched"), disk_errors("publishing sft"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_write_atomic_replaces(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    write_atomic(file, "one")
+    write_atomic(file, "two")
+    assert file.read_text() == "two" and os.listdir(tmp_path) == ["a.json"]
+
+
+def test_a_run_directory_links_into_the_store(tmp_path: Path) -> None:
+    made = make(Store(tmp_path))
+    run = RunDirectory(tmp_path, "chat-1")
+    run.open("recipe: chat\n")
+    run.link("sft", made.path)
+    run.link("sft", made.path)
+    run.record(state="running")
+    run.record(state="finished", extra=1)
+    assert run.stages() == {"sft": made.path}
+    assert '"state": "finished"' in (run.path / "run.json").read_text()

@@ -1,0 +1,104 @@
+"""Our pieces against the numbers in `losses.yaml`."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from components.advantages.gae import recursion
+from components.piece import build, catalogue, describe
+from components.reduce import count, reduce
+from components.types import Batch, Context, Group, Outputs, Prompt, Trajectory
+
+ORACLES = yaml.safe_load((Path(__file__).parent / "losses.yaml").read_text())
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+def padded(rows, dtype, width=None):
+    width = width or max(map(len, rows))
+    return torch.tensor([[*row, *([0] * (width - len(row)))] for row in rows], dtype=dtype)
+
+
+def batch_of(case, dtype):
+    steps = next((case[k] for k in ("logprobs", "values", "entropy") if k in case), None)
+    mask = case.get("mask") or ([[True] * len(r) for r in steps] if steps else [[True]] * len(case["scores"]))
+    columns = {k: padded(v, dtype) if isinstance(v[0], list) else torch.tensor(v, dtype=dtype) for k, v in case.get("columns", {}).items()}
+    asks = {k: torch.tensor(case[k], dtype=dtype) if k == "scores" else padded(case[k], dtype)
+            for k in ("logprobs", "values", "entropy", "scores") if k in case}
+    rows = torch.arange(len(mask))
+    return Outputs(asks), Batch({}, padded(mask, torch.bool), columns, rows, rows, tuple(map(str, range(len(mask)))))
+
+
+@pytest.mark.parametrize("precision", DTYPES)
+@pytest.mark.parametrize("case", ORACLES["cases"], ids=lambda c: c["name"])
+def test_objective(case, precision):
+    dtype, tolerance = DTYPES[precision], ORACLES["tolerance"][precision]
+    out, batch = batch_of(case, dtype)
+    terms = build("objective", {"name": case["piece"], **case.get("options", {})})(out, batch)
+    close = {"rtol": tolerance, "atol": tolerance}
+    loss = torch.where(batch.mask, terms.loss, 0.0) if terms.loss.shape == batch.mask.shape else terms.loss
+    torch.testing.assert_close(loss, torch.tensor(case["loss"], dtype=dtype), **close)
+    for name, expected in case.get("metrics", {}).items():
+        torch.testing.assert_close(terms.metrics[name], torch.tensor(expected, dtype=dtype), **close)
+    for name, expected in case.get("reduced", {}).items():
+        value = reduce(name, terms.loss, batch, count(batch, describe("objective", case["piece"]).unit))
+        assert float(value) == pytest.approx(expected, rel=tolerance, abs=tolerance)
+
+
+def test_every_objective_has_an_oracle():
+    assert {c["piece"] for c in ORACLES["cases"]} == set(catalogue("objective"))
+
+
+def test_dpo_and_half_sft_on_uniform_logits():
+    """NeMo-RL: ln 2 + 0.5 x 2 x ln 16."""
+    steps = torch.full((2, 2), -math.log(16), dtype=torch.float64)
+    rows = torch.arange(2)
+    batch = Batch({}, torch.ones(2, 2, dtype=torch.bool), {"logprobs.reference": steps}, rows, rows, ("a", "a"))
+    out = Outputs({"logprobs": steps})
+    total = sum(w * reduce("unit_mean", build("objective", {"name": n, **o})(out, batch).loss, batch, count(batch, "pair"))
+                for n, o, w in (("preference.dpo", {}, 1.0), ("preference.chosen", {"per_token": False}, 0.5)))
+    assert float(total) == pytest.approx(3.465736, abs=1e-6)
+
+
+def group_of(rewards, **columns):
+    rows = tuple(Trajectory(({"role": "assistant", "content": "x"},), {"tokens": [1]}, [True]) for _ in rewards)
+    return Group(Prompt("p", ()), rows, {"reward.judge": rewards, **columns})
+
+
+@pytest.mark.parametrize("case", ORACLES["advantages"], ids=lambda c: f"{c['piece']} {c['rewards']}")
+def test_advantages(case):
+    written = build("annotate", {"name": case["piece"]})([group_of(case["rewards"])], Context())
+    assert written["advantages"][0] == pytest.approx(case["expected"], abs=4e-6)
+
+
+@pytest.mark.parametrize("case", ORACLES["gae"], ids=lambda c: c["source"])
+def test_gae(case):
+    mask = case.get("mask", [True] * len(case["values"]))
+    advantages, returns = recursion(case["rewards"], case["values"], mask, case["discount"], case["trace"])
+    assert advantages == pytest.approx(case["advantages"], abs=1e-6)
+    if "returns" in case:
+        assert returns == pytest.approx(case["returns"], abs=1e-6)
+
+
+def test_kl_in_reward():
+    case = ORACLES["kl_in_reward"]
+    rows = tuple(Trajectory((), {"tokens": [1, 2, 3]}, [True] * 3, [kl] * 3) for kl in case["kl"])
+    group = Group(Prompt("p", ()), rows, {"reward.judge": case["scores"], "logprobs.reference": [[0.0] * 3] * 3})
+    shaped = build("annotate", {"name": "advantages.kl_in_reward", "beta": case["beta"]})([group], Context())["shaped"][0]
+    for row, expected in zip(shaped, case["expected"], strict=True):
+        assert row == pytest.approx(expected)
+    summed = build("annotate", {"name": "advantages.kl_in_reward.row", "beta": case["beta"]})([group], Context())["regularised"][0]
+    assert summed == pytest.approx([sum(row) for row in case["expected"]])
+
+
+@pytest.mark.parametrize("case", ORACLES["rewards"], ids=lambda c: f"{c['piece']} {c.get('length', c.get('tokens'))} {c['expected']}")
+def test_rewards(case):
+    tokens = case.get("tokens") or list(range(case["length"]))
+    text = "the answer is 4" if case.get("answer") == "right" else "the answer is 5"
+    row = Trajectory(({"role": "assistant", "content": text},), {"tokens": [0, 0, *tokens]}, [False, False] + [True] * len(tokens))
+    written = build("annotate", {"name": case["piece"], **case["options"]})([Group(Prompt("p", (), answer="4"), (row,))], Context())
+    (name,) = [n for n in written if not n.endswith(".status")]
+    assert written[f"{name}.status"] == [["ok"]]
+    assert written[name][0] == pytest.approx([case["expected"]], abs=1e-6)

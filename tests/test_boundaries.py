@@ -1,0 +1,63 @@
+"""The library knows no platform, the core knows no method, and light things stay light."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from components.piece import SLOTS, catalogue
+
+ROOT = Path(__file__).resolve().parent.parent
+PLATFORMS = {"prefect", "mlflow", "dvc", "great_expectations", "flows", "tasks"}
+CORE = ["trainer.py", "loop.py", "packing.py", "store.py", "run.py", "state.py", "types.py", "protocols.py"]
+
+
+def imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+    return found
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "components").rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
+def test_components_import_no_platform(path: Path) -> None:
+    assert not {name.split(".")[0] for name in imports(path)} & PLATFORMS
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "flows").rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
+def test_flows_name_no_piece_folder(path: Path) -> None:
+    folders = {f"components.{folder}" for slot in SLOTS.values() for folder in slot if folder != "data"}
+    assert not {".".join(name.split(".")[:2]) for name in imports(path)} & folders
+
+
+@pytest.mark.parametrize("name", CORE)
+def test_the_core_names_no_piece(name: str) -> None:
+    words = {word for node in ast.walk(ast.parse((ROOT / "components" / name).read_text()))
+             if isinstance(node, ast.Constant) and isinstance(node.value, str) for word in [node.value]}
+    quantities = {"entropy", "kl", "value"}  # names of numbers too
+    methods = {piece for slot in ("objective", "select", "rollout") for piece in catalogue(slot)} - quantities
+    assert not words & methods
+
+
+def test_checking_a_recipe_imports_nothing_heavy() -> None:
+    code = ("import sys; from components.recipe import load, names; [load(n) for n in names()];"
+            "print([m for m in ('torch', 'transformers', 'prefect', 'mlflow', 'pandas', 'sklearn') if m in sys.modules])")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_help_loads_no_torch() -> None:
+    code = ("import sys; from typer.testing import CliRunner; import flows.cli as c;"
+            "r = CliRunner().invoke(c.app, ['--help']); assert r.exit_code == 0, r.output;"
+            "print([m for m in ('torch', 'prefect', 'mlflow', 'yaml') if m in sys.modules])")
+    started = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.strip() == "[]", f"help imported {done.stdout} in {time.monotonic() - started:.1f} s"

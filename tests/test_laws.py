@@ -1,0 +1,190 @@
+"""What must hold for every loss whatever its inputs, over a tiny learner: a bigram table of logits."""
+
+import math
+
+import pytest
+import torch
+
+from components.errors import RecipeError
+from components.piece import build, catalogue, describe
+from components.reduce import LEGAL, Counts, count, legal, reduce
+from components.types import Batch, Outputs
+
+V = 11
+PIECES = sorted(catalogue("objective"))
+NAMES = [name if name != "fixed_length" else "fixed_length:16" for name in LEGAL]
+LEGAL_PAIRS = [(p, r) for p in PIECES for r in NAMES if legal(r, describe("objective", p).unit) is None]
+LENGTHS = [(5, 2), (9, 4), (3, 3), (7, 1), (8, 5), (4, 2), (6, 3), (9, 9)]  # of a row: tokens, chosen ones
+
+
+class Bigram(torch.nn.Module):
+    """Logits of the next token from the last one; a value and a score from embeddings. Speaks of step t at index t."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = torch.nn.Parameter(torch.randn(V, V, dtype=torch.float64))
+        self.head = torch.nn.Parameter(torch.randn(V, dtype=torch.float64))
+
+    def forward(self, batch):
+        shape = batch.mask.shape
+        tokens = torch.zeros(shape, dtype=torch.long)
+        for i, row in enumerate(batch.inputs["tokens"]):
+            tokens[i, : len(row)] = row
+        before = tokens.roll(1, 1)
+        before[:, 0] = 0  # nothing comes before the first step
+        logp = self.table[before].log_softmax(-1)
+        return Outputs({"logprobs": logp.gather(-1, tokens[..., None])[..., 0], "entropy": -(logp.exp() * logp).sum(-1),
+                        "values": self.head[before], "scores": (self.head[tokens] * batch.mask).sum(-1)})
+
+
+def make_batch(rows, seed=0, garbage=0.0):
+    """The rows `rows` of one fixed data set of 8: the same numbers however it is cut. `garbage` fills what is masked."""
+    rng = torch.Generator().manual_seed(seed)
+    width = max(LENGTHS[i][0] for i in rows)
+    tokens, mask, columns = [], [], {}
+    names = ("logprobs.old", "logprobs.sampled", "logprobs.reference", "advantages", "returns", "values.old")
+    full = {name: torch.randn(8, 9, generator=rng, dtype=torch.float64) for name in names}
+    ids = torch.randint(0, V, (8, 9), generator=rng)
+    margins = torch.rand(8, generator=rng, dtype=torch.float64)
+    for i in rows:
+        length, chosen = LENGTHS[i]
+        tokens.append(ids[i, :length])
+        mask.append([length - chosen <= t < length for t in range(width)])
+    mask = torch.tensor(mask)
+    for name in names:
+        columns[name] = torch.where(mask, full[name][rows, :width] - (1 if "logprobs" in name else 0), garbage)
+    columns["margin"] = margins[rows]
+    where = torch.tensor([i // 2 for i in rows])
+    return Batch({"tokens": tokens}, mask, columns, where, where - where.min(), tuple(str(i) for i in rows))
+
+
+def step(piece, reduction, cuts):
+    """Loss and gradient of one step whose rows are cut into `cuts` micro-batches."""
+    model, objective, unit = Bigram(), build("objective", {"name": piece}), describe("objective", piece).unit
+    batches = [make_batch(rows) for rows in cuts]
+    totals = sum((count(b, unit) for b in batches), Counts(unit))
+    loss = 0.0
+    for batch in batches:
+        part = reduce(reduction, objective(model(batch), batch).loss, batch, totals)
+        part.backward()
+        loss += float(part.detach())
+    return loss, [p.grad.clone() if p.grad is not None else torch.zeros_like(p) for p in model.parameters()]
+
+
+@pytest.mark.parametrize(("piece", "reduction"), LEGAL_PAIRS)
+def test_splitting_a_step_changes_nothing(piece, reduction):
+    pairs = describe("objective", piece).unit in ("pair", "group")
+    smallest = [[2 * i, 2 * i + 1] for i in range(4)] if pairs else [[i] for i in range(8)]
+    whole = step(piece, reduction, [list(range(8))])
+    assert math.isfinite(whole[0])
+    assert any(g.abs().sum() > 0 for g in whole[1])
+    for cuts in (smallest, [[0, 1, 2, 3], [4, 5, 6, 7]], [[0, 1], [2, 3, 4, 5, 6, 7]]):
+        loss, gradient = step(piece, reduction, cuts)
+        assert loss == pytest.approx(whole[0], rel=1e-10, abs=1e-12)
+        torch.testing.assert_close(gradient, whole[1], rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("piece", PIECES)
+@pytest.mark.parametrize("garbage", [999.0, -1e5])
+def test_masked_steps_never_matter(piece, garbage):
+    unit, objective = describe("objective", piece).unit, build("objective", {"name": piece})
+    reduction = next(r for p, r in LEGAL_PAIRS if p == piece)
+    found = []
+    for fill in (0.0, garbage):
+        batch, model = make_batch(list(range(8)), garbage=fill), Bigram()
+        out = model(batch)
+        asked = {k: v if k == "scores" else torch.where(batch.mask, v, fill) for k, v in out.values_by_ask.items()}
+        loss = reduce(reduction, objective(Outputs(asked), batch).loss, batch, count(batch, unit))
+        loss.backward()
+        found.append((float(loss.detach()), [torch.zeros(1) if p.grad is None else p.grad for p in model.parameters()]))
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-9)
+    torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(("piece", "expected"), [("dpo", math.log(2)), ("cdpo", math.log(2)), ("ipo", 25.0), ("hinge", 1.0)])
+def test_policy_equal_to_reference(piece, expected):
+    batch = make_batch(list(range(8)))
+    terms = build("objective", {"name": f"preference.{piece}"})(Outputs({"logprobs": batch["logprobs.reference"]}), batch)
+    torch.testing.assert_close(terms.loss, torch.full((4,), expected, dtype=torch.float64))
+    assert terms.metrics["accuracy"].tolist() == [0.5] * 4
+
+
+@pytest.mark.parametrize("piece", ["preference.dpo", "preference.ipo", "preference.cdpo", "preference.hinge", "preference.orpo",
+                                   "ranking.bradley_terry", "ranking.length_controlled"])
+def test_swapping_a_pair_mirrors_the_margin(piece):
+    rows = list(range(8))
+    swapped = [i ^ 1 for i in rows]
+    model, objective = Bigram(), build("objective", {"name": piece})
+    one, other = (objective(model(b), b) for b in (make_batch(rows), make_batch(swapped)))
+    torch.testing.assert_close(one.metrics["margin"], -other.metrics["margin"])
+    torch.testing.assert_close(one.metrics["accuracy"], 1 - other.metrics["accuracy"])
+    if piece in ("preference.dpo", "ranking.bradley_terry"):  # -log sigmoid(z) and -log sigmoid(-z)
+        torch.testing.assert_close((-one.loss).exp() + (-other.loss).exp(), torch.ones(4, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("piece", ["clip", "cispo"])
+def test_on_policy_gradient_is_that_of_reinforce(piece):
+    batch, gradients = make_batch(list(range(8))), []
+    for name in (piece, "reinforce"):
+        model = Bigram()
+        out = model(batch)
+        batch.columns["logprobs.old"] = out.logprobs.detach()
+        terms = build("objective", {"name": name})(out, batch)
+        reduce("token_mean", terms.loss, batch, count(batch, "step")).backward()
+        gradients.append(model.table.grad)
+    torch.testing.assert_close(*gradients)
+
+
+def test_number_a_row_is_shared_by_its_steps():
+    batch = make_batch(list(range(8)))
+    rows = torch.linspace(-1, 1, 8, dtype=torch.float64)
+    out, objective = Bigram()(batch), build("objective", {"name": "clip"})
+    batch.columns["advantages"] = rows
+    one = objective(out, batch).loss
+    batch.columns["advantages"] = torch.where(batch.mask, rows[:, None], 0.0)
+    torch.testing.assert_close(one, objective(out, batch).loss)
+
+
+def test_k2_and_k3_estimate_the_kl_that_enumeration_gives():
+    """Under samples of pi the mean of k1 and of k3 is KL(pi || ref) exactly: summed over all tokens with their probability."""
+    torch.manual_seed(1)
+    p, q = torch.randn(V, dtype=torch.float64).log_softmax(-1), torch.randn(V, dtype=torch.float64).log_softmax(-1)
+    rows = torch.arange(V)
+    batch = Batch({}, torch.ones(V, 1, dtype=torch.bool), {"logprobs.reference": q[:, None]}, rows, rows, ("",) * V)
+    exact = (p.exp() * (p - q)).sum()
+    for estimator in ("k1", "k3"):
+        loss = build("objective", {"name": "kl", "estimator": estimator})(Outputs({"logprobs": p[:, None]}), batch).loss[:, 0]
+        torch.testing.assert_close((p.exp() * loss).sum(), exact)
+
+
+def test_length_penalty_settles_where_it_says():
+    """sigmoid(-d) = w log(length ratio) is the optimum of Bradley-Terry plus w times the penalty."""
+    mask = torch.tensor([[True, True], [True, False]])
+    d = math.log(1 / (0.5 * math.log(2)) - 1)
+    scores = torch.tensor([d, 0.0], dtype=torch.float64, requires_grad=True)
+    rows = torch.arange(2)
+    batch = Batch({}, mask, {}, rows, rows // 2, ("", ""))
+    parts = [build("objective", {"name": f"ranking.{n}"})(Outputs({"scores": scores}), batch).loss.sum() for n in ("bradley_terry", "length_penalty")]
+    (parts[0] + 0.5 * parts[1]).backward()
+    assert scores.grad.abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("name", sorted(n for n in catalogue("annotate") if n.startswith("advantages.") and n not in
+                                        ("advantages.gae", "advantages.kl_in_reward", "advantages.kl_in_reward.row")))
+def test_constant_group_has_zero_advantage(name):
+    from components.types import Context, Group, Prompt, Trajectory
+
+    group = Group(Prompt("p", ()), tuple(Trajectory(()) for _ in range(4)), {"reward.judge": [0.3] * 4})
+    assert build("annotate", {"name": name})([group], Context())["advantages"][0] == pytest.approx([0.0] * 4, abs=1e-15)
+
+
+def test_illegal_reductions_are_said_in_the_recipe():
+    assert "unit_mean" in legal("token_mean", "pair")
+    assert legal("row_sum", "step") is None
+    for bad in ("tokenmean", "fixed_length", "fixed_length:0", "row_mean:3"):
+        with pytest.raises(RecipeError):
+            legal(bad, "step")
+    batch = make_batch([0, 1])
+    with pytest.raises(RecipeError, match="one a pair"):
+        reduce("token_mean", torch.zeros(1), batch, count(batch, "pair"))
