@@ -94,7 +94,7 @@ def panel(groups: Sequence[Group], specs: Sequence[Mapping[str, Any]], *, judge:
                   for g, row in zip(firsts, scored, strict=True)]
         numbers["kl"] = sum(totals) / len(totals)
     if judge is not None:
-        scores = judge.score([[*g.prompt.messages, *g.trajectories[i].messages] for g, i in rows])
+        scores = judge.score_replies([[*g.prompt.messages, *g.trajectories[i].messages] for g, i in rows])
         numbers["gold"] = float(sum(scores) / len(rows))
     return numbers
 

@@ -114,7 +114,7 @@ def plan(recipe: Recipe, profile: Profile) -> dict[str, Stage]:
         inputs |= {"reward_model": "reward"} if "reward" in stages else {}
         add("evaluate", "evaluate", "report",
             {**plain(recipe.evaluate), "gates": plain(recipe.register.gates) if recipe.register else {},
-             "recipe": recipe.name, "about": recipe.about},
+             "recipe": recipe.name, "about": recipe.about, "resolved": plain(recipe)},
             inputs, [("annotate", m) for m in recipe.evaluate.metrics])
     return stages
 

@@ -39,6 +39,9 @@ def execute(request: Mapping[str, Any]) -> dict[str, Any]:
     if profile:
         import torch
 
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
         torch.use_deterministic_algorithms(True)
         if profile["threads"]:
             torch.set_num_threads(profile["threads"])

@@ -6,6 +6,7 @@ leaves nothing behind. A child dies with its parent; a cancelled flow takes its 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import multiprocessing
 import os
@@ -13,7 +14,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,8 @@ def launch(request: Mapping[str, Any], log: Path, *, inline: bool = False,
     receive, send = context.Pipe(duplex=False)
     log.parent.mkdir(parents=True, exist_ok=True)
     child = context.Process(target=_child, args=(dict(request), send, str(log), os.getpid()), daemon=False)
-    child.start()
+    with _without_main():
+        child.start()
     send.close()
     try:
         while not receive.poll(0.2):
@@ -60,6 +62,21 @@ def launch(request: Mapping[str, Any], log: Path, *, inline: bool = False,
     if kind == "error":
         raise value
     return value
+
+
+@contextlib.contextmanager
+def _without_main() -> Iterator[None]:
+    """A stage needs nothing of the script that started the flow; multiprocessing would run that script again."""
+    main = sys.modules["__main__"]
+    kept = {name: getattr(main, name) for name in ("__spec__", "__file__") if hasattr(main, name)}
+    try:
+        main.__spec__ = None
+        if "__file__" in kept:
+            del main.__file__
+        yield
+    finally:
+        for name, value in kept.items():
+            setattr(main, name, value)
 
 
 def _child(request: dict[str, Any], send: Any, log: str, parent: int) -> None:

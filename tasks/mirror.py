@@ -221,19 +221,18 @@ class Shipper:
             self._send(self.mlflow.log_artifact, done["id"], path, folder or None)
             shipped[f"{folder}|{path}"] = now
 
-    def _new_lines(self, path: str, run_id: str) -> tuple[list[dict[str, Any]], int] | list[dict[str, Any]]:
-        """The complete lines behind the cursor and the next cursor; a file that shrank is read from its start."""
-        cursor = self.state["cursors"].get(f"{run_id} {path}", 0)
+    def _new_lines(self, path: str, run_id: str) -> tuple[list[dict[str, Any]], list[Any]] | list[dict[str, Any]]:
+        """The complete lines behind the cursor, and the next cursor: (offset, the bytes just before it). A file whose
+        bytes there are others was cut or rewritten by a resumed stage and is read from its start."""
+        offset, before = self.state["cursors"].get(f"{run_id} {path}", (0, ""))
         try:
-            with open(path, "rb") as file:
-                if cursor > os.fstat(file.fileno()).st_size:
-                    cursor = 0
-                file.seek(cursor)
-                data = file.read()
+            data = Path(path).read_bytes()
         except OSError:  # not there yet, or moved: the flow follows it again under its new name
             return []
-        data = data[: data.rfind(b"\n") + 1]
-        return (lines(data), cursor + len(data)) if data else []
+        if offset > len(data) or data[:offset][-200:].hex() != before:
+            offset = 0
+        end = data.rfind(b"\n") + 1
+        return (lines(data[offset:end]), [end, data[:end][-200:].hex()]) if end > offset else []
 
     def _points(self, run_id: str, found: Any, cursor: str | None = None) -> None:
         events, end = found if isinstance(found, tuple) else (found, None)

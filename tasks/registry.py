@@ -12,6 +12,7 @@ import contextlib
 import getpass
 import hashlib
 import json
+import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -67,10 +68,8 @@ def register(model_dir: Path, name: str, *, lineage: Mapping[str, Any], metrics:
             if known.tags.get(MARK) == mark and (external or not known.external):
                 return known.version
         model_id = _logged_model(mlflow, model_dir, name, mark, lineage, run_id, external, home)
-        source = f"models:/{model_id}"
-        if not tracking_uri(home).startswith("http"):  # a local store would look that up at the *global* tracking URI
-            source = mlflow.get_logged_model(model_id).artifact_location
-        made = mlflow.create_model_version(name, source, run_id=run_id, tags=tags, model_id=model_id)
+        with _as_default(tracking_uri(home)):
+            made = mlflow.create_model_version(name, f"models:/{model_id}", run_id=run_id, tags=tags, model_id=model_id)
         if run_id:
             _link_to_run(mlflow, run_id, model_id, metrics or {})
         return str(made.version)
@@ -147,6 +146,18 @@ def _service(doing: str, home: Path) -> Iterator[Any]:
             text = (str(error).splitlines() or [""])[0][:400]
             raise ServiceError(f"{doing} at {tracking_uri(home)}: {type(error).__name__}: {text}; check the server or "
                                f"MLFLOW_TRACKING_URI and run again, nothing is lost") from error
+
+
+@contextlib.contextmanager
+def _as_default(uri: str) -> Iterator[None]:
+    """MLflow's sqlite store looks models up at the process-wide tracking URI, not at its client's: name it meanwhile."""
+    given = os.environ.get("MLFLOW_TRACKING_URI")
+    os.environ["MLFLOW_TRACKING_URI"] = uri
+    try:
+        yield
+    finally:
+        if given is None:
+            os.environ.pop("MLFLOW_TRACKING_URI", None)
 
 
 def _ensure(mlflow: Any, name: str) -> None:

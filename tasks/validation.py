@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from components.run import Job
 
 MAX_QUARANTINED = 0.02
-NAME = "curated"
 
 
 @dataclass(frozen=True)
@@ -110,8 +109,7 @@ def validate_data(curated: Path, section: Mapping[str, Any], out: Path, *, data_
     by_split = split_frame(frame)
     checks = expectations(section)
     out.mkdir(parents=True, exist_ok=True)
-    results = {of: judge(table, [c for c in checks if c.of == of], f"{NAME} {of}", out / "data_docs" / of if data_docs else None)
-               for of, table in (("rows", frame), ("splits", by_split))}
+    results = judge({"rows": frame, "splits": by_split}, checks, out / "data_docs" if data_docs else None)
 
     broken: dict[str, list[str]] = defaultdict(list)
     for result in results["rows"]:
@@ -140,7 +138,7 @@ def validate_data(curated: Path, section: Mapping[str, Any], out: Path, *, data_
                    for name, members in kept.items()},
         "expectations": [{k: v for k, v in r.items() if k != "failed"} | {"failed": len(r["failed"])}
                          for of in ("rows", "splits") for r in results[of]],
-        "data_docs": "data_docs/rows/index.html" if data_docs else None,
+        "data_docs": "data_docs/index.html" if data_docs else None,
     }
     (out / "validation.json").write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     if stops:
@@ -161,10 +159,9 @@ def split_frame(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def judge(frame: pd.DataFrame, checks: list[Check], name: str, docs: Path | None = None) -> list[dict[str, Any]]:
-    """Run checks over a frame with an `id` column. One result a check: its words, success, ids of the rows that failed.
-
-    With `docs`, Great Expectations' Data Docs are built in that folder.
+def judge(tables: Mapping[str, pd.DataFrame], checks: list[Check], docs: Path | None = None) -> dict[str, list[dict[str, Any]]]:
+    """Run each check over the table it is `of`; tables have an `id` column. By table, one result a check: its words,
+    success and the ids of the rows that failed. With `docs`, the Data Docs are built in that folder.
     """
     os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
     import great_expectations as gx
@@ -172,39 +169,45 @@ def judge(frame: pd.DataFrame, checks: list[Check], name: str, docs: Path | None
 
     context = gx.get_context(mode="ephemeral")
     context.variables.progress_bars = {"globally": False}
-    definition = (context.data_sources.add_pandas(name="curated").add_dataframe_asset(name=name)
-                  .add_batch_definition_whole_dataframe("all"))
-    suite = context.suites.add(gx.ExpectationSuite(name=name, expectations=[
-        getattr(gxe, check.expectation)(
-            column=check.column, **check.arguments, notes=check.says, meta={"number": number},
-            severity="warning" if check.of == "rows" else "critical")
-        for number, check in enumerate(checks)
-    ]))
-    run = context.checkpoints.add(gx.Checkpoint(
-        name=name, validation_definitions=[context.validation_definitions.add(
-            gx.ValidationDefinition(name=name, data=definition, suite=suite))],
-        result_format={"result_format": "COMPLETE", "unexpected_index_column_names": ["id"],
-                       "include_unexpected_rows": False},
-    )).run(batch_parameters={"dataframe": frame})
+    source = context.data_sources.add_pandas(name="curated")
+    results: dict[str, list[dict[str, Any]]] = {}
+    for name, frame in tables.items():
+        data = source.add_dataframe_asset(name=name).add_batch_definition_whole_dataframe("all")
+        suite = context.suites.add(gx.ExpectationSuite(name=name, expectations=[
+            getattr(gxe, check.expectation)(
+                column=check.column, **check.arguments, notes=check.says, meta={"number": number},
+                severity="warning" if check.of == "rows" else "critical")
+            for number, check in enumerate(checks) if check.of == name
+        ]))
+        definition = context.validation_definitions.add(gx.ValidationDefinition(name=name, data=data, suite=suite))
+        run = context.checkpoints.add(gx.Checkpoint(
+            name=name, validation_definitions=[definition],
+            result_format={"result_format": "COMPLETE", "unexpected_index_column_names": ["id"]},
+        )).run(batch_parameters={"dataframe": frame})
+        (outcome,) = run.run_results.values()
+        plain: Any = outcome.to_json_dict()  # its index entries are numpy's, which JSON refuses
+        results[name] = [_result(one, checks) for one in plain["results"]]
+        results[name].sort(key=lambda result: result.pop("number"))
     if docs is not None:
-        docs.mkdir(parents=True, exist_ok=True)
-        for site in list(context.get_site_names() if hasattr(context, "get_site_names") else []):
-            context.delete_data_docs_site(site)
-        context.add_data_docs_site("kept", {
-            "class_name": "SiteBuilder", "site_index_builder": {"class_name": "DefaultSiteIndexBuilder"},
-            "store_backend": {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(docs.resolve())},
-        })
-        context.build_data_docs(site_names=["kept"])
-    (validation,) = run.run_results.values()
-    results = []
-    for outcome in validation.to_json_dict()["results"]:
-        check = checks[outcome["expectation_config"]["meta"]["number"]]
-        if outcome.get("exception_info", {}).get("raised_exception"):
-            raise DataError(f"expectation {check.says!r} could not be judged: {outcome['exception_info']['exception_message']}")
-        failed = [str(entry["id"]) for entry in outcome["result"].get("unexpected_index_list") or ()]
-        results.append((check, {**asdict(check), "success": bool(outcome["success"]), "failed": sorted(failed)}))
-    results.sort(key=lambda pair: checks.index(pair[0]))
-    return [result for _, result in results]
+        _write_docs(context, docs)
+    return results
+
+
+def _result(outcome: Mapping[str, Any], checks: list[Check]) -> dict[str, Any]:
+    number = outcome["expectation_config"]["meta"]["number"]
+    if (outcome.get("exception_info") or {}).get("raised_exception"):
+        raise DataError(f"{checks[number].says!r} could not be judged: {outcome['exception_info']['exception_message']}")
+    failed = sorted(str(entry["id"]) for entry in outcome["result"].get("unexpected_index_list") or ())
+    return {**asdict(checks[number]), "success": bool(outcome["success"]), "failed": failed, "number": number}
+
+
+def _write_docs(context: Any, docs: Path) -> None:
+    docs.mkdir(parents=True, exist_ok=True)
+    context.add_data_docs_site("kept", {
+        "class_name": "SiteBuilder", "site_index_builder": {"class_name": "DefaultSiteIndexBuilder"},
+        "store_backend": {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(docs.resolve())},
+    })
+    context.build_data_docs(site_names=["kept"])
 
 
 def _present(file: Path) -> Path:

@@ -33,7 +33,7 @@ from components.types import Group
 
 Summary = dict[str, Any]
 CHECKS = ("max_quarantined", "min_groups", "rating_range", "languages", "max_topic_share", "min_topics")
-KEYS = ("source", "sha256", "parser", "transforms", "splits", "near_threshold", *BUILDERS, *CHECKS)
+KEYS = ("source", "sha256", "seed", "parser", "transforms", "splits", "near_threshold", *BUILDERS, *CHECKS)
 
 
 def curate(section: Mapping[str, Any], source: Path, count_tokens: CountTokens, out: Path, seed: int) -> Summary:

@@ -170,7 +170,7 @@ def read_groups(path: Path) -> list[Group]:
             gathered.append(_checked(row, len(gathered)))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(f"{path}, row {number}: {error}") from error
-    return groups + [_group(gathered)] if gathered else groups
+    return [*groups, _group(gathered)] if gathered else groups
 
 
 def read_parquet(path: Path) -> list[dict[str, Any]]:

@@ -30,8 +30,8 @@ def language(records: Sequence[Conversation], count_tokens: CountTokens, *, keep
 
 @functools.lru_cache(maxsize=20_000)
 def language_of(text: str, min_words: int = 8) -> str:
-    """ISO 639-1 code, judged on the first 2,000 characters; `und` for too few different words."""
-    text = text[:2000]
+    """ISO 639-1 code, judged on the first 600 characters; `und` for too few different words."""
+    text = text[:600]
     if len(set(text.lower().split())) < min_words:
         return UNDECIDED
     import py3langid

@@ -30,13 +30,15 @@ def near_earlier(sets: Sequence[Shingles], threshold: float, permutations: int =
     """For every text its number and the earlier ones at least `threshold` alike, in order; empty texts match nothing."""
     from datasketch import MinHash, MinHashLSH
 
-    index = MinHashLSH(threshold=max(0.1, threshold - 0.1), num_perm=permutations)  # lower: recall; verified below
+    rows = max((r for r in range(1, 9) if 1 - (1 - threshold**r) ** (permutations // r) >= 0.999), default=1)
+    index = MinHashLSH(num_perm=permutations, params=(permutations // rows, rows))  # misses 1 in 1,000 at the threshold
+    blank = MinHash(num_perm=permutations, seed=1, hashfunc=zlib.crc32)
     for number, own in enumerate(sets):
         if not own:
             yield number, []
             continue
-        signature = MinHash(num_perm=permutations, seed=1, hashfunc=zlib.crc32)
+        signature = blank.copy()
         signature.update_batch([s.encode() for s in sorted(own)])
-        found = sorted(int(key) for key in index.query(signature))
+        found = sorted(int(str(key)) for key in index.query(signature))
         yield number, [j for j in found if jaccard(own, sets[j]) >= threshold]
         index.insert(number, signature)

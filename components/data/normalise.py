@@ -10,7 +10,7 @@ from components.data.records import Conversation, CountTokens, Sifted
 from components.piece import piece
 
 QUOTES = str.maketrans({"‘": "'", "’": "'", "‚": "'", "“": '"', "”": '"', "„": '"', "…": "...", "–": "-", "—": "-",
-                        "\u00a0": " ", "\u200b": "", "\u200d": "\u200d", "\ufeff": "", "\u2028": "\n", "\u2029": "\n"})
+                        "\u00a0": " ", "\u200b": "", "\ufeff": "", "\u2028": "\n", "\u2029": "\n"})
 
 
 @piece()
@@ -24,7 +24,9 @@ def tidy(text: str, quotes: bool = True) -> str:
     """One text normalised; applying it twice changes nothing more."""
     if not text.isascii():
         text = unicodedata.normalize("NFC", text.translate(QUOTES) if quotes else text)
-    text = "".join(c for c in text if c in "\n\t" or c.isascii() and c.isprintable() or
-                   not c.isascii() and unicodedata.category(c) not in ("Cc", "Cs", "Co", "Cn"))
+    if text.isascii() and text.isprintable():
+        return re.sub(r"  +", " ", text).strip()
+    text = "".join(c for c in text if c in "\n\t" or (c.isascii() and c.isprintable()) or
+                   (not c.isascii() and unicodedata.category(c) not in ("Cc", "Cs", "Co", "Cn")))
     text = re.sub(r"[^\S\n]+", " ", text)
     return re.sub(r" ?\n ?", "\n", re.sub(r"\s*\n\s*\n\s*", "\n\n", text)).strip()

@@ -165,6 +165,8 @@ def _record(row: Mapping[str, Any], key: str) -> Conversation:
     group = IMPORTERS[layout](row, key)
     prompt = group.prompt.messages
     told = [prompt + path.messages for path in group.trajectories]
+    if "margin" in group.columns:
+        shared["meta"] = {**shared["meta"], "margin": group.columns["margin"][0]}
     return Conversation(key, told[0] if told else prompt, opening=len(prompt),
                         rejected=told[1] if len(told) > 1 else (), **shared)
 

@@ -16,8 +16,8 @@ from components.data.near import near_earlier, shingles
 from components.data.records import Conversation, Dropped
 from components.errors import DataError, RecipeError
 
-SHARES = {"sft": 0.20, "sft_validation": 0.03, "reward": 0.30, "reward_validation": 0.09, "prompts": 0.10,
-          "evaluate": 0.06, "gold": 0.16, "gold_validation": 0.06}
+SHARES = {"sft": 0.20, "sft_validation": 0.04, "reward": 0.29, "reward_validation": 0.09, "prompts": 0.10,
+          "evaluate": 0.06, "gold": 0.14, "gold_validation": 0.08}
 
 
 def split_key(record: Conversation) -> str:
@@ -62,7 +62,7 @@ def _alike(keys: Sequence[str], threshold: float) -> dict[str, str]:
     """Topic -> the first of those alike to it, by their words; openings stay alone."""
     first = {key: key for key in keys}
     topics = [key for key in keys if key.startswith("topic ")]
-    for number, alike in near_earlier([shingles(t, 1) for t in topics], threshold):
+    for number, alike in near_earlier([shingles(t.removeprefix("topic "), 1) for t in topics], threshold):
         for j in alike:
             one, other = sorted((first[topics[number]], first[topics[j]]))
             first.update({key: one for key, home in first.items() if home == other})

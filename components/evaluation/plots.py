@@ -2,33 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 BLUE, ORANGE, GREEN, GREY, RED = "#2563a8", "#d9772b", "#3a8f5c", "#8a8f98", "#b83a3a"
 COLOURS = (BLUE, ORANGE, GREEN, GREY, RED)
-STYLE = {
+STYLE: dict[Any, Any] = {
     "figure.dpi": 110, "savefig.dpi": 150, "font.size": 10, "axes.spines.top": False, "axes.spines.right": False,
     "axes.grid": True, "grid.color": "#e6e8eb", "axes.axisbelow": True, "axes.titlesize": 11, "axes.titleweight": "bold",
     "axes.titlelocation": "left", "legend.frameon": False, "svg.hashsalt": "ratchet", "axes.edgecolor": "#9aa0a8",
 }
 
 
+def _styled(draw: Callable[..., Path]) -> Callable[..., Path]:
+    """Run under our style: matplotlib reads fonts and colours when a thing is drawn, not when the figure is made."""
+
+    @functools.wraps(draw)
+    def styled(*args: Any, **options: Any) -> Path:
+        import matplotlib
+
+        with matplotlib.rc_context(STYLE):
+            return draw(*args, **options)
+
+    return styled
+
+
+@_styled
 def calibration(bins: Sequence[Mapping[str, float]], path: Path, *, error: float | None = None) -> Path:
     """Reliability: how often the higher score was the preferred one, against how sure the model was; area = pairs."""
     figure, axes = _figure(4.6, 4.2)
     axes.plot([0.5, 1], [0.5, 1], color=GREY, linestyle="--", linewidth=1, label="perfectly calibrated")
     total = sum(b["pairs"] for b in bins) or 1
     x, y = [b["confidence"] for b in bins], [b["accuracy"] for b in bins]
-    axes.plot(x, y, color=BLUE, linewidth=1.2)
-    axes.scatter(x, y, s=[30 + 500 * b["pairs"] / total for b in bins], color=BLUE, alpha=0.75, label="pairs in a bin")
+    axes.plot(x, y, "-", color=BLUE, linewidth=1.2, label="this model; area = pairs")
+    axes.scatter(x, y, s=[15 + 400 * b["pairs"] / total for b in bins], color=BLUE, alpha=0.75)
     axes.set(xlabel="claimed probability", ylabel="share right", xlim=(0.48, 1.02), ylim=(min(0.38, *y, 0.5) - 0.02, 1.04),
              title="Calibration" + (f" (expected error {error:.3f})" if error is not None else ""))
     axes.legend(loc="upper left")
     return _save(figure, path)
 
 
+@_styled
 def win_rates(rows: Mapping[str, Mapping[str, float]], path: Path) -> Path:
     """Label → {mean, low, high}: one horizontal interval a row around the 50 % line, in the given order."""
     figure, axes = _figure(7.2, 1.2 + 0.45 * len(rows))
@@ -38,15 +54,16 @@ def win_rates(rows: Mapping[str, Mapping[str, float]], path: Path) -> Path:
         axes.plot(row["mean"], place, "o", color=colour, markersize=7)
         axes.annotate(f"{row['mean']:.1%}", (row["mean"], place), xytext=(0, 8), textcoords="offset points", ha="center", fontsize=9)
     axes.axvline(0.5, color="#444", linewidth=1)
-    axes.set_yticks(range(len(rows)), list(reversed(rows)))
+    axes.set_yticks(range(len(rows)), list(reversed(list(rows))))
     low, high = min(r["low"] for r in rows.values()), max(r["high"] for r in rows.values())
     axes.set(xlim=(max(0, min(0.4, low - 0.05)), min(1.02, max(0.6, high + 0.05))), ylim=(-0.6, len(rows) - 0.25),
-             xlabel="win rate, 95 % interval over prompts", title="Who is preferred")
+             xlabel="win rate, 95% interval over prompts", title="Who is preferred")
     axes.xaxis.set_major_formatter("{x:.0%}")
     axes.grid(axis="y", visible=False)
     return _save(figure, path)
 
 
+@_styled
 def rounds(rows: Sequence[Mapping[str, float]], path: Path) -> Path:
     """One small panel each for reward, gold score, KL, length and diversity, by round; what no round has is left out."""
     reward = next((key for key in reversed(list(rows[0])) if key.startswith("reward.")), "reward")
@@ -63,26 +80,30 @@ def rounds(rows: Sequence[Mapping[str, float]], path: Path) -> Path:
     return _save(figure, path)
 
 
+@_styled
 def lengths(arms: Mapping[str, Sequence[float]], path: Path) -> Path:
     """Name of an arm → the lengths of its answers in tokens: one outline each on common bins."""
     import numpy as np
 
     figure, axes = _figure(5.6, 3.4)
-    edges = np.histogram_bin_edges(np.concatenate([np.asarray(v, float) for v in arms.values()]), bins=20)
+    longest = max(max(values, default=1) for values in arms.values())
+    edges = np.arange(0, longest + 2, max(1, round(longest / 24))) - 0.5  # whole tokens a bin
+    edges = np.append(edges, edges[-1] + (edges[1] - edges[0]))
     for (name, values), colour in zip(arms.items(), COLOURS, strict=False):
-        axes.hist(values, bins=edges, histtype="step", linewidth=1.8, color=colour, density=True,
-                  label=f"{name} (mean {np.mean(values):.1f})")
-    axes.set(xlabel="tokens an answer", ylabel="density", title="Length of the answers")
+        axes.hist(values, bins=edges, histtype="step", linewidth=1.8, color=colour,
+                  weights=np.full(len(values), 1 / len(values)), label=f"{name} (mean {np.mean(values):.1f})")
+    axes.set(xlabel="tokens an answer", ylabel="share of answers", title="Length of the answers")
     axes.legend()
     return _save(figure, path)
 
 
+@_styled
 def length_bias(length: Mapping[str, Any], accuracy: Mapping[str, float], path: Path) -> Path:
     """Certificate's `length` section: accuracy as it is, with length taken out, at equal length, and of length alone."""
     rows = {"reward model": accuracy, "length taken out": length["controlled"], "equal lengths only": length["matched"],
             "the longer one": length["longer_preferred"]}
     rows = {name: row for name, row in rows.items() if row}
-    figure, axes = _figure(5.4, 3.2)
+    figure, axes = _figure(5.4, 4.2)
     for place, row in enumerate(rows.values()):
         axes.bar(place, row["mean"], width=0.6, color=GREY if place == len(rows) - 1 else BLUE, alpha=0.85)
         axes.errorbar(place, row["mean"], [[row["mean"] - row["low"]], [row["high"] - row["mean"]]], color="#333", capsize=4)
@@ -94,6 +115,7 @@ def length_bias(length: Mapping[str, Any], accuracy: Mapping[str, float], path: 
     return _save(figure, path)
 
 
+@_styled
 def training(curves: Mapping[str, Sequence[tuple[float, float]]], path: Path, *, ylabel: str = "loss") -> Path:
     """Name → points (step, value): training curves on one pair of axes."""
     figure, axes = _figure(6.2, 3.4)
@@ -107,23 +129,17 @@ def training(curves: Mapping[str, Sequence[tuple[float, float]]], path: Path, *,
 
 def _figure(width: float, height: float, columns: int = 0) -> tuple[Any, Any]:
     """A figure of its own (no pyplot state): with `columns`, a list of axes side by side."""
-    import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(width, height), layout="constrained")
-        FigureCanvasAgg(figure)
-        axes = list(figure.subplots(1, columns, squeeze=False)[0]) if columns else figure.subplots()
-    return figure, axes
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, list(figure.subplots(1, columns, squeeze=False)[0]) if columns else figure.subplots()
 
 
 def _save(figure: Any, path: Path) -> Path:
-    import matplotlib
-
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     plain = {"Software": None} if path.suffix == ".png" else {"Date": None, "Creator": None}
-    with matplotlib.rc_context(STYLE):
-        figure.savefig(path, metadata=plain)  # no date, no version: same numbers, same bytes
+    figure.savefig(path, metadata=plain)  # no date, no version: same numbers, same bytes
     return path

@@ -23,6 +23,7 @@ from typing import Any
 from components.evaluation import plots
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
+PICTURES = ("win_rates", "rounds", "lengths", "calibration", "length_bias", "training")
 UNITS = {  # metric → how a reader calls it, number of decimals or per cent
     "length": ("length, tokens", ".1f"), "truncated": ("cut by the limit", ".1%"), "ended": ("end by themselves", ".1%"),
     "empty": ("empty", ".1%"), "refusal_like": ("refusal-like", ".1%"), "repetitive": ("repetitive", ".1%"),
@@ -42,7 +43,7 @@ def write_report(out: Path, results: Mapping[str, Any]) -> Path:
 
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
-    pictures = {name: _data_uri(path) for name, path in draw(results, out / "plots").items()}
+    pictures = dict.fromkeys(PICTURES) | {name: _inline(path) for name, path in draw(results, out / "plots").items()}
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"label": label, "number": number, "interval": interval}
     configuration = results.get("configuration")
@@ -85,7 +86,7 @@ def headline(results: Mapping[str, Any]) -> str:
             else "not distinguishable from the model it started from")
     over = f", {metrics['win_rate_vs_sft.n']} prompts" if "win_rate_vs_sft.n" in metrics else ""
     text = (f"The final policy is {sure}: the gold judge prefers its answer to the SFT policy's in {mean:.1%} of cases "
-            f"(95 % interval {low:.1%} to {high:.1%}{over})")
+            f"(95% interval {low:.1%} to {high:.1%}{over})")
     if "win_rate_lc_vs_sft.mean" in metrics:
         lc = [metrics[f"win_rate_lc_vs_sft.{end}"] for end in ("mean", "low", "high")]
         text += f"; with length held equal, {lc[0]:.1%} ({lc[1]:.1%} to {lc[2]:.1%})"
@@ -96,17 +97,17 @@ def headline(results: Mapping[str, Any]) -> str:
 
 
 def win_rates(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Readable name → interval, of every `win_rate*` among flat metrics, SFT first."""
-    found = {}
-    for key in sorted((k for k in metrics if k.startswith("win_rate") and k.endswith(".mean")), key=lambda k: ("_vs_sft" not in k, k)):
-        name = key.removesuffix(".mean")
-        judge, _, against = name.removeprefix("win_rate").strip("_").partition("vs_")
-        judge = judge.strip("_")
-        controlled = judge == "lc" or judge.endswith("_lc")
-        judge = judge.removesuffix("lc").strip("_") or "gold judge"
-        title = f"final vs {against.upper() if against == 'sft' else against}, {judge.replace('_', ' ')}" + (", equal length" if controlled else "")
-        found[title] = {end: metrics[f"{name}.{end}"] for end in ("mean", "low", "high")}
-    return found
+    """Readable name → interval, of every `win_rate*` among flat metrics: against SFT first, the gold judge first."""
+    found = []
+    for name in sorted(key.removesuffix(".mean") for key in metrics if key.startswith("win_rate") and key.endswith(".mean")):
+        judge, _, against = name.removeprefix("win_rate").partition("_vs_")
+        controlled = judge.endswith("_lc")
+        judge = judge.removesuffix("_lc").strip("_").replace("_", " ")
+        judge = {"": "gold judge", "judge": "reward model"}.get(judge, judge)
+        opponent = {"sft": "SFT"}.get(against, against)
+        title = f"final vs {opponent}, {judge}" + (", equal length" if controlled else "")
+        found.append(((against != "sft", judge != "gold judge", controlled), title, {end: metrics[f"{name}.{end}"] for end in ("mean", "low", "high")}))
+    return {title: row for _, title, row in sorted(found, key=lambda entry: entry[0])}
 
 
 def label(name: str) -> str:
@@ -140,5 +141,7 @@ def _rounds(rows: list[Mapping[str, Any]]) -> dict[str, Any]:
     return {"names": names, "rows": [[row.get(name) for name in names] for row in rows]}
 
 
-def _data_uri(path: Path) -> str:
-    return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
+def _inline(path: Path) -> dict[str, Any]:
+    """The picture as a data URI, and its width in CSS pixels (drawn at 150 dots an inch, shown at 96)."""
+    data = path.read_bytes()
+    return {"src": "data:image/png;base64," + base64.b64encode(data).decode(), "width": round(int.from_bytes(data[16:20], "big") * 96 / 150)}

@@ -139,6 +139,7 @@ def save_model(model: nn.Module, tokenizer: Any, path: Path) -> None:
             save_value_head(model.value_head, beside)
         tokenizer.save_pretrained(beside)
         for file in sorted(beside.iterdir()):
+            file.chmod(0o644)  # safetensors writes files only their owner can read
             os.replace(file, path / file.name)
     finally:
         shutil.rmtree(beside, ignore_errors=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 from components.data.groups import read_groups, write_groups
 from components.engines.torch import TorchEngine
+from components.evaluation.answers import answer_rates
 from components.evaluation.bootstrap import mean_interval
 from components.evaluation.diversity import distinct_n, embedding_spread, self_bleu
 from components.evaluation.fluency import perplexity
@@ -24,6 +25,7 @@ from components.stages.improve import Overlay
 from components.store import write_atomic
 from components.types import Context, Group
 
+Ragged = list[list[float]]
 ARMS = ("base", "initial", "policy")
 TITLES = {"base": "base", "initial": "SFT", "policy": "final"}
 
@@ -39,7 +41,7 @@ def evaluate(job: Job) -> dict[str, Any]:
     context = context_of(job)
     answers: dict[str, list[Group]] = {}
     numbers: dict[str, dict[str, float]] = {}
-    per_prompt: dict[str, dict[str, list[float]]] = {}
+    scores: dict[str, dict[str, Ragged]] = {}
     for arm in arms:
         engine = TorchEngine(job.path(arm), rows=options["profile"]["sampler_rows"], threads=options["profile"]["threads"])
         answers[arm] = sample(engine, held_out, options)
@@ -47,8 +49,8 @@ def evaluate(job: Job) -> dict[str, Any]:
         numbers[arm] = describe_answers(answers[arm], job)
         if options["perplexity_rows"]:
             numbers[arm]["perplexity"] = perplexity_of(engine, held_out[: options["perplexity_rows"]])
-        per_prompt[arm] = scores_of(arm, answers[arm], options, context, judge, engine)
-        numbers[arm] |= {name: sum(v) / len(v) for name, v in per_prompt[arm].items()}
+        scores[arm] = scores_of(answers[arm], options, context, judge, engine)
+        numbers[arm] |= {name: _mean([_mean(row) for row in rows]) for name, rows in scores[arm].items()}
     results = {
         "recipe": options["recipe"], "about": options["about"], "arms": {TITLES[a]: numbers[a] for a in arms},
         "rounds": [{"round": i, **job.inputs[f"scored_{i}"].meta["panel"]} for i in range(1, 100) if f"scored_{i}" in job.inputs],
@@ -56,14 +58,19 @@ def evaluate(job: Job) -> dict[str, Any]:
     }
     opponents = [a for a in arms if a != "policy"]
     for against in opponents:
-        contrast(results, answers, per_prompt, against)
+        contrast(results, answers, scores, against)
     if "initial" in opponents and context.models.get("initial") is not None:
         results["metrics"]["kl_to_sft"] = kl_to(context.models["initial"], answers["policy"])
     summarise(results, numbers, opponents)
     results["verdict"] = judge_gates(results["metrics"], options["gates"])
     certificate = job.inputs["reward_model"].meta.get("certificate") if "reward_model" in job.inputs else None
     results["certificate"] = certificate
-    results["transcripts"] = transcripts(answers, per_prompt, arms, options["transcripts"])
+    results["gold"] = job.inputs["gold"].meta["certificate"] if "gold" in job.inputs else None
+    results["lengths"] = {TITLES[a]: [sum(t.mask) for g in answers[a] for t in g.trajectories] for a in arms}
+    results["curves"] = curves(job)
+    results["lineage"] = [{"name": name, "kind": a.kind, "digest": a.digest[:16]} for name, a in job.inputs.items()]
+    results["configuration"] = options["resolved"]
+    results["transcripts"] = transcripts(answers, scores, arms, options["transcripts"])
     write_atomic(job.work.product / "results.json", json.dumps(results, indent=1))
     write_report(job.work.product, results)
     return {"headline": headline(results), **{k: v for k, v in results["metrics"].items() if isinstance(v, (int, float))},
@@ -79,13 +86,11 @@ def sample(engine: TorchEngine, held_out: Sequence[Group], options: Mapping[str,
 
 
 def describe_answers(groups: Sequence[Group], job: Job) -> dict[str, float]:
-    """Length, truncation, empties and diversity of an arm's answers."""
+    """Length, how answers end, refusals and diversity of an arm."""
     rows = [t for g in groups for t in g.trajectories]
     texts = [t.text for t in rows]
     found = {
-        "length": sum(sum(t.mask) for t in rows) / len(rows),
-        "truncated": sum(t.stop == "length" for t in rows) / len(rows),
-        "empty": sum(not t.text.strip() for t in rows) / len(rows),
+        "length": sum(sum(t.mask) for t in rows) / len(rows), **answer_rates(texts, [t.stop for t in rows]),
         "distinct_1": distinct_n(texts, 1), "distinct_2": distinct_n(texts, 2), "self_bleu": self_bleu(texts),
     }
     if "encoder" in job.inputs:
@@ -100,42 +105,55 @@ def perplexity_of(engine: TorchEngine, held_out: Sequence[Group]) -> float:
     return perplexity([p for row in rows for p in row["logprobs"]], [t.mask for g in encoded for t in g.trajectories])
 
 
-def scores_of(arm: str, groups: Sequence[Group], options: Mapping[str, Any], context: Context, judge: GoldJudge | None,
-              engine: TorchEngine) -> dict[str, list[float]]:
-    """Per prompt, the mean over its responses of every score: gold judge, reward models, the recipe's own metrics."""
-    found: dict[str, list[float]] = {}
+def scores_of(groups: Sequence[Group], options: Mapping[str, Any], context: Context, judge: GoldJudge | None,
+              engine: TorchEngine) -> dict[str, Ragged]:
+    """Per prompt and response, every score: gold judge, reward models, the recipe's own metrics.
+
+    An answer that a score does not apply to (an empty one, say) counts as the worst one of its arm, never as 0.
+    """
+    found: dict[str, Ragged] = {}
     if judge is not None:
-        flat = judge.score([[*g.prompt.messages, *t.messages] for g in groups for t in g.trajectories])
-        found["gold"] = _by_prompt(list(flat), groups)
+        flat = iter(judge.score_replies([[*g.prompt.messages, *t.messages] for g in groups for t in g.trajectories]))
+        found["gold"] = [[next(flat) for _ in g.trajectories] for g in groups]
     specs = [{"name": "rewards.reward_model", "model": name} for name in context.models if name.startswith("judge")]
     ctx = Context(models=Overlay(context.models, {"policy": engine}), seed=options["seed"])
     for spec in [*specs, *options["metrics"]]:
-        columns = build("annotate", spec)(groups, ctx)
-        for name, values in columns.items():
+        for name, values in build("annotate", spec)(groups, ctx).items():
             if name.startswith("reward.") and not name.endswith(".status"):
-                found[name] = [_mean([v for v in row if v is not None]) for row in values]
+                known = [v for row in values for v in row if v is not None]
+                found[name] = [[min(known) if v is None else v for v in row] for row in values]
     return found
 
 
-def contrast(results: dict[str, Any], answers: Mapping[str, list[Group]], per_prompt: Mapping[str, dict[str, list[float]]],
-             against: str) -> None:
+def contrast(results: dict[str, Any], answers: Mapping[str, list[Group]], scores: Mapping[str, dict[str, Ragged]], against: str) -> None:
     """Final against one other arm: win rates with paired intervals, raw and length-controlled, by every score."""
     key = "base" if against == "base" else "sft"
-    lengths = {arm: [_mean([float(sum(t.mask)) for t in g.trajectories]) for g in answers[arm]] for arm in ("policy", against)}
-    for score, values in per_prompt["policy"].items():
-        other = per_prompt[against][score]
+    lengths = {arm: [[float(sum(t.mask)) for t in g.trajectories] for g in answers[arm]] for arm in ("policy", against)}
+    for score, mine in scores["policy"].items():
+        theirs = scores[against][score]
         name = "win_rate" if score == "gold" else f"win_rate_{score.removeprefix('reward.')}"
-        found = compare(values, other, lengths["policy"], lengths[against])
-        results["per_prompt"][name if key == "sft" else f"{name}_{key}"] = found["wins"]
-        results["per_prompt"][f"{score}_gain" if key == "sft" else f"{score}_gain_{key}"] = [
-            a - b for a, b in zip(values, other, strict=True)]
-        for kind in ("raw", "length_controlled"):
-            label = name if kind == "raw" else f"{name}_lc"
-            for end, number in found[kind].items():
-                results["metrics"][f"{label}_vs_{key}.{end}"] = number
-        gain = mean_interval([a - b for a, b in zip(values, other, strict=True)])
-        for end, number in gain.items():
-            results["metrics"][f"{score}_gain_vs_{key}.{end}"] = number
+        found = compare(mine, theirs, lengths["policy"], lengths[against])
+        gains = [_mean(a) - _mean(b) for a, b in zip(mine, theirs, strict=True)]
+        suffix = "" if key == "sft" else "_base"
+        results["per_prompt"] |= {f"{name}{suffix}": list(found["wins"]), f"{score}_gain{suffix}": gains}
+        measured = {f"{name}_vs_{key}": found["raw"], f"{name}_lc_vs_{key}": found["length_controlled"],
+                    f"{score}_gain_vs_{key}": mean_interval(gains)}
+        results["metrics"] |= {f"{label}.{end}": v for label, ends in measured.items() for end, v in ends.items()}
+
+
+def curves(job: Job) -> dict[str, list[list[float]]]:
+    """The training losses of the stages that made the policy and the reward model."""
+    found: dict[str, list[list[float]]] = {}
+    names = {"initial": "SFT", "reward_model": "reward model", **{f"round_{i}": f"round {i}" for i in range(1, 100)}}
+    for name, title in names.items():
+        file = job.path(name) / "metrics.jsonl" if name in job.inputs else None
+        if file is None or not file.exists():
+            continue
+        lines = [json.loads(text) for text in file.read_text().splitlines()]
+        losses = [[line["step"], v] for line in lines for k, v in line["metrics"].items() if k.count("/") == 1 and k.endswith("/loss")]
+        if losses:
+            found[title] = losses
+    return found
 
 
 def kl_to(reference: Any, groups: Sequence[Group]) -> float:
@@ -157,14 +175,14 @@ def summarise(results: dict[str, Any], numbers: Mapping[str, dict[str, float]], 
                 metrics[f"{name}_ratio"] = numbers["policy"][name] / numbers["initial"][name]
 
 
-def transcripts(answers: Mapping[str, list[Group]], per_prompt: Mapping[str, dict[str, list[float]]], arms: Sequence[str],
+def transcripts(answers: Mapping[str, list[Group]], scores: Mapping[str, dict[str, Ragged]], arms: Sequence[str],
                 count: int) -> list[dict[str, Any]]:
     """The first prompts with every arm's first answer side by side."""
     shown = []
     for i, group in enumerate(answers["policy"][:count]):
         shown.append({"prompt": [dict(m) for m in group.prompt.messages], "human": group.prompt.answer,
                       "answers": {TITLES[a]: answers[a][i].trajectories[0].text for a in arms},
-                      "gold": {TITLES[a]: per_prompt[a]["gold"][i] for a in arms if "gold" in per_prompt[a]}})
+                      "gold": {TITLES[a]: scores[a]["gold"][i][0] for a in arms if "gold" in scores[a]}})
     return shown
 
 
@@ -177,14 +195,5 @@ def headline(results: Mapping[str, Any]) -> str:
     return f"{first.removeprefix('final.')} {metrics[first]:.3f}" if first else f"length {metrics['final.length']:.1f}"
 
 
-def _by_prompt(flat: Sequence[float], groups: Sequence[Group]) -> list[float]:
-    found, at = [], 0
-    for group in groups:
-        count = len(group.trajectories)
-        found.append(_mean([float(v) for v in flat[at : at + count]]))
-        at += count
-    return found
-
-
 def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
+    return sum(values) / len(values)

@@ -110,7 +110,7 @@ def test_a_server_that_is_away_stops_nothing_and_loses_nothing(home, tmp_path, m
             server.listen()  # accepts and never answers
         monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{server.getsockname()[1]}")
         begin = time.monotonic()
-        tracking, _, child = worked(run, home, file, live=True)
+        tracking, *_ = worked(run, home, file, live=True)
         assert time.monotonic() - begin < 0.5
         assert not tracking.close(wait_seconds=3)
         assert time.monotonic() - begin < 6 and tracking.problem

@@ -99,13 +99,13 @@ def test_absent_is_not_none(tmp_path):
 
 def test_what_cannot_be_written_is_named(tmp_path):
     path = tmp_path / "g.parquet"
-    with pytest.raises(DataError, match="'tokens'.*fixed column"):
+    with pytest.raises(DataError, match=r"'tokens'.*fixed column"):
         write_groups(path, [pair(tokens=[1, 2])])
     with pytest.raises(DataError, match="column 'x' mixes"):
         write_groups(path, [pair(x=[1, "one"])])
-    with pytest.raises(DataError, match="'p1'.*3 values for 2"):
+    with pytest.raises(DataError, match=r"'p1'.*3 values for 2"):
         write_groups(path, [pair(x=[1, 2, 3])])
-    with pytest.raises(DataError, match="'p1'.*a message needs"):
+    with pytest.raises(DataError, match=r"'p1'.*a message needs"):
         write_groups(path, [Group(Prompt("p1", (say("robot", "x"),)), ())])
     assert not path.exists()
 
@@ -132,7 +132,7 @@ def test_flipped_byte_and_cut_file_are_noticed(tmp_path):
     column = pq.ParquetFile(path).metadata.row_group(0).column(1)
     whole[column.data_page_offset + column.total_compressed_size // 2] ^= 0xFF
     path.write_bytes(whole)
-    with pytest.raises(DataError, match="g.parquet, rows 0 to 99 are damaged"):
+    with pytest.raises(DataError, match=r"g.parquet, rows 0 to 99 are damaged"):
         read_groups(path)
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(DataError, match="not a readable Parquet"):
@@ -166,7 +166,7 @@ def test_layouts_as_others_write_them(tmp_path):
     for group in import_groups(path):
         assert group.prompt.messages == (say("user", "hi"),) and [t.text for t in group.trajectories] == ["hello", "no"]
     path.write_text(json.dumps({"conversations": []}) + "\n")
-    with pytest.raises(DataError, match="row 0: keys .* fit no layout"):
+    with pytest.raises(DataError, match=r"row 0: keys .* fit no layout"):
         import_groups(path)
 
 

@@ -49,7 +49,7 @@ def test_pypi_is_pinned_unpacked_kept_and_reused_offline(index, tmp_path):
     made.unlink()
     assert fetch("pypi:tiny-data==1.0!tiny_data/rows.jsonl", tmp_path / "raw", sha256=pin) == found
     found.write_text("longer than before, so not the finished content")
-    with pytest.raises(SourceError, match="pip cannot download tiny-data==1.0"):
+    with pytest.raises(SourceError, match=r"pip cannot download tiny-data==1.0"):
         fetch("pypi:tiny-data==1.0!tiny_data/rows.jsonl", tmp_path / "raw", sha256=pin)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["raw", "wheels"]  # nothing half-made is left
 
@@ -209,8 +209,6 @@ def test_hub_failures_are_one_sentence(hub, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(SourceError, match=r"hub:org/other: cannot download from http://127\.0\.0\.1:9"):
         fetch("hub:org/other", tmp_path / "x")
-    with pytest.raises(SourceError, match="cannot download"):
-        fetch("hub:org/other!config.json", tmp_path / "x")
     assert not (tmp_path / "x").exists()
 
 

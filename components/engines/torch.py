@@ -1,0 +1,207 @@
+"""The built-in engine: samples and scores on one machine with plain torch."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, final
+
+import numpy
+import torch
+from torch import Tensor
+
+from components.chat import contract, decode_answer, encode, encode_prompt
+from components.engines.sampling import sample
+from components.errors import ContractError
+from components.models.attention import Cache, DecodePlan, PrefillPlan
+from components.models.forward import hidden_states, output_head, outputs
+from components.models.load import load_model, load_tokenizer
+from components.models.value import PolicyWithValue
+from components.packing import pack
+from components.types import Group, Message, Request, Sample
+
+SCORE_TOKENS = 2048
+"""Tokens of one scoring pass."""
+
+
+@dataclass
+class Row:
+    """One answer being sampled."""
+
+    request: int
+    number: int
+    slot: int
+    uniforms: numpy.ndarray
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+
+@final
+class TorchEngine:
+    """Answers in float32 with up to `rows` answers at a time; a prompt is read once for all its samples.
+
+    Sampled log-probs are the model's own at temperature 1, the learner's `logprobs`, whatever temperature drew the token.
+    The randomness of sample i of a request is (request.seed, i) alone.
+    """
+
+    weights: str
+
+    def __init__(self, path: Path, *, rows: int = 64, kind: Literal["policy", "policy_with_value", "reward"] = "policy",
+                 threads: int | None = None) -> None:
+        if threads:
+            torch.set_num_threads(threads)
+        self.rows, self.kind = rows, kind
+        self.load(path)
+
+    def load(self, path: Path) -> None:
+        """Answer with the weights of this directory from now on. `ContractError` when its tokenizer cannot be used."""
+        path = Path(path)
+        self.model = load_model(path, self.kind).requires_grad_(False)
+        self.tokenizer = load_tokenizer(path)
+        self.contract = contract(self.tokenizer, self.model.config)
+        self.weights = weights_digest(path)
+
+    def encode(self, group: Group) -> Group:
+        """The group with `inputs["tokens"]` and `mask` for this model; trajectories that have tokens keep them."""
+        return group.replace([encode(self.tokenizer, group.prompt, trajectory) for trajectory in group.trajectories])
+
+    def encode_prompt(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids of the messages up to where the model speaks."""
+        return encode_prompt(self.tokenizer, messages)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of an answer."""
+        return decode_answer(self.tokenizer, tokens)
+
+    @torch.inference_mode()
+    def score(self, groups: Sequence[Group], asks: frozenset[str]) -> list[Mapping[str, list[Any]]]:
+        """Per group: ask -> one value a trajectory; `logprobs`, `entropy`, `values` are lists (T), `scores` floats."""
+        groups = [self.encode(group) for group in groups]
+        found: list[dict[str, list[Any]]] = [{ask: [] for ask in asks} for _ in groups]
+        for batch in pack(groups, unit="row", tokens=SCORE_TOKENS):
+            out = outputs(self.model, self.kind, batch, asks)
+            for ask in asks:
+                values = getattr(out, ask).tolist()
+                for row, group in enumerate(batch.group.tolist()):
+                    value = values[row]
+                    found[group][ask].append(value[: len(batch.inputs["tokens"][row])] if isinstance(value, list) else value)
+        return found
+
+    @torch.inference_mode()
+    def generate(self, requests: Sequence[Request]) -> list[list[Sample]]:
+        """`count` samples a request, in order. A finished row's place is taken by the next prompt's as soon as they fit."""
+        if self.kind == "reward":
+            raise ContractError("a reward model cannot generate; give the rollout a policy")
+        for request in requests:
+            if not len(request.tokens) or request.max_tokens < 1 or request.count < 1:
+                raise ContractError(f"a request needs tokens, max_tokens and count; got {len(request.tokens)}, "
+                                    f"{request.max_tokens} and {request.count}")
+        if not requests:
+            return []
+        return _Decoding(self, requests).run()
+
+
+def weights_digest(path: Path) -> str:
+    """SHA-256 over the names and bytes of a directory's safetensors."""
+    digest = hashlib.sha256()
+    for file in sorted(path.glob("*.safetensors")):
+        digest.update(file.name.encode())
+        with file.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()
+
+
+class _Decoding:
+    """One call of `generate`: waiting requests, prompts in slots, live rows 0..n-1 of the cache."""
+
+    def __init__(self, engine: TorchEngine, requests: Sequence[Request]) -> None:
+        self.language = engine.model.policy if isinstance(engine.model, PolicyWithValue) else engine.model
+        self.head = output_head(self.language)
+        self.requests = requests
+        self.width = max(r.count for r in requests)
+        self.capacity = max(engine.rows, self.width)
+        slots = min(len(requests), self.capacity, 2 * -(-self.capacity // min(r.count for r in requests)))
+        longest = max(len(r.tokens) for r in requests)
+        self.cache = Cache(self.language.config, slots=slots, prompt=longest, rows=min(self.capacity, sum(r.count for r in requests)),
+                           answer=max(r.max_tokens for r in requests))
+        self.free = list(range(slots))[::-1]
+        # Prompts of like length share the cache's width best; a request's answers do not depend on its neighbours.
+        self.waiting = deque(sorted(range(len(requests)), key=lambda i: len(requests[i].tokens)))
+        self.stops = [{*engine.contract.eos, *r.stop_tokens} for r in requests]
+        self.live: list[Row] = []
+        self.done: list[list[Sample | None]] = [[None] * r.count for r in requests]
+
+    def run(self) -> list[list[Sample]]:
+        while self.waiting or self.live:
+            self._admit()
+            if self.live:
+                self._take(self.live, self._decode())
+                self._retire()
+        return [[s for s in samples if s is not None] for samples in self.done]
+
+    def _admit(self) -> None:
+        """Read as many waiting prompts as fit, and draw the first token of their answers."""
+        chosen: list[tuple[int, int]] = []
+        rows = len(self.live)
+        while self.waiting and self.free and rows + self.requests[self.waiting[0]].count <= self.capacity:
+            index = self.waiting.popleft()
+            chosen.append((index, self.free.pop()))
+            rows += self.requests[index].count
+        if not chosen:
+            return
+        prompts = [torch.tensor(list(self.requests[i].tokens), dtype=torch.long) for i, _ in chosen]
+        plan = PrefillPlan(prompts, self.cache, [slot for _, slot in chosen])
+        hidden = hidden_states(self.language, plan.tokens, plan.positions, plan)
+        last = torch.stack([index[-1] for index in plan.index])
+        counts = torch.tensor([self.requests[i].count for i, _ in chosen])
+        logits = self.head(hidden[last]).repeat_interleave(counts, 0)
+        new = [Row(i, n, slot, numpy.random.default_rng([self.requests[i].seed, n]).random(self.requests[i].max_tokens))
+               for i, slot in chosen for n in range(self.requests[i].count)]
+        self._take(new, logits)
+        self.live += new
+        self._retire()
+
+    def _decode(self) -> Tensor:
+        """Logits (R, V) of the next token of every live row."""
+        slots = sorted({row.slot for row in self.live})
+        order = {slot: i for i, slot in enumerate(slots)}
+        prompt = {row.slot: len(self.requests[row.request].tokens) for row in self.live}
+        lengths = torch.tensor([len(row.tokens) - 1 for row in self.live])
+        plan = DecodePlan(
+            self.cache, slots=slots, prompt_lengths=torch.tensor([prompt[slot] for slot in slots]), width=self.width,
+            place=torch.tensor([order[row.slot] * self.width + row.number for row in self.live]), lengths=lengths,
+        )
+        positions = torch.tensor([prompt[row.slot] for row in self.live]) + lengths
+        tokens = torch.tensor([[row.tokens[-1] for row in self.live]])
+        return self.head(hidden_states(self.language, tokens, positions[None], plan))
+
+    def _take(self, rows: Sequence[Row], logits: Tensor) -> None:
+        """Draw and append a token for each of these rows."""
+        asked = [self.requests[row.request] for row in rows]
+        tokens, logprobs = sample(
+            logits, torch.tensor([row.uniforms[len(row.tokens)] for row in rows], dtype=torch.float64),
+            torch.tensor([r.temperature for r in asked]), torch.tensor([r.top_k for r in asked]), torch.tensor([r.top_p for r in asked]),
+        )
+        for row, token, logprob in zip(rows, tokens.tolist(), logprobs.tolist(), strict=True):
+            row.tokens.append(token)
+            row.logprobs.append(logprob)
+
+    def _retire(self) -> None:
+        """Take out finished rows; the last live row moves into each hole, so live rows stay 0..n-1."""
+        at = 0
+        while at < len(self.live):
+            row = self.live[at]
+            ended = row.tokens[-1] in self.stops[row.request]
+            if not ended and len(row.tokens) < self.requests[row.request].max_tokens:
+                at += 1
+                continue
+            self.done[row.request][row.number] = Sample(tuple(row.tokens), tuple(row.logprobs), "end" if ended else "length")
+            last = self.live.pop()
+            if last is not row:
+                self.cache.move(len(self.live), at, len(last.tokens) - 1)
+                self.live[at] = last
+            if not any(other.slot == row.slot for other in self.live):
+                self.free.append(row.slot)

@@ -1,0 +1,216 @@
+"""One attention for every Hugging Face decoder, steered by a plan: packed rows without padding, or one decoding step.
+
+The model sees a single flat row (1, N) of tokens and `plan=` among its keyword arguments; the plan alone knows which
+token may look at which. Positions are given explicitly, so nothing of this is visible to the model's own code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from components.errors import ContractError
+
+NAME = "ratchet"
+
+
+class Plan(Protocol):
+    """Attention of a flat row: query (1, heads, N, d), key and value (1, kv heads, N, d) -> (1, N, heads, d)."""
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor: ...
+
+
+def register() -> None:
+    """Make `attn_implementation="ratchet"` known to transformers. No mask is made for it: the plan has it."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, attend)
+
+
+def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None, *,
+           plan: Plan | None = None, scaling: float | None = None, sliding_window: int | None = None,
+           **rest: Any) -> tuple[Tensor, None]:
+    """transformers' attention interface. A call without a plan, or a feature no plan has, is a `ContractError`."""
+    if plan is None:
+        raise ContractError("a model loaded with attention='ratchet' was called without plan=; go through "
+                            "components.models.forward, or load it with attention='sdpa'")
+    if attention_mask is not None:
+        raise ContractError("plans take no attention_mask: pack rows instead of padding them")
+    if sliding_window is not None or rest.get("softcap") is not None or rest.get("s_aux") is not None:
+        raise ContractError(f"{type(module).__name__}: sliding windows, soft caps and attention sinks are not planned for; "
+                            "load the model with full attention (use_sliding_window: false)")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return plan.attend(module.layer_idx, query, key, value, scale), None
+
+
+@dataclass(frozen=True)
+class Family:
+    """Rows with a common prefix, laid out in the flat row as prefix, continuation, continuation, ..."""
+
+    start: int
+    prefix: int
+    continuations: tuple[int, ...]
+
+
+class PackedPlan:
+    """Rows of tokens as one flat row; the prefix that consecutive siblings share is there, and computed, once.
+
+    tokens, positions (1, N); `index[b]` (T_b,) says where row b's tokens are in the flat row.
+    """
+
+    def __init__(self, rows: Sequence[Tensor], siblings: Sequence[int]) -> None:
+        flat: list[Tensor] = []
+        places: list[Tensor] = []
+        self.index: list[Tensor] = []
+        self.families: list[Family] = []
+        at, first = 0, 0
+        while first < len(rows):
+            last = first + 1
+            while last < len(rows) and siblings[last] == siblings[first]:
+                last += 1
+            family = rows[first:last]
+            shared = common_prefix(family) if len(family) > 1 else 0
+            start = at
+            flat.append(family[0][:shared])
+            places.append(torch.arange(shared))
+            at += shared
+            for row in family:
+                rest = len(row) - shared
+                flat.append(row[shared:])
+                places.append(torch.arange(shared, len(row)))
+                self.index.append(torch.cat([torch.arange(start, start + shared), torch.arange(at, at + rest)]))
+                at += rest
+            self.families.append(Family(start, shared, tuple(len(row) - shared for row in family)))
+            first = last
+        self.tokens = torch.cat(flat)[None] if flat else torch.zeros(1, 0, dtype=torch.long)
+        self.positions = torch.cat(places)[None] if places else torch.zeros(1, 0, dtype=torch.long)
+        self._masks: dict[tuple[int, int], Tensor] = {}
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        repeat = query.shape[1] // key.shape[1]
+        if repeat > 1:
+            key, value = key.repeat_interleave(repeat, 1), value.repeat_interleave(repeat, 1)
+        # One split instead of one slice a segment: the backward of a slice fills a tensor as large as the whole row.
+        sizes = [size for family in self.families for size in (family.prefix, *family.continuations)]
+        parts = zip(query.split(sizes, 2), key.split(sizes, 2), value.split(sizes, 2), strict=True)
+        out: list[Tensor] = []
+        for family in self.families:
+            q, k0, v0 = next(parts)
+            if family.prefix:
+                out.append(F.scaled_dot_product_attention(q, k0, v0, is_causal=True, scale=scaling))
+            for length in family.continuations:
+                q, k, v = next(parts)
+                if not length:
+                    continue
+                if not family.prefix:
+                    out.append(F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling))
+                    continue
+                mask = self._mask(family.prefix, length, q)
+                out.append(F.scaled_dot_product_attention(q, torch.cat([k0, k], 2), torch.cat([v0, v], 2), attn_mask=mask, scale=scaling))
+        return torch.cat(out, 2).transpose(1, 2)
+
+    def _mask(self, prefix: int, length: int, like: Tensor) -> Tensor:
+        """(length, prefix + length): 0 where a continuation may look, -inf at its own future."""
+        if (prefix, length) not in self._masks:
+            mask = torch.full((length, prefix + length), -torch.inf, dtype=like.dtype, device=like.device)
+            self._masks[prefix, length] = mask.triu(prefix + 1)
+        return self._masks[prefix, length]
+
+
+def common_prefix(rows: Sequence[Tensor]) -> int:
+    """How many first tokens all rows share."""
+    shortest = min(len(row) for row in rows)
+    same = torch.ones(shortest, dtype=torch.bool)
+    for row in rows[1:]:
+        same &= row[:shortest] == rows[0][:shortest]
+    return int(same.long().cumprod(0).sum())
+
+
+class PrefillPlan(PackedPlan):
+    """Prompts as one flat row; their keys and values are written into the first pages of `cache` as they are computed."""
+
+    def __init__(self, prompts: Sequence[Tensor], cache: Cache, slots: Sequence[int]) -> None:
+        super().__init__(prompts, list(range(len(prompts))))
+        self.cache, self.slots = cache, list(slots)
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        keys, values = self.cache.prompt_keys[layer], self.cache.prompt_values[layer]
+        for slot, where in zip(self.slots, self.index, strict=True):
+            at, length = int(where[0]), len(where)
+            keys[slot, :, :length] = key[0, :, at : at + length]
+            values[slot, :, :length] = value[0, :, at : at + length]
+        return super().attend(layer, query, key, value, scaling)
+
+
+class Cache:
+    """Preallocated keys and values, a list over layers: of each prompt once, and of each row's own answer.
+
+    prompt_* (slots, kv heads, prompt, d); own_* (rows, kv heads, answer, d). Live rows are always rows 0..n-1.
+    """
+
+    def __init__(self, config: Any, *, slots: int, prompt: int, rows: int, answer: int) -> None:
+        heads = config.num_key_value_heads
+        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        layers = range(config.num_hidden_layers)
+        self.prompt_keys = [torch.zeros(slots, heads, prompt, size) for _ in layers]
+        self.prompt_values = [torch.zeros(slots, heads, prompt, size) for _ in layers]
+        self.own_keys = [torch.zeros(rows, heads, answer, size) for _ in layers]
+        self.own_values = [torch.zeros(rows, heads, answer, size) for _ in layers]
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Row `source` becomes row `target`: how the hole of a finished row is filled."""
+        for own in (*self.own_keys, *self.own_values):
+            own[target, :, :length] = own[source, :, :length]
+
+
+class DecodePlan:
+    """One new token for each of R live rows: row r sits in grid place `place[r]` of (slots, width) beside its siblings.
+
+    The prompt's keys are read once for all siblings of a slot; each row then adds its own. Made anew for each step.
+    `slots` are the prompts in use, `prompt_lengths` theirs (same order), `lengths` (R,) the answers' before this token.
+    """
+
+    def __init__(self, cache: Cache, *, slots: Sequence[int], prompt_lengths: Tensor, width: int, place: Tensor, lengths: Tensor) -> None:
+        self.cache, self.width, self.place, self.lengths = cache, width, place, lengths
+        self.rows, self.count = len(lengths), len(slots)
+        consecutive = list(slots) == list(range(slots[0], slots[0] + len(slots)))
+        self.slots = slice(slots[0], slots[0] + len(slots)) if consecutive else torch.tensor(list(slots))
+        self.prompt, self.own = int(prompt_lengths.max()), int(lengths.max()) + 1
+        blocked = torch.arange(self.prompt) >= prompt_lengths[:, None]
+        blocked = blocked[place // width]
+        later = torch.arange(self.own) > lengths[:, None]
+        mask = torch.zeros(self.rows, self.prompt + self.own).masked_fill_(torch.cat([blocked, later], 1), -torch.inf)
+        self.mask = mask[:, None, None]
+        self.row = torch.arange(self.rows)
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        heads, kv, size = query.shape[1], key.shape[1], query.shape[-1]
+        group = heads // kv
+        own_keys, own_values = self.cache.own_keys[layer], self.cache.own_values[layer]
+        own_keys[self.row, :, self.lengths] = key[0].transpose(0, 1)
+        own_values[self.row, :, self.lengths] = value[0].transpose(0, 1)
+        q = query[0].transpose(0, 1).reshape(self.rows, kv, group, size) * scaling
+        grid = q.new_zeros(self.count * self.width, kv, group, size)
+        grid[self.place] = q
+        grid = grid.view(self.count, self.width, kv, group, size).transpose(1, 2).reshape(self.count, kv, self.width * group, size)
+        prompt_keys = self.cache.prompt_keys[layer][self.slots, :, : self.prompt]
+        prompt_values = self.cache.prompt_values[layer][self.slots, :, : self.prompt]
+        shared = self._ungrid(grid @ prompt_keys.transpose(-1, -2), kv, group)
+        own = q @ own_keys[: self.rows, :, : self.own].transpose(-1, -2)
+        weights = torch.cat([shared, own], -1).add_(self.mask).softmax(-1)
+        first = weights.new_zeros(self.count * self.width, kv, group, self.prompt)
+        first[self.place] = weights[..., : self.prompt]
+        first = first.view(self.count, self.width, kv, group, -1).transpose(1, 2).reshape(self.count, kv, self.width * group, -1)
+        out = self._ungrid(first @ prompt_values, kv, group)
+        out = out + weights[..., self.prompt :] @ own_values[: self.rows, :, : self.own]
+        return out.reshape(1, self.rows, heads, size)
+
+    def _ungrid(self, grid: Tensor, kv: int, group: int) -> Tensor:
+        """(slots, kv, width * group, x) -> (R, kv, group, x): the places that hold a live row."""
+        grid = grid.view(self.count, kv, self.width, group, -1).transpose(1, 2).reshape(self.count * self.width, kv, group, -1)
+        return grid[self.place]

@@ -1,0 +1,69 @@
+"""Rows to outputs: one packed forward pass of a model of any kind. The shift by one lives here and nowhere else."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from components.errors import ContractError
+from components.models.attention import PackedPlan
+from components.models.logprobs import chosen_logprobs
+from components.models.value import PolicyWithValue
+from components.types import Batch, Outputs
+
+ASKS = {"policy": {"logprobs", "entropy"}, "policy_with_value": {"logprobs", "entropy", "values"}, "reward": {"scores"}}
+SCALED = ("final_logit_softcapping", "logits_scaling", "logit_scale")
+
+
+def outputs(model: nn.Module, kind: str, batch: Batch, asks: frozenset[str]) -> Outputs:
+    """What was asked of a batch: `logprobs`, `entropy`, `values` (B,T), zero where the mask is False; `scores` (B,).
+
+    logprobs[b, t] is log p(token t | tokens before t) at temperature 1, values[b, t] the value of the state in which
+    token t was chosen, so both read the hidden state at t - 1. A score reads the last token of its row.
+    """
+    if not asks <= ASKS[kind]:
+        raise ContractError(f"a model of kind {kind!r} cannot give {', '.join(sorted(asks - ASKS[kind]))}; it gives {', '.join(sorted(ASKS[kind]))}")
+    rows = list(batch.inputs["tokens"])
+    plan = PackedPlan(rows, batch.group.tolist())
+    language = model.policy if isinstance(model, PolicyWithValue) else model
+    hidden = hidden_states(language, plan.tokens, plan.positions, plan)
+    if kind == "reward":
+        last = torch.stack([index[-1] for index in plan.index])
+        return Outputs({"scores": language.score(hidden[last])[:, 0].float()})
+    if batch.mask[:, 0].any():
+        row = int(batch.mask[:, 0].nonzero()[0])
+        raise ContractError(f"prompt {batch.ids[row]!r}: the first token of a row is marked as chosen, but nothing precedes it")
+    row, step = batch.mask.nonzero(as_tuple=True)
+    before = torch.cat([index[batch.mask[b, : len(index)].nonzero()[:, 0] - 1] for b, index in enumerate(plan.index)])
+    states = hidden[before]
+    found: dict[str, Tensor] = {}
+
+    def spread(values: Tensor) -> Tensor:
+        return values.new_zeros(batch.mask.shape).index_put((row, step), values)
+
+    if asks & {"logprobs", "entropy"}:
+        head = output_head(language)
+        targets = torch.cat([tokens[batch.mask[b, : len(tokens)]] for b, tokens in enumerate(rows)])
+        logprobs, entropy = chosen_logprobs(states, head.weight, targets, entropy="entropy" in asks, bias=head.bias)
+        found["logprobs"] = spread(logprobs)
+        if entropy is not None:
+            found["entropy"] = spread(entropy)
+    if "values" in asks:
+        found["values"] = spread(model.value_head(states)[:, 0])
+    return Outputs({name: found[name] for name in asks})
+
+
+def hidden_states(language: nn.Module, tokens: Tensor, positions: Tensor, plan: object) -> Tensor:
+    """Last hidden states (N, H) of a flat row (1, N) under a plan."""
+    backbone = getattr(language, language.base_model_prefix)
+    return backbone(input_ids=tokens, position_ids=positions, use_cache=False, plan=plan).last_hidden_state[0]
+
+
+def output_head(language: nn.Module) -> nn.Module:
+    """The output layer; `ContractError` for models that do more to their logits than multiply."""
+    config = language.config.get_text_config()
+    for name in SCALED:
+        if getattr(config, name, None) not in (None, 1, 1.0):
+            raise ContractError(f"{type(language).__name__}: config.{name} = {getattr(config, name)} changes the logits after the output "
+                                "layer, which the chunked log-probs do not know; use a model without it")
+    return language.get_output_embeddings()

@@ -1,0 +1,102 @@
+"""Log-probs and entropies of chosen tokens without ever holding the logits of all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+CHUNK = 256
+"""Positions whose logits exist at one time: 256 x 49,152 float32 are 50 MB."""
+
+
+def chosen_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, *, entropy: bool = False, bias: Tensor | None = None,
+                    chunk: int = CHUNK) -> tuple[Tensor, Tensor | None]:
+    """log softmax(h W^T + b)[target] (N,) and, when asked, the entropy in nats (N,).
+
+    hidden (N, H), weight (V, H), targets (N,). Gradients flow to hidden, weight and bias; the logits of `chunk` positions
+    exist at a time, forward and backward. Where the weight is frozen, d/dh is made in the forward pass and kept (N, H),
+    so the backward needs no product with W at all.
+    """
+    logprobs, entropies = _Chosen.apply(hidden, weight, bias, targets, entropy, chunk)
+    return logprobs, entropies if entropy else None
+
+
+class _Chosen(torch.autograd.Function):
+    """d logp_y / dz = e_y - p;  d H / dz_v = -p_v (log p_v + H), with z the logits."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, entropy: bool, chunk: int):
+        number = len(hidden)
+        logprobs = hidden.new_empty(number)
+        entropies = hidden.new_zeros(number if entropy else 0)
+        normaliser = hidden.new_empty(number)
+        needs_hidden, needs_weight = ctx.needs_input_grad[0], ctx.needs_input_grad[1]
+        needs_bias = bias is not None and ctx.needs_input_grad[2]
+        early = needs_hidden and not needs_weight and not needs_bias
+        slope = hidden.new_empty(hidden.shape) if early else None
+        entropy_slope = hidden.new_empty(hidden.shape) if early and entropy else None
+        for at in range(0, number, chunk):
+            piece = slice(at, at + chunk)
+            logits = _logits(hidden[piece], weight, bias)
+            chosen = logits.gather(1, targets[piece, None])[:, 0]
+            lse = torch.logsumexp(logits, 1)
+            normaliser[piece] = lse
+            logprobs[piece] = chosen - lse
+            if not entropy and not early:
+                continue
+            p = (logits - lse[:, None]).exp_()
+            if entropy:
+                entropies[piece] = lse - (p * logits).sum(1)
+            if slope is not None:
+                slope[piece] = weight[targets[piece]] - p @ weight
+            if entropy_slope is not None:
+                entropy_slope[piece] = _entropy_slope(p, logits, lse, entropies[piece]) @ weight
+        ctx.entropy, ctx.chunk, ctx.early = entropy, chunk, early
+        if early:
+            ctx.save_for_backward(slope, entropy_slope)
+        else:
+            ctx.save_for_backward(hidden, weight, bias, targets, normaliser, entropies)
+        return logprobs, entropies
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor):
+        by_logprob, by_entropy = grads
+        if ctx.early:
+            slope, entropy_slope = ctx.saved_tensors
+            into_hidden = by_logprob[:, None] * slope
+            if ctx.entropy:
+                into_hidden += by_entropy[:, None] * entropy_slope
+            return into_hidden, None, None, None, None, None
+        hidden, weight, bias, targets, normaliser, entropies = ctx.saved_tensors
+        into_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        into_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        into_bias = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
+        for at in range(0, len(hidden), ctx.chunk):
+            piece = slice(at, at + ctx.chunk)
+            logits = _logits(hidden[piece], weight, bias)
+            lse = normaliser[piece]
+            g = by_logprob[piece, None]
+            if ctx.entropy:
+                p = (logits - lse[:, None]).exp_()
+                into = _entropy_slope(p, logits, lse, entropies[piece]).mul_(by_entropy[piece, None]).sub_(p.mul_(g))
+            else:
+                into = logits.sub_(lse[:, None]).exp_().mul_(-g)
+            into.scatter_add_(1, targets[piece, None], g)
+            if into_hidden is not None:
+                torch.mm(into, weight, out=into_hidden[piece])
+            if into_weight is not None:
+                into_weight.addmm_(into.t(), hidden[piece])
+            if into_bias is not None:
+                into_bias += into.sum(0)
+        return into_hidden, into_weight, into_bias, None, None, None
+
+
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return hidden @ weight.t() if bias is None else torch.addmm(bias, hidden, weight.t())
+
+
+def _entropy_slope(p: Tensor, logits: Tensor, lse: Tensor, entropy: Tensor) -> Tensor:
+    """dH/dz = -p (log p + H); where p is 0 it is 0."""
+    return torch.where(p > 0, (logits - (lse - entropy)[:, None]) * p, 0.0).neg_()

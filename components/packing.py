@@ -1,0 +1,131 @@
+"""Groups to batches: whole units, packed by the tokens they cost, padding nowhere; and the order of an epoch."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from components.errors import ContractError
+from components.piece import Unit
+from components.types import Batch, Group
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Row:
+    """Trajectory `index` of group number `group`."""
+
+    group: int
+    index: int
+
+
+def order(n: int, epoch: int, seed: int) -> list[int]:
+    """The indices 0..n-1 in the order of one epoch: a shuffle that (seed, epoch) alone decides."""
+    import numpy
+
+    return numpy.random.default_rng([seed, epoch]).permutation(n).tolist()
+
+
+def pack(groups: Sequence[Group], *, unit: Unit, tokens: int, dtype: torch.dtype | None = None) -> list[Batch]:
+    """Batches of whole units of about `tokens` tokens, in the order of the groups. What siblings share counts once.
+
+    A unit over `tokens` is a batch by itself. Every numeric column all groups have comes along as a tensor of `dtype`
+    (float32), (B,) or (B,T) for columns of lists; the samplers' log-probs as `logprobs.sampled` where all rows have them.
+    """
+    batches: list[list[list[Row]]] = []
+    spent = 0
+    family: tuple[int, list[int]] = (-1, [])  # group whose rows end the open batch, and the prefix they share
+    for rows in _units(groups, unit):
+        cost, after = _cost(groups, rows, family)
+        if not batches or spent + cost > tokens:
+            cost, after = _cost(groups, rows, (-1, []))
+            batches.append([])
+            spent = 0
+        batches[-1].append(rows)
+        spent += cost
+        family = after
+    return [_batch(groups, units, dtype) for units in batches]
+
+
+def _units(groups: Sequence[Group], unit: Unit) -> Iterable[list[Row]]:
+    for number, group in enumerate(groups):
+        rows = [Row(number, index) for index in range(len(group.trajectories))]
+        for trajectory in group.trajectories:
+            if not len(trajectory.inputs.get("tokens", ())) or len(trajectory.mask) != len(trajectory.inputs["tokens"]):
+                raise ContractError(f"prompt {group.prompt.id!r}: a trajectory has {len(trajectory.inputs.get('tokens', ()))} tokens and a "
+                                    f"mask of {len(trajectory.mask)}; encode the group first (components.chat.encode_group)")
+        if not rows:
+            continue
+        if unit == "group":
+            yield rows
+        elif unit == "pair":
+            if len(rows) % 2:
+                raise ContractError(f"prompt {group.prompt.id!r}: an objective on pairs got a group of {len(rows)} trajectories; "
+                                    "select pairs first (chosen, rejected)")
+            yield from ([rows[i], rows[i + 1]] for i in range(0, len(rows), 2))
+        else:
+            yield from ([row] for row in rows)
+
+
+def _cost(groups: Sequence[Group], rows: Sequence[Row], family: tuple[int, list[int]]) -> tuple[int, tuple[int, list[int]]]:
+    """Tokens to compute for these rows after `family`, and the family they leave open."""
+    cost, (number, prefix) = 0, family
+    for row in rows:
+        tokens = list(groups[row.group].trajectories[row.index].inputs["tokens"])
+        if row.group != number:
+            number, prefix = row.group, tokens
+            cost += len(tokens)
+            continue
+        shared = next((i for i, (a, b) in enumerate(zip(prefix, tokens, strict=False)) if a != b), min(len(prefix), len(tokens)))
+        cost += len(tokens) - shared
+        prefix = prefix[:shared]
+    return cost, (number, prefix)
+
+
+def _batch(groups: Sequence[Group], units: Sequence[Sequence[Row]], dtype: torch.dtype | None) -> Batch:
+    import torch
+
+    rows = [row for unit in units for row in unit]
+    paths = [groups[row.group].trajectories[row.index] for row in rows]
+    longest = max(len(path.mask) for path in paths)
+    mask = torch.zeros(len(rows), longest, dtype=torch.bool)
+    for b, path in enumerate(paths):
+        mask[b, : len(path.mask)] = torch.tensor(list(path.mask), dtype=torch.bool)
+    present = sorted(set.intersection(*(set(groups[row.group].columns) for row in rows)))
+    cells = {name: [groups[row.group].columns[name][row.index] for row in rows] for name in present}
+    if all(path.logprobs is not None for path in paths):
+        cells.setdefault("logprobs.sampled", [path.logprobs for path in paths])
+    lengths = [len(path.mask) for path in paths]
+    columns = {name: _tensor(name, values, lengths, longest, dtype or torch.float32) for name, values in cells.items()}
+    return Batch(
+        inputs={"tokens": [torch.tensor(list(path.inputs["tokens"]), dtype=torch.long) for path in paths]},
+        mask=mask,
+        columns={name: column for name, column in columns.items() if column is not None},
+        group=torch.tensor([row.group for row in rows]),
+        unit=torch.tensor([number for number, unit in enumerate(units) for _ in unit]),
+        ids=tuple(groups[row.group].prompt.id for row in rows),
+    )
+
+
+def _tensor(name: str, values: Sequence, lengths: Sequence[int], longest: int, dtype: torch.dtype) -> torch.Tensor | None:
+    """(B,) of numbers, (B,T) of lists aligned with the steps, or None for anything that is not a number in every row."""
+    import torch
+
+    if all(isinstance(value, numbers.Real) for value in values):
+        return torch.tensor([float(value) for value in values], dtype=dtype)
+    if any(isinstance(value, (str, bytes)) or value is None or isinstance(value, numbers.Real) for value in values):
+        return None
+    steps = torch.zeros(len(values), longest, dtype=dtype)
+    for b, value in enumerate(values):
+        value = list(value)
+        if any(not isinstance(x, numbers.Real) for x in value):
+            return None
+        if len(value) != lengths[b]:
+            raise ContractError(f"column {name!r} holds {len(value)} steps for a trajectory of {lengths[b]} tokens; "
+                                "a column of lists must speak of every token")
+        steps[b, : len(value)] = torch.tensor(value, dtype=dtype)
+    return steps

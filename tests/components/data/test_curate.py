@@ -1,0 +1,211 @@
+"""Splits, builders and the whole of curation on a small made-up corpus."""
+
+import json
+import random
+from collections import Counter
+
+import pyarrow.parquet as pq
+import pytest
+
+from components.data.builders import conversation_groups, preference_pairs, prompt_digest, prompt_groups
+from components.data.curate import curate, file_digests, pair_report, rating_report
+from components.data.groups import read_groups
+from components.data.records import Conversation
+from components.data.sources import fetch
+from components.data.splits import SHARES, split, split_key
+from components.data.statistics import alternates, statistics
+from components.errors import DataError, RecipeError
+from components.types import Group, Prompt, Trajectory
+
+
+def words(messages):
+    return sum(1 + len(m["content"].split()) for m in messages)
+
+
+def talk(key, *turns, **more):
+    roles = ("user", "assistant")
+    return Conversation(key, tuple({"role": roles[i % 2], "content": t} for i, t in enumerate(turns)), **more)
+
+
+def corpus(topics=30, each=12, seed=0):
+    rng = random.Random(seed)
+    return [
+        talk(f"t{t:02d}c{c:02d}", *(" ".join(f"w{rng.randrange(3000)}" for _ in range(6)) for _ in range(rng.randrange(8, 13))),
+             topic=f"subject number{t} of interest{t * 7} here{t}", rating=float(rng.randrange(1, 11)))
+        for t in range(topics) for c in range(each)
+    ]
+
+
+def test_split_by_topic_is_stable_disjoint_and_in_proportion():
+    records = corpus()
+    parts, dropped = split(records, SHARES, seed=3)
+    assert split(records, SHARES, seed=3)[0] == parts != split(records, SHARES, seed=4)[0]
+    assert not dropped and sorted(r.id for p in parts.values() for r in p) == sorted(r.id for r in records)
+    homes = Counter(key for part in parts.values() for key in {split_key(r) for r in part})
+    assert set(homes.values()) == {1}
+    for name, share in SHARES.items():
+        assert abs(len(parts[name]) / len(records) - share / sum(SHARES.values())) < 0.04, name
+
+
+def test_near_duplicate_across_splits_leaves_the_later_one():
+    long = [" ".join(f"x{i}y{j}" for i in range(10)) for j in range(4)]
+    records = [talk("twin a", *long, topic="alpha"), talk("twin b", *long, topic="omega")]
+    parts, dropped = split(records, {"sft": 0.5, "reward": 0.5}, seed=0)
+    homes = {r.id: name for name, part in parts.items() for r in part}
+    (lost,) = dropped
+    stays = "twin a" if lost.id == "twin b" else "twin b"
+    assert homes[stays] == "sft" and lost.reason == f"near duplicate across splits: of {stays} in {homes[stays]}" and lost.id not in homes
+
+
+def test_alike_topics_go_together_and_missing_topics_by_their_opening():
+    records = [talk(f"{i}{t}", "hello", "hi", topic=t) for i in range(3)
+               for t in ("what if all the big pigs could fly today", "What if all the big pigs could fly, today?",
+                         "what if all the big pigs could fly", "smells", "films", None)]
+    parts, _ = split(records, {"sft": 0.5, "reward": 0.5}, seed=0)
+    assert not {r.topic for r in parts["sft"]} & {r.topic for r in parts["reward"]}
+    pigs = [{r.topic for r in part if r.topic and "pigs" in r.topic} for part in parts.values()]
+    assert sorted(map(len, pigs)) == [0, 3]
+    with pytest.raises(DataError, match="no record left"):
+        split([], SHARES, seed=0)
+
+
+def test_conversation_groups():
+    sifted = conversation_groups(
+        [talk("a", "hi there", "hello", "how are you", "fine", "bye", topic="greetings", rating=8.0),
+         talk("b", "x", "y", rating=5.0), talk("c", "x", "y"), talk("d", "w " * 90, "y", rating=9.0)],
+        words, max_tokens=12, min_rating=6.0)
+    (group,) = sifted.kept  # 1+1 topic, 1+2 user, 1+1 assistant, 1+3 user = 11; the next turn makes 13
+    assert [m["role"] for m in group.prompt.messages] == ["system", "user"]
+    assert [m["content"] for m in group.trajectories[0].messages] == ["hello"]
+    assert sifted.reasons() == {"rated below min_rating": 1, "not rated": 1, "no assistant turn within max_tokens": 1}
+
+
+def test_prompt_groups():
+    record = talk("a", *"abcdefgh", topic="t")
+    sifted = prompt_groups([record, talk("b", *"abcdefgh", topic="t"), talk("c", "alone")], words, max_turns=5, per_conversation=9)
+    assert [g.prompt.id for g in sifted.kept] == ["a:1", "a:3", "a:5"]
+    assert [g.prompt.answer for g in sifted.kept] == ["b", "d", "f"] == [g.trajectories[0].text for g in sifted.kept]
+    assert sifted.changed == {"the same context again": 3, "over the limit": 0} and sifted.reasons() == {"no user turn with a reply": 1}
+    assert len(prompt_groups([record], words, per_conversation=2).kept) == 2
+    assert [g.prompt.id for g in prompt_groups([record], words, max_tokens=8, per_conversation=9).kept] == ["a:1", "a:3"]
+
+
+def test_preference_pairs():
+    def rated(key, rating, turns=8, topic="t"):
+        return talk(key, *(f"{key}{i}" for i in range(turns)), topic=topic, rating=rating, ratings={"witty": rating})
+
+    records = [rated("low", 2.0), rated("high", 9.0), rated("near", 8.0), rated("default", 5.0), rated("short", 1.0, 3),
+               rated("elsewhere", 1.0, topic="u"), rated("unrated", None)]
+    sifted = preference_pairs(records, words, positions=(4,), min_gap=2.0)
+    pairs = {tuple(t.meta["conversation"] for t in g.trajectories): g for g in sifted.kept}
+    assert set(pairs) == {("high", "low"), ("near", "low")}
+    group = pairs["high", "low"]
+    assert group.prompt.messages == ({"role": "system", "content": "t"},)
+    assert group.columns == {"margin": [7.0, 7.0], "rating": [9.0, 2.0]}
+    assert all(len(t.messages) == 4 and t.messages[-1]["role"] == "assistant" for t in group.trajectories)
+    assert sifted.reasons() == {"rating says nothing": 1, "not rated": 1, "too short or too long for every position": 1,
+                                "no partner with a clearly different rating": 1}
+    assert len(preference_pairs(records, words, positions=(4,), per_conversation=1).kept) == 1
+    assert len(preference_pairs(records, words, positions=(4,), per_topic=1).kept) == 1
+    twins = [rated("x", 2.0), Conversation("y", rated("x", 2.0).messages, "t", 9.0)]
+    assert not preference_pairs(twins, words, positions=(4,)).kept
+
+
+def write(records, path):
+    path.write_text("".join(json.dumps({"id": r.id, "messages": r.messages, "topic": r.topic, "rating": r.rating}) + "\n"
+                            for r in records))
+    return path
+
+
+SECTION = {"transforms": ["normalise", {"name": "length", "max_tokens": 90}], "reward": {"positions": [8], "exclude": []},
+           "gold": {"positions": [8], "exclude": []}}
+
+
+def test_the_whole_is_repeatable_and_clean(tmp_path):
+    source = write([*corpus(), talk("bad", "alone", topic="z")], tmp_path / "rows.jsonl")
+    summary = curate(SECTION, source, words, tmp_path / "a", 0)
+    curate(SECTION, source, words, tmp_path / "b", 0)
+    assert file_digests(tmp_path / "a") == file_digests(tmp_path / "b")
+    assert {p.stem for p in (tmp_path / "a").glob("*.parquet")} == {*SHARES, "statistics"}
+    for step in summary["steps"][:4]:
+        assert step["in"] == step["out"] + sum(step["dropped"].values()), step
+    frame = pq.read_table(tmp_path / "a/statistics.parquet").to_pandas()
+    flags = frame[["roles_alternate", "last_is_assistant", "chosen_ne_rejected", "within_token_bound"]]
+    leaks = frame[["leaked_prompt", "leaked_topic", "near_duplicate_across_splits", "duplicate", "has_personal_data"]]
+    assert flags.all().all() and not leaks.any().any()
+    assert len(frame) == sum(len(read_groups(tmp_path / f"a/{name}.parquet")) for name in SHARES)
+    lines = [json.loads(line) for line in (tmp_path / "a/quarantine.jsonl").open()]
+    assert {"id": "bad", "stage": "length", "reason": "too short"}.items() <= next(x for x in lines if x["id"] == "bad").items()
+    assert len(lines) == summary["quarantined"] and json.loads((tmp_path / "a/summary.json").read_text()) == summary
+
+
+@pytest.mark.parametrize(("address", "splits"), [
+    ("generate:tiny_corpus?size=400", {"sft", "sft_validation", "prompts", "evaluate"}),
+    ("generate:tiny_pairs?size=400", set(SHARES)), ("generate:chain_sum?size=60", {"prompts", "evaluate"}),
+])
+def test_every_generated_source_fills_its_splits(tmp_path, address, splits):
+    source = fetch(address, tmp_path / "raw")
+    summary = curate({}, source, words, tmp_path / "out", 0)
+    assert set(summary["splits"]) == splits
+    asked = {name: {prompt_digest(g.prompt.messages) for g in read_groups(tmp_path / f"out/{name}.parquet")} for name in splits}
+    assert sum(map(len, asked.values())) == len(set().union(*asked.values()))
+
+
+def test_a_bad_section_or_empty_outcome_is_one_sentence(tmp_path):
+    source = write(corpus(), tmp_path / "rows.jsonl")
+    for section, says in [
+        ({"transfroms": []}, "unknown key 'transfroms'; did you mean 'transforms'"),
+        ({"splits": {"stf": 1.0}}, "no way to build 'stf'"), ({"reward": {"min_gab": 1}}, "no option 'min_gab'; did you mean 'min_gap'"),
+        ({"transforms": ["normalize"]}, r"data.transforms\[0\]: no transform piece named 'normalize'"),
+        ({"splits": {"sft": 0}}, "a share above 0"),
+    ]:
+        with pytest.raises(RecipeError, match=says):
+            curate(section, source, words, tmp_path / "out", 0)
+    with pytest.raises(DataError, match=r"split 'sft' is empty: .* none made a group .*rated below min_rating"):
+        curate({"splits": {"sft": 1.0}, "sft": {"min_rating": 11.0}}, source, words, tmp_path / "out", 0)
+    with pytest.raises(DataError, match=r"no record of rows.jsonl survives"):
+        curate({"transforms": [{"name": "length", "min_turns": 99}]}, source, words, tmp_path / "out", 0)
+
+
+def test_statistics_see_what_is_wrong():
+    def one(key, prompt, *completions, **columns):
+        asked = tuple({"role": r, "content": c} for r, c in prompt)
+        paths = tuple(Trajectory(tuple({"role": r, "content": c} for r, c in path)) for path in completions)
+        return Group(Prompt(key, asked, meta={"topic": key[0]}), paths, columns)
+
+    user, reply = ("user", "hi"), ("assistant", "hello")
+    long = " ".join(f"w{i}" for i in range(40))
+    splits = {
+        "sft": [one("a1", [user], [reply]), one("a2", [("user", "x")], [("assistant", "y"), ("user", "z")]),
+                one("a3", [user, user], [reply]), one("a4", [("user", long)], [reply]), one("a5", [user], [reply])],
+        "gold": [one("b1", [("user", "HI ")], [reply], [reply], margin=[1.0, 1.0]),
+                 one("a9", [("user", "q")], [("assistant", "mail a@b.org")], [("assistant", "")], margin=[-2.0, -2.0]),
+                 one("c1", [("user", long)], [("assistant", "hello")], [("assistant", "other")])],
+    }
+    table = {row["id"]: row for row in statistics(splits, words, {"sft": 20, "gold": None}).to_pylist()}
+    assert table["sft/0"]["roles_alternate"] and not table["sft/0"]["leaked_prompt"] and table["sft/0"]["tokens"] == 4
+
+    def said(flag, value):
+        return [key for key, row in table.items() if row[flag] is value]
+
+    assert said("last_is_assistant", False) == ["sft/1"] and said("roles_alternate", False) == ["sft/2"]
+    assert said("within_token_bound", False) == ["sft/3"] and said("duplicate", True) == ["sft/4"]
+    assert said("chosen_ne_rejected", False) == ["gold/0"] and said("leaked_topic", True) == ["gold/1"]
+    assert said("leaked_prompt", True) == ["gold/0", "gold/2"] and said("has_personal_data", True) == ["gold/1"]
+    assert said("no_empty_turn", False) == ["gold/1"] and said("near_duplicate_across_splits", True) == ["gold/2"]
+    assert table["gold/1"]["rating_gap"] == -2.0
+
+
+def test_alternation():
+    roles = lambda text: [{"role": {"s": "system", "u": "user", "a": "assistant", "t": "tool"}[c], "content": "x"} for c in text]  # noqa: E731
+    assert all(alternates(roles(r)) for r in ("sua", "ua", "uaua", "u", "s", "uata"[:2]))
+    assert not any(alternates(roles(r)) for r in ("au", "uua", "uaa", "usa"))
+
+
+def test_reports_by_hand():
+    records = [talk(str(i), *["x"] * n, rating=float(n)) for i, n in enumerate((2, 4, 8))]
+    report = rating_report(records)  # rating against log turns: 2, 4, 8 against 1, 2, 3 (times log 2)
+    assert report["correlation_log_turns"] == pytest.approx(0.9820, abs=1e-4) and report["rated"] == 3
+    assistant = lambda text: Trajectory(({"role": "assistant", "content": text},))  # noqa: E731
+    groups = [Group(Prompt("p", ()), (assistant(a), assistant(b))) for a, b in (("long", "s"), ("s", "long"), ("xx", "yy"), ("xx", "y"))]
+    assert pair_report(groups)["chosen_is_longer"] == (1 + 0 + 0.5 + 1) / 4

@@ -1,0 +1,201 @@
+"""Each rule of curation on small records made by hand; what is bad must be caught and counted."""
+
+import json
+import random
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from components.data.builders import preference_pairs
+from components.data.chitchat import parse_chitchat
+from components.data.duplicates import duplicates, near
+from components.data.language import language
+from components.data.length import length
+from components.data.near import jaccard, near_earlier, shingles
+from components.data.normalise import normalise, tidy
+from components.data.records import Conversation, parse, prefix_within
+from components.data.remove_broken import remove_broken
+from components.data.scrub import scrub, scrubbed
+from components.errors import DataError, RecipeError
+from components.piece import build, catalogue
+
+
+def words(messages):
+    """A token a word, and one a message."""
+    return sum(1 + len(m["content"].split()) for m in messages)
+
+
+def talk(*turns, key="c1", **more):
+    roles = ("user", "assistant")
+    return Conversation(key, tuple({"role": roles[i % 2], "content": t} for i, t in enumerate(turns)), **more)
+
+
+def ids(records):
+    return [record.id for record in records]
+
+
+def test_chitchat_turns(tmp_path):
+    def said(*pairs):
+        return [[{"text": text, "timestamp": "t", "sender": sender}] for sender, text in pairs]
+
+    data = {
+        "good": {"messages": said(("b", "hi"), ("b", "there "), ("a", "hello"), ("b", " "), ("a", "you?")),
+                 "prompt": "What if pigs could fly?", "ratings": {"witty": 1, "upbeat": 2, "interesting": 6}, "start": ""},
+        "alone": {"messages": said(("b", "hi"), ("b", "anyone?")), "prompt": ""},
+        "crowd": {"messages": said(("a", "1"), ("b", "2"), ("c", "3"))},
+        "broken": {"messages": [[{"text": None, "sender": "a"}]]},
+        "no topic": {"messages": said(("a", "1"), ("b", "2"))},
+    }
+    path = tmp_path / "dataset.json"
+    path.write_text(json.dumps(data))
+    sifted = parse_chitchat(path)
+    assert sifted.kept == parse(path).kept
+    assert ids(sifted.kept) == ["good", "no topic"]
+    good = sifted.kept[0]
+    assert [(m["role"], m["content"]) for m in good.messages] == [("user", "hi there"), ("assistant", "hello you?")]
+    assert good.topic == "What if pigs could fly?" and good.rating == 3.0 and sifted.kept[1].topic is None
+    assert sifted.reasons() == {"broken structure": 1, "has 1 speakers, not two": 1, "has 3 speakers, not two": 1}
+
+
+def test_rows_of_every_layout_and_the_ones_that_fit_none(tmp_path):
+    rows = [
+        {"id": "m", "messages": [{"role": "user", "content": "hi"}], "ratings": {"a": 2, "b": 4}, "topic": "t"},
+        {"id": "p", "prompt": "hi", "chosen": "yes", "rejected": "no", "margin": 2}, {"id": "q", "question": "1+1", "answer": 2},
+        {"id": "m", "messages": [{"role": "user", "content": "again"}]}, {"text": "?"}, [],
+    ]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sifted = parse(path)
+    assert ids(sifted.kept) == ["m", "p", "q", "m~2"] and sifted.kept[0].rating == 3.0
+    assert sifted.kept[1].opening == 1 and sifted.kept[1].rejected[-1]["content"] == "no"
+    assert preference_pairs(sifted.kept[1:2], words).kept[0].columns == {"margin": [2.0, 2.0]}
+    assert sifted.kept[2].answer == "2"
+    assert sifted.reasons() == {"not a record of a known layout": 2} and "row 4" in sifted.dropped[0].reason
+    path.write_text("")
+    with pytest.raises(DataError, match="holds no usable record"):
+        parse(path)
+    with pytest.raises(RecipeError, match="did you mean 'chitchat'"):
+        parse(path, "chitcat")
+
+
+@pytest.mark.parametrize(("raw", "clean"), [
+    ("  a \u00a0 b\t", "a b"), ("cafe\u0301", "café"), ("“no”…", '"no"...'), ("a\x00b\x1b[0m", "ab[0m"),
+    ("a\n\n\n\nb", "a\n\nb"), ("a  b", "a b"), ("👍🏽 ok", "👍🏽 ok"),
+])
+def test_normalise(raw, clean):
+    assert tidy(raw) == clean
+    assert normalise([talk(raw, "x")], words).kept[0].messages[0]["content"] == clean
+
+
+@given(st.text())
+def test_normalise_twice_is_once(text):
+    assert tidy(tidy(text)) == tidy(text)
+
+
+def test_broken_records_are_dropped_with_the_reason():
+    records = [
+        talk("fine", "yes", key="good"), talk(" ", "", key="empty"), talk("http://a.b/c", "www.x.org !!", key="links"),
+        talk("\ufffd\ufffd\ufffd ok", "x", key="unreadable"), talk("a" * 41, "x", key="stuck"), talk("hello?", key="one side"),
+        talk("what", "", "?", "yes", key="mended"),
+        Conversation("same", talk("a", "b").messages, opening=1, rejected=talk("a", "b").messages),
+    ]
+    sifted = remove_broken(records, words)
+    assert ids(sifted.kept) == ["good", "mended"]
+    assert [m["content"] for m in sifted.kept[1].messages] == ["what ?", "yes"]
+    assert {d.id: d.reason for d in sifted.dropped} == {
+        "empty": "empty", "links": "only links or punctuation", "unreadable": "unreadable characters",
+        "stuck": "one character without end", "one side": "no assistant turn", "same": "chosen and rejected are the same"}
+
+
+@pytest.mark.parametrize(("raw", "clean"), [
+    ("write me at jo.doe+x@mail.example.org.", "write me at [email]."),
+    ("see https://a.b/c?d=e, or www.x.org/y!", "see [link], or [link]!"),
+    ("call (808) 782-1557 or +44 20 7946 0958", "call [phone] or [phone]"),
+    ("I am @sky_walker1 there", "I am [handle] there"),
+    ("pi is 3.141592653589793 and 1000000 sheep in 2012-2013, meet @ 5", None),
+])
+def test_personal_data(raw, clean):
+    clean = raw if clean is None else clean
+    assert scrubbed(raw)[0] == clean and scrubbed(clean) == (clean, [])
+    sifted = scrub([talk(raw, "ok")], words)
+    assert sifted.kept[0].messages[0]["content"] == clean and bool(sifted.changed) == (raw != clean)
+
+
+def test_duplicates_keep_the_first():
+    records = [talk("Hi there", "Hello!", key="a"), talk("hi  there.", "hello", key="b"), talk("hi there", "no", key="c"),
+               talk("Hi there", "Hello!", key="d", topic="other")]
+    sifted = duplicates(records, words)
+    assert ids(sifted.kept) == ["a", "c", "d"] and sifted.dropped[0].reason == "duplicate: of a"
+
+
+def test_jaccard_and_shingles_by_hand():
+    assert shingles("The cat, the DOG!", 2) == {"the cat", "cat the", "the dog"}
+    assert shingles("Hi") == {"hi"} and shingles("!?") == frozenset()
+    assert jaccard(shingles("a b c d", 2), shingles("b c d e", 2)) == pytest.approx(2 / 4)
+
+
+def test_near_duplicates_agree_with_all_pairs():
+    rng = random.Random(0)
+    texts = []
+    for number in range(60):
+        text = [f"w{rng.randrange(400)}" for _ in range(60)]
+        texts.append(" ".join(text))
+        if number % 3 == 0:  # a copy with a few words changed: alike, more or less
+            for _ in range(rng.randrange(6)):
+                text[rng.randrange(60)] = "changed"
+            texts.append(" ".join(text))
+    sets = [shingles(text) for text in texts]
+    exact = {i: [j for j in range(i) if jaccard(sets[i], sets[j]) >= 0.8] for i in range(len(sets))}
+    assert sum(map(len, exact.values())) > 5
+    assert dict(near_earlier(sets, 0.8)) == exact
+
+
+def test_near_duplicates_drop_the_later_and_spare_greetings():
+    long = " ".join(f"word{i}" for i in range(60))
+    records = [talk(long, "yes", key="a"), talk(long, "oh yes", key="b"), talk("hi", "hello", key="c"), talk("hi", "hello", key="d")]
+    sifted = near(records, words)
+    assert ids(sifted.kept) == ["a", "c", "d"] and sifted.dropped[0].reason == "near duplicate: of a"
+
+
+def test_language():
+    records = [talk("What did you do over the weekend with your family?", "We went to the lake and it was great fun.", key="en"),
+               talk("Was hast du am Wochenende mit deiner Familie gemacht?", "Wir sind zum See gefahren und es war schön.", key="de"),
+               talk("hola", "si", key="short")]
+    sifted = language(records, words)
+    assert ids(sifted.kept) == ["en", "short"] and sifted.reasons() == {"language de": 1}
+    assert sifted.changed == {"language undecided": 1}
+
+
+def test_five_thousand_turns_are_cut_counted_and_quick():
+    calls = 0
+
+    def count(messages):
+        nonlocal calls
+        calls += 1
+        return words(messages)
+
+    start = time.perf_counter()
+    sifted = length([talk(*["word"] * 5000), talk("a", "b", key="c2"), talk("a", key="c3")], count, max_turns=10**6, max_tokens=1000)
+    assert time.perf_counter() - start < 2 and calls < 60
+    assert [len(r.messages) for r in sifted.kept] == [500, 2] and sifted.changed == {"cut to the bound": 1}
+    assert sifted.reasons() == {"too short": 1}
+    assert len(length([talk(*["word"] * 5000)], count, max_turns=200).kept[0].messages) == 200
+    assert length([talk("word " * 2000, "b")], count, max_tokens=1000).reasons() == {"too long": 1}
+
+
+@given(st.lists(st.integers(0, 9), max_size=80), st.integers(0, 300), st.integers(0, 5))
+def test_prefix_within_is_the_longest(sizes, bound, head):
+    messages = [{"role": "user", "content": "w " * n} for n in sizes]
+    start = [{"role": "system", "content": "w " * head}]
+    fits = [k for k in range(len(sizes) + 1) if words([*start, *messages[:k]]) <= bound]
+    assert prefix_within(start, messages, bound, words) == max(fits, default=0)
+
+
+def test_a_recipe_finds_every_transform():
+    assert set(catalogue("transform")) == {
+        "normalise", "remove_broken", "scrub", "duplicates", "duplicates.near", "language", "length"}
+    assert ids(build("transform", {"name": "length", "min_turns": 3})([talk("a", "b")], words).kept) == []
+    with pytest.raises(RecipeError, match="did you mean 'max_turns'"):
+        build("transform", {"name": "length", "max_turn": 3})

@@ -1,0 +1,125 @@
+"""The built-in engine against transformers.generate and against the learner, on a small random model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from components.engines.sampling import sample
+from components.engines.torch import TorchEngine
+from components.learners.torch import TorchLearner
+from components.models.load import load_policy, new_reward
+from components.models.tiny import train_tiny
+from components.packing import pack
+from components.types import Group, Prompt, Request, Trajectory
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tiny")
+    train_tiny(path, steps=12, hidden=64, layers=2, batch=16)
+    return path
+
+
+def prompts(engine: TorchEngine) -> list[list[int]]:
+    said = ["What is 3 + 4?", "hi", "tell me about the sea", "9 + 9 =", "do you like dogs?"]
+    return [engine.encode_prompt([{"role": "user", "content": text}]) for text in said]
+
+
+def test_greedy_tokens_equal_transformers(tiny: Path) -> None:
+    engine, plain = TorchEngine(tiny, rows=3), load_policy(tiny, attention="sdpa")
+    tokens = prompts(engine)
+    answers = engine.generate([Request(t, count=2, max_tokens=20, temperature=0.0) for t in tokens])
+    for ids, (first, second) in zip(tokens, answers, strict=True):
+        theirs = plain.generate(torch.tensor([ids]), max_new_tokens=20, do_sample=False)[0, len(ids) :].tolist()
+        assert list(first.tokens) == theirs == list(second.tokens)
+        assert first.stop == ("end" if theirs[-1] == engine.tokenizer.eos_token_id else "length")
+
+
+def test_sampled_logprobs_are_the_learners(tiny: Path) -> None:
+    engine, learner = TorchEngine(tiny, rows=8), TorchLearner(tiny)
+    groups = []
+    tokens = prompts(engine)
+    for ids, samples in zip(tokens, engine.generate([Request(t, count=4, max_tokens=16, temperature=0.7, seed=i)
+                                                    for i, t in enumerate(tokens)]), strict=True):
+        groups.append(Group(Prompt("p", ()), tuple(
+            Trajectory((), {"tokens": [*ids, *s.tokens]}, [False] * len(ids) + [True] * len(s.tokens),
+                       [0.0] * len(ids) + list(s.logprobs)) for s in samples)))
+    batch = pack(groups, unit="group", tokens=10_000)[0]
+    with torch.no_grad():
+        ours = learner(batch, frozenset({"logprobs"})).logprobs
+    torch.testing.assert_close(ours, batch["logprobs.sampled"], atol=1e-4, rtol=0)
+    scored = engine.score(groups, frozenset({"logprobs", "entropy"}))
+    assert [len(x) for x in scored[0]["logprobs"]] == [len(t.mask) for t in groups[0].trajectories]
+    assert scored[1]["logprobs"][2] == pytest.approx(groups[1].trajectories[2].logprobs, abs=1e-4)
+
+
+def test_answers_do_not_depend_on_their_neighbours(tiny: Path) -> None:
+    engine = TorchEngine(tiny, rows=5)
+    requests = [Request(t, count=1 + i % 3, max_tokens=8 + i, seed=i) for i, t in enumerate(prompts(engine))]
+    together = engine.generate(requests)
+    alone = [engine.generate([r])[0] for r in requests]
+    assert [[s.tokens for s in group] for group in together] == [[s.tokens for s in group] for group in alone]
+    assert together == engine.generate(requests)
+    assert [len(group) for group in together] == [r.count for r in requests]
+
+
+def test_a_loaded_engine_answers_with_the_new_weights(tiny: Path, tmp_path: Path) -> None:
+    engine, learner = TorchEngine(tiny), TorchLearner(tiny)
+    before = engine.weights
+    with torch.no_grad():
+        learner.model.get_input_embeddings().weight.mul_(0.5)
+    learner.save(tmp_path)
+    engine.load(tmp_path)
+    assert engine.weights != before
+    group = Group(Prompt("p", ({"role": "user", "content": "hi"},)), (Trajectory(({"role": "assistant", "content": "Hello!"},)),))
+    with torch.no_grad():
+        ours = learner(pack([engine.encode(group)], unit="row", tokens=99)[0], frozenset({"logprobs"})).logprobs[0].tolist()
+    assert engine.score([group], frozenset({"logprobs"}))[0]["logprobs"][0] == pytest.approx(ours, abs=1e-6)
+
+
+def test_reward_scores_equal_transformers(tiny: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForSequenceClassification
+
+    new_reward(tiny, tmp_path, layers=1, seed=3)
+    engine = TorchEngine(tmp_path, kind="reward")
+    plain = AutoModelForSequenceClassification.from_pretrained(tmp_path)
+    assert plain.config.num_hidden_layers == 1
+    group = engine.encode(Group(Prompt("p", ({"role": "user", "content": "hi"},)), tuple(
+        Trajectory(({"role": "assistant", "content": text},)) for text in ("Hello!", "Hello! How are you?"))))
+    scores = engine.score([group], frozenset({"scores"}))[0]["scores"]
+    for trajectory, score in zip(group.trajectories, scores, strict=True):
+        theirs = plain(torch.tensor([trajectory.inputs["tokens"]])).logits.detach()
+        assert float(theirs) == pytest.approx(score, abs=1e-5)
+
+
+def test_sampling_inverts_the_distribution() -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(1, 700)
+    n = 4000
+    u = (torch.arange(n, dtype=torch.float64) + 0.5) / n
+    one = torch.ones(n)
+    tokens, logprobs = sample(logits.repeat(n, 1), u, one, torch.zeros(n), one)
+    counts = torch.bincount(tokens, minlength=700) / n
+    assert float((counts - logits.softmax(-1)[0]).abs().max()) < 1.1 / n
+    torch.testing.assert_close(logprobs, logits.log_softmax(-1)[0][tokens], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), [(3, 1.0), (0, 0.5), (4, 0.7)])
+def test_top_k_and_top_p_keep_what_transformers_keeps(top_k: int, top_p: float) -> None:
+    from transformers import TopKLogitsWarper, TopPLogitsWarper
+
+    torch.manual_seed(0)
+    logits = torch.randn(1, 50) * 2
+    kept = logits / 0.8
+    if top_k:
+        kept = TopKLogitsWarper(top_k)(None, kept)
+    if top_p < 1:
+        kept = TopPLogitsWarper(top_p)(None, kept)
+    n = 2000
+    u = (torch.arange(n, dtype=torch.float64) + 0.5) / n
+    tokens, _ = sample(logits.repeat(n, 1), u, torch.full((n,), 0.8), torch.full((n,), top_k), torch.full((n,), top_p))
+    counts = torch.bincount(tokens, minlength=50) / n
+    assert float((counts - kept.softmax(-1)[0]).abs().max()) < 2 / n

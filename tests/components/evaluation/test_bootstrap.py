@@ -1,0 +1,66 @@
+"""Intervals against scipy and closed forms."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from components.errors import DataError
+from components.evaluation.bootstrap import counts, difference, mean_interval, wilson, win_rate
+
+
+def test_percentile_and_bca_agree_with_scipy():
+    data = np.random.default_rng(0).exponential(size=60)  # skewed, so that the two methods differ
+    ours = {m: mean_interval(data, method=m, resamples=20_000) for m in ("percentile", "bca")}
+    for method, interval in ours.items():
+        theirs = stats.bootstrap((data,), np.mean, n_resamples=20_000, method=method, rng=1).confidence_interval
+        assert interval["low"] == pytest.approx(theirs.low, abs=0.012) and interval["high"] == pytest.approx(theirs.high, abs=0.012)
+    assert ours["bca"]["high"] > ours["percentile"]["high"] + 0.005
+
+
+def test_percentile_matches_the_normal_closed_form_for_many_units():
+    data = np.random.default_rng(1).normal(size=4000)
+    interval = mean_interval(data, resamples=4000)
+    half = 1.96 * data.std() / 4000**0.5
+    assert interval["low"] == pytest.approx(data.mean() - half, abs=0.003)
+    assert interval["high"] == pytest.approx(data.mean() + half, abs=0.003)
+
+
+def test_seed_alone_decides():
+    data = np.random.default_rng(5).normal(size=30)
+    assert mean_interval(data, seed=3) == mean_interval(data, seed=3) != mean_interval(data, seed=4)
+
+
+def test_wilson_matches_scipy_and_stays_inside():
+    for k, n in ((0, 5), (3, 10), (10, 10), (57, 100)):
+        theirs = stats.binomtest(k, n).proportion_ci(method="wilson")
+        ours = wilson(k, n)
+        assert (ours["low"], ours["high"]) == pytest.approx((theirs.low, theirs.high))
+
+
+def test_pairing_removes_what_prompts_share():
+    rng = np.random.default_rng(2)
+    hard = rng.normal(scale=10, size=200)
+    arm, other = hard + 0.2 + rng.normal(scale=0.1, size=200), hard
+    interval = difference(arm, other)
+    assert interval["low"] > 0.17 and interval["high"] < 0.23
+    with pytest.raises(DataError, match="same prompts"):
+        difference([1, 2], [1])
+
+
+def test_three_wins_of_three_are_not_certainty():
+    interval = win_rate([1, 1, 1])
+    assert interval["mean"] == 1 and interval["low"] < 0.5
+    assert win_rate([0.5, 0.5])["mean"] == 0.5
+
+
+@pytest.mark.parametrize("bad", [[], [np.nan, 1.0], [[1.0, 2.0]]])
+def test_bad_values_are_refused(bad):
+    with pytest.raises(DataError):
+        mean_interval(bad)
+    with pytest.raises(DataError):
+        win_rate([1.5, 0])
+
+
+def test_counts_draw_as_many_units_as_there_are():
+    drawn = counts(7, 500, 0)
+    assert drawn.shape == (500, 7) and (drawn.sum(1) == 7).all() and drawn.mean() == 1

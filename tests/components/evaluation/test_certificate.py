@@ -1,0 +1,111 @@
+"""The certificate: numbers worked by hand, scikit-learn's calibration, and every way to be refused."""
+
+import json
+
+import numpy as np
+import pytest
+from scipy.special import expit
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import brier_score_loss
+
+from components.errors import ContractError, DataError, RecipeError
+from components.evaluation.certificate import accuracy, calibration, certify, length_bias, require
+
+
+def made(scores, lengths=None, **changes):
+    scores = np.asarray(scores, float)
+    lengths = np.tile([10.0, 9.0], (len(scores), 1)) if lengths is None else lengths
+    return certify(scores=scores, lengths=lengths, **{"reloaded": scores[:2], "alone": scores[:2], **changes})
+
+
+def honest(n=4000, seed=0):
+    """Pairs whose chosen side really was chosen with probability σ(Δ): perfectly calibrated by construction."""
+    rng = np.random.default_rng(seed)
+    delta = rng.normal(scale=1.5, size=n)
+    return np.where(rng.random(n) < expit(delta), delta, -delta)
+
+
+def test_by_hand():
+    certificate = made([[2, 1], [0, 1], [1, 1], [3, 0]])
+    assert certificate["accuracy"]["mean"] == pytest.approx(2.5 / 4)
+    assert certificate["ties"] == 0.25
+    brier = np.mean([(1 - expit(d)) ** 2 for d in (1, -1, 0, 3)])
+    assert certificate["brier"] == pytest.approx(brier)
+    assert certificate["brier"] == pytest.approx(brier_score_loss([1] * 4, expit([1, -1, 0, 3])))
+    assert not certificate["passed"] and "tied" in certificate["reasons"][0]
+    json.dumps(certificate)
+
+
+def test_calibration_is_small_when_honest_and_large_when_boastful():
+    deltas = honest()
+    error, bins = calibration(deltas)
+    assert error < 0.03 and sum(b["pairs"] for b in bins) == len(deltas)
+    loud, _ = calibration(5 * deltas)
+    assert loud > 0.1
+    hand, table = calibration(np.array([np.log(3), np.log(3), np.log(3), -np.log(3)]))  # says 75 %, is right 3 of 4 times
+    assert hand == pytest.approx(0, abs=1e-12) and table == [{"confidence": pytest.approx(0.75), "accuracy": 0.75, "pairs": 4}]
+
+
+def test_a_model_that_counts_words_is_caught():
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(5, 60, size=(600, 2)).astype(float)
+    gaps = np.log1p(lengths[:, 0]) - np.log1p(lengths[:, 1])
+    counting = length_bias(gaps * 3, lengths)
+    assert counting["spearman"] == pytest.approx(1) and counting["pearson"] == pytest.approx(1)
+    assert counting["controlled"]["mean"] == pytest.approx(0.5, abs=0.06)
+    fair = length_bias(rng.normal(1, 1, 600), lengths)
+    assert abs(fair["pearson"]) < 0.1 and fair["controlled"]["mean"] > 0.75 and fair["matched"]["n"] < 600
+    assert fair["longer_preferred"] == accuracy(gaps)
+
+
+def test_swapping_every_pair_mirrors_accuracy_and_keeps_correlation():
+    rng = np.random.default_rng(1)
+    deltas, lengths = rng.normal(size=50), rng.integers(1, 30, size=(50, 2)).astype(float)
+    ours, mirrored = length_bias(deltas, lengths), length_bias(-deltas, lengths[:, ::-1])
+    assert ours["pearson"] == pytest.approx(mirrored["pearson"]) and ours["spearman"] == pytest.approx(mirrored["spearman"])
+    assert ours["controlled"]["mean"] == pytest.approx(1 - mirrored["controlled"]["mean"])
+
+
+def test_length_covariate_agrees_with_scikit_learn():
+    deltas = honest(500)
+    lengths = np.random.default_rng(3).integers(1, 40, size=(500, 2)).astype(float)
+    gaps = np.log1p(lengths[:, 0]) - np.log1p(lengths[:, 1])
+    x = np.stack([deltas / np.sqrt((deltas**2).mean()), gaps / np.sqrt((gaps**2).mean())], 1)
+    mirrored = LogisticRegression(fit_intercept=False, C=1 / 0.2, tol=1e-8).fit(np.r_[x, -x], np.r_[np.ones(500), np.zeros(500)]).coef_[0]
+    got = length_bias(deltas, lengths)["coefficients"]
+    assert (got["score"], got["length"]) == pytest.approx(tuple(mirrored), abs=1e-3)
+
+
+def test_reload_and_padding_are_bounded():
+    scores = np.array([[2.0, 1], [3, 0], [1, 0]])
+    assert made(scores)["passed"]
+    assert "reading back" in made(scores, reloaded=scores[:2] + 1e-3)["reasons"][0]
+    assert "batch" in made(scores, alone=scores[:1] + 0.01)["reasons"][0]
+    assert not made(scores, alone=scores[:1] * np.nan)["passed"]
+
+
+def test_limits_decide_and_are_spelt():
+    scores = [[1.0, 0], [1, 0], [0, 1], [1, 0]]
+    assert made(scores, limits={"min_accuracy": 0.75})["passed"]
+    assert not made(scores, limits={"min_accuracy": 0.76})["passed"]
+    assert not made(scores, limits={"min_pairs": 5})["passed"]
+    with pytest.raises(RecipeError, match="min_accuracy"):
+        made(scores, limits={"min_acuracy": 0.7})
+
+
+def test_require_refuses_absent_and_failed():
+    good = made([[1.0, 0]], reloaded=[[1.0, 0]], alone=[[1.0, 0]])
+    assert require(good) is good
+    for nothing in (None, {}):
+        with pytest.raises(ContractError, match="no certificate"):
+            require(nothing)
+    with pytest.raises(ContractError, match="held-out accuracy is 0"):
+        require(made([[0.0, 1], [0, 1]]))
+
+
+def test_broken_scores_and_shapes_are_refused():
+    with pytest.raises(ContractError, match="1 of 2"):
+        made([[np.nan, 1], [2, 1]])
+    for wrong in ([], [[1.0, 2, 3]]):
+        with pytest.raises(DataError):
+            made(wrong)

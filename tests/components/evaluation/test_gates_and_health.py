@@ -1,0 +1,92 @@
+"""Gates in both directions, at a tie and without the metric; health rules one by one."""
+
+import math
+
+import pytest
+
+from components.errors import RecipeError
+from components.evaluation.gates import judge_gates
+from components.evaluation.health import RULES, check
+
+FLAT = {"win_rate.mean": 0.6, "win_rate.low": 0.52, "win_rate.high": 0.68, "perplexity_ratio": 1.1, "distinct_2_ratio": 0.9}
+GATES = {"win_rate": {"over": 0.5, "interval": True}, "perplexity_ratio": {"below": 1.3}, "distinct_2_ratio": {"above": 0.7}}
+
+
+def passes(metrics, **gate):
+    return judge_gates(metrics, {"m": gate})["passed"]
+
+
+def test_all_gates_give_a_reason_and_pass():
+    found = judge_gates(FLAT, GATES)
+    assert found["passed"] and len(found["reasons"]) == 3 and all(found["gates"].values())
+    nested = {**FLAT, "win_rate": {"mean": 0.6, "low": 0.52, "high": 0.68}}
+    assert judge_gates(nested, GATES) == found
+
+
+@pytest.mark.parametrize("change", [{"win_rate.low": 0.49}, {"perplexity_ratio": 1.4}, {"distinct_2_ratio": 0.6}])
+def test_one_failing_gate_fails_all_with_its_reason(change):
+    found = judge_gates({**FLAT, **change}, GATES)
+    name = next(iter(change)).split(".")[0]
+    assert not found["passed"] and [n for n, ok in found["gates"].items() if not ok] == [name]
+    assert any(r.startswith(f"{name}: failed") for r in found["reasons"])
+
+
+def test_directions_ties_and_intervals():
+    assert passes({"m": 0.51}, over=0.5) and not passes({"m": 0.49}, over=0.5) and not passes({"m": 0.5}, over=0.5)
+    assert passes({"m": 0.49}, below=0.5) and not passes({"m": 0.51}, under=0.5) and not passes({"m": 0.5}, below=0.5)
+    wide = {"m": {"mean": 0.6, "low": 0.45, "high": 0.75}}
+    assert passes(wide, over=0.5) and not passes(wide, over=0.5, interval=True)
+    assert passes(wide, below=0.8, interval=True) and not passes(wide, below=0.7, interval=True)
+    assert passes(wide, over=0.55, below=0.65) and not passes(wide, over=0.55, below=0.6)
+
+
+def test_what_was_not_measured_fails():
+    assert "did not measure" in judge_gates({}, {"win_rate": {"over": 0.5}})["reasons"][0]
+    assert not passes({"m": None}, over=0) and not passes({"m": math.nan}, below=1)
+    assert "it has none" in judge_gates({"m": 0.9}, {"m": {"over": 0.5, "interval": True}})["reasons"][0]
+    assert not judge_gates(FLAT, {})["passed"]
+
+
+def test_misspelt_gates_are_errors():
+    with pytest.raises(RecipeError, match="over"):
+        passes({"m": 1}, ovr=0.5)
+    with pytest.raises(RecipeError, match="no bound"):
+        passes({"m": 1}, interval=True)
+
+
+FIRST = {"length": 20.0, "entropy": 2.0, "truncated": 0.1, "distinct_2": 0.8, "kl": 0.0, "reward.length": 9.0, "reward.judge": 0.0, "gold": 0.1}
+BAD = {
+    "length_ratio": (1.5, {"length": 31.0}), "kl": (5.0, {"kl": 5.1}), "entropy": (1.0, {"entropy": 0.9}),
+    "truncated": (0.3, {"truncated": 0.31}), "distinct_2_ratio": (0.7, {"distinct_2": 0.5}),
+    "reward_without_gold": (0.5, {"reward.judge": 0.6, "gold": 0.1}),
+}
+
+
+@pytest.mark.parametrize("name", sorted(RULES))
+def test_each_rule_trips_on_its_own_illness_only(name):
+    limit, illness = BAD[name]
+    rules = {n: {"limit": limit, "action": "stop"} for n, (limit, _) in BAD.items()}
+    assert check([FIRST, FIRST], rules) == []
+    tripped = check([FIRST, {**FIRST, **illness}], rules)
+    assert [v.rule for v in tripped] == [name] and tripped[0].action == "stop" and tripped[0].limit == limit
+
+
+def test_length_may_not_collapse_either_and_gold_that_rises_is_well():
+    assert check([FIRST, {**FIRST, "length": 13.0}], {"length_ratio": {"limit": 1.5}})[0].action == "warn"
+    assert not check([FIRST, {**FIRST, "reward.judge": 3.0, "gold": 0.2}], {"reward_without_gold": {"limit": 0.5}})
+    assert check([FIRST, {**FIRST, "reward.judge": 3.0, "gold": -0.2}], {"reward_without_gold": {"limit": 0.5}})
+
+
+def test_not_a_number_trips_and_absent_is_said():
+    rule = {"kl": {"limit": 5, "action": "hold"}}
+    assert check([FIRST, {**FIRST, "kl": math.nan}], rule)[0].action == "hold"
+    without = {k: v for k, v in FIRST.items() if k != "kl"}
+    assert check([without], rule) == []  # before the first update there is nothing to measure
+    said = check([FIRST, without], rule)
+    assert said[0].action == "warn" and "cannot be judged" in said[0].reason
+
+
+@pytest.mark.parametrize("rules", [{"kll": {"limit": 1}}, {"kl": {"limt": 1}}, {"kl": {}}, {"kl": {"limit": 1, "action": "halt"}}])
+def test_misspelt_rules_are_errors(rules):
+    with pytest.raises(RecipeError, match=r"online\.health"):
+        check([FIRST], rules)

@@ -1,0 +1,144 @@
+"""The gold judge on a world whose taste is known, with a small random BERT as its encoder."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+from transformers import BertConfig, BertModel, BertTokenizerFast
+
+from components.errors import ContractError, DataError, SourceError
+from components.evaluation.gold import Encoder, GoldJudge, bradley_terry, train_gold
+from components.types import Group, Prompt, Trajectory
+
+DULL, WARM = ["ok", "fine", "no", "whatever", "bye"], ["lovely", "wonderful", "tell", "story", "curious"]
+PLAIN = ["the", "dog", "house", "rain", "music", "today", "walk", "bread"]
+
+
+def say(role, content):
+    return {"role": role, "content": content}
+
+
+@pytest.fixture(scope="module")
+def encoder_path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("encoder")
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *DULL, *WARM, *PLAIN, *(f"topic{i}" for i in range(12))]
+    (path / "words.txt").write_text("\n".join(vocabulary))
+    BertTokenizerFast(str(path / "words.txt")).save_pretrained(path)
+    torch.manual_seed(0)
+    BertModel(BertConfig(vocab_size=len(vocabulary), hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
+                         intermediate_size=32, initializer_range=0.5)).save_pretrained(path)
+    return path
+
+
+def window(rng, warm, turns=4):
+    def text():
+        return " ".join(rng.choice(PLAIN, 4).tolist() + rng.choice(WARM if rng.random() < warm else DULL, 2).tolist())
+
+    return tuple(say("user" if i % 2 == 0 else "assistant", text()) for i in range(turns))
+
+
+def pairs(count, topics, seed):
+    rng = np.random.default_rng(seed)
+    made = []
+    for i in range(count):
+        topic = topics[i % len(topics)]
+        prompt = Prompt(f"{topic}-{i}", (say("system", topic),), meta={"topic": topic})
+        made.append(Group(prompt, (Trajectory(window(rng, 0.7)), Trajectory(window(rng, 0.3)))))
+    return made
+
+
+@pytest.fixture(scope="module")
+def trained(encoder_path, tmp_path_factory):
+    out = tmp_path_factory.mktemp("judge")
+    train, held_out = pairs(240, [f"topic{i}" for i in range(8)], 0), pairs(80, ["topic9", "topic10"], 1)
+    return out, train_gold(train, held_out, encoder_path, out)
+
+
+def test_it_learns_the_taste_on_topics_it_never_saw(trained):
+    _, certificate = trained
+    assert certificate["accuracy"]["low"] > 0.6 and certificate["length_controlled"]["mean"] > 0.6
+    assert certificate["conversations"] == 160 and certificate["accuracy"]["n"] == 80
+    assert certificate["cross_validated"] > 0.6 and certificate["topics_fitted"] == 8
+
+
+def test_it_judges_one_reply_after_a_fixed_context(trained, encoder_path):
+    judge = GoldJudge.load(trained[0], encoder_path)
+    context = [say("system", "topic3"), say("user", "the dog today walk"), say("assistant", "rain music"), say("user", "bread house")]
+    better, worse = [*context, say("assistant", "tell lovely story")], [*context, say("assistant", "whatever bye no")]
+    for controlled in (False, True):
+        whole = judge.score([better, worse], length_controlled=controlled)
+        alone = judge.score_replies([better, worse], length_controlled=controlled)
+        assert whole[0] > whole[1] and alone[0] > alone[1] and all(isinstance(s, float) for s in whole)
+        # four turns: the whole is the mean, so the gap of the replies is diluted by exactly that
+        assert whole[0] - whole[1] == pytest.approx((alone[0] - alone[1]) / 4)
+    assert judge.score([worse, better]) == pytest.approx(judge.score([better, worse])[::-1])
+
+
+def test_score_is_blind_to_company_and_survives_the_disk(trained, encoder_path):
+    one, two = (GoldJudge.load(trained[0], encoder_path) for _ in range(2))
+    talks = [list(window(np.random.default_rng(i), 0.5, 2 + 2 * (i % 3))) for i in range(9)]
+    together = one.score(talks)
+    assert [two.score([talk])[0] for talk in talks] == pytest.approx(together, abs=1e-4)
+    assert one.certificate == trained[1] == json.loads((trained[0] / "judge.json").read_text())["certificate"]
+
+
+def test_training_is_deterministic(trained, encoder_path, tmp_path):
+    train, held_out = pairs(240, [f"topic{i}" for i in range(8)], 0), pairs(80, ["topic9", "topic10"], 1)
+    train_gold(train, held_out, encoder_path, tmp_path)
+    assert (tmp_path / "judge.json").read_bytes() == (trained[0] / "judge.json").read_bytes()
+
+
+def test_length_control_takes_length_out(encoder_path, tmp_path):
+    """People here like whatever is longer: the raw judge follows, the controlled one has little left."""
+    rng = np.random.default_rng(0)
+
+    def talk(words):
+        return (say("user", "the dog"), say("assistant", " ".join(rng.choice(PLAIN, words))))
+
+    groups = [Group(Prompt(str(i), (say("system", f"topic{i % 8}"),)), (Trajectory(talk(int(n) + 4)), Trajectory(talk(int(n)))))
+              for i, n in enumerate(rng.integers(2, 12, 200))]
+    certificate = train_gold(groups[:150], groups[150:], encoder_path, tmp_path)
+    assert certificate["length"]["longer_preferred"]["mean"] == 1 and certificate["accuracy"]["mean"] > 0.8
+    assert certificate["length_controlled"]["mean"] < certificate["accuracy"]["mean"] - 0.1
+
+
+def test_bradley_terry_is_scikit_learns_logistic_regression():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 5), loc=[0.5, 0, -0.3, 0, 0])
+    ours = bradley_terry(x, penalty=0.1)
+    oracle = LogisticRegression(fit_intercept=False, C=1 / (2 * 300 * 0.1), tol=1e-9, max_iter=1000)
+    oracle.fit(np.r_[x, -x], np.r_[np.ones(300), np.zeros(300)])
+    assert ours == pytest.approx(oracle.coef_[0], abs=1e-4)
+
+
+def test_embeddings_are_mean_pooled_unit_vectors_whatever_the_batch(encoder_path):
+    encoder = Encoder(encoder_path)
+    texts = ["the dog", "rain music today walk bread house", ""]
+    vectors = encoder(texts)
+    assert np.linalg.norm(vectors, axis=1) == pytest.approx(np.ones(3), abs=1e-5)
+    assert vectors[:1] == pytest.approx(Encoder(encoder_path)(texts[:1]), abs=1e-5)
+    model = BertModel.from_pretrained(encoder_path).eval()
+    with torch.no_grad():
+        hidden = model(**BertTokenizerFast.from_pretrained(encoder_path)(texts[0], return_tensors="pt")).last_hidden_state[0].mean(0)
+    assert vectors[0] == pytest.approx((hidden / hidden.norm()).numpy(), abs=1e-5)
+
+
+def test_wrong_inputs_are_named(trained, encoder_path, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(encoder_path, other)
+    (other / "config.json").write_text((other / "config.json").read_text() + "\n")
+    with pytest.raises(ContractError, match="fitted on encoder"):
+        GoldJudge.load(trained[0], other)
+    with pytest.raises(SourceError, match="gold judge"):
+        GoldJudge.load(tmp_path, encoder_path)
+    with pytest.raises(SourceError, match="no sentence encoder"):
+        Encoder(tmp_path)
+    single = [Group(Prompt("lonely", ()), (Trajectory((say("assistant", "ok"),)),))]
+    for wrong, name in (([], "there are none"), (single, "lonely")):
+        with pytest.raises(DataError, match=name):
+            train_gold(wrong, wrong, encoder_path, tmp_path)
+    with pytest.raises(DataError, match="at least one"):
+        GoldJudge.load(trained[0], encoder_path).score([[say("system", "topic1")]])

@@ -1,0 +1,104 @@
+"""The page and its pictures: complete, self-contained, escaped, the same bytes twice."""
+
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from components.evaluation import plots
+from components.evaluation.certificate import certify
+from components.evaluation.gates import judge_gates
+from components.evaluation.report import headline, number, win_rates, write_report
+
+
+class Wellformed(HTMLParser):
+    """Fails on a tag that is closed without being open; remembers what it saw."""
+
+    EMPTY = ("meta", "img", "br")
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.seen, self.text = [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.seen.append((tag, dict(attrs)))
+        if tag not in self.EMPTY:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def results():
+    rng = np.random.default_rng(0)
+    delta, lengths = rng.normal(0.6, 1, 200), rng.integers(5, 40, (200, 2))
+    scores = np.stack([delta, np.zeros(200)], 1)
+    metrics = {"perplexity_ratio": 1.043}
+    for name, mean in (("win_rate_vs_sft", 0.61), ("win_rate_lc_vs_sft", 0.58), ("win_rate_vs_base", 0.7), ("win_rate_judge_vs_sft", 0.83)):
+        metrics |= {f"{name}.mean": mean, f"{name}.low": mean - 0.06, f"{name}.high": mean + 0.06, f"{name}.n": 120}
+    arm = {"length": 14.2, "truncated": 0.03, "distinct_2": 0.81, "perplexity": 21.4, "gold": 0.12, "reward.judge": 0.4}
+    return {
+        "recipe": "chat", "about": "Online iterative DPO.", "metrics": metrics,
+        "arms": {"base": arm, "SFT": {**arm, "length": 11.0}, "final": {**arm, "gold": 0.3}},
+        "rounds": [{"round": i, "reward.judge": 0.2 * i, "gold": 0.1 * i, "kl": 1.5 * (i - 1), "length": 11 + i, "distinct_2": 0.8 - 0.01 * i} for i in (1, 2, 3)],
+        "verdict": judge_gates(metrics, {"win_rate_vs_sft": {"over": 0.5, "interval": True}, "perplexity_ratio": {"below": 1.3}}),
+        "certificate": certify(scores=scores, lengths=lengths, reloaded=scores[:8], alone=scores[:8]),
+        "gold": {"pairs": 300, "conversations": 200, "accuracy": {"mean": 0.58, "low": 0.51, "high": 0.65}, "matched_length": None,
+                 "length_controlled": {"mean": 0.57, "low": 0.5, "high": 0.64}},
+        "lengths": {"SFT": rng.poisson(11, 100).tolist(), "final": rng.poisson(14, 100).tolist()},
+        "curves": {"sft": [(i, 3 / (i + 1)) for i in range(10)], "round 1": [(i, 0.69 - i / 50) for i in range(10)]},
+        "transcripts": [{"prompt": [{"role": "system", "content": "What if?"}, {"role": "user", "content": "hi <b>there</b>"}], "human": "hey",
+                         "answers": {"SFT": "<script>alert(1)</script>", "final": " "}, "gold": {"SFT": -0.2, "final": 0.1}}],
+        "lineage": [{"name": "curated", "digest": "ab" * 32, "rows": 1200}], "configuration": {"rounds": 3, "note": "</pre><i>"},
+    }
+
+
+def test_the_page_is_whole_self_contained_and_escaped(tmp_path):
+    path = write_report(tmp_path, results())
+    page = path.read_text()
+    parser = Wellformed()
+    parser.feed(page)
+    assert parser.open == []
+    images = [attrs["src"] for tag, attrs in parser.seen if tag == "img"]
+    assert len(images) == 6 and all(src.startswith("data:image/png;base64,") for src in images)
+    assert not any(tag in ("script", "link", "iframe") for tag, _ in parser.seen) and not re.search(r"https?://", page)
+    assert "&lt;script&gt;alert(1)" in page and "hi &lt;b&gt;there" in page and "&lt;/pre&gt;" in page
+    text = " ".join(parser.text)
+    for shown in ("61.0% of cases", "55.0% to 67.0%, 120 prompts", "rose by 4.3%", "win_rate_vs_sft: passed", "ab" * 32, "(empty)", "what the person wrote"):
+        assert shown in text
+    assert {p.name for p in (tmp_path / "plots").iterdir()} == {f"{n}.png" for n in ("win_rates", "rounds", "lengths", "calibration", "length_bias", "training")}
+
+
+def test_same_results_same_bytes(tmp_path):
+    assert write_report(tmp_path / "a", results()).read_bytes() == write_report(tmp_path / "b", results()).read_bytes()
+
+
+def test_what_is_missing_is_left_out(tmp_path):
+    page = write_report(tmp_path, {"recipe": "dpo", "arms": {"final": {"length": 3.0, "odd": None}}, "metrics": {}}).read_text()
+    assert "Who is preferred" not in page and "certificate" not in page and "Round by round" not in page
+    assert "no win rate" in page and "–" in page
+    write_report(tmp_path, {})
+
+
+@pytest.mark.parametrize(("low", "high", "words"), [(0.52, 0.6, "better than"), (0.4, 0.49, "worse than"), (0.45, 0.55, "not distinguishable")])
+def test_the_headline_claims_what_the_interval_allows(low, high, words):
+    metrics = {"win_rate_vs_sft.mean": (low + high) / 2, "win_rate_vs_sft.low": low, "win_rate_vs_sft.high": high}
+    assert words in headline({"metrics": metrics})
+
+
+def test_names_and_numbers_for_readers():
+    assert list(win_rates(results()["metrics"])) == [
+        "final vs SFT, gold judge", "final vs SFT, gold judge, equal length", "final vs SFT, reward model", "final vs base, gold judge"]
+    assert (number(0.031, "truncated"), number(21.44, "perplexity"), number(None), number("ok"), number(0.0004)) == ("3.1%", "21.44", "–", "ok", "0.0004")
+
+
+def test_pictures_are_pictures_and_hold_their_numbers(tmp_path):
+    rows = {"final vs SFT": {"mean": 0.61, "low": 0.55, "high": 0.67}}
+    vector = plots.win_rates(rows, tmp_path / "w.svg")
+    assert "<svg" in vector.read_text()
+    assert plots.win_rates(rows, tmp_path / "w.png").read_bytes()[:4] == b"\x89PNG"
+    assert plots.win_rates({"x": {"mean": 0.2, "low": 0.1, "high": 0.3}}, tmp_path / "v.svg").read_bytes() != vector.read_bytes()

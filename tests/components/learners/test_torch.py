@@ -1,0 +1,115 @@
+"""The torch learner: resume bit for bit, export, schedules, adapters, values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from components.adapters.lora import lora
+from components.adapters.top_layers import top_layers
+from components.errors import TrainingError
+from components.learners.torch import TorchLearner, rate
+from components.models.load import load_policy
+from components.models.tiny import train_tiny
+from components.packing import pack
+from components.types import Batch, Group, Prompt, Trajectory
+
+ASKS = frozenset({"logprobs"})
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tiny")
+    train_tiny(path, steps=3, hidden=64, layers=2, batch=8)
+    return path
+
+
+def batch() -> Batch:
+    rows = [[1, 20, 30, 40, 2], [1, 20, 30, 41, 42, 2], [1, 50, 2]]
+    paths = [Trajectory((), {"tokens": r}, [False, False] + [True] * (len(r) - 2)) for r in rows]
+    return pack([Group(Prompt("a", ()), tuple(paths[:2])), Group(Prompt("b", ()), (paths[2],))], unit="row", tokens=99)[0]
+
+
+def update(learner: TorchLearner) -> dict[str, float]:
+    learner.backward(-learner(batch(), ASKS).logprobs.sum())
+    return learner.step()
+
+
+@pytest.mark.parametrize("adapter", [None, lora, lambda m: top_layers(m, count=1)], ids=["full", "lora", "top"])
+def test_restore_goes_on_bit_for_bit(tiny: Path, adapter) -> None:
+    def make() -> TorchLearner:
+        torch.manual_seed(0)
+        return TorchLearner(tiny, adapter=adapter, learning_rate=1e-2, schedule="cosine", warmup_steps=2, total_steps=6)
+
+    through, first, second = make(), make(), make()
+    numbers = [update(through) for _ in range(4)]
+    [update(first) for _ in range(2)]
+    kept = first.state()
+    update(first)  # must not reach into `kept`
+    second.restore(kept)
+    assert [update(second) for _ in range(2)] == numbers[2:]
+    for name, parameter in through.parameters.items():
+        assert torch.equal(parameter, second.parameters[name]), name
+
+
+@pytest.mark.parametrize("adapter", [None, lora], ids=["full", "lora"])
+def test_the_saved_directory_is_the_trained_model(tiny: Path, tmp_path: Path, adapter) -> None:
+    learner = TorchLearner(tiny, adapter=adapter, learning_rate=1e-2)
+    for _ in range(3):
+        update(learner)
+    learner.save(tmp_path)
+    before = learner(batch(), ASKS).logprobs.detach()
+    plain = load_policy(tmp_path, attention="sdpa")
+    row = batch().inputs["tokens"][1]
+    theirs = plain(row[None]).logits[0, :-1].log_softmax(-1)[range(len(row) - 1), row[1:]]
+    torch.testing.assert_close(before[1, 2:6], theirs[1:], atol=1e-5, rtol=0)
+    assert (tmp_path / "tokenizer.json").is_file() and not list(tmp_path.glob(".saving*"))
+    update(learner)  # saving did not end training
+    assert not torch.equal(before, learner(batch(), ASKS).logprobs.detach())
+
+
+def test_only_what_the_adapter_chose_moves(tiny: Path) -> None:
+    learner = TorchLearner(tiny, adapter=lambda m: top_layers(m, count=1), learning_rate=1e-2)
+    before = {n: p.clone() for n, p in learner.model.named_parameters()}
+    update(learner)
+    moved = {n for n, p in learner.model.named_parameters() if not torch.equal(p, before[n])}
+    assert moved and all("layers.1." in n or n == "model.norm.weight" for n in moved)
+
+
+def test_gradient_checkpointing_changes_nothing(tiny: Path) -> None:
+    plain, checkpointed = TorchLearner(tiny), TorchLearner(tiny, gradient_checkpointing=True)
+    assert update(plain)["grad_norm"] == pytest.approx(update(checkpointed)["grad_norm"], rel=1e-6)
+
+
+def test_a_gradient_that_is_not_finite_stops_and_touches_nothing(tiny: Path) -> None:
+    learner = TorchLearner(tiny)
+    before = {n: p.clone() for n, p in learner.parameters.items()}
+    learner.backward(learner(batch(), ASKS).logprobs.sum() * float("nan"))
+    with pytest.raises(TrainingError, match="gradient norm"):
+        learner.step()
+    assert all(torch.equal(p, before[n]) for n, p in learner.parameters.items())
+
+
+def test_values_start_at_zero_learn_and_are_saved(tiny: Path, tmp_path: Path) -> None:
+    asks = frozenset({"values", "logprobs"})
+    learner = TorchLearner(tiny, kind="policy_with_value", learning_rate=1e-2)
+    assert not learner(batch(), asks).values.any()
+    for _ in range(30):
+        out = learner(batch(), asks)
+        learner.backward((((out.values - 1) * batch().mask) ** 2).sum())
+        learner.step()
+    learned = learner(batch(), asks).values.detach()
+    assert float(learned[batch().mask].mean()) == pytest.approx(1.0, abs=0.2) and not learned[~batch().mask].any()
+    learner.save(tmp_path)
+    again = TorchLearner(tmp_path, kind="policy_with_value")
+    torch.testing.assert_close(again(batch(), asks).values.detach(), learned, atol=1e-6, rtol=0)
+
+
+def test_rates_by_hand() -> None:
+    linear = [rate(s, peak=1.0, schedule="linear", warmup=2, total=6) for s in range(7)]
+    assert linear == pytest.approx([0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0])
+    cosine = [rate(s, peak=2.0, schedule="cosine", warmup=0, total=4) for s in (0, 2, 4)]
+    assert cosine == pytest.approx([2.0, 1.0, 0.0])
+    assert rate(99, peak=3.0, schedule="constant", warmup=4, total=0) == 3.0

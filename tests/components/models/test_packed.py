@@ -1,0 +1,101 @@
+"""The packed forward pass against plain, padded transformers; chunked log-probs against log_softmax."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from components.errors import ContractError
+from components.models.attention import PackedPlan, register
+from components.models.forward import outputs
+from components.models.logprobs import chosen_logprobs
+from components.packing import pack
+from components.types import Group, Prompt, Trajectory
+
+SIZES = dict(vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+             tie_word_embeddings=True, pad_token_id=0)
+
+
+def model(kind: str, attention: str) -> torch.nn.Module:
+    register()
+    torch.manual_seed(0)
+    config = {"llama": LlamaConfig, "qwen2": Qwen2Config}[kind](**SIZES, attn_implementation=attention)
+    return {"llama": LlamaForCausalLM, "qwen2": Qwen2ForCausalLM}[kind](config).eval()
+
+
+def families() -> list[Group]:
+    torch.manual_seed(1)
+    groups = []
+    for number, (prefix, answers) in enumerate([(7, (5, 3, 9)), (4, (6,)), (1, (2, 8))]):
+        head = torch.randint(1, 61, (prefix,)).tolist()
+        rows = [head + torch.randint(1, 61, (n,)).tolist() for n in answers]
+        groups.append(Group(Prompt(str(number), ()), tuple(
+            Trajectory((), {"tokens": row}, [False] * prefix + [True] * (len(row) - prefix)) for row in rows)))
+    return groups
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_packed_equals_padded_forward_and_backward(kind: str) -> None:
+    packed, plain = model(kind, "ratchet"), model(kind, "eager")
+    batch = pack(families(), unit="row", tokens=10_000)[0]
+    rows = batch.inputs["tokens"]
+    ours = outputs(packed, "policy", batch, frozenset({"logprobs", "entropy"}))
+    padded = torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
+    there = torch.arange(padded.shape[1]) < torch.tensor([len(r) for r in rows])[:, None]
+    logits = plain(input_ids=padded, attention_mask=there.long()).logits.log_softmax(-1)
+    shifted = logits[:, :-1].gather(-1, padded[:, 1:, None])[..., 0]
+    theirs = torch.cat([torch.zeros(len(rows), 1), shifted], 1) * batch.mask
+    entropy = torch.cat([torch.zeros(len(rows), 1), -(logits.exp() * logits).sum(-1)[:, :-1]], 1) * batch.mask
+    torch.testing.assert_close(ours.logprobs, theirs, atol=1e-5, rtol=0)
+    torch.testing.assert_close(ours.entropy, entropy, atol=1e-5, rtol=0)
+    weights = torch.randn(ours.logprobs.shape)
+    (ours.logprobs * weights + ours.entropy).sum().backward()
+    (theirs * weights + entropy).sum().backward()
+    for (name, p), q in zip(packed.named_parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, atol=2e-5, rtol=1e-4, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def test_a_shared_prefix_is_there_once() -> None:
+    rows = [torch.tensor([5, 6, 7, 8]), torch.tensor([5, 6, 9]), torch.tensor([5, 6, 7, 8])]
+    plan = PackedPlan(rows, [0, 0, 1])
+    assert plan.tokens[0].tolist() == [5, 6, 7, 8, 9, 5, 6, 7, 8]
+    assert plan.positions[0].tolist() == [0, 1, 2, 3, 2, 0, 1, 2, 3]
+    assert [plan.tokens[0][i].tolist() for i in plan.index] == [r.tolist() for r in rows]
+
+
+def test_equal_rows_and_a_row_that_ends_in_the_prefix() -> None:
+    packed, plain = model("llama", "ratchet"), model("llama", "eager")
+    rows = [[5, 6, 7], [5, 6, 7], [5, 6]]
+    group = Group(Prompt("p", ()), tuple(Trajectory((), {"tokens": r}, [False] + [True] * (len(r) - 1)) for r in rows))
+    ours = outputs(packed, "policy", pack([group], unit="group", tokens=9)[0], frozenset({"logprobs"})).logprobs
+    for b, row in enumerate(rows):
+        theirs = plain(input_ids=torch.tensor([row])).logits[0, :-1].log_softmax(-1)
+        torch.testing.assert_close(ours[b, 1 : len(row)], theirs[range(len(row) - 1), row[1:]], atol=1e-5, rtol=0)
+
+
+def test_a_call_without_plan_is_refused() -> None:
+    with pytest.raises(ContractError, match="plan"):
+        model("llama", "ratchet")(input_ids=torch.tensor([[1, 2]]))
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("entropy", [False, True])
+def test_chosen_logprobs_are_log_softmax_with_its_gradient(frozen: bool, entropy: bool) -> None:
+    torch.manual_seed(0)
+    hidden = torch.randn(7, 5, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(11, 5, dtype=torch.float64, requires_grad=not frozen)
+    bias = torch.randn(11, dtype=torch.float64, requires_grad=not frozen)
+    targets = torch.randint(0, 11, (7,))
+    logprobs, entropies = chosen_logprobs(hidden, weight, targets, entropy=entropy, bias=bias, chunk=3)
+    exact = (hidden @ weight.t() + bias).log_softmax(-1)
+    torch.testing.assert_close(logprobs, exact[range(7), targets], atol=1e-12, rtol=0)
+    if entropy:
+        torch.testing.assert_close(entropies, -(exact.exp() * exact).sum(-1), atol=1e-12, rtol=0)
+    inputs = (hidden,) if frozen else (hidden, weight, bias)
+
+    def both(h, w=weight, b=bias):
+        first, second = chosen_logprobs(h, w, targets, entropy=entropy, bias=b, chunk=3)
+        return (first, second) if entropy else first
+
+    assert torch.autograd.gradcheck(both, inputs)

@@ -1,0 +1,81 @@
+"""Tokens, masks and cuts of conversations under a ChatML template."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from components.chat import contract, decode_answer, encode, encode_group, encode_prompt
+from components.errors import ContractError
+from components.models.tiny import _tokenizer
+from components.types import Group, Message, Prompt, Trajectory
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return _tokenizer(0)
+
+
+def say(*texts: str) -> tuple[Message, ...]:
+    return tuple({"role": "user" if i % 2 == 0 else "assistant", "content": t} for i, t in enumerate(texts))
+
+
+PROMPT = Prompt("p", say("hi", "Hello!", "how are you?"))
+
+
+def test_the_mask_is_the_actors_words_and_their_end(tokenizer) -> None:
+    done = encode(tokenizer, PROMPT, Trajectory(({"role": "assistant", "content": "fine"}, *say("good", "yes"))))
+    chosen = tokenizer.decode([t for t, m in zip(done.inputs["tokens"], done.mask, strict=True) if m])
+    assert chosen == "fine<|im_end|>yes<|im_end|>"
+    rendered = tokenizer.apply_chat_template([*PROMPT.messages, {"role": "assistant", "content": "fine"}, *say("good", "yes")], tokenize=False)
+    assert tokenizer.decode(done.inputs["tokens"]) + "\n" == rendered
+
+
+def test_siblings_start_with_the_same_prompt_tokens(tokenizer) -> None:
+    head = encode_prompt(tokenizer, PROMPT.messages)
+    for text in ("fine", "\nodd", " spaced", "1"):
+        done = encode(tokenizer, PROMPT, Trajectory(({"role": "assistant", "content": text},)))
+        assert list(done.inputs["tokens"][: len(head)]) == head and not any(done.mask[: len(head)]) and all(done.mask[len(head) :])
+        assert decode_answer(tokenizer, done.inputs["tokens"][len(head) :]) == text
+
+
+def test_cut_after_the_last_whole_answer_or_dropped(tokenizer) -> None:
+    long = Trajectory(({"role": "assistant", "content": "fine"}, *say("good", "yes " * 50)))
+    whole = encode(tokenizer, PROMPT, long)
+    group = Group(PROMPT, (long,), {"reward": [1.0]})
+    assert encode_group(tokenizer, group, len(whole.mask))[1] == "kept"
+    cut, what = encode_group(tokenizer, group, len(whole.mask) - 1)
+    assert what == "cut" and tokenizer.decode(cut.trajectories[0].inputs["tokens"]).endswith("assistant\nfine<|im_end|>")
+    assert len(cut.trajectories[0].messages) == 1
+    assert encode_group(tokenizer, group, 5) == (None, "dropped")
+
+
+def test_nothing_to_train_on_prints_the_sample(tokenizer) -> None:
+    with pytest.raises(ContractError, match=r"roles(?s:.*)how are you"):
+        encode(tokenizer, PROMPT, Trajectory(say("only the user speaks")))
+
+
+def test_a_template_without_end_of_turn_is_refused(tokenizer) -> None:
+    kept = tokenizer.chat_template
+    try:
+        tokenizer.chat_template = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\\n' }}{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+        with pytest.raises(ContractError, match="stop"):
+            encode(tokenizer, PROMPT, Trajectory(({"role": "assistant", "content": "x"},)))
+    finally:
+        tokenizer.chat_template = kept
+
+
+def test_contracts_name_what_differs(tokenizer) -> None:
+    config = SimpleNamespace(vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id, dtype="float32")
+    mine = contract(tokenizer, config)
+    mine.check(mine, "here")
+    other = contract(tokenizer, SimpleNamespace(vocab_size=600, eos_token_id=tokenizer.eos_token_id, dtype="float32"))
+    with pytest.raises(ContractError, match="vocabulary"):
+        mine.check(other, "sampler against learner")
+    pad, tokenizer.pad_token = tokenizer.pad_token, tokenizer.eos_token
+    try:
+        with pytest.raises(ContractError, match="pad"):
+            contract(tokenizer, config)
+    finally:
+        tokenizer.pad_token = pad

@@ -1,0 +1,141 @@
+"""The gate on curated data: planted faults are all caught, set aside with their reason, and too many stop the run."""
+
+import json
+import shutil
+
+import pytest
+
+from components.data.groups import read_groups, save_table, write_groups
+from components.data.statistics import statistics
+from components.errors import DataError, GateError, SourceError
+from components.types import Group, Prompt, Trajectory
+from tasks.validation import expectations, validate_data
+
+
+def words(messages):
+    return sum(1 + len(m["content"].split()) for m in messages)
+
+
+def group(key, asked, *completions, topic=None, **columns):
+    paths = tuple(Trajectory(tuple({"role": r, "content": c} for r, c in path)) for path in completions)
+    meta = {"topic": topic} if topic else {}
+    return Group(Prompt(key, tuple({"role": r, "content": c} for r, c in asked), meta=meta), paths, columns)
+
+
+def sft(key, topic="kites", reply="hello"):
+    return group(key, [("user", f"question {key}")], [("assistant", f"{reply} {key}")], topic=topic)
+
+
+def pair(key, topic="boats", worse=None, gap=3.0):
+    worse = f"bad {key}" if worse is None else worse
+    return group(key, [("user", f"ask {key}")], [("assistant", f"good {key}")], [("assistant", worse)], topic=topic,
+                 margin=[gap, gap], rating=[8.0, 8.0 - gap])
+
+
+def write(folder, splits, bound=30):
+    folder.mkdir(exist_ok=True)
+    for name, groups in splits.items():
+        write_groups(folder / f"{name}.parquet", groups)
+    save_table(statistics(splits, words, dict.fromkeys(splits, bound)), folder / "statistics.parquet")
+    return folder
+
+
+LONG = " ".join(f"w{i}" for i in range(24))
+PLANTED = {
+    "no assistant turn": ("sft", group("x1", [("user", "x1")], [("assistant", "y"), ("user", "z")], topic="kites"),
+                          ["the last turn is the assistant's"]),
+    "roles": ("sft", group("x2", [("user", "a"), ("user", "b")], [("assistant", "c")], topic="kites"),
+              ["roles alternate, user first"]),
+    "too long": ("sft", group("x3", [("user", "long " * 40)], [("assistant", "c")], topic="kites"),
+                 ["length is within the bound of its split, in tokens of the policy"]),
+    "same": ("reward", pair("x4", worse="good x4"), ["chosen and rejected differ"]),
+    "reversed": ("reward", pair("x5", gap=-1.0), ["the chosen side is rated higher"]),
+    "rating": ("reward", group("x11", [("user", "x11")], [("assistant", "g")], [("assistant", "b")], topic="boats",
+                               margin=[3.0, 3.0], rating=[11.0, 8.0]), ["ratings are in their range"]),
+    "leaked": ("reward", group("x6", [("user", "question s1")], [("assistant", "g")], [("assistant", "b")], topic="boats"),
+               ["the prompt is in no earlier split"]),
+    "topic": ("reward", pair("x7", topic="kites"), ["the topic is in no earlier split"]),
+    "near": ("reward", group("x8", [("user", "oh dear")], [("assistant", f"{LONG} w25")], [("assistant", "b")], topic="boats"),
+             ["no earlier split has nearly the same text"]),
+    "personal": ("reward", pair("x9", worse="mail me at a@b.org"), ["no personal data is left"]),
+    "empty": ("reward", pair("x10", worse=" "), ["no turn is empty"]),
+}
+SECTION = {"transforms": ["scrub"], "max_quarantined": 0.5, "rating_range": [1, 10]}
+
+
+def good():
+    near = group("near", [("user", "oh")], [("assistant", LONG)], topic="kites")
+    return {"sft": [*(sft(f"s{i}") for i in range(8)), near], "reward": [pair(f"r{i}") for i in range(8)]}
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("validation")
+    splits = good()
+    for split, bad, _ in PLANTED.values():
+        splits[split].insert(1, bad)
+    report = validate_data(write(folder / "in", splits), SECTION, folder / "out")
+    return folder / "out", report
+
+
+def test_every_planted_fault_is_caught_and_named(planted):
+    out, report = planted
+    lines = [json.loads(line) for line in (out / "quarantined.jsonl").open()]
+    found = {line["prompt_id"]: line["broke"] for line in lines}
+    wanted = {bad.prompt.id: broke for _, bad, broke in PLANTED.values()}
+    assert found == wanted
+    assert report["quarantined"] == len(PLANTED) and report["success"]
+
+
+def test_what_passes_is_kept_in_order_and_readable(planted):
+    out, report = planted
+    assert {name: read_groups(out / f"{name}.parquet") for name in ("sft", "reward")} == good()
+    assert report["splits"]["sft"] == {"groups": 9, "quarantined": 3}
+    assert json.loads((out / "validation.json").read_text()) == report
+    assert "chosen and rejected differ" in "".join(p.read_text() for p in (out / "data_docs").rglob("*.html"))
+
+
+def test_too_many_failures_stop_the_run_and_leave_the_evidence(tmp_path):
+    splits = good()
+    splits["reward"][:3] = [pair(f"r{i}", worse=f"good r{i}") for i in range(3)]
+    with pytest.raises(GateError, match=r"3 of 17 groups \(17.6%\) failed, at most 2.0% may; most often: chosen and rejected differ \(3\)"):
+        validate_data(write(tmp_path / "in", splits), {}, tmp_path / "out", data_docs=False)
+    assert len((tmp_path / "out/quarantined.jsonl").read_text().splitlines()) == 3
+    assert not json.loads((tmp_path / "out/validation.json").read_text())["success"]
+
+
+@pytest.mark.parametrize(("section", "says"), [
+    ({"min_groups": 9}, "every split has enough groups: not so for reward"),
+    ({"max_topic_share": 0.5}, "no topic fills a split: not so for reward, sft"),
+    ({"min_topics": 2}, "every topic split has enough topics: not so for reward, sft"),
+    ({"splits": {"sft": 1, "gold": 1}}, "split 'gold' of the recipe is not in"),
+])
+def test_expectations_of_whole_splits_stop(tmp_path, section, says):
+    with pytest.raises(GateError, match=says):
+        validate_data(write(tmp_path / "in", good()), section, tmp_path / "out", data_docs=False)
+
+
+def test_damage_is_named(tmp_path):
+    with pytest.raises(SourceError, match="run curation first"):
+        validate_data(tmp_path, {}, tmp_path / "out")
+    folder = write(tmp_path / "in", good())
+    write_groups(folder / "sft.parquet", good()["sft"][1:])
+    with pytest.raises(DataError, match=r"has 8 groups, statistics.parquet tells of 9"):
+        validate_data(folder, {}, tmp_path / "out")
+    raw = bytearray((folder / "reward.parquet").read_bytes())
+    raw[200] ^= 0xFF
+    (folder / "reward.parquet").write_bytes(raw)
+    write_groups(folder / "sft.parquet", good()["sft"])
+    with pytest.raises(DataError, match=r"reward.parquet, rows 0 to 15 are damaged"):
+        validate_data(folder, {}, tmp_path / "out")
+    shutil.rmtree(folder)
+    save_table(statistics({}, words, {}), write(folder, good()) / "statistics.parquet")
+    with pytest.raises(DataError, match="holds no group"):
+        validate_data(folder, {}, tmp_path / "out")
+
+
+def test_the_suite_follows_the_section():
+    says = {check.says for check in expectations({})}
+    assert "no personal data is left" not in says
+    assert {c.says for c in expectations({"transforms": [{"name": "scrub"}], "languages": ["en"]})} - says == {
+        "no personal data is left", "the language is one of the recipe's"}
