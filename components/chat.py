@@ -83,6 +83,11 @@ def encode_prompt(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
     return [token for piece in pieces for token in piece.tokens]
 
 
+def count_tokens(tokenizer: Any, messages: Sequence[Message]) -> int:
+    """How many tokens `encode_prompt` gives, without the proof that they read back: for bounds on thousands of records."""
+    return len(tokenizer(_render(tokenizer, messages, generation=True), add_special_tokens=False)["input_ids"])
+
+
 def decode_answer(tokenizer: Any, tokens: Sequence[int]) -> str:
     """The text of sampled tokens, without the end-of-turn and other special tokens."""
     return tokenizer.decode(list(tokens), skip_special_tokens=True)

@@ -94,6 +94,37 @@ def show(run: Annotated[str | None, typer.Argument(help="A run's name; the newes
 
 
 @app.command()
+def sync(home: Home = OUT) -> None:
+    """Send to MLflow what could not be sent while its server was away."""
+    from tasks.tracking import sync as ship
+
+    for run in sorted((home / "runs").glob("*/tracking/journal.jsonl")):
+        counts = ship(run.parent.parent, home)
+        typer.echo(f"{run.parent.parent.name}: {counts['points']} points sent")
+
+
+@app.command()
+def compare(recipes: list[str], seeds: Annotated[int, typer.Option(help="How many seeds, from 0.")] = 3, home: Home = OUT,
+            set: Set = [], profile: ProfileOption = None,  # noqa: A002, B006
+            metric: Annotated[str, typer.Option(help="A per-prompt list of the evaluation's results.")] = "win_rate") -> None:
+    """Run recipes with several seeds and compare a metric, with intervals over seeds and prompts."""
+    from rich.console import Console
+    from rich.table import Table
+
+    _quiet_platforms(home)
+    from flows.compare import compare as run_all
+
+    found = run_all(recipes, seeds=range(seeds), home=home, overrides=set, profile=profile, metric=metric)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in (metric, "mean", "95 % interval", "by seed"):
+        table.add_column(column)
+    for name, row in {**found["arms"], **found["differences"]}.items():
+        table.add_row(name, f"{row['mean']:.3f}", f"[{row['low']:.3f}, {row['high']:.3f}]".replace("[", "\\["),
+                      " ".join(f"{v:.3f}" for v in row.get("by_seed", [])))
+    Console().print(table)
+
+
+@app.command()
 def ui(home: Home = OUT) -> None:
     """Start the MLflow and Prefect pages on free ports of this machine and print their addresses. Ctrl-C ends both."""
     from flows.ui import serve

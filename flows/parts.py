@@ -9,7 +9,7 @@ from pathlib import Path
 from components.errors import RecipeError, nearest
 from components.store import write_atomic
 from tasks.pipeline import Pipeline
-from tasks.versioning import publish
+from tasks.versioning import commit, publish
 
 PARTS = ("fetch", "curate", "train", "evaluate")
 
@@ -34,21 +34,35 @@ def run_part(part: str, recipe: str, *, home: Path, overrides: Sequence[str] = (
 
 
 def lay_out(pipeline: Pipeline, workspace: Path, parts: Sequence[str] = PARTS) -> None:
-    """Copy (or link) what the parts made to where DVC looks for it: data/, metrics.json and plots/."""
-    data = workspace / "data"
+    """Lay what the parts made out where DVC looks for it: data/, metrics.json and plots/. Links where the disk allows."""
+    data, folder = workspace / "data", pipeline.run.path / "layout"
     if "fetch" in parts:
         publish(pipeline.artifact("raw").path, data / "raw")
     if "curate" in parts:
         publish(pipeline.artifact("curated").path, data / "curated")
-        publish(pipeline.artifact("curated").path / "quarantine", data / "quarantined")
+        for stage, file in (("drafts", "quarantine.jsonl"), ("curated", "quarantined.jsonl")):
+            if (pipeline.artifact(stage).path / file).exists():
+                publish(pipeline.artifact(stage).path / file, folder / "quarantined" / file)
+        publish(folder / "quarantined", data / "quarantined")
     if "train" in parts:
-        for name, stage in pipeline.stages.items():
-            if stage.kind == "groups":
-                publish(pipeline.artifact(name).path, data / "rounds" / name)
+        groups = [name for name, stage in pipeline.stages.items() if stage.kind == "groups"]
+        for name in groups:
+            publish(pipeline.artifact(name).path, folder / "rounds" / name)
+        if groups:
+            publish(folder / "rounds", data / "rounds")
     if "evaluate" in parts and "evaluate" in pipeline.stages:
-        made = pipeline.artifact("evaluate")
-        results = json.loads((made.path / "results.json").read_text())
+        results = json.loads((pipeline.artifact("evaluate").path / "results.json").read_text())
         write_atomic(workspace / "metrics.json", json.dumps(results["metrics"], indent=1, sort_keys=True) + "\n")
         write_atomic(workspace / "plots" / "rounds.json", json.dumps(results["rounds"], indent=1) + "\n")
 
 
+def version(pipeline: Pipeline, workspace: Path) -> dict[str, str]:
+    """What a flow under Prefect ends with: lay everything out and `dvc commit`, so dvc.lock is as true as after `dvc repro`.
+
+    Only the recipe that dvc.yaml names is versioned here; another recipe's data stays in the store alone.
+    """
+    stages = workspace / "dvc.yaml"
+    if not stages.exists() or f"ratchet stage train {pipeline.recipe.name}\n" not in stages.read_text():
+        return {}
+    lay_out(pipeline, workspace)
+    return commit(workspace)

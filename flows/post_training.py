@@ -7,6 +7,7 @@ from typing import Any
 
 from prefect import flow
 
+from flows.parts import version
 from tasks.pipeline import Pipeline
 from tasks.registration import register_run
 from tasks.stages import make
@@ -20,7 +21,7 @@ def post_training(
 ) -> dict[str, Any]:
     """Run a recipe to the end, or up to `until` (curate, train, evaluate, register). Finished stages are taken as they are."""
     pipeline = Pipeline.open(recipe, home=Path(home), overrides=overrides or (), profile=profile)
-    with watched(pipeline, display):
+    with watched(pipeline, display) as mirror:
         curate(pipeline)
         if until == "curate":
             return {"run": pipeline.run.name}
@@ -33,7 +34,8 @@ def post_training(
             make(pipeline, "evaluate")
         if until == "evaluate":
             return {"run": pipeline.run.name}
-        return {"run": pipeline.run.name, "registered": register_run(pipeline)}
+        registered = register_run(pipeline, mirror.tracking.run_id(wait_seconds=20))
+        return {"run": pipeline.run.name, "registered": registered, "data": version(pipeline, Path.cwd())}
 
 
 def curate(pipeline: Pipeline) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from components.errors import RatchetError
+from components.errors import ServiceError
 from tasks.pipeline import Pipeline, write_lineage
 from tasks.registry import promote, register
 
 
-def register_run(pipeline: Pipeline) -> dict[str, Any]:
+def register_run(pipeline: Pipeline, run_id: str | None = None) -> dict[str, Any]:
     """Register the run's checkpoints with their lineage; point `candidate`, and `champion` when the gates passed.
 
     The bytes of intermediate checkpoints stay in the store; only the final one is copied to MLflow. A tracking server
@@ -21,23 +21,29 @@ def register_run(pipeline: Pipeline) -> dict[str, Any]:
         return {}
     final = final_stage(pipeline)
     report = json.loads((pipeline.artifact("evaluate").path / "results.json").read_text()) if "evaluate" in pipeline.stages else {}
-    versions: dict[str, Any] = {}
-    for name in [n for n, s in pipeline.stages.items() if s.kind == "weights" and not n.startswith("model_") and n != "gold"]:
-        model = recipe.register.model if not name.startswith("reward") else f"{recipe.register.model}-reward"
-        metrics = report.get("metrics", {}) if name == final else {}
-        try:
-            versions[name] = register(pipeline.artifact(name).path, model, lineage=write_lineage(pipeline, name), metrics=metrics,
-                                      run_id=None, external=name != final, home=pipeline.store.home)
-        except RatchetError as error:
-            return {"postponed": str(error)}
     verdict = report.get("verdict", {"passed": False, "reasons": ["the recipe has no evaluation"]})
-    promote(recipe.register.model, versions[final], verdict, home=pipeline.store.home)
-    pipeline.run.record(versions={k: str(v) for k, v in versions.items()}, verdict=verdict)
-    return {"versions": {k: str(v) for k, v in versions.items()}, "champion": verdict["passed"]}
+    versions: dict[str, str] = {}
+    try:
+        for name in checkpoints(pipeline):
+            model = f"{recipe.register.model}-reward" if name.startswith("reward") else recipe.register.model
+            versions[name] = register(pipeline.artifact(name).path, model, lineage=write_lineage(pipeline, name),
+                                      metrics=report.get("metrics", {}) if name == final else {}, run_id=run_id,
+                                      external=name != final, home=pipeline.store.home)
+        champion = promote(f"{recipe.register.model}-reward" if final.startswith("reward") else recipe.register.model,
+                           versions[final], verdict, home=pipeline.store.home)
+    except ServiceError as error:
+        return {"postponed": str(error)}
+    pipeline.run.record(versions=versions, verdict=verdict)
+    return {"versions": versions, "champion": champion}
+
+
+def checkpoints(pipeline: Pipeline) -> list[str]:
+    """The stages whose weights matter: everything the run trained."""
+    return [n for n, s in pipeline.stages.items() if s.kind == "weights" and not n.startswith("model_") and n != "gold"]
 
 
 def final_stage(pipeline: Pipeline) -> str:
     """The stage whose weights the run is for: the last policy, or the reward model of a recipe that trains only that."""
-    names = [n for n, s in pipeline.stages.items() if s.kind == "weights" and not n.startswith("model_") and n != "gold"]
+    names = checkpoints(pipeline)
     policies = [n for n in names if not n.startswith("reward")]
     return (policies or names)[-1]

@@ -15,19 +15,20 @@ from components.recipe import dump
 from components.types import Artifact
 from tasks.pipeline import Pipeline, packages, revision
 from tasks.tracking import Tracking
+from tasks.versioning import digest
 
 SHOWN_FILES = ("report.html", "certificate.json", "summary.json", "validation.json", "results.json")
 
 
 @contextlib.contextmanager
-def watched(pipeline: Pipeline, display: Any = None) -> Iterator[None]:
+def watched(pipeline: Pipeline, display: Any = None) -> Iterator[MlflowMirror]:
     """Attach the watchers, open the run, and close it with what became of it."""
     mirror = MlflowMirror(pipeline)
     pipeline.watchers[:] = [w for w in (display, mirror, PrefectPage()) if w is not None]
     pipeline.begin()
     mirror.begin()
     try:
-        yield
+        yield mirror
     except BaseException as error:
         state = "failed" if isinstance(error, Exception) else "stopped"
         pipeline.end(state, error=f"{type(error).__name__}: {error}")
@@ -35,7 +36,7 @@ def watched(pipeline: Pipeline, display: Any = None) -> Iterator[None]:
         raise
     pipeline.end("finished")
     if not mirror.end("FINISHED") and display is not None:
-        display.console.print(f"MLflow is behind, nothing is lost: {mirror.tracking.problem}. It will be sent with the next run.")
+        display.console.print(f"MLflow is behind, nothing is lost: {mirror.tracking.problem}. `ratchet sync` sends the rest.")
 
 
 class MlflowMirror:
@@ -74,8 +75,7 @@ class MlflowMirror:
     def _input(self, role: str, parent: str, key: str) -> None:
         artifact = self.pipeline.artifact(parent)
         if artifact.kind in ("data", "groups"):
-            content = json.loads((artifact.path / "manifest.json").read_text())["content"]
-            self.tracking.log_input(parent, artifact.path, content[:36], role, key)
+            self.tracking.log_input(parent, artifact.path, digest(artifact.path), role, key)
 
     def started(self, stage: Stage, metrics: Path) -> None:
         self.tracking.follow(metrics, self.key(stage))
