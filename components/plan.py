@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from components.piece import ROOT, describe
-from components.recipe import Fit, Online, Profile, Recipe, judge_name, plain
+from components.recipe import Fit, Online, Profile, Recipe, for_round, judge_name, plain
 from components.store import digest
 
 STAGES = {  # what a stage does -> the module that holds the function of that name
     "fetch_data": "components.stages.fetch",
     "fetch_model": "components.stages.fetch",
+    "make_tiny": "components.stages.tiny",
     "curate": "components.stages.curate",
     "validate": "tasks.validation",
     "sft": "components.stages.train",
@@ -33,7 +34,7 @@ STAGES = {  # what a stage does -> the module that holds the function of that na
     "improve": "components.stages.improve",
     "evaluate": "components.stages.evaluate",
 }
-NOT_SEEDED = ("fetch_data", "fetch_model", "curate", "validate", "gold")  # the same whatever the run's seed
+NOT_SEEDED = ("fetch_data", "fetch_model", "make_tiny", "curate", "validate", "gold")  # the same whatever the run's seed
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def plan(recipe: Recipe, profile: Profile) -> dict[str, Stage]:
         return name
 
     for name, source in recipe.models.items():
-        add(f"model_{name}", "fetch_model", "weights", plain(source), heavy=False)
+        add(f"model_{name}", "make_tiny" if source.format == "tiny" else "fetch_model", "weights", plain(source), heavy=False)
     base = "model_policy"
     raw = add("raw", "fetch_data", "data", {k: recipe.data.get(k) for k in ("source", "sha256")}, heavy=False)
     transforms = [("transform", t) for t in recipe.data.get("transforms", ())]
@@ -123,17 +124,17 @@ def _rounds(add: Any, recipe: Recipe, online: Online, policy: str, data: str, ju
             gold: Mapping[str, str], others: Mapping[str, str]) -> tuple[str, list[str]]:
     initial, previous, made = policy, policy, []
     scored: list[str] = []
-    for i in range(1, online.rounds + 1):
+    whole = online
+    for i in range(1, whole.rounds + 1):
+        online = for_round(whole, i)
         current = initial if online.sample_from == "initial" else policy
         answers = add(f"rollout_{i}", "rollout", "groups",
                       {**_pick(online, "rollout", "prompts", "prompts_per_round", "data", "rounds"), "round": i},
                       {"policy": current, "data": data}, [("rollout", online.rollout), ("prompts", online.prompts)], round=i)
-        if online.rounds and i == 1:
-            first = f"annotate_{i}"
         marked = add(f"annotate_{i}", "annotate", "groups",
                      {**_pick(online, "annotate", "max_failed", "watch", "health"), "round": i},
                      {"groups": answers, "policy": current, "initial": initial, **judges, **gold, **others,
-                      **({"first": first} if i > 1 else {})},
+                      **({"first": "annotate_1"} if i > 1 else {})},
                      [("annotate", s) for s in online.annotate], round=i)
         reference = initial if online.reference == "initial" else current
         earlier = {f"earlier_{j + 1}": s for j, s in enumerate(scored)} if online.keep_earlier else {}

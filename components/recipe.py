@@ -124,6 +124,7 @@ class Online:
     max_failed: float = 0.1
     watch: Spec = field(default_factory=dict)
     health: Mapping[str, Spec] = field(default_factory=dict)
+    by_round: Mapping[str, Spec] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -334,32 +335,41 @@ def _build_record(kind: type, value: Any, where: str) -> Any:
 def _resolved(recipe: Recipe) -> Recipe:
     """Every piece with its defaults written out."""
 
-    def fit(section: Fit, where: str) -> Fit:
-        updates = {
-            role: [_objective(spec, f"{where}.updates.{role}") for spec in parts]
-            for role, parts in section.updates.items()
-        }
-        return dataclasses.replace(section, updates=updates,
-                                   adapter=resolve("adapter", section.adapter, where=f"{where}.adapter"))
-
     changes: dict[str, Any] = {}
     for name in ("sft", "reward", "offline", "online"):
         section = getattr(recipe, name)
-        if section is None:
-            continue
-        here: dict[str, Any] = {"fit": fit(section.fit, f"{name}.fit")}
-        for slot in ("annotate", "select", "prepare"):
-            if hasattr(section, slot):
-                kind = "select" if slot == "select" else "annotate"
-                here[slot] = [resolve(kind, s, where=f"{name}.{slot}") for s in getattr(section, slot)]
-        if isinstance(section, Online):
-            here["rollout"] = resolve("rollout", section.rollout, where="online.rollout")
-            here["prompts"] = resolve("prompts", section.prompts, where="online.prompts")
-        changes[name] = dataclasses.replace(section, **here)
+        if section is not None:
+            changes[name] = _resolved_section(section, name)
     if recipe.evaluate:
         metrics = [resolve("annotate", s, where="evaluate.metrics") for s in recipe.evaluate.metrics]
         changes["evaluate"] = dataclasses.replace(recipe.evaluate, metrics=metrics)
     return dataclasses.replace(recipe, **changes)
+
+
+def _resolved_section(section: Any, name: str) -> Any:
+    fit = dataclasses.replace(
+        section.fit, adapter=resolve("adapter", section.fit.adapter, where=f"{name}.fit.adapter"),
+        updates={role: [_objective(spec, f"{name}.fit.updates.{role}") for spec in parts]
+                 for role, parts in section.fit.updates.items()})
+    here: dict[str, Any] = {"fit": fit}
+    for slot in ("annotate", "select", "prepare"):
+        if hasattr(section, slot):
+            kind = "select" if slot == "select" else "annotate"
+            here[slot] = [resolve(kind, s, where=f"{name}.{slot}") for s in getattr(section, slot)]
+    if isinstance(section, Online):
+        here["rollout"] = resolve("rollout", section.rollout, where=f"{name}.rollout")
+        here["prompts"] = resolve("prompts", section.prompts, where=f"{name}.prompts")
+    return dataclasses.replace(section, **here)
+
+
+def for_round(online: Online, number: int) -> Online:
+    """The section as round `number` runs it: `by_round: {2: {fit: {learning_rate: 1e-5}}}` changes round 2 alone."""
+    change = online.by_round.get(str(number), online.by_round.get(number, {}))  # type: ignore[call-overload]
+    if not change:
+        return online
+    where = f"online.by_round.{number}"
+    merged = typing.cast(Online, _build(Online, merge(plain(online), change), where))
+    return _resolved_section(merged, where)
 
 
 def _objective(spec: Spec, where: str) -> dict[str, Any]:
@@ -386,6 +396,11 @@ def check(recipe: Recipe) -> Recipe:
             for spec in getattr(section, slot):
                 have = _check_piece(kind, spec, have, known, f"{name}.{slot}")
         _check_fit(section.fit, have, f"{name}.fit")
+    for number in recipe.online.by_round if recipe.online else ():
+        assert recipe.online is not None
+        if not str(number).isdigit() or not 1 <= int(number) <= recipe.online.rounds or recipe.online.cadence != "round":
+            raise RecipeError(f"online.by_round: {number!r} is no round; the recipe has rounds 1 to {recipe.online.rounds}")
+        for_round(recipe.online, int(number))
     if recipe.online and recipe.online.watch.get("gold") and not (recipe.evaluate and recipe.evaluate.gold):
         raise RecipeError("online.watch.gold: needs a gold judge; set `evaluate.gold: true`")
     return recipe

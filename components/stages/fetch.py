@@ -21,14 +21,10 @@ def fetch_data(job: Job) -> dict[str, Any]:
 
 
 def fetch_model(job: Job) -> dict[str, Any]:
-    """A model directory that transformers loads: taken as it is, converted from GGUF, or trained from scratch (tiny)."""
+    """A model directory that transformers loads: taken as it is, or converted from GGUF."""
     from components.models.load import convert_gguf
-    from components.models.tiny import train_tiny
 
     options = job.options
-    if options["format"] == "tiny":
-        train_tiny(job.work.product, **_parameters(options["source"]))
-        return {"source": options["source"]}
     got = _bring(options["source"], options["sha256"], job.work.progress / "download", None)
     kind = options["format"]
     if kind == "auto":
@@ -50,9 +46,3 @@ def _bring(source: str, sha256: str | None, download: Path, product: Path | None
         shutil.copytree(got, product, dirs_exist_ok=True) if got.is_dir() else shutil.copy2(got, product.with_suffix(got.suffix))
     return got
 
-
-def _parameters(address: str) -> dict[str, Any]:
-    """`generate:tiny?seed=0&steps=300` -> {"seed": 0, "steps": 300}."""
-    from urllib.parse import parse_qsl, urlsplit
-
-    return {k: int(v) for k, v in parse_qsl(urlsplit(address).query)}

@@ -1,0 +1,22 @@
+"""The tiny language model: made from scratch once, then an artifact like any other."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from components.errors import RecipeError
+from components.models.tiny import train_tiny
+from components.run import Job
+
+
+def make_tiny(job: Job) -> dict[str, Any]:
+    """`generate:tiny?seed=0&steps=160`: about a minute on one thread, the same on every machine of a kind."""
+    import torch
+
+    address = urlsplit(job.options["source"])
+    if address.scheme != "generate" or address.path != "tiny":
+        raise RecipeError(f"models: format `tiny` goes with a source like generate:tiny?seed=0, got {job.options['source']!r}")
+    torch.set_num_threads(1)  # so that its weights do not depend on the machine's cores
+    return {"source": job.options["source"],
+            **train_tiny(job.work.product, **{k: int(v) for k, v in parse_qsl(address.query)})}
