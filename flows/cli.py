@@ -278,7 +278,9 @@ def _quiet_platforms(home: Path) -> None:
         "TOKENIZERS_PARALLELISM": "false",
     }
     if "PREFECT_API_URL" not in os.environ:
-        defaults["PREFECT_HOME"] = str((home / "prefect").resolve())
+        folder = (home / "prefect").resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        defaults["PREFECT_HOME"] = str(folder)
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
 

@@ -58,7 +58,7 @@ def rounds(pipeline: Pipeline) -> int:
 
 
 @flow(name="online_round", flow_run_name="round-{number}", persist_result=False, validate_parameters=False)
-def online_round(pipeline: Pipeline, number: int) -> None:
+def online_round(pipeline: Any, number: int) -> None:
     """The current policy answers, the judges score, pairs are chosen, the policy learns from them."""
     for step in ("rollout", "annotate", "select", "optimise"):
         make(pipeline, f"{step}_{number}")
