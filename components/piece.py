@@ -193,7 +193,7 @@ def _checked(value: Any, option: Option, where: str) -> Any:
         return value
     if isinstance(value, dict) and "float" in parts:  # a knob in place of a number
         return value
-    if isinstance(value, bool) and "bool" not in parts or not isinstance(value, tuple(_flat(allowed))):
+    if (isinstance(value, bool) and "bool" not in parts) or not isinstance(value, tuple(_flat(allowed))):
         raise RecipeError(f"{where}: {option.name!r} must be {option.annotation}, got {value!r}")
     return value
 

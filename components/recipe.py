@@ -77,12 +77,14 @@ class Sft:
 
 @dataclass(frozen=True)
 class Reward:
-    """Reward models, `members` of them, alike but for their seed. `layers` keeps the first ones of the backbone."""
+    """Reward models, `members` of them, alike but for their seed. `layers` keeps the first ones of the backbone;
+    `pool` puts a fresh layer over them that reads the mean of the conversation."""
 
     fit: Fit
     data: str = "reward"
     validation: str = "reward_validation"
     layers: int | None = None
+    pool: bool = False
     members: int = 1
     max_tokens: int = 256
     limit: int | None = None

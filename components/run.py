@@ -38,7 +38,6 @@ def execute(request: Mapping[str, Any]) -> dict[str, Any]:
     profile = request["options"].get("profile")
     if profile:
         import torch
-
         from transformers.utils import logging
 
         logging.disable_progress_bar()

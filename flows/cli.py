@@ -24,7 +24,7 @@ OUT = Path("out")
 
 
 @app.command()
-def run(recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = None,  # noqa: A002, B006
+def run(recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = None,  # noqa: B006
         until: Annotated[str, typer.Option(help="Stop after: curate, train, evaluate, register.")] = "register") -> None:
     """Run a recipe (a name or a file). What is finished is kept, what was interrupted continues."""
     from rich.console import Console
@@ -54,7 +54,7 @@ def run(recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = N
 
 
 @app.command("plan")
-def show_plan(recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = None) -> None:  # noqa: A002, B006
+def show_plan(recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = None) -> None:  # noqa: B006
     """Say what `run` would do, stage by stage, without doing it."""
     from rich.console import Console
 
@@ -105,7 +105,7 @@ def sync(home: Home = OUT) -> None:
 
 @app.command()
 def compare(recipes: list[str], seeds: Annotated[int, typer.Option(help="How many seeds, from 0.")] = 3, home: Home = OUT,
-            set: Set = [], profile: ProfileOption = None,  # noqa: A002, B006
+            set: Set = [], profile: ProfileOption = None,  # noqa: B006
             metric: Annotated[str, typer.Option(help="A per-prompt list of the evaluation's results.")] = "win_rate") -> None:
     """Run recipes with several seeds and compare a metric, with intervals over seeds and prompts."""
     from rich.console import Console
@@ -134,7 +134,7 @@ def ui(home: Home = OUT) -> None:
 
 @app.command()
 def stage(part: Annotated[str, typer.Argument(help="fetch, curate, train or evaluate: the stages of dvc.yaml.")],
-          recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = None) -> None:  # noqa: A002, B006
+          recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = None) -> None:  # noqa: B006
     """Run one part of a recipe and lay its data out for DVC. `dvc repro` calls this."""
     from flows.parts import run_part
 

@@ -83,7 +83,7 @@ def _child(request: dict[str, Any], send: Any, log: str, parent: int) -> None:
     os.setsid()
     _die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    file = open(log, "a", buffering=1)
+    file = open(log, "a", buffering=1)  # noqa: SIM115  the process's own output from here on
     os.dup2(file.fileno(), 1)
     os.dup2(file.fileno(), 2)
     sys.stdout = sys.stderr = file

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
 
 for name, value in {
     "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "DO_NOT_TRACK": "1", "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -10,3 +15,25 @@ for name, value in {
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120", "MPLBACKEND": "Agg",
 }.items():
     os.environ.setdefault(name, value)
+
+
+@pytest.fixture(scope="session")
+def tiny_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home whose store holds the tiny model (under a minute) and what tests make beside it."""
+    from tasks.pipeline import Pipeline
+
+    home = tmp_path_factory.mktemp("home")
+    Pipeline.open("sft", home=home, profile="test").make("model_policy")
+    return home
+
+
+@pytest.fixture
+def fresh_home(tiny_home: Path, tmp_path: Path) -> Callable[[str], Path]:
+    """A new home that holds the tiny model and nothing else."""
+
+    def make(name: str) -> Path:
+        for folder in tiny_home.glob("store/model_policy-*"):
+            shutil.copytree(folder, tmp_path / name / "store" / folder.name)
+        return tmp_path / name
+
+    return make

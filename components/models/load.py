@@ -97,10 +97,12 @@ def load_model(path: Path, kind: str, *, attention: str = "ratchet") -> nn.Modul
     raise ValueError(f"kind of model {kind!r}; expected policy, policy_with_value or reward")
 
 
-def new_reward(policy_path: Path, out: Path, *, layers: int | None = None, seed: int = 0) -> None:
+def new_reward(policy_path: Path, out: Path, *, layers: int | None = None, pool: bool = False, seed: int = 0) -> None:
     """Writes a reward model: the policy's first `layers` layers (all when None) under a new scalar head.
 
     The head is drawn with std 1/sqrt(hidden + 1), as in "Learning to summarize" (arXiv 2009.01325, section on reward models).
+    With `pool` the layer after those becomes a fresh one whose attention is uniform: the last token then reads the mean of
+    the conversation, which holds what the last token of a small model does not. It stays a plain transformers model.
     """
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
@@ -108,9 +110,10 @@ def new_reward(policy_path: Path, out: Path, *, layers: int | None = None, seed:
     tokenizer = load_tokenizer(policy_path)
     config = AutoConfig.from_pretrained(policy_path, local_files_only=True)
     have = config.num_hidden_layers
-    if layers is not None and not 1 <= layers <= have:
-        raise SourceError(f"{policy_path}: a reward model of {layers} layers was asked of a model with {have}; use 1 to {have}")
-    config.num_hidden_layers = layers or have
+    most = have - pool
+    if layers is not None and not 1 <= layers <= most:
+        raise SourceError(f"{policy_path}: a reward model of {layers} layers was asked of a model with {have}; use 1 to {most}")
+    config.num_hidden_layers = (layers or most) + pool
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[: config.num_hidden_layers]
     config.num_labels, config.pad_token_id = 1, tokenizer.pad_token_id
@@ -119,7 +122,20 @@ def new_reward(policy_path: Path, out: Path, *, layers: int | None = None, seed:
     with torch.no_grad():
         head = model.score.weight
         head.copy_(torch.randn(head.shape, generator=generator) / (config.hidden_size + 1) ** 0.5)
+        if pool:
+            _pool(model.model.layers[-1], generator)
     save_model(model, tokenizer, out)
+
+
+def _pool(layer: nn.Module, generator: torch.Generator) -> None:
+    """Uniform attention (queries and keys 0), fresh values and output, no feed-forward."""
+    attention = layer.self_attn
+    for projection in (attention.q_proj, attention.k_proj, layer.mlp.down_proj):
+        projection.weight.zero_()
+    for projection in (attention.v_proj, attention.o_proj):
+        shape = projection.weight.shape
+        projection.weight.copy_(torch.randn(shape, generator=generator) / shape[1] ** 0.5)
+    layer.input_layernorm.weight.fill_(1.0)
 
 
 def save_model(model: nn.Module, tokenizer: Any, path: Path) -> None:

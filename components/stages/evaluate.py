@@ -17,7 +17,6 @@ from components.evaluation.gold import GoldJudge
 from components.evaluation.kl import sequence_kl
 from components.evaluation.report import write_report
 from components.evaluation.win_rate import compare
-from components.loop import annotate_groups
 from components.piece import build
 from components.run import Job
 from components.stages.experience import context_of

@@ -23,7 +23,7 @@ def reward(job: Job) -> dict[str, Any]:
     start = job.work.progress / "start"
     seed = options["seed"] + 1000 * options["member"]
     if not (start / "config.json").exists():
-        new_reward(job.path("policy"), start, layers=options["layers"], seed=seed)
+        new_reward(job.path("policy"), start, layers=options["layers"], pool=options["pool"], seed=seed)
     tokenizer = load_tokenizer(start)
     pairs, counts = encoded(job.path("data") / f"{options['data']}.parquet", tokenizer, options["max_tokens"], options["limit"])
     held_out, _ = encoded(job.path("data") / f"{options['validation']}.parquet", tokenizer, options["max_tokens"],
