@@ -80,7 +80,7 @@ class TorchEngine:
     def score(self, groups: Sequence[Group], asks: frozenset[str]) -> list[Mapping[str, list[Any]]]:
         """Per group: ask -> one value a trajectory; `logprobs`, `entropy`, `values` are lists (T), `scores` floats."""
         groups = [self.encode(group) for group in groups]
-        found: list[dict[str, list[Any]]] = [{ask: [] for ask in asks} for _ in groups]
+        found: list[Mapping[str, list[Any]]] = [{ask: [] for ask in asks} for _ in groups]
         for batch in pack(groups, unit="row", tokens=SCORE_TOKENS):
             out = outputs(self.model, self.kind, batch, asks)
             for ask in asks:

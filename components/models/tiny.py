@@ -81,7 +81,8 @@ def conversation(dice: random.Random) -> list[Message]:
     messages: list[Message] = [{"role": "system", "content": f"Topic: {thing}"}] if dice.random() < 0.7 else []
     for _ in range(dice.randint(1, 3)):
         said, answer = dice.choice(TALK)
-        messages += [{"role": "user", "content": said.format(x=thing)}, {"role": "assistant", "content": answer.format(x=thing)}]
+        messages.append({"role": "user", "content": said.format(x=thing)})
+        messages.append({"role": "assistant", "content": answer.format(x=thing)})
     return messages
 
 

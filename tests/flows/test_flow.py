@@ -32,7 +32,7 @@ def test_run_then_nothing_to_do(fresh_home: Callable[[str], Path]) -> None:
     assert state["state"] == "finished" and state["versions"]["sft"] == "1"
 
     from tasks.registry import history
-    from tasks.tracking import client
+    from tasks.mirror import client
 
     mlflow = client(home)
     runs = mlflow.search_runs([e.experiment_id for e in mlflow.search_experiments()])

@@ -113,5 +113,5 @@ def test_the_repository_pipeline_has_the_promised_stages():
     known: set[str] = set()
     for name, stage in stages.items():
         assert stage["cmd"] == f"ratchet stage {name} chat"
-        assert {d for d in stage["deps"] if d.startswith("data/")} <= known
+        assert {d for d in stage.get("deps", []) if d.startswith("data/")} <= known
         known |= set(stage.get("outs", []))
