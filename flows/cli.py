@@ -267,7 +267,7 @@ def _where(console: Any, pipeline: Any) -> None:
 def _quiet_platforms(home: Path) -> None:
     """Settings the platforms only read from the environment, before they are imported. A user's own are respected."""
     defaults = {
-        "PREFECT_LOGGING_LEVEL": "ERROR",
+        "PREFECT_LOGGING_LEVEL": "CRITICAL",
         "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",

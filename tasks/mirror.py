@@ -60,6 +60,9 @@ def client(home: Path) -> Any:
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     from mlflow import MlflowClient
 
+    logging.getLogger("mlflow").setLevel(logging.WARNING)  # it tells of every table of a new database
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+
     uri = tracking_uri(home)
     if uri.startswith("sqlite:"):
         home.mkdir(parents=True, exist_ok=True)

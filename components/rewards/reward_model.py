@@ -16,7 +16,7 @@ def judged(groups: Sequence[Group], ctx: Context, model: str) -> tuple[list[list
     an empty answer is skipped, a score that is not finite has failed.
     """
     engine = ctx.models[model]
-    bare = [g.replace([dataclasses.replace(t, inputs={}, mask=()) for t in g.trajectories]) for g in groups]
+    bare = [Group(g.prompt, tuple(dataclasses.replace(t, inputs={}, mask=(), logprobs=None) for t in g.trajectories)) for g in groups]
     rows = engine.score([engine.encode(group) for group in bare], frozenset({"scores"}))
     values, statuses = [], []
     for group, row in zip(groups, rows, strict=True):

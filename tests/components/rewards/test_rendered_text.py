@@ -1,0 +1,24 @@
+"""A reward model reads text rendered by its own template: the policy's ids, log-probs and columns must not reach it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from components.engines.torch import TorchEngine
+from components.models.load import new_reward
+from components.rewards.reward_model import reward_model
+from components.types import Context, Group, Prompt, Trajectory
+
+
+def test_ids_that_the_reward_models_tokenizer_would_not_write(tiny_home: Path, tmp_path: Path) -> None:
+    policy = next(tiny_home.glob("store/model_policy-*"))
+    new_reward(policy, tmp_path / "judge", seed=0)
+    engine = TorchEngine(tmp_path / "judge", kind="reward", threads=1)
+    prompt = Prompt("p", ({"role": "user", "content": "do you like music?"},))
+    answer = ({"role": "assistant", "content": "Yes, I like music a lot. Do you?"},)
+    plain = Group(prompt, (Trajectory(answer),))
+    letters = [t for c in answer[0]["content"] for t in engine.tokenizer(c, add_special_tokens=False)["input_ids"]]
+    count = len(letters)
+    odd = Group(prompt, (Trajectory(answer, {"tokens": letters}, [True] * count, [-1.0] * count),), {"steps": [[0.5] * count]})
+    ctx = Context(models={"judge": engine})
+    assert reward_model([odd], ctx)["reward.judge"] == reward_model([plain], ctx)["reward.judge"]
