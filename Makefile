@@ -24,7 +24,7 @@ test-slow: install
 
 check: install
 	$(BIN)/ruff check flows tasks components tests
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 ui: install
 	$(BIN)/ratchet ui
