@@ -58,5 +58,3 @@ def test_a_failing_reward_is_failed_and_none_is_skipped() -> None:
     assert columns["reward.shaky.status"][0][0] == "ok"
     assert columns["reward.shaky.status"][0][1] == "failed: ZeroDivisionError: no"
     assert columns["reward.shaky.status"][0][2].startswith("skipped")
-
-
