@@ -27,13 +27,20 @@ def tiny_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
+@pytest.fixture(scope="session")
+def tiny_model(tiny_home: Path) -> Path:
+    """The tiny model's directory: tests put other models into the same store."""
+    from tasks.pipeline import Pipeline
+
+    return Pipeline.open("sft", home=tiny_home, profile="test").artifact("model_policy").path
+
+
 @pytest.fixture
-def fresh_home(tiny_home: Path, tmp_path: Path) -> Callable[[str], Path]:
+def fresh_home(tiny_model: Path, tmp_path: Path) -> Callable[[str], Path]:
     """A new home that holds the tiny model and nothing else."""
 
     def make(name: str) -> Path:
-        for folder in tiny_home.glob("store/model_policy-*"):
-            shutil.copytree(folder, tmp_path / name / "store" / folder.name)
+        shutil.copytree(tiny_model, tmp_path / name / "store" / tiny_model.name)
         return tmp_path / name
 
     return make

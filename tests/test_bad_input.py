@@ -76,10 +76,9 @@ def test_a_conversation_of_5000_turns_is_cut_and_counted(tmp_path: Path, tiny_ho
     assert step["changed"] == {"cut to the bound": 1}
 
 
-def test_a_model_directory_without_tokenizer(tmp_path: Path, tiny_home: Path) -> None:
-    model = next(tiny_home.glob("store/model_policy-*"))
+def test_a_model_directory_without_tokenizer(tmp_path: Path, tiny_home: Path, tiny_model: Path) -> None:
     bare = tmp_path / "model"
-    shutil.copytree(model, bare, ignore=shutil.ignore_patterns("tokenizer*", "*.jinja", "manifest.json", "special_tokens*"))
+    shutil.copytree(tiny_model, bare, ignore=shutil.ignore_patterns("tokenizer*", "*.jinja", "manifest.json", "special_tokens*"))
     file = recipe(tmp_path, f"models: {{policy: {{source: 'path:{bare}', format: huggingface}}}}\n")
     pipeline = Pipeline.open(file, home=tiny_home, profile="test")
     for name in ("model_policy", "raw"):
@@ -88,10 +87,9 @@ def test_a_model_directory_without_tokenizer(tmp_path: Path, tiny_home: Path) ->
         pipeline.make("drafts")
 
 
-def test_a_pickled_model_is_never_loaded(tmp_path: Path, tiny_home: Path) -> None:
-    model = next(tiny_home.glob("store/model_policy-*"))
+def test_a_pickled_model_is_never_loaded(tmp_path: Path, tiny_home: Path, tiny_model: Path) -> None:
     evil = tmp_path / "model"
-    shutil.copytree(model, evil, ignore=shutil.ignore_patterns("*.safetensors", "manifest.json"))
+    shutil.copytree(tiny_model, evil, ignore=shutil.ignore_patterns("*.safetensors", "manifest.json"))
     (evil / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch " + str(tmp_path).encode() + b"/pwned'\ntR.")
     file = recipe(tmp_path, f"models: {{policy: {{source: 'path:{evil}', format: huggingface}}}}\n")
     pipeline = Pipeline.open(file, home=tiny_home, profile="test", overrides=["sft.limit=8"])

@@ -10,9 +10,8 @@ from components.rewards.reward_model import reward_model
 from components.types import Context, Group, Prompt, Trajectory
 
 
-def test_ids_that_the_reward_models_tokenizer_would_not_write(tiny_home: Path, tmp_path: Path) -> None:
-    policy = next(tiny_home.glob("store/model_policy-*"))
-    new_reward(policy, tmp_path / "judge", seed=0)
+def test_ids_that_the_reward_models_tokenizer_would_not_write(tiny_model: Path, tmp_path: Path) -> None:
+    new_reward(tiny_model, tmp_path / "judge", seed=0)
     engine = TorchEngine(tmp_path / "judge", kind="reward", threads=1)
     prompt = Prompt("p", ({"role": "user", "content": "do you like music?"},))
     answer = ({"role": "assistant", "content": "Yes, I like music a lot. Do you?"},)
