@@ -77,14 +77,16 @@ class Sft:
 
 @dataclass(frozen=True)
 class Reward:
-    """Reward models, `members` of them, alike but for their seed. `layers` keeps the first ones of the backbone;
-    `pool` puts a fresh layer over them that reads the mean of the conversation."""
+    """Reward models, `members` of them, alike but for their seed. `layers` keeps the first ones of the backbone; the head
+    reads the `last` token or the `mean` of the judged ones. With `linear_probe` it starts at the Bradley-Terry optimum
+    over the frozen backbone (arXiv 2202.10054); `fit` goes on from there, and `fit.epochs: 0` leaves it at that."""
 
     fit: Fit
     data: str = "reward"
     validation: str = "reward_validation"
     layers: int | None = None
-    pool: bool = False
+    pool: Literal["last", "mean"] = "last"
+    linear_probe: bool = False
     members: int = 1
     max_tokens: int = 256
     limit: int | None = None

@@ -21,10 +21,10 @@ import numpy as np
 from components.errors import ContractError, DataError, SourceError
 from components.evaluation.bootstrap import Interval, wilson
 from components.evaluation.certificate import calibration, length_bias
+from components.linear import bradley_terry, choose_penalty, topics_of
 from components.types import Group, Message
 
 PENALTIES = (0.1, 0.3, 1.0, 3.0, 10.0)
-FOLDS = 4
 MAX_TOKENS = 128
 BATCH = 64
 FILE = "judge.json"
@@ -141,8 +141,8 @@ def train_gold(pairs: Sequence[Group], validation: Sequence[Group], encoder_path
     rows = dict(zip(texts, (raw - centre) / scale, strict=True))
     bags = [[np.mean([rows[t] for t in side], axis=0) for side in _sides(g)] for g in pairs]
     differences = np.array([chosen - rejected for chosen, rejected in bags])
-    topics = np.unique([_topic(g) for g in pairs], return_inverse=True)[1]
-    penalty, validated = _choose_penalty(differences, topics)
+    topics = topics_of(pairs)
+    penalty, validated = choose_penalty(differences, topics, PENALTIES)
     weights = bradley_terry(differences, penalty)
     lengths = _log_words(texts)
     spread = float(lengths.var())
@@ -151,7 +151,7 @@ def train_gold(pairs: Sequence[Group], validation: Sequence[Group], encoder_path
                               "weights": weights.tolist(), "length": {"slope": slope, "mean": float(lengths.mean())}, "certificate": {}}
     judge = GoldJudge(encoder, fitted)
     fitted["certificate"] = {"penalty": penalty, "cross_validated": validated, "pairs_fitted": len(pairs),
-                             "topics_fitted": int(topics.max()) + 1, **examine(judge, validation)}
+                             "topics_fitted": len(np.unique(topics)), **examine(judge, validation)}
     Path(out).mkdir(parents=True, exist_ok=True)
     (Path(out) / FILE).write_text(json.dumps(fitted))
     return fitted["certificate"]
@@ -195,19 +195,6 @@ def features(texts: Sequence[str], encoder: Encoder) -> np.ndarray:
     return np.hstack([vectors * vectors.shape[1] ** 0.5, np.array([_traits(text) for text in texts], dtype=float)])
 
 
-def bradley_terry(differences: np.ndarray, penalty: float) -> np.ndarray:
-    """w (F,) minimising mean log(1 + exp(−w·Δx)) + penalty/2 |w|² over feature differences (N,F), chosen − rejected."""
-    from scipy.optimize import minimize
-    from scipy.special import expit
-
-    def loss(w: np.ndarray) -> tuple[float, np.ndarray]:
-        logits = differences @ w
-        return (float(np.logaddexp(0, -logits).mean() + penalty / 2 * w @ w),
-                -differences.T @ expit(-logits) / len(differences) + penalty * w)
-
-    return minimize(loss, np.zeros(differences.shape[1]), jac=True, method="L-BFGS-B", options={"maxiter": 500}).x
-
-
 def digest(path: Path) -> str:
     """SHA-256 over the encoder's weights and vocabulary."""
     total = hashlib.sha256()
@@ -216,24 +203,6 @@ def digest(path: Path) -> str:
         with file.open("rb") as stream:
             total.update(hashlib.file_digest(stream, "sha256").digest())
     return total.hexdigest()
-
-
-def _choose_penalty(differences: np.ndarray, topics: np.ndarray) -> tuple[float, float | None]:
-    """The penalty with the least held-out loss, topics never split between folds, and its held-out accuracy."""
-    from scipy.special import log_expit
-
-    order = np.random.default_rng(0).permutation(topics.max() + 1)
-    fold = order[topics] % FOLDS
-    if len(np.unique(fold)) < 2:
-        return 1.0, None
-    results = []
-    for penalty in PENALTIES:
-        margins = np.empty(len(differences))
-        for f in np.unique(fold):
-            margins[fold == f] = differences[fold == f] @ bradley_terry(differences[fold != f], penalty)
-        results.append((float(-log_expit(margins).mean()), penalty, float((margins > 0).mean())))
-    _, penalty, right = min(results)
-    return penalty, right
 
 
 def _turns(messages: Sequence[Message]) -> list[str]:
@@ -245,10 +214,6 @@ def _turns(messages: Sequence[Message]) -> list[str]:
 
 def _sides(group: Group) -> list[list[str]]:
     return [_turns([*group.prompt.messages, *t.messages]) for t in group.trajectories]
-
-
-def _topic(group: Group) -> str:
-    return str(group.prompt.meta.get("topic") or "\n".join(m["content"] for m in group.prompt.messages) or group.prompt.id)
 
 
 def _log_words(texts: Sequence[str]) -> np.ndarray:

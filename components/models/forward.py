@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from components.errors import ContractError
 from components.models.attention import PackedPlan
 from components.models.logprobs import chosen_logprobs
+from components.models.reward import MeanReward
 from components.models.value import PolicyWithValue
 from components.types import Batch, Outputs
 
@@ -19,17 +20,16 @@ def outputs(model: nn.Module, kind: str, batch: Batch, asks: frozenset[str]) -> 
     """What was asked of a batch: `logprobs`, `entropy`, `values` (B,T), zero where the mask is False; `scores` (B,).
 
     logprobs[b, t] is log p(token t | tokens before t) at temperature 1, values[b, t] the value of the state in which
-    token t was chosen, so both read the hidden state at t - 1. A score reads the last token of its row.
+    token t was chosen, so both read the hidden state at t - 1.
     """
     if not asks <= ASKS[kind]:
         raise ContractError(f"a model of kind {kind!r} cannot give {', '.join(sorted(asks - ASKS[kind]))}; it gives {', '.join(sorted(ASKS[kind]))}")
+    if kind == "reward":
+        return Outputs({"scores": model.score(reward_states(model, batch))[:, 0].float()})
     rows = list(batch.inputs["tokens"])
     plan = PackedPlan(rows, batch.group.tolist())
     language = model.policy if isinstance(model, PolicyWithValue) else model
     hidden = hidden_states(language, plan.tokens, plan.positions, plan)
-    if kind == "reward":
-        last = torch.stack([index[-1] for index in plan.index])
-        return Outputs({"scores": language.score(hidden[last])[:, 0].float()})
     if batch.mask[:, 0].any():
         row = int(batch.mask[:, 0].nonzero()[0])
         raise ContractError(f"prompt {batch.ids[row]!r}: the first token of a row is marked as chosen, but nothing precedes it")
@@ -51,6 +51,16 @@ def outputs(model: nn.Module, kind: str, batch: Batch, asks: frozenset[str]) -> 
     if "values" in asks:
         found["values"] = spread(model.value_head(states)[:, 0])
     return Outputs({name: found[name] for name in asks})
+
+
+def reward_states(model: nn.Module, batch: Batch) -> Tensor:
+    """(B, hidden): what the head of a reward model reads of each row, the mean over its chosen tokens for a `MeanReward`,
+    the last token for a sequence classifier."""
+    plan = PackedPlan(list(batch.inputs["tokens"]), batch.group.tolist())
+    hidden = hidden_states(model, plan.tokens, plan.positions, plan)
+    if isinstance(model, MeanReward):
+        return torch.stack([hidden[places[batch.mask[b, : len(places)]]].mean(0) for b, places in enumerate(plan.index)])
+    return hidden[torch.stack([places[-1] for places in plan.index])]
 
 
 def hidden_states(language: nn.Module, tokens: Tensor, positions: Tensor, plan: object) -> Tensor:

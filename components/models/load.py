@@ -6,13 +6,15 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from components.errors import SourceError
 from components.models.attention import register
+from components.models.reward import FILE as REWARD_HEAD
+from components.models.reward import MeanReward, StandardisedHead, load_reward_head, save_reward_head
 from components.models.value import PolicyWithValue, load_value_head, save_value_head
 
 PADS = ("<|pad|>", "<pad>", "[PAD]", "<|finetune_right_pad_id|>", "<|endoftext|>", "<unk>", "[UNK]")
@@ -76,9 +78,12 @@ def load_policy(path: Path, *, attention: str = "ratchet") -> nn.Module:
 
 
 def load_reward(path: Path, *, attention: str = "ratchet") -> nn.Module:
-    """The scalar reward model of a directory: a sequence classifier with one label."""
-    from transformers import AutoModelForSequenceClassification
+    """The scalar reward model of a directory: a `MeanReward` where its head lies beside, else a sequence classifier with one label."""
+    from transformers import AutoModel, AutoModelForSequenceClassification
 
+    if (Path(path) / REWARD_HEAD).is_file():
+        backbone = _load(AutoModel, Path(path), attention)
+        return MeanReward(backbone, load_reward_head(Path(path), backbone.config.hidden_size)).eval()
     model = _load(AutoModelForSequenceClassification, Path(path), attention)
     if model.config.num_labels != 1:
         raise SourceError(f"{path}: a reward model has one label, this one has {model.config.num_labels}")
@@ -97,45 +102,31 @@ def load_model(path: Path, kind: str, *, attention: str = "ratchet") -> nn.Modul
     raise ValueError(f"kind of model {kind!r}; expected policy, policy_with_value or reward")
 
 
-def new_reward(policy_path: Path, out: Path, *, layers: int | None = None, pool: bool = False, seed: int = 0) -> None:
-    """Writes a reward model: the policy's first `layers` layers (all when None) under a new scalar head.
+def new_reward(policy_path: Path, *, layers: int | None = None, pool: Literal["last", "mean"] = "last", seed: int = 0,
+               attention: str = "ratchet") -> nn.Module:
+    """A reward model: the policy's first `layers` layers (all when None) under a new scalar head.
 
-    The head is drawn with std 1/sqrt(hidden + 1), as in "Learning to summarize" (arXiv 2009.01325, section on reward models).
-    With `pool` the layer after those becomes a fresh one whose attention is uniform: the last token then reads the mean of
-    the conversation, which holds what the last token of a small model does not. It stays a plain transformers model.
+    `pool: last` is a plain sequence classifier, whose head is drawn with std 1/sqrt(hidden + 1) as in "Learning to summarize"
+    (arXiv 2009.01325, section on reward models); `mean` is a `MeanReward`, whose head starts at 0.
     """
-    from transformers import AutoConfig, AutoModelForSequenceClassification
+    from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
     policy_path = Path(policy_path)
-    tokenizer = load_tokenizer(policy_path)
     config = AutoConfig.from_pretrained(policy_path, local_files_only=True)
     have = config.num_hidden_layers
-    most = have - pool
-    if layers is not None and not 1 <= layers <= most:
-        raise SourceError(f"{policy_path}: a reward model of {layers} layers was asked of a model with {have}; use 1 to {most}")
-    config.num_hidden_layers = (layers or most) + pool
+    if layers is not None and not 1 <= layers <= have:
+        raise SourceError(f"{policy_path}: a reward model of {layers} layers was asked of a model with {have}; use 1 to {have}")
+    config.num_hidden_layers = layers or have
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[: config.num_hidden_layers]
-    config.num_labels, config.pad_token_id = 1, tokenizer.pad_token_id
-    model = _load(AutoModelForSequenceClassification, policy_path, "sdpa", config=config)
-    generator = torch.Generator().manual_seed(seed)
+    config.num_labels, config.pad_token_id = 1, load_tokenizer(policy_path).pad_token_id
+    if pool == "mean":
+        return MeanReward(_load(AutoModel, policy_path, attention, config=config), StandardisedHead(config.hidden_size)).eval()
+    model = _load(AutoModelForSequenceClassification, policy_path, attention, config=config)
     with torch.no_grad():
-        head = model.score.weight
-        head.copy_(torch.randn(head.shape, generator=generator) / (config.hidden_size + 1) ** 0.5)
-        if pool:
-            _pool(model.model.layers[-1], generator)
-    save_model(model, tokenizer, out)
-
-
-def _pool(layer: nn.Module, generator: torch.Generator) -> None:
-    """Uniform attention (queries and keys 0), fresh values and output, no feed-forward."""
-    attention = layer.self_attn
-    for projection in (attention.q_proj, attention.k_proj, layer.mlp.down_proj):
-        projection.weight.zero_()
-    for projection in (attention.v_proj, attention.o_proj):
-        shape = projection.weight.shape
-        projection.weight.copy_(torch.randn(shape, generator=generator) / shape[1] ** 0.5)
-    layer.input_layernorm.weight.fill_(1.0)
+        drawn = torch.randn(model.score.weight.shape, generator=torch.Generator().manual_seed(seed))
+        model.score.weight.copy_(drawn / (config.hidden_size + 1) ** 0.5)
+    return model
 
 
 def save_model(model: nn.Module, tokenizer: Any, path: Path) -> None:
@@ -144,7 +135,7 @@ def save_model(model: nn.Module, tokenizer: Any, path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
     beside = Path(tempfile.mkdtemp(prefix=".saving-", dir=path))
     try:
-        plain = model.policy if isinstance(model, PolicyWithValue) else model
+        plain = model.policy if isinstance(model, PolicyWithValue) else model.backbone if isinstance(model, MeanReward) else model
         implementation = plain.config._attn_implementation
         plain.config._attn_implementation = "sdpa"
         try:
@@ -153,6 +144,8 @@ def save_model(model: nn.Module, tokenizer: Any, path: Path) -> None:
             plain.config._attn_implementation = implementation
         if isinstance(model, PolicyWithValue):
             save_value_head(model.value_head, beside)
+        if isinstance(model, MeanReward):
+            save_reward_head(model.score, beside)
         tokenizer.save_pretrained(beside)
         for file in sorted(beside.iterdir()):
             file.chmod(0o644)  # safetensors writes files only their owner can read

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from components.engines.torch import TorchEngine
 from components.errors import ContractError
+from components.models.reward import FILE as REWARD_HEAD
+from components.models.reward import load_reward_head
 from components.packing import pack
 from components.types import Group, Request, Trajectory
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 RELOAD_TOLERANCE = 1e-4
 SAMPLER_TOLERANCE = 1e-3
@@ -22,27 +27,46 @@ def verify_saved(path: Path, learner: Any, groups: Sequence[Group], *, kind: str
     Log-probs of chosen steps for a policy, scores for a reward model. Over 1e-4 is a `ContractError`.
     """
     import torch
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-    worst = 0.0
     ask = "scores" if kind == "reward" else "logprobs"
-    loader = AutoModelForSequenceClassification if kind == "reward" else AutoModelForCausalLM
-    saved = loader.from_pretrained(path, dtype=torch.float32, local_files_only=True).eval()
+    theirs = _saved_scores(path) if kind == "reward" else _saved_logprobs(path)
+    worst = 0.0
     with torch.no_grad():
         for batch in pack(groups, unit="group", tokens=tokens):
             ours = getattr(learner(batch, frozenset({ask})), ask)
             for row, ids in enumerate(batch.inputs["tokens"]):
-                logits = saved(input_ids=ids[None]).logits[0]
-                if kind == "reward":
-                    worst = max(worst, abs(float(logits[0]) - float(ours[row])))
-                    continue
-                theirs = logits[:-1].log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
-                mask = batch.mask[row, 1 : len(ids)]
-                worst = max(worst, float(((theirs - ours[row, 1 : len(ids)]) * mask).abs().max()))
+                mask = batch.mask[row, : len(ids)]
+                mine = ours[row] if kind == "reward" else ours[row, : len(ids)][mask]
+                worst = max(worst, float((theirs(ids, mask) - mine).abs().max()))
     if not worst <= RELOAD_TOLERANCE:
         raise ContractError(f"{path}: the saved model differs from the trained one by {worst:.2g} in {ask} "
                             f"(at most {RELOAD_TOLERANCE} expected); it is not published")
     return worst
+
+
+def _saved_logprobs(path: Path) -> Callable[[Tensor, Tensor], Tensor]:
+    """(tokens (T,), mask (T,)) -> log-probs of the chosen tokens, by transformers alone."""
+    from transformers import AutoModelForCausalLM
+
+    saved = AutoModelForCausalLM.from_pretrained(path, local_files_only=True).float().eval()
+
+    def logprobs(ids: Tensor, mask: Tensor) -> Tensor:
+        table = saved(input_ids=ids[None]).logits[0, :-1].log_softmax(-1)
+        return table.gather(-1, ids[1:, None])[:, 0][mask[1:]]
+
+    return logprobs
+
+
+def _saved_scores(path: Path) -> Callable[[Tensor, Tensor], Tensor]:
+    """(tokens (T,), mask (T,)) -> the score, with the backbone run by transformers alone."""
+    from transformers import AutoModel, AutoModelForSequenceClassification
+
+    if not (path / REWARD_HEAD).is_file():
+        classifier = AutoModelForSequenceClassification.from_pretrained(path, local_files_only=True).float().eval()
+        return lambda ids, mask: classifier(input_ids=ids[None]).logits[0, 0]
+    backbone = AutoModel.from_pretrained(path, local_files_only=True).float().eval()
+    head = load_reward_head(path, backbone.config.hidden_size)
+    return lambda ids, mask: head(backbone(input_ids=ids[None]).last_hidden_state[0][mask].mean(0))[0]
 
 
 def probe(path: Path, learner: Any, groups: Sequence[Group], *, seed: int, threads: int | None,

@@ -8,31 +8,78 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 from components.engines.torch import TorchEngine
 from components.evaluation.certificate import certify
-from components.models.load import load_tokenizer, new_reward
+from components.linear import bradley_terry, choose_penalty, topics_of
+from components.models.forward import reward_states
+from components.models.load import load_tokenizer, new_reward, save_model
+from components.models.reward import MeanReward
+from components.packing import pack
 from components.run import Job
 from components.stages.train import encoded, learn
 from components.store import write_atomic
 from components.types import Group
 
+PENALTIES = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+
 
 def reward(job: Job) -> dict[str, Any]:
     """Train member `member` of the reward models and certify it on held-out pairs."""
     options = job.options
-    start = job.work.progress / "start"
     seed = options["seed"] + 1000 * options["member"]
-    if not (start / "config.json").exists():
-        new_reward(job.path("policy"), start, layers=options["layers"], pool=options["pool"], seed=seed)
-    tokenizer = load_tokenizer(start)
+    tokenizer = load_tokenizer(job.path("policy"))
     pairs, counts = encoded(job.path("data") / f"{options['data']}.parquet", tokenizer, options["max_tokens"], options["limit"])
     held_out, _ = encoded(job.path("data") / f"{options['validation']}.parquet", tokenizer, options["max_tokens"],
                           options["limit_validation"])
+    start, probe = begin(job, pairs, tokenizer, seed)
     members = dataclasses.replace(job, options={**options, "seed": seed})
     summary = learn(members, start, pairs, held_out, kind="reward")
     certificate = examine(job.work.product, held_out, options["certificate"], threads=options["profile"]["threads"])
     write_atomic(job.work.product / "certificate.json", json.dumps(certificate, indent=1))
-    return {"data": counts, **summary, "certificate": certificate}
+    return {"data": counts, "linear_probe": probe, **summary, "certificate": certificate}
+
+
+def begin(job: Job, pairs: Sequence[Group], tokenizer: Any, seed: int) -> tuple[Path, dict[str, Any] | None]:
+    """The model that training starts from, saved whole or not at all, and what the linear probe found."""
+    start, options = job.work.progress / "start", job.options
+    found = start / "linear_probe.json"
+    if not start.exists():
+        if options["profile"]["threads"]:
+            torch.set_num_threads(options["profile"]["threads"])
+        model = new_reward(job.path("policy"), layers=options["layers"], pool=options["pool"], seed=seed)
+        probe = linear_probe(model, pairs, tokens=options["profile"]["tokens_per_batch"]) if options["linear_probe"] else None
+        beside = start.with_name("start.partial")
+        save_model(model, tokenizer, beside)
+        (beside / found.name).write_text(json.dumps(probe))
+        beside.replace(start)
+    return start, json.loads(found.read_text())
+
+
+def linear_probe(model: Any, pairs: Sequence[Group], *, tokens: int) -> dict[str, Any]:
+    """Set the head to the Bradley-Terry optimum over the frozen backbone's features, standardised, with an L2 penalty chosen
+    by cross-validation over topics. Each distinct text is read once. Deterministic.
+    """
+    distinct = {tuple(t.inputs["tokens"]): Group(pair.prompt, (t,)) for pair in pairs for t in pair.trajectories}
+    batches = pack(list(distinct.values()), unit="row", tokens=tokens)
+    with torch.inference_mode():
+        states = torch.cat([reward_states(model, batch) for batch in batches]).double().numpy()
+    number = {key: i for i, key in enumerate(distinct)}
+    rows = np.array([[number[tuple(t.inputs["tokens"])] for t in pair.trajectories] for pair in pairs])
+    centre, scale = states.mean(0), np.maximum(states.std(0), 1e-6)
+    differences = ((states[rows[:, 0]] - states[rows[:, 1]]) / scale)
+    penalty, right = choose_penalty(differences, topics_of(pairs), PENALTIES)
+    weight = bradley_terry(differences, penalty)
+    with torch.no_grad():
+        if isinstance(model, MeanReward):
+            model.score.centre.copy_(torch.from_numpy(centre))
+            model.score.scale.copy_(torch.from_numpy(scale))
+            model.score.weight.copy_(torch.from_numpy(weight))
+        else:
+            model.score.weight.copy_(torch.from_numpy(weight / scale))
+    return {"penalty": penalty, "cross_validated": right, "texts": len(distinct)}
 
 
 def examine(path: Path, pairs: Sequence[Group], limits: Any, *, threads: int | None) -> dict[str, Any]:

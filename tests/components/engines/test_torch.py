@@ -10,7 +10,7 @@ import torch
 from components.engines.sampling import sample
 from components.engines.torch import TorchEngine
 from components.learners.torch import TorchLearner
-from components.models.load import load_policy, new_reward
+from components.models.load import load_policy, load_tokenizer, new_reward, save_model
 from components.models.tiny import train_tiny
 from components.packing import pack
 from components.types import Group, Prompt, Request, Trajectory
@@ -83,7 +83,7 @@ def test_a_loaded_engine_answers_with_the_new_weights(tiny: Path, tmp_path: Path
 def test_reward_scores_equal_transformers(tiny: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForSequenceClassification
 
-    new_reward(tiny, tmp_path, layers=1, seed=3)
+    save_model(new_reward(tiny, layers=1, seed=3), load_tokenizer(tiny), tmp_path)
     engine = TorchEngine(tmp_path, kind="reward")
     plain = AutoModelForSequenceClassification.from_pretrained(tmp_path)
     assert plain.config.num_hidden_layers == 1

@@ -10,7 +10,8 @@ from sklearn.linear_model import LogisticRegression
 from transformers import BertConfig, BertModel, BertTokenizerFast
 
 from components.errors import ContractError, DataError, SourceError
-from components.evaluation.gold import Encoder, GoldJudge, bradley_terry, train_gold
+from components.evaluation.gold import Encoder, GoldJudge, train_gold
+from components.linear import bradley_terry
 from components.types import Group, Prompt, Trajectory
 
 DULL, WARM = ["ok", "fine", "no", "whatever", "bye"], ["lovely", "wonderful", "tell", "story", "curious"]

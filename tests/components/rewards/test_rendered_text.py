@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from components.engines.torch import TorchEngine
-from components.models.load import new_reward
+from components.models.load import load_tokenizer, new_reward, save_model
 from components.rewards.reward_model import reward_model
 from components.types import Context, Group, Prompt, Trajectory
 
 
 def test_ids_that_the_reward_models_tokenizer_would_not_write(tiny_model: Path, tmp_path: Path) -> None:
-    new_reward(tiny_model, tmp_path / "judge", seed=0)
+    save_model(new_reward(tiny_model, seed=0), load_tokenizer(tiny_model), tmp_path / "judge")
     engine = TorchEngine(tmp_path / "judge", kind="reward", threads=1)
     prompt = Prompt("p", ({"role": "user", "content": "do you like music?"},))
     answer = ({"role": "assistant", "content": "Yes, I like music a lot. Do you?"},)

@@ -1,0 +1,71 @@
+"""The mean-pooled reward model against transformers and scikit-learn."""
+
+import numpy as np
+import pytest
+import torch
+from components.chat import encode_group
+from components.linear import choose_penalty
+from components.models.forward import outputs, reward_states
+from components.models.load import load_reward, load_tokenizer, new_reward, save_model
+from components.packing import pack
+from components.stages.reward import linear_probe
+from components.types import Group, Prompt, Trajectory
+from transformers import AutoModel
+
+SAID = [("hello there", "what a lovely day"), ("how are you", "fine thanks"), ("tell me a joke", "no"), ("go on", "a long story follows")]
+
+
+@pytest.fixture
+def pairs(tiny_model):
+    tokenizer = load_tokenizer(tiny_model)
+    made = []
+    for i, (first, second) in enumerate(SAID):
+        sides = [Trajectory(({"role": "user", "content": first}, {"role": "assistant", "content": text}))
+                 for text in (second, second[::-1] + first)]
+        group, _ = encode_group(tokenizer, Group(Prompt(f"p{i}", (), meta={"topic": str(i)}), tuple(sides)), 128)
+        made.append(group)
+    return made
+
+
+def test_score_is_the_head_on_the_mean_of_the_judged_hidden_states(tiny_model, pairs, tmp_path):
+    model = new_reward(tiny_model, pool="mean", layers=1)
+    with torch.no_grad():
+        model.score.weight.normal_()
+        model.score.centre.normal_()
+        model.score.scale.uniform_(0.5, 2)
+    save_model(model, load_tokenizer(tiny_model), tmp_path)
+    (batch,) = pack(pairs, unit="pair", tokens=1 << 12)
+    with torch.no_grad():
+        ours = outputs(load_reward(tmp_path), "reward", batch, frozenset({"scores"})).scores
+        backbone = AutoModel.from_pretrained(tmp_path).float().eval()
+        assert backbone.config.num_hidden_layers == 1
+        for row, ids in enumerate(batch.inputs["tokens"]):
+            states = backbone(input_ids=ids[None]).last_hidden_state[0][batch.mask[row, : len(ids)]]
+            x = (states.mean(0) - model.score.centre) / model.score.scale
+            assert float(ours[row]) == pytest.approx(float(x @ model.score.weight[0]), abs=1e-4)
+
+
+@pytest.mark.parametrize("pool", ["last", "mean"])
+def test_linear_probe_is_scikit_learns_logistic_regression_on_the_frozen_features(tiny_model, pairs, pool):
+    from sklearn.linear_model import LogisticRegression
+
+    model = new_reward(tiny_model, pool=pool)
+    found = linear_probe(model, [*pairs, pairs[0]], tokens=256)
+    assert found["texts"] == 8  # the repeated pair is read once
+    (batch,) = pack([*pairs, pairs[0]], unit="pair", tokens=1 << 12)
+    with torch.no_grad():
+        scores = outputs(model, "reward", batch, frozenset({"scores"})).scores.view(-1, 2)
+        states = reward_states(model, batch).double().numpy()
+    scale = states[:8].std(0)
+    d = (states[0::2] - states[1::2]) / scale
+    oracle = LogisticRegression(C=1 / (found["penalty"] * 2 * len(d)), fit_intercept=False, tol=1e-10, max_iter=10_000)
+    oracle.fit(np.concatenate([d, -d]), np.repeat([1, 0], len(d)))
+    assert np.allclose((scores[:, 0] - scores[:, 1]).numpy(), d @ oracle.coef_[0], atol=2e-3)
+
+
+def test_penalty_is_chosen_without_a_topic_on_both_sides():
+    rng = np.random.default_rng(0)
+    signal = rng.normal(size=(80, 3)) + [1.0, 0, 0]
+    penalty, right = choose_penalty(signal, np.arange(80) % 8, (0.01, 1e4))
+    assert penalty == 0.01 and right > 0.7
+    assert choose_penalty(signal, np.zeros(80), (0.1, 1.0, 10.0)) == (1.0, None)
