@@ -24,7 +24,7 @@ from components.evaluation.certificate import calibration, length_bias
 from components.linear import bradley_terry, choose_penalty, topics_of
 from components.types import Group, Message
 
-PENALTIES = (0.1, 0.3, 1.0, 3.0, 10.0)
+PENALTIES = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 MAX_TOKENS = 128
 BATCH = 64
 FILE = "judge.json"

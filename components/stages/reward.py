@@ -23,7 +23,7 @@ from components.stages.train import encoded, learn
 from components.store import write_atomic
 from components.types import Group
 
-PENALTIES = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+PENALTIES = (1.0, 3.0, 10.0, 30.0, 100.0)
 
 
 def reward(job: Job) -> dict[str, Any]:

@@ -107,3 +107,20 @@ def test_combinations():
     assert both([group], Context()) == {"reward.combined": [[2.5]]}
     short = build("annotate", {"name": "rewards.combine.length_penalised", "penalty": 0.1})
     assert short([group], Context())["reward.length_penalised"][0] == pytest.approx([1.8])
+
+
+def test_length_control_leaves_what_length_does_not_explain():
+    import numpy as np
+    from sklearn.linear_model import LinearRegression
+
+    rng = np.random.default_rng(0)
+    lengths, noise = rng.integers(1, 60, size=(20, 5)), rng.normal(size=(20, 5))
+    prompts = rng.normal(size=(20, 1))
+    rewards = 2.0 * np.log(lengths) + prompts + noise
+    groups = [Group(Prompt(str(i), ()), tuple(said("x", mask=[True] * int(n)) for n in row), {"reward.judge": rewards[i].tolist()})
+              for i, row in enumerate(lengths)]
+    controlled = build("annotate", {"name": "rewards.combine.length_controlled"})(groups, Context())["reward.length_controlled"]
+    x = np.log(lengths) - np.log(lengths).mean(1, keepdims=True)
+    slope = LinearRegression().fit(x.reshape(-1, 1), (rewards - rewards.mean(1, keepdims=True)).ravel()).coef_[0]
+    assert np.allclose(controlled, rewards - slope * x)
+    assert abs(np.corrcoef(x.ravel(), (np.array(controlled) - np.mean(controlled, 1, keepdims=True)).ravel())[0, 1]) < 1e-9
