@@ -28,9 +28,16 @@ def check(recipe: Recipe, rounds: Mapping[str, Online]) -> None:
 
 def _check_section(section: Offline | Online, models: set[str], where: str) -> None:
     have = {"logprobs.sampled"} if isinstance(section, Online) else {"margin"}
-    for slot, kind in (("annotate", "annotate"), ("select", "select"), ("prepare", "annotate")):
-        for spec in getattr(section, slot):
+    # What chooses the prompts stands where it learns from them: it reads what was scored.
+    prompts = [section.prompts] if isinstance(section, Online) else []
+    steps = isinstance(section, Online) and section.cadence == "step"
+    for slot, specs in {"annotate": section.annotate, "prompts": prompts, "select": section.select, "prepare": section.prepare}.items():
+        for spec in specs:
+            kind = "annotate" if slot == "prepare" else slot
             have = _check_piece(kind, spec, have, models, f"{where}.{slot}")
+            if describe(kind, spec["name"]).memory and not steps:
+                raise RecipeError(f"{where}.{slot}: {spec['name']!r} remembers earlier steps, and each round runs in a process of its own; "
+                                  "use it with `cadence: step`" + (", or `keep_earlier: true` in its place" if slot == "select" else ""))
     _check_fit(section.fit, have, f"{where}.fit")
 
 

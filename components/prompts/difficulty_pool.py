@@ -12,7 +12,7 @@ from components.piece import piece
 from components.types import Group, Prompt
 
 
-@piece(paper="arXiv:2504.03380")
+@piece(reads=("{reward}",), paper="arXiv:2504.03380")
 class DifficultyPool:
     """Draws prompts with weight p (1 - p) + floor, p being the mean reward in [0, 1] last seen for the prompt (1/2 when never
     seen). Has memory: `update` learns from scored groups. Without updates it draws uniformly.

@@ -59,6 +59,8 @@ def test_a_mapping_merges_a_list_replaces_another_piece_replaces() -> None:
     ("profile: gpuu", "no profile named 'gpuu'"),
     ("online: {by_round: {2: {fit: {updates: {policy: [{name: clip}]}}}}}",
      r"online.by_round.2.fit.updates.policy: 'clip' reads \['logprobs.old'\]"),
+    ("online: {select: [{name: replay}]}", "online.select: 'replay' remembers earlier steps.*`cadence: step`, or `keep_earlier: true`"),
+    ("online: {cadence: step, prompts: {name: difficulty_pool, reward: reward.judge}}", r"online.prompts: .* reads \['reward.judge'\]"),
     ("online: {by_round: {3: {}}}", "3 is no round; the recipe has rounds 1 to 2"),
 ])
 def test_a_mistake_is_one_sentence(tmp_path: Path, change: str, message: str) -> None:
