@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModel
+
 from components.chat import encode_group
 from components.linear import choose_penalty
 from components.models.forward import outputs, reward_states
@@ -10,7 +12,6 @@ from components.models.load import load_reward, load_tokenizer, new_reward, save
 from components.packing import pack
 from components.stages.reward import linear_probe
 from components.types import Group, Prompt, Trajectory
-from transformers import AutoModel
 
 SAID = [("hello there", "what a lovely day"), ("how are you", "fine thanks"), ("tell me a joke", "no"), ("go on", "a long story follows")]
 
@@ -65,7 +66,7 @@ def test_linear_probe_is_scikit_learns_logistic_regression_on_the_frozen_feature
 
 def test_penalty_is_chosen_without_a_topic_on_both_sides():
     rng = np.random.default_rng(0)
-    signal = rng.normal(size=(80, 3)) + [1.0, 0, 0]
+    signal = rng.normal(size=(80, 3)) + np.array([1.0, 0, 0])
     penalty, right = choose_penalty(signal, np.arange(80) % 8, (0.01, 1e4))
     assert penalty == 0.01 and right > 0.7
     assert choose_penalty(signal, np.zeros(80), (0.1, 1.0, 10.0)) == (1.0, None)
