@@ -38,6 +38,9 @@ def _check_section(section: Offline | Online, models: set[str], where: str) -> N
             if describe(kind, spec["name"]).memory and not steps:
                 raise RecipeError(f"{where}.{slot}: {spec['name']!r} remembers earlier steps, and each round runs in a process of its own; "
                                   "use it with `cadence: step`" + (", or `keep_earlier: true` in its place" if slot == "select" else ""))
+    if isinstance(section, Online) and section.reference != "initial" and isinstance(section.reference, Mapping) != steps:
+        raise RecipeError(f"{where}.reference: got {section.reference!r} with `cadence: {section.cadence}`; expected `initial`, or "
+                          + ("an anchor such as {name: ema}" if steps else "`previous`"))
     _check_fit(section.fit, have, f"{where}.fit")
 
 

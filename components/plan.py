@@ -156,7 +156,10 @@ def _pick(section: Any, *names: str) -> dict[str, Any]:
 
 def _slots(section: Any) -> list[tuple[str, Mapping[str, Any]]]:
     found = [("annotate", s) for s in [*section.annotate, *section.prepare]] + [("select", s) for s in section.select]
-    return [*found, ("rollout", section.rollout), ("prompts", section.prompts)] if isinstance(section, Online) else found
+    if not isinstance(section, Online):
+        return found
+    anchors = [("anchor", section.reference)] if isinstance(section.reference, Mapping) else []
+    return [*found, ("rollout", section.rollout), ("prompts", section.prompts), *anchors]
 
 
 def _fit_pieces(fit: Fit) -> list[tuple[str, Mapping[str, Any]]]:

@@ -125,7 +125,7 @@ def _build(kind: Any, value: Any, where: str) -> Any:
         if value is None and type(None) in options:
             return None
         real = [o for o in options if o is not type(None)]
-        return _build(real[0], value, where)
+        return _build(real[-1] if isinstance(value, Mapping) else real[0], value, where)  # a word, or a mapping in its place
     if origin is Literal:
         if value not in typing.get_args(kind):
             allowed = [str(a) for a in typing.get_args(kind)]
@@ -198,6 +198,8 @@ def _resolved_section(section: Any, name: str) -> Any:
     if isinstance(section, Online):
         here["rollout"] = resolve("rollout", section.rollout, where=f"{name}.rollout")
         here["prompts"] = resolve("prompts", section.prompts, where=f"{name}.prompts")
+        if isinstance(section.reference, Mapping):
+            here["reference"] = resolve("anchor", section.reference, where=f"{name}.reference")
     return dataclasses.replace(section, **here)
 
 

@@ -99,7 +99,8 @@ class Offline:
 
 @dataclass(frozen=True)
 class Online:
-    """Learning from the policy's own answers, by rounds (four tasks each) or by steps (one task, in memory)."""
+    """Learning from the policy's own answers, by rounds (four tasks each) or by steps (one task, in memory). In place of a word,
+    `reference` takes a piece of the anchors by steps: what the reference becomes after each."""
 
     fit: Fit
     cadence: Literal["round", "step"] = "round"
@@ -111,7 +112,7 @@ class Online:
     annotate: Sequence[Spec] = ()
     select: Sequence[Spec] = ()
     prepare: Sequence[Spec] = ()
-    reference: Literal["initial", "previous"] = "initial"
+    reference: Literal["initial", "previous"] | Spec = "initial"
     sample_from: Literal["current", "initial"] = "current"
     keep_earlier: bool = False
     value_head: bool = False

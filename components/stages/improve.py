@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, final
 
 from components.data.groups import read_groups, write_groups
 from components.engines.torch import TorchEngine
@@ -38,6 +38,10 @@ def improve(job: Job) -> dict[str, Any]:
     select = pieces("select", options["select"])
     remembered = {**memories(updates), **remembering(prompts=[("choose", choose)], rollout=[("sample", sample)],
                                                      annotate=annotate, select=select, prepare=prepare)}
+    reference = None
+    if options["reference"] != "initial":
+        start = TorchEngine(job.path("reference"), rows=profile["sampler_rows"], kind=kind, threads=profile["threads"])
+        reference = remembered["reference"] = Reference(start, build("anchor", options["reference"]))
     state: dict[str, Any] = {"step": 0, "updates": 0}
     checkpoint = latest(job.work.progress)
     if checkpoint:
@@ -47,10 +51,11 @@ def improve(job: Job) -> dict[str, Any]:
     current = job.work.progress / "current"
     learner.save(current)
     engine = TorchEngine(current, rows=profile["sampler_rows"], kind=kind, threads=profile["threads"])
+    live = {"policy": engine, **({"reference": reference.engine} if reference else {})}
     chosen: list[Group] = []
     while state["step"] < options["rounds"]:
         number = state["step"] + 1
-        ctx = Context(models=Overlay(models, {"policy": engine}), seed=seed, round=number)
+        ctx = Context(models=Overlay(models, live), seed=seed, round=number)
         asked = choose(prompts, count=options["prompts_per_round"], round=number, rounds=options["rounds"], seed=seed)
         groups = sample(asked, ctx)
         marked, counts = annotate_groups(groups, annotate, ctx, max_failed=options["max_failed"])
@@ -70,6 +75,8 @@ def improve(job: Job) -> dict[str, Any]:
                     state["updates"] += 1
             learner.save(current)
             engine.load(current)
+            if reference:
+                reference.follow(engine)
         state["step"] = number
         log(line, number, options["rounds"])
         every = options["fit"]["save_every"]
@@ -84,6 +91,23 @@ def improve(job: Job) -> dict[str, Any]:
         write_groups(job.work.product / "last_groups.parquet", chosen)
         summary["reload_difference"] = verify_saved(job.work.product, learner, chosen[:2], kind="policy", tokens=profile["tokens_per_batch"])
     return summary
+
+
+@final
+class Reference:
+    """A reference that moves: after each update it is what the anchor makes of it and of the policy."""
+
+    def __init__(self, engine: TorchEngine, anchor: Callable[..., Mapping[str, Any]]) -> None:
+        self.engine, self.anchor = engine, anchor
+
+    def follow(self, policy: TorchEngine) -> None:
+        self.engine.model.load_state_dict(self.anchor(self.engine.model.state_dict(), policy.model.state_dict()))
+
+    def state(self) -> dict[str, Any]:
+        return dict(self.engine.model.state_dict())
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.engine.model.load_state_dict(state)
 
 
 class Overlay(Mapping[str, Any]):
