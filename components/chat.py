@@ -7,53 +7,12 @@ tokens of a prompt are the same whichever answer follows. The cuts always rejoin
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from components.errors import ContractError
 from components.types import Group, Message, Prompt, Trajectory
-
-
-@dataclass(frozen=True)
-class Contract:
-    """What two stages must agree on before tokens pass between them."""
-
-    eos: tuple[int, ...]
-    pad: int
-    template: str
-    vocabulary: int
-    dtype: str
-
-    def check(self, other: Contract, where: str) -> None:
-        """Raises `ContractError` naming every difference between this side and the other."""
-        differences = [f"{field.name} is {getattr(self, field.name)!r} here and {getattr(other, field.name)!r} there"
-                       for field in dataclasses.fields(self) if getattr(self, field.name) != getattr(other, field.name)]
-        if differences:
-            raise ContractError(f"{where}: the two models do not share a contract: {'; '.join(differences)}. "
-                                "Use models of the same family, or convert one of them again")
-
-
-def contract(tokenizer: Any, config: Any) -> Contract:
-    """The contract of a tokenizer and a model config. `ContractError` where it cannot be trained with."""
-    name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
-    if not tokenizer.chat_template:
-        raise ContractError(f"{name}: the tokenizer has no chat template; put a chat_template.jinja beside tokenizer.json")
-    if tokenizer.eos_token_id is None:
-        raise ContractError(f"{name}: the tokenizer has no eos_token; set it to the token that ends a turn in the template")
-    if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
-        raise ContractError(f"{name}: pad token ({tokenizer.pad_token!r}) must exist and differ from eos ({tokenizer.eos_token!r}), "
-                            "or the end of an answer is masked as padding; set pad_token to an unused special token in "
-                            "tokenizer_config.json and pad_token_id in config.json")
-    if config.vocab_size < len(tokenizer):
-        raise ContractError(f"{name}: the tokenizer has {len(tokenizer)} tokens, the model only {config.vocab_size}; they are not a pair")
-    eos = config.eos_token_id if isinstance(config.eos_token_id, (list, tuple)) else [config.eos_token_id]
-    if tokenizer.eos_token_id not in eos:
-        raise ContractError(f"{name}: eos is {tokenizer.eos_token_id} for the tokenizer and {eos} for the model; make them the same")
-    dtype = str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
-    digest = hashlib.sha256(str(tokenizer.chat_template).encode()).hexdigest()[:16]
-    return Contract(tuple(sorted(eos)), tokenizer.pad_token_id, digest, config.vocab_size, dtype)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@
     ├── SourceError        data or a model cannot be fetched, read or verified
     ├── DataError          records are wrong: schema, quarantine over its limit, empty data set
     │   └── GateError      an expectation that stops the run failed
-    ├── ContractError      two stages disagree: tokenizer, template, EOS, dtype, sampler against learner
+    ├── ContractError      two stages disagree: tokenizer, template, EOS, sampler against learner
     ├── TrainingError      a loss is not finite, nothing to train on
     ├── HealthError        a health rule of the recipe said `stop`
     ├── StoreError         disk full, damaged or half-written artifact

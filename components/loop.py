@@ -3,24 +3,39 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from components.errors import DataError
 from components.piece import build, describe
+from components.protocols import Memory
 from components.types import OK, Context, Group
 
+Named = tuple[str, Callable[..., Any]]
+"""A piece ready to be called, with the name a recipe gives it."""
 
-def annotate_groups(groups: Sequence[Group], specs: Sequence[Mapping[str, Any]], ctx: Context, *,
+
+def pieces(slot: str, specs: Sequence[Mapping[str, Any]]) -> list[Named]:
+    """The pieces of a slot, in order. Whoever calls them more than once keeps them, for some have memory."""
+    return [(spec["name"], build(slot, spec)) for spec in specs]
+
+
+def remembering(**slots: Sequence[Named]) -> dict[str, Memory]:
+    """The pieces that have memory, by a name that is stable across restarts."""
+    return {f"{slot}.{i}.{name}": piece for slot, named in slots.items()
+            for i, (name, piece) in enumerate(named) if isinstance(piece, Memory)}
+
+
+def annotate_groups(groups: Sequence[Group], annotators: Sequence[Named], ctx: Context, *,
                     max_failed: float) -> tuple[list[Group], dict[str, Any]]:
     """Apply the annotators in order. A trajectory whose reward failed or was skipped leaves its group, counted;
     more than `max_failed` of them is a `DataError`. A group that loses all its trajectories leaves too.
     """
     groups, counts = list(groups), Counter()
-    for spec in specs:
-        written = build("annotate", spec)(groups, ctx)
-        groups = [g.extended({name: values[i] for name, values in written.items()}) for i, g in enumerate(groups)]
-        statuses = [name for name in written if name.endswith(".status")]
+    for name, annotator in annotators:
+        written = annotator(groups, ctx)
+        groups = [g.extended({column: values[i] for column, values in written.items()}) for i, g in enumerate(groups)]
+        statuses = [column for column in written if column.endswith(".status")]
         if not statuses:
             continue
         kept, total, first = [], 0, ""
@@ -32,7 +47,7 @@ def annotate_groups(groups: Sequence[Group], specs: Sequence[Mapping[str, Any]],
                 if bad is None:
                     good.append(i)
                 else:
-                    counts[f"{spec['name']} {bad.split(':')[0]}"] += 1
+                    counts[f"{name} {bad.split(':')[0]}"] += 1
                     first = first or bad
             if len(good) < len(group.trajectories):
                 counts["groups short of responses"] += bool(good)
@@ -41,23 +56,23 @@ def annotate_groups(groups: Sequence[Group], specs: Sequence[Mapping[str, Any]],
                 kept.append(group.take(good))
         lost = total - sum(len(g.trajectories) for g in kept)
         if total and lost / total > max_failed:
-            raise DataError(f"{spec['name']}: {lost} of {total} rewards failed or were skipped (at most {max_failed:.0%} allowed); "
+            raise DataError(f"{name}: {lost} of {total} rewards failed or were skipped (at most {max_failed:.0%} allowed); "
                             f"the first said: {first}")
         groups = kept
     return groups, {"groups": len(groups), "trajectories": sum(len(g.trajectories) for g in groups), **counts}
 
 
-def select_groups(groups: Sequence[Group], selectors: Sequence[Mapping[str, Any]], prepare: Sequence[Mapping[str, Any]],
+def select_groups(groups: Sequence[Group], selectors: Sequence[Named], annotators: Sequence[Named],
                   ctx: Context) -> tuple[list[Group], dict[str, Any]]:
     """Apply the selectors, then the annotators that only what was chosen needs. Counts what each took away."""
     counts: dict[str, Any] = {"groups before": len(groups)}
     chosen = list(groups)
-    for spec in selectors:
-        chosen = build("select", spec)(chosen, ctx)
-        counts[f"groups after {spec['name']}"] = len(chosen)
-    for spec in prepare if chosen else ():
-        written = build("annotate", spec)(chosen, ctx)
-        chosen = [g.extended({name: values[i] for name, values in written.items()}) for i, g in enumerate(chosen)]
+    for name, selector in selectors:
+        chosen = selector(chosen, ctx)
+        counts[f"groups after {name}"] = len(chosen)
+    for _, annotator in annotators if chosen else ():
+        written = annotator(chosen, ctx)
+        chosen = [g.extended({column: values[i] for column, values in written.items()}) for i, g in enumerate(chosen)]
     return chosen, counts
 
 

@@ -79,6 +79,7 @@ class Description:
     asks: frozenset[str] = frozenset()
     unit: Unit = "row"
     paper: str = ""
+    memory: bool = False
     options: Mapping[str, Option] = field(default_factory=dict)
 
     def columns(self, which: Literal["reads", "writes"], options: Mapping[str, Any]) -> frozenset[str]:
@@ -133,6 +134,7 @@ def _read(slot: str, folder: str, path: Path) -> dict[str, Description]:
             slot=slot, name=name, module=f"components.{folder}.{path.stem}", function=node.name, path=path, doc=doc,
             reads=frozenset(said.get("reads", ())), writes=frozenset(said.get("writes", ())),
             asks=frozenset(said.get("asks", ())), unit=said.get("unit", "row"), paper=said.get("paper", ""),
+            memory=any(isinstance(f, ast.FunctionDef) and f.name == "restore" for f in node.body),
             options=_options(signature) if signature else {},
         )
     return pieces

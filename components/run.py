@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from components.contract import agree, record
 from components.plan import STAGES
 from components.store import Workspace
 from components.types import Artifact
@@ -34,7 +35,7 @@ class Job:
 
 
 def execute(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Set the process up (threads, determinism), call the stage, return its meta."""
+    """Set the process up (threads, determinism), see that the inputs share a contract, call the stage, return its meta."""
     profile = request["options"].get("profile")
     if profile:
         import torch
@@ -49,7 +50,10 @@ def execute(request: Mapping[str, Any]) -> dict[str, Any]:
         name: Artifact(a["kind"], Path(a["path"]), a["digest"], tuple(a["parents"]), a["meta"])
         for name, a in request["inputs"].items()
     }
-    return function(Job(request["options"], inputs, Workspace(Path(request["work"])))) or {}
+    work = Workspace(Path(request["work"]))
+    agreed = agree(request["does"], inputs, request["options"])
+    meta = function(Job(request["options"], inputs, work)) or {}
+    return {**meta, **record(work.product, agreed)}
 
 
 def as_request(does: str, options: Mapping[str, Any], inputs: Mapping[str, Artifact], work: Path) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""Nested state (tensors, numbers, text) to disk and back, exactly, without pickle: safetensors beside JSON."""
+"""Nested state (tensors, numbers, text, groups) to disk and back, exactly, without pickle: safetensors beside JSON."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -9,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from components import types
 from components.errors import StoreError
 from components.store import disk_errors, write_atomic
 
@@ -56,7 +58,11 @@ def _split(value: Any, tensors: dict[str, Any], path: str) -> Any:
     if isinstance(value, Mapping):
         return {"$map": [[k, _split(v, tensors, f"{path}/{k}")] for k, v in value.items()]}
     if isinstance(value, (list, tuple)):
-        return [_split(v, tensors, f"{path}/{i}") for i, v in enumerate(value)]
+        items = [_split(v, tensors, f"{path}/{i}") for i, v in enumerate(value)]
+        return {"$tuple": items} if isinstance(value, tuple) else items
+    if getattr(types, type(value).__name__, None) is type(value):
+        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        return {"$record": type(value).__name__, "fields": _split(fields, tensors, path)}
     return value
 
 
@@ -64,6 +70,10 @@ def _join(value: Any, tensors: Mapping[str, Any]) -> Any:
     if isinstance(value, dict):
         if "$tensor" in value:
             return tensors[value["$tensor"]]
+        if "$tuple" in value:
+            return tuple(_join(v, tensors) for v in value["$tuple"])
+        if "$record" in value:
+            return getattr(types, value["$record"])(**_join(value["fields"], tensors))
         return {k: _join(v, tensors) for k, v in value["$map"]}
     if isinstance(value, list):
         return [_join(v, tensors) for v in value]

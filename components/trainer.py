@@ -25,7 +25,7 @@ from components.types import Batch, Group, Terms
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from components.protocols import Knob, Learner
+    from components.protocols import Knob, Learner, Memory
 
 OWN = ("weight", "reduce", "label")
 
@@ -176,15 +176,10 @@ def fit(
         raise TrainingError("nothing to train on: the data set is empty after selection; see the counts of the stage before")
     planned = steps_planned(len(groups), options)
     state: dict[str, Any] = {"step": 0, "best": None, "best_step": 0, "bad": 0, "stopped": False, "tokens": 0}
-    knobs = memories(updates)
+    remembered = memories(updates)
     checkpoint = latest(progress)
     if checkpoint:
-        saved = load_state(checkpoint)
-        state = saved["state"]
-        for role, learner in learners.items():
-            learner.restore(saved["learners"][role])
-        for name, knob in knobs.items():
-            knob.restore(saved["knobs"][name])
+        state = load_checkpoint(checkpoint, learners, remembered)
     log = Log(metrics, after=state["step"])
     per_epoch = math.ceil(len(groups) / options["batch"])
     started = time.monotonic()
@@ -202,7 +197,7 @@ def fit(
             line |= _validate(learners, updates, validation, options, state, tokens, progress)
         log(line, state["step"], planned)
         if options["save_every"] and state["step"] % options["save_every"] == 0 and state["step"] < planned:
-            save_checkpoint(progress, state, learners, knobs)
+            save_checkpoint(progress, state, learners, remembered)
     if validation and state["best_step"] and state["best_step"] != state["step"]:
         best = load_state(progress / "best")
         for role, learner in learners.items():
@@ -263,12 +258,22 @@ def latest(progress: Path) -> Path | None:
     return found[-1] if found else None
 
 
-def save_checkpoint(progress: Path, state: Mapping[str, Any], learners: Mapping[str, Learner], knobs: Mapping[str, Knob]) -> None:
-    """Save everything a fit needs to go on exactly, then drop the checkpoint before."""
+def save_checkpoint(progress: Path, state: Mapping[str, Any], learners: Mapping[str, Learner], remembered: Mapping[str, Memory]) -> None:
+    """Save everything a run needs to go on exactly, then drop the checkpoint before."""
     save_state(progress / f"checkpoint-{state['step']}", {
         "state": dict(state),
         "learners": {role: learner.state() for role, learner in learners.items()},
-        "knobs": {name: knob.state() for name, knob in knobs.items()},
+        "memories": {name: memory.state() for name, memory in remembered.items()},
     })
     for older in sorted(progress.glob("checkpoint-*"), key=lambda p: int(p.name.split("-")[1]))[:-1]:
         shutil.rmtree(older)
+
+
+def load_checkpoint(checkpoint: Path, learners: Mapping[str, Learner], remembered: Mapping[str, Memory]) -> dict[str, Any]:
+    """Put learners and memories back to what `save_checkpoint` saw; the `state` saved with them."""
+    saved = load_state(checkpoint)
+    for role, learner in learners.items():
+        learner.restore(saved["learners"][role])
+    for name, memory in remembered.items():
+        memory.restore(saved["memories"][name])
+    return saved["state"]

@@ -14,8 +14,9 @@ from typing import Any, Protocol
 
 from components.errors import ContractError
 from components.plan import Stage, plan
-from components.recipe import Profile, Recipe, dump, load
+from components.recipe import dump, load
 from components.run import as_request
+from components.schema import Profile, Recipe
 from components.store import RunDirectory, Store, digest, write_atomic
 from components.types import Artifact
 from tasks.launch import launch

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @piece(paper="arXiv:2404.09656")
 def ema(reference: Mapping[str, Tensor], policy: Mapping[str, Tensor], *, follow: float = 0.6) -> Mapping[str, Tensor]:
-    """follow x policy + (1 - follow) x reference, weight by weight: the soft update of Trust Region DPO (eq. 7)."""
+    """follow x policy + (1 - follow) x reference, weight by weight: the soft update of Trust Region DPO."""
     if reference.keys() != policy.keys():
         raise ContractError(f"ema: reference and policy differ in weights, e.g. {sorted(reference.keys() ^ policy.keys())[:3]}")
     return {name: reference[name].lerp(weight, follow) if weight.is_floating_point() else weight for name, weight in policy.items()}

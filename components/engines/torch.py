@@ -13,7 +13,8 @@ import numpy
 import torch
 from torch import Tensor
 
-from components.chat import contract, decode_answer, encode, encode_prompt
+from components.chat import decode_answer, encode, encode_prompt
+from components.contract import contract
 from components.engines.sampling import sample
 from components.errors import ContractError
 from components.models.attention import Cache, DecodePlan, PrefillPlan

@@ -67,8 +67,8 @@ def truncated(out: Outputs, batch: Batch, *, low: float = 0.2, high: float = 0.2
 
 @piece(reads=("logprobs.old", "logprobs.sampled", "advantages"), asks=("logprobs",), unit="step", paper="arXiv:2510.18855")
 def icepop(out: Outputs, batch: Batch, *, low: float = 0.2, high: float = 0.2, floor: float = 0.5, cap: float = 5.0) -> Terms:
-    """The same with the weights outside [floor, cap] set to 0 instead of truncated (IcePop): such a step teaches nothing,
-    yet still counts in the denominator.
+    """The same with the weights outside [floor, cap] set to 0 instead of truncated (IcePop, in the report on Ring-1T): such a step
+    teaches nothing, yet still counts in the denominator.
     """
     terms, weight = clip(out, batch, low=low, high=high), mismatch(batch)
     weight = torch.where((weight >= floor) & (weight <= cap), weight, 0.0)

@@ -12,10 +12,13 @@ from components.piece import piece
 from components.types import Group, Prompt
 
 
-@piece(paper="arXiv:2504.03380")
+@piece(reads=("{reward}",), paper="arXiv:2504.03380")
 class DifficultyPool:
-    """Draws prompts with weight p (1 - p) + floor, p being the mean reward in [0, 1] last seen for the prompt (1/2 when never
-    seen). Has memory: `update` learns from scored groups. Without updates it draws uniformly.
+    """Draws prompts with weight p (1 - p) + floor, p being a running mean of the rewards in [0, 1] seen for the prompt (1/2 when
+    never seen). Has memory: `update` learns from scored groups. Without updates it draws uniformly.
+
+    The paper bounds the expected improvement from below by the variance p (1 - p) of a prompt's success and filters the
+    prompts of a step by it; to draw by it, from what earlier steps saw, is ours.
     """
 
     def __init__(self, *, reward: str = "reward.exact_answer", floor: float = 0.02, momentum: float = 0.5) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from components.data.groups import read_groups, write_groups
@@ -11,26 +11,22 @@ from components.errors import DataError, HealthError
 from components.evaluation.certificate import require
 from components.evaluation.gold import GoldJudge
 from components.evaluation.health import check
-from components.loop import annotate_groups, panel, select_groups
+from components.loop import annotate_groups, panel, pieces, select_groups
 from components.piece import build
 from components.run import Job
-from components.types import Context, Prompt
+from components.types import Context
 
 
 def rollout(job: Job) -> dict[str, Any]:
     """The round's own prompts, answered by the current policy."""
     options = job.options
     prompts = [group.prompt for group in read_groups(job.path("data") / f"{options['data']}.parquet")]
-    mine = choose_prompts(options["prompts"], prompts, options["round"], options["prompts_per_round"], options["rounds"], options["seed"])
+    choose = build("prompts", options["prompts"])
+    mine = choose(prompts, count=options["prompts_per_round"], round=options["round"], rounds=options["rounds"], seed=options["seed"])
     context = Context(models={"policy": engine(job, "policy")}, seed=options["seed"], round=options["round"])
     groups = build("rollout", options["rollout"])(mine, context)
     write_groups(job.work.product / "groups.parquet", groups)
     return {"prompts": len(groups), "responses": sum(len(g.trajectories) for g in groups)}
-
-
-def choose_prompts(spec: Mapping[str, Any], prompts: Sequence[Prompt], number: int, count: int, rounds: int, seed: int) -> list[Prompt]:
-    """The prompts of round `number` (from 1); the same ones whatever happened before."""
-    return build("prompts", spec)(prompts, count=count, round=number, rounds=rounds, seed=seed)
 
 
 def annotate(job: Job) -> dict[str, Any]:
@@ -38,7 +34,7 @@ def annotate(job: Job) -> dict[str, Any]:
     options = job.options
     groups = read_groups(job.path("groups") / "groups.parquet")
     context = context_of(job)
-    marked, counts = annotate_groups(groups, options["annotate"], context, max_failed=options["max_failed"])
+    marked, counts = annotate_groups(groups, pieces("annotate", options["annotate"]), context, max_failed=options["max_failed"])
     judge = GoldJudge.load(job.path("gold"), job.path("encoder")) if "gold" in job.inputs else None
     numbers = panel(marked, options["annotate"], judge=judge, reference=context.models.get("initial"),
                     kl_prompts=options["watch"].get("kl_prompts", 0) if options["round"] > 1 else 0, encoder=job.inputs.get("encoder"))
@@ -58,7 +54,7 @@ def select(job: Job) -> dict[str, Any]:
     options = job.options
     groups = read_groups(job.path("groups") / "groups.parquet")
     context = context_of(job)
-    chosen, counts = select_groups(groups, options["select"], options["prepare"], context)
+    chosen, counts = select_groups(groups, pieces("select", options["select"]), pieces("annotate", options["prepare"]), context)
     for name in sorted(n for n in job.inputs if n.startswith("earlier_")):
         chosen = [*read_groups(job.path(name) / "groups.parquet"), *chosen]
     if not chosen:
@@ -77,8 +73,8 @@ def prepare_offline(job: Job) -> dict[str, Any]:
     groups, counts = encoded(job.path("data") / f"{options['data']}.parquet", load_tokenizer(job.path("policy")),
                              options["max_tokens"], options["limit"])
     context = context_of(job)
-    marked, _ = annotate_groups(groups, options["annotate"], context, max_failed=0.1)
-    chosen, more = select_groups(marked, options["select"], options["prepare"], context)
+    marked, _ = annotate_groups(groups, pieces("annotate", options["annotate"]), context, max_failed=0.1)
+    chosen, more = select_groups(marked, pieces("select", options["select"]), pieces("annotate", options["prepare"]), context)
     write_groups(job.work.product / "groups.parquet", chosen)
     return {"data": counts, "counts": more}
 

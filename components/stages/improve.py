@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, final
 
 from components.data.groups import read_groups, write_groups
 from components.engines.torch import TorchEngine
 from components.errors import DataError
-from components.loop import annotate_groups, panel, select_groups
+from components.loop import annotate_groups, panel, pieces, remembering, select_groups
 from components.packing import order
 from components.piece import build
 from components.run import Job
-from components.stages.experience import choose_prompts, context_of
+from components.stages.experience import context_of
 from components.stages.probe import verify_saved
 from components.stages.train import make_learner
-from components.state import load_state
-from components.trainer import Log, latest, memories, one_step, parts, save_checkpoint
+from components.trainer import Log, latest, load_checkpoint, memories, one_step, parts, save_checkpoint
 from components.types import Context, Group
 
 
 def improve(job: Job) -> dict[str, Any]:
     """`rounds` on-policy steps: each samples with the weights just learnt and takes `epochs` passes over its groups.
 
-    Resumes from the last checkpoint with the same samples, because every random choice is made from (seed, step).
+    Resumes from the last checkpoint with the same samples: every random choice is made from (seed, step) and from the
+    memories of the pieces, which are built once and are part of the checkpoint.
     """
     options, profile, seed = job.options, job.options["profile"], job.options["seed"]
     prompts = [g.prompt for g in read_groups(job.path("data") / f"{options['data']}.parquet")]
@@ -33,30 +33,37 @@ def improve(job: Job) -> dict[str, Any]:
     learner = make_learner(job.path("policy"), kind, options["fit"], profile, units)
     updates = {role: parts(specs) for role, specs in options["fit"]["updates"].items()}
     learners = dict.fromkeys(updates, learner)
-    knobs = memories(updates)
+    choose, sample = build("prompts", options["prompts"]), build("rollout", options["rollout"])
+    annotate, prepare = pieces("annotate", options["annotate"]), pieces("annotate", options["prepare"])
+    select = pieces("select", options["select"])
+    remembered = {**memories(updates), **remembering(prompts=[("choose", choose)], rollout=[("sample", sample)],
+                                                     annotate=annotate, select=select, prepare=prepare)}
+    reference = None
+    if options["reference"] != "initial":
+        start = TorchEngine(job.path("reference"), rows=profile["sampler_rows"], kind=kind, threads=profile["threads"])
+        reference = remembered["reference"] = Reference(start, build("anchor", options["reference"]))
     state: dict[str, Any] = {"step": 0, "updates": 0}
     checkpoint = latest(job.work.progress)
     if checkpoint:
-        saved = load_state(checkpoint)
-        state = saved["state"]
-        learner.restore(saved["learners"][next(iter(learners))])
-        for name, knob in knobs.items():
-            knob.restore(saved["knobs"][name])
+        state = load_checkpoint(checkpoint, learners, remembered)
     log = Log(job.work.metrics, after=state["step"])
     models = context_of(job).models
     current = job.work.progress / "current"
     learner.save(current)
     engine = TorchEngine(current, rows=profile["sampler_rows"], kind=kind, threads=profile["threads"])
+    live = {"policy": engine, **({"reference": reference.engine} if reference else {})}
     chosen: list[Group] = []
     while state["step"] < options["rounds"]:
         number = state["step"] + 1
-        ctx = Context(models=Overlay(models, {"policy": engine}), seed=seed, round=number)
-        asked = choose_prompts(options["prompts"], prompts, number, options["prompts_per_round"], options["rounds"], seed)
-        groups = build("rollout", options["rollout"])(asked, ctx)
-        marked, counts = annotate_groups(groups, options["annotate"], ctx, max_failed=options["max_failed"])
+        ctx = Context(models=Overlay(models, live), seed=seed, round=number)
+        asked = choose(prompts, count=options["prompts_per_round"], round=number, rounds=options["rounds"], seed=seed)
+        groups = sample(asked, ctx)
+        marked, counts = annotate_groups(groups, annotate, ctx, max_failed=options["max_failed"])
+        if hasattr(choose, "update"):
+            choose.update(marked)
         line = {f"rollout/{k}": v for k, v in panel(marked, options["annotate"]).items()}
-        chosen, _ = select_groups(marked, options["select"], options["prepare"], ctx)
-        line["rollout/groups"] = float(len(chosen))
+        chosen, _ = select_groups(marked, select, prepare, ctx)
+        line["select/groups"] = float(len(chosen))
         line |= {f"rollout/{k}": float(v) for k, v in counts.items()}
         if chosen:
             batch = options["fit"]["batch"]
@@ -68,11 +75,13 @@ def improve(job: Job) -> dict[str, Any]:
                     state["updates"] += 1
             learner.save(current)
             engine.load(current)
+            if reference:
+                reference.follow(engine)
         state["step"] = number
         log(line, number, options["rounds"])
         every = options["fit"]["save_every"]
         if every and number % every == 0 and number < options["rounds"]:
-            save_checkpoint(job.work.progress, state, learners, knobs)
+            save_checkpoint(job.work.progress, state, learners, remembered)
     if not state["updates"]:
         raise DataError(f"{state['step']} steps were taken and none had anything to learn from: every prompt's answers got the "
                         "same reward each time. Raise responses_per_prompt or the temperature, or choose easier prompts")
@@ -82,6 +91,23 @@ def improve(job: Job) -> dict[str, Any]:
         write_groups(job.work.product / "last_groups.parquet", chosen)
         summary["reload_difference"] = verify_saved(job.work.product, learner, chosen[:2], kind="policy", tokens=profile["tokens_per_batch"])
     return summary
+
+
+@final
+class Reference:
+    """A reference that moves: after each update it is what the anchor makes of it and of the policy."""
+
+    def __init__(self, engine: TorchEngine, anchor: Callable[..., Mapping[str, Any]]) -> None:
+        self.engine, self.anchor = engine, anchor
+
+    def follow(self, policy: TorchEngine) -> None:
+        self.engine.model.load_state_dict(self.anchor(self.engine.model.state_dict(), policy.model.state_dict()))
+
+    def state(self) -> dict[str, Any]:
+        return dict(self.engine.model.state_dict())
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.engine.model.load_state_dict(state)
 
 
 class Overlay(Mapping[str, Any]):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
-from components.chat import contract, decode_answer, encode, encode_group, encode_prompt
+from components.chat import decode_answer, encode, encode_group, encode_prompt
 from components.errors import ContractError
 from components.models.tiny import _tokenizer
 from components.types import Group, Message, Prompt, Trajectory
@@ -64,18 +62,3 @@ def test_a_template_without_end_of_turn_is_refused(tokenizer) -> None:
             encode(tokenizer, PROMPT, Trajectory(({"role": "assistant", "content": "x"},)))
     finally:
         tokenizer.chat_template = kept
-
-
-def test_contracts_name_what_differs(tokenizer) -> None:
-    config = SimpleNamespace(vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id, dtype="float32")
-    mine = contract(tokenizer, config)
-    mine.check(mine, "here")
-    other = contract(tokenizer, SimpleNamespace(vocab_size=600, eos_token_id=tokenizer.eos_token_id, dtype="float32"))
-    with pytest.raises(ContractError, match="vocabulary"):
-        mine.check(other, "sampler against learner")
-    pad, tokenizer.pad_token = tokenizer.pad_token, tokenizer.eos_token
-    try:
-        with pytest.raises(ContractError, match="pad"):
-            contract(tokenizer, config)
-    finally:
-        tokenizer.pad_token = pad

@@ -57,6 +57,15 @@ def test_a_mapping_merges_a_list_replaces_another_piece_replaces() -> None:
     ("base: onlne", "no base named 'onlne'; did you mean 'online'"),
     ("schema: 7", "schema 7 is not 1"),
     ("profile: gpuu", "no profile named 'gpuu'"),
+    ("online: {by_round: {2: {fit: {updates: {policy: [{name: clip}]}}}}}",
+     r"online.by_round.2.fit.updates.policy: 'clip' reads \['logprobs.old'\]"),
+    ("online: {select: [{name: replay}]}", "online.select: 'replay' remembers earlier steps.*`cadence: step`, or `keep_earlier: true`"),
+    ("online: {cadence: step, prompts: {name: difficulty_pool, reward: reward.judge}}", r"online.prompts: .* reads \['reward.judge'\]"),
+    ("online: {reference: {name: ema}}", "online.reference: .* with `cadence: round`; expected `initial`, or `previous`"),
+    ("online: {cadence: step, reference: previous}", "online.reference: got 'previous' with `cadence: step`.*an anchor"),
+    ("online: {cadence: step, reference: {name: emma}}", "online.reference: no anchor piece named 'emma'; did you mean 'ema'"),
+    ("online: {reference: first}", "'first' is not one of initial, previous"),
+    ("online: {by_round: {3: {}}}", "3 is no round; the recipe has rounds 1 to 2"),
 ])
 def test_a_mistake_is_one_sentence(tmp_path: Path, change: str, message: str) -> None:
     whole = yaml.safe_load(ONLINE)

@@ -9,6 +9,7 @@ import torch
 
 from components.errors import StoreError
 from components.state import load_state, save_state
+from components.types import Group, Prompt, Span, Trajectory
 
 
 def test_round_trip_is_exact(tmp_path: Path) -> None:
@@ -26,6 +27,15 @@ def test_shared_tensors_and_views_are_saved(tmp_path: Path) -> None:
     save_state(tmp_path / "s", {"a": base, "b": base.T, "c": base[0]})
     back = load_state(tmp_path / "s")
     assert torch.equal(back["b"], base.T) and torch.equal(back["c"], base[0])
+
+
+def test_groups_come_back_equal(tmp_path: Path) -> None:
+    answer = Trajectory(({"role": "assistant", "content": "4"},), {"tokens": [1, 2, 3]}, [False, True, True], (-0.1, -1 / 3), "policy", "w",
+                        (Span(0, 2, 0.5), Span(2, 3)), (0, 1), "length", {"temperature": 0.7})
+    group = Group(Prompt("p", ({"role": "user", "content": "2 + 2"},), "4", meta={"kind": "sum"}), (answer, answer),
+                  {"reward.exact_answer": [1.0, 0.0], "logprobs.reference": [[0.0, -0.5, -0.25]] * 2})
+    save_state(tmp_path / "s", {"memory": [group]})
+    assert load_state(tmp_path / "s") == {"memory": [group]}
 
 
 def test_saving_replaces_and_damage_is_one_sentence(tmp_path: Path) -> None:

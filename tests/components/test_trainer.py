@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from components.errors import TrainingError
-from components.trainer import Log, fit, steps_planned, widest
+from components.loop import pieces, remembering
+from components.trainer import Log, fit, latest, load_checkpoint, save_checkpoint, steps_planned, widest
+from components.types import Context, Group, Prompt, Trajectory
 
 
 @pytest.mark.parametrize(("units", "batch", "epochs", "most", "steps"), [
@@ -37,3 +39,25 @@ def test_a_resumed_log_has_every_step_once(tmp_path: Path) -> None:
 
 def test_the_widest_unit_holds_the_others() -> None:
     assert widest(["step", "pair", "row"]) == "pair" and widest(["step"]) == "step" and widest(["group", "pair"]) == "group"
+
+
+def test_pieces_remember_through_a_checkpoint(tmp_path: Path) -> None:
+    def fresh():
+        prompts, select = pieces("prompts", [{"name": "difficulty_pool"}]), pieces("select", [{"name": "threshold"}, {"name": "replay"}])
+        return prompts[0][1], select[1][1], remembering(prompts=prompts, select=select)
+
+    groups = [Group(Prompt(f"{i}", ({"role": "user", "content": "hi"},)), (Trajectory((), {"tokens": [i, 7]}, [False, True]),) * 2,
+                    {"reward.exact_answer": [1.0, float(i % 2)]}) for i in range(8)]
+    choose, replay, remembered = fresh()
+    assert sorted(remembered) == ["prompts.0.difficulty_pool", "select.1.replay"]
+    choose.update(groups)
+    replay(groups, Context(round=1))
+    for step in (1, 2):
+        save_checkpoint(tmp_path, {"step": step}, {}, remembered)
+    again, replay_again, restored = fresh()
+    checkpoint = latest(tmp_path)
+    assert checkpoint and load_checkpoint(checkpoint, {}, restored) == {"step": 2}
+    every = [g.prompt for g in groups]
+    assert choose.solved and choose.solved == again.solved
+    assert choose(every, 4, 3, 9, 0) == again(every, 4, 3, 9, 0)
+    assert replay(groups[:4], Context(round=2)) == replay_again(groups[:4], Context(round=2))

