@@ -90,9 +90,9 @@ def headline(results: Mapping[str, Any]) -> str:
     if "win_rate_lc_vs_sft.mean" in metrics:
         lc = [metrics[f"win_rate_lc_vs_sft.{end}"] for end in ("mean", "low", "high")]
         text += f"; with length held equal, {lc[0]:.1%} ({lc[1]:.1%} to {lc[2]:.1%})"
-    if "perplexity_ratio" in metrics:
-        change = metrics["perplexity_ratio"] - 1
-        text += f". Perplexity on human replies {'rose' if change > 0 else 'fell'} by {abs(change):.1%}"
+    if "perplexity_ratio.mean" in metrics:
+        mean, low, high = (metrics[f"perplexity_ratio.{end}"] - 1 for end in ("mean", "low", "high"))
+        text += f". Perplexity on human replies {'rose' if mean > 0 else 'fell'} by {abs(mean):.1%} ({low:+.1%} to {high:+.1%})"
     return text + "."
 
 

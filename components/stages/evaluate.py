@@ -11,7 +11,7 @@ from components.engines.torch import TorchEngine
 from components.evaluation.answers import answer_rates
 from components.evaluation.bootstrap import mean_interval
 from components.evaluation.diversity import distinct_n, embedding_spread, self_bleu
-from components.evaluation.fluency import perplexity
+from components.evaluation.fluency import perplexity, perplexity_ratio
 from components.evaluation.gates import judge_gates
 from components.evaluation.gold import GoldJudge
 from components.evaluation.kl import sequence_kl
@@ -41,13 +41,16 @@ def evaluate(job: Job) -> dict[str, Any]:
     answers: dict[str, list[Group]] = {}
     numbers: dict[str, dict[str, float]] = {}
     scores: dict[str, dict[str, Ragged]] = {}
+    human: dict[str, Ragged] = {}
+    masks: list[list[bool]] = []
     for arm in arms:
         engine = TorchEngine(job.path(arm), rows=options["profile"]["sampler_rows"], threads=options["profile"]["threads"])
         answers[arm] = sample(engine, held_out, options)
         write_groups(job.work.product / f"answers_{arm}.parquet", answers[arm])
         numbers[arm] = describe_answers(answers[arm], job)
         if options["perplexity_rows"]:
-            numbers[arm]["perplexity"] = perplexity_of(engine, held_out[: options["perplexity_rows"]])
+            human[arm], masks = human_logprobs(engine, held_out[: options["perplexity_rows"]])
+            numbers[arm]["perplexity"] = perplexity(human[arm], masks)
         scores[arm] = scores_of(answers[arm], options, context, judge, engine)
         numbers[arm] |= {name: _mean([_mean(row) for row in rows]) for name, rows in scores[arm].items()}
     results = {
@@ -61,6 +64,8 @@ def evaluate(job: Job) -> dict[str, Any]:
     if "initial" in opponents and context.models.get("initial") is not None:
         results["metrics"]["kl_to_sft"] = kl_to(context.models["initial"], answers["policy"])
     summarise(results, numbers, opponents)
+    if "initial" in opponents and human:
+        results["metrics"] |= {f"perplexity_ratio.{end}": v for end, v in perplexity_ratio(human["policy"], human["initial"], masks).items()}
     results["verdict"] = judge_gates(results["metrics"], options["gates"])
     certificate = job.inputs["reward_model"].meta.get("certificate") if "reward_model" in job.inputs else None
     results["certificate"] = certificate
@@ -97,11 +102,11 @@ def describe_answers(groups: Sequence[Group], job: Job) -> dict[str, float]:
     return found
 
 
-def perplexity_of(engine: TorchEngine, held_out: Sequence[Group]) -> float:
-    """Perplexity on people's replies to the held-out prompts: the alignment tax is its growth."""
+def human_logprobs(engine: TorchEngine, held_out: Sequence[Group]) -> tuple[Ragged, list[list[bool]]]:
+    """Log-probs and masks of people's replies to the held-out prompts: the alignment tax is how much harder they become."""
     encoded = [engine.encode(g) for g in held_out if g.trajectories]
     rows = engine.score(encoded, frozenset({"logprobs"}))
-    return perplexity([p for row in rows for p in row["logprobs"]], [t.mask for g in encoded for t in g.trajectories])
+    return [p for row in rows for p in row["logprobs"]], [list(t.mask) for g in encoded for t in g.trajectories]
 
 
 def scores_of(groups: Sequence[Group], options: Mapping[str, Any], context: Context, judge: GoldJudge | None,
@@ -169,7 +174,7 @@ def summarise(results: dict[str, Any], numbers: Mapping[str, dict[str, float]], 
     for name, value in numbers["policy"].items():
         metrics[f"final.{name}"] = value
     if "initial" in opponents:
-        for name in ("perplexity", "distinct_2", "length", "embedding_spread"):
+        for name in ("distinct_2", "length", "embedding_spread"):
             if name in numbers["initial"] and numbers["initial"][name]:
                 metrics[f"{name}_ratio"] = numbers["policy"][name] / numbers["initial"][name]
 

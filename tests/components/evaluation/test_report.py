@@ -37,7 +37,7 @@ def results():
     rng = np.random.default_rng(0)
     delta, lengths = rng.normal(0.6, 1, 200), rng.integers(5, 40, (200, 2))
     scores = np.stack([delta, np.zeros(200)], 1)
-    metrics = {"perplexity_ratio": 1.043}
+    metrics = {"perplexity_ratio.mean": 1.043, "perplexity_ratio.low": 1.01, "perplexity_ratio.high": 1.08}
     for name, mean in (("win_rate_vs_sft", 0.61), ("win_rate_lc_vs_sft", 0.58), ("win_rate_vs_base", 0.7), ("win_rate_judge_vs_sft", 0.83)):
         metrics |= {f"{name}.mean": mean, f"{name}.low": mean - 0.06, f"{name}.high": mean + 0.06, f"{name}.n": 120}
     arm = {"length": 14.2, "truncated": 0.03, "distinct_2": 0.81, "perplexity": 21.4, "gold": 0.12, "reward.judge": 0.4}
