@@ -6,7 +6,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -27,6 +26,16 @@ def distinct_n(texts: Sequence[str], n: int) -> float:
     return len(set(grams)) / len(grams) if grams else 0.0
 
 
+def distinct_n_ratio(texts: Sequence[str], others: Sequence[str], n: int) -> float:
+    """`distinct_n` of `texts` over that of `others`, both on as many n-grams as the smaller set has, taken answer by answer:
+    otherwise the set with more text looks less varied. NaN when either has no n-gram.
+    """
+    sets = [[gram for text in some for gram in _ngrams(words(text), n)] for some in (texts, others)]
+    most = min(map(len, sets))
+    ours, theirs = (len(set(grams[:most])) for grams in sets)
+    return ours / theirs if theirs else math.nan
+
+
 def self_bleu(texts: Sequence[str], *, n: int = 4, limit: int = 200, seed: int = 0) -> float:
     """Mean BLEU of each answer with all others as references (Zhu et al., 2018, arXiv 1802.01886), in 0..1; high is uniform.
 
@@ -41,13 +50,6 @@ def self_bleu(texts: Sequence[str], *, n: int = 4, limit: int = 200, seed: int =
     tops = [_two_largest([table[k] for table in tables]) for k in range(n)]
     lengths = [len(row) for row in rows]
     return float(np.mean([_bleu(i, tables[i], tops, lengths) for i in range(len(rows))]))
-
-
-def embedding_spread(texts: Sequence[str], encoder: Path) -> float:
-    """`cosine_spread` of the sentence embeddings of the answers; `encoder` is a transformers directory."""
-    from components.evaluation.gold import Encoder
-
-    return cosine_spread(Encoder(encoder)(texts))
 
 
 def cosine_spread(vectors: np.ndarray) -> float:

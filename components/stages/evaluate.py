@@ -10,10 +10,10 @@ from components.data.groups import read_groups, write_groups
 from components.engines.torch import TorchEngine
 from components.evaluation.answers import answer_rates
 from components.evaluation.bootstrap import mean_interval
-from components.evaluation.diversity import distinct_n, embedding_spread, self_bleu
+from components.evaluation.diversity import cosine_spread, distinct_n, distinct_n_ratio, self_bleu
 from components.evaluation.fluency import perplexity, perplexity_ratio
 from components.evaluation.gates import judge_gates
-from components.evaluation.gold import GoldJudge
+from components.evaluation.gold import Encoder, GoldJudge
 from components.evaluation.kl import sequence_kl
 from components.evaluation.report import write_report
 from components.evaluation.win_rate import compare
@@ -37,6 +37,7 @@ def evaluate(job: Job) -> dict[str, Any]:
     if "policy" not in arms:  # nothing was trained after the initial policy: it is the final one
         arms = [a for a in arms if a != "initial"] + ["policy"]
     judge = GoldJudge.load(job.path("gold"), job.path("encoder")) if "gold" in job.inputs else None
+    encoder = judge.encoder if judge else Encoder(job.path("encoder")) if "encoder" in job.inputs else None
     context = context_of(job)
     answers: dict[str, list[Group]] = {}
     numbers: dict[str, dict[str, float]] = {}
@@ -47,7 +48,7 @@ def evaluate(job: Job) -> dict[str, Any]:
         engine = TorchEngine(job.path(arm), rows=options["profile"]["sampler_rows"], threads=options["profile"]["threads"])
         answers[arm] = sample(engine, held_out, options)
         write_groups(job.work.product / f"answers_{arm}.parquet", answers[arm])
-        numbers[arm] = describe_answers(answers[arm], job)
+        numbers[arm] = describe_answers(answers[arm], encoder)
         if options["perplexity_rows"]:
             human[arm], masks = human_logprobs(engine, held_out[: options["perplexity_rows"]])
             numbers[arm]["perplexity"] = perplexity(human[arm], masks)
@@ -63,7 +64,7 @@ def evaluate(job: Job) -> dict[str, Any]:
         contrast(results, answers, scores, against)
     if "initial" in opponents and context.models.get("initial") is not None:
         results["metrics"]["kl_to_sft"] = kl_to(context.models["initial"], answers["policy"])
-    summarise(results, numbers, opponents)
+    summarise(results, answers, numbers, opponents)
     if "initial" in opponents and human:
         results["metrics"] |= {f"perplexity_ratio.{end}": v for end, v in perplexity_ratio(human["policy"], human["initial"], masks).items()}
     results["verdict"] = judge_gates(results["metrics"], options["gates"])
@@ -89,7 +90,7 @@ def sample(engine: TorchEngine, held_out: Sequence[Group], options: Mapping[str,
     return build("rollout", spec)([g.prompt for g in held_out], ctx)
 
 
-def describe_answers(groups: Sequence[Group], job: Job) -> dict[str, float]:
+def describe_answers(groups: Sequence[Group], encoder: Encoder | None) -> dict[str, float]:
     """Length, how answers end, refusals and diversity of an arm."""
     rows = [t for g in groups for t in g.trajectories]
     texts = [t.text for t in rows]
@@ -97,8 +98,8 @@ def describe_answers(groups: Sequence[Group], job: Job) -> dict[str, float]:
         "length": sum(sum(t.mask) for t in rows) / len(rows), **answer_rates(texts, [t.stop for t in rows]),
         "distinct_1": distinct_n(texts, 1), "distinct_2": distinct_n(texts, 2), "self_bleu": self_bleu(texts),
     }
-    if "encoder" in job.inputs:
-        found["embedding_spread"] = embedding_spread(texts, job.path("encoder"))
+    if encoder:
+        found["embedding_spread"] = cosine_spread(encoder(texts))
     return found
 
 
@@ -168,13 +169,16 @@ def kl_to(reference: Any, groups: Sequence[Group]) -> float:
                        [g.trajectories[0].mask for g in firsts])
 
 
-def summarise(results: dict[str, Any], numbers: Mapping[str, dict[str, float]], opponents: Sequence[str]) -> None:
-    """Ratios to the initial policy, which the gates read: tax, diversity, length."""
+def summarise(results: dict[str, Any], answers: Mapping[str, list[Group]], numbers: Mapping[str, dict[str, float]],
+              opponents: Sequence[str]) -> None:
+    """Ratios to the initial policy, which the gates read: diversity on as much text, length."""
     metrics = results["metrics"]
     for name, value in numbers["policy"].items():
         metrics[f"final.{name}"] = value
     if "initial" in opponents:
-        for name in ("distinct_2", "length", "embedding_spread"):
+        mine, theirs = ([t.text for g in answers[arm] for t in g.trajectories] for arm in ("policy", "initial"))
+        metrics["distinct_2_ratio"] = distinct_n_ratio(mine, theirs, 2)
+        for name in ("length", "embedding_spread"):
             if name in numbers["initial"] and numbers["initial"][name]:
                 metrics[f"{name}_ratio"] = numbers["policy"][name] / numbers["initial"][name]
 

@@ -21,7 +21,7 @@ from components.packing import pack
 from components.run import Job
 from components.stages.train import encoded, learn
 from components.store import write_atomic
-from components.types import Group
+from components.types import Group, Trajectory
 
 PENALTIES = (1.0, 3.0, 10.0, 30.0, 100.0)
 
@@ -60,16 +60,19 @@ def begin(job: Job, pairs: Sequence[Group], tokenizer: Any, seed: int) -> tuple[
 
 def linear_probe(model: Any, pairs: Sequence[Group], *, tokens: int) -> dict[str, Any]:
     """Set the head to the Bradley-Terry optimum over the frozen backbone's features, standardised, with an L2 penalty chosen
-    by cross-validation over topics. Each distinct text is read once. Deterministic.
+    by cross-validation over topics. Each text is read once, and what windows of one conversation share is too. Deterministic.
     """
-    distinct = {tuple(t.inputs["tokens"]): Group(pair.prompt, (t,)) for pair in pairs for t in pair.trajectories}
-    batches = pack(list(distinct.values()), unit="row", tokens=tokens)
+    families: dict[Any, dict[tuple[int, ...], Trajectory]] = {}
+    for trajectory in (t for pair in pairs for t in pair.trajectories):
+        tokens_of = tuple(trajectory.inputs["tokens"])
+        families.setdefault(trajectory.meta.get("conversation", tokens_of), {})[tokens_of] = trajectory
+    batches = pack([Group(pairs[0].prompt, tuple(family.values())) for family in families.values()], unit="group", tokens=tokens)
     with torch.inference_mode():
         states = torch.cat([reward_states(model, batch) for batch in batches]).double().numpy()
-    number = {key: i for i, key in enumerate(distinct)}
+    number = {key: i for i, key in enumerate(key for family in families.values() for key in family)}
     rows = np.array([[number[tuple(t.inputs["tokens"])] for t in pair.trajectories] for pair in pairs])
     centre, scale = states.mean(0), np.maximum(states.std(0), 1e-6)
-    differences = ((states[rows[:, 0]] - states[rows[:, 1]]) / scale)
+    differences = (states[rows[:, 0]] - states[rows[:, 1]]) / scale
     penalty, right = choose_penalty(differences, topics_of(pairs), PENALTIES)
     weight = bradley_terry(differences, penalty)
     with torch.no_grad():
@@ -79,7 +82,7 @@ def linear_probe(model: Any, pairs: Sequence[Group], *, tokens: int) -> dict[str
             model.score.weight.copy_(torch.from_numpy(weight))
         else:
             model.score.weight.copy_(torch.from_numpy(weight / scale))
-    return {"penalty": penalty, "cross_validated": right, "texts": len(distinct)}
+    return {"penalty": penalty, "cross_validated": right, "texts": len(number)}
 
 
 def examine(path: Path, pairs: Sequence[Group], limits: Any, *, threads: int | None) -> dict[str, Any]:

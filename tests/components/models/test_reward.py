@@ -21,7 +21,7 @@ def pairs(tiny_model):
     tokenizer = load_tokenizer(tiny_model)
     made = []
     for i, (first, second) in enumerate(SAID):
-        sides = [Trajectory(({"role": "user", "content": first}, {"role": "assistant", "content": text}))
+        sides = [Trajectory(({"role": "user", "content": first}, {"role": "assistant", "content": text}), meta={"conversation": str(i // 2)})
                  for text in (second, second[::-1] + first)]
         group, _ = encode_group(tokenizer, Group(Prompt(f"p{i}", (), meta={"topic": str(i)}), tuple(sides)), 128)
         made.append(group)
