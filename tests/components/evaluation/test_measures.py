@@ -7,7 +7,7 @@ import pytest
 
 from components.errors import DataError
 from components.evaluation.answers import answer_rates
-from components.evaluation.diversity import cosine_spread, distinct_n, self_bleu
+from components.evaluation.diversity import cosine_spread, distinct_n, distinct_n_ratio, self_bleu
 from components.evaluation.fluency import perplexity, perplexity_ratio
 from components.evaluation.kl import sequence_kl, sequence_kl_interval, token_kl
 
@@ -90,3 +90,11 @@ def test_answer_rates_by_hand():
     assert answer_rates(["I'm sorry you lost your dog"], ["end"])["refusal_like"] == 0
     with pytest.raises(DataError):
         answer_rates(["a"], [])
+
+
+def test_distinct_n_ratio_compares_as_much_text():
+    once, often = ["a b c d"], ["a b c d"] * 10
+    assert distinct_n(often, 2) == pytest.approx(0.1)  # more text looks less varied
+    assert distinct_n_ratio(often, once, 2) == distinct_n_ratio(once, often, 2) == 1.0
+    assert distinct_n_ratio(["a a a a"], ["a b c d e f"], 2) == pytest.approx(1 / 3)
+    assert math.isnan(distinct_n_ratio([""], once, 2))
