@@ -11,16 +11,17 @@ from typing import Annotated, Any
 import typer
 
 from components.errors import RatchetError, RecipeError
+from flows.commands.lineage import lineage
+from flows.commands.options import OUT, Home
 
 app = typer.Typer(help="Post-training pipelines: data → SFT → reward model → online RLHF → evaluation → registry.",
                   no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 recipes_app = typer.Typer(help="List, explain and check recipes.", no_args_is_help=True)
 app.add_typer(recipes_app, name="recipes")
 
-Home = Annotated[Path, typer.Option(help="Where runs, products and the tracking database live.")]
 Set = Annotated[list[str], typer.Option("--set", help="Override a recipe key: --set online.rounds=2")]
 ProfileOption = Annotated[str | None, typer.Option("--profile", help="Hardware and sizes: cpu, gpu, ...")]
-OUT = Path("out")
+app.command()(lineage)
 
 
 @app.command()

@@ -6,7 +6,8 @@ import json
 from typing import Any
 
 from components.errors import ServiceError
-from tasks.pipeline import Pipeline, write_lineage
+from tasks.lineage import write_lineage
+from tasks.pipeline import Pipeline
 from tasks.registry import promote, register
 
 

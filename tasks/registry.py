@@ -17,17 +17,18 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from components.errors import RatchetError, ServiceError, StoreError
 from tasks.journal import allowed, cut, flatten
 from tasks.mirror import bounded, client, experiment_id, tracking_uri
+from tasks.provenance import packages
 
 MARK = "ratchet.key"
 EXTERNAL = "mlflow.model.isExternal"  # MLflow's own tag of models without bytes
-PACKAGES = ("torch", "transformers", "safetensors", "tokenizers", "numpy", "vllm", "deepspeed", "prefect", "mlflow", "dvc")
+LINEAGE = "lineage.json"  # the whole lineage, inside the registered model
+IN_FILE = ("resolved", "stages", "packages", "results")  # parts of it that would be no help as tags
 HOME = Path("out")
 
 
@@ -49,8 +50,8 @@ def register(model_dir: Path, name: str, *, lineage: Mapping[str, Any], metrics:
              run_id: str | None = None, external: bool = False, home: Path = HOME) -> str:
     """A version of model `name` for the directory; the existing one when weights and data digests are the same.
 
-    `lineage` becomes tags (`lineage.data.<name>`, `lineage.recipe`, ...); its `data` mapping and the digest of the
-    files decide sameness. An external version is not enough when bytes are asked for. Raises `StoreError` when
+    `lineage` becomes tags (`lineage.data.<name>`, `lineage.recipe`, ...) and lies whole beside the weights as
+    `lineage.json`; its `data` mapping and the digest of the files decide sameness. An external version is not enough when bytes are asked for. Raises `StoreError` when
     `model_dir` is not a directory with files.
     """
     model_dir = Path(model_dir)
@@ -58,9 +59,9 @@ def register(model_dir: Path, name: str, *, lineage: Mapping[str, Any], metrics:
     data = {k: str(v) for k, v in lineage.get("data", {}).items()}
     mark = hashlib.sha256(json.dumps([weights, data], sort_keys=True).encode()).hexdigest()[:40]
     tags = {MARK: mark, "weights": weights, "path": str(model_dir.resolve()), "external": str(external).lower()}
-    tags |= {f"lineage.{k}": v for k, v in flatten(lineage).items()}
+    tags |= {f"lineage.{k}": v for k, v in flatten({k: v for k, v in lineage.items() if k not in IN_FILE}).items()}
     tags |= {f"metric.{allowed(k)}": repr(v) for k, v in (metrics or {}).items()}
-    tags |= {f"package.{k}": v for k, v in _packages().items()}
+    tags |= {f"package.{k}": v for k, v in packages().items()}
     tags = {allowed(k): cut(v, 5000) for k, v in tags.items()}
     with _service(f"registering {name}", home) as mlflow:
         _ensure(mlflow, name)
@@ -119,6 +120,18 @@ def history(name: str, *, home: Path = HOME) -> list[Version]:
     """Every version, oldest first; empty for an unknown model."""
     with _service(f"reading {name}", home) as mlflow:
         return _versions(mlflow, name)
+
+
+def saved_lineage(version: Version, *, home: Path = HOME) -> dict[str, Any] | None:
+    """The lineage a version was registered with; None for one from before lineages were kept whole."""
+    with _service(f"reading the lineage of {version.name} version {version.version}", home) as mlflow, tempfile.TemporaryDirectory() as folder:
+        if LINEAGE not in [a.path for a in mlflow.list_logged_model_artifacts(version.model_id)]:
+            return None
+        from mlflow.artifacts import download_artifacts
+
+        at = mlflow.get_logged_model(version.model_id).artifact_location
+        got = download_artifacts(f"{at}/{LINEAGE}", dst_path=folder, tracking_uri=tracking_uri(home))
+        return json.loads(Path(got).read_text())
 
 
 def directory_digest(path: Path) -> str:
@@ -205,14 +218,15 @@ def _logged_model(mlflow: Any, model_dir: Path, name: str, mark: str, lineage: M
     tags = {MARK: mark, "external": kind} | ({EXTERNAL: "true"} if external else {})
     params = {k: cut(v, 250) for k, v in flatten({"data": lineage.get("data", {}), "recipe": lineage.get("recipe", "")}).items()}
     model = mlflow.create_logged_model(experiment, name=name, source_run_id=run_id, tags=tags, params=params)
-    if external:  # a server registers only what has an MLmodel file
-        from mlflow.models.utils import get_external_mlflow_model_spec
-
-        with tempfile.TemporaryDirectory() as folder:
-            get_external_mlflow_model_spec(model).save(str(Path(folder) / "MLmodel"))
-            mlflow.log_model_artifacts(model.model_id, folder)
-    else:
+    if not external:
         mlflow.log_model_artifacts(model.model_id, str(model_dir))
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / LINEAGE).write_text(json.dumps(lineage, indent=1))
+        if external:  # a server registers only what has an MLmodel file
+            from mlflow.models.utils import get_external_mlflow_model_spec
+
+            get_external_mlflow_model_spec(model).save(str(Path(folder) / "MLmodel"))
+        mlflow.log_model_artifacts(model.model_id, folder)
     mlflow.finalize_logged_model(model.model_id, "READY")
     return model.model_id
 
@@ -224,11 +238,3 @@ def _link_to_run(mlflow: Any, run_id: str, model_id: str, metrics: Mapping[str, 
     mlflow.log_outputs(run_id, [LoggedModelOutput(model_id, 0)])
     if metrics:
         mlflow.log_batch(run_id, metrics=[Metric(allowed(k), float(v), now, 0, model_id=model_id) for k, v in metrics.items()])
-
-
-def _packages() -> dict[str, str]:
-    found = {}
-    for package in PACKAGES:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found[package] = metadata.version(package)
-    return found

@@ -1,0 +1,47 @@
+"""Products without the work: a store filled by hand, in milliseconds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.store import RunDirectory, Store, digest
+from components.types import Artifact
+
+Publish = Callable[..., Artifact]
+
+
+@pytest.fixture
+def publish(tmp_path: Path) -> Publish:
+    """publish("sft", {"policy": base, "data": data}) -> the artifact in the store of `tmp_path`."""
+
+    def make(stage: str, inputs: Mapping[str, Artifact] | None = None, *, kind: str = "weights", text: str = "", **meta: Any) -> Artifact:
+        store, inputs = Store(tmp_path), inputs or {}
+        key = digest([stage, text, [a.digest for a in inputs.values()]])
+        with store.working(stage, key) as work:
+            (work.product / "model.safetensors").write_text(text or stage)
+            work.metrics.write_text(json.dumps(meta))  # as a real one, other than last time
+            roles = {role: a.path.name.rpartition("-")[0] for role, a in inputs.items()}
+            return store.publish(work, stage, key, kind, [a.digest for a in inputs.values()], meta,
+                                 {"does": stage, "inputs": roles, "revision": "abc", "packages": {"torch": "2"}, "machine": "here"})
+
+    return make
+
+
+@pytest.fixture
+def run_of(tmp_path: Path) -> Callable[..., RunDirectory]:
+    """run_of("name", stage=artifact, ...) -> a finished run that links to them."""
+
+    def make(name: str, *, state: str = "finished", started: float = 0.0, **stages: Artifact) -> RunDirectory:
+        run = RunDirectory(tmp_path, name)
+        run.open("recipe: {}\n")
+        for stage, artifact in stages.items():
+            run.link(stage, artifact.path)
+        run.record(recipe="fake", state=state, started=started, stages={n: a.digest for n, a in stages.items()})
+        return run
+
+    return make
