@@ -13,6 +13,7 @@ import typer
 from components.errors import RatchetError, RecipeError
 from flows.commands.lineage import lineage
 from flows.commands.options import OUT, Home
+from flows.commands.reproduce import reproduce
 
 app = typer.Typer(help="Post-training pipelines: data → SFT → reward model → online RLHF → evaluation → registry.",
                   no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -22,6 +23,7 @@ app.add_typer(recipes_app, name="recipes")
 Set = Annotated[list[str], typer.Option("--set", help="Override a recipe key: --set online.rounds=2")]
 ProfileOption = Annotated[str | None, typer.Option("--profile", help="Hardware and sizes: cpu, gpu, ...")]
 app.command()(lineage)
+app.command()(reproduce)
 
 
 @app.command()
