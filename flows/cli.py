@@ -13,6 +13,7 @@ import typer
 from components.errors import RatchetError, RecipeError
 from flows.commands.lineage import lineage
 from flows.commands.options import OUT, Home
+from flows.commands.promote import promote, rollback
 from flows.commands.reproduce import reproduce
 
 app = typer.Typer(help="Post-training pipelines: data → SFT → reward model → online RLHF → evaluation → registry.",
@@ -24,6 +25,8 @@ Set = Annotated[list[str], typer.Option("--set", help="Override a recipe key: --
 ProfileOption = Annotated[str | None, typer.Option("--profile", help="Hardware and sizes: cpu, gpu, ...")]
 app.command()(lineage)
 app.command()(reproduce)
+app.command()(promote)
+app.command()(rollback)
 
 
 @app.command()

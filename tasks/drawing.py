@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from components.store import write_atomic
+from tasks.results import numbers
 
 LANES = ("data", "groups", "weights", "report")
 COLOURS = {"data": "#3a8f5c", "groups": "#d9772b", "weights": "#2563a8", "report": "#8a8f98"}
@@ -25,7 +26,7 @@ def draw(lineage: Mapping[str, Any], path: Path, title: str, notes: Mapping[str,
              'font-family="Helvetica, Arial, sans-serif">', f'<rect width="{width}" height="{height}" fill="white"/>',
              _text(MARGIN, 30, title, 16, "bold"),
              _text(MARGIN, 50, f"recipe {lineage['recipe']}, run {lineage['run']}, code {lineage['revision'][:12]}", 11),
-             _text(MARGIN, 68, ", ".join(f"{k} {v:.4g}" for k, v in list(lineage["results"].items())[:4]), 11)]
+             _text(MARGIN, 68, ", ".join(f"{k} {v:.4g}" for k, v in list(numbers(lineage).items())[:4]), 11)]
     lines += [_key(MARGIN + 80 * i, kind) for i, kind in enumerate(k for k in LANES if any(s.get("kind") == k for s in stages.values()))]
     for name, stage in stages.items():
         for parent in dict.fromkeys(stage["inputs"].values()):

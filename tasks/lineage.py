@@ -7,7 +7,7 @@ A lineage is a plain mapping, so that it can lie beside a run (`lineage/<stage>.
     stages     name -> {key, kind, content, inputs: {role: name}, made, meta, revision, packages, machine}; ancestors first.
                `content` is the digest of what was made; an ancestor no longer in the store has `missing: true` instead
     data, weights                   name -> content, of the stages of these kinds
-    results    the evaluation's numbers, when the run evaluated this product
+    results    the evaluation (`tasks.results`), when it was this product that the run evaluated
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from components.errors import RecipeError, StoreError, nearest
 from components.store import content, read_manifest, write_atomic
 from tasks.pipeline import Pipeline
 from tasks.registry import Version, history, saved_lineage
+from tasks.results import evaluation
 
 Lineage = Mapping[str, Any]
 
@@ -91,11 +92,10 @@ def runs_with(path: Path) -> Iterator[Path]:
             yield state.parent
 
 
-def _results(run: Path, key: str) -> dict[str, float]:
-    """The evaluation's numbers, when it was this product that it examined."""
-    manifest = read_manifest(run / "stages" / "evaluate") or {"made_with": {}, "parents": [], "meta": {}}
-    roles = dict(zip(manifest["made_with"].get("inputs", {}), manifest["parents"], strict=False))
-    return {k: v for k, v in manifest["meta"].items() if isinstance(v, (int, float)) and k != "seconds"} if roles.get("policy") == key else {}
+def _results(run: Path, key: str) -> dict[str, Any]:
+    """The run's evaluation, when it was this product that it examined."""
+    found = evaluation(run)
+    return found if found.pop("policy", None) == key else {}
 
 
 def resolve(model: str, home: Path) -> tuple[dict[str, Any], Version | None]:

@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,6 +29,7 @@ MARK = "ratchet.key"
 EXTERNAL = "mlflow.model.isExternal"  # MLflow's own tag of models without bytes
 LINEAGE = "lineage.json"  # the whole lineage, inside the registered model
 IN_FILE = ("resolved", "stages", "packages", "results")  # parts of it that would be no help as tags
+HISTORY, ROLLED_BACK = "history.", "rolled_back"  # tags: one event each; why the version may not come back by itself
 HOME = Path("out")
 
 
@@ -63,9 +64,9 @@ def register(model_dir: Path, name: str, *, lineage: Mapping[str, Any], metrics:
     tags |= {f"metric.{allowed(k)}": repr(v) for k, v in (metrics or {}).items()}
     tags |= {f"package.{k}": v for k, v in packages().items()}
     tags = {allowed(k): cut(v, 5000) for k, v in tags.items()}
-    with _service(f"registering {name}", home) as mlflow:
+    with service(f"registering {name}", home) as mlflow:
         _ensure(mlflow, name)
-        for known in _versions(mlflow, name):
+        for known in versions_of(mlflow, name):
             if known.tags.get(MARK) == mark and (external or not known.external):
                 return known.version
         model_id = _logged_model(mlflow, model_dir, name, mark, lineage, run_id, external, home)
@@ -77,38 +78,57 @@ def register(model_dir: Path, name: str, *, lineage: Mapping[str, Any], metrics:
 
 
 def promote(name: str, version: str, verdict: Mapping[str, Any], *, home: Path = HOME) -> bool:
-    """Point `candidate` at the version, and `champion` too if `verdict["passed"]`; write who, when and why on it.
+    """Point `candidate` at the version, and `champion` too if the verdict allows; write who, when and why on it.
 
-    `verdict`: {"passed": bool, "reasons": [str, ...]}. Aliases have no history, so a champion that gives way is tagged
-    `champion.until` and `champion.replaced_by`. A champion that fails later keeps the alias (a person decides).
-    Returns whether the version was promoted to champion. Raises `StoreError` for a version without bytes.
+    `verdict`: {"passed": did the gates, "reasons": [str, ...], "champion": may it be (default: as the gates)}. A champion that fails later keeps the alias, and a version that
+    was rolled back does not get it again (a person decides). Returns whether the version is the champion now. Raises
+    `StoreError` for a version without bytes.
     """
-    version = str(version)
     reasons = verdict.get("reasons", [])
     why = "; ".join([reasons] if isinstance(reasons, str) else map(str, reasons)) or "no reason given"
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    with _service(f"promoting {name} version {version}", home) as mlflow:
-        known = {v.version: v for v in _versions(mlflow, name)}
-        if version not in known:
-            raise StoreError(f"model {name!r} has no version {version}; it has {', '.join(known) or 'none'}")
-        if known[version].external:
-            raise StoreError(f"{name} version {version} is external (no bytes in the registry); register it again with "
-                             f"external=False, from {known[version].path}, before promoting it")
-        passed = bool(verdict["passed"])
-        written = {"verdict": "passed" if passed else "refused", "verdict.why": cut(why, 5000), "verdict.at": now,
-                   "verdict.by": getpass.getuser()}
-        before = next((v for v in known.values() if "champion" in v.aliases), None)
-        if passed and (before is None or before.version != version):
-            written |= {"champion.since": now}
+    with service(f"promoting {name} version {version}", home) as mlflow:
+        known = one_of(versions_of(mlflow, name), name, str(version))
+        crowned = bool(verdict.get("champion", verdict["passed"])) and ROLLED_BACK not in known.tags
+        written = {"verdict": "passed" if verdict["passed"] else "refused", "verdict.why": cut(why, 5000),
+                   "verdict.at": _now(), "verdict.by": getpass.getuser()}
         for key, value in written.items():  # tags first: an alias never points at an unexplained version
-            mlflow.set_model_version_tag(name, version, key, value)
-        mlflow.set_registered_model_alias(name, "candidate", version)
-        if passed and (before is None or before.version != version):
-            mlflow.set_registered_model_alias(name, "champion", version)
-            if before is not None:
-                mlflow.set_model_version_tag(name, before.version, "champion.until", now)
-                mlflow.set_model_version_tag(name, before.version, "champion.replaced_by", version)
-        return passed
+            mlflow.set_model_version_tag(name, known.version, key, value)
+        point(mlflow, known, "candidate", action="proposed", why=why)
+        if crowned:
+            point(mlflow, known, "champion", action="promoted", why=why)
+        return crowned
+
+
+def point(mlflow: Any, version: Version, alias: str, *, action: str, why: str, **more: Any) -> Version | None:
+    """Move an alias to the version and return the one that had it. Aliases have no history, so who, when, why and whom it
+    replaced are written on both first, as tags `history.<time>`; nothing happens when the alias is there already."""
+    before = next((v for v in versions_of(mlflow, version.name) if alias in v.aliases), None)
+    if before is not None and before.version == version.version:
+        return before
+    event = {"action": action, "alias": alias, "at": _now(), "by": getpass.getuser(), "why": cut(why, 4000), **more}
+    told = {version.version: event | {"replaced": before.version if before else None}}
+    if before is not None and alias == "champion":
+        told[before.version] = event | {"action": "replaced", "replaced_by": version.version}
+    for number, what in told.items():
+        mlflow.set_model_version_tag(version.name, number, f"{HISTORY}{event['at']}", json.dumps(what))
+    mlflow.set_registered_model_alias(version.name, alias, version.version)
+    return before
+
+
+def events(version: Version) -> list[dict[str, Any]]:
+    """What happened to a version, oldest first."""
+    return [json.loads(version.tags[key]) for key in sorted(version.tags) if key.startswith(HISTORY)]
+
+
+def one_of(versions: Sequence[Version], name: str, number: str) -> Version:
+    """The version of that number, fit to be pointed at. Raises `StoreError` when there is none or it has no bytes."""
+    known = {v.version: v for v in versions}
+    if number not in known:
+        raise StoreError(f"model {name!r} has no version {number}; it has {', '.join(known) or 'none'}")
+    if known[number].external:
+        raise StoreError(f"{name} version {number} is external (no bytes in the registry); register it again with "
+                         f"external=False, from {known[number].path}, before promoting it")
+    return known[number]
 
 
 def champion(name: str, *, home: Path = HOME) -> Version | None:
@@ -118,13 +138,13 @@ def champion(name: str, *, home: Path = HOME) -> Version | None:
 
 def history(name: str, *, home: Path = HOME) -> list[Version]:
     """Every version, oldest first; empty for an unknown model."""
-    with _service(f"reading {name}", home) as mlflow:
-        return _versions(mlflow, name)
+    with service(f"reading {name}", home) as mlflow:
+        return versions_of(mlflow, name)
 
 
 def saved_lineage(version: Version, *, home: Path = HOME) -> dict[str, Any] | None:
     """The lineage a version was registered with; None for one from before lineages were kept whole."""
-    with _service(f"reading the lineage of {version.name} version {version.version}", home) as mlflow, tempfile.TemporaryDirectory() as folder:
+    with service(f"reading the lineage of {version.name} version {version.version}", home) as mlflow, tempfile.TemporaryDirectory() as folder:
         if LINEAGE not in [a.path for a in mlflow.list_logged_model_artifacts(version.model_id)]:
             return None
         from mlflow.artifacts import download_artifacts
@@ -147,8 +167,12 @@ def directory_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
 @contextlib.contextmanager
-def _service(doing: str, home: Path) -> Iterator[Any]:
+def service(doing: str, home: Path) -> Iterator[Any]:
     """An MLflow client with short time-outs; whatever it raises becomes a `ServiceError` that says where."""
     with bounded():
         try:
@@ -183,7 +207,7 @@ def _ensure(mlflow: Any, name: str) -> None:
             raise
 
 
-def _versions(mlflow: Any, name: str) -> list[Version]:
+def versions_of(mlflow: Any, name: str) -> list[Version]:
     from mlflow.exceptions import MlflowException
 
     try:

@@ -21,6 +21,7 @@ def lineage(model: Model, home: Home = OUT,
     from flows.display import headline
     from tasks.drawing import draw
     from tasks.lineage import resolve
+    from tasks.registry import events
 
     made, version = resolve(model, home)
     console = Console(highlight=False, soft_wrap=True)
@@ -29,9 +30,10 @@ def lineage(model: Model, home: Home = OUT,
     for word, text in facts(made):
         console.print(f"{word:<10} {text}", markup=False)
     if version:
-        for word in ("verdict", "verdict.why"):
-            if word in version.tags:
-                console.print(f"{word:<10} {version.tags[word]}", markup=False)
+        if "verdict" in version.tags:
+            console.print(f"{'verdict':<10} {version.tags['verdict']}: {version.tags['verdict.why']}", markup=False)
+        for event in events(version):
+            console.print(f"{'history':<10} {event['at'][:16]} {event['action']} ({event['alias']}) by {event['by']}: {event['why']}", markup=False)
     Console(highlight=False, width=None if console.is_terminal else 160).print(tree(made))
     notes = {name: headline(stage.get("meta", {})) for name, stage in made["stages"].items()}
     folder = home / "runs" / made["run"] if made["run"] and (home / "runs" / made["run"]).is_dir() else Path(".")
@@ -41,6 +43,8 @@ def lineage(model: Model, home: Home = OUT,
 
 def facts(made: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What holds for the product as a whole, as lines."""
+    from tasks.results import numbers
+
     own = made["stages"][made["product"]]
     packages = ", ".join(f"{name} {version}" for name, version in made["packages"].items())
     others = sorted({s["revision"][:12] for s in made["stages"].values() if s.get("revision") and s["revision"] != made["revision"]})
@@ -48,7 +52,7 @@ def facts(made: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("recipe", made["recipe"]), ("run", made["run"]), ("made", own["made"]), ("content", own["content"]),
         ("code", made["revision"] + (f"; ancestors also by {', '.join(others)}" if others else "")),
         ("packages", packages), ("machine", own.get("machine", "")),
-        ("results", ", ".join(f"{k} {v:.4g}" for k, v in list(made["results"].items())[:8]))] if text]
+        ("results", ", ".join(f"{k} {v:.4g}" for k, v in list(numbers(made).items())[:8]))] if text]
 
 
 def tree(made: Mapping[str, Any]) -> Any:

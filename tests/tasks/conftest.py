@@ -19,15 +19,17 @@ Publish = Callable[..., Artifact]
 def publish(tmp_path: Path) -> Publish:
     """publish("sft", {"policy": base, "data": data}) -> the artifact in the store of `tmp_path`."""
 
-    def make(stage: str, inputs: Mapping[str, Artifact] | None = None, *, kind: str = "weights", text: str = "", **meta: Any) -> Artifact:
+    def make(stage: str, inputs: Mapping[str, Artifact] | None = None, *, kind: str = "weights", text: str = "",
+             results: Mapping[str, Any] | None = None, **meta: Any) -> Artifact:
         store, inputs = Store(tmp_path), inputs or {}
         key = digest([stage, text, [a.digest for a in inputs.values()]])
         with store.working(stage, key) as work:
-            (work.product / "model.safetensors").write_text(text or stage)
+            name = {"weights": "model.safetensors", "report": "results.json"}.get(kind, "evaluate.parquet")
+            (work.product / name).write_text(json.dumps(results) if results else text or stage)
             work.metrics.write_text(json.dumps(meta))  # as a real one, other than last time
             roles = {role: a.path.name.rpartition("-")[0] for role, a in inputs.items()}
             return store.publish(work, stage, key, kind, [a.digest for a in inputs.values()], meta,
-                                 {"does": stage, "inputs": roles, "revision": "abc", "packages": {"torch": "2"}, "machine": "here"})
+                                 {"does": stage, "options": {"data": "evaluate", "max_tokens": 8}, "inputs": roles, "revision": "abc", "packages": {"torch": "2"}, "machine": "here"})
 
     return make
 

@@ -18,7 +18,7 @@ def chain(publish, run_of):
     base = publish("model_policy")
     data = publish("curated", {"policy": base}, kind="data")
     sft = publish("sft", {"policy": base, "data": data}, steps=3)
-    judged = publish("evaluate", {"base": base, "policy": sft}, kind="report", win_rate=0.6)
+    judged = publish("evaluate", {"base": base, "policy": sft, "data": data}, kind="report", results={"metrics": {"win_rate": 0.6}})
     run_of("one", model_policy=base, curated=data, sft=sft, evaluate=judged)
     return base, data, sft
 
@@ -30,7 +30,7 @@ def test_every_ancestor_with_what_made_it(chain, tmp_path):
     assert made["stages"]["sft"]["inputs"] == {"policy": "model_policy", "data": "curated"}
     assert made["stages"]["sft"]["key"] == sft.digest and made["stages"]["sft"]["meta"]["steps"] == 3
     assert (made["product"], made["run"], made["recipe"], made["revision"]) == ("sft", "one", "fake", "abc")
-    assert made["packages"] == {"torch": "2"} and made["resolved"] == "recipe: {}\n" and made["results"] == {"win_rate": 0.6}
+    assert made["packages"] == {"torch": "2"} and made["resolved"] == "recipe: {}\n" and made["results"]["metrics"] == {"win_rate": 0.6}
     assert set(made["data"]) == {"curated"} and set(made["weights"]) == {"model_policy", "sft"}
     assert of_product(base.path)["results"] == {}  # the evaluation was of another
 
