@@ -133,8 +133,10 @@ class Store:
     def steady(self, *, sweeping: bool = False) -> Iterator[None]:
         """Nothing is removed from the store meanwhile: held while a product is found (or published) and linked to a run.
         Who removes things is `sweeping`: alone, after the others have let go."""
-        self.root.mkdir(parents=True, exist_ok=True)
-        with (self.root / ".lock").open("w") as lock:
+        with disk_errors(f"opening {self.root}"):
+            self.root.mkdir(parents=True, exist_ok=True)
+            lock = (self.root / ".lock").open("w")
+        with lock:
             fcntl.flock(lock, fcntl.LOCK_EX if sweeping else fcntl.LOCK_SH)
             yield
 
@@ -189,10 +191,11 @@ class RunDirectory:
         self._alive: IO[str] | None = None
 
     def hold(self) -> None:
-        """The run is alive until this process ends, however it ends; several processes may hold it."""
+        """The run is alive as long as this object, at most until the process ends, however it ends. Several may hold it."""
         if self._alive is None:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._alive = (self.path / "alive").open("w")
+            with disk_errors(f"opening {self.path}"):
+                self.path.mkdir(parents=True, exist_ok=True)
+                self._alive = (self.path / "alive").open("w")
             fcntl.flock(self._alive, fcntl.LOCK_SH)
 
     def alive(self) -> bool:

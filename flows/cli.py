@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from components.errors import RatchetError, RecipeError
+from flows.commands.gc import gc
 from flows.commands.lineage import lineage
 from flows.commands.options import OUT, Home
 from flows.commands.promote import promote, rollback
@@ -27,6 +28,7 @@ app.command()(lineage)
 app.command()(reproduce)
 app.command()(promote)
 app.command()(rollback)
+app.command()(gc)
 
 
 @app.command()

@@ -142,6 +142,18 @@ def history(name: str, *, home: Path = HOME) -> list[Version]:
         return versions_of(mlflow, name)
 
 
+def models(*, home: Path = HOME) -> list[str]:
+    """Names of all registered models; asks no one when nothing was ever tracked in `home`."""
+    if tracking_uri(home).startswith("sqlite:") and not Path(tracking_uri(home).removeprefix("sqlite:///")).exists():
+        return []
+    with service("listing models", home) as mlflow:
+        found, token = [], None
+        while token != "":
+            page = mlflow.search_registered_models(max_results=200, page_token=token)
+            found, token = [*found, *(m.name for m in page)], page.token or ""
+        return found
+
+
 def saved_lineage(version: Version, *, home: Path = HOME) -> dict[str, Any] | None:
     """The lineage a version was registered with; None for one from before lineages were kept whole."""
     with service(f"reading the lineage of {version.name} version {version.version}", home) as mlflow, tempfile.TemporaryDirectory() as folder:
