@@ -11,6 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from components.errors import RatchetError, RecipeError
+from flows.commands.compare_runs import compare_runs
+from flows.commands.doctor import doctor
 from flows.commands.gc import gc
 from flows.commands.lineage import lineage
 from flows.commands.options import OUT, Home
@@ -29,6 +31,8 @@ app.command()(reproduce)
 app.command()(promote)
 app.command()(rollback)
 app.command()(gc)
+app.command()(doctor)
+app.command()(compare_runs)
 
 
 @app.command()
