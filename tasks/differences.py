@@ -46,9 +46,9 @@ def differences(first: Path, other: Path) -> Differences:
     results = [evaluation(first), evaluation(other)]
     scores = []
     for score in dict.fromkeys([*results[0].get("per_prompt", {}), *results[1].get("per_prompt", {})]):
-        means = [_mean(r.get("per_prompt", {}).get(score, [])) for r in results]
+        one, two = (_mean(r.get("per_prompt", {}).get(score, [])) for r in results)
         why_not = comparable(results[0], results[1], score)
-        scores.append((score, *means, why_not or paired(results[1], results[0], score)))
+        scores.append((score, one, two, why_not or paired(results[1], results[0], score)))
     return Differences(
         recipe=_changes(*recipes), code=_changes(*({"revision": s.get("revision", "")} for s in states)),
         packages=_changes(*(s.get("packages", {}) for s in states)),

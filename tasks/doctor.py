@@ -203,7 +203,8 @@ def dvc_remote(workspace: Path) -> Finding:
                                text=True, timeout=DVC_SECONDS)
         said = (asked.stderr.strip().splitlines() or ["no answer"])[0]
     except subprocess.TimeoutExpired:
-        return Finding("DVC remote", "fail", f"{name}: {url} does not answer within {DVC_SECONDS:g} s", "look at the network and `dvc remote list`")
+        return Finding("DVC remote", "fail", f"{name}: {url} does not answer within {DVC_SECONDS:g} s",
+                       "look at the network and `dvc remote list`")
     if asked.returncode:
         return Finding("DVC remote", "fail", f"{name}: {url}: {said}", "look at its address and credentials: `dvc remote list`")
     return Finding("DVC remote", "ok", f"{name}: {url} answers")

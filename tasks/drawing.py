@@ -77,7 +77,8 @@ def _box(x: int, y: int, name: str, stage: Mapping[str, Any], note: str, *, last
 def _details(name: str, stage: Mapping[str, Any]) -> str:
     """What a pointer held over the box shows."""
     numbers = [f"{k}: {v}" for k, v in stage.get("meta", {}).items() if isinstance(v, (int, float, str))]
-    return "\n".join([name, f"key {stage['key']}", f"content {stage.get('content', '')}", f"code {stage.get('revision', '')}", *numbers[:20]])
+    known = [f"{word} {stage[at]}" for word, at in (("key", "key"), ("content", "content"), ("code", "revision")) if stage.get(at)]
+    return "\n".join([name, *known, *numbers[:20]])
 
 
 def _key(x: int, kind: str) -> str:

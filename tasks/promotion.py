@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from components.errors import ContractError, StoreError
+from components.errors import ContractError, DataError, StoreError
 from tasks.registry import HOME, ROLLED_BACK, Version, events, one_of, point, saved_lineage, service, versions_of
 from tasks.results import comparable, paired, shared_scores
 
@@ -77,8 +77,11 @@ def against_champion(name: str, number: str, *, score: str | None = None, home: 
         before = json.loads(challenger.tags.get(tag, "{}"))
         met = before.get("number") or 1 + sum(t.startswith(f"{COMPARED}{best.version}.") for v in versions for t in v.tags)
         resamples = min(MOST_RESAMPLES, max(10_000, math.ceil(80 / spent(met))))  # forty draws or more in each tail
-        found = Comparison(best.version, score, met, 1 - spent(met),
-                           **paired(mine, theirs, score, level=1 - spent(met), resamples=resamples))
+        try:
+            found = Comparison(best.version, score, met, 1 - spent(met),
+                               **paired(mine, theirs, score, level=1 - spent(met), resamples=resamples))
+        except DataError as error:  # no number to compare is no reason to lose the registration
+            return Comparison(best.version, score, why_not=str(error))
         mlflow.set_model_version_tag(name, number, tag, json.dumps(asdict(found)))
         return found
 
@@ -131,7 +134,7 @@ def rollback(name: str, reason: str, *, home: Path = HOME) -> tuple[str, str]:
         return now.version, earlier[-1]
 
 
-def _objections(version: Version, found: Comparison | None) -> Sequence[str]:
+def _objections(version: Version, found: Comparison | None) -> list[str]:
     against = []
     if version.tags.get("verdict") != "passed":
         against.append(f"its gates did not pass ({version.tags.get('verdict.why', 'no verdict is recorded')})")

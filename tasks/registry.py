@@ -52,8 +52,8 @@ def register(model_dir: Path, name: str, *, lineage: Mapping[str, Any], metrics:
     """A version of model `name` for the directory; the existing one when weights and data digests are the same.
 
     `lineage` becomes tags (`lineage.data.<name>`, `lineage.recipe`, ...) and lies whole beside the weights as
-    `lineage.json`; its `data` mapping and the digest of the files decide sameness. An external version is not enough when bytes are asked for. Raises `StoreError` when
-    `model_dir` is not a directory with files.
+    `lineage.json`; its `data` mapping and the digest of the files decide sameness. An external version is not enough when
+    bytes are asked for. Raises `StoreError` when `model_dir` is not a directory with files.
     """
     model_dir = Path(model_dir)
     weights = directory_digest(model_dir)
@@ -80,9 +80,9 @@ def register(model_dir: Path, name: str, *, lineage: Mapping[str, Any], metrics:
 def promote(name: str, version: str, verdict: Mapping[str, Any], *, home: Path = HOME) -> bool:
     """Point `candidate` at the version, and `champion` too if the verdict allows; write who, when and why on it.
 
-    `verdict`: {"passed": did the gates, "reasons": [str, ...], "champion": may it be (default: as the gates)}. A champion that fails later keeps the alias, and a version that
-    was rolled back does not get it again (a person decides). Returns whether the version is the champion now. Raises
-    `StoreError` for a version without bytes.
+    `verdict`: {"passed": did the gates, "reasons": [str, ...], "champion": may it be (default: as the gates)}. A champion
+    that fails later keeps the alias, and a version that was rolled back does not get it again (a person decides). Returns
+    whether it was allowed to be champion. Raises `StoreError` for a version without bytes.
     """
     reasons = verdict.get("reasons", [])
     why = "; ".join([reasons] if isinstance(reasons, str) else map(str, reasons)) or "no reason given"
@@ -156,7 +156,8 @@ def models(*, home: Path = HOME) -> list[str]:
 
 def saved_lineage(version: Version, *, home: Path = HOME) -> dict[str, Any] | None:
     """The lineage a version was registered with; None for one from before lineages were kept whole."""
-    with service(f"reading the lineage of {version.name} version {version.version}", home) as mlflow, tempfile.TemporaryDirectory() as folder:
+    doing = f"reading the lineage of {version.name} version {version.version}"
+    with service(doing, home) as mlflow, tempfile.TemporaryDirectory() as folder:
         if LINEAGE not in [a.path for a in mlflow.list_logged_model_artifacts(version.model_id)]:
             return None
         from mlflow.artifacts import download_artifacts

@@ -52,7 +52,8 @@ def reproduce(made: Mapping[str, Any], into: Path, *, home: Path, anew: bool = F
     recipe, profile = reread(made["resolved"])
     pipeline = Pipeline(recipe, profile, plan(recipe, profile), Store(into), RunDirectory(into, made["run"] or recipe.name), list(watchers))
     if unknown := [name for name in made["stages"] if name not in pipeline.stages]:
-        raise ContractError(f"today's code plans no stage {', '.join(unknown)}; check out revision {made['revision'] or '(unknown)'} and try again")
+        raise ContractError(f"today's code plans no stage {', '.join(unknown)}; check out revision {made['revision'] or '(unknown)'} "
+                            "and try again")
     pipeline.begin()
     for name in (n for n in pipeline.stages if n in made["stages"]):
         recorded, stage = made["stages"][name], pipeline.stages[name]

@@ -71,7 +71,8 @@ def comparable(mine: Mapping[str, Any], theirs: Mapping[str, Any], score: str) -
     return "" if mine["scorers"][score] == theirs["scorers"][score] else f"their {score} comes from different judges"
 
 
-def paired(mine: Mapping[str, Any], theirs: Mapping[str, Any], score: str, *, level: float = 0.95, resamples: int = 10_000) -> dict[str, Any]:
+def paired(mine: Mapping[str, Any], theirs: Mapping[str, Any], score: str, *, level: float = 0.95,
+           resamples: int = 10_000) -> dict[str, Any]:
     """Interval of mine − theirs over the prompts both answered; see `comparable` first."""
     from components.evaluation.bootstrap import difference
 

@@ -28,7 +28,7 @@ from components.store import RunDirectory, Store, disk_errors, read_manifest
 from tasks.journal import allowed
 from tasks.registry import Version, events, history, models
 
-TRASH = ".trash"
+TRASH = ".trash-"  # and the process that empties it
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def survey(home: Path, policy: Policy) -> Survey:
     for entry in sorted(store.root.iterdir()) if store.root.is_dir() else []:
         if entry.is_symlink() or not entry.is_dir():
             continue
-        if entry.name == TRASH or re.fullmatch(r"\.replaced-.+-[0-9a-f]{16}-\d+", entry.name):
+        if re.fullmatch(r"\.trash-\d+|\.replaced-.+-[0-9a-f]{16}-\d+", entry.name):
             found.go.append(Entry(entry, size(entry), "leftover"))
         elif entry.name == ".work":
             found.go.extend(Entry(work, size(work), "unfinished work") for work in sorted(entry.iterdir())
@@ -94,14 +94,15 @@ def sweep(home: Path, policy: Policy) -> Survey:
     with disk_errors("clearing the store"):
         with store.steady(sweeping=True):
             found = survey(home, policy)
-            trash = store.root / TRASH
-            trash.mkdir(exist_ok=True)
-            for number, entry in enumerate(e for e in found.go if e.path != trash):
+            trash, gone = store.root / f"{TRASH}{os.getpid()}", []
+            trash.mkdir()
+            for entry in found.go:
                 with _free(entry.path) if entry.path.parent.name == ".work" else contextlib.nullcontext(True) as free:
                     if free:
-                        os.replace(entry.path, trash / f"{os.getpid()}-{number}-{entry.path.name}")
-        shutil.rmtree(trash)
-    return found
+                        os.replace(entry.path, trash / f"{len(gone)}-{entry.path.name}")
+                        gone.append(entry)
+        shutil.rmtree(trash, ignore_errors=True)  # what another gc takes for a leftover meanwhile is gone as well
+    return Survey(gone, found.stay, found.stay_bytes)
 
 
 def needed(store: Store, policy: Policy) -> dict[str, str]:

@@ -14,7 +14,7 @@ Model = Annotated[str, typer.Argument(help="A registered name, name:version or n
 
 
 def lineage(model: Model, home: Home = OUT,
-            picture: Annotated[Path | None, typer.Option(help="Draw it into this SVG file; else lineage/<stage>.svg of its run.")] = None) -> None:
+            picture: Annotated[Path | None, typer.Option(help="The SVG file; else lineage/<stage>.svg of its run.")] = None) -> None:
     """Show what made a checkpoint: data digests, recipe, code, package versions, parents, numbers."""
     from rich.console import Console
 
@@ -33,7 +33,8 @@ def lineage(model: Model, home: Home = OUT,
         if "verdict" in version.tags:
             console.print(f"{'verdict':<10} {version.tags['verdict']}: {version.tags['verdict.why']}", markup=False)
         for event in events(version):
-            console.print(f"{'history':<10} {event['at'][:16]} {event['action']} ({event['alias']}) by {event['by']}: {event['why']}", markup=False)
+            console.print(f"{'history':<10} {event['at'][:16]} {event['action']} ({event['alias']}) by {event['by']}: {event['why']}",
+                          markup=False)
     Console(highlight=False, width=None if console.is_terminal else 160).print(tree(made))
     notes = {name: headline(stage.get("meta", {})) for name, stage in made["stages"].items()}
     folder = home / "runs" / made["run"] if made["run"] and (home / "runs" / made["run"]).is_dir() else Path(".")

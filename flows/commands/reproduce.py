@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +15,7 @@ from flows.commands.options import OUT, Home
 
 def reproduce(model: Model, home: Home = OUT,
               into: Annotated[Path | None, typer.Option(help="Replay in this empty directory and keep it.")] = None,
-              anew: Annotated[bool, typer.Option(help="Fetch data and models from their addresses, not by digest from here.")] = False) -> None:
+              anew: Annotated[bool, typer.Option(help="Fetch data and models from their addresses.")] = False) -> None:
     """Replay a checkpoint in a fresh home: are the weights the same, bit for bit? Exit code 1 when they are not."""
     from rich.console import Console
 
@@ -30,8 +30,7 @@ def reproduce(model: Model, home: Home = OUT,
     changed = surroundings(made)
     for line in changed:
         console.print(f"not as it was  {line}", markup=False)
-    home.mkdir(parents=True, exist_ok=True)
-    folder = into or Path(tempfile.mkdtemp(prefix="reproduction-", dir=home))
+    folder = into or home / f"reproduction-{made['product']}-{time.strftime('%Y%m%d-%H%M%S')}"
     outcome = None
     for outcome in replay(made, folder, home=home, anew=anew):
         console.print(f"{outcome.stage:<14} {outcome.kind:<8} {outcome.state:<10} {outcome.found[:16]}", markup=False)
@@ -41,12 +40,13 @@ def reproduce(model: Model, home: Home = OUT,
         if into is None:
             shutil.rmtree(folder)
         return
-    console.print(f"Stage {outcome.stage} is the first that differs: recorded {outcome.expected[:16]}, made now {outcome.found[:16]}.", markup=False)
+    console.print(f"Stage {outcome.stage} is the first that differs: recorded {outcome.expected[:16]}, made now {outcome.found[:16]}.",
+                  markup=False)
     if outcome.files:
         console.print(f"Files: {', '.join(outcome.files)}", markup=False)
     if outcome.changed:
         console.print("Its code or options are not those that made the recorded product.", markup=False)
     elif not changed:
-        console.print("Code, packages and machine are the same: either the record is wrong or the stage is not deterministic.", markup=False)
+        console.print("Code, packages and machine are the same: the record is wrong or the stage is not deterministic.", markup=False)
     console.print(f"What was made now is kept in {folder}.", markup=False)
     raise typer.Exit(1)
