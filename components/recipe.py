@@ -82,6 +82,16 @@ def dump(recipe: Recipe, profile: Profile) -> str:
     return yaml.safe_dump(plain({"recipe": recipe, "profile": profile}), sort_keys=False, width=110)
 
 
+def reread(text: str) -> tuple[Recipe, Profile]:
+    """What `dump` wrote, whatever the bases and profiles say by now: how a run is made again."""
+    raw = yaml.safe_load(text)
+    if not isinstance(raw, dict) or set(raw) != {"recipe", "profile"}:
+        raise RecipeError("not a resolved recipe: expected the two keys `recipe` and `profile` of a run's recipe.yaml")
+    recipe = typing.cast(Recipe, _build(Recipe, raw["recipe"], ""))
+    check(recipe, _changed_rounds(recipe.online) if recipe.online else {})
+    return recipe, typing.cast(Profile, _build(Profile, raw["profile"], "profile"))
+
+
 def plain(value: Any) -> Any:
     """Dataclasses, mappings and sequences as plain dicts and lists: what is hashed, dumped and sent to children."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -21,12 +21,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from components.errors import StoreError
 from components.types import Artifact
 
 MANIFEST = "manifest.json"
+DATED = ("metrics.jsonl", "data_docs")  # they tell the time of their making: no part of what was made
 
 
 def digest(value: Any) -> str:
@@ -41,6 +42,11 @@ def file_digest(path: Path) -> str:
 
 def files_below(folder: Path) -> list[Path]:
     return sorted(p for p in folder.rglob("*") if p.is_file() and not p.is_symlink())
+
+
+def content(files: Mapping[str, Mapping[str, Any]]) -> str:
+    """Digest of what a stage made, from its manifest's `files`: equal when it was made again with the same result."""
+    return digest({name: entry["sha256"] for name, entry in files.items() if name.split("/")[0] not in DATED})
 
 
 @contextlib.contextmanager
@@ -123,9 +129,21 @@ class Store:
                 workspace.progress.mkdir(parents=True, exist_ok=True)
                 yield workspace
 
+    @contextlib.contextmanager
+    def steady(self, *, sweeping: bool = False) -> Iterator[None]:
+        """Nothing is removed from the store meanwhile: held while a product is found (or published) and linked to a run.
+        Who removes things is `sweeping`: alone, after the others have let go."""
+        with disk_errors(f"opening {self.root}"):
+            self.root.mkdir(parents=True, exist_ok=True)
+            lock = (self.root / ".lock").open("w")
+        with lock:
+            fcntl.flock(lock, fcntl.LOCK_EX if sweeping else fcntl.LOCK_SH)
+            yield
+
     def publish(self, workspace: Workspace, stage: str, key: str, kind: str, parents: Sequence[str],
-                meta: Mapping[str, Any]) -> Artifact:
-        """Seal the product: hash, sync, manifest last, rename. After this the artifact exists; before it did not."""
+                meta: Mapping[str, Any], made_with: Mapping[str, Any] | None = None) -> Artifact:
+        """Seal the product: hash, sync, manifest last, rename. After this the artifact exists; before it did not.
+        `made_with` says what made it: the stage's options, its inputs by role, code revision and package versions."""
         target = self.path(stage, key)
         with disk_errors(f"publishing {stage}"):
             entries = {}
@@ -136,8 +154,8 @@ class Store:
                 entries[str(file.relative_to(workspace.product))] = {
                     "size": file.stat().st_size, "sha256": file_digest(file)}
             manifest = {"stage": stage, "key": key, "kind": kind, "parents": list(parents), "meta": dict(meta),
-                        "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-                        "content": digest({n: e["sha256"] for n, e in entries.items()}), "files": entries}
+                        "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "made_with": dict(made_with or {}),
+                        "content": content(entries), "files": entries}
             write_atomic(workspace.product / MANIFEST, json.dumps(manifest, indent=1))
             if target.exists():  # a damaged or foreign directory: keep it aside rather than mix with it
                 os.replace(target, target.with_name(f".replaced-{target.name}-{int(time.time())}"))
@@ -170,6 +188,26 @@ class RunDirectory:
     def __init__(self, home: Path, run: str) -> None:
         self.path = home.resolve() / "runs" / run
         self.name = run
+        self._alive: IO[str] | None = None
+
+    def hold(self) -> None:
+        """The run is alive as long as this object, at most until the process ends, however it ends. Several may hold it."""
+        if self._alive is None:
+            with disk_errors(f"opening {self.path}"):
+                self.path.mkdir(parents=True, exist_ok=True)
+                self._alive = (self.path / "alive").open("w")
+            fcntl.flock(self._alive, fcntl.LOCK_SH)
+
+    def alive(self) -> bool:
+        """Whether some process, also this one, holds the run."""
+        try:
+            with (self.path / "alive").open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        return False
 
     def open(self, recipe: str) -> None:
         self.path.mkdir(parents=True, exist_ok=True)

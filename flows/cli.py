@@ -11,16 +11,28 @@ from typing import Annotated, Any
 import typer
 
 from components.errors import RatchetError, RecipeError
+from flows.commands.compare_runs import compare_runs
+from flows.commands.doctor import doctor
+from flows.commands.gc import gc
+from flows.commands.lineage import lineage
+from flows.commands.options import OUT, Home
+from flows.commands.promote import promote, rollback
+from flows.commands.reproduce import reproduce
 
 app = typer.Typer(help="Post-training pipelines: data → SFT → reward model → online RLHF → evaluation → registry.",
                   no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 recipes_app = typer.Typer(help="List, explain and check recipes.", no_args_is_help=True)
 app.add_typer(recipes_app, name="recipes")
 
-Home = Annotated[Path, typer.Option(help="Where runs, products and the tracking database live.")]
 Set = Annotated[list[str], typer.Option("--set", help="Override a recipe key: --set online.rounds=2")]
 ProfileOption = Annotated[str | None, typer.Option("--profile", help="Hardware and sizes: cpu, gpu, ...")]
-OUT = Path("out")
+app.command()(lineage)
+app.command()(reproduce)
+app.command()(promote)
+app.command()(rollback)
+app.command()(gc)
+app.command()(doctor)
+app.command()(compare_runs)
 
 
 @app.command()

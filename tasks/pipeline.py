@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,9 +15,10 @@ from components.plan import Stage, plan
 from components.recipe import dump, load
 from components.run import as_request
 from components.schema import Profile, Recipe
-from components.store import RunDirectory, Store, digest, write_atomic
+from components.store import RunDirectory, Store, digest
 from components.types import Artifact
 from tasks.launch import launch
+from tasks.provenance import machine, packages, revision
 
 
 class Watcher(Protocol):
@@ -77,15 +76,15 @@ class Pipeline:
     def make(self, name: str) -> Artifact:
         """The product of a stage: taken from the store when it is there, else made, checked and published."""
         stage = self.stages[name]
-        artifact = self.store.get(name, stage.key)
+        self.run.hold()
+        artifact = self._take(stage)
         if artifact is not None:
-            self.run.link(name, artifact.path)
             self._tell("finished", stage, artifact, reused=True, seconds=0.0)
             return artifact
         inputs = {k: self.artifact(v) for k, v in stage.inputs.items()}
         started = time.monotonic()
         with self.store.working(name, stage.key) as work:
-            artifact = self.store.get(name, stage.key)  # another run may have made it while we waited for the lock
+            artifact = self._take(stage)  # another run may have made it while we waited for the lock
             if artifact is None:
                 self._tell("started", stage, work.metrics)
                 try:
@@ -95,13 +94,25 @@ class Pipeline:
                     self._tell("failed", stage, error)
                     raise
                 seconds = time.monotonic() - started
-                artifact = self.store.publish(work, name, stage.key, stage.kind, [a.digest for a in inputs.values()],
-                                              {**meta, "seconds": round(seconds, 1)})
-        self.run.link(name, artifact.path)
+                with self.store.steady():
+                    artifact = self.store.publish(work, name, stage.key, stage.kind, [a.digest for a in inputs.values()],
+                                                  {**meta, "seconds": round(seconds, 1)},
+                                                  {"does": stage.does, "options": stage.options, "inputs": dict(stage.inputs),
+                                                   "revision": revision(), "packages": packages(), "machine": machine()})
+                    self.run.link(name, artifact.path)
         self._tell("finished", stage, artifact, reused=False, seconds=time.monotonic() - started)
         return artifact
 
+    def _take(self, stage: Stage) -> Artifact | None:
+        """The stage's product if it is there, linked to this run before `ratchet gc` could take it away."""
+        with self.store.steady():
+            artifact = self.store.get(stage.name, stage.key)
+            if artifact is not None:
+                self.run.link(stage.name, artifact.path)
+            return artifact
+
     def begin(self) -> None:
+        self.run.hold()
         self.run.open(dump(self.recipe, self.profile))
         self.run.record(recipe=self.recipe.name, state="running", revision=revision(), packages=packages(),
                         stages={n: s.key for n, s in self.stages.items()}, started=time.time())
@@ -135,51 +146,3 @@ def _follow(metrics: Path, stage: Stage, tell: Callable[..., None]) -> Callable[
                 continue
 
     return tick
-
-
-def revision() -> str:
-    """The git revision of the code, `+changes` when the tree is dirty, empty outside a checkout."""
-    here = Path(__file__).resolve().parent.parent
-    try:
-        head = subprocess.run(["git", "-C", here, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10)
-        dirty = subprocess.run(["git", "-C", here, "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return head.stdout.strip() + ("+changes" if dirty.stdout.strip() else "") if head.returncode == 0 else ""
-
-
-def packages() -> dict[str, str]:
-    """Versions of what decides the numbers."""
-    names = ("torch", "transformers", "safetensors", "tokenizers", "numpy", "vllm", "deepspeed", "prefect", "mlflow", "dvc")
-    found = {}
-    for name in names:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def lineage(pipeline: Pipeline, name: str) -> dict[str, Any]:
-    """Everything that made a stage's product: every ancestor's key, the content digest of each data set, the code."""
-    seen: dict[str, dict[str, str]] = {}
-
-    def walk(stage: str) -> None:
-        if stage in seen:
-            return
-        artifact = pipeline.artifact(stage)
-        manifest = json.loads((artifact.path / "manifest.json").read_text())
-        seen[stage] = {"key": artifact.digest, "kind": artifact.kind, "content": manifest["content"]}
-        for parent in pipeline.stages[stage].inputs.values():
-            walk(parent)
-
-    walk(name)
-    return {"recipe": pipeline.recipe.name, "run": pipeline.run.name, "revision": revision(), "packages": packages(),
-            "stages": seen, "data": {n: e["content"] for n, e in seen.items() if e["kind"] in ("data", "groups")},
-            "weights": {n: e["content"] for n, e in seen.items() if e["kind"] == "weights"}}
-
-
-def write_lineage(pipeline: Pipeline, name: str) -> dict[str, Any]:
-    made = lineage(pipeline, name)
-    write_atomic(pipeline.run.path / "lineage" / f"{name}.json", json.dumps(made, indent=1))
-    return made

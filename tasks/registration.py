@@ -6,12 +6,15 @@ import json
 from typing import Any
 
 from components.errors import ServiceError
-from tasks.pipeline import Pipeline, write_lineage
+from tasks.lineage import write_lineage
+from tasks.pipeline import Pipeline
+from tasks.promotion import with_evidence
 from tasks.registry import promote, register
 
 
 def register_run(pipeline: Pipeline, run_id: str | None = None) -> dict[str, Any]:
-    """Register the run's checkpoints with their lineage; point `candidate`, and `champion` when the gates passed.
+    """Register the run's checkpoints with their lineage; point `candidate`, and `champion` when the gates passed and
+    it is shown to be better than the champion that is there.
 
     The bytes of intermediate checkpoints stay in the store; only the final one is copied to MLflow. A tracking server
     that cannot be reached loses nothing: the run says so and registers when it is run again.
@@ -29,8 +32,9 @@ def register_run(pipeline: Pipeline, run_id: str | None = None) -> dict[str, Any
             versions[name] = register(pipeline.artifact(name).path, model, lineage=write_lineage(pipeline, name),
                                       metrics=report.get("metrics", {}) if name == final else {}, run_id=run_id,
                                       external=name != final, home=pipeline.store.home)
-        champion = promote(f"{recipe.register.model}-reward" if final.startswith("reward") else recipe.register.model,
-                           versions[final], verdict, home=pipeline.store.home)
+        model = f"{recipe.register.model}-reward" if final.startswith("reward") else recipe.register.model
+        verdict = with_evidence(model, versions[final], verdict, home=pipeline.store.home)
+        champion = promote(model, versions[final], verdict, home=pipeline.store.home)
     except ServiceError as error:
         return {"postponed": str(error)}
     pipeline.run.record(versions=versions, verdict=verdict)

@@ -14,20 +14,22 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from components.errors import RatchetError, ServiceError, StoreError
 from tasks.journal import allowed, cut, flatten
 from tasks.mirror import bounded, client, experiment_id, tracking_uri
+from tasks.provenance import packages
 
 MARK = "ratchet.key"
 EXTERNAL = "mlflow.model.isExternal"  # MLflow's own tag of models without bytes
-PACKAGES = ("torch", "transformers", "safetensors", "tokenizers", "numpy", "vllm", "deepspeed", "prefect", "mlflow", "dvc")
+LINEAGE = "lineage.json"  # the whole lineage, inside the registered model
+IN_FILE = ("resolved", "stages", "packages", "results")  # parts of it that would be no help as tags
+HISTORY, ROLLED_BACK = "history.", "rolled_back"  # tags: one event each; why the version may not come back by itself
 HOME = Path("out")
 
 
@@ -49,22 +51,22 @@ def register(model_dir: Path, name: str, *, lineage: Mapping[str, Any], metrics:
              run_id: str | None = None, external: bool = False, home: Path = HOME) -> str:
     """A version of model `name` for the directory; the existing one when weights and data digests are the same.
 
-    `lineage` becomes tags (`lineage.data.<name>`, `lineage.recipe`, ...); its `data` mapping and the digest of the
-    files decide sameness. An external version is not enough when bytes are asked for. Raises `StoreError` when
-    `model_dir` is not a directory with files.
+    `lineage` becomes tags (`lineage.data.<name>`, `lineage.recipe`, ...) and lies whole beside the weights as
+    `lineage.json`; its `data` mapping and the digest of the files decide sameness. An external version is not enough when
+    bytes are asked for. Raises `StoreError` when `model_dir` is not a directory with files.
     """
     model_dir = Path(model_dir)
     weights = directory_digest(model_dir)
     data = {k: str(v) for k, v in lineage.get("data", {}).items()}
     mark = hashlib.sha256(json.dumps([weights, data], sort_keys=True).encode()).hexdigest()[:40]
     tags = {MARK: mark, "weights": weights, "path": str(model_dir.resolve()), "external": str(external).lower()}
-    tags |= {f"lineage.{k}": v for k, v in flatten(lineage).items()}
+    tags |= {f"lineage.{k}": v for k, v in flatten({k: v for k, v in lineage.items() if k not in IN_FILE}).items()}
     tags |= {f"metric.{allowed(k)}": repr(v) for k, v in (metrics or {}).items()}
-    tags |= {f"package.{k}": v for k, v in _packages().items()}
+    tags |= {f"package.{k}": v for k, v in packages().items()}
     tags = {allowed(k): cut(v, 5000) for k, v in tags.items()}
-    with _service(f"registering {name}", home) as mlflow:
+    with service(f"registering {name}", home) as mlflow:
         _ensure(mlflow, name)
-        for known in _versions(mlflow, name):
+        for known in versions_of(mlflow, name):
             if known.tags.get(MARK) == mark and (external or not known.external):
                 return known.version
         model_id = _logged_model(mlflow, model_dir, name, mark, lineage, run_id, external, home)
@@ -76,38 +78,57 @@ def register(model_dir: Path, name: str, *, lineage: Mapping[str, Any], metrics:
 
 
 def promote(name: str, version: str, verdict: Mapping[str, Any], *, home: Path = HOME) -> bool:
-    """Point `candidate` at the version, and `champion` too if `verdict["passed"]`; write who, when and why on it.
+    """Point `candidate` at the version, and `champion` too if the verdict allows; write who, when and why on it.
 
-    `verdict`: {"passed": bool, "reasons": [str, ...]}. Aliases have no history, so a champion that gives way is tagged
-    `champion.until` and `champion.replaced_by`. A champion that fails later keeps the alias (a person decides).
-    Returns whether the version was promoted to champion. Raises `StoreError` for a version without bytes.
+    `verdict`: {"passed": did the gates, "reasons": [str, ...], "champion": may it be (default: as the gates)}. A champion
+    that fails later keeps the alias, and a version that was rolled back does not get it again (a person decides). Returns
+    whether it was allowed to be champion. Raises `StoreError` for a version without bytes.
     """
-    version = str(version)
     reasons = verdict.get("reasons", [])
     why = "; ".join([reasons] if isinstance(reasons, str) else map(str, reasons)) or "no reason given"
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    with _service(f"promoting {name} version {version}", home) as mlflow:
-        known = {v.version: v for v in _versions(mlflow, name)}
-        if version not in known:
-            raise StoreError(f"model {name!r} has no version {version}; it has {', '.join(known) or 'none'}")
-        if known[version].external:
-            raise StoreError(f"{name} version {version} is external (no bytes in the registry); register it again with "
-                             f"external=False, from {known[version].path}, before promoting it")
-        passed = bool(verdict["passed"])
-        written = {"verdict": "passed" if passed else "refused", "verdict.why": cut(why, 5000), "verdict.at": now,
-                   "verdict.by": getpass.getuser()}
-        before = next((v for v in known.values() if "champion" in v.aliases), None)
-        if passed and (before is None or before.version != version):
-            written |= {"champion.since": now}
+    with service(f"promoting {name} version {version}", home) as mlflow:
+        known = one_of(versions_of(mlflow, name), name, str(version))
+        crowned = bool(verdict.get("champion", verdict["passed"])) and ROLLED_BACK not in known.tags
+        written = {"verdict": "passed" if verdict["passed"] else "refused", "verdict.why": cut(why, 5000),
+                   "verdict.at": _now(), "verdict.by": getpass.getuser()}
         for key, value in written.items():  # tags first: an alias never points at an unexplained version
-            mlflow.set_model_version_tag(name, version, key, value)
-        mlflow.set_registered_model_alias(name, "candidate", version)
-        if passed and (before is None or before.version != version):
-            mlflow.set_registered_model_alias(name, "champion", version)
-            if before is not None:
-                mlflow.set_model_version_tag(name, before.version, "champion.until", now)
-                mlflow.set_model_version_tag(name, before.version, "champion.replaced_by", version)
-        return passed
+            mlflow.set_model_version_tag(name, known.version, key, value)
+        point(mlflow, known, "candidate", action="proposed", why=why)
+        if crowned:
+            point(mlflow, known, "champion", action="promoted", why=why)
+        return crowned
+
+
+def point(mlflow: Any, version: Version, alias: str, *, action: str, why: str, **more: Any) -> Version | None:
+    """Move an alias to the version and return the one that had it. Aliases have no history, so who, when, why and whom it
+    replaced are written on both first, as tags `history.<time>`; nothing happens when the alias is there already."""
+    before = next((v for v in versions_of(mlflow, version.name) if alias in v.aliases), None)
+    if before is not None and before.version == version.version:
+        return before
+    event = {"action": action, "alias": alias, "at": _now(), "by": getpass.getuser(), "why": cut(why, 4000), **more}
+    told = {version.version: event | {"replaced": before.version if before else None}}
+    if before is not None and alias == "champion":
+        told[before.version] = event | {"action": "replaced", "replaced_by": version.version}
+    for number, what in told.items():
+        mlflow.set_model_version_tag(version.name, number, f"{HISTORY}{event['at']}", json.dumps(what))
+    mlflow.set_registered_model_alias(version.name, alias, version.version)
+    return before
+
+
+def events(version: Version) -> list[dict[str, Any]]:
+    """What happened to a version, oldest first."""
+    return [json.loads(version.tags[key]) for key in sorted(version.tags) if key.startswith(HISTORY)]
+
+
+def one_of(versions: Sequence[Version], name: str, number: str) -> Version:
+    """The version of that number, fit to be pointed at. Raises `StoreError` when there is none or it has no bytes."""
+    known = {v.version: v for v in versions}
+    if number not in known:
+        raise StoreError(f"model {name!r} has no version {number}; it has {', '.join(known) or 'none'}")
+    if known[number].external:
+        raise StoreError(f"{name} version {number} is external (no bytes in the registry); register it again with "
+                         f"external=False, from {known[number].path}, before promoting it")
+    return known[number]
 
 
 def champion(name: str, *, home: Path = HOME) -> Version | None:
@@ -117,8 +138,33 @@ def champion(name: str, *, home: Path = HOME) -> Version | None:
 
 def history(name: str, *, home: Path = HOME) -> list[Version]:
     """Every version, oldest first; empty for an unknown model."""
-    with _service(f"reading {name}", home) as mlflow:
-        return _versions(mlflow, name)
+    with service(f"reading {name}", home) as mlflow:
+        return versions_of(mlflow, name)
+
+
+def models(*, home: Path = HOME) -> list[str]:
+    """Names of all registered models; asks no one when nothing was ever tracked in `home`."""
+    if tracking_uri(home).startswith("sqlite:") and not Path(tracking_uri(home).removeprefix("sqlite:///")).exists():
+        return []
+    with service("listing models", home) as mlflow:
+        found, token = [], None
+        while token != "":
+            page = mlflow.search_registered_models(max_results=200, page_token=token)
+            found, token = [*found, *(m.name for m in page)], page.token or ""
+        return found
+
+
+def saved_lineage(version: Version, *, home: Path = HOME) -> dict[str, Any] | None:
+    """The lineage a version was registered with; None for one from before lineages were kept whole."""
+    doing = f"reading the lineage of {version.name} version {version.version}"
+    with service(doing, home) as mlflow, tempfile.TemporaryDirectory() as folder:
+        if LINEAGE not in [a.path for a in mlflow.list_logged_model_artifacts(version.model_id)]:
+            return None
+        from mlflow.artifacts import download_artifacts
+
+        at = mlflow.get_logged_model(version.model_id).artifact_location
+        got = download_artifacts(f"{at}/{LINEAGE}", dst_path=folder, tracking_uri=tracking_uri(home))
+        return json.loads(Path(got).read_text())
 
 
 def directory_digest(path: Path) -> str:
@@ -134,8 +180,12 @@ def directory_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
 @contextlib.contextmanager
-def _service(doing: str, home: Path) -> Iterator[Any]:
+def service(doing: str, home: Path) -> Iterator[Any]:
     """An MLflow client with short time-outs; whatever it raises becomes a `ServiceError` that says where."""
     with bounded():
         try:
@@ -170,7 +220,7 @@ def _ensure(mlflow: Any, name: str) -> None:
             raise
 
 
-def _versions(mlflow: Any, name: str) -> list[Version]:
+def versions_of(mlflow: Any, name: str) -> list[Version]:
     from mlflow.exceptions import MlflowException
 
     try:
@@ -205,14 +255,15 @@ def _logged_model(mlflow: Any, model_dir: Path, name: str, mark: str, lineage: M
     tags = {MARK: mark, "external": kind} | ({EXTERNAL: "true"} if external else {})
     params = {k: cut(v, 250) for k, v in flatten({"data": lineage.get("data", {}), "recipe": lineage.get("recipe", "")}).items()}
     model = mlflow.create_logged_model(experiment, name=name, source_run_id=run_id, tags=tags, params=params)
-    if external:  # a server registers only what has an MLmodel file
-        from mlflow.models.utils import get_external_mlflow_model_spec
-
-        with tempfile.TemporaryDirectory() as folder:
-            get_external_mlflow_model_spec(model).save(str(Path(folder) / "MLmodel"))
-            mlflow.log_model_artifacts(model.model_id, folder)
-    else:
+    if not external:
         mlflow.log_model_artifacts(model.model_id, str(model_dir))
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / LINEAGE).write_text(json.dumps(lineage, indent=1))
+        if external:  # a server registers only what has an MLmodel file
+            from mlflow.models.utils import get_external_mlflow_model_spec
+
+            get_external_mlflow_model_spec(model).save(str(Path(folder) / "MLmodel"))
+        mlflow.log_model_artifacts(model.model_id, folder)
     mlflow.finalize_logged_model(model.model_id, "READY")
     return model.model_id
 
@@ -224,11 +275,3 @@ def _link_to_run(mlflow: Any, run_id: str, model_id: str, metrics: Mapping[str, 
     mlflow.log_outputs(run_id, [LoggedModelOutput(model_id, 0)])
     if metrics:
         mlflow.log_batch(run_id, metrics=[Metric(allowed(k), float(v), now, 0, model_id=model_id) for k, v in metrics.items()])
-
-
-def _packages() -> dict[str, str]:
-    found = {}
-    for package in PACKAGES:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found[package] = metadata.version(package)
-    return found

@@ -13,7 +13,8 @@ import yaml
 from components.plan import Stage
 from components.recipe import dump
 from components.types import Artifact
-from tasks.pipeline import Pipeline, packages, revision
+from tasks.pipeline import Pipeline
+from tasks.provenance import packages, revision
 from tasks.tracking import Tracking
 from tasks.versioning import digest
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from components.store import RunDirectory, Store, digest
+from components.types import Artifact
 
 for name, value in {
     "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "DO_NOT_TRACK": "1", "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -42,5 +47,44 @@ def fresh_home(tiny_model: Path, tmp_path: Path) -> Callable[[str], Path]:
     def make(name: str) -> Path:
         shutil.copytree(tiny_model, tmp_path / name / "store" / tiny_model.name)
         return tmp_path / name
+
+    return make
+
+
+# --- products without the work: a store filled by hand, in milliseconds -----------------------------------------------
+
+Publish = Callable[..., Artifact]
+
+
+@pytest.fixture
+def publish(tmp_path: Path) -> Publish:
+    """publish("sft", {"policy": base, "data": data}) -> the artifact in the store of `tmp_path`."""
+
+    def make(stage: str, inputs: Mapping[str, Artifact] | None = None, *, kind: str = "weights", text: str = "",
+             results: Mapping[str, Any] | None = None, **meta: Any) -> Artifact:
+        store, inputs = Store(tmp_path), inputs or {}
+        key = digest([stage, text, [a.digest for a in inputs.values()]])
+        with store.working(stage, key) as work:
+            name = {"weights": "model.safetensors", "report": "results.json"}.get(kind, "evaluate.parquet")
+            (work.product / name).write_text(json.dumps(results) if results else text or stage)
+            work.metrics.write_text(json.dumps(meta))  # as a real one, other than last time
+            roles = {role: a.path.name.rpartition("-")[0] for role, a in inputs.items()}
+            return store.publish(work, stage, key, kind, [a.digest for a in inputs.values()], meta,
+                                 {"does": stage, "options": {"data": "evaluate", "max_tokens": 8}, "inputs": roles, "revision": "abc", "packages": {"torch": "2"}, "machine": "here"})
+
+    return make
+
+
+@pytest.fixture
+def run_of(tmp_path: Path) -> Callable[..., RunDirectory]:
+    """run_of("name", stage=artifact, ...) -> a finished run that links to them."""
+
+    def make(name: str, *, state: str = "finished", started: float = 0.0, **stages: Artifact) -> RunDirectory:
+        run = RunDirectory(tmp_path, name)
+        run.open("recipe: {}\n")
+        for stage, artifact in stages.items():
+            run.link(stage, artifact.path)
+        run.record(recipe="fake", state=state, started=started, stages={n: a.digest for n, a in stages.items()})
+        return run
 
     return make

@@ -59,6 +59,7 @@ def evaluate(job: Job) -> dict[str, Any]:
         "rounds": [{"round": i, **job.inputs[f"scored_{i}"].meta["panel"]} for i in range(1, 100) if f"scored_{i}" in job.inputs],
         "per_prompt": {}, "metrics": {},
     }
+    results["per_prompt"] |= {f"final.{name}": [_mean(row) for row in rows] for name, rows in scores["policy"].items()}
     opponents = [a for a in arms if a != "policy"]
     for against in opponents:
         contrast(results, answers, scores, against)

@@ -11,7 +11,7 @@ import pytest
 
 from components.errors import ServiceError, StoreError
 from tasks.mirror import client, experiment_id
-from tasks.registry import champion, history, promote, register
+from tasks.registry import champion, events, history, promote, register, saved_lineage
 
 LINEAGE = {"recipe": "chat", "revision": "abc", "data": {"pairs": "d1"}, "parents": ["sft"]}
 
@@ -78,10 +78,12 @@ def walk(tmp_path, home):
     assert best.tags["verdict.why"] == "win rate 0.60 > 0.50" and best.tags["package.torch"]
     versions = {v.version: v for v in history(name, home=home)}
     assert versions[worse].aliases == ("candidate",) and versions[worse].tags["verdict"] == "refused"
+    assert saved_lineage(versions[middle], home=home) == saved_lineage(versions[final], home=home) == LINEAGE
     assert versions[middle].external and not versions[final].external
     assert promote(name, worse, {"passed": True, "reasons": ["a person said so"]}, home=home)
     after = {v.version: v for v in history(name, home=home)}
-    assert after[final].tags["champion.replaced_by"] == worse and champion(name, home=home).version == worse
+    assert events(after[final])[-1]["replaced_by"] == worse and events(after[worse])[-1]["replaced"] == final
+    assert champion(name, home=home).version == worse
     with pytest.raises(StoreError, match="external"):
         promote(name, middle, {"passed": True}, home=home)
     with pytest.raises(StoreError, match="no version 99"):
@@ -93,8 +95,8 @@ def test_the_registry_on_sqlite(tmp_path, home, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     mlflow, final, middle = walk(tmp_path, home)
     names = [a.path for a in mlflow.list_logged_model_artifacts(final.model_id)]
-    assert sorted(names) == ["config.json", "model.safetensors"]
-    assert [a.path for a in mlflow.list_logged_model_artifacts(middle.model_id)] == ["MLmodel"]  # no bytes copied
+    assert sorted(names) == ["config.json", "lineage.json", "model.safetensors"]
+    assert [a.path for a in mlflow.list_logged_model_artifacts(middle.model_id)] == ["MLmodel", "lineage.json"]  # no bytes copied
 
 
 @pytest.mark.slow

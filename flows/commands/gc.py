@@ -1,0 +1,39 @@
+"""`ratchet gc`: make room in the store without touching what anybody needs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from flows.commands.options import OUT, Home
+
+
+def gc(home: Home = OUT,
+       keep_days: Annotated[float, typer.Option(help="Keep what runs of the last days use.")] = 14.0,
+       keep_last: Annotated[int, typer.Option(help="Keep what the last runs use, however old.")] = 5,
+       best: Annotated[int | None, typer.Option(help="Keep only so many registered versions of a model, besides promoted ones.")] = None,
+       metric: Annotated[str, typer.Option(help="What --best ranks by.")] = "win_rate_vs_sft.mean",
+       lower_is_better: Annotated[bool, typer.Option("--lower-is-better")] = False,
+       yes: Annotated[bool, typer.Option("--yes", help="Remove; without it, only show.")] = False) -> None:
+    """Show, or with --yes remove, what no registered version and no living or recent run needs."""
+    from rich.console import Console
+    from rich.filesize import decimal
+    from rich.table import Table
+
+    from tasks.retention import Policy, survey, sweep
+
+    policy = Policy(keep_days, keep_last, best, metric, lower_is_better)
+    found = (sweep if yes else survey)(home, policy)
+    console = Console(highlight=False)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("removed" if yes else "would go", "what", "made", "frees"):
+        table.add_column(column, justify="right" if column == "frees" else "left", no_wrap=True)
+    for entry in sorted(found.go, key=lambda e: -e.size):
+        table.add_row(str(entry.path.relative_to(home.resolve())), entry.what, entry.made[:16].replace("T", " "), decimal(entry.size))
+    if found.go:
+        console.print(table)
+    for reason, count in found.stay.most_common():
+        console.print(f"stays: {count} products, {decimal(found.stay_bytes[reason])}, {reason}")
+    console.print(f"{'Freed' if yes else 'Would free'} {decimal(found.freed)} in {len(found.go)} directories."
+                  + ("" if yes or not found.go else " Add --yes to remove them."))

@@ -1,0 +1,87 @@
+"""`ratchet lineage`: what made a checkpoint, as a tree and as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from flows.commands.options import OUT, Home
+
+Model = Annotated[str, typer.Argument(help="A registered name, name:version or name@alias, or a stage's directory.")]
+
+
+def lineage(model: Model, home: Home = OUT,
+            picture: Annotated[Path | None, typer.Option(help="The SVG file; else lineage/<stage>.svg of its run.")] = None) -> None:
+    """Show what made a checkpoint: data digests, recipe, code, package versions, parents, numbers."""
+    from rich.console import Console
+
+    from flows.display import headline
+    from tasks.drawing import draw
+    from tasks.lineage import resolve
+    from tasks.registry import events
+
+    made, version = resolve(model, home)
+    console = Console(highlight=False, soft_wrap=True)
+    title = f"{version.name} version {version.version}" if version else made["product"]
+    console.print(f"[bold]{title}[/bold]{' (' + ', '.join(version.aliases) + ')' if version and version.aliases else ''}")
+    for word, text in facts(made):
+        console.print(f"{word:<10} {text}", markup=False)
+    if version:
+        if "verdict" in version.tags:
+            console.print(f"{'verdict':<10} {version.tags['verdict']}: {version.tags['verdict.why']}", markup=False)
+        for event in events(version):
+            console.print(f"{'history':<10} {event['at'][:16]} {event['action']} ({event['alias']}) by {event['by']}: {event['why']}",
+                          markup=False)
+    Console(highlight=False, width=None if console.is_terminal else 160).print(tree(made))
+    notes = {name: headline(stage.get("meta", {})) for name, stage in made["stages"].items()}
+    folder = home / "runs" / made["run"] if made["run"] and (home / "runs" / made["run"]).is_dir() else Path(".")
+    target = picture or folder / "lineage" / f"{made['product']}.svg"
+    console.print(f"picture    {draw(made, target, title, notes)}")
+
+
+def facts(made: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What holds for the product as a whole, as lines."""
+    from tasks.results import numbers
+
+    own = made["stages"][made["product"]]
+    packages = ", ".join(f"{name} {version}" for name, version in made["packages"].items())
+    others = sorted({s["revision"][:12] for s in made["stages"].values() if s.get("revision") and s["revision"] != made["revision"]})
+    return [(word, text) for word, text in [
+        ("recipe", made["recipe"]), ("run", made["run"]), ("made", own["made"]), ("content", own["content"]),
+        ("code", made["revision"] + (f"; ancestors also by {', '.join(others)}" if others else "")),
+        ("packages", packages), ("machine", own.get("machine", "")),
+        ("results", ", ".join(f"{k} {v:.4g}" for k, v in list(numbers(made).items())[:8]))] if text]
+
+
+def tree(made: Mapping[str, Any]) -> Any:
+    """The product with its inputs below it; what was shown once is only named again."""
+    from rich.markup import escape
+    from rich.tree import Tree
+
+    from flows.display import headline
+
+    seen: set[str] = set()
+
+    def grow(name: str, roles: list[str], into: Any) -> Any:
+        stage = made["stages"][name]
+        roles = [r for r in roles if r not in (name, stage.get("kind"))]
+        role = f" [dim]as {', '.join(roles)}[/dim]" if roles else ""
+        if stage.get("missing"):
+            return into.add(f"{name}{role} [red]no longer in the store[/red] {stage['key'][:12]}")
+        label = f"[bold]{name}[/bold]{role} [cyan]{stage['kind']}[/cyan] {stage['content'][:12]}"
+        if name in seen:
+            return into.add(f"{label} [dim]shown above[/dim]")
+        seen.add(name)
+        found = escape(headline(stage["meta"]) or stage["meta"].get("source", ""))
+        node = (into.add if into else Tree)(f"{label}  {found}".rstrip())
+        by_parent: dict[str, list[str]] = {}
+        for as_role, parent in stage["inputs"].items():
+            by_parent.setdefault(parent, []).append(as_role)
+        for parent, as_roles in by_parent.items():
+            grow(parent, as_roles, node)
+        return node
+
+    return grow(made["product"], [], None)

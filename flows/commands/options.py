@@ -1,0 +1,12 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+OUT = Path("out")
+Home = Annotated[Path, typer.Option(help="Where runs, products and the tracking database live.")]
+Reason = Annotated[str, typer.Option(help="Why, in words: kept on the version for whoever asks later.")]

@@ -1,0 +1,33 @@
+"""`ratchet promote` and `ratchet rollback`: a person moves an alias, with who, when and why on record."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from flows.commands.options import OUT, Home, Reason
+
+
+def promote(model: Annotated[str, typer.Argument(help="A registered model's name.")],
+            version: Annotated[str, typer.Option(help="The version's number.")], reason: Reason, home: Home = OUT,
+            to: Annotated[Literal["champion", "candidate"], typer.Option(help="The alias.")] = "champion",
+            force: Annotated[bool, typer.Option(help="Though its gates failed, it was rolled back or is not shown to be better.")] = False,
+            score: Annotated[str | None, typer.Option(help="Compare by this score: gold, reward.judge, ...")] = None) -> None:
+    """Make a version champion (or candidate), after comparing it with the champion on the same held-out prompts."""
+    from tasks.promotion import promote_by_hand
+
+    found, overruled = promote_by_hand(model, version, reason, alias=to, force=force, score=score, home=home)
+    if found is not None:
+        typer.echo(str(found))
+    for objection in overruled:
+        typer.echo(f"overruled: {objection}")
+    typer.echo(f"{model}@{to} is version {version}: {reason}")
+
+
+def rollback(model: Annotated[str, typer.Argument(help="A registered model's name.")], reason: Reason, home: Home = OUT) -> None:
+    """Give `champion` back to the version that the present one replaced."""
+    from tasks.promotion import rollback as back
+
+    old, new = back(model, reason, home=home)
+    typer.echo(f"{model}@champion is version {new} again, no longer {old}: {reason}")

@@ -1,0 +1,113 @@
+"""Make a product again in a fresh home and compare, stage by stage, bit for bit.
+
+What the run started from, its raw data and models, is brought by digest: from a store or a DVC folder that still has
+the bytes, else from the recipe's address. Everything else is made anew, in the order of the plan, up to the first
+stage that differs: what comes after it could only inherit the difference.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from components.errors import ContractError, RecipeError, StoreError
+from components.plan import Stage, plan
+from components.recipe import reread
+from components.store import MANIFEST, RunDirectory, Store, content, read_manifest
+from components.types import Artifact
+from tasks.pipeline import Pipeline, Watcher
+from tasks.provenance import machine, packages, revision
+
+BROUGHT = ("fetch_data", "fetch_model", "make_tiny")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One stage: `state` is brought (by digest), identical or differs; `files` differ where both sides can be seen;
+    `changed` when the stage's options or code are no longer those that made the recorded product."""
+
+    stage: str
+    kind: str
+    state: str
+    expected: str
+    found: str
+    files: tuple[str, ...] = ()
+    changed: bool = False
+
+
+def reproduce(made: Mapping[str, Any], into: Path, *, home: Path, anew: bool = False,
+              watchers: Sequence[Watcher] = ()) -> Iterator[Outcome]:
+    """Replay a lineage in the empty directory `into`, telling each stage's outcome as it comes; ends at one that differs.
+
+    `home` is where the bytes of inputs may still lie; with `anew` they are fetched from their addresses. Raises
+    `RecipeError` when the lineage carries no recipe, `ContractError` when today's code has another plan.
+    """
+    if not made["resolved"]:
+        raise RecipeError(f"the lineage of {made['product']} carries no recipe: no run here links to it")
+    if into.exists() and any(into.iterdir()):
+        raise RecipeError(f"{into} is not empty; a reproduction needs a fresh directory")
+    recipe, profile = reread(made["resolved"])
+    pipeline = Pipeline(recipe, profile, plan(recipe, profile), Store(into), RunDirectory(into, made["run"] or recipe.name), list(watchers))
+    if unknown := [name for name in made["stages"] if name not in pipeline.stages]:
+        raise ContractError(f"today's code plans no stage {', '.join(unknown)}; check out revision {made['revision'] or '(unknown)'} "
+                            "and try again")
+    pipeline.begin()
+    for name in (n for n in pipeline.stages if n in made["stages"]):
+        recorded, stage = made["stages"][name], pipeline.stages[name]
+        if recorded.get("missing"):
+            raise StoreError(f"the digest of {name} was lost with its directory, so nothing can be compared; "
+                             "ask for a registered version, which keeps its whole lineage")
+        brought = None
+        if stage.does in BROUGHT and not anew:
+            brought = bring(pipeline, stage, recorded, [Store(home).path(name, recorded["key"]), Path("data") / name])
+        files = (read_manifest((brought or pipeline.make(name)).path) or {})["files"]
+        found = content(files)
+        state = "differs" if found != recorded["content"] else "brought" if brought else "identical"
+        yield Outcome(name, recorded["kind"], state, recorded["content"], found,
+                      _files(Store(home).path(name, recorded["key"]), recorded["content"], files) if state == "differs" else (),
+                      stage.key != recorded["key"])
+        if state == "differs":
+            pipeline.end("failed")
+            return
+    pipeline.end("finished")
+
+
+def bring(pipeline: Pipeline, stage: Stage, recorded: Mapping[str, Any], places: Sequence[Path]) -> Artifact | None:
+    """A copy of the recorded bytes, every file checked against its SHA-256; None when no place has them."""
+    for place in places:
+        manifest = read_manifest(place)
+        if manifest is None or content(manifest["files"]) != recorded["content"]:
+            continue
+        try:
+            pipeline.store.verify(Artifact(manifest["kind"], place, recorded["key"]))
+        except (StoreError, OSError):
+            continue
+        with pipeline.store.working(stage.name, stage.key) as work:
+            shutil.copytree(place, work.product, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))
+            return pipeline.store.publish(work, stage.name, stage.key, stage.kind, (), manifest["meta"], manifest.get("made_with"))
+    return None
+
+
+def surroundings(made: Mapping[str, Any]) -> list[str]:
+    """What is not as it was when the product was made: code, packages, machine. Empty: bits have no excuse to differ."""
+    own, here = made["stages"][made["product"]], packages()
+    found = []
+    if made["revision"] != revision():
+        found.append(f"code: {made['revision'] or 'unknown'} then, {revision() or 'unknown'} now")
+    found += [f"{name}: {version} then, {here.get(name, 'not installed')} now" for name, version in made["packages"].items()
+              if here.get(name) != version]
+    if own.get("machine", machine()) != machine():
+        found.append(f"machine: {own['machine']} then, {machine()} now")
+    return found
+
+
+def _files(recorded: Path, expected: str, files: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
+    """Names of files that differ, when the recorded product is still at hand and is the one that was recorded."""
+    manifest = read_manifest(recorded)
+    if manifest is None or content(manifest["files"]) != expected:
+        return ()
+    both = {**manifest["files"], **files}
+    return tuple(n for n in both if content({n: manifest["files"].get(n, {"sha256": ""})}) != content({n: files.get(n, {"sha256": ""})}))

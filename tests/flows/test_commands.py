@@ -1,0 +1,76 @@
+"""The commands on a store filled by hand: what they print, what they refuse, how they exit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from components.errors import ContractError, RecipeError
+from flows.cli import app
+from tasks import doctor
+
+
+def ratchet(*arguments: str, code: int = 0) -> str:
+    done = CliRunner().invoke(app, list(arguments))
+    if done.exception and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+@pytest.fixture
+def home(publish, run_of, tmp_path, monkeypatch) -> Path:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    base, data = publish("model_policy"), publish("curated", kind="data")
+    for name, score in (("one", 1.0), ("two", 2.0)):
+        sft = publish("sft", {"policy": base, "data": data}, text=name, steps=3)
+        results = {"metrics": {"kl": score}, "per_prompt": {"final.gold_like": [score, score + 1]}, "lengths": {"final": [4, 5]}}
+        report = publish("evaluate", {"policy": sft, "data": data}, kind="report", results=results)
+        run_of(name, model_policy=base, curated=data, sft=sft, evaluate=report)
+    return tmp_path
+
+
+def test_lineage_prints_a_tree_and_draws(home: Path) -> None:
+    said = ratchet("lineage", str(home / "runs" / "one" / "stages" / "sft"), "--home", str(home))
+    assert "recipe     fake" in said and "code       abc" in said and "torch 2" in said and "kl 1" in said
+    assert "├── model_policy as policy weights" in said and "└── curated data" in said and "3 steps" in said
+    assert (home / "runs" / "one" / "lineage" / "sft.svg").read_text().startswith("<svg")
+    ratchet("lineage", str(home / "runs" / "two" / "stages" / "sft"), "--home", str(home), "--picture", str(home / "p.svg"))
+    assert (home / "p.svg").exists()
+
+
+def test_reproduce_needs_a_recipe(home: Path) -> None:
+    with pytest.raises(RecipeError, match="not a resolved recipe"):
+        ratchet("reproduce", str(home / "runs" / "one" / "stages" / "sft"), "--home", str(home))
+
+
+def test_gc_shows_first_and_removes_on_yes(home: Path) -> None:
+    assert "Would free 0 bytes in 0 directories." in ratchet("gc", "--home", str(home))
+    only = ("gc", "--home", str(home), "--keep-days", "0", "--keep-last", "1")
+    said = ratchet(*only)
+    assert "would go" in said and "store/sft-" in said and "in 2 directories. Add --yes" in said and "stays: 4 products" in said
+    assert len(list((home / "store").glob("sft-*"))) == 2
+    assert "Freed" in ratchet(*only, "--yes") and len(list((home / "store").glob("sft-*"))) == 1
+
+
+def test_compare_runs(home: Path) -> None:
+    said = ratchet("compare-runs", "one", "two", "--home", str(home))
+    assert "recipe: no difference" in said and "source code" in said and "+1 [+1, +1], 2 prompts" in said
+    with pytest.raises(RecipeError, match="no run 'three'"):
+        ratchet("compare-runs", "one", "three", "--home", str(home))
+
+
+def test_doctor_exits_by_what_it_finds(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for state, code in (("warn", 0), ("fail", 1)):
+        monkeypatch.setattr(doctor, "examine", lambda *_, state=state: [doctor.Finding("disk", state, "little [x]", "clear it")])
+        assert f"{state}  disk          little [x] → clear it" in ratchet("doctor", code=code)
+
+
+def test_a_promotion_needs_its_reason(home: Path) -> None:
+    assert "--reason" in ratchet("promote", "policy", "--version", "1", code=2)
+    with pytest.raises(ContractError, match="needs a reason"):
+        ratchet("promote", "policy", "--version", "1", "--reason", " ", "--home", str(home))
+    with pytest.raises(ContractError, match="needs a reason"):
+        ratchet("rollback", "policy", "--reason", "", "--home", str(home))

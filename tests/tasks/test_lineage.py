@@ -1,0 +1,71 @@
+"""Lineage is read from manifests alone: every ancestor once, what is gone is named, the picture holds all."""
+
+from __future__ import annotations
+
+import shutil
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from components.errors import RecipeError, StoreError
+from tasks.drawing import draw
+from tasks.lineage import of_product, resolve
+from tasks.registry import promote, register
+
+
+@pytest.fixture
+def chain(publish, run_of):
+    base = publish("model_policy")
+    data = publish("curated", {"policy": base}, kind="data")
+    sft = publish("sft", {"policy": base, "data": data}, steps=3)
+    judged = publish("evaluate", {"base": base, "policy": sft, "data": data}, kind="report", results={"metrics": {"win_rate": 0.6}})
+    run_of("one", model_policy=base, curated=data, sft=sft, evaluate=judged)
+    return base, data, sft
+
+
+def test_every_ancestor_with_what_made_it(chain, tmp_path):
+    base, _, sft = chain
+    made, version = resolve(str(tmp_path / "runs" / "one" / "stages" / "sft"), tmp_path)
+    assert version is None and list(made["stages"]) == ["model_policy", "curated", "sft"]
+    assert made["stages"]["sft"]["inputs"] == {"policy": "model_policy", "data": "curated"}
+    assert made["stages"]["sft"]["key"] == sft.digest and made["stages"]["sft"]["meta"]["steps"] == 3
+    assert (made["product"], made["run"], made["recipe"], made["revision"]) == ("sft", "one", "fake", "abc")
+    assert made["packages"] == {"torch": "2"} and made["resolved"] == "recipe: {}\n" and made["results"]["metrics"] == {"win_rate": 0.6}
+    assert set(made["data"]) == {"curated"} and set(made["weights"]) == {"model_policy", "sft"}
+    assert of_product(base.path)["results"] == {}  # the evaluation was of another
+
+
+def test_content_leaves_out_what_tells_the_time(publish, tmp_path):
+    first = of_product(publish("sft", steps=3).path)
+    shutil.rmtree(tmp_path / "store")
+    assert of_product(publish("sft", steps=4).path)["stages"]["sft"]["content"] == first["stages"]["sft"]["content"]
+    shutil.rmtree(tmp_path / "store")
+    assert of_product(publish("sft", text="other").path)["stages"]["sft"]["content"] != first["stages"]["sft"]["content"]
+
+
+def test_an_ancestor_that_is_gone_is_named(chain, tmp_path):
+    _, data, sft = chain
+    shutil.rmtree(data.path)
+    made = of_product(sft.path)
+    assert made["stages"]["curated"] == {"key": data.digest, "missing": True, "inputs": {}}
+    picture = draw(made, tmp_path / "l.svg", "policy 1", {"sft": "a <note>"})
+    text = picture.read_text()
+    ET.fromstring(text)
+    assert all(name in text for name in made["stages"]) and "no longer in the store" in text and "a &lt;note&gt;" in text
+    shutil.rmtree(sft.path)
+    with pytest.raises(StoreError, match="not a finished product"):
+        of_product(sft.path)
+
+
+def test_a_registered_version_explains_itself_without_its_store(chain, tmp_path, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    made = of_product(chain[2].path)
+    version = register(chain[2].path, "policy", lineage=made, home=tmp_path)
+    promote("policy", version, {"passed": True}, home=tmp_path)
+    shutil.rmtree(tmp_path / "store")
+    for name in ("policy", "policy:1", "policy@champion"):
+        found, which = resolve(name, tmp_path)
+        assert found == made and which is not None and which.version == version
+    for name, says in (("polic", "registered model"), ("policy:7", "no version 7"), ("policy@champ", "did you mean 'champion'")):
+        with pytest.raises(RecipeError, match=says):
+            resolve(name, tmp_path)

@@ -1,0 +1,121 @@
+"""Who becomes champion, by what evidence, on whose word, and the way back."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from components.errors import ContractError, StoreError
+from tasks.promotion import against_champion, promote_by_hand, rollback, spent, with_evidence
+from tasks.registry import champion, events, history, promote, register
+from tasks.results import comparable, paired, shared_scores
+
+PASSED, FAILED = {"passed": True, "reasons": ["win rate 0.6 > 0.5"]}, {"passed": False, "reasons": ["tax 1.4 > 1.3"]}
+
+
+def evaluation(gold: list[float], **more):
+    return {"metrics": {}, "per_prompt": {"gold": gold, "length": [1.0] * len(gold)}, "prompts": "p", "answers": {"max_tokens": 8},
+            "scorers": {"gold": "g", "length": "l"}, **more}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    return tmp_path_factory.mktemp("promotion")
+
+
+@pytest.fixture
+def version(home, tmp_path, monkeypatch):
+    """version("1", lift=0.1) -> the number of a registered version whose gold scores lie that much higher."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    rng = random.Random(0)
+    base = [rng.gauss(0, 1) for _ in range(60)]
+
+    def make(text: str, lift: float = 0.0, **more) -> str:
+        folder = tmp_path / text
+        folder.mkdir()
+        (folder / "model.safetensors").write_text(text + tmp_path.name)
+        found = evaluation([b + lift + rng.gauss(0, 0.2) for b in base], **more)
+        return register(folder, tmp_path.name, lineage={"results": found, "data": {}}, home=home)
+
+    return make
+
+
+def test_the_error_spent_on_all_challengers_is_bounded():
+    assert spent(1) == pytest.approx(0.025) and spent(2) < spent(1)
+    assert sum(spent(k) for k in range(1, 10_000)) < 0.05
+
+
+def test_a_pipeline_needs_evidence_a_person_needs_a_reason(version, home, tmp_path):
+    name, first = tmp_path.name, version("first")
+    assert against_champion(name, first, home=home) is None and with_evidence(name, first, PASSED, home=home) == PASSED
+    assert promote(name, first, with_evidence(name, first, PASSED, home=home), home=home)
+
+    equal = version("equal")
+    verdict = with_evidence(name, equal, PASSED, home=home)
+    assert verdict["passed"] and not verdict["champion"] and "not shown to be better" in verdict["reasons"][-1]
+    assert not promote(name, equal, verdict, home=home)
+    again = against_champion(name, equal, home=home)
+    assert again is not None and again.number == 1, "asking again spends nothing"
+
+    better = version("better", lift=0.5)
+    found = against_champion(name, better, home=home)
+    assert found is not None and found.better and found.number == 2 and found.level == 1 - spent(2) and found.n == 60
+    assert promote(name, better, with_evidence(name, better, PASSED, home=home), home=home)
+
+    with pytest.raises(ContractError, match=r"not promoted: its gates did not pass.*not shown to be better.*--force"):
+        promote(name, (worse := version("worse", lift=-0.5)), FAILED, home=home)
+        promote_by_hand(name, worse, "I like it", home=home)
+    with pytest.raises(ContractError, match="needs a reason"):
+        promote_by_hand(name, worse, " ", force=True, home=home)
+    assert champion(name, home=home).version == better
+    _, overruled = promote_by_hand(name, worse, "the gate is wrong", force=True, home=home)
+    assert len(overruled) == 2
+    last = events(champion(name, home=home))[-1]
+    assert (last["why"], last["replaced"], last["by_hand"], last["overruled"]) == ("the gate is wrong", better, True, overruled)
+    assert last["by"] and last["at"]
+
+
+def test_rollback_walks_back_and_stays_back(version, home, tmp_path):
+    name = tmp_path.name
+    one, two, three = (version(t, lift=lift) for t, lift in (("one", 0.0), ("two", 0.5), ("three", 1.0)))
+    with pytest.raises(StoreError, match="no champion"):
+        rollback(name, "nothing there", home=home)
+    for number in (one, two, three):
+        assert promote(name, number, with_evidence(name, number, PASSED, home=home), home=home)
+    assert rollback(name, "it swears", home=home) == (three, two)
+    assert rollback(name, "this one too", home=home) == (two, one)
+    with pytest.raises(StoreError, match="replaced nobody"):
+        rollback(name, "and this", home=home)
+    assert champion(name, home=home).version == one
+    assert not promote(name, three, PASSED, home=home), "a run that registers again must not undo a rollback"
+    with pytest.raises(ContractError, match=r"rolled back \(it swears\)"):
+        promote_by_hand(name, three, "again", home=home)
+    promote_by_hand(name, three, "the filter is in place now", force=True, home=home)
+    assert champion(name, home=home).version == three
+    told = [e["action"] for e in events({v.version: v for v in history(name, home=home)}[two]) if e["alias"] == "champion"]
+    assert told == ["promoted", "replaced", "rolled back to", "replaced"]
+
+
+def test_a_candidate_needs_no_gates(version, home, tmp_path):
+    number = version("any")
+    promote_by_hand(tmp_path.name, number, "look at this", alias="candidate", home=home)
+    (found,) = history(tmp_path.name, home=home)
+    assert found.aliases == ("candidate",) and events(found)[-1]["why"] == "look at this"
+
+
+def test_what_cannot_be_compared_says_why():
+    mine = evaluation([1.0, 2.0])
+    assert comparable(mine, evaluation([0.0]), "gold") == "" and shared_scores(mine, evaluation([0.0])) == ["gold", "length"]
+    for other, why in ((evaluation([1.0], prompts="q"), "prompts are not the same"), (evaluation([1.0], prompts=""), "no longer known"),
+                       (evaluation([1.0], answers={"max_tokens": 9}), "different limits"), ({}, "has no gold"),
+                       (evaluation([1.0], scorers={"gold": "h"}), "different judges")):
+        assert why in comparable(mine, other, "gold")
+    assert paired(mine, evaluation([0.0, 1.0, 7.0]), "gold")["mean"] == 1.0  # of the prompts both answered
+
+
+def test_few_prompts_prove_nothing(version, home, tmp_path):
+    assert promote(tmp_path.name, version("first"), PASSED, home=home)
+    few = version("few", lift=9.0, per_prompt={"gold": [99.0] * 4})
+    found = against_champion(tmp_path.name, few, home=home)
+    assert found is not None and found.low > 0 and not found.better

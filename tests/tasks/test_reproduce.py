@@ -1,0 +1,64 @@
+"""A tiny run made again is the same run; a record that was tampered with is found at its stage."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+
+from components.errors import RecipeError
+from components.plan import plan
+from components.recipe import dump, load, names, reread
+from tasks.lineage import lineage
+from tasks.pipeline import Pipeline
+from tasks.reproduce import reproduce, surroundings
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_dumped_recipe_is_planned_alike(name: str) -> None:
+    recipe, profile = load(name, profile="test")
+    again = reread(dump(recipe, profile))
+    assert {n: s.key for n, s in plan(*again).items()} == {n: s.key for n, s in plan(recipe, profile).items()}
+
+
+def test_a_recipe_that_was_not_dumped_is_refused() -> None:
+    with pytest.raises(RecipeError, match="resolved recipe"):
+        reread("schema: 1\n")
+
+
+def test_identical_then_tampered(tiny_home: Path, tmp_path: Path) -> None:
+    pipeline = Pipeline.open("sft", home=tiny_home, profile="test", overrides=["sft.limit=32", "evaluate=null", "register=null"])
+    pipeline.begin()
+    for name in pipeline.stages:
+        pipeline.make(name)
+    made = lineage(pipeline, "sft")
+    assert surroundings(made) == []
+
+    same = list(reproduce(made, tmp_path / "fresh", home=tiny_home))
+    assert {o.stage: o.state for o in same} == {"model_policy": "brought", "raw": "brought", "drafts": "identical",
+                                                "curated": "identical", "sft": "identical"}
+    assert not any(o.changed for o in same)
+
+    tampered = copy.deepcopy(made)
+    tampered["stages"]["drafts"]["content"] = "0" * 64
+    found = list(reproduce(tampered, tmp_path / "second", home=tiny_home))
+    assert [o.state for o in found] == ["brought", "brought", "differs"] and found[-1].stage == "drafts"
+
+    tampered = copy.deepcopy(made)
+    tampered["resolved"] = tampered["resolved"].replace("limit: 32", "limit: 16")
+    found = list(reproduce(tampered, tmp_path / "third", home=tiny_home))
+    assert found[-1].stage == "sft" and found[-1].state == "differs" and found[-1].changed
+    assert found[-1].files == ("model.safetensors",)
+    with pytest.raises(RecipeError, match="not empty"):
+        next(reproduce(made, tmp_path / "third", home=tiny_home))
+
+
+def test_inputs_are_fetched_where_no_store_has_them(tiny_home: Path, tmp_path: Path) -> None:
+    pipeline = Pipeline.open("sft", home=tiny_home, profile="test")
+    pipeline.begin()
+    pipeline.make("raw")
+    made = lineage(pipeline, "raw")
+    for anew, home in ((True, tiny_home), (False, tmp_path / "nowhere")):
+        (outcome,) = reproduce(made, tmp_path / f"{anew}", home=home, anew=anew)
+        assert outcome.state == "identical"

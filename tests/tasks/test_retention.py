@@ -1,0 +1,152 @@
+"""gc forgets what nobody needs and nothing else, also while others work."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from components.errors import RecipeError, StoreError
+from components.store import RunDirectory, Store
+from tasks.lineage import of_product
+from tasks.registry import promote, register
+from tasks.retention import Policy, survey, sweep
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTHING = Policy(keep_days=0, keep_last=0)
+HOLD = """
+import sys
+from pathlib import Path
+from components.store import RunDirectory, Store
+run = RunDirectory(Path(sys.argv[1]), "living")
+run.hold()
+with Store(Path(sys.argv[1])).working("sft", "a" * 64) as work:
+    (work.progress / "checkpoint").write_text("half")
+    print("holding", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_server(monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+
+def went(found):
+    return {entry.path.name.rpartition("-")[0] or entry.path.name for entry in found.go}
+
+
+def age(run: RunDirectory, days: float) -> None:
+    then = time.time() - days * 86400
+    for path in (p for p in (run.path / "run.json", run.path / "stages", run.path) if p.exists()):
+        os.utime(path, (then, then))
+
+
+def test_recent_runs_keep_what_they_use_and_old_ones_do_not(publish, run_of, tmp_path):
+    base = publish("model_policy")
+    old, new = publish("sft", {"policy": base}, text="old"), publish("sft", {"policy": base}, text="new")
+    age(run_of("before", model_policy=base, sft=old), 30)
+    age(run_of("lately", sft=new), 2)
+    assert not survey(tmp_path, Policy()).go, "the last five runs stay, however old"
+    found = survey(tmp_path, Policy(keep_last=1))
+    assert [e.path for e in found.go] == [old.path] and found.go[0].size > 0 and old.path.exists()
+    assert found.stay == {"recent": 2}, "an ancestor stays with its product"
+    assert went(survey(tmp_path, Policy(keep_last=0, keep_days=1))) == {"sft", "model_policy"}
+
+    assert [e.path for e in sweep(tmp_path, Policy(keep_last=1)).go] == [old.path]
+    assert not old.path.exists() and new.path.exists() and base.path.exists() and not list((tmp_path / "store").glob(".trash*"))
+    assert (tmp_path / "runs" / "before" / "run.json").exists(), "a run keeps its record"
+
+
+def test_nothing_that_is_not_the_stores_own_goes(publish, tmp_path):
+    publish("sft")
+    store = tmp_path / "store"
+    (store / "notes").mkdir()
+    (store / "sft-0123456789abcdef").mkdir()  # no manifest: not a product
+    (store / "file").write_text("x")
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (store / "linked-0123456789abcdef").symlink_to(outside)
+    (store / ".replaced-sft-0123456789abcdef-17").mkdir()
+    (store / ".trash-17" / "0-sft-0123456789abcdef").mkdir(parents=True)  # of a gc that was killed
+    sweep(tmp_path, NOTHING)
+    left = {p.name for p in store.iterdir() if not p.name.startswith(".")}
+    assert left == {"notes", "sft-0123456789abcdef", "file", "linked-0123456789abcdef"} and outside.exists()
+    assert not [p for p in store.iterdir() if p.name.startswith((".replaced", ".trash"))]
+
+
+def test_a_living_run_loses_nothing(publish, run_of, tmp_path):
+    used, other = publish("curated", kind="data"), publish("gold")
+    age(run_of("living", curated=used), 100)
+    child = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], cwd=ROOT, text=True, stdin=subprocess.PIPE,
+                             stdout=subprocess.PIPE)
+    work = tmp_path / "store" / ".work" / ("sft-" + "a" * 16)
+    try:
+        assert child.stdout is not None and child.stdout.readline() == "holding\n"
+        assert went(sweep(tmp_path, NOTHING)) == {"gold"}
+        assert used.path.exists() and not other.path.exists() and (work / "progress" / "checkpoint").exists()
+    finally:
+        child.kill()
+        child.wait()
+    assert went(sweep(tmp_path, NOTHING)) == {"curated", "sft"}  # dead now: its product and its work
+    assert not work.exists()
+
+
+def test_a_killed_run_can_be_continued_while_it_is_recent(publish, run_of, tmp_path):
+    run = run_of("killed", state="running")
+    run.record(stages={"sft": "a" * 64})
+    with Store(tmp_path).working("sft", "a" * 64) as work:
+        (work.progress / "checkpoint").write_text("half")
+    assert not sweep(tmp_path, Policy()).go and (work.progress / "checkpoint").exists()
+    age(run, 20)
+    assert went(sweep(tmp_path, Policy(keep_last=0))) == {"sft"}
+
+
+def test_a_product_cannot_go_between_being_found_and_being_linked(publish, tmp_path):
+    sft = publish("sft")
+    code = "import sys; from pathlib import Path; from tasks.retention import *; sweep(Path(sys.argv[1]), Policy(0, 0))"
+    with Store(tmp_path).steady():
+        child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            child.wait(4)
+        run = RunDirectory(tmp_path, "late")
+        run.hold()
+        run.link("sft", sft.path)
+    assert child.wait(60) == 0 and sft.path.exists()
+
+
+def test_promoted_versions_keep_their_whole_run_and_the_best_their_ancestors(publish, run_of, tmp_path):
+    base = publish("model_policy")
+    versions = []
+    for number, win_rate in enumerate((0.9, 0.5, 0.7)):
+        sft = publish("sft", {"policy": base}, text=str(number))
+        report = publish("evaluate", {"policy": sft}, kind="report", results={"metrics": {"win_rate": win_rate}})
+        run = run_of(f"run{number}", sft=sft, evaluate=report)
+        version = register(sft.path, "policy", lineage=of_product(sft.path), metrics={"win_rate": win_rate}, home=tmp_path)
+        run.record(versions={"sft": version})
+        age(run, 50)
+        versions.append((sft, report))
+    promote("policy", "2", {"passed": True, "reasons": ["first"]}, home=tmp_path)
+    promote("policy", "3", {"passed": False, "reasons": ["gates"]}, home=tmp_path)  # candidate moves on; 2 stays champion
+    assert went(survey(tmp_path, NOTHING)) == {"evaluate"}, "without --best every registered version stays"
+    assert [e.path for e in survey(tmp_path, NOTHING).go] == [versions[0][1].path]
+    best = Policy(0, 0, best=1, metric="win_rate")
+    assert survey(tmp_path, best).stay == {"promoted": 5, "registered": 1}
+    lowest = Policy(0, 0, best=1, metric="win_rate", lower_is_better=True)
+    assert {e.path for e in survey(tmp_path, lowest).go} == {p.path for p in versions[0]}
+    with pytest.raises(RecipeError, match="did you mean 'win_rate'"):
+        survey(tmp_path, Policy(0, 0, best=1, metric="win_rat"))
+    os.rename(tmp_path / "mlflow.db", tmp_path / "elsewhere.db")
+    with pytest.raises(StoreError, match="set MLFLOW_TRACKING_URI"):
+        sweep(tmp_path, NOTHING)
+
+
+def test_a_file_linked_elsewhere_frees_nothing(publish, tmp_path):
+    sft = publish("sft", text="x" * 5000)
+    before = survey(tmp_path, NOTHING).freed
+    os.link(sft.path / "model.safetensors", tmp_path / "published")
+    assert survey(tmp_path, NOTHING).freed == before - 5000
