@@ -35,6 +35,12 @@ def serve(home: Path) -> None:
     logs = home / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     children = []
+
+    def stop(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # however the terminal goes, no server stays behind
+        signal.signal(number, stop)
     try:
         for (address, command), name in zip(commands.items(), ("mlflow", "prefect"), strict=True):
             log = (logs / f"{name}-server.log").open("w")
