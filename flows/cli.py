@@ -25,7 +25,8 @@ OUT = Path("out")
 
 @app.command()
 def run(recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = None,  # noqa: B006
-        until: Annotated[str, typer.Option(help="Stop after: curate, train, evaluate, register.")] = "register") -> None:
+        until: Annotated[str, typer.Option(help="Stop after: curate, train, evaluate, register.")] = "register",
+        if_running: Annotated[str, typer.Option(help="When another process is making this run: wait or refuse.")] = "wait") -> None:
     """Run a recipe (a name or a file). What is finished is kept, what was interrupted continues."""
     from rich.console import Console
 
@@ -45,7 +46,8 @@ def run(recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = N
 
     with Display(console) as display:
         try:
-            post_training(recipe, home=str(home), overrides=list(set), profile=profile, until=until, display=display)
+            post_training(recipe, home=str(home), overrides=list(set), profile=profile, until=until,
+                          if_running=if_running, display=display)
         except KeyboardInterrupt:
             console.print("Stopped. Everything finished is kept; the same command continues from here.")
             raise typer.Exit(130) from None
