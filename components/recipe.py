@@ -333,6 +333,9 @@ def _build_record(kind: type, value: Any, where: str) -> Any:
     return kind(**built)
 
 
+build = _build  # other files are read as strictly (flows/deployments.yaml)
+
+
 # --- resolving and checking -------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from components.errors import RatchetError, RecipeError
+from flows.commands.deploy import deploy
 
 app = typer.Typer(help="Post-training pipelines: data → SFT → reward model → online RLHF → evaluation → registry.",
                   no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -21,6 +22,7 @@ Home = Annotated[Path, typer.Option(help="Where runs, products and the tracking 
 Set = Annotated[list[str], typer.Option("--set", help="Override a recipe key: --set online.rounds=2")]
 ProfileOption = Annotated[str | None, typer.Option("--profile", help="Hardware and sizes: cpu, gpu, ...")]
 OUT = Path("out")
+app.command()(deploy)
 
 
 @app.command()
