@@ -9,6 +9,7 @@
     ├── TrainingError      a loss is not finite, nothing to train on
     ├── HealthError        a health rule of the recipe said `stop`
     ├── StoreError         disk full, damaged or half-written artifact
+    ├── BusyError          another process holds the run, and this one was told not to wait
     ├── ServiceError       a server (tracking, orchestration, engine) cannot be reached   [retryable]
     └── StageError         a stage's process died or failed; carries the cause            [retryable when it died]
 
@@ -56,6 +57,10 @@ class HealthError(RatchetError):
 
 
 class StoreError(RatchetError, OSError):
+    pass
+
+
+class BusyError(RatchetError):
     pass
 
 

@@ -54,7 +54,7 @@ def load(recipe: str | Path, *, overrides: Sequence[str] = (), profile: str | No
     if raw.get("schema") != SCHEMA:
         raise RecipeError(f"{path.name}: schema {raw.get('schema')!r} is not {SCHEMA}, the one this version reads; "
                           f"write `schema: {SCHEMA}` once its keys are checked against the bases")
-    resolved = _resolved(typing.cast(Recipe, _build(Recipe, raw, "")))
+    resolved = _resolved(typing.cast(Recipe, conform(Recipe, raw, "")))
     check(resolved, _changed_rounds(resolved.online) if resolved.online else {})
     return resolved, load_profile(resolved.profile)
 
@@ -63,7 +63,7 @@ def load_profile(name: str) -> Profile:
     path = folder() / "profiles" / f"{name}.yaml"
     if not path.exists():
         raise RecipeError(f"no profile named {name!r}{nearest(name, [p.stem for p in path.parent.glob('*.yaml')])}")
-    return typing.cast(Profile, _build(Profile, {"name": name, **_read(path)}, f"profile {name}"))
+    return typing.cast(Profile, conform(Profile, {"name": name, **_read(path)}, f"profile {name}"))
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,9 +87,9 @@ def reread(text: str) -> tuple[Recipe, Profile]:
     raw = yaml.safe_load(text)
     if not isinstance(raw, dict) or set(raw) != {"recipe", "profile"}:
         raise RecipeError("not a resolved recipe: expected the two keys `recipe` and `profile` of a run's recipe.yaml")
-    recipe = typing.cast(Recipe, _build(Recipe, raw["recipe"], ""))
+    recipe = typing.cast(Recipe, conform(Recipe, raw["recipe"], ""))
     check(recipe, _changed_rounds(recipe.online) if recipe.online else {})
-    return recipe, typing.cast(Profile, _build(Profile, raw["profile"], "profile"))
+    return recipe, typing.cast(Profile, conform(Profile, raw["profile"], "profile"))
 
 
 def plain(value: Any) -> Any:
@@ -125,8 +125,8 @@ def _override(text: str) -> dict[str, Any]:
     return nested
 
 
-def _build(kind: Any, value: Any, where: str) -> Any:
-    """`value` as the annotated `kind`, strictly; `where` is the path for messages."""
+def conform(kind: Any, value: Any, where: str) -> Any:
+    """`value` read from YAML as the annotated `kind`, strictly; `where` is the path for messages. Raises `RecipeError`."""
     origin = typing.get_origin(kind)
     if kind is Any:
         return value
@@ -135,26 +135,26 @@ def _build(kind: Any, value: Any, where: str) -> Any:
         if value is None and type(None) in options:
             return None
         real = [o for o in options if o is not type(None)]
-        return _build(real[-1] if isinstance(value, Mapping) else real[0], value, where)  # a word, or a mapping in its place
+        return conform(real[-1] if isinstance(value, Mapping) else real[0], value, where)  # a word, or a mapping in its place
     if origin is Literal:
         if value not in typing.get_args(kind):
             allowed = [str(a) for a in typing.get_args(kind)]
             raise RecipeError(f"{where}: {value!r} is not one of {', '.join(allowed)}{nearest(str(value), allowed)}")
         return value
     if dataclasses.is_dataclass(kind):
-        return _build_record(typing.cast(type, kind), value, where)
+        return _conform_record(typing.cast(type, kind), value, where)
     if origin in (dict, Mapping) or origin is getattr(typing, "Mapping", None) or (
         isinstance(origin, type) and issubclass(origin, Mapping)
     ):
         if not isinstance(value, Mapping):
             raise RecipeError(f"{where}: expected a mapping, got {value!r}")
         inner = typing.get_args(kind)[1]
-        return {k: _build(inner, v, f"{where}.{k}") for k, v in value.items()}
+        return {k: conform(inner, v, f"{where}.{k}") for k, v in value.items()}
     if isinstance(origin, type) and issubclass(origin, Sequence):
         if isinstance(value, str) or not isinstance(value, Sequence):
             raise RecipeError(f"{where}: expected a list, got {value!r}")
         inner = typing.get_args(kind)[0]
-        return [_build(inner, v, f"{where}[{i}]") for i, v in enumerate(value)]
+        return [conform(inner, v, f"{where}[{i}]") for i, v in enumerate(value)]
     if kind is float and isinstance(value, (int, str)) and not isinstance(value, bool):
         try:
             return float(value)  # YAML reads 1e-5 as text
@@ -165,7 +165,7 @@ def _build(kind: Any, value: Any, where: str) -> Any:
     return value
 
 
-def _build_record(kind: type, value: Any, where: str) -> Any:
+def _conform_record(kind: type, value: Any, where: str) -> Any:
     if not isinstance(value, Mapping):
         raise RecipeError(f"{where}: expected a mapping with keys of {kind.__name__.lower()}, got {value!r}")
     hints = typing.get_type_hints(kind)
@@ -174,7 +174,7 @@ def _build_record(kind: type, value: Any, where: str) -> Any:
         if key not in fields:
             at = f"{where}.{key}" if where else str(key)
             raise RecipeError(f"{at}: unknown key {key!r}{nearest(str(key), fields)}")
-    built = {key: _build(hints[key], v, f"{where}.{key}" if where else key) for key, v in value.items()}
+    built = {key: conform(hints[key], v, f"{where}.{key}" if where else key) for key, v in value.items()}
     missing = [f.name for f in fields.values()
                if f.name not in built and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING]
     if missing:
@@ -219,7 +219,7 @@ def for_round(online: Online, number: int) -> Online:
     if not change:
         return online
     where = f"online.by_round.{number}"
-    merged = typing.cast(Online, _build(Online, merge(plain(online), change), where))
+    merged = typing.cast(Online, conform(Online, merge(plain(online), change), where))
     return _resolved_section(merged, where)
 
 

@@ -12,6 +12,7 @@ import typer
 
 from components.errors import RatchetError, RecipeError
 from flows.commands.compare_runs import compare_runs
+from flows.commands.deploy import deploy
 from flows.commands.doctor import doctor
 from flows.commands.gc import gc
 from flows.commands.lineage import lineage
@@ -26,18 +27,12 @@ app.add_typer(recipes_app, name="recipes")
 
 Set = Annotated[list[str], typer.Option("--set", help="Override a recipe key: --set online.rounds=2")]
 ProfileOption = Annotated[str | None, typer.Option("--profile", help="Hardware and sizes: cpu, gpu, ...")]
-app.command()(lineage)
-app.command()(reproduce)
-app.command()(promote)
-app.command()(rollback)
-app.command()(gc)
-app.command()(doctor)
-app.command()(compare_runs)
 
 
 @app.command()
 def run(recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = None,  # noqa: B006
-        until: Annotated[str, typer.Option(help="Stop after: curate, train, evaluate, register.")] = "register") -> None:
+        until: Annotated[str, typer.Option(help="Stop after: curate, train, evaluate, register.")] = "register",
+        if_running: Annotated[str, typer.Option(help="When another process is making this run: wait or refuse.")] = "wait") -> None:
     """Run a recipe (a name or a file). What is finished is kept, what was interrupted continues."""
     from rich.console import Console
 
@@ -57,7 +52,8 @@ def run(recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = N
 
     with Display(console) as display:
         try:
-            post_training(recipe, home=str(home), overrides=list(set), profile=profile, until=until, display=display)
+            post_training(recipe, home=str(home), overrides=list(set), profile=profile, until=until,
+                          if_running=if_running, display=display)
         except KeyboardInterrupt:
             console.print("Stopped. Everything finished is kept; the same command continues from here.")
             raise typer.Exit(130) from None
@@ -192,6 +188,10 @@ def check_recipes(recipe: Annotated[str | None, typer.Argument(help="A name or f
     for name in [recipe] if recipe else names():
         load(name)
         typer.echo(f"{name}: ok")
+
+
+for command in (deploy, lineage, reproduce, promote, rollback, gc, doctor, compare_runs):
+    app.command()(command)
 
 
 def main() -> None:

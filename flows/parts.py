@@ -9,6 +9,7 @@ from pathlib import Path
 from components.errors import RecipeError, nearest
 from components.store import write_atomic
 from tasks.pipeline import Pipeline
+from tasks.turns import held
 from tasks.versioning import commit, publish
 
 PARTS = ("fetch", "curate", "train", "evaluate")
@@ -64,5 +65,6 @@ def version(pipeline: Pipeline, workspace: Path) -> dict[str, str]:
     stages = workspace / "dvc.yaml"
     if not stages.exists() or f"ratchet stage train {pipeline.recipe.name}\n" not in stages.read_text():
         return {}
-    lay_out(pipeline, workspace)
-    return commit(workspace)
+    with held(pipeline.store.home / "workspace.lock", f"the DVC workspace {workspace}"):  # else two runs would mix under data/
+        lay_out(pipeline, workspace)
+        return commit(workspace)

@@ -11,28 +11,32 @@ from flows.parts import version
 from tasks.pipeline import Pipeline
 from tasks.registration import register_run
 from tasks.stages import make
+from tasks.turns import IfRunning, gpu_slots, held
 from tasks.watchers import watched
 
 
 @flow(name="post_training", flow_run_name="{recipe}", persist_result=False, validate_parameters=False)
 def post_training(
     recipe: str, *, home: str = "out", overrides: list[str] | None = None, profile: str | None = None,
-    until: str = "register", display: Any = None,
+    until: str = "register", if_running: IfRunning = "wait", gpus: int = 0, display: Any = None,
 ) -> dict[str, Any]:
-    """Run a recipe to the end, or up to `until` (curate, train, evaluate, register). Finished stages are taken as they are."""
+    """Run a recipe to the end, or up to `until` (curate, train, evaluate, register). Finished stages are taken as they are.
+
+    A run that another process is making is waited for or refused (`if_running`). What learns or samples holds `gpus`
+    slots of the Prefect server's limit `gpu`. Raises `BusyError` and whatever a stage raises.
+    """
     pipeline = Pipeline.open(recipe, home=Path(home), overrides=overrides or (), profile=profile)
-    with watched(pipeline, display) as mirror:
+    with held(pipeline.run.path / "lock", f"run {pipeline.run.name}", if_running), watched(pipeline, display) as mirror:
         curate(pipeline)
         if until == "curate":
             return {"run": pipeline.run.name}
-        learn(pipeline)
-        for number in range(1, rounds(pipeline) + 1):
-            online_round(pipeline, number)
-        if until == "train":
-            return {"run": pipeline.run.name}
-        if "evaluate" in pipeline.stages:
-            make(pipeline, "evaluate")
-        if until == "evaluate":
+        with gpu_slots(gpus):
+            learn(pipeline)
+            for number in range(1, rounds(pipeline) + 1):
+                online_round(pipeline, number)
+            if until != "train" and "evaluate" in pipeline.stages:
+                make(pipeline, "evaluate")
+        if until in ("train", "evaluate"):
             return {"run": pipeline.run.name}
         registered = register_run(pipeline, mirror.tracking.run_id(wait_seconds=20))
         return {"run": pipeline.run.name, "registered": registered, "data": version(pipeline, Path.cwd())}

@@ -1,0 +1,49 @@
+"""`ratchet deploy`: the schedules of a file in git, brought to a Prefect server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from components.errors import RatchetError, ServiceError
+
+
+def deploy(
+    file: Annotated[Path, typer.Option(help="The deployments.")] = Path("flows/deployments.yaml"),
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would change, change nothing.")] = False,
+    prune: Annotated[bool, typer.Option("--prune", help="Remove deployments of ours that the file no longer names.")] = False,
+) -> None:
+    """Make the work pools, GPU slots and deployments of a file on the Prefect server at PREFECT_API_URL."""
+    from flows.deployments import changes, read
+
+    plan, templates = read(file)
+    from httpx import HTTPError
+    from prefect.client.orchestration import get_client
+    from prefect.exceptions import PrefectHTTPStatusError
+    from prefect.settings import PREFECT_API_URL
+
+    address = PREFECT_API_URL.value()
+    if not address:
+        raise ServiceError(f"{file} is right, but PREFECT_API_URL names no server to bring it to; `prefect server start` runs one here")
+    try:
+        with get_client(sync_client=True) as client:
+            found = changes(plan, templates, client, Path.cwd())
+            for change in found:
+                left = change.what == "remove" and not prune
+                typer.echo(f"{'leave' if left else change.what:<7} {change.kind:<11} {change.name}"
+                           + ("  (not in the file; --prune removes it)" if left else ""))
+                for line in change.differs:
+                    typer.echo(f"{'':<20}{line}")
+                if change.carry_out and not dry_run and not left:
+                    change.carry_out()
+    except RatchetError:
+        raise
+    except PrefectHTTPStatusError as error:
+        hint = "; is PREFECT_API_AUTH_STRING right?" if error.response.status_code in (401, 403) else ""
+        raise ServiceError(f"the Prefect server at {address} refused: {str(error).splitlines()[0]}{hint}") from error
+    except HTTPError as error:
+        raise ServiceError(f"the Prefect server at {address} does not answer: {error}") from error
+    todo = sum(change.carry_out is not None and (prune or change.what != "remove") for change in found)
+    typer.echo(f"{todo} of {len(found)} would change." if dry_run else f"{todo} of {len(found)} changed." if todo else "Nothing to change.")

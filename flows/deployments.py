@@ -1,0 +1,290 @@
+"""Which runs happen when, where and with how many GPUs: `flows/deployments.yaml`, read strictly.
+
+The file keeps the words of prefect.yaml (`deployments`, `work_pool`, `schedules`, `job_variables`, `paused`) and puts a
+recipe in place of entrypoint and parameters. `changes` compares it with a Prefect server; carrying every change out
+brings the server into the state that the file describes, and doing so again finds nothing to do.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from components.errors import RecipeError, nearest
+from components.recipe import conform, load
+from tasks.turns import IfRunning
+
+SCHEMA = 1
+OURS = "ratchet"  # the tag of deployments that this file owns
+FLOW = "post_training"
+EPOCH = datetime(2020, 1, 1, tzinfo=UTC)  # where intervals are counted from: a fixed day, so that deploying again moves nothing
+
+
+@dataclass(frozen=True)
+class WorkPool:
+    """Where runs are started: by a `process` worker on its own machine, as Docker containers or as Kubernetes jobs.
+
+    `base_job_template` is a JSON file, relative to this one; `concurrency_limit` bounds the runs in the pool at once.
+    """
+
+    type: Literal["process", "docker", "kubernetes"]
+    base_job_template: str
+    concurrency_limit: int | None = None
+    description: str = ""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """`cron` or `interval` (seconds), in a timezone of the tz database."""
+
+    cron: str | None = None
+    interval: int | None = None
+    timezone: str = "UTC"
+    active: bool = True
+
+
+@dataclass(frozen=True)
+class Place:
+    """The pool a deployment runs in, and what differs from the pool's template."""
+
+    name: str
+    work_queue_name: str | None = None
+    job_variables: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """One recipe on a schedule. `gpus` counts slots of the limit `gpu` and, in containers, the devices asked for."""
+
+    name: str
+    recipe: str
+    work_pool: Place
+    profile: str | None = None
+    overrides: Sequence[str] = ()
+    home: str = "out"
+    until: Literal["curate", "train", "evaluate", "register"] = "register"
+    schedules: Sequence[Schedule] = ()
+    if_running: IfRunning = "wait"
+    gpus: int = 0
+    description: str = ""
+    tags: Sequence[str] = ()
+    paused: bool | None = None  # null leaves what somebody chose on the page
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The file as a whole. `slots` are global concurrency limits: how many GPUs all runs together may hold."""
+
+    schema: int
+    deployments: Sequence[Deployment]
+    work_pools: Mapping[str, WorkPool]
+    slots: Mapping[str, int] = field(default_factory=dict)
+
+
+def read(path: Path) -> tuple[Plan, dict[str, Any]]:
+    """The checked file, and the base job template of each pool. Every mistake is a `RecipeError` that says where it stands
+    and the nearest right name."""
+    try:
+        raw = yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        raise RecipeError(f"no file {path}; run this in the checkout, or name the file with --file") from None
+    except yaml.YAMLError as error:
+        raise RecipeError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(raw, Mapping) or raw.get("schema") != SCHEMA:
+        raise RecipeError(f"{path}: expected a mapping that begins with `schema: {SCHEMA}` and holds deployments, work_pools and slots")
+    try:
+        plan = conform(Plan, raw, "")
+        names = [one.name for one in plan.deployments]
+        if repeated := {name for name in names if names.count(name) > 1}:
+            raise RecipeError(f"deployments: the name {min(repeated)!r} stands twice")
+        templates = {name: _template(path.parent, name, pool) for name, pool in plan.work_pools.items()}
+        for one in plan.deployments:
+            _check(one, plan, templates)
+    except RecipeError as error:
+        raise RecipeError(f"{path}: {error}") from error
+    return plan, templates
+
+
+def _check(one: Deployment, plan: Plan, templates: Mapping[str, Any]) -> None:
+    where = f"deployment {one.name!r}"
+    if "/" in one.name:
+        raise RecipeError(f"{where}: a name has no '/'")
+    if one.work_pool.name not in plan.work_pools:
+        raise RecipeError(f"{where}: no work pool named {one.work_pool.name!r}{nearest(one.work_pool.name, plan.work_pools)}")
+    variables = templates[one.work_pool.name]["variables"]["properties"]
+    for key in one.work_pool.job_variables:
+        if key.split(".")[0] not in variables:
+            raise RecipeError(f"{where}: work_pool.job_variables: unknown key {key!r}{nearest(key, variables)}")
+    if plan.work_pools[one.work_pool.name].type != "process" and not Path(one.home).is_absolute():
+        raise RecipeError(f"{where}: home {one.home!r} would be lost with its container; name the mounted folder, such as /data")
+    if one.gpus < 0 or one.gpus > plan.slots.get("gpu", 0):
+        raise RecipeError(f"{where}: asks for {one.gpus} GPUs, slots.gpu is {plan.slots.get('gpu', 0)}")
+    for number, schedule in enumerate(one.schedules):
+        _check_schedule(schedule, f"{where}: schedules[{number}]")
+    try:
+        load(one.recipe, overrides=one.overrides, profile=one.profile)
+    except RecipeError as error:
+        raise RecipeError(f"{where}: {error}") from error
+
+
+def _check_schedule(schedule: Schedule, where: str) -> None:
+    from prefect.client.schemas.schedules import CronSchedule
+    from pydantic import ValidationError
+
+    if (schedule.cron is None) == (schedule.interval is None):
+        raise RecipeError(f"{where}: give cron or interval (seconds), one of them")
+    if schedule.interval is not None and schedule.interval < 1:
+        raise RecipeError(f"{where}: interval is {schedule.interval} seconds, expected 1 or more")
+    try:
+        CronSchedule(cron=schedule.cron or "0 0 * * *", timezone=schedule.timezone)
+    except ValidationError as error:
+        bad = error.errors()[0]
+        hint = ""
+        if bad["loc"] == ("timezone",):
+            from zoneinfo import available_timezones
+
+            hint = nearest(schedule.timezone, available_timezones())
+            hint = hint if "did you mean" in hint else ""
+        raise RecipeError(f"{where}: {bad['loc'][0]} {bad['input']!r} is not valid{hint or '; expected five fields, such as 0 2 * * *'}") from None
+
+
+def _template(folder: Path, name: str, pool: WorkPool) -> dict[str, Any]:
+    path = folder / pool.base_job_template
+    try:
+        template = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise RecipeError(f"work_pools.{name}.base_job_template: no file {path}") from None
+    except json.JSONDecodeError as error:
+        raise RecipeError(f"work_pools.{name}.base_job_template: {path} is not JSON: {error}") from None
+    if set(template) != {"job_configuration", "variables"}:
+        raise RecipeError(f"work_pools.{name}.base_job_template: {path} needs job_configuration and variables, it has {', '.join(template)}")
+    return template
+
+
+@dataclass(frozen=True)
+class Change:
+    """What it takes to make one thing on the server as the file has it. `carry_out` is None when nothing is to be done."""
+
+    kind: Literal["work pool", "slots", "deployment"]
+    name: str
+    what: Literal["create", "update", "keep", "remove"]
+    differs: Sequence[str] = ()  # "schedules: [...] -> [...]"
+    carry_out: Callable[[], Any] | None = None
+
+
+def changes(plan: Plan, templates: Mapping[str, Any], client: Any, workspace: Path) -> list[Change]:
+    """Every pool, limit and deployment of the plan against what `client` (Prefect's synchronous one) finds, in the order
+    to carry them out; last the deployments of ours that the file no longer names. `workspace` is where process workers run.
+
+    Raises `RecipeError` for a pool that the server has with another type: it would take its queued runs along.
+    """
+    wanted = {f"{FLOW}/{one.name}" for one in plan.deployments}
+    found = [_pool(name, pool, templates[name], client) for name, pool in plan.work_pools.items()]
+    found += [_slots(name, limit, client) for name, limit in plan.slots.items()]
+    found += [_deployment(one, plan.work_pools[one.work_pool.name].type, client, workspace) for one in plan.deployments]
+    for known in _owned(client):
+        if f"{FLOW}/{known.name}" not in wanted:
+            found.append(Change("deployment", known.name, "remove", (), lambda i=known.id: client.delete_deployment(i)))
+    return found
+
+
+def _pool(name: str, pool: WorkPool, template: Mapping[str, Any], client: Any) -> Change:
+    from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
+
+    wanted = {"description": pool.description, "base_job_template": template, "concurrency_limit": pool.concurrency_limit}
+    known = _or_none(client.read_work_pool, name)
+    if known is None:
+        return Change("work pool", name, "create", (), lambda: client.create_work_pool(WorkPoolCreate(name=name, type=pool.type, **wanted)))
+    if known.type != pool.type:
+        raise RecipeError(f"work pool {name!r} is of type {known.type} on the server, {pool.type} in the file; give it another name")
+    return _change("work pool", name, {key: getattr(known, key) for key in wanted}, wanted,
+                   lambda: client.update_work_pool(name, WorkPoolUpdate(**wanted)))
+
+
+def _slots(name: str, limit: int, client: Any) -> Change:
+    known = _or_none(client.read_global_concurrency_limit_by_name, name)
+    return _change("slots", name, None if known is None else {"limit": known.limit}, {"limit": limit},
+                   lambda: client.upsert_global_concurrency_limit_by_name(name, limit))
+
+
+def _deployment(one: Deployment, pool: str, client: Any, workspace: Path) -> Change:
+    from prefect.client.schemas.actions import DeploymentScheduleCreate
+    from prefect.client.schemas.objects import ConcurrencyOptions
+    from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
+    from prefect.utilities.callables import parameter_schema
+
+    from flows.post_training import post_training
+
+    schedules = [DeploymentScheduleCreate(active=s.active, schedule=(
+        CronSchedule(cron=s.cron, timezone=s.timezone) if s.cron else
+        IntervalSchedule(interval=timedelta(seconds=s.interval or 0), anchor_date=EPOCH, timezone=s.timezone))) for s in one.schedules]
+    strategy: Any = {"wait": "ENQUEUE", "refuse": "CANCEL_NEW"}[one.if_running]
+    wanted = {
+        "description": one.description, "tags": sorted({OURS, *one.tags}), "entrypoint": f"flows.post_training.{FLOW}",
+        "parameters": {"recipe": one.recipe, "home": one.home, "overrides": list(one.overrides), "profile": one.profile,
+                       "until": one.until, "if_running": one.if_running, "gpus": one.gpus},
+        "parameter_openapi_schema": parameter_schema(post_training).model_dump_for_openapi(), "enforce_parameter_schema": True,
+        "work_pool_name": one.work_pool.name, "work_queue_name": one.work_pool.work_queue_name or "default",
+        "job_variables": {**_for_gpus(pool, one.gpus), **({"working_dir": str(workspace)} if pool == "process" else {}),
+                          **one.work_pool.job_variables},
+    }
+    if one.paused is not None:
+        wanted["paused"] = one.paused
+    known = _or_none(client.read_deployment_by_name, f"{FLOW}/{one.name}")
+    after = {**wanted, "schedules": _spoken(schedules), "if_running": strategy}
+    before = None
+    if known is not None:
+        limit, options = known.global_concurrency_limit, known.concurrency_options
+        before = {key: getattr(known, key) for key in wanted} | {
+            "tags": sorted(known.tags), "schedules": _spoken(known.schedules),
+            "if_running": options.collision_strategy.value if limit and limit.limit == 1 and options else None}
+    return _change("deployment", one.name, before, after, lambda: client.create_deployment(
+        flow_id=client.create_flow_from_name(FLOW), name=one.name, schedules=schedules, concurrency_limit=1,
+        concurrency_options=ConcurrencyOptions(collision_strategy=strategy), **wanted))
+
+
+def _for_gpus(pool: str, count: int) -> dict[str, Any]:
+    """How containers ask for devices; a process sees those of its machine."""
+    if not count or pool == "process":
+        return {}
+    return {"gpus": count} if pool == "kubernetes" else {"device_requests": [{"count": count, "capabilities": [["gpu"]]}]}
+
+
+def _spoken(schedules: Sequence[Any]) -> list[str]:
+    """Schedules as a person would say them, in a fixed order."""
+    said = []
+    for one in schedules:
+        when = one.schedule
+        text = f"cron {when.cron}" if hasattr(when, "cron") else f"every {when.interval.total_seconds():.0f} s"
+        said.append(f"{text} {when.timezone}{'' if one.active else ' (off)'}")
+    return sorted(said)
+
+
+def _change(kind: Any, name: str, before: Mapping[str, Any] | None, after: Mapping[str, Any], carry_out: Callable[[], Any]) -> Change:
+    if before is None:
+        return Change(kind, name, "create", (), carry_out)
+    differs = [key if isinstance(after[key], Mapping) and len(str(after[key])) > 200 else f"{key}: {before[key]!r} -> {after[key]!r}"
+               for key in after if before[key] != after[key]]
+    return Change(kind, name, "update" if differs else "keep", differs, carry_out if differs else None)
+
+
+def _owned(client: Any) -> list[Any]:
+    from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterTags, FlowFilter, FlowFilterName
+
+    return client.read_deployments(flow_filter=FlowFilter(name=FlowFilterName(any_=[FLOW])),
+                                   deployment_filter=DeploymentFilter(tags=DeploymentFilterTags(all_=[OURS])))
+
+
+def _or_none(read: Callable[[str], Any], name: str) -> Any:
+    from prefect.exceptions import ObjectNotFound
+
+    try:
+        return read(name)
+    except ObjectNotFound:
+        return None

@@ -1,0 +1,229 @@
+"""The schedules in git: read strictly, compared with a server, carried out once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from components.errors import RecipeError
+from flows.deployments import changes, read
+from flows.ui import free_port
+
+ROOT = Path(__file__).resolve().parents[2]
+POOLS = {"local": {"type": "process", "base_job_template": str(ROOT / "infra/work_pools/process.json")},
+         "cluster": {"type": "kubernetes", "base_job_template": str(ROOT / "infra/work_pools/kubernetes.json")}}
+
+
+def written(folder: Path, **deployment: Any) -> Path:
+    """A file with one deployment; `deployment` changes its keys."""
+    one = {"name": "toy", "recipe": "sft", "profile": "test", "work_pool": {"name": "local"},
+           "schedules": [{"interval": 20}], **deployment}
+    (folder / "deployments.yaml").write_text(yaml.safe_dump(
+        {"schema": 1, "slots": {"gpu": 2}, "work_pools": POOLS, "deployments": [one]}))
+    return folder / "deployments.yaml"
+
+
+def test_the_file_in_git_is_right() -> None:
+    plan, templates = read(ROOT / "flows" / "deployments.yaml")
+    assert {one.name for one in plan.deployments} and set(templates) == set(plan.work_pools)
+
+
+@pytest.mark.parametrize(("wrong", "said"), [
+    ({"recipie": "sft"}, r"deployments\[0\].recipie: unknown key 'recipie'; did you mean 'recipe'"),
+    ({"recipe": "stf"}, "deployment 'toy': no recipe named 'stf'; did you mean 'sft'"),
+    ({"profile": "cpuu"}, "deployment 'toy': no profile named 'cpuu'; did you mean 'cpu'"),
+    ({"overrides": ["sft.limt=3"]}, "sft.limt: unknown key 'limt'; did you mean 'limit'"),
+    ({"schedules": [{"cron": "0 25 * * *"}]}, r"schedules\[0\]: cron '0 25 \* \* \*' is not valid; expected five fields"),
+    ({"schedules": [{"cron": "0 2 * * *", "timezone": "Europe/Berlim"}]}, "timezone 'Europe/Berlim' is not valid; did you mean 'Europe/Berlin'"),
+    ({"schedules": [{"cron": "0 2 * * *", "interval": 60}]}, "give cron or interval"),
+    ({"schedules": [{}]}, "give cron or interval"),
+    ({"schedules": [{"interval": 0}]}, "interval is 0 seconds"),
+    ({"if_running": "wiat"}, "'wiat' is not one of wait, refuse"),
+    ({"work_pool": {"name": "locl"}}, "no work pool named 'locl'; did you mean 'local'"),
+    ({"work_pool": {"name": "local", "job_variables": {"workng_dir": "x"}}}, "unknown key 'workng_dir'; did you mean 'working_dir'"),
+    ({"work_pool": {"name": "cluster"}}, "home 'out' would be lost with its container"),
+    ({"gpus": 3}, "asks for 3 GPUs, slots.gpu is 2"),
+])
+def test_a_mistake_is_named_with_what_was_meant(wrong: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=said):
+        read(written(tmp_path, **wrong))
+
+
+class Server:
+    """The calls of Prefect's client that deploying makes, kept in memory as the server would keep them."""
+
+    def __init__(self) -> None:
+        self.pools: dict[str, Any] = {}
+        self.limits: dict[str, Any] = {}
+        self.deployments: dict[str, Any] = {}
+
+    @staticmethod
+    def _read(kept: dict[str, Any], name: str) -> Any:
+        from prefect.exceptions import ObjectNotFound
+
+        if name not in kept:
+            raise ObjectNotFound(http_exc=Exception(name))
+        return kept[name]
+
+    def read_work_pool(self, name: str) -> Any:
+        return self._read(self.pools, name)
+
+    def read_global_concurrency_limit_by_name(self, name: str) -> Any:
+        return self._read(self.limits, name)
+
+    def read_deployment_by_name(self, name: str) -> Any:
+        return self._read(self.deployments, name)
+
+    def read_deployments(self, **_: Any) -> list[Any]:
+        return list(self.deployments.values())
+
+    def create_work_pool(self, pool: Any) -> None:
+        self.pools[pool.name] = pool
+
+    def update_work_pool(self, name: str, pool: Any) -> None:
+        self.pools[name] = self.pools[name].model_copy(update=pool.model_dump(exclude_unset=True))
+
+    def upsert_global_concurrency_limit_by_name(self, name: str, limit: int) -> None:
+        self.limits[name] = SimpleNamespace(limit=limit)
+
+    def create_flow_from_name(self, name: str) -> str:
+        return "3f2c2f0e-7c3e-4b62-9d0a-2f3c6f0a9b11"
+
+    def create_deployment(self, **given: Any) -> None:
+        from prefect.client.schemas.actions import DeploymentCreate
+
+        checked = DeploymentCreate(**given)  # what the server would refuse, is refused
+        limit = SimpleNamespace(limit=checked.concurrency_limit)
+        self.deployments[f"post_training/{checked.name}"] = SimpleNamespace(
+            id=checked.name, global_concurrency_limit=limit, paused=False, **{k: getattr(checked, k) for k in given if k != "flow_id"})
+
+    def delete_deployment(self, name: str) -> None:
+        del self.deployments[f"post_training/{name}"]
+
+
+def deploy(file: Path, server: Server) -> dict[str, tuple[str, tuple[str, ...]]]:
+    plan, templates = read(file)
+    found = changes(plan, templates, server, Path("/checkout"))
+    for change in found:
+        if change.carry_out:
+            change.carry_out()
+    return {change.name: (change.what, tuple(change.differs)) for change in found}
+
+
+def test_deploying_twice_changes_nothing_and_a_change_is_named(tmp_path: Path) -> None:
+    server = Server()
+    assert {what for what, _ in deploy(written(tmp_path), server).values()} == {"create"}
+    assert {what for what, _ in deploy(written(tmp_path), server).values()} == {"keep"}
+    changed = deploy(written(tmp_path, if_running="refuse", schedules=[{"cron": "0 2 * * *", "timezone": "Europe/Berlin"}]), server)
+    what, differs = changed["toy"]
+    assert what == "update" and "if_running: 'ENQUEUE' -> 'CANCEL_NEW'" in differs
+    assert "schedules: ['every 20 s UTC'] -> ['cron 0 2 * * * Europe/Berlin']" in differs
+    assert {what for name, (what, _) in changed.items() if name != "toy"} == {"keep"}
+    renamed = deploy(written(tmp_path, name="other"), server)
+    assert renamed["other"][0] == "create" and renamed["toy"][0] == "remove" and set(server.deployments) == {"post_training/other"}
+
+
+def test_containers_ask_for_the_gpus_that_the_slots_count(tmp_path: Path) -> None:
+    server = Server()
+    deploy(written(tmp_path, gpus=2, home="/data", work_pool={"name": "cluster", "job_variables": {"node_selector": {"zone": "a"}}}), server)
+    made = server.deployments["post_training/toy"]
+    assert made.job_variables == {"gpus": 2, "node_selector": {"zone": "a"}} and made.parameters["gpus"] == 2
+
+
+# --- a real server and a real worker ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def prefect(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """A Prefect server on loopback; yields the environment that points at it."""
+    port = free_port()
+    env = {**os.environ, "PREFECT_HOME": str(tmp_path / "prefect"), "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
+           "PYTHONPATH": str(ROOT), "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "2", "PREFECT_WORKER_QUERY_SECONDS": "2"}
+    with (tmp_path / "server.log").open("w") as log:
+        server = subprocess.Popen([sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
+                                  env=env, stdout=log, stderr=log, start_new_session=True)
+    try:
+        eventually(lambda: answers(env["PREFECT_API_URL"] + "/health"), 60, "the Prefect server")
+        yield env
+    finally:
+        stop(server)
+
+
+def answers(address: str) -> bool:
+    try:
+        with urllib.request.urlopen(address, timeout=2):
+            return True
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def eventually(true: Callable[[], Any], seconds: float, what: str) -> Any:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if found := true():
+            return found
+        time.sleep(0.5)
+    raise AssertionError(f"{what}: not within {seconds:.0f} s")
+
+
+def stop(child: subprocess.Popen[Any]) -> None:
+    if child.poll() is None:
+        os.killpg(child.pid, signal.SIGTERM)
+    try:
+        child.wait(15)
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+
+
+@pytest.mark.slow
+def test_a_schedule_fires_and_a_worker_finishes_the_run(prefect: dict[str, str], fresh_home: Callable[[str], Path], tmp_path: Path) -> None:
+    home = fresh_home("nightly")
+    file = written(tmp_path, home=str(home), overrides=["sft.limit=32", "evaluate.prompts=4"], until="curate", if_running="refuse",
+                   work_pool={"name": "local", "job_variables": {"working_dir": str(home)}})
+    command = [sys.executable, "-m", "flows.cli", "deploy", "--file", str(file)]
+
+    def ratchet(*more: str) -> str:
+        return subprocess.run([*command, *more], cwd=home, env=prefect, capture_output=True, text=True, check=True).stdout
+
+    assert "create  deployment  toy" in ratchet("--dry-run")
+    assert "create  deployment  toy" in ratchet(), "--dry-run made something"
+    assert ratchet().endswith("Nothing to change.\n")
+    with (tmp_path / "worker.log").open("w") as log:
+        worker = subprocess.Popen([sys.executable, "-m", "prefect", "worker", "start", "--pool", "local"], env=prefect, cwd=tmp_path,
+                                  stdout=log, stderr=log, start_new_session=True)
+    try:
+        eventually(lambda: any('"state": "finished"' in f.read_text() for f in home.glob("runs/*/run.json")), 80, "a scheduled run")
+    finally:
+        stop(worker)
+    assert list((home / "store").glob("curated-*"))
+
+
+SLOTS = """
+import sys, time
+from tasks.turns import gpu_slots
+with gpu_slots(2):
+    print(time.time(), flush=True)
+    time.sleep(float(sys.argv[1]))
+    print(time.time(), flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_never_hold_the_same_gpu_slots(prefect: dict[str, str], tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "flows.cli", "deploy", "--file", str(written(tmp_path))], env=prefect, cwd=ROOT, check=True)
+    both = [subprocess.Popen([sys.executable, "-c", SLOTS, "3"], env=prefect, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    times = sorted([float(t) for t in child.communicate(timeout=60)[0].split()] for child in both)
+    assert all(child.returncode == 0 for child in both) and times[0][1] <= times[1][0], f"both held the slots at once: {times}"
