@@ -1,0 +1,250 @@
+"""What stands under infra/ is well formed, pinned, unprivileged, closed by default and without a secret in it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+INFRA = ROOT / "infra"
+COMPOSE = yaml.safe_load((INFRA / "compose.yaml").read_text())
+POOLS = sorted((INFRA / "work_pools").glob("*.json"))
+MANIFESTS = [document for path in sorted((INFRA / "kubernetes").rglob("*.yaml")) if path.name != "kustomization.yaml"
+             for document in yaml.safe_load_all(path.read_text())]
+WORKLOADS = [document for document in MANIFESTS if document["kind"] == "Deployment"]
+INSTRUCTIONS = [line.split(maxsplit=1) for line in re.sub(r"\\\n", " ", (INFRA / "Containerfile").read_text()).splitlines()
+                if line.strip() and not line.startswith("#")]
+SECRET = re.compile(r"PASSWORD|SECRET|ACCESS_KEY|API_KEY|AUTH_STRING|CONNECTION_URL|STORE_URI")
+
+
+def template(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text())
+
+
+def leaves(tree: Any, at: str = "") -> Iterator[tuple[str, Any]]:
+    """Every scalar with the path that leads to it."""
+    if isinstance(tree, dict | list):
+        for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            yield from leaves(value, f"{at}.{key}")
+    else:
+        yield at, tree
+
+
+def images() -> list[str]:
+    found = [service["image"] for service in COMPOSE["services"].values()]
+    found += [c["image"] for w in WORKLOADS for c in w["spec"]["template"]["spec"]["containers"]]
+    found += [p["default"] for path in POOLS if (p := template(path)["variables"]["properties"].get("image"))]
+    stages = {rest.split(" AS ")[1] for word, rest in INSTRUCTIONS if word == "FROM"}
+    return found + [name for word, rest in INSTRUCTIONS if word == "FROM" and (name := rest.split(" AS ")[0]) not in stages]
+
+
+@pytest.mark.parametrize("image", sorted(set(images())))
+def test_images_are_pinned_to_a_full_version(image: str) -> None:
+    assert re.fullmatch(r"[\w./-]+:v?\d+\.\d+[\w.-]*(@sha256:[0-9a-f]{64})?", image), f"{image} is not pinned"
+
+
+# --- container file --------------------------------------------------------------------------------------------------
+
+
+def test_container_file_has_only_known_instructions_and_two_targets() -> None:
+    known = {"FROM", "ARG", "ENV", "RUN", "COPY", "WORKDIR", "USER", "CMD", "ENTRYPOINT", "LABEL", "VOLUME", "EXPOSE", "HEALTHCHECK"}
+    assert {word for word, _ in INSTRUCTIONS} <= known and INSTRUCTIONS[0][0] == "FROM"
+    targets = [rest.split(" AS ")[1] for word, rest in INSTRUCTIONS if word == "FROM"]
+    assert {"cpu", "gpu"} <= set(targets) and targets[-1] == "cpu", "a build without --target should give the small one"
+
+
+def test_containers_do_not_run_as_root_and_install_what_is_locked() -> None:
+    users: dict[str, str] = {}
+    for word, rest in INSTRUCTIONS:
+        if word == "FROM":
+            parent, stage = rest.split(" AS ")
+            users[stage] = users.get(parent, "root")
+        elif word == "USER":
+            users[stage] = rest
+    assert all(users[target].split(":")[0] not in ("root", "0") for target in ("cpu", "gpu"))
+    installs = [rest for word, rest in INSTRUCTIONS if word == "RUN" and "pip install" in rest]
+    assert installs and all("--constraint infra/constraints.txt" in line for line in installs)
+    copied = {part for word, rest in INSTRUCTIONS if word == "COPY" and "--from" not in rest for part in rest.split()[:-1]}
+    assert all((ROOT / part).exists() for part in copied)
+    allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert copied == allowed
+
+
+def test_what_the_images_install_is_locked() -> None:
+    import tomllib
+
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    locked = {line.split("==")[0].lower() for line in (INFRA / "constraints.txt").read_text().splitlines()}
+    wanted = {re.split(r"[<>=\[]", need)[0].lower() for extra in ("team", "scale") for need in extras[extra]}
+    assert wanted <= locked
+
+
+# --- team server -----------------------------------------------------------------------------------------------------
+
+
+def test_ports_open_on_loopback_unless_told_otherwise() -> None:
+    ports = [port for service in COMPOSE["services"].values() for port in service.get("ports", [])]
+    assert ports and all(port.startswith("${BIND:-127.0.0.1}:") for port in ports)
+
+
+def test_the_databases_are_reached_by_the_services_alone() -> None:
+    assert not any("ports" in COMPOSE["services"][name] for name in ("postgres", "s3"))
+    kinds = {one["spec"].get("type", "ClusterIP") for one in MANIFESTS if one["kind"] == "Service"}
+    assert kinds == {"ClusterIP"} and any(one["kind"] == "NetworkPolicy" for one in MANIFESTS)
+
+
+def test_compose_asks_for_every_secret_and_holds_none() -> None:
+    secrets = {name: value for service in COMPOSE["services"].values() for name, value in service.get("environment", {}).items()
+               if SECRET.search(name)}
+    assert len(secrets) > 6
+    for name, value in secrets.items():
+        assert re.search(r"\$\{\w+:\?[^}]+\}", value), f"{name} is not asked for"
+    made = set(re.findall(r"^for name in (.*); do", (INFRA / "new-secrets").read_text(), re.M)[0].split())
+    asked = set(re.findall(r"\$\{(\w+):\?", (INFRA / "compose.yaml").read_text()))
+    assert made == asked, "infra/new-secrets makes other names than compose.yaml asks for"
+
+
+def test_servers_want_a_password() -> None:
+    services = COMPOSE["services"]
+    assert "PREFECT_SERVER_API_AUTH_STRING" in services["prefect"]["environment"]
+    for command in (services["mlflow"]["command"], *(c["command"] for w in WORKLOADS if w["metadata"]["name"] == "mlflow"
+                                                     for c in w["spec"]["template"]["spec"]["containers"])):
+        assert command[command.index("--app-name") + 1] == "basic-auth" and "--serve-artifacts" in command
+
+
+def test_compose_names_what_it_defines() -> None:
+    for name, service in COMPOSE["services"].items():
+        for other in service.get("depends_on", {}):
+            assert other in COMPOSE["services"], f"{name} waits for {other}"
+        for config in service.get("configs", []):
+            assert config["source"] in COMPOSE["configs"]
+        for volume in service.get("volumes", []):
+            assert volume.startswith("..") or volume.split(":")[0] in COMPOSE["volumes"]
+
+
+def test_new_secrets_are_private_and_never_overwritten(tmp_path: Path) -> None:
+    script = shutil.copy(INFRA / "new-secrets", tmp_path)
+    subprocess.run([script], check=True, capture_output=True)
+    made = tmp_path / ".env"
+    values = [line.split("=")[1] for line in made.read_text().splitlines()]
+    assert made.stat().st_mode & 0o777 == 0o600 and len(set(values)) == len(values) and all(re.fullmatch(r"[0-9a-f]{48}", v) for v in values)
+    again = subprocess.run([script], capture_output=True, text=True)
+    assert again.returncode == 1 and "there already" in again.stderr
+    assert subprocess.run(["git", "check-ignore", "-q", "infra/.env"], cwd=ROOT).returncode in (0, 128)  # 128: no git here
+
+
+# --- Kubernetes ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda w: w["metadata"]["name"])
+def test_pods_are_unprivileged_and_bounded(workload: dict[str, Any]) -> None:
+    pod = workload["spec"]["template"]["spec"]
+    check_pod(pod)
+    for container in pod["containers"]:
+        assert "memory" in container["resources"]["limits"]
+        for variable in container["env"]:
+            if SECRET.search(variable["name"]) and not variable["name"].startswith("PREFECT_INTEGRATIONS"):  # those name a Secret
+                assert "secretKeyRef" in variable["valueFrom"], f"{variable['name']} is not a reference"
+
+
+def check_pod(pod: dict[str, Any]) -> None:
+    """What a namespace with pod security `restricted` lets in."""
+    assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    mounted = {volume["name"] for volume in pod.get("volumes", [])}
+    for container in pod["containers"]:
+        assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+        assert {mount["name"] for mount in container.get("volumeMounts", [])} == mounted
+
+
+def test_kustomizations_name_files_that_exist_and_every_file() -> None:
+    for path in (INFRA / "kubernetes").rglob("kustomization.yaml"):
+        named = set(yaml.safe_load(path.read_text())["resources"])
+        assert named == {p.name for p in path.parent.glob("*.yaml")} - {path.name}
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl here")
+@pytest.mark.parametrize("folder", ["base", "serving"])
+def test_kustomize_builds(folder: str) -> None:
+    built = subprocess.run(["kubectl", "kustomize", INFRA / "kubernetes" / folder], capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    assert all(one["metadata"].get("namespace", "ratchet") == "ratchet" for one in yaml.safe_load_all(built.stdout))
+
+
+# --- work pools ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", POOLS, ids=lambda p: p.stem)
+def test_work_pools_are_what_prefect_takes(path: Path) -> None:
+    """The schema is one; defaults keep to it; placeholders and variables match; keys are those of Prefect's own template."""
+    import importlib.util
+
+    made = template(path)
+    schema = made["variables"]
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.validate({k: v["default"] for k, v in schema["properties"].items() if "default" in v}, schema)
+    used = set(re.findall(r"\{\{ (\w+) \}\}", json.dumps(made["job_configuration"])))
+    assert used == set(schema["properties"])
+    spec = importlib.util.find_spec("prefect")  # found, not imported: 3 s
+    assert spec is not None and spec.origin is not None
+    shipped = json.loads((Path(spec.origin).parent / "server/api/collections_data/views/aggregate-worker-metadata.json").read_text())
+    name = path.stem if path.stem == "process" else f"prefect-{path.stem}"
+    theirs = shipped["prefect" if name == "process" else name][path.stem]["default_base_job_configuration"]
+    newer = {"container_create_kwargs"}  # of prefect-docker since 0.6; Prefect ships an older template
+    assert set(made["job_configuration"]) <= set(theirs["job_configuration"]) | newer
+
+
+def test_a_kubernetes_run_asks_for_gpus_shared_memory_and_secrets_by_reference() -> None:
+    manifest = template(INFRA / "work_pools" / "kubernetes.json")["job_configuration"]["job_manifest"]
+    pod = manifest["spec"]["template"]["spec"]
+    check_pod(pod)
+    (container,) = pod["containers"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "{{ gpus }}" and pod["nodeSelector"] == "{{ node_selector }}"
+    assert container["envFrom"] == [{"secretRef": {"name": "{{ secret }}"}}]
+    assert {"name": "shared-memory", "mountPath": "/dev/shm"} in container["volumeMounts"]
+    assert manifest["spec"]["backoffLimit"] == 0, "Prefect decides about another try, not Kubernetes"
+
+
+def test_a_docker_run_is_unprivileged_and_refers_to_its_secrets() -> None:
+    made = template(INFRA / "work_pools" / "docker.json")
+    extra = made["job_configuration"]["container_create_kwargs"]
+    assert extra["user"] == "10001:10001" and extra["cap_drop"] == ["ALL"] and "shm_size" in extra and "device_requests" in extra
+    env = made["variables"]["properties"]["env"]["default"]
+    assert all(value.startswith("{{ prefect.blocks.secret.") for name, value in env.items() if SECRET.search(name))
+
+
+def test_no_file_holds_a_password_or_a_latest_tag() -> None:
+    trees: dict[str, Any] = {"compose": COMPOSE, **{f"{m['kind']} {m['metadata']['name']}": m for m in MANIFESTS},
+                             **{p.name: template(p) for p in POOLS}}
+    for name, tree in trees.items():
+        for at, value in leaves(tree):
+            assert not (isinstance(value, str) and value.endswith(":latest")), f"{name}{at}"
+            assert not (isinstance(value, str) and re.search(r"://[^/\s:$]+:[^@$/\s]+@", value)), f"{name}{at} holds a password"
+    assert not any(m["kind"] == "Secret" for m in MANIFESTS)
+
+
+# --- DeepSpeed -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_deepspeed_files_are_the_stage_they_say(stage: int) -> None:
+    config = template(INFRA / "deepspeed" / f"zero{stage}.json")
+    assert config["zero_optimization"]["stage"] == stage and config["bf16"] == {"enabled": True}
+    assert "auto" not in [value for _, value in leaves(config)], "`auto` is of one integration, DeepSpeed itself refuses it"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", range(4))
+def test_deepspeed_takes_its_files(stage: int) -> None:
+    zero = pytest.importorskip("deepspeed.runtime.zero.config")
+    section = template(INFRA / "deepspeed" / f"zero{stage}.json")["zero_optimization"]
+    made = zero.DeepSpeedZeroConfig(**section)  # an unknown key is an error
+    assert int(made.stage) == stage
