@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -32,7 +32,7 @@ ProfileOption = Annotated[str | None, typer.Option("--profile", help="Hardware a
 @app.command()
 def run(recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = None,  # noqa: B006
         until: Annotated[str, typer.Option(help="Stop after: curate, train, evaluate, register.")] = "register",
-        if_running: Annotated[str, typer.Option(help="When another process is making this run: wait or refuse.")] = "wait") -> None:
+        if_running: Annotated[Literal["wait", "refuse"], typer.Option(help="What to do while another process makes this run.")] = "wait") -> None:
     """Run a recipe (a name or a file). What is finished is kept, what was interrupted continues."""
     from rich.console import Console
 

@@ -144,26 +144,24 @@ def _check_schedule(schedule: Schedule, where: str) -> None:
     try:
         CronSchedule(cron=schedule.cron or "0 0 * * *", timezone=schedule.timezone)
     except ValidationError as error:
-        bad = error.errors()[0]
-        hint = ""
-        if bad["loc"] == ("timezone",):
+        if error.errors()[0]["loc"] == ("timezone",):
             from zoneinfo import available_timezones
 
-            hint = nearest(schedule.timezone, available_timezones())
-            hint = hint if "did you mean" in hint else ""
-        raise RecipeError(f"{where}: {bad['loc'][0]} {bad['input']!r} is not valid{hint or '; expected five fields, such as 0 2 * * *'}") from None
+            hint = nearest(schedule.timezone, available_timezones()).partition("; known")[0]  # not all six hundred
+            raise RecipeError(f"{where}: timezone {schedule.timezone!r} is not valid{hint}") from None
+        raise RecipeError(f"{where}: cron {schedule.cron!r} is not valid; expected five fields, such as 0 2 * * *") from None
 
 
 def _template(folder: Path, name: str, pool: WorkPool) -> dict[str, Any]:
-    path = folder / pool.base_job_template
+    path, where = folder / pool.base_job_template, f"work_pools.{name}.base_job_template"
     try:
         template = json.loads(path.read_text())
     except FileNotFoundError:
-        raise RecipeError(f"work_pools.{name}.base_job_template: no file {path}") from None
+        raise RecipeError(f"{where}: no file {path}") from None
     except json.JSONDecodeError as error:
-        raise RecipeError(f"work_pools.{name}.base_job_template: {path} is not JSON: {error}") from None
+        raise RecipeError(f"{where}: {path} is not JSON: {error}") from None
     if set(template) != {"job_configuration", "variables"}:
-        raise RecipeError(f"work_pools.{name}.base_job_template: {path} needs job_configuration and variables, it has {', '.join(template)}")
+        raise RecipeError(f"{where}: {path} needs job_configuration and variables, it has {', '.join(template)}")
     return template
 
 

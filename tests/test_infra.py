@@ -56,7 +56,7 @@ def test_images_are_pinned_to_a_full_version(image: str) -> None:
 
 
 def test_container_file_has_only_known_instructions_and_two_targets() -> None:
-    known = {"FROM", "ARG", "ENV", "RUN", "COPY", "WORKDIR", "USER", "CMD", "ENTRYPOINT", "LABEL", "VOLUME", "EXPOSE", "HEALTHCHECK"}
+    known = {"FROM", "ARG", "ENV", "RUN", "COPY", "WORKDIR", "USER", "CMD", "ENTRYPOINT", "LABEL", "VOLUME", "EXPOSE"}
     assert {word for word, _ in INSTRUCTIONS} <= known and INSTRUCTIONS[0][0] == "FROM"
     targets = [rest.split(" AS ")[1] for word, rest in INSTRUCTIONS if word == "FROM"]
     assert {"cpu", "gpu"} <= set(targets) and targets[-1] == "cpu", "a build without --target should give the small one"
@@ -136,7 +136,8 @@ def test_new_secrets_are_private_and_never_overwritten(tmp_path: Path) -> None:
     subprocess.run([script], check=True, capture_output=True)
     made = tmp_path / ".env"
     values = [line.split("=")[1] for line in made.read_text().splitlines()]
-    assert made.stat().st_mode & 0o777 == 0o600 and len(set(values)) == len(values) and all(re.fullmatch(r"[0-9a-f]{48}", v) for v in values)
+    assert made.stat().st_mode & 0o777 == 0o600 and len(set(values)) == len(values)
+    assert all(re.fullmatch(r"[0-9a-f]{48}", value) for value in values)
     again = subprocess.run([script], capture_output=True, text=True)
     assert again.returncode == 1 and "there already" in again.stderr
     assert subprocess.run(["git", "check-ignore", "-q", "infra/.env"], cwd=ROOT).returncode in (0, 128)  # 128: no git here
