@@ -18,7 +18,11 @@ def check(recipe: Recipe, rounds: Mapping[str, Online]) -> None:
     if recipe.sft:
         _check_fit(recipe.sft.fit, set(), "sft.fit")
     if recipe.reward:
-        _check_fit(recipe.reward.fit, {"margin"}, "reward.fit")
+        probed = recipe.reward.linear_probe
+        _check_fit(recipe.reward.fit, {"margin"}, "reward.fit", untrained=probed)
+        if probed and recipe.reward.members > 1 and not recipe.reward.fit.epochs:
+            raise RecipeError(f"reward.members: {recipe.reward.members} members that only a linear probe made are all the same; train them "
+                              "(reward.fit.epochs over 0), start them without the probe, or ask for one")
     for where, section in {"offline": recipe.offline, "online": recipe.online, **rounds}.items():
         if section is not None:
             _check_section(section, known, where)
@@ -58,7 +62,10 @@ def _check_piece(slot: str, spec: Spec, have: set[str], models: set[str], where:
     return have | writes
 
 
-def _check_fit(fit: Fit, have: set[str], where: str) -> None:
+def _check_fit(fit: Fit, have: set[str], where: str, *, untrained: bool = False) -> None:
+    if fit.epochs < (0 if untrained else 1):
+        raise RecipeError(f"{where}.epochs: {fit.epochs} passes over the data train nothing; use 1 or more"
+                          f"{'' if untrained else ' (0 only for a reward model with linear_probe)'}")
     if not any(fit.updates.values()):
         raise RecipeError(f"{where}.updates: nothing to optimise; name at least one objective")
     for role, parts in fit.updates.items():

@@ -19,6 +19,7 @@ from flows.commands.lineage import lineage
 from flows.commands.options import OUT, Home
 from flows.commands.promote import promote, rollback
 from flows.commands.reproduce import reproduce
+from flows.commands.show import show
 
 app = typer.Typer(help="Post-training pipelines: data → SFT → reward model → online RLHF → evaluation → registry.",
                   no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -69,36 +70,6 @@ def show_plan(recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOpti
     from tasks.pipeline import Pipeline
 
     _print_plan(Console(), Pipeline.open(recipe, home=home, overrides=set, profile=profile), full=True)
-
-
-@app.command()
-def show(run: Annotated[str | None, typer.Argument(help="A run's name; the newest when left out.")] = None, home: Home = OUT) -> None:
-    """Show a run: its stages, what they found, what made them."""
-    from rich.console import Console
-    from rich.table import Table
-
-    from components.store import read_manifest
-    from flows.display import headline
-
-    runs = sorted((home / "runs").glob("*/run.json"), key=lambda p: p.stat().st_mtime) if (home / "runs").is_dir() else []
-    if run:
-        runs = [p for p in runs if p.parent.name == run]
-    if not runs:
-        raise RecipeError(f"no run {run!r} under {home / 'runs'}" if run else f"there is no run under {home / 'runs'} yet; `ratchet run chat` makes one")
-    state = json.loads(runs[-1].read_text())
-    console, folder = Console(), runs[-1].parent
-    console.print(f"[bold]{folder.name}[/bold]  recipe {state.get('recipe')}  {state.get('state')}  code {state.get('revision', '')[:12]}")
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("stage", "key", "seconds", "result"):
-        table.add_column(column)
-    for name, key in state.get("stages", {}).items():
-        manifest = read_manifest(folder / "stages" / name)
-        table.add_row(name, key[:12], *(["", "not made"] if manifest is None else
-                                        [f"{manifest['meta'].get('seconds', '')}", headline(manifest["meta"])]))
-    console.print(table)
-    report = folder / "stages" / "evaluate" / "report.html"
-    if report.exists():
-        console.print(f"report: {report.resolve()}")
 
 
 @app.command()
@@ -190,7 +161,7 @@ def check_recipes(recipe: Annotated[str | None, typer.Argument(help="A name or f
         typer.echo(f"{name}: ok")
 
 
-for command in (deploy, lineage, reproduce, promote, rollback, gc, doctor, compare_runs):
+for command in (show, deploy, lineage, reproduce, promote, rollback, gc, doctor, compare_runs):
     app.command()(command)
 
 

@@ -47,8 +47,6 @@ def begin(job: Job, pairs: Sequence[Group], tokenizer: Any, seed: int) -> tuple[
     start, options = job.work.progress / "start", job.options
     found = start / "linear_probe.json"
     if not start.exists():
-        if options["profile"]["threads"]:
-            torch.set_num_threads(options["profile"]["threads"])
         model = new_reward(job.path("policy"), layers=options["layers"], pool=options["pool"], seed=seed)
         probe = linear_probe(model, pairs, tokens=options["profile"]["tokens_per_batch"]) if options["linear_probe"] else None
         beside = start.with_name("start.partial")

@@ -93,3 +93,14 @@ def test_overrides_and_a_missing_file(tmp_path: Path) -> None:
         load(tmp_path / "absent.yaml")
     with pytest.raises(RecipeError, match="not valid YAML"):
         load(write(tmp_path, "a: [1"))
+
+
+def test_passes_that_train_nothing_are_refused() -> None:
+    with pytest.raises(RecipeError, match=r"sft\.fit\.epochs: 0 passes"):
+        load("sft", overrides=["sft.fit.epochs=0"])
+    with pytest.raises(RecipeError, match=r"reward\.fit\.epochs: 0 passes"):
+        load("reward_model", overrides=["reward.fit.epochs=0"])
+    with pytest.raises(RecipeError, match=r"reward\.members: 3 members .* are all the same"):
+        load("chat", overrides=["reward.members=3", "online.annotate=[]", "online.select=[]", "online.prepare=[]",
+                                "online.fit.updates.policy=[{name: likelihood}]"])
+    assert load("reward_model", overrides=["reward.fit.epochs=0", "reward.linear_probe=true"])

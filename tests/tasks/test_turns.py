@@ -64,8 +64,8 @@ def test_a_stage_process_does_not_inherit_the_lock(tmp_path: Path) -> None:
     with held(tmp_path / "lock", "run toy"):
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
-        with held(tmp_path / "lock", "run toy", "refuse"):
-            pass
+        with held(tmp_path / "lock", "run toy", "refuse"):  # raises BusyError where the child kept it
+            assert child.poll() is None, "the child ended too early to test anything"
     finally:
         child.kill()
         child.wait()
