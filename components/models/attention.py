@@ -187,6 +187,7 @@ class DecodePlan:
         mask = torch.zeros(self.rows, self.prompt + self.own).masked_fill_(torch.cat([blocked, later], 1), -torch.inf)
         self.mask = mask[:, None, None]
         self.row = torch.arange(self.rows)
+        self._grids: dict[int, Tensor] = {}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         heads, kv, size = query.shape[1], key.shape[1], query.shape[-1]
@@ -195,20 +196,23 @@ class DecodePlan:
         own_keys[self.row, :, self.lengths] = key[0].transpose(0, 1)
         own_values[self.row, :, self.lengths] = value[0].transpose(0, 1)
         q = query[0].transpose(0, 1).reshape(self.rows, kv, group, size) * scaling
-        grid = q.new_zeros(self.count * self.width, kv, group, size)
-        grid[self.place] = q
-        grid = grid.view(self.count, self.width, kv, group, size).transpose(1, 2).reshape(self.count, kv, self.width * group, size)
+        grid = self._grid(q)
         prompt_keys = self.cache.prompt_keys[layer][self.slots, :, : self.prompt]
         prompt_values = self.cache.prompt_values[layer][self.slots, :, : self.prompt]
         shared = self._ungrid(grid @ prompt_keys.transpose(-1, -2), kv, group)
         own = q @ own_keys[: self.rows, :, : self.own].transpose(-1, -2)
         weights = torch.cat([shared, own], -1).add_(self.mask).softmax(-1)
-        first = weights.new_zeros(self.count * self.width, kv, group, self.prompt)
-        first[self.place] = weights[..., : self.prompt]
-        first = first.view(self.count, self.width, kv, group, -1).transpose(1, 2).reshape(self.count, kv, self.width * group, -1)
-        out = self._ungrid(first @ prompt_values, kv, group)
+        out = self._ungrid(self._grid(weights[..., : self.prompt]) @ prompt_values, kv, group)
         out = out + weights[..., self.prompt :] @ own_values[: self.rows, :, : self.own]
         return out.reshape(1, self.rows, heads, size)
+
+    def _grid(self, rows: Tensor) -> Tensor:
+        """(R, kv, group, x) -> (slots, kv, width * group, x). Places without a live row hold anything finite."""
+        _, kv, group, size = rows.shape
+        if size not in self._grids:  # one for all layers: filling it anew in each would cost as much as the products
+            self._grids[size] = rows.new_zeros(self.count * self.width, kv, group, size)
+        grid = self._grids[size].index_copy_(0, self.place, rows)
+        return grid.view(self.count, self.width, kv, group, size).transpose(1, 2).reshape(self.count, kv, self.width * group, size)
 
     def _ungrid(self, grid: Tensor, kv: int, group: int) -> Tensor:
         """(slots, kv, width * group, x) -> (R, kv, group, x): the places that hold a live row."""

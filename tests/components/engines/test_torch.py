@@ -97,14 +97,27 @@ def test_reward_scores_equal_transformers(tiny: Path, tmp_path: Path) -> None:
 
 def test_sampling_inverts_the_distribution() -> None:
     torch.manual_seed(0)
-    logits = torch.randn(1, 700)
+    logits = torch.randn(1, 5000)  # more than one chunk of blocks, and a last block that is not full
     n = 4000
     u = (torch.arange(n, dtype=torch.float64) + 0.5) / n
     one = torch.ones(n)
-    tokens, logprobs = sample(logits.repeat(n, 1), u, one, torch.zeros(n), one)
-    counts = torch.bincount(tokens, minlength=700) / n
+    tokens, logprobs = sample(logits.repeat(n, 1).t().contiguous(), u, one, torch.zeros(n), one)
+    counts = torch.bincount(tokens, minlength=5000) / n
     assert float((counts - logits.softmax(-1)[0]).abs().max()) < 1.1 / n
     torch.testing.assert_close(logprobs, logits.log_softmax(-1)[0][tokens], atol=1e-5, rtol=0)
+
+
+def test_a_row_s_token_depends_on_its_own_settings_alone() -> None:
+    torch.manual_seed(0)
+    logits, u = torch.randn(3000, 5) * 3, torch.rand(5, dtype=torch.float64)
+    settings = (torch.tensor([1.0, 0.0, 0.7, 0.7, 1.3]), torch.tensor([0, 0, 0, 5, 0]), torch.tensor([1.0, 1.0, 1.0, 1.0, 0.4]))
+    together, logprobs = sample(logits.clone(), u, *settings)
+    for row in range(5):
+        token, logprob = sample(logits[:, row : row + 1].clone(), u[row : row + 1], *(s[row : row + 1] for s in settings))
+        assert int(token) == int(together[row])
+        torch.testing.assert_close(logprob[0], logprobs[row], atol=1e-5, rtol=0)
+        torch.testing.assert_close(logprob[0], logits[:, row].log_softmax(0)[token[0]], atol=1e-5, rtol=0)
+    assert int(together[1]) == int(logits[:, 1].argmax())
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(3, 1.0), (0, 0.5), (4, 0.7)])
@@ -120,6 +133,6 @@ def test_top_k_and_top_p_keep_what_transformers_keeps(top_k: int, top_p: float) 
         kept = TopPLogitsWarper(top_p)(None, kept)
     n = 2000
     u = (torch.arange(n, dtype=torch.float64) + 0.5) / n
-    tokens, _ = sample(logits.repeat(n, 1), u, torch.full((n,), 0.8), torch.full((n,), top_k), torch.full((n,), top_p))
+    tokens, _ = sample(logits.repeat(n, 1).t().contiguous(), u, torch.full((n,), 0.8), torch.full((n,), top_k), torch.full((n,), top_p))
     counts = torch.bincount(tokens, minlength=50) / n
     assert float((counts - kept.softmax(-1)[0]).abs().max()) < 2 / n
