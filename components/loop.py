@@ -84,7 +84,11 @@ def reward_columns(specs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def panel(groups: Sequence[Group], specs: Sequence[Mapping[str, Any]], *, judge: Any = None, reference: Any = None,
           kl_prompts: int = 0, encoder: Any = None) -> dict[str, float]:
-    """The round at a glance: reward, length, truncation, entropy, diversity, KL to the initial policy, gold score."""
+    """The round at a glance: reward, length, truncation, entropy, diversity, KL to the initial policy, gold score.
+
+    Entropy and KL are means of -log p and log p - log p_initial over the drawn answers, p at temperature 1. Answers drawn
+    at temperature 1 make them unbiased; drawn colder, they are the surprise and the drift of what is really said.
+    """
     from components.evaluation.diversity import distinct_n
 
     rows = [(g, i) for g in groups for i in range(len(g.trajectories))]

@@ -53,12 +53,14 @@ def run(recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = N
 
     with Display(console) as display:
         try:
-            post_training(recipe, home=str(home), overrides=list(set), profile=profile, until=until,
-                          if_running=if_running, display=display)
+            done = post_training(recipe, home=str(home), overrides=list(set), profile=profile, until=until,
+                                 if_running=if_running, display=display)
         except KeyboardInterrupt:
             console.print("Stopped. Everything finished is kept; the same command continues from here.")
             raise typer.Exit(130) from None
     console.print(display.table())
+    if postponed := done.get("registered", {}).get("postponed"):
+        console.print(f"Nothing is registered yet, the same command does it later: {postponed}", highlight=False)
     _where(console, pipeline)
 
 
@@ -92,15 +94,18 @@ def compare(recipes: list[str], seeds: Annotated[int, typer.Option(help="How man
 
     _quiet_platforms(home)
     from flows.compare import compare as run_all
+    from flows.display import Display
 
-    found = run_all(recipes, seeds=range(seeds), home=home, overrides=set, profile=profile, metric=metric)
+    console = Console()
+    with Display(console) as display:
+        found = run_all(recipes, seeds=range(seeds), home=home, overrides=set, profile=profile, metric=metric, display=display)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in (metric, "mean", "95 % interval", "by seed"):
         table.add_column(column)
     for name, row in {**found["arms"], **found["differences"]}.items():
         table.add_row(name, f"{row['mean']:.3f}", f"[{row['low']:.3f}, {row['high']:.3f}]".replace("[", "\\["),
                       " ".join(f"{v:.3f}" for v in row.get("by_seed", [])))
-    Console().print(table)
+    console.print(table)
 
 
 @app.command()
@@ -175,10 +180,12 @@ def main() -> None:
 
 
 def _finished(pipeline: Any, until: str) -> bool:
-    if any(s.state != "done" for s in pipeline.status()):
-        return False
+    """Whether there is nothing left to do: all stages made and, where the recipe asks for it, their weights registered."""
     file = pipeline.run.path / "run.json"
-    return file.exists() and (until != "register" or json.loads(file.read_text()).get("state") == "finished")
+    if not file.exists() or any(s.state != "done" for s in pipeline.status()):
+        return False
+    state = json.loads(file.read_text())
+    return until != "register" or (state.get("state") == "finished" and ("versions" in state or pipeline.recipe.register is None))
 
 
 def _print_plan(console: Any, pipeline: Any, *, full: bool = False) -> None:

@@ -15,7 +15,8 @@ Rows = Sequence[Sequence[float]]
 def sequence_kl(sampled: Rows, reference: Rows, masks: Sequence[Sequence[bool]] | None = None) -> float:
     """Nats a sequence: mean over answers of Σ_t (log π − log π_ref), unbiased (estimator k1 of Schulman, 2020).
 
-    Rows (T_b,) are log-probs of the same sampled tokens under both; the sampler's must be at temperature 1.
+    Rows (T_b,) are log-probs, at temperature 1, of the same sampled tokens under both. Answers drawn colder than that give
+    the mean log-ratio of what is really said: drift, not KL.
     """
     return sequence_kl_interval(sampled, reference, masks, resamples=1)["mean"]
 

@@ -29,7 +29,7 @@ UNITS = {  # metric → how a reader calls it, number of decimals or per cent
     "empty": ("empty", ".1%"), "refusal_like": ("refusal-like", ".1%"), "repetitive": ("repetitive", ".1%"),
     "distinct_1": ("distinct words", ".3f"), "distinct_2": ("distinct word pairs", ".3f"), "self_bleu": ("self-BLEU", ".3f"),
     "embedding_spread": ("spread of meaning", ".3f"), "perplexity": ("perplexity on human replies", ".2f"),
-    "gold": ("gold judge score", ".3f"), "kl": ("KL to SFT, nats", ".2f"), "entropy": ("entropy, nats a token", ".2f"),
+    "gold": ("gold judge score", ".3f"), "kl": ("KL to SFT, nats an answer (drawn answers)", ".2f"), "entropy": ("entropy, nats a token", ".2f"),
     "responses": ("responses", ".0f"), "round": ("round", ".0f"),
 }
 

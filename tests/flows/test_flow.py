@@ -21,8 +21,10 @@ def ratchet(*arguments: str, cwd: Path, check: bool = True) -> subprocess.Comple
 def test_run_then_nothing_to_do(fresh_home: Callable[[str], Path]) -> None:
     home = fresh_home("user")
     small = ["--profile", "test", "--home", str(home), "--set", "sft.limit=32", "--set", "evaluate.prompts=4"]
-    first = ratchet("run", "sft", *small, cwd=home)
+    first = ratchet("run", "sft", *small, "--until", "evaluate", cwd=home)
     assert "sft: done" in first.stdout and "report" in first.stdout, first.stdout + first.stderr
+    rest = ratchet("run", "sft", *small, cwd=home)
+    assert "6 of 6 stages are made already" in rest.stdout and "done in" not in rest.stdout, "all is made, but nothing is registered yet"
     second = ratchet("run", "sft", *small, cwd=home)
     assert second.stdout.startswith("Nothing to do: all 6 stages")
     shown = ratchet("show", "--home", str(home), cwd=home).stdout
