@@ -21,6 +21,8 @@ from flows.commands.promote import promote, rollback
 from flows.commands.reproduce import reproduce
 from flows.commands.show import show
 
+STARTUP = "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"
+
 app = typer.Typer(help="Post-training pipelines: data → SFT → reward model → online RLHF → evaluation → registry.",
                   no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 recipes_app = typer.Typer(help="List, explain and check recipes.", no_args_is_help=True)
@@ -177,6 +179,12 @@ def main() -> None:
     except RatchetError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(2 if isinstance(error, RecipeError) else 1)
+    except RuntimeError as error:  # Prefect has no class for it
+        if "ephemeral Prefect" not in str(error):
+            raise
+        typer.echo(f"error: Prefect's own server did not start within {os.environ[STARTUP]} s; nothing is lost. Run again when the machine "
+                   f"is less busy, raise {STARTUP}, or start `prefect server start` and set PREFECT_API_URL", err=True)
+        sys.exit(1)
 
 
 def _finished(pipeline: Any, until: str) -> bool:
@@ -260,7 +268,7 @@ def _quiet_platforms(home: Path) -> None:
         "PREFECT_LOGGING_LEVEL": "CRITICAL",
         "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
+        STARTUP: "300",
         "DO_NOT_TRACK": "1",
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "GX_ANALYTICS_ENABLED": "false",
