@@ -85,4 +85,5 @@ def say(line: str) -> None:
     print(line, flush=True)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -11,7 +11,6 @@ import importlib.metadata
 import json
 import time
 from collections.abc import Callable, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +42,6 @@ def versions(*names: str) -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in names}
 
 
-@contextmanager
-def _one_line(print_as: Callable[[str], None]):
-    found: dict[str, Any] = {}
-    yield found
-    print_as("RESULT " + json.dumps(found))
-
-
 def main(works: Mapping[str, Callable[[dict[str, Any], str], dict[str, Any]]], packages: tuple[str, ...]) -> None:
     """`--work W --setting S --inputs FILE --threads N`: do the work once and print what was measured.
 
@@ -67,6 +59,5 @@ def main(works: Mapping[str, Callable[[dict[str, Any], str], dict[str, Any]]], p
     if given.threads:
         torch.set_num_threads(given.threads)
     inputs = json.loads(given.inputs.read_text())
-    with _one_line(print) as found:
-        found.update(works[given.work](inputs, given.setting))
-        found.update(memory(), threads=torch.get_num_threads(), versions=versions(*packages))
+    found = works[given.work](inputs, given.setting)
+    print("RESULT " + json.dumps({**found, **memory(), "threads": torch.get_num_threads(), "versions": versions(*packages)}))

@@ -11,10 +11,11 @@ import argparse
 import json
 import random
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-STEPS = 4
+STEPS = 3
 """Steps whose inputs are written: a work uses the first `warm-up + timed` of them."""
 RECIPES = {"tiny": ("sft", "test"), "smollm2": ("chat", None)}
 SIZES = {"batch": 8, "prompts_per_step": 4, "completions": 8, "prompts": 64, "max_tokens": 40}
@@ -23,11 +24,12 @@ OPTIMISER = {"learning_rate": 1e-5, "betas": [0.9, 0.999], "eps": 1e-8, "weight_
 
 
 def make(model: str, home: Path, folder: Path) -> Path:
-    """The inputs file of a model; kept when it is there and its models still are."""
+    """The inputs file of a model; kept when it is there, of these sizes, and its models still are."""
     file = folder / f"{model}.json"
     if file.exists():
         kept = json.loads(file.read_text())
-        if Path(kept["model"]).is_dir() and Path(kept["reward_model"]).is_dir():
+        same = len(kept["sft"]) == STEPS and all(kept[name] == value for name, value in {**SIZES, **OPTIMISER}.items())
+        if same and Path(kept["model"]).is_dir() and Path(kept["reward_model"]).is_dir():
             return file
     from tasks.pipeline import Pipeline
 
@@ -64,7 +66,7 @@ def collect(model: str, policy: Path, curated: Path, folder: Path) -> dict[str, 
         if shortest <= len(prompt) <= longest and len(tokens) <= longest + 64 and all(done.trajectories[0].mask[len(prompt):]):
             asked.append((prompt, tokens[len(prompt):]))
     size, count = SIZES["batch"], SIZES["prompts"]
-    pairs = [{"prompt": prompt, "chosen": reply, "rejected": other} for (prompt, reply), (_, other) in zip(asked, asked[1:], strict=False)
+    pairs = [{"prompt": prompt, "chosen": reply, "rejected": other} for (prompt, reply), (_, other) in pairwise(asked)
              if reply != other][: size * STEPS]
     if len(talks) < (size + 1) * STEPS or len(asked) < count or len(pairs) < size * STEPS:
         raise DataError(f"{curated}: {len(talks)} conversations, {len(asked)} prompts of {shortest} to {longest} tokens with a reply, {len(pairs)} pairs "

@@ -1,8 +1,8 @@
 """What orchestration costs: `ratchet run` of a tiny recipe against the same stages called one after the other in one process.
 
-Both start from nothing but the tiny model, and both include starting Python and importing torch. The recipe has several stages, so
-the difference is a fixed part (Prefect, MLflow, DVC) and a part a stage (a child process, tracking); running again, with
-nothing to do, is the fixed part that a user waits for every time.
+Both start from nothing but the tiny model, and both include starting Python and importing torch. The difference is a fixed part (Prefect's
+server, MLflow's tables) and a part a stage (a child process, tracking); running again, with nothing to do, is what a user waits for every time.
+Outside a DVC workspace, so that nobody's `data/` is touched: the `dvc commit` at the end of a run is not in it.
 """
 
 from __future__ import annotations
@@ -31,18 +31,19 @@ def measured(folder: Path, environment: dict[str, str], *, repeats: int, run_sec
     `run_seconds`: how long the default run takes, which the overhead is a share of. Raises `RuntimeError` where a run fails.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    folder, environment = folder.resolve(), {**environment, "PYTHONPATH": str(ROOT)}
     model = folder / "model"
-    _timed([sys.executable, "-m", "benchmarks.orchestration", "--home", str(model.resolve()), "--until", "model_policy"], environment)
+    _timed([sys.executable, "-m", "benchmarks.orchestration", "--home", str(model), "--until", "model_policy"], environment, folder)
     found: dict[str, list[float]] = {"run": [], "one_process": [], "again": []}
     stages = 0
     for _ in range(repeats):
         home = _home(folder / "run", model)
-        command = [sys.executable, "-c", "from flows.cli import main; main()", "run", RECIPE, "--home", str(home.resolve()), "--profile", "cpu"]
-        found["run"].append(_timed(command, environment))
-        found["again"].append(_timed(command, environment))
+        command = [sys.executable, "-c", "from flows.cli import main; main()", "run", RECIPE, "--home", str(home), "--profile", "cpu"]
+        found["run"].append(_timed(command, environment, folder))
+        found["again"].append(_timed(command, environment, folder))
         stages = len(list((home / "runs").glob("*/stages/*"))) - 1  # the model was there
         home = _home(folder / "one", model)
-        found["one_process"].append(_timed([sys.executable, "-m", "benchmarks.orchestration", "--home", str(home.resolve())], environment))
+        found["one_process"].append(_timed([sys.executable, "-m", "benchmarks.orchestration", "--home", str(home)], environment, folder))
         say("orchestration " + ", ".join(f"{name} {seconds[-1]:.1f} s" for name, seconds in found.items()))
     middle = {name: median(seconds) for name, seconds in found.items()}
     overhead = middle["run"] - middle["one_process"]
@@ -69,9 +70,9 @@ def _home(place: Path, model: Path) -> Path:
     return place
 
 
-def _timed(command: list[str], environment: dict[str, str]) -> float:
+def _timed(command: list[str], environment: dict[str, str], folder: Path) -> float:
     started = time.perf_counter()
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{(done.stderr or done.stdout)[-3000:]}")
     return time.perf_counter() - started

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -81,7 +82,7 @@ def run(trainer: Any, tokens: list[int], check: Any, before: float = 0.0) -> dic
     trainer.add_callback(trainer.watch)
     trainer.train()
     ends = trainer.watch.ends
-    seconds = [b - a + before / len(tokens) for a, b in zip(ends, ends[1:], strict=False)]
+    seconds = [b - a + before / len(tokens) for a, b in pairwise(ends)]
     norms = [line["grad_norm"] for line in trainer.state.log_history if "grad_norm" in line]
     return {"seconds": seconds[WARM_UP:], "tokens": tokens[WARM_UP:],
             "checks": {"loss": trainer.watch.losses, "grad_norm": norms, "after": check(trainer.model.eval())}}

@@ -20,7 +20,7 @@ def sample(inputs: dict[str, Any], setting: str) -> dict[str, Any]:
                  enable_prefix_caching=True, max_num_seqs=256, disable_log_stats=True)
 
     def generate(prompts: list[list[int]], **options: Any) -> list[tuple[list[int], list[float]]]:
-        asked = SamplingParams(logprobs=0, stop_token_ids=[inputs["eos"]], top_p=1.0, top_k=-1, **options)
+        asked = SamplingParams(logprobs=0, stop_token_ids=[inputs["eos"]], top_p=1.0, top_k=-1, detokenize=False, **options)
         answers = engine.generate([{"prompt_token_ids": tokens} for tokens in prompts], asked, use_tqdm=False)
         return [(list(one.token_ids), [step[token].logprob for step, token in zip(one.logprobs, one.token_ids, strict=True)])
                 for answer in answers for one in answer.outputs]

@@ -45,5 +45,5 @@ WORKS: dict[str, Work] = {work.name: work for work in (
     Work("sample", "sampling 64 prompts × 8 completions with log-probs",
          (Peer("transformers", ("32", "64", "128"), 4.0), Peer("vllm", ("eager", "compiled"), 6.0)), ("prefill_each",)),
     Work("score", "scoring 8 prompts × 8 responses", (Peer("transformers", ("one", "16"), 2.0, 0.3),), ("apart", "full_logits")),
-    Work("score_single", "scoring 32 responses to 32 prompts", (Peer("transformers", ("one", "8"), 2.0, 0.3),), ("full_logits",)),
+    Work("score_single", "scoring 24 responses to 24 prompts", (Peer("transformers", ("one", "8"), 2.0, 0.3),), ("full_logits",)),
 )}
