@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: run test test-slow check install ui clean
+.PHONY: run test test-slow check bench install ui clean
 
 install: $(VENV)/.installed
 
@@ -23,8 +23,12 @@ test-slow: install
 	$(BIN)/python -m pytest -m slow
 
 check: install
-	$(BIN)/ruff check flows tasks components tests
+	$(BIN)/ruff check flows tasks components benchmarks tests
 	$(BIN)/pyright --pythonpath $(BIN)/python
+
+# Ours against TRL, transformers and vLLM on the same work; hours for all of it. BENCH="--model tiny --repeats 1" is a first look.
+bench: install
+	$(BIN)/python -m benchmarks $(BENCH)
 
 ui: install
 	$(BIN)/ratchet ui

@@ -1,0 +1,41 @@
+"""Where peers run: a virtual environment each, made when first asked for, so that none of them touches ours."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+
+from components.errors import SourceError
+
+HERE = Path(__file__).parent
+CONSTRAINED = {"trl"}  # on the same torch and transformers as we are
+BROKEN = {"vllm": ("torchvision", "torchaudio", "torchcodec")}  # built for another torch
+
+
+def python_of(name: str, folder: Path) -> Path:
+    """The interpreter of a peer's environment, made from `requirements-<name>.txt` unless it is there. Raises `SourceError`."""
+    needs = HERE / f"requirements-{name}.txt"
+    constraints = HERE.parent / "infra" / "constraints.txt"
+    place, python = folder / name, folder / name / "bin" / "python"
+    asked = hashlib.sha256(needs.read_bytes() + (constraints.read_bytes() if name in CONSTRAINED else b"")).hexdigest()
+    done = place / "made-from"
+    if done.exists() and done.read_text() == asked:
+        return python
+    print(f"making the environment of {name} in {place} (once; minutes)", flush=True)
+    limits = ["--constraint", str(constraints)] if name in CONSTRAINED else []
+    _run(name, [sys.executable, "-m", "venv", "--clear", str(place)])
+    _run(name, [str(python), "-m", "pip", "install", "--quiet", "--upgrade", "pip"])
+    _run(name, [str(python), "-m", "pip", "install", "--quiet", *limits, "--requirement", str(needs)])
+    if name in BROKEN:
+        _run(name, [str(python), "-m", "pip", "uninstall", "--quiet", "--yes", *BROKEN[name]])
+    done.write_text(asked)
+    return python
+
+
+def _run(name: str, command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise SourceError(f"the environment of {name} could not be made: {' '.join(command[1:])} ended with {done.returncode}:\n"
+                          f"{done.stderr[-2000:]}\nLeave this peer out with --without {name}")

@@ -1,0 +1,110 @@
+"""Inputs written once, as token ids, for every library to read: conversations, pairs, groups, prompts, and the model.
+
+Model and conversations come through the pipeline's own sources: `smollm2` is what the recipe `chat` trains on, `tiny` what
+the recipe `sft` does. A pair is a person's reply against a person's reply to another prompt; a group is a prompt with eight
+answers of the model itself, drawn once here, and rewards that are plain random numbers (the work does not depend on them).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+STEPS = 3
+"""Steps whose inputs are written: a work uses the first `warm-up + timed` of them."""
+RECIPES = {"tiny": ("sft", "test"), "smollm2": ("chat", None)}
+SIZES = {"batch": 8, "prompts_per_step": 4, "completions": 8, "prompts": 64, "max_tokens": 40}
+PROMPT_TOKENS = {"tiny": (4, 160), "smollm2": (48, 96)}
+OPTIMISER = {"learning_rate": 1e-5, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0, "max_grad_norm": 1.0}
+
+
+def make(model: str, home: Path, folder: Path) -> Path:
+    """The inputs file of a model; kept when it is there, of these sizes, and its models still are."""
+    file = folder / f"{model}.json"
+    if file.exists():
+        kept = json.loads(file.read_text())
+        same = len(kept["sft"]) == STEPS and all(kept[name] == value for name, value in {**SIZES, **OPTIMISER}.items())
+        if same and Path(kept["model"]).is_dir() and Path(kept["reward_model"]).is_dir():
+            return file
+    from tasks.pipeline import Pipeline
+
+    recipe, profile = RECIPES[model]
+    pipeline = Pipeline.open(recipe, home=home, profile=profile)
+    for stage in ("model_policy", *[n for n in pipeline.stages if n.startswith("model_") and n != "model_policy"], "raw", "drafts", "curated"):
+        pipeline.make(stage)
+    written = collect(model, pipeline.artifact("model_policy").path, pipeline.artifact("curated").path, folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = file.with_suffix(".partial")
+    partial.write_text(json.dumps(written))
+    partial.replace(file)
+    return file
+
+
+def collect(model: str, policy: Path, curated: Path, folder: Path) -> dict[str, Any]:
+    """Everything the works read. Raises `DataError` when the data are too few."""
+    from components.chat import encode_group, encode_prompt
+    from components.data.groups import read_groups
+    from components.errors import DataError
+    from components.models.load import load_tokenizer, new_reward, save_model
+    from components.types import Group
+
+    tokenizer = load_tokenizer(policy)
+    talks = [done for group in read_groups(curated / "sft.parquet") if (done := encode_group(tokenizer, group, 160)[0]) is not None]
+    shortest, longest = PROMPT_TOKENS[model]
+    asked: list[tuple[list[int], list[int]]] = []  # prompt and a person's reply
+    for group in read_groups(curated / "prompts.parquet"):
+        done, fate = encode_group(tokenizer, group, 400) if len(group.trajectories) == 1 else (None, "dropped")
+        if done is None or fate != "kept":
+            continue
+        tokens = list(done.trajectories[0].inputs["tokens"])
+        prompt = encode_prompt(tokenizer, group.prompt.messages)
+        if shortest <= len(prompt) <= longest and len(tokens) <= longest + 64 and all(done.trajectories[0].mask[len(prompt):]):
+            asked.append((prompt, tokens[len(prompt):]))
+    size, count = SIZES["batch"], SIZES["prompts"]
+    pairs = [{"prompt": prompt, "chosen": reply, "rejected": other} for (prompt, reply), (_, other) in pairwise(asked)
+             if reply != other][: size * STEPS]
+    if len(talks) < (size + 1) * STEPS or len(asked) < count or len(pairs) < size * STEPS:
+        raise DataError(f"{curated}: {len(talks)} conversations, {len(asked)} prompts of {shortest} to {longest} tokens with a reply, {len(pairs)} pairs "
+                        f"of different replies; the benchmarks need {(size + 1) * STEPS}, {count} and {size * STEPS}. Use a recipe with more data")
+
+    def row(group: Group) -> dict[str, Any]:
+        return {"tokens": list(group.trajectories[0].inputs["tokens"]), "mask": [int(m) for m in group.trajectories[0].mask]}
+
+    prompts = [prompt for prompt, _ in asked[:count]]
+    rewards = new_reward(policy, seed=0)
+    save_model(rewards, tokenizer, folder / f"{model}_reward")
+    return {
+        "name": model, "model": str(policy.resolve()), "reward_model": str((folder / f"{model}_reward").resolve()), **SIZES, **OPTIMISER,
+        "beta": 0.1, "pad": tokenizer.pad_token_id, "eos": tokenizer.eos_token_id,
+        "sft": _steps([row(group) for group in talks], size), "pairs": _steps(pairs, size),
+        "groups": _steps(_sampled(policy, prompts[: SIZES["prompts_per_step"] * STEPS]), SIZES["prompts_per_step"]),
+        "asked": prompts, "probe": [row(group) for group in talks[size * STEPS : size * STEPS + 4]],
+    }
+
+
+def _steps(rows: Sequence[Any], size: int) -> list[list[Any]]:
+    return [list(rows[i * size : (i + 1) * size]) for i in range(STEPS)]
+
+
+def _sampled(policy: Path, prompts: Sequence[list[int]]) -> list[dict[str, Any]]:
+    from components.engines.torch import TorchEngine
+    from components.types import Request
+
+    asked = [Request(tokens, count=SIZES["completions"], max_tokens=SIZES["max_tokens"], seed=i) for i, tokens in enumerate(prompts)]
+    dice = random.Random(0)
+    return [{"prompt": list(request.tokens), "completions": [list(s.tokens) for s in samples], "rewards": [dice.random() for _ in samples]}
+            for request, samples in zip(asked, TorchEngine(policy).generate(asked), strict=True)]
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", choices=sorted(RECIPES), required=True)
+    parser.add_argument("--home", type=Path, required=True)
+    parser.add_argument("--folder", type=Path, required=True)
+    given = parser.parse_args()
+    print(make(given.model, given.home, given.folder))

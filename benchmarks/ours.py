@@ -1,0 +1,180 @@
+"""Our side of every work, as a stage would do it: the same learner, engine, pieces and determinism.
+
+Settings other than `default` switch one trick off from outside, to show what it is worth:
+`apart` computes a shared prefix once a row instead of once a group; `full_logits` holds the logits of all positions at
+once; `unpacked` makes a forward pass a unit (row, pair or group) instead of one of many; `prefill_each` reads a prompt once a sample;
+`not_deterministic` lets torch choose algorithms whose results may differ from run to run.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.child import WARM_UP, Clock, main
+from components.advantages.group_norm import group_norm
+from components.engines.torch import TorchEngine
+from components.learners.torch import TorchLearner
+from components.models import forward
+from components.models.attention import PackedPlan
+from components.packing import pack
+from components.scoring.logprobs import logprobs
+from components.trainer import one_step, parts
+from components.types import Context, Group, Prompt, Request, Trajectory
+
+TOKENS = 2048
+"""Packed tokens of one forward pass, as in the profile `cpu`."""
+UPDATES: dict[str, dict[str, Any]] = {
+    "sft": {"name": "likelihood", "reduce": "token_mean"},
+    "reward": {"name": "ranking.bradley_terry", "reduce": "unit_mean"},
+    "dpo": {"name": "preference.dpo", "reduce": "unit_mean"},
+    "grpo": {"name": "clip", "low": 0.2, "high": 0.2, "old": "sampled", "reduce": "row_mean"},
+}
+
+
+def trajectory(prompt: list[int], answer: list[int], mask: list[int] | None = None) -> Trajectory:
+    chosen = [bool(m) for m in mask] if mask else [False] * len(prompt) + [True] * len(answer)
+    return Trajectory((), {"tokens": [*prompt, *answer]}, chosen)
+
+
+def steps_of(work: str, inputs: dict[str, Any]) -> list[list[Group]]:
+    """The groups of each step."""
+    if work == "sft":
+        return [[Group(Prompt(f"{s}.{i}", ()), (trajectory([], r["tokens"], r["mask"]),)) for i, r in enumerate(rows)]
+                for s, rows in enumerate(inputs["sft"])]
+    if work == "grpo":
+        return [[Group(Prompt(f"{s}.{i}", ()), tuple(trajectory(g["prompt"], c) for c in g["completions"]), {"reward.given": g["rewards"]})
+                 for i, g in enumerate(groups)] for s, groups in enumerate(inputs["groups"])]
+    return [[Group(Prompt(f"{s}.{i}", ()), (trajectory(p["prompt"], p["chosen"]), trajectory(p["prompt"], p["rejected"])))
+             for i, p in enumerate(pairs)] for s, pairs in enumerate(inputs["pairs"])]
+
+
+def train(work: str, inputs: dict[str, Any], setting: str) -> dict[str, Any]:
+    """Every step of a work. What a round has done before the learner starts is counted where the peer does it in its step:
+    DPO's reference log-probs are; GRPO's answers with their log-probs are given, as the sampler leaves them.
+    """
+    kind = "reward" if work == "reward" else "policy"
+    path = Path(inputs["reward_model" if kind == "reward" else "model"])
+    steps = steps_of(work, inputs)
+    before, clock = Clock(), Clock()
+    with switched_off(setting):
+        if work == "dpo":
+            engine = TorchEngine(path)
+            for number, groups in enumerate(steps):
+                with before:
+                    columns = logprobs(groups, Context(models={"reference": engine}))
+                    steps[number] = [g.with_columns(**{"logprobs.reference": c}) for g, c in
+                                     zip(groups, columns["logprobs.reference"], strict=True)]
+            del engine
+            gc.collect()
+        learner = TorchLearner(path, kind=kind, learning_rate=inputs["learning_rate"], betas=tuple(inputs["betas"]), eps=inputs["eps"],
+                               weight_decay=inputs["weight_decay"], max_grad_norm=inputs["max_grad_norm"])
+        update = parts([{**UPDATES[work], "weight": 1.0, "label": work, **({"beta": inputs["beta"]} if work == "dpo" else {})}])
+        lines = []
+        for groups in steps:
+            if work == "grpo":
+                groups = as_sampled(learner, groups)
+            with clock:
+                if work == "grpo":
+                    advantages = group_norm(groups, Context(), reward="reward.given", epsilon=1e-4)["advantages"]
+                    groups = [g.with_columns(advantages=a) for g, a in zip(groups, advantages, strict=True)]
+                lines.append(one_step({"policy": learner}, {"policy": update}, groups, tokens=1 if setting == "unpacked" else TOKENS))
+    seconds = [a + b for a, b in zip(clock.seconds, before.seconds or [0.0] * len(steps), strict=True)]
+    return {
+        "seconds": seconds[WARM_UP:], "tokens": [rows_tokens(groups) for groups in steps][WARM_UP:],
+        "checks": {"loss": [line["policy/loss"] for line in lines], "grad_norm": [line["policy/grad_norm"] for line in lines],
+                   "after": after(learner, inputs)},
+    }
+
+
+def rows_tokens(groups: list[Group]) -> int:
+    """Tokens of all rows, prompts included, padding not."""
+    return sum(len(t.mask) for g in groups for t in g.trajectories)
+
+
+def as_sampled(learner: TorchLearner, groups: list[Group]) -> list[Group]:
+    """The answers with the log-probs a sampler with these very weights would have left beside them."""
+    with torch.no_grad():
+        found = learner(pack(groups, unit="group", tokens=1 << 30)[0], frozenset({"logprobs"})).logprobs.tolist()
+    rows = iter(found)
+    return [g.replace([replace(t, logprobs=next(rows)[: len(t.mask)]) for t in g.trajectories]) for g in groups]
+
+
+def after(learner: TorchLearner, inputs: dict[str, Any]) -> list[float]:
+    """What the trained model says of rows it has not seen: a score, or the mean log-prob of the chosen tokens, each."""
+    rows = [Group(Prompt(str(i), ()), (trajectory([], r["tokens"], r["mask"]),)) for i, r in enumerate(inputs["probe"])]
+    batch = pack(rows, unit="row", tokens=1 << 30)[0]
+    with torch.no_grad():
+        if learner.kind == "reward":
+            return learner(batch, frozenset({"scores"})).scores.tolist()
+        return batch.row_mean(learner(batch, frozenset({"logprobs"})).logprobs).tolist()
+
+
+def score(inputs: dict[str, Any], setting: str) -> dict[str, Any]:
+    """Log-probs of given answers: eight answers to each of eight prompts, or (`score_single`) one to each."""
+    groups = [group for step in steps_of("grpo", inputs)[:2] for group in step]
+    return _score(inputs, setting, groups)
+
+
+def score_single(inputs: dict[str, Any], setting: str) -> dict[str, Any]:
+    """Log-probs of given answers to different prompts, where nothing is shared."""
+    return _score(inputs, setting, [g.take([0]) for step in steps_of("dpo", inputs) for g in step])
+
+
+def _score(inputs: dict[str, Any], setting: str, groups: list[Group]) -> dict[str, Any]:
+    engine, clock = TorchEngine(Path(inputs["model"])), Clock()
+    with switched_off(setting):
+        for _ in range(1 + WARM_UP):
+            with clock:
+                found = engine.score(groups, frozenset({"logprobs"}))
+    sums = [sum(steps) for row in found for steps in row["logprobs"]]
+    return {"seconds": clock.seconds[WARM_UP:], "tokens": [rows_tokens(groups)], "checks": {"logprobs": sums}}
+
+
+def sample(inputs: dict[str, Any], setting: str) -> dict[str, Any]:
+    """All completions of all prompts, until each ends by itself or at the limit. Tokens: those drawn, the last included."""
+    engine, clock = TorchEngine(Path(inputs["model"])), Clock()
+    count, most = inputs["completions"], inputs["max_tokens"]
+    greedy = [Request(tokens, max_tokens=16, temperature=0.0) for tokens in inputs["asked"][:4]]
+    checked = [samples[0] for samples in engine.generate(greedy)]
+    asked = [Request(tokens, count=count, max_tokens=most, seed=i) for i, tokens in enumerate(inputs["asked"])]
+    if setting == "prefill_each":
+        asked = [replace(request, count=1, seed=request.seed * count + n) for request in asked for n in range(count)]
+    with switched_off(setting), clock:
+        answers = engine.generate(asked)
+    return {"seconds": clock.seconds, "tokens": [sum(len(s.tokens) for samples in answers for s in samples)],
+            "checks": {"greedy_tokens": [t for s in checked for t in s.tokens], "greedy_logprobs": [p for s in checked for p in s.logprobs]}}
+
+
+@contextmanager
+def switched_off(setting: str) -> Iterator[None]:
+    """One trick of ours replaced by what it saves."""
+    kept = forward.PackedPlan, forward.chosen_logprobs
+    torch.use_deterministic_algorithms(setting != "not_deterministic")
+    if setting == "apart":
+        forward.PackedPlan = lambda rows, siblings: PackedPlan(rows, list(range(len(rows))))
+    if setting == "full_logits":
+        forward.chosen_logprobs = full_logprobs
+    try:
+        yield
+    finally:
+        forward.PackedPlan, forward.chosen_logprobs = kept
+
+
+def full_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, *, bias: Tensor | None = None, **rest: Any) -> tuple[Tensor, None]:
+    """The log-probs of `targets` (N,) from all logits (N, V) at once, by torch's own gradients."""
+    return torch.nn.functional.linear(hidden, weight, bias).log_softmax(-1).gather(1, targets[:, None])[:, 0], None
+
+
+WORKS = {**{work: lambda inputs, setting, work=work: train(work, inputs, setting) for work in UPDATES},
+         "score": score, "score_single": score_single, "sample": sample}
+
+if __name__ == "__main__":
+    main(WORKS, ("torch", "transformers"))

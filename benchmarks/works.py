@@ -1,0 +1,49 @@
+"""The works that are compared, with whom, and what we want to reach."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Another library doing a work. The fastest of `settings` whose numbers agree is what we are held against."""
+
+    name: str
+    settings: tuple[str, ...]
+    speed: float | None = None
+    memory: float | None = None
+
+    @property
+    def module(self) -> str:
+        return f"benchmarks.peer_{self.name}"
+
+
+@dataclass(frozen=True)
+class Work:
+    """`tricks` are settings of ours that switch one trick off; `loose` gives a check its own tolerance."""
+
+    name: str
+    about: str
+    peers: tuple[Peer, ...]
+    tricks: tuple[str, ...] = ()
+    loose: Mapping[str, float] = field(default_factory=dict)
+
+
+TRAINING = {"grad_norm": 1e-3}  # sums over 135 M squares in different orders
+
+WORKS: dict[str, Work] = {work.name: work for work in (
+    Work("sft", "SFT step, 8 conversations",
+         (Peer("trl", ("padded", "padding_free", "packed"), 2.0, 0.6), Peer("transformers", ("default",))),
+         ("full_logits", "unpacked", "not_deterministic"), TRAINING),
+    Work("reward", "reward-model step, 8 pairs", (Peer("trl", ("padded",), 2.0, 0.6),), ("apart", "unpacked", "not_deterministic"), TRAINING),
+    Work("dpo", "DPO step, 8 pairs, reference included", (Peer("trl", ("in_step", "precomputed"), 4.0, 0.4),),
+         ("apart", "full_logits", "unpacked", "not_deterministic"), TRAINING),
+    Work("grpo", "GRPO update, 4 prompts × 8 completions (given)", (Peer("trl", ("8", "16"), 4.0, 0.6),),
+         ("apart", "full_logits", "unpacked", "not_deterministic"), TRAINING),
+    Work("sample", "sampling 64 prompts × 8 completions with log-probs",
+         (Peer("transformers", ("32", "64", "128"), 4.0), Peer("vllm", ("eager", "compiled"), 6.0)), ("prefill_each",)),
+    Work("score", "scoring 8 prompts × 8 responses", (Peer("transformers", ("one", "16"), 2.0, 0.3),), ("apart", "full_logits")),
+    Work("score_single", "scoring 24 responses to 24 prompts", (Peer("transformers", ("one", "8"), 2.0, 0.3),), ("full_logits",)),
+)}

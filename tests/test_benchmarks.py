@@ -1,0 +1,135 @@
+"""The benchmark harness: both sides do the same work, a wrong one is found out, ratios are of neighbouring runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import growth, ours, report
+from benchmarks.compare import Result, agrees, child, compare, disagreements, runner
+from benchmarks.inputs import collect
+from benchmarks.works import TRAINING, Peer, Work
+from components.data.groups import write_groups
+from components.models.tiny import conversation
+from components.types import Group, Prompt, Trajectory
+
+
+@pytest.fixture(scope="module")
+def inputs(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The works' inputs on small talk of the tiny model's kind."""
+    folder, dice = tmp_path_factory.mktemp("inputs"), random.Random(7)
+    talks, asked = [], []
+    for number in range(200):
+        messages = conversation(dice)
+        first = next(i for i, m in enumerate(messages) if m["role"] == "assistant")
+        prompt = Prompt(str(number), tuple(messages[:first]))
+        talks.append(Group(prompt, (Trajectory(tuple(messages[first:])),)))
+        asked.append(Group(prompt, (Trajectory((messages[first],)),)))
+    write_groups(folder / "sft.parquet", talks)
+    write_groups(folder / "prompts.parquet", asked)
+    found = collect("tiny", tiny_model, folder, folder)
+    (folder / "tiny.json").write_text(json.dumps(found))
+    return {**found, "file": str(folder / "tiny.json")}
+
+
+@pytest.fixture
+def transformers_alone() -> dict[str, Any]:
+    from benchmarks import peer_transformers
+
+    return peer_transformers.WORKS
+
+
+@pytest.mark.parametrize(("work", "setting"), [("sft", "default"), ("score", "16"), ("score_single", "one")])
+def test_transformers_alone_finds_the_same_numbers(work: str, setting: str, inputs: dict[str, Any], transformers_alone: dict[str, Any]) -> None:
+    mine, theirs = ours.WORKS[work](inputs, "default"), transformers_alone[work](inputs, setting)
+    assert agrees(mine, theirs, TRAINING), disagreements(mine, theirs, TRAINING)
+    assert mine["tokens"] == theirs["tokens"] and len(mine["seconds"]) == len(mine["tokens"])
+
+
+def test_greedy_answers_are_the_same(inputs: dict[str, Any], transformers_alone: dict[str, Any]) -> None:
+    few = {**inputs, "asked": inputs["asked"][:8]}
+    mine, theirs = ours.WORKS["sample"](few, "default"), transformers_alone["sample"](few, "64")
+    assert agrees(mine, theirs, {}), disagreements(mine, theirs, {})
+    assert mine["checks"]["greedy_tokens"] and mine["tokens"][0] > 64
+
+
+@pytest.mark.parametrize("wrong", [{"learning_rate": 5e-5}, {"max_grad_norm": 1e-4}, {"weight_decay": 10.0}])
+def test_another_update_is_found_out(wrong: dict[str, float], inputs: dict[str, Any], transformers_alone: dict[str, Any]) -> None:
+    mine, theirs = ours.WORKS["sft"](inputs, "default"), transformers_alone["sft"]({**inputs, **wrong}, "default")
+    assert not agrees(mine, theirs, TRAINING)
+
+
+@pytest.mark.parametrize("work", ["dpo", "grpo", "reward"])
+@pytest.mark.parametrize("setting", ["apart", "full_logits", "unpacked"])
+def test_switching_a_trick_off_changes_only_the_time(work: str, setting: str, inputs: dict[str, Any]) -> None:
+    few = {**inputs, "pairs": inputs["pairs"][:2], "groups": inputs["groups"][:2]}
+    assert agrees(ours.WORKS[work](few, "default"), ours.WORKS[work](few, setting), TRAINING)
+
+
+def test_a_trick_is_back_after_its_measurement(inputs: dict[str, Any]) -> None:
+    from components.models import forward
+
+    before = forward.PackedPlan, forward.chosen_logprobs
+    with ours.switched_off("apart"):
+        assert forward.PackedPlan is not before[0]
+    assert (forward.PackedPlan, forward.chosen_logprobs) == before
+
+
+def test_a_process_of_its_own_reports_its_own_peak(inputs: dict[str, Any]) -> None:
+    found = runner({}, Path(inputs["file"]), 1)("transformers", "score_single", "8")
+    assert found["peak_mib"] > 100 and found["threads"] == 1 and set(found["versions"]) == {"torch", "transformers"}
+
+
+def test_a_process_that_fails_says_why() -> None:
+    assert "no such thing" in child([sys.executable, "-c", "raise SystemExit('no such thing')"], os.environ)["error"]
+
+
+def made(seconds: float, loss: float, peak: float) -> Result:
+    return {"seconds": [seconds], "tokens": [100], "checks": {"loss": [loss]}, "peak_mib": peak}
+
+
+def test_the_best_setting_that_agrees_is_the_one_compared_with() -> None:
+    asked: list[tuple[str, str]] = []
+    answers = {("ours", "default"): [made(1.0, 2.0, 300), made(2.0, 2.0, 330)],
+               ("trl", "slow"): [made(4.0, 2.0, 600), made(6.0, 2.00001, 600)],
+               ("trl", "slower"): [made(5.0, 2.0, 500)], ("trl", "wrong"): [made(0.5, 2.1, 100)]}
+
+    def measure(side: str, work: str, setting: str) -> Result:
+        asked.append((side, setting))
+        return answers[side, setting].pop(0)
+
+    rows, kept = compare(Work("sft", "a step", ()), [Peer("trl", ("slow", "slower", "wrong"), 3.0, 0.6)], measure, repeats=2, say=lambda line: None)
+    assert asked == [("ours", "default"), ("trl", "slow"), ("trl", "slower"), ("trl", "wrong"), ("ours", "default"), ("trl", "slow")]
+    (row,) = rows
+    assert (row.setting, row.speed, row.speed_low, row.speed_high) == ("slow", 3.5, 3.0, 4.0)
+    assert row.memory == pytest.approx((300 / 600 + 330 / 600) / 2) and row.verdict == "reached" and len(kept) == 6
+
+
+def test_a_comparison_that_disagrees_is_no_result(tmp_path: Path) -> None:
+    def measure(side: str, work: str, setting: str) -> Result:
+        return made(1.0, 2.0, 300) if side == "ours" else made(9.0, 2.001, 900)
+
+    rows, kept = compare(Work("sft", "a step", ()), [Peer("trl", ("padded",), 2.0, 0.6)], measure, repeats=1, say=lambda line: None)
+    report.write(tmp_path, "peers", rows, kept, "here")
+    text = (tmp_path / "peers.md").read_text()
+    assert rows[0].verdict == "invalid" and "9.00" not in text and "loss 5e-04 > 1e-04" in text
+    assert (tmp_path / "peers.png").stat().st_size > 0 and (tmp_path / "peers.csv").read_text().count("\n") == 2
+
+
+@pytest.mark.parametrize(("a", "b"), [([1.0, 2.0], [1.0]), ([], []), ([float("nan")], [float("nan")]), ([0.0], [2e-4])])
+def test_missing_and_undefined_numbers_never_agree(a: list[float], b: list[float]) -> None:
+    assert not agrees({"tokens": [1], "checks": {"loss": a}}, {"tokens": [1], "checks": {"loss": b}}, {})
+
+
+def test_growth_varies_one_thing_at_a_time() -> None:
+    points = growth.points("smollm2")
+    assert {p["axis"] for p in points} == {"tokens a row", "rows a step", "completions a prompt", "million parameters"}
+    point = next(p for p in points if p["axis"] == "completions a prompt" and p["work"] == "group" and p["value"] == 4)
+    found = growth.group({**point, "size": "1M", "length": 16, "learning_rate": 1e-5}, "default")
+    assert found["tokens"] == [16 * 16] * 2 and len(found["seconds"]) == 2
