@@ -30,6 +30,8 @@ from components.errors import ContractError, ServiceError
 TRIES = 5
 """How often one row is asked again when its answer was lost or came from other weights."""
 
+OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # an engine is never behind a web proxy
+
 BORN = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGTERM)
@@ -107,7 +109,7 @@ class Server:
             return f"it answered with weights {versions}, not {self.weights}"
         if choice["finish_reason"] not in ("stop", "length"):
             return f"it ended with {choice['finish_reason']!r}"
-        given = [0.0 if at is None else next(iter(at.values()))["logprob"] for at in said["prompt_logprobs"] or ()]
+        given = [0.0 if at is None else at[str(token)]["logprob"] for token, at in zip(row, said["prompt_logprobs"] or (), strict=False)]
         steps = (choice["logprobs"] or {}).get("content") or ()
         return Answer(tuple(choice["token_ids"]), tuple(step["logprob"] for step in steps), tuple(given))
 
@@ -140,8 +142,8 @@ class Server:
     def _refresh(self) -> None:
         """The weights of `path` in place, between requests; nothing computed with earlier ones is kept."""
         try:
-            if self._get("/weight_info")["weight_version"] == self.weights:
-                return
+            if self._get("/weight_info")["weight_version"] == self.weights and not self._get("/is_paused")["is_paused"]:
+                return  # one that is paused lost its worker before the end of this
             self._post("/pause?mode=wait", {})
             try:
                 self._post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(self.path)}})
@@ -185,7 +187,7 @@ class Server:
     def _call(self, request: urllib.request.Request) -> Any:
         """The JSON reply. `Lost` for what may pass, `FileNotFoundError` for 404, `ServiceError` for what will not pass."""
         try:
-            with urllib.request.urlopen(request, timeout=self.options["wait_seconds"]) as reply:
+            with OPENER.open(request, timeout=self.options["wait_seconds"]) as reply:
                 body = reply.read()
         except urllib.error.HTTPError as error:
             said = error.read().decode(errors="replace")[:500]

@@ -124,7 +124,8 @@ def parameters(request: Request, number: int, stops: Sequence[int]) -> dict[str,
 
     seed = int(numpy.random.SeedSequence([request.seed, number]).generate_state(1)[0]) >> 1
     return {"temperature": request.temperature, "top_p": request.top_p, "top_k": request.top_k, "seed": seed, "logprobs": 0,
-            "max_tokens": request.max_tokens, "stop_token_ids": list(stops), "detokenize": False}
+            "max_tokens": request.max_tokens, "stop_token_ids": list(stops), "detokenize": False,
+            "min_p": 0.0, "repetition_penalty": 1.0}  # said, or a server would take the model's generation_config for them
 
 
 def engine_arguments(options: Mapping[str, Any], rows: int) -> dict[str, Any]:

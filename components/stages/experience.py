@@ -12,6 +12,7 @@ from components.evaluation.certificate import require
 from components.evaluation.gold import GoldJudge
 from components.evaluation.health import check
 from components.loop import annotate_groups, panel, pieces, select_groups
+from components.models.value import FILE as VALUE_HEAD
 from components.piece import build
 from components.protocols import Engine
 from components.run import Job
@@ -111,7 +112,7 @@ def engine(job: Job, name: str) -> Engine:
     if name.startswith("judge"):
         require(artifact.meta.get("certificate"))
         return engine_of(profile, artifact.path, "reward")
-    kind = "policy_with_value" if (artifact.path / "value_head.safetensors").exists() else "policy"
+    kind = "policy_with_value" if (artifact.path / VALUE_HEAD).exists() else "policy"
     return engine_of(profile, artifact.path, kind)
 
 

@@ -5,6 +5,7 @@ the torch engine on a small random model: in this process where vllm is importab
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import os
@@ -21,16 +22,21 @@ from typing import Any
 import pytest
 import torch
 
+from components.correction import corrected
 from components.engines.choose import Split, engine_of, ready, sampler
 from components.engines.server import Server
 from components.engines.torch import TorchEngine
 from components.engines.vllm import Answer, VllmEngine, check_lengths, parameters
 from components.errors import ContractError, ServiceError
-from components.models.load import load_policy, load_tokenizer, new_reward, save_model
+from components.models.load import load_model, load_policy, load_tokenizer, new_reward, save_model
 from components.models.tiny import train_tiny
-from components.recipe import plain
+from components.models.value import FILE as VALUE_HEAD
+from components.plan import plan
+from components.recipe import load, plain
+from components.run import Job
 from components.schema import Profile, Vllm
-from components.types import Group, Prompt, Request, Trajectory
+from components.store import Workspace
+from components.types import Artifact, Group, Prompt, Request, Trajectory
 
 HERE = importlib.util.find_spec("vllm") is not None
 PYTHON = os.environ.get("RATCHET_VLLM_PYTHON", sys.executable if HERE else "")
@@ -47,7 +53,7 @@ def profile(**options: Any) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("tiny")
-    train_tiny(path, steps=12, hidden=64, layers=2, batch=16)
+    train_tiny(path, steps=2, hidden=64, layers=2, batch=8)
     return path
 
 
@@ -135,6 +141,12 @@ def test_vllm_is_not_asked_for_what_it_cannot_do(tiny: Path, tmp_path: Path) -> 
     check_lengths([[1] * 500], [{"max_tokens": 12}], 512)
 
 
+def test_a_value_head_is_nothing_vllm_would_read(tiny: Path, tmp_path: Path) -> None:
+    save_model(load_model(tiny, "policy_with_value"), load_tokenizer(tiny), tmp_path)
+    assert [file.name for file in tmp_path.glob("*.safetensors")] == ["model.safetensors"]
+    assert (tmp_path / VALUE_HEAD).is_file() and VllmEngine(tmp_path, Echo()).weights == VllmEngine(tiny, Echo()).weights
+
+
 def test_samples_come_back_in_order_with_their_stop(tiny: Path) -> None:
     backend = Echo()
     engine = VllmEngine(tiny, backend)
@@ -160,7 +172,8 @@ class Stand(BaseHTTPRequestHandler):
     """As much of vLLM's HTTP as the client uses: it says the prompt's length, under the weights it was last given."""
 
     def do_GET(self) -> None:
-        self._reply({"weight_version": self.server.weights} if self.path == "/weight_info" else {})  # type: ignore[attr-defined]
+        state: Any = self.server
+        self._reply({"/weight_info": {"weight_version": state.weights}, "/is_paused": {"is_paused": state.paused}}.get(self.path, {}))
 
     def do_POST(self) -> None:
         state: Any = self.server
@@ -168,6 +181,7 @@ class Stand(BaseHTTPRequestHandler):
         state.calls.append(self.path)
         if self.path == "/collective_rpc" and state.frozen:
             return self._reply({"detail": "Not Found"}, 404)
+        state.paused = self.path.startswith("/pause") or (state.paused and self.path != "/resume")
         if self.path == "/update_weight_version":
             state.weights = body["new_version"]
         if self.path == "/inference/v1/generate":
@@ -198,7 +212,7 @@ class Stand(BaseHTTPRequestHandler):
 @pytest.fixture
 def stand() -> Iterator[Any]:
     server: Any = ThreadingHTTPServer(("127.0.0.1", 0), Stand)
-    server.weights, server.troubles, server.calls, server.frozen = "default", [], [], False
+    server.weights, server.troubles, server.calls, server.frozen, server.paused = "default", [], [], False, False
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield server
     server.shutdown()
@@ -222,6 +236,9 @@ def test_weights_are_sent_once_and_every_answer_says_which_gave_it(stand: Any, t
     assert [c for c in stand.calls if "generate" not in c] == refresh
     client(stand, tiny).answer(ROWS, ASKED)
     assert stand.calls.count("/collective_rpc") == 1, "a second worker finds the weights there"
+    stand.paused = True
+    client(stand, tiny).answer(ROWS, ASKED)
+    assert not stand.paused, "a server whose worker died while it refreshed is woken"
 
 
 @pytest.mark.parametrize(("troubles", "refreshes"), [(["drop"], 1), ([503, "drop"], 1), (["restart"], 2), ([500], 1)])
@@ -373,6 +390,33 @@ def test_new_weights_change_the_answers_in_place(engine: VllmEngine, tiny: Path,
         found.append((answers, (backend.url, backend.child and backend.child.pid) if isinstance(backend, Server) else id(backend.llm)))
     assert found[0] == found[2] and found[0][0] != found[1][0], "other weights, other answers; the first ones again, the first answers"
     assert len({running for _, running in found}) == 1, "the engine was never built again"
+
+
+@pytest.mark.slow
+def test_on_policy_steps_learn_from_what_vllm_sampled(tiny: Path, tmp_path: Path) -> None:
+    """Two steps at a rate that moves the policy: were vLLM left with the first weights, the weights of step 2 would show it."""
+    options = where("server")
+    from components.data.groups import write_groups
+    from components.stages.improve import improve
+
+    hardware = Profile(**{**options, "vllm": Vllm(**options["vllm"])})
+    recipe, _ = load("rlvr_grpo", overrides=[
+        "online.rounds=2", "online.prompts_per_round=2", "online.rollout.responses_per_prompt=4", "online.select=[]", "online.fit.learning_rate=0.01",
+        "online.fit.updates={policy: [{name: clip, old: sampled}, {name: entropy, weight: 1.0}]}"])
+    stage = plan(corrected(recipe, hardware), hardware)["improve"]
+    (tmp_path / "data").mkdir()
+    (tmp_path / "work" / "product").mkdir(parents=True)
+    (tmp_path / "work" / "progress").mkdir()
+    write_groups(tmp_path / "data" / "prompts.parquet",
+                 [Group(Prompt(str(i), ({"role": "user", "content": f"{i} + 1 ="},), answer=str(i + 1)), ()) for i in range(4)])
+    inputs = {name: Artifact("weights", tiny, "a") for name in ("policy", "reference")} | {"data": Artifact("data", tmp_path / "data", "b")}
+    before = family(os.getpid())
+    improve(Job(stage.options, inputs, Workspace(tmp_path / "work")))
+    steps = [json.loads(line)["metrics"] for line in (tmp_path / "work" / "product" / "metrics.jsonl").read_text().splitlines()]
+    assert [step["policy/clip/importance"] for step in steps] == pytest.approx([1.0, 1.0], abs=1e-4)
+    assert abs(steps[0]["policy/entropy/entropy"] - steps[1]["policy/entropy/entropy"]) > 0.01, "the policy moved"
+    gc.collect()
+    assert not alive(family(os.getpid()) - before), "the stage left its server behind"
 
 
 def family(pid: int) -> set[int]:
