@@ -73,6 +73,10 @@ def _check_fit(fit: Fit, have: set[str], where: str, *, untrained: bool = False)
             description = describe("objective", spec["name"])
             at = f"{where}.updates.{role}"
             _check_reads(description.columns("reads", spec), have, spec["name"], at)
+            if "times" in spec:
+                _check_reads(frozenset({spec["times"]}), have, f"{spec['name']}.times", at)
+                if description.unit not in ("step", "row"):
+                    raise RecipeError(f"{at}: {spec['name']!r} has a term a {description.unit}, and `times` multiplies steps or rows")
             problem = legal(spec["reduce"], description.unit)
             if problem:
                 raise RecipeError(f"{at}: {spec['name']!r}: {problem}")

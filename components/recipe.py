@@ -16,11 +16,12 @@ from typing import Any, Literal
 import yaml
 
 from components.check import check
+from components.correction import corrected, corrected_again
 from components.errors import RecipeError, nearest
 from components.piece import describe, resolve
 from components.schema import SCHEMA, Online, Profile, Recipe, Spec
 
-OBJECTIVE_KEYS = ("weight", "reduce", "label")
+OBJECTIVE_KEYS = ("weight", "reduce", "label", "times")
 
 
 def folder() -> Path:
@@ -55,8 +56,10 @@ def load(recipe: str | Path, *, overrides: Sequence[str] = (), profile: str | No
         raise RecipeError(f"{path.name}: schema {raw.get('schema')!r} is not {SCHEMA}, the one this version reads; "
                           f"write `schema: {SCHEMA}` once its keys are checked against the bases")
     resolved = _resolved(typing.cast(Recipe, conform(Recipe, raw, "")))
+    hardware = load_profile(resolved.profile)
+    resolved = corrected(resolved, hardware)
     check(resolved, _changed_rounds(resolved.online) if resolved.online else {})
-    return resolved, load_profile(resolved.profile)
+    return resolved, hardware
 
 
 def load_profile(name: str) -> Profile:
@@ -220,7 +223,7 @@ def for_round(online: Online, number: int) -> Online:
         return online
     where = f"online.by_round.{number}"
     merged = typing.cast(Online, conform(Online, merge(plain(online), change), where))
-    return _resolved_section(merged, where)
+    return corrected_again(_resolved_section(merged, where), online)
 
 
 def _changed_rounds(online: Online) -> dict[str, Online]:

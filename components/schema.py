@@ -142,6 +142,24 @@ class Register:
 
 
 @dataclass(frozen=True)
+class Vllm:
+    """Where vLLM runs and with what. In the stage's own process by default; in one of its own that Ratchet starts from the
+    environment of `python`; or at `server`, somebody's `vllm serve` that sees the run's directory. `cache_gb` is its key-value
+    cache (null: vLLM's own choice, nearly all of a GPU), `eager` leaves graphs and compilation out, `importance_cap` bounds the
+    weights of the off-policy correction (null: none; see components/correction.py)."""
+
+    server: str | None = None
+    python: str | None = None
+    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    max_model_len: int = 2048
+    cache_gb: float | None = None
+    tensor_parallel: int = 1
+    eager: bool = False
+    wait_seconds: float = 600.0
+    importance_cap: float | None = 2.0
+
+
+@dataclass(frozen=True)
 class Profile:
     """Hardware and sizes; never the method."""
 
@@ -153,6 +171,7 @@ class Profile:
     sampler_rows: int = 64
     gradient_checkpointing: bool = False
     launch: Literal["child", "inline"] = "child"
+    vllm: Vllm = field(default_factory=Vllm)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from components.protocols import Knob, Learner, Memory
 
-OWN = ("weight", "reduce", "label")
+OWN = ("weight", "reduce", "label", "times")
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,11 @@ class Part:
     unit: str
     asks: frozenset[str]
     knobs: Mapping[str, Knob] = field(default_factory=dict)
+    times: str | None = None
 
     def __call__(self, out: Any, batch: Batch) -> Terms:
-        return self.objective(out, batch, **{name: knob.value() for name, knob in self.knobs.items()})
+        terms = self.objective(out, batch, **{name: knob.value() for name, knob in self.knobs.items()})
+        return terms if self.times is None else terms.times(self.times, batch[self.times])
 
     def memories(self) -> dict[str, Knob]:
         own = {} if isinstance(self.weight, (int, float)) else {"weight": self.weight}
@@ -62,7 +64,7 @@ def parts(specs: Sequence[Mapping[str, Any]]) -> list[Part]:
         built.append(Part(
             label=spec["label"], objective=build("objective", fixed), reduce=spec["reduce"],
             weight=build("knob", weight) if isinstance(weight, Mapping) else float(weight),
-            unit=description.unit, asks=description.asks, knobs=knobs,
+            unit=description.unit, asks=description.asks, knobs=knobs, times=spec.get("times"),
         ))
     return built
 

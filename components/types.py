@@ -180,6 +180,14 @@ class Terms:
     loss: Tensor
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
 
+    def times(self, name: str, column: Tensor) -> Terms:
+        """The terms multiplied by a column of weights, (B,T) or (B,), which becomes a metric of that name."""
+        spread = column[:, None] if self.loss.dim() > column.dim() else column
+        if spread.dim() != self.loss.dim():
+            raise ValueError(f"terms of shape {tuple(self.loss.shape)} cannot be multiplied by {name!r} of shape {tuple(column.shape)}: "
+                             "a column of steps is for an objective with a term a step")
+        return Terms(self.loss * spread, {**self.metrics, name: column})
+
 
 @dataclass(frozen=True, slots=True)
 class Artifact:

@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-FILE = "value_head.safetensors"
+FILE = "value_head.st"
+"""A safetensors file under a name of its own: vLLM takes every *.safetensors of a directory for the model's."""
 
 
 class PolicyWithValue(nn.Module):
@@ -39,7 +40,7 @@ def load_value_head(path: Path, hidden: int) -> nn.Linear:
 
 
 def save_value_head(head: nn.Module, path: Path) -> None:
-    """Writes `value_head.safetensors` with `weight` (1, hidden) and `bias` (1,)."""
+    """Writes the head's safetensors with `weight` (1, hidden) and `bias` (1,)."""
     from safetensors.torch import save_file
 
     state: dict[str, torch.Tensor] = {name: p.detach().cpu().contiguous() for name, p in head.state_dict().items()}

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from components.data.groups import read_groups, write_groups
-from components.engines.torch import TorchEngine
+from components.engines.choose import engine_of
 from components.evaluation.answers import answer_rates
 from components.evaluation.bootstrap import mean_interval
 from components.evaluation.diversity import cosine_spread, distinct_n, distinct_n_ratio, self_bleu
@@ -18,6 +18,7 @@ from components.evaluation.kl import sequence_kl
 from components.evaluation.report import write_report
 from components.evaluation.win_rate import compare
 from components.piece import build
+from components.protocols import Engine
 from components.run import Job
 from components.stages.experience import context_of
 from components.stages.improve import Overlay
@@ -44,8 +45,12 @@ def evaluate(job: Job) -> dict[str, Any]:
     scores: dict[str, dict[str, Ragged]] = {}
     human: dict[str, Ragged] = {}
     masks: list[list[bool]] = []
+    engine: Any = None
     for arm in arms:
-        engine = TorchEngine(job.path(arm), rows=options["profile"]["sampler_rows"], threads=options["profile"]["threads"])
+        if engine is None:
+            engine = engine_of(options["profile"], job.path(arm))
+        else:
+            engine.load(job.path(arm))
         answers[arm] = sample(engine, held_out, options)
         write_groups(job.work.product / f"answers_{arm}.parquet", answers[arm])
         numbers[arm] = describe_answers(answers[arm], encoder)
@@ -83,7 +88,7 @@ def evaluate(job: Job) -> dict[str, Any]:
             "passed": results["verdict"]["passed"]}
 
 
-def sample(engine: TorchEngine, held_out: Sequence[Group], options: Mapping[str, Any]) -> list[Group]:
+def sample(engine: Engine, held_out: Sequence[Group], options: Mapping[str, Any]) -> list[Group]:
     """Answers to the held-out prompts; the same seed a prompt for every arm."""
     spec = {"name": "sample", "responses_per_prompt": options["responses_per_prompt"], "max_tokens": options["max_tokens"],
             "temperature": options["temperature"]}
@@ -104,7 +109,7 @@ def describe_answers(groups: Sequence[Group], encoder: Encoder | None) -> dict[s
     return found
 
 
-def human_logprobs(engine: TorchEngine, held_out: Sequence[Group]) -> tuple[Ragged, list[list[bool]]]:
+def human_logprobs(engine: Engine, held_out: Sequence[Group]) -> tuple[Ragged, list[list[bool]]]:
     """Log-probs and masks of people's replies to the held-out prompts: the alignment tax is how much harder they become."""
     encoded = [engine.encode(g) for g in held_out if g.trajectories]
     rows = engine.score(encoded, frozenset({"logprobs"}))
@@ -112,7 +117,7 @@ def human_logprobs(engine: TorchEngine, held_out: Sequence[Group]) -> tuple[Ragg
 
 
 def scores_of(groups: Sequence[Group], options: Mapping[str, Any], context: Context, judge: GoldJudge | None,
-              engine: TorchEngine) -> dict[str, Ragged]:
+              engine: Engine) -> dict[str, Ragged]:
     """Per prompt and response, every score: gold judge, reward models, the recipe's own metrics.
 
     An answer that a score does not apply to (an empty one, say) counts as the worst one of its arm, never as 0.

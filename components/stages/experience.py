@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from components.data.groups import read_groups, write_groups
-from components.engines.torch import TorchEngine
+from components.engines.choose import engine_of
 from components.errors import DataError, HealthError
 from components.evaluation.certificate import require
 from components.evaluation.gold import GoldJudge
 from components.evaluation.health import check
 from components.loop import annotate_groups, panel, pieces, select_groups
+from components.models.value import FILE as VALUE_HEAD
 from components.piece import build
+from components.protocols import Engine
 from components.run import Job
 from components.types import Context
 
@@ -90,9 +92,9 @@ class Engines(Mapping[str, Any]):
 
     def __init__(self, jobs: Mapping[str, Job]) -> None:
         self._jobs = dict(jobs)
-        self._loaded: dict[str, TorchEngine] = {}
+        self._loaded: dict[str, Engine] = {}
 
-    def __getitem__(self, name: str) -> TorchEngine:
+    def __getitem__(self, name: str) -> Engine:
         if name not in self._loaded:
             self._loaded[name] = engine(self._jobs[name], name)
         return self._loaded[name]
@@ -104,13 +106,13 @@ class Engines(Mapping[str, Any]):
         return len(self._jobs)
 
 
-def engine(job: Job, name: str) -> TorchEngine:
+def engine(job: Job, name: str) -> Engine:
     """The engine of a model input; a reward model without a passed certificate is refused."""
     profile, artifact = job.options["profile"], job.inputs[name]
     if name.startswith("judge"):
         require(artifact.meta.get("certificate"))
-        return TorchEngine(artifact.path, rows=profile["sampler_rows"], kind="reward", threads=profile["threads"])
-    kind = "policy_with_value" if (artifact.path / "value_head.safetensors").exists() else "policy"
-    return TorchEngine(artifact.path, rows=profile["sampler_rows"], kind=kind, threads=profile["threads"])
+        return engine_of(profile, artifact.path, "reward")
+    kind = "policy_with_value" if (artifact.path / VALUE_HEAD).exists() else "policy"
+    return engine_of(profile, artifact.path, kind)
 
 

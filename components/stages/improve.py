@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, final
 
 from components.data.groups import read_groups, write_groups
-from components.engines.torch import TorchEngine
+from components.engines.choose import engine_of
 from components.errors import DataError
 from components.loop import annotate_groups, panel, pieces, remembering, select_groups
 from components.packing import order
@@ -40,7 +40,7 @@ def improve(job: Job) -> dict[str, Any]:
                                                      annotate=annotate, select=select, prepare=prepare)}
     reference = None
     if options["reference"] != "initial":
-        start = TorchEngine(job.path("reference"), rows=profile["sampler_rows"], kind=kind, threads=profile["threads"])
+        start = engine_of({**profile, "engine": "torch"}, job.path("reference"), kind)  # an anchor moves its weights in memory
         reference = remembered["reference"] = Reference(start, build("anchor", options["reference"]))
     state: dict[str, Any] = {"step": 0, "updates": 0}
     checkpoint = latest(job.work.progress)
@@ -50,7 +50,7 @@ def improve(job: Job) -> dict[str, Any]:
     models = context_of(job).models
     current = job.work.progress / "current"
     learner.save(current)
-    engine = TorchEngine(current, rows=profile["sampler_rows"], kind=kind, threads=profile["threads"])
+    engine = engine_of(profile, current, kind)
     live = {"policy": engine, **({"reference": reference.engine} if reference else {})}
     chosen: list[Group] = []
     while state["step"] < options["rounds"]:
@@ -97,10 +97,10 @@ def improve(job: Job) -> dict[str, Any]:
 class Reference:
     """A reference that moves: after each update it is what the anchor makes of it and of the policy."""
 
-    def __init__(self, engine: TorchEngine, anchor: Callable[..., Mapping[str, Any]]) -> None:
+    def __init__(self, engine: Any, anchor: Callable[..., Mapping[str, Any]]) -> None:
         self.engine, self.anchor = engine, anchor
 
-    def follow(self, policy: TorchEngine) -> None:
+    def follow(self, policy: Any) -> None:
         self.engine.model.load_state_dict(self.anchor(self.engine.model.state_dict(), policy.model.state_dict()))
 
     def state(self) -> dict[str, Any]:

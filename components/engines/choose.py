@@ -1,0 +1,116 @@
+"""Which engine answers: the one place where `profile.engine` is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, final
+
+from components.types import Group, Message, Request, Sample
+
+if TYPE_CHECKING:
+    from components.engines.torch import TorchEngine
+    from components.engines.vllm import VllmEngine
+
+Kind = Literal["policy", "policy_with_value", "reward"]
+
+
+def engine_of(profile: Mapping[str, Any], path: Path, kind: Kind = "policy") -> Any:
+    """The engine of a model directory under a profile.
+
+    With `engine: vllm`, vLLM samples. What enters a loss is scored by the torch engine all the same, for it computes as the
+    learner does: vLLM has no reward heads (ours pool the mean), no values and no entropies, and of log-probs it has its own
+    rounding, which `scoring.importance` can only correct while `logprobs.old` is the learner's.
+    """
+    if profile["engine"] == "torch" or kind == "reward":
+        return _torch(profile, path, kind)
+    ready(profile)
+    return Split(profile, path, kind)
+
+
+def ready(profile: Mapping[str, Any]) -> None:
+    """`ContractError` when this machine cannot answer as the profile asks; imports nothing heavy."""
+    options = profile["vllm"]
+    if profile["engine"] != "vllm" or options["server"]:
+        return
+    if options["python"]:
+        from components.errors import ContractError
+
+        if not Path(options["python"]).is_file():
+            raise ContractError(f"`vllm.python`: {options['python']} is no file; give the python of an environment that has vllm")
+        return
+    from components.engines.vllm import require_vllm
+
+    require_vllm()
+
+
+def sampler(profile: Mapping[str, Any], path: Path) -> VllmEngine:
+    """vLLM with this model: in this process, or behind the server the profile names or lets us start."""
+    from components.engines.vllm import InProcess, VllmEngine
+
+    options, rows = profile["vllm"], profile["sampler_rows"]
+    if options["server"] or options["python"]:
+        from components.engines.server import Server
+
+        return VllmEngine(path, Server(options, rows=rows))
+    return VllmEngine(path, InProcess(options, rows=rows))
+
+
+@final
+class Split:
+    """Samples with vLLM, scores with torch. Either is loaded when it is first needed: a stage that only scores starts no vLLM,
+    and what was started ends with this object.
+    """
+
+    def __init__(self, profile: Mapping[str, Any], path: Path, kind: Kind) -> None:
+        self.profile, self.kind = profile, kind
+        self.sampler, self._scorer = sampler(profile, path), None
+        self.path = Path(path)
+
+    def load(self, path: Path) -> None:
+        """Sample and score with the weights of this directory from now on."""
+        self.path = Path(path)
+        self.sampler.load(path)
+        if self._scorer:
+            self._scorer.load(path)
+
+    @property
+    def scorer(self) -> TorchEngine:
+        """The torch engine with the same weights."""
+        if self._scorer is None:
+            self._scorer = _torch(self.profile, self.path, self.kind)
+        return self._scorer
+
+    @property
+    def weights(self) -> str:
+        return self.sampler.weights
+
+    @property
+    def contract(self) -> Any:
+        return self.sampler.contract
+
+    @property
+    def model(self) -> Any:
+        """The torch model: what an anchor reads."""
+        return self.scorer.model
+
+    def encode(self, group: Group) -> Group:
+        return self.sampler.encode(group)
+
+    def encode_prompt(self, messages: Sequence[Message]) -> list[int]:
+        return self.sampler.encode_prompt(messages)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return self.sampler.decode(tokens)
+
+    def generate(self, requests: Sequence[Request]) -> list[list[Sample]]:
+        return self.sampler.generate(requests)
+
+    def score(self, groups: Sequence[Group], asks: frozenset[str]) -> list[Mapping[str, list[Any]]]:
+        return self.scorer.score(groups, asks)
+
+
+def _torch(profile: Mapping[str, Any], path: Path, kind: Kind) -> TorchEngine:
+    from components.engines.torch import TorchEngine
+
+    return TorchEngine(path, rows=profile["sampler_rows"], kind=kind, threads=profile["threads"])

@@ -1,0 +1,99 @@
+"""A profile whose sampler is not the learner's writes the off-policy correction into the recipe; others change nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from components.correction import corrected
+from components.errors import RecipeError
+from components.recipe import for_round, load, plain
+from components.schema import Profile, Recipe, Vllm
+from components.trainer import parts
+from components.types import Batch, Outputs
+
+VLLM = Profile(engine="vllm")
+
+
+def prepared(recipe: Recipe) -> list[str]:
+    assert recipe.online
+    return [spec["name"] for spec in recipe.online.prepare]
+
+
+def objectives(recipe: Recipe) -> list:
+    assert recipe.online
+    return list(recipe.online.fit.updates["policy"])
+
+
+def test_policy_gradients_are_corrected_and_the_rest_is_left_alone() -> None:
+    recipe, _ = load("ppo")
+    after = corrected(recipe, VLLM)
+    assert prepared(after) == ["scoring.logprobs.old", "scoring.importance"]
+    clip, value = objectives(after)
+    assert (clip["old"], clip["times"]) == ("old", "importance"), "ratios to the learner's own log-probs, not the sampler's"
+    assert value == objectives(recipe)[1], "a value has no importance ratio"
+    assert corrected(after, VLLM) == after, "once is enough"
+
+
+@pytest.mark.parametrize(("name", "profile"), [
+    ("ppo", Profile()), ("ppo", Profile(engine="vllm", vllm=Vllm(importance_cap=None))),
+    ("online_dpo", VLLM), ("raft", VLLM), ("sft", VLLM), ("chat", VLLM),
+])
+def test_what_needs_no_correction_gets_none(name: str, profile: Profile) -> None:
+    recipe, _ = load(name)
+    assert corrected(recipe, profile) == recipe
+
+
+def test_objectives_that_correct_themselves_are_left_alone() -> None:
+    spec = "online.fit.updates={policy: [{name: clip.truncated}]}"
+    recipe, _ = load("rlvr_grpo", overrides=[spec, "online.prepare=[{name: scoring.logprobs.old}]"])
+    assert corrected(recipe, VLLM) == recipe
+
+
+def test_the_cap_comes_from_the_profile_and_a_term_a_row_gets_a_weight_a_row() -> None:
+    recipe, _ = load("rlvr_grpo", overrides=["online.fit.updates={policy: [{name: clip.row, old: sampled}]}"])
+    after = corrected(recipe, Profile(engine="vllm", vllm=Vllm(importance_cap=5.0)))
+    assert after.online and plain(after.online.prepare[-1]) == {"name": "scoring.importance.row", "cap": 5.0, "limit": 0.5}
+    assert objectives(after)[0]["times"] == "importance.row"
+
+
+def test_a_round_of_its_own_is_corrected_too() -> None:
+    change = "online.by_round={2: {fit: {updates: {policy: [{name: reinforce}]}}}}"
+    recipe, _ = load("rloo", overrides=["online.cadence=round", "online.rounds=2", "online.prompts={name: disjoint}", change])
+    after = corrected(recipe, VLLM)
+    assert after.online and for_round(after.online, 2).fit.updates["policy"][0]["times"] == "importance"
+    assert recipe.online and "times" not in for_round(recipe.online, 2).fit.updates["policy"][0]
+
+
+def test_a_profile_that_samples_with_vllm_corrects_what_it_loads(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("components.recipe.load_profile", lambda name: VLLM)
+    recipe, _ = load("rlvr_grpo")
+    assert prepared(recipe) == ["scoring.logprobs.old", "scoring.importance"]
+
+
+@pytest.mark.parametrize(("spec", "message"), [
+    ("{name: reinforce, times: importance}", r"'reinforce.times' reads \['importance'\], which nothing before it writes"),
+    ("{name: preference.dpo, times: advantages}", "`times` multiplies steps or rows"),
+])
+def test_a_factor_that_cannot_be_is_said_in_the_recipe(spec: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        load("rloo", overrides=[f"online.fit.updates={{policy: [{spec}]}}", "online.prepare=[{name: scoring.logprobs}]"])
+
+
+def test_terms_are_multiplied_and_the_weight_is_a_metric() -> None:
+    """Two rows of two steps: -A log pi = 1, 2 and 3, 4 times the weights 2, 1/2 and 1, 0; a weight a row times a term a step too."""
+    mask = torch.ones(2, 2, dtype=torch.bool)
+    weights = torch.tensor([[2.0, 0.5], [1.0, 0.0]])
+    batch = Batch({}, mask, {"advantages": torch.ones(2, 2), "w": weights, "r": torch.tensor([2.0, 3.0])}, torch.arange(2), torch.arange(2), ("a", "b"))
+    out = Outputs({"logprobs": -torch.tensor([[1.0, 2.0], [3.0, 4.0]])})
+    spec = {"name": "reinforce", "weight": 1.0, "reduce": "token_mean", "label": "reinforce"}
+    (part,) = parts([{**spec, "times": "w"}])
+    terms = part(out, batch)
+    assert terms.loss.tolist() == [[2.0, 1.0], [3.0, 0.0]]
+    assert terms.metrics["w"] is weights
+    assert parts([{**spec, "times": "r"}])[0](out, batch).loss.tolist() == [[2.0, 4.0], [9.0, 12.0]]
+    assert parts([spec])[0](out, batch).loss.tolist() == [[1.0, 2.0], [3.0, 4.0]]
+    with pytest.raises(ValueError, match="term a step"):
+        dataclasses.replace(terms, loss=torch.ones(2)).times("w", weights)
