@@ -152,7 +152,7 @@ class Profile:
     learner: Literal["torch", "deepspeed"] = "torch"
     ranks: int = 1
     zero_stage: Literal[0, 1, 2, 3] = 2
-    offload_optimiser: bool = False
+    offload_optimizer: bool = False
     offload_parameters: bool = False
     precision: Literal["float32", "bfloat16"] = "float32"
     engine: Literal["torch", "vllm"] = "torch"
@@ -171,8 +171,8 @@ class Profile:
             f"precision: bfloat16 with `zero_stage: {zero}`, which keeps no float32 weights and gradients beside; take 2 or 3":
                 not torch and zero < 2 and self.precision != "float32",
             "an offload with `learner: torch`, which has no such thing; take `learner: deepspeed`":
-                torch and (self.offload_optimiser or self.offload_parameters),
-            f"offload_optimiser with `zero_stage: {zero}`; DeepSpeed offloads what it divides: take 1, 2 or 3": self.offload_optimiser and not zero,
+                torch and (self.offload_optimizer or self.offload_parameters),
+            f"offload_optimizer with `zero_stage: {zero}`; DeepSpeed offloads what it divides: take 1, 2 or 3": self.offload_optimizer and not zero,
             f"offload_parameters with `zero_stage: {zero}`; only stage 3 divides the weights": self.offload_parameters and zero < 3,
         }
         for why, holds in wrong.items():

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import multiprocessing
 import os
 import shutil
 import signal
+import time
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,12 +40,20 @@ def ranks_of(request: Mapping[str, Any]) -> int:
 def execute_on_ranks(request: Mapping[str, Any], log: str) -> dict[str, Any]:
     """The stage's meta, as the first rank tells it. Raises the `RatchetError` of the rank that failed first, or a
     `StageError` that names the rank which died."""
+    import torch
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    from tasks.launch import PRELOAD
+
     count, told = ranks_of(request), Path(request["work"]) / "ranks"
+    devices = torch.cuda.device_count() if torch.cuda.is_available() else count
+    if count > devices:
+        raise RecipeError(f"stage {request['does']!r}: the profile says `ranks: {count}`, one a GPU, and this machine has {devices}; "
+                          f"take at most {devices}")
     shutil.rmtree(told, ignore_errors=True)
     told.mkdir(parents=True)
+    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)  # a process that has seen a GPU must not be forked
     config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=count, max_restarts=0, start_method="forkserver",
                           rdzv_backend="c10d", rdzv_endpoint="localhost:0", run_id=f"{request['does']}-{os.getpid()}", shutdown_timeout=3)
     try:
@@ -73,6 +83,8 @@ def _rank(request: dict[str, Any], told: str, log: str, agent: int) -> dict[str,
         traceback.print_exc()
         number = int(os.environ["RANK"])
         write_atomic(Path(told) / f"{number}.json", json.dumps({"kind": type(error).__name__, "text": str(error)}))
+        if not isinstance(error, RatchetError):
+            time.sleep(1.0)  # a broken connection is an echo: the agent shall first see who died
         raise
 
 

@@ -7,7 +7,6 @@ gradients too (2), of the weights too (3); ZeRO-Offload (arXiv 2101.06840) keeps
 from __future__ import annotations
 
 import contextlib
-import copy
 import logging
 import math
 import os
@@ -30,12 +29,14 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 BFLOAT16 = {"bf16": {"enabled": True, "check_grad_overflow": True}, "data_types": {"grad_accum_dtype": "fp32"}}
 
 
-def config(*, zero_stage: int = 2, offload_optimiser: bool = False, offload_parameters: bool = False,
+def config(*, zero_stage: int = 2, offload_optimizer: bool = False, offload_parameters: bool = False,
            precision: Literal["float32", "bfloat16"] = "float32", max_grad_norm: float | None = None) -> dict[str, Any]:
     """What DeepSpeed is told. A loss is divided by our own counts and we say when a step is whole, so its batch sizes are 1
     and its accumulation is ours; at stage 0 clipping is ours too."""
     zero: dict[str, Any] = {"stage": zero_stage, "overlap_comm": False, "contiguous_gradients": True}
-    if offload_optimiser:
+    if zero_stage == 3:
+        zero["stage3_param_persistence_threshold"] = 10_000  # vectors stay whole everywhere, matrices are divided
+    if offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
     if offload_parameters:
         zero["offload_param"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
@@ -66,7 +67,7 @@ class DeepSpeedLearner:
         betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0,
         max_grad_norm: float | None = 1.0, schedule: Schedule = "constant", warmup_steps: int = 0, total_steps: int = 0,
         gradient_checkpointing: bool = False, threads: int | None = None, zero_stage: int = 2,
-        offload_optimiser: bool = False, offload_parameters: bool = False,
+        offload_optimizer: bool = False, offload_parameters: bool = False,
         precision: Literal["float32", "bfloat16"] = "float32",
     ) -> None:
         deepspeed = _deepspeed()
@@ -97,7 +98,7 @@ class DeepSpeedLearner:
         with _quiet():
             self.engine, *_ = deepspeed.initialize(
                 model=Rows(self.model, kind, zero_stage), optimizer=optimiser,
-                config=config(zero_stage=zero_stage, offload_optimiser=offload_optimiser, offload_parameters=offload_parameters,
+                config=config(zero_stage=zero_stage, offload_optimizer=offload_optimizer, offload_parameters=offload_parameters,
                               precision=precision, max_grad_norm=max_grad_norm))
         self._make_moments()
         self.steps, self.norm = 0, 0.0

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from components import ranks
 from components.engines.torch import TorchEngine
 from components.errors import ContractError
 from components.models.reward import FILE as REWARD_HEAD
@@ -30,15 +31,18 @@ def verify_saved(path: Path, learner: Any, groups: Sequence[Group], *, kind: str
     import torch
 
     ask = "scores" if kind == "reward" else "logprobs"
-    theirs = _saved_scores(path) if kind == "reward" else _saved_logprobs(path)
+    theirs = None if not ranks.first() else _saved_scores(path) if kind == "reward" else _saved_logprobs(path)
     worst = 0.0
     with torch.no_grad():
         for batch in pack(groups, unit="group", tokens=tokens):
             ours = getattr(learner(batch, frozenset({ask})), ask)
+            if theirs is None:
+                continue  # every rank computes, the first compares
             for row, ids in enumerate(batch.inputs["tokens"]):
                 mask = batch.mask[row, : len(ids)]
                 mine = ours[row] if kind == "reward" else ours[row, : len(ids)][mask]
                 worst = max(worst, float((theirs(ids, mask) - mine).abs().max()))
+    worst = ranks.once(lambda: worst)
     if not worst <= RELOAD_TOLERANCE[precision]:
         raise ContractError(f"{path}: the saved model differs from the trained one by {worst:.2g} in {ask} "
                             f"(at most {RELOAD_TOLERANCE[precision]} expected); it is not published")
@@ -73,13 +77,13 @@ def _saved_scores(path: Path) -> Callable[[Tensor, Tensor], Tensor]:
 def probe(path: Path, learner: Any, groups: Sequence[Group], *, seed: int, threads: int | None,
           max_tokens: int = 96, precision: str = "float32") -> dict[str, float]:
     """Sample a few answers with the saved weights: how many end, and do sampler and learner agree on their log-probs?"""
-    engine = TorchEngine(path, rows=len(groups), threads=threads)
     prompts = []
     for group in groups:
         first = group.trajectories[0]
         start = next(i for i, chosen in enumerate(first.mask) if chosen)
         prompts.append((group, list(first.inputs["tokens"][:start])))
-    answers = engine.generate([Request(tokens, max_tokens=max_tokens, seed=seed + i) for i, (_, tokens) in enumerate(prompts)])
+    requests = [Request(tokens, max_tokens=max_tokens, seed=seed + i) for i, (_, tokens) in enumerate(prompts)]
+    answers = ranks.once(lambda: TorchEngine(path, rows=len(groups), threads=threads).generate(requests))
     sampled = []
     for (group, tokens), samples in zip(prompts, answers, strict=True):
         ids = [*tokens, *samples[0].tokens]

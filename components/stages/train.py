@@ -70,7 +70,7 @@ def make_learner(path: Path, kind: str, fit_options: Mapping[str, Any], profile:
     }
     if profile["learner"] == "torch":
         return TorchLearner(path, **options)
-    zero = {key: profile[key] for key in ("zero_stage", "offload_optimiser", "offload_parameters", "precision")}
+    zero = {key: profile[key] for key in ("zero_stage", "offload_optimizer", "offload_parameters", "precision")}
     return DeepSpeedLearner(path, **options, **zero)
 
 

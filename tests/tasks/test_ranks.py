@@ -134,9 +134,9 @@ def test_only_what_learns_takes_more_than_one_process() -> None:
 
 @pytest.mark.parametrize(("profile", "why"), [
     ({"ranks": 2}, "ranks: 2 with `learner: torch`"), ({"learner": "deepspeed", "ranks": 0}, "at least 1"),
-    ({"precision": "bfloat16"}, "learns in float32"), ({"offload_optimiser": True}, "an offload with `learner: torch`"),
+    ({"precision": "bfloat16"}, "learns in float32"), ({"offload_optimizer": True}, "an offload with `learner: torch`"),
     ({"learner": "deepspeed", "precision": "bfloat16", "zero_stage": 1}, "keeps no float32 weights"),
-    ({"learner": "deepspeed", "offload_optimiser": True, "zero_stage": 0}, "take 1, 2 or 3"),
+    ({"learner": "deepspeed", "offload_optimizer": True, "zero_stage": 0}, "take 1, 2 or 3"),
     ({"learner": "deepspeed", "offload_parameters": True, "zero_stage": 2}, "only stage 3"),
 ])
 def test_a_profile_that_cannot_be_is_one_sentence(profile: dict[str, Any], why: str) -> None:
@@ -157,7 +157,7 @@ def test_without_deepspeed_a_profile_that_needs_it_is_one_sentence(tmp_path: Pat
 def test_where_work_is_done_is_no_part_of_its_key() -> None:
     recipe, profile = load("sft", profile="test")
     many = dataclasses.replace(profile, learner="deepspeed", launch="child")
-    more = dataclasses.replace(many, ranks=8, zero_stage=3, offload_optimiser=True, offload_parameters=True)
+    more = dataclasses.replace(many, ranks=8, zero_stage=3, offload_optimizer=True, offload_parameters=True)
     one, other = plan(recipe, many), plan(recipe, more)
     assert {n: s.key for n, s in one.items()} == {n: s.key for n, s in other.items()}
     assert other["sft"].options["profile"]["ranks"] == 8

@@ -151,7 +151,7 @@ def test_two_ranks_learn_as_one_process(models: dict[str, str], tmp_path: Path) 
         "grpo": {"objective": "grpo", "zero": {"zero_stage": 2}},
         "reward": {"objective": "reward", "zero": {"zero_stage": 3}},
         "sharded": {"objective": "sft", "zero": {"zero_stage": 3}, "options": {"gradient_checkpointing": True}},
-        "offload": {"objective": "sft", "zero": {"zero_stage": 2, "offload_optimiser": True}},
+        "offload": {"objective": "sft", "zero": {"zero_stage": 2, "offload_optimizer": True}},
         "lora": {"objective": "dpo", "zero": {"zero_stage": 3}, "adapter": LORA},
     })
 
@@ -167,9 +167,9 @@ def test_every_objective_at_every_stage(models: dict[str, str], tmp_path: Path, 
     wanted["checkpointing"] = {"objective": "sft", "zero": zero, "options": {"gradient_checkpointing": True, "schedule": "cosine"}}
     wanted["one_batch"] = {"objective": "sft", "zero": zero, "tokens": 4096}
     if stage:
-        wanted["offload"] = {"objective": "dpo", "zero": {**zero, "offload_optimiser": True}}
+        wanted["offload"] = {"objective": "dpo", "zero": {**zero, "offload_optimizer": True}}
     if stage == 3:
-        wanted["offload_all"] = {"objective": "dpo", "zero": {**zero, "offload_optimiser": True, "offload_parameters": True}}
+        wanted["offload_all"] = {"objective": "dpo", "zero": {**zero, "offload_optimizer": True, "offload_parameters": True}}
     compare(models, tmp_path, wanted)
 
 
@@ -234,7 +234,7 @@ def test_bfloat16_is_for_hardware_that_has_it(models: dict[str, str], tmp_path: 
 
     if has_bfloat16():
         pytest.skip("this machine has it")
-    with pytest.raises(RecipeError, match="precision: bfloat16.*float32"):
+    with pytest.raises(RecipeError, match=r"precision: bfloat16.*float32"):
         learner_of(job(models, tmp_path, zero={"precision": "bfloat16"}), "deepspeed")
 
 
