@@ -13,10 +13,13 @@ if TYPE_CHECKING:
     from components.types import Group
 
 
+HEADS = {"score", "value_head", "v_head"}
+
+
 @piece(paper="arXiv:2106.09685")
 def lora(model: Module, *, rank: int = 16, alpha: float = 32.0, dropout: float = 0.0, dora: bool = False, rslora: bool = False,
          targets: str | list = "all-linear", seed: int = 0) -> Module:
-    """W + (alpha / rank) B A on every linear layer but the output (`targets`); B starts at 0, so the model is unchanged at
+    """W + (alpha / rank) B A on every linear layer but output and heads (`targets`); B starts at 0, so the model is unchanged at
     first. `dora` splits off the magnitude (arXiv 2402.09353), `rslora` scales by alpha / sqrt(rank) (arXiv 2312.03732).
     Scalar heads, new when added, learn in full. Dropout is 0 by default: on-policy ratios must be 1 at first. `seed` draws A,
     the same in every process and after every restart.
@@ -24,12 +27,22 @@ def lora(model: Module, *, rank: int = 16, alpha: float = 32.0, dropout: float =
     import torch
     from peft import LoraConfig, get_peft_model
 
-    heads = sorted({name.split(".")[-1] for name, _ in model.named_modules()} & {"score", "value_head", "v_head"})
+    heads = sorted({name.split(".")[-1] for name, _ in model.named_modules()} & HEADS)
     config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, use_dora=dora, use_rslora=rslora,
-                        target_modules=targets, modules_to_save=heads or None)
+                        target_modules=linear_layers(model) if targets == "all-linear" else targets, modules_to_save=heads or None)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return get_peft_model(model, config)
+
+
+def linear_layers(model: Module) -> list[str]:
+    """What peft means by `all-linear`, also where a policy or a backbone is wrapped: no head, and not the output layer, whose
+    weight the log-probs read without calling it."""
+    from torch.nn import Linear
+
+    outputs = [m.get_output_embeddings() for m in model.modules() if hasattr(m, "get_output_embeddings")]
+    return [name for name, module in model.named_modules() if isinstance(module, Linear)
+            and name.split(".")[-1] not in HEADS and not any(module is output for output in outputs)]
 
 
 def merge(model: Module) -> Module:

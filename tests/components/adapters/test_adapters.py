@@ -67,3 +67,15 @@ def test_lora_draws_the_same_in_every_process_and_leaves_the_dice_alone():
     assert not any(torch.equal(p, third[n]) for n, p in first.items())
     torch.manual_seed(1)
     assert torch.equal(after, torch.rand(1)) and not torch.equal(after, other_after)
+
+
+@pytest.mark.parametrize("kind", ["causal", "reward", "policy_with_value"])
+def test_lora_is_on_the_blocks_and_heads_learn_in_full(kind):
+    from components.models.value import PolicyWithValue
+
+    plain = PolicyWithValue(model(tied=False), torch.nn.Linear(16, 1)) if kind == "policy_with_value" else model(kind, tied=False)
+    head = {"causal": set(), "reward": {"score"}, "policy_with_value": {"value_head"}}[kind]
+    names = learning(build("adapter", {"name": "lora", "rank": 2})(plain))
+    adapted = {n for n in names if "lora_" in n}
+    assert len(adapted) == 3 * 7 * 2 and all(".layers." in n for n in adapted)  # layers, linear layers of each, A and B
+    assert {n.split(".modules_to_save")[0].split(".")[-1] for n in names - adapted} == head
