@@ -35,6 +35,8 @@ STAGES = {  # what a stage does -> the module that holds the function of that na
     "improve": "components.stages.improve",
     "evaluate": "components.stages.evaluate",
 }
+PLACE = ("name", "ranks", "zero_stage", "offload_optimizer", "offload_parameters")
+"""Of a profile: where work is done. No part of a product's key, so that a stage goes on with other ranks than it began with."""
 NOT_SEEDED = ("fetch_data", "fetch_model", "make_tiny", "curate", "validate", "gold")  # the same whatever the run's seed
 
 
@@ -66,7 +68,8 @@ def plan(recipe: Recipe, profile: Profile) -> dict[str, Stage]:
         seeded = {} if does in NOT_SEEDED else {"seed": recipe.seed}
         given = {**plain(options), **seeded, **({"profile": sizes} if heavy else {})}
         code = source_digest(does, pieces)
-        key = digest([name, does, given, {k: stages[v].key for k, v in inputs.items()}, code])
+        kept = {**given, "profile": {k: v for k, v in sizes.items() if k not in PLACE}} if heavy else given
+        key = digest([name, does, kept, {k: stages[v].key for k, v in inputs.items()}, code])
         stages[name] = Stage(name, does, kind, given, inputs, key, **more)
         return name
 

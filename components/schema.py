@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from components.errors import RecipeError
+
 SCHEMA = 1
 Spec = Mapping[str, Any]
 
@@ -161,10 +163,16 @@ class Vllm:
 
 @dataclass(frozen=True)
 class Profile:
-    """Hardware and sizes; never the method."""
+    """Hardware and sizes; never the method. `ranks` processes learn together (one a GPU where there are any), each with
+    `threads`; `zero_stage` and the offload switches say what DeepSpeed divides among them or keeps on the host."""
 
     name: str = "cpu"
     learner: Literal["torch", "deepspeed"] = "torch"
+    ranks: int = 1
+    zero_stage: Literal[0, 1, 2, 3] = 2
+    offload_optimizer: bool = False
+    offload_parameters: bool = False
+    precision: Literal["float32", "bfloat16"] = "float32"
     engine: Literal["torch", "vllm"] = "torch"
     threads: int | None = 2
     tokens_per_batch: int = 2048
@@ -172,6 +180,23 @@ class Profile:
     gradient_checkpointing: bool = False
     launch: Literal["child", "inline"] = "child"
     vllm: Vllm = field(default_factory=Vllm)
+
+    def __post_init__(self) -> None:
+        torch, zero = self.learner == "torch", self.zero_stage
+        wrong = {
+            f"ranks: {self.ranks}; at least 1 process learns": self.ranks < 1,
+            f"ranks: {self.ranks} with `learner: torch`, which is one process; take `learner: deepspeed`": torch and self.ranks > 1,
+            "precision: bfloat16 with `learner: torch`, which learns in float32; take `learner: deepspeed`": torch and self.precision != "float32",
+            f"precision: bfloat16 with `zero_stage: {zero}`, which keeps no float32 weights and gradients beside; take 2 or 3":
+                not torch and zero < 2 and self.precision != "float32",
+            "an offload with `learner: torch`, which has no such thing; take `learner: deepspeed`":
+                torch and (self.offload_optimizer or self.offload_parameters),
+            f"offload_optimizer with `zero_stage: {zero}`; DeepSpeed offloads what it divides: take 1, 2 or 3": self.offload_optimizer and not zero,
+            f"offload_parameters with `zero_stage: {zero}`; only stage 3 divides the weights": self.offload_parameters and zero < 3,
+        }
+        for why, holds in wrong.items():
+            if holds:
+                raise RecipeError(f"profile {self.name}: {why}")
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from components import ranks
 from components.errors import TrainingError
 from components.packing import order, pack
 from components.piece import build, describe
@@ -85,6 +86,12 @@ class Meter:
         self.sums[name] = self.sums.get(name, 0.0) + float(total)
         self.counts[name] = self.counts.get(name, 0.0) + float(number)
 
+    def become(self, meters: Sequence[Meter]) -> None:
+        """The sum of all ranks' meters."""
+        names = dict.fromkeys(name for meter in meters for name in meter.sums)
+        self.sums, self.counts = ({name: math.fsum(getattr(meter, what).get(name, 0.0) for meter in meters) for name in names}
+                                  for what in ("sums", "counts"))
+
     def means(self) -> dict[str, float]:
         return {name: self.sums[name] / max(self.counts[name], 1.0) for name in self.sums}
 
@@ -96,20 +103,26 @@ def widest(units: Sequence[str]) -> str:
 
 def measure(learner: Learner, update: Sequence[Part], groups: Sequence[Group], *, tokens: int,
             backward: bool, meter: Meter) -> float:
-    """The reduced, weighted loss of `groups` as one step; its gradient is left on the learner when asked."""
+    """The reduced, weighted loss of `groups` as one step; its gradient is left on the learner when asked.
+
+    Each rank takes whole groups and as many micro-batches as the busiest has: those it lacks are passes that weigh nothing.
+    """
     import torch
 
-    batches = pack(groups, unit=widest([p.unit for p in update]), tokens=tokens)
-    totals: dict[str, Counts] = {}
-    for part in update:
-        counts = [count(batch, part.unit) for batch in batches]
-        totals[part.label] = sum(counts[1:], counts[0])
-    if not any(int(batch.mask.sum()) for batch in batches):
+    unit = widest([p.unit for p in update])
+    batches = pack([groups[i] for i in ranks.share(groups, _cost)], unit=unit, tokens=tokens)
+    told = ranks.gather((len(batches), {p.label: sum((count(b, p.unit) for b in batches), Counts(p.unit)) for p in update}))
+    totals = {p.label: sum((counts[p.label] for _, counts in told), Counts(p.unit)) for p in update}
+    real = len(batches)
+    idle = max(number for number, _ in told) - real
+    if idle:
+        batches += pack([min(groups, key=_cost)], unit=unit, tokens=tokens)[:1] * idle
+    if not any(counts.steps for counts in totals.values()):
         raise TrainingError(f"nothing to train on: no step of {len(groups)} groups is marked as the actor's own "
                             f"(first prompt: {groups[0].prompt.id!r}); check the chat template and the data's roles")
     asks = frozenset().union(*(part.asks for part in update))
     value = 0.0
-    for batch in batches:
+    for number, batch in enumerate(batches):
         with torch.set_grad_enabled(backward):
             out = learner(batch, asks)
             loss = None
@@ -122,14 +135,22 @@ def measure(learner: Learner, update: Sequence[Part], groups: Sequence[Group], *
                                         f"{', '.join(sorted(set(batch.ids))[:5])}; the last checkpoint is kept. "
                                         "Lower the learning rate or look at these records")
                 loss = term if loss is None else loss + term
-                meter.add(f"{part.label}/loss", terms.loss, batch)
-                for name, values in terms.metrics.items():
-                    meter.add(f"{part.label}/{name}", values, batch)
+                if number < real:
+                    meter.add(f"{part.label}/loss", terms.loss, batch)
+                    for name, values in terms.metrics.items():
+                        meter.add(f"{part.label}/{name}", values, batch)
             assert loss is not None
-            value += float(loss.detach())
+            value += float(loss.detach()) if number < real else 0.0
             if backward:
-                learner.backward(loss)
-    return value
+                learner.backward(loss if number < real else 0.0 * loss)
+    told = ranks.gather((value, meter))
+    meter.become([other for _, other in told])
+    return math.fsum(part for part, _ in told)
+
+
+def _cost(group: Group) -> int:
+    """The tokens of a group's rows: what a rank is busy with."""
+    return sum(len(trajectory.mask) for trajectory in group.trajectories)
 
 
 def one_step(learners: Mapping[str, Learner], updates: Mapping[str, Sequence[Part]], groups: Sequence[Group], *,
@@ -222,7 +243,9 @@ def _validate(learners: Mapping[str, Learner], updates: Mapping[str, Sequence[Pa
     loss = sum(v for k, v in line.items() if k.count("/") == 2 and k.endswith("/loss"))
     if state["best"] is None or loss < state["best"]:
         state.update(best=loss, best_step=state["step"], bad=0)
-        save_state(progress / "best", {role: learner.state() for role, learner in learners.items()})
+        best = {role: learner.state() for role, learner in learners.items()}
+        if ranks.first():
+            save_state(progress / "best", best)
     else:
         state["bad"] += 1
         state["stopped"] = bool(options["patience"]) and state["bad"] >= options["patience"]
@@ -230,21 +253,22 @@ def _validate(learners: Mapping[str, Learner], updates: Mapping[str, Sequence[Pa
 
 
 class Log:
-    """Appends one JSON line a step. On resume, lines after the checkpoint are cut: they will be written again."""
+    """Appends one JSON line a step, on the first rank. On resume, lines after the checkpoint are cut: they will be written again."""
 
     def __init__(self, path: Path, *, after: int) -> None:
         self.path = path
         self.last: dict[str, float] = {}
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists():
+        if ranks.first() and path.exists():
             kept = [text for text in path.read_text().splitlines() if _step(text) is not None and _step(text) <= after]
             path.write_text("".join(text + "\n" for text in kept))
 
     def __call__(self, values: Mapping[str, float], step: int, of: int | None = None) -> None:
         self.last = {k: v for k, v in values.items() if isinstance(v, (int, float))}
         line = {"step": step, "of": of, "time": time.time(), "metrics": self.last}
-        with self.path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        if ranks.first():
+            with self.path.open("a") as file:
+                file.write(json.dumps(line) + "\n")
 
 
 def _step(text: str) -> int:
@@ -262,11 +286,14 @@ def latest(progress: Path) -> Path | None:
 
 def save_checkpoint(progress: Path, state: Mapping[str, Any], learners: Mapping[str, Learner], remembered: Mapping[str, Memory]) -> None:
     """Save everything a run needs to go on exactly, then drop the checkpoint before."""
-    save_state(progress / f"checkpoint-{state['step']}", {
+    saved = {
         "state": dict(state),
         "learners": {role: learner.state() for role, learner in learners.items()},
         "memories": {name: memory.state() for name, memory in remembered.items()},
-    })
+    }
+    if not ranks.first():
+        return
+    save_state(progress / f"checkpoint-{state['step']}", saved)
     for older in sorted(progress.glob("checkpoint-*"), key=lambda p: int(p.name.split("-")[1]))[:-1]:
         shutil.rmtree(older)
 

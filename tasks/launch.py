@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from components.errors import RatchetError, StageError
+from tasks.ranks import execute_on_ranks, ranks_of
 
 PRELOAD = ["torch", "transformers", "components.run"]
 
@@ -30,7 +31,7 @@ def launch(request: Mapping[str, Any], log: Path, *, inline: bool = False,
     Raises the stage's own `RatchetError`; anything else, or a process that dies, becomes a `StageError` that carries
     the cause. `tick` is called about five times a second while waiting.
     """
-    if inline:
+    if inline and ranks_of(request) == 1:
         from components.run import execute
 
         return execute(request)
@@ -81,16 +82,13 @@ def _without_main() -> Iterator[None]:
 
 def _child(request: dict[str, Any], send: Any, log: str, parent: int) -> None:
     os.setsid()
-    _die_with_parent(parent)
+    die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    file = open(log, "a", buffering=1)  # noqa: SIM115  the process's own output from here on
-    os.dup2(file.fileno(), 1)
-    os.dup2(file.fileno(), 2)
-    sys.stdout = sys.stderr = file
+    write_to(log)
     try:
         from components.run import execute
 
-        send.send(("meta", execute(request)))
+        send.send(("meta", execute(request) if ranks_of(request) == 1 else execute_on_ranks(request, log)))
     except RatchetError as error:
         traceback.print_exc()
         send.send(("error", error))
@@ -104,7 +102,15 @@ def _child(request: dict[str, Any], send: Any, log: str, parent: int) -> None:
         send.close()
 
 
-def _die_with_parent(parent: int) -> None:
+def write_to(log: str) -> None:
+    """All output of this process goes to the end of `log` from here on."""
+    file = open(log, "a", buffering=1)  # noqa: SIM115  open as long as the process
+    os.dup2(file.fileno(), 1)
+    os.dup2(file.fileno(), 2)
+    sys.stdout = sys.stderr = file
+
+
+def die_with(parent: int) -> None:
     """The fork server is this process's parent, and lives as long as the flow: die with either (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)

@@ -19,6 +19,7 @@ from components.store import RunDirectory, Store, digest
 from components.types import Artifact
 from tasks.launch import launch
 from tasks.provenance import machine, packages, revision
+from tasks.ranks import ready
 
 
 class Watcher(Protocol):
@@ -112,6 +113,7 @@ class Pipeline:
             return artifact
 
     def begin(self) -> None:
+        ready(self.profile)
         self.run.hold()
         self.run.open(dump(self.recipe, self.profile))
         self.run.record(recipe=self.recipe.name, state="running", revision=revision(), packages=packages(),

@@ -236,10 +236,12 @@ def test_no_file_holds_a_password_or_a_latest_tag() -> None:
 
 
 @pytest.mark.parametrize("stage", range(4))
-def test_deepspeed_files_are_the_stage_they_say(stage: int) -> None:
-    config = template(INFRA / "deepspeed" / f"zero{stage}.json")
-    assert config["zero_optimization"]["stage"] == stage and config["bf16"] == {"enabled": True}
-    assert "auto" not in [value for _, value in leaves(config)], "`auto` is of one integration, DeepSpeed itself refuses it"
+def test_deepspeed_files_are_what_a_profile_hands_over(stage: int) -> None:
+    from components.learners.deepspeed import config
+
+    written = template(INFRA / "deepspeed" / f"zero{stage}.json")
+    assert written == config(zero_stage=stage, precision="bfloat16" if stage > 1 else "float32", max_grad_norm=1.0)
+    assert "auto" not in [value for _, value in leaves(written)], "`auto` is of one integration, DeepSpeed itself refuses it"
 
 
 @pytest.mark.slow

@@ -1,30 +1,76 @@
-"""Low-rank adaptation, through peft."""
+"""Low-rank adaptation, through peft; and the policy before it learnt, which is the same model with its adapter switched off."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, final
 
 from components.piece import piece
 
 if TYPE_CHECKING:
     from torch.nn import Module
 
+    from components.types import Group
+
+
+HEADS = {"score", "value_head", "v_head"}
+
 
 @piece(paper="arXiv:2106.09685")
 def lora(model: Module, *, rank: int = 16, alpha: float = 32.0, dropout: float = 0.0, dora: bool = False, rslora: bool = False,
-         targets: str | list = "all-linear") -> Module:
-    """W + (alpha / rank) B A on every linear layer but the output (`targets`); B starts at 0, so the model is unchanged at
+         targets: str | list = "all-linear", seed: int = 0) -> Module:
+    """W + (alpha / rank) B A on every linear layer but output and heads (`targets`); B starts at 0, so the model is unchanged at
     first. `dora` splits off the magnitude (arXiv 2402.09353), `rslora` scales by alpha / sqrt(rank) (arXiv 2312.03732).
-    Scalar heads, new when added, learn in full. Dropout is 0 by default: on-policy ratios must be 1 at first.
+    Scalar heads, new when added, learn in full. Dropout is 0 by default: on-policy ratios must be 1 at first. `seed` draws A,
+    the same in every process and after every restart.
     """
+    import torch
     from peft import LoraConfig, get_peft_model
 
-    heads = sorted({name.split(".")[-1] for name, _ in model.named_modules()} & {"score", "value_head", "v_head"})
+    heads = sorted({name.split(".")[-1] for name, _ in model.named_modules()} & HEADS)
     config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, use_dora=dora, use_rslora=rslora,
-                        target_modules=targets, modules_to_save=heads or None)
-    return get_peft_model(model, config)
+                        target_modules=linear_layers(model) if targets == "all-linear" else targets, modules_to_save=heads or None)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return get_peft_model(model, config)
+
+
+def linear_layers(model: Module) -> list[str]:
+    """What peft means by `all-linear`, also where a policy or a backbone is wrapped: no head, and not the output layer, whose
+    weight the log-probs read without calling it."""
+    from torch.nn import Linear
+
+    outputs = [m.get_output_embeddings() for m in model.modules() if hasattr(m, "get_output_embeddings")]
+    return [name for name, module in model.named_modules() if isinstance(module, Linear)
+            and name.split(".")[-1] not in HEADS and not any(module is output for output in outputs)]
 
 
 def merge(model: Module) -> Module:
     """The plain model with the adaptation added to its weights: what is saved and loaded by others."""
     return model.merge_and_unload() if hasattr(model, "merge_and_unload") else model
+
+
+@final
+class SwitchedOff:
+    """What scores as the policy did before it learnt, without a second model in memory: the learner's own, its adapter off.
+
+    Stands where an engine stands in `Context.models`; it cannot sample.
+    """
+
+    def __init__(self, learner: Any, tokens: int) -> None:
+        self._learner, self._tokens = learner, tokens
+
+    def score(self, groups: Sequence[Group], asks: frozenset[str]) -> list[Mapping[str, list[Any]]]:
+        """As `Engine.score`: per group, ask -> one list (T) a trajectory."""
+        import torch
+
+        from components.packing import pack
+
+        found: list[Mapping[str, list[Any]]] = [{ask: [] for ask in asks} for _ in groups]
+        with torch.no_grad(), self._learner.trained.disable_adapter():
+            for batch in pack(groups, unit="row", tokens=self._tokens):
+                out = self._learner(batch, asks)
+                for ask in asks:
+                    for row, group in enumerate(batch.group.tolist()):
+                        found[group][ask].append(getattr(out, ask)[row, : len(batch.inputs["tokens"][row])].tolist())
+        return found

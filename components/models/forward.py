@@ -44,7 +44,8 @@ def outputs(model: nn.Module, kind: str, batch: Batch, asks: frozenset[str]) -> 
     if asks & {"logprobs", "entropy"}:
         head = output_head(language)
         targets = torch.cat([tokens[batch.mask[b, : len(tokens)]] for b, tokens in enumerate(rows)])
-        logprobs, entropy = chosen_logprobs(states, head.weight, targets, entropy="entropy" in asks, bias=head.bias)
+        bias = None if head.bias is None else head.bias.float()  # a softmax over the vocabulary needs float32, whatever the model is in
+        logprobs, entropy = chosen_logprobs(states.float(), head.weight.float(), targets.to(states.device), entropy="entropy" in asks, bias=bias)
         found["logprobs"] = spread(logprobs)
         if entropy is not None:
             found["entropy"] = spread(entropy)
@@ -66,7 +67,8 @@ def reward_states(model: nn.Module, batch: Batch) -> Tensor:
 def hidden_states(language: nn.Module, tokens: Tensor, positions: Tensor, plan: object) -> Tensor:
     """Last hidden states (N, H) of a flat row (1, N) under a plan."""
     backbone = getattr(language, language.base_model_prefix)
-    return backbone(input_ids=tokens, position_ids=positions, use_cache=False, plan=plan).last_hidden_state[0]
+    device = next(backbone.parameters()).device
+    return backbone(input_ids=tokens.to(device), position_ids=positions.to(device), use_cache=False, plan=plan).last_hidden_state[0]
 
 
 def output_head(language: nn.Module) -> nn.Module:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, final
 
+from components import ranks
+from components.adapters.lora import SwitchedOff
 from components.data.groups import read_groups, write_groups
 from components.engines.choose import engine_of
 from components.errors import DataError
@@ -36,6 +38,7 @@ def improve(job: Job) -> dict[str, Any]:
     choose, sample = build("prompts", options["prompts"]), build("rollout", options["rollout"])
     annotate, prepare = pieces("annotate", options["annotate"]), pieces("annotate", options["prepare"])
     select = pieces("select", options["select"])
+    told = [(name, told_by_first(piece) if name.startswith("rewards.") else piece) for name, piece in annotate]
     remembered = {**memories(updates), **remembering(prompts=[("choose", choose)], rollout=[("sample", sample)],
                                                      annotate=annotate, select=select, prepare=prepare)}
     reference = None
@@ -51,14 +54,16 @@ def improve(job: Job) -> dict[str, Any]:
     current = job.work.progress / "current"
     learner.save(current)
     engine = engine_of(profile, current, kind)
-    live = {"policy": engine, **({"reference": reference.engine} if reference else {})}
+    live: dict[str, Any] = {"policy": engine, **({"reference": reference.engine} if reference else {})}
+    if reference is None and hasattr(learner.trained, "disable_adapter") and job.inputs["reference"].path == job.inputs["policy"].path:
+        live["reference"] = SwitchedOff(learner, profile["tokens_per_batch"])
     chosen: list[Group] = []
     while state["step"] < options["rounds"]:
         number = state["step"] + 1
         ctx = Context(models=Overlay(models, live), seed=seed, round=number)
         asked = choose(prompts, count=options["prompts_per_round"], round=number, rounds=options["rounds"], seed=seed)
-        groups = sample(asked, ctx)
-        marked, counts = annotate_groups(groups, annotate, ctx, max_failed=options["max_failed"])
+        groups = ranks.spread(asked, lambda mine, ctx=ctx: sample(mine, ctx))
+        marked, counts = annotate_groups(groups, told, ctx, max_failed=options["max_failed"])
         if hasattr(choose, "update"):
             choose.update(marked)
         line = {f"rollout/{k}": v for k, v in panel(marked, options["annotate"]).items()}
@@ -88,9 +93,15 @@ def improve(job: Job) -> dict[str, Any]:
     learner.save(job.work.product)
     summary: dict[str, Any] = {"steps": state["step"], "updates": state["updates"], **log.last}
     if chosen:
-        write_groups(job.work.product / "last_groups.parquet", chosen)
-        summary["reload_difference"] = verify_saved(job.work.product, learner, chosen[:2], kind="policy", tokens=profile["tokens_per_batch"])
+        ranks.once(lambda: write_groups(job.work.product / "last_groups.parquet", chosen))
+        summary["reload_difference"] = verify_saved(job.work.product, learner, chosen[:2], kind="policy", tokens=profile["tokens_per_batch"],
+                                                    precision=profile["precision"])
     return summary
+
+
+def told_by_first(annotator: Callable[..., Any]) -> Callable[..., Any]:
+    """An annotator that the first rank asks for all: rewards may be slow, remote or other at a second try."""
+    return lambda groups, ctx: ranks.once(lambda: annotator(groups, ctx))
 
 
 @final

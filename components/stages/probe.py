@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from components import ranks
 from components.engines.torch import TorchEngine
 from components.errors import ContractError
 from components.models.reward import FILE as REWARD_HEAD
@@ -16,31 +17,35 @@ from components.types import Group, Request, Trajectory
 if TYPE_CHECKING:
     from torch import Tensor
 
-RELOAD_TOLERANCE = 1e-4
-SAMPLER_TOLERANCE = 1e-3
+RELOAD_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.25}
+SAMPLER_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25}
+"""Of a log-prob, by the learner's precision: what is saved and what samples are in float32."""
 MIN_ENDED = 0.05
 
 
-def verify_saved(path: Path, learner: Any, groups: Sequence[Group], *, kind: str, tokens: int) -> float:
+def verify_saved(path: Path, learner: Any, groups: Sequence[Group], *, kind: str, tokens: int, precision: str = "float32") -> float:
     """Largest difference between the learner and the saved directory as transformers itself loads it.
 
-    Log-probs of chosen steps for a policy, scores for a reward model. Over 1e-4 is a `ContractError`.
+    Log-probs of chosen steps for a policy, scores for a reward model. Over 1e-4 (of a learner in float32) is a `ContractError`.
     """
     import torch
 
     ask = "scores" if kind == "reward" else "logprobs"
-    theirs = _saved_scores(path) if kind == "reward" else _saved_logprobs(path)
+    theirs = None if not ranks.first() else _saved_scores(path) if kind == "reward" else _saved_logprobs(path)
     worst = 0.0
     with torch.no_grad():
         for batch in pack(groups, unit="group", tokens=tokens):
             ours = getattr(learner(batch, frozenset({ask})), ask)
+            if theirs is None:
+                continue  # every rank computes, the first compares
             for row, ids in enumerate(batch.inputs["tokens"]):
                 mask = batch.mask[row, : len(ids)]
                 mine = ours[row] if kind == "reward" else ours[row, : len(ids)][mask]
                 worst = max(worst, float((theirs(ids, mask) - mine).abs().max()))
-    if not worst <= RELOAD_TOLERANCE:
+    worst = ranks.once(lambda: worst)
+    if not worst <= RELOAD_TOLERANCE[precision]:
         raise ContractError(f"{path}: the saved model differs from the trained one by {worst:.2g} in {ask} "
-                            f"(at most {RELOAD_TOLERANCE} expected); it is not published")
+                            f"(at most {RELOAD_TOLERANCE[precision]} expected); it is not published")
     return worst
 
 
@@ -70,15 +75,15 @@ def _saved_scores(path: Path) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def probe(path: Path, learner: Any, groups: Sequence[Group], *, seed: int, threads: int | None,
-          max_tokens: int = 96) -> dict[str, float]:
+          max_tokens: int = 96, precision: str = "float32") -> dict[str, float]:
     """Sample a few answers with the saved weights: how many end, and do sampler and learner agree on their log-probs?"""
-    engine = TorchEngine(path, rows=len(groups), threads=threads)
     prompts = []
     for group in groups:
         first = group.trajectories[0]
         start = next(i for i, chosen in enumerate(first.mask) if chosen)
         prompts.append((group, list(first.inputs["tokens"][:start])))
-    answers = engine.generate([Request(tokens, max_tokens=max_tokens, seed=seed + i) for i, (_, tokens) in enumerate(prompts)])
+    requests = [Request(tokens, max_tokens=max_tokens, seed=seed + i) for i, (_, tokens) in enumerate(prompts)]
+    answers = ranks.once(lambda: TorchEngine(path, rows=len(groups), threads=threads).generate(requests))
     sampled = []
     for (group, tokens), samples in zip(prompts, answers, strict=True):
         ids = [*tokens, *samples[0].tokens]
@@ -95,9 +100,9 @@ def probe(path: Path, learner: Any, groups: Sequence[Group], *, seed: int, threa
             theirs = torch.tensor(group.trajectories[0].logprobs)
             worst = max(worst, float(((ours[: len(theirs)] - theirs) * batch.mask[0, : len(theirs)]).abs().max()))
     ended = sum(s[0].stop == "end" for s in answers) / len(answers)
-    if worst > SAMPLER_TOLERANCE:
+    if worst > SAMPLER_TOLERANCE[precision]:
         raise ContractError(f"sampler and learner disagree by {worst:.2g} in log-prob on the same weights "
-                            f"(at most {SAMPLER_TOLERANCE}); training on these samples would be off-policy")
+                            f"(at most {SAMPLER_TOLERANCE[precision]}); training on these samples would be off-policy")
     if ended < MIN_ENDED:
         raise ContractError(f"none of {len(answers)} probe answers ended within {max_tokens} tokens: the policy no longer "
                             "emits its end-of-turn token; look at the chat template, the EOS id and the learning rate")

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from components import ranks
 from components.engines.torch import TorchEngine
 from components.evaluation.certificate import certify
 from components.linear import bradley_terry, choose_penalty, topics_of
@@ -34,11 +35,12 @@ def reward(job: Job) -> dict[str, Any]:
     pairs, counts = encoded(job.path("data") / f"{options['data']}.parquet", tokenizer, options["max_tokens"], options["limit"])
     held_out, _ = encoded(job.path("data") / f"{options['validation']}.parquet", tokenizer, options["max_tokens"],
                           options["limit_validation"])
-    start, probe = begin(job, pairs, tokenizer, seed)
+    start, probe = ranks.once(lambda: begin(job, pairs, tokenizer, seed))
     members = dataclasses.replace(job, options={**options, "seed": seed})
     summary = learn(members, start, pairs, held_out, kind="reward")
-    certificate = examine(job.work.product, held_out, options["certificate"], threads=options["profile"]["threads"])
-    write_atomic(job.work.product / "certificate.json", json.dumps(certificate, indent=1))
+    certificate = ranks.once(lambda: examine(job.work.product, held_out, options["certificate"], threads=options["profile"]["threads"]))
+    if ranks.first():
+        write_atomic(job.work.product / "certificate.json", json.dumps(certificate, indent=1))
     return {"data": counts, "linear_probe": probe, **summary, "certificate": certificate}
 
 

@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from components import ranks
 from components.chat import encode_group
 from components.data.groups import read_groups
 from components.errors import ContractError, DataError
+from components.learners.deepspeed import DeepSpeedLearner
 from components.learners.torch import TorchLearner
 from components.models.load import load_tokenizer
 from components.piece import build
@@ -34,7 +36,8 @@ def sft(job: Job) -> dict[str, Any]:
 def optimise(job: Job) -> dict[str, Any]:
     """Learn from groups that are encoded, scored and chosen. A held round takes the policy before the last update."""
     if "annotated" in job.inputs and job.inputs["annotated"].meta.get("verdict") == "hold":
-        shutil.copytree(job.path("previous"), job.work.product, dirs_exist_ok=True, ignore=shutil.ignore_patterns("manifest.json", "metrics.jsonl"))
+        ranks.once(lambda: shutil.copytree(job.path("previous"), job.work.product, dirs_exist_ok=True,
+                                           ignore=shutil.ignore_patterns("manifest.json", "metrics.jsonl")))
         return {"held": True, "why": job.inputs["annotated"].meta["verdicts"]}
     groups = read_groups(job.path("groups") / "groups.parquet")
     return learn(job, job.path("policy"), groups, [])
@@ -48,21 +51,27 @@ def learn(job: Job, policy: Path, groups: Sequence[Group], validation: Sequence[
     summary = fit(dict.fromkeys(updates, learner), updates, groups, options, tokens=profile["tokens_per_batch"],
                   seed=job.options["seed"], progress=job.work.progress, metrics=job.work.metrics, validation=validation)
     learner.save(job.work.product)
-    summary["reload_difference"] = verify_saved(job.work.product, learner, groups[:4], kind=kind, tokens=profile["tokens_per_batch"])
+    summary["reload_difference"] = verify_saved(job.work.product, learner, groups[:4], kind=kind, tokens=profile["tokens_per_batch"],
+                                                precision=profile["precision"])
     if kind != "reward":
-        summary["probe"] = probe(job.work.product, learner, groups[:8], seed=job.options["seed"], threads=profile["threads"])
+        summary["probe"] = probe(job.work.product, learner, groups[:8], seed=job.options["seed"], threads=profile["threads"],
+                                 precision=profile["precision"])
     return summary
 
 
-def make_learner(path: Path, kind: str, fit_options: Mapping[str, Any], profile: Mapping[str, Any], units: int) -> TorchLearner:
+def make_learner(path: Path, kind: str, fit_options: Mapping[str, Any], profile: Mapping[str, Any], units: int) -> TorchLearner | DeepSpeedLearner:
     """The learner of a profile with the optimiser of a fit."""
     total = steps_planned(units, fit_options)
-    return TorchLearner(
-        path, kind=kind, adapter=build("adapter", fit_options["adapter"]), learning_rate=fit_options["learning_rate"],
-        betas=tuple(fit_options["betas"]), weight_decay=fit_options["weight_decay"], max_grad_norm=fit_options["max_grad_norm"],
-        schedule=fit_options["schedule"], warmup_steps=round(total * fit_options["warmup"]), total_steps=total,
-        gradient_checkpointing=profile["gradient_checkpointing"], threads=profile["threads"],
-    )
+    options: dict[str, Any] = {
+        "kind": kind, "adapter": build("adapter", fit_options["adapter"]), "learning_rate": fit_options["learning_rate"],
+        "betas": tuple(fit_options["betas"]), "weight_decay": fit_options["weight_decay"], "max_grad_norm": fit_options["max_grad_norm"],
+        "schedule": fit_options["schedule"], "warmup_steps": round(total * fit_options["warmup"]), "total_steps": total,
+        "gradient_checkpointing": profile["gradient_checkpointing"], "threads": profile["threads"],
+    }
+    if profile["learner"] == "torch":
+        return TorchLearner(path, **options)
+    zero = {key: profile[key] for key in ("zero_stage", "offload_optimizer", "offload_parameters", "precision")}
+    return DeepSpeedLearner(path, **options, **zero)
 
 
 def encoded(file: Path, tokenizer: Any, max_tokens: int, limit: int | None = None) -> tuple[list[Group], dict[str, int]]:

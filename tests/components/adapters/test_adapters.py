@@ -53,3 +53,29 @@ def test_lora_starts_as_the_model_and_merges_into_a_plain_one(options):
     merged = merge(adapted)
     torch.testing.assert_close(merged(ids).logits, after, rtol=1e-4, atol=1e-5)
     assert type(merged).__name__ == "LlamaForCausalLM"
+
+
+def test_lora_draws_the_same_in_every_process_and_leaves_the_dice_alone():
+    def drawn(seed, **options):
+        plain = model()  # seeds torch
+        torch.manual_seed(seed)
+        adapted = build("adapter", {"name": "lora", "rank": 2, **options})(plain)
+        return {n: p for n, p in adapted.named_parameters() if "lora_A" in n}, torch.rand(1)
+
+    (first, after), (second, other_after), (third, _) = drawn(1), drawn(2), drawn(1, seed=5)
+    assert first and all(torch.equal(p, second[n]) for n, p in first.items())
+    assert not any(torch.equal(p, third[n]) for n, p in first.items())
+    torch.manual_seed(1)
+    assert torch.equal(after, torch.rand(1)) and not torch.equal(after, other_after)
+
+
+@pytest.mark.parametrize("kind", ["causal", "reward", "policy_with_value"])
+def test_lora_is_on_the_blocks_and_heads_learn_in_full(kind):
+    from components.models.value import PolicyWithValue
+
+    plain = PolicyWithValue(model(tied=False), torch.nn.Linear(16, 1)) if kind == "policy_with_value" else model(kind, tied=False)
+    head = {"causal": set(), "reward": {"score"}, "policy_with_value": {"value_head"}}[kind]
+    names = learning(build("adapter", {"name": "lora", "rank": 2})(plain))
+    adapted = {n for n in names if "lora_" in n}
+    assert len(adapted) == 3 * 7 * 2 and all(".layers." in n for n in adapted)  # layers, linear layers of each, A and B
+    assert {n.split(".modules_to_save")[0].split(".")[-1] for n in names - adapted} == head

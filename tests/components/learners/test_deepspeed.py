@@ -1,0 +1,242 @@
+"""DeepSpeed on two gloo ranks against one process: the same losses, gradients and weights, and checkpoints that either reads.
+
+This file is also what torchrun starts: every rank works through the jobs and the first one writes what it saw.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.adapters.lora import SwitchedOff
+from components.errors import ContractError, RecipeError
+from components.learners.torch import TorchLearner
+from components.models.load import load_model, load_tokenizer, new_reward, save_model
+from components.models.tiny import train_tiny
+from components.packing import pack
+from components.piece import build
+from components.recipe import _objective
+from components.trainer import fit, parts
+from components.types import Group, Prompt, Trajectory
+
+pytest.importorskip("deepspeed")
+
+TOLERANCE = 2e-5
+"""Of losses, gradient norms and weights (float32, sums in another order); after a few updates of 1e-3."""
+
+OBJECTIVES = {
+    "sft": [{"name": "likelihood"}],
+    "dpo": [{"name": "preference.dpo", "beta": 0.5}],
+    "grpo": [{"name": "clip", "old": "sampled", "reduce": "row_mean"}],
+    "reward": [{"name": "ranking.bradley_terry"}],
+    "ppo": [{"name": "clip", "old": "sampled"}, {"name": "value", "weight": 0.5}],
+}
+KINDS = {"reward": "reward", "ppo": "policy_with_value"}
+ROWS = {"sft": 1, "dpo": 2, "grpo": 4, "reward": 2, "ppo": 2}
+LORA = {"name": "lora", "rank": 4, "alpha": 8.0}
+
+
+def groups(objective: str) -> list[Group]:
+    """Seven groups of made-up rows of unequal length, some with a long common prefix: no split over two ranks is even."""
+    dice, made = random.Random(0), []
+    for number in range(7):
+        prompt = [1, *(dice.randrange(3, 200) for _ in range(dice.randint(2, 9)))]
+        rows = [[dice.randrange(3, 200) for _ in range(dice.randint(1, 12))] for _ in range(ROWS[objective])]
+        paths = tuple(Trajectory((), {"tokens": [*prompt, *row]}, [False] * len(prompt) + [True] * len(row),
+                                 logprobs=[0.0] * len(prompt) + [-5.0 - dice.random()] * len(row)) for row in rows)
+        steps = [[0.0] * len(prompt) + [-5.0 - dice.random() for _ in row] for row in rows]
+        made.append(Group(Prompt(str(number), ()), paths, {
+            "logprobs.reference": steps, "advantages": [dice.gauss(0, 1) for _ in rows],
+            "returns": [[1.0] * len(step) for step in steps], "values.old": [[0.1] * len(step) for step in steps]}))
+    return made
+
+
+def learner_of(job: Mapping[str, Any], where: str) -> Any:
+    from components.learners.deepspeed import DeepSpeedLearner
+
+    adapter = build("adapter", job["adapter"]) if job.get("adapter") else None
+    options = {"kind": KINDS.get(job["objective"], "policy"), "adapter": adapter, "learning_rate": 1e-3, "weight_decay": 0.1,
+               "max_grad_norm": 0.5, "schedule": "linear", "warmup_steps": 1, "total_steps": 8, **job.get("options", {})}
+    if where == "torch":
+        return TorchLearner(Path(job["model"]), **options)
+    return DeepSpeedLearner(Path(job["model"]), **options, **job.get("zero", {}))
+
+
+def work(job: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Train with `fit`, from the checkpoint in `folder` when one is there; losses and norms by step, the export in `folder`/export."""
+    learner, folder = learner_of(job, where), Path(job["folder"])
+    updates = {"policy": parts([_objective(spec, "") for spec in OBJECTIVES[job["objective"]]])}
+    options = {"batch": 4, "epochs": 4, "max_steps": job.get("steps", 3), "validate_every": 0, "patience": 0,
+               "save_every": job.get("save_every", 0)}
+    fit({"policy": learner}, updates, groups(job["objective"]), options, tokens=job.get("tokens", 24), seed=5, progress=folder,
+        metrics=folder / "metrics.jsonl", validation=groups(job["objective"])[:3])
+    learner.save(folder / "export")
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return {"steps": [line["step"] for line in lines], "metrics": [line["metrics"] for line in lines]}
+
+
+def on_ranks(count: int, jobs: Sequence[Mapping[str, Any]], folder: Path) -> list[dict[str, Any]]:
+    """The jobs' results from `count` ranks under torchrun."""
+    (folder / "jobs.json").write_text(json.dumps(list(jobs)))
+    root = Path(__file__).resolve().parents[3]
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}", __file__, str(folder)],
+        cwd=root, env={**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    return json.loads((folder / "results.json").read_text())
+
+
+def main(folder: Path) -> None:
+    import torch
+
+    from components import ranks
+
+    torch.set_num_threads(1)
+    ranks.join()
+    results = [work(job, "deepspeed") for job in json.loads((folder / "jobs.json").read_text())]
+    if ranks.first():
+        (folder / "results.json").write_text(json.dumps(results))
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    policy, judge = tmp_path_factory.mktemp("policy"), tmp_path_factory.mktemp("judge")
+    train_tiny(policy, steps=3, hidden=64, layers=2, batch=8)
+    save_model(new_reward(policy), load_tokenizer(policy), judge)
+    return {"policy": str(policy), "reward": str(judge)}
+
+
+def job(models: Mapping[str, str], folder: Path, objective: str = "sft", **more: Any) -> dict[str, Any]:
+    folder.mkdir(parents=True, exist_ok=True)
+    return {"model": models["reward" if objective == "reward" else "policy"], "folder": str(folder), "objective": objective, **more}
+
+
+def alike(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
+    assert ours["steps"] == theirs["steps"]
+    for mine, other in zip(ours["metrics"], theirs["metrics"], strict=True):
+        assert set(mine) == set(other)
+        for name, value in mine.items():
+            assert value == pytest.approx(other[name], abs=TOLERANCE, rel=TOLERANCE), name
+
+
+def same_weights(one: Path, other: Path, kind: str = "policy") -> None:
+    import torch
+
+    theirs = load_model(other / "export", kind).state_dict()
+    for name, value in load_model(one / "export", kind).state_dict().items():
+        torch.testing.assert_close(value, theirs[name], atol=5 * TOLERANCE, rtol=0, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def compare(models: Mapping[str, str], folder: Path, wanted: Mapping[str, Mapping[str, Any]]) -> None:
+    """Each job in one process with the torch learner and on two ranks with DeepSpeed."""
+    alone = {name: work(job(models, folder / "alone" / name, **more), "torch") for name, more in wanted.items()}
+    together = on_ranks(2, [job(models, folder / "ranks" / name, **more) for name, more in wanted.items()], folder)
+    for (name, more), result in zip(wanted.items(), together, strict=True):
+        alike(result, alone[name])
+        same_weights(folder / "ranks" / name, folder / "alone" / name, KINDS.get(more["objective"], "policy"))
+
+
+def test_two_ranks_learn_as_one_process(models: dict[str, str], tmp_path: Path) -> None:
+    compare(models, tmp_path, {
+        "sft": {"objective": "sft", "zero": {"zero_stage": 0}},
+        "dpo": {"objective": "dpo", "zero": {"zero_stage": 1}},
+        "grpo": {"objective": "grpo", "zero": {"zero_stage": 2}},
+        "reward": {"objective": "reward", "zero": {"zero_stage": 3}},
+        "sharded": {"objective": "sft", "zero": {"zero_stage": 3}, "options": {"gradient_checkpointing": True}},
+        "offload": {"objective": "sft", "zero": {"zero_stage": 2, "offload_optimizer": True}},
+        "lora": {"objective": "dpo", "zero": {"zero_stage": 3}, "adapter": LORA},
+    })
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", range(4))
+def test_every_objective_at_every_stage(models: dict[str, str], tmp_path: Path, stage: int) -> None:
+    zero = {"zero_stage": stage}
+    wanted = {name: {"objective": name, "zero": zero} for name in OBJECTIVES}
+    wanted |= {f"lora_{name}": {"objective": name, "zero": zero, "adapter": LORA} for name in OBJECTIVES}
+    wanted |= {f"{word}_lora": {"objective": "dpo", "zero": zero, "adapter": {**LORA, word: True}} for word in ("dora", "rslora")}
+    wanted["top"] = {"objective": "sft", "zero": zero, "adapter": {"name": "top_layers", "count": 1}}
+    wanted["checkpointing"] = {"objective": "sft", "zero": zero, "options": {"gradient_checkpointing": True, "schedule": "cosine"}}
+    wanted["one_batch"] = {"objective": "sft", "zero": zero, "tokens": 4096}
+    if stage:
+        wanted["offload"] = {"objective": "dpo", "zero": {**zero, "offload_optimizer": True}}
+    if stage == 3:
+        wanted["offload_all"] = {"objective": "dpo", "zero": {**zero, "offload_optimizer": True, "offload_parameters": True}}
+    compare(models, tmp_path, wanted)
+
+
+def test_a_checkpoint_is_read_by_any_number_of_ranks(models: dict[str, str], tmp_path: Path) -> None:
+    whole = work(job(models, tmp_path / "whole", steps=5), "torch")
+    begun = [job(models, tmp_path / f"to_one_{stage}", steps=3, save_every=2, zero={"zero_stage": stage}) for stage in range(4)]
+    went_on = []
+    for stage in range(4):
+        work(job(models, tmp_path / f"to_two_{stage}", steps=3, save_every=2), "torch")
+        went_on.append(job(models, tmp_path / f"to_two_{stage}", steps=5, zero={"zero_stage": stage}))
+    results = on_ranks(2, [*begun, *went_on], tmp_path)
+    for stage in range(4):
+        assert (tmp_path / f"to_one_{stage}" / "checkpoint-2" / "tensors.safetensors").is_file()
+        alike(results[4 + stage], whole)
+        same_weights(tmp_path / f"to_two_{stage}", tmp_path / "whole")
+        alike(work(job(models, tmp_path / f"to_one_{stage}", steps=5), "torch"), whole)
+        same_weights(tmp_path / f"to_one_{stage}", tmp_path / "whole")
+
+
+def test_alone_it_is_the_torch_learner(models: dict[str, str], tmp_path: Path) -> None:
+    alike(work(job(models, tmp_path / "a", "dpo", zero={"zero_stage": 2}), "deepspeed"), work(job(models, tmp_path / "b", "dpo"), "torch"))
+    same_weights(tmp_path / "a", tmp_path / "b")
+    learner = learner_of(job(models, tmp_path), "deepspeed")
+    with pytest.raises(ContractError, match="other parameters"):
+        learner.restore(learner_of(job(models, tmp_path, adapter=LORA), "torch").state())
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_a_gradient_that_is_not_finite_stops_and_touches_nothing(models: dict[str, str], tmp_path: Path, stage: int) -> None:
+    import torch
+
+    from components.errors import TrainingError
+
+    learner = learner_of(job(models, tmp_path, zero={"zero_stage": stage}), "deepspeed")
+    before = learner.state()["weights"]
+    learner.backward(learner(pack(groups("sft"), unit="row", tokens=999)[0], frozenset({"logprobs"})).logprobs.sum() * float("inf"))
+    with pytest.raises(TrainingError, match="gradient norm of update 1"):
+        learner.step()
+    assert all(torch.equal(value, before[name]) for name, value in learner.state()["weights"].items())
+
+
+@pytest.mark.parametrize("where", ["torch", "deepspeed"])
+def test_the_reference_is_the_adapter_switched_off(models: dict[str, str], tmp_path: Path, where: str) -> None:
+    from components.engines.torch import TorchEngine
+
+    learner, rows = learner_of(job(models, tmp_path, adapter=LORA, zero={"zero_stage": 3}), where), groups("grpo")
+    ask = frozenset({"logprobs"})
+    initial = TorchEngine(Path(models["policy"])).score(rows, ask)
+    for _ in range(2):
+        learner.backward(-learner(pack(rows, unit="row", tokens=9999)[0], ask).logprobs.sum())
+        learner.step()
+    switched_off = SwitchedOff(learner, 40).score(rows, ask)
+    learner.save(tmp_path / "moved")
+    moved = TorchEngine(tmp_path / "moved").score(rows, ask)
+    for one, other, far in zip(switched_off, initial, moved, strict=True):
+        for mine, theirs, away in zip(one["logprobs"], other["logprobs"], far["logprobs"], strict=True):
+            assert mine == pytest.approx(theirs, abs=1e-5) and mine != pytest.approx(away, abs=1e-3)
+
+
+def test_bfloat16_is_for_hardware_that_has_it(models: dict[str, str], tmp_path: Path) -> None:
+    from components.learners.deepspeed import has_bfloat16
+
+    if has_bfloat16():
+        pytest.skip("this machine has it")
+    with pytest.raises(RecipeError, match=r"precision: bfloat16.*float32"):
+        learner_of(job(models, tmp_path, zero={"precision": "bfloat16"}), "deepspeed")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
