@@ -28,6 +28,7 @@ class Source:
     source: str
     sha256: str | None = None
     format: Literal["auto", "huggingface", "gguf", "tiny", "data"] = "auto"
+    shape: Mapping[str, Any] | None = None  # keys of its config.json, for `plan` before it is fetched; changes nothing
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,21 @@ class Register:
 
 
 @dataclass(frozen=True)
+class Hardware:
+    """What a profile stands on and what it costs. `plan` and the run's summary read it, no stage does: it changes no key."""
+
+    device: str = "this machine"
+    devices: int = 1
+    memory_gb: float | None = None       # of one device; null: what this machine has
+    host_memory_gb: float | None = None  # beside the devices; null: what this machine has
+    tflops: float | None = None          # of one device on matrices, as its maker states; null: measured here
+    bandwidth_gb: float | None = None    # GB/s between one device and its memory, as its maker states; null: measured here
+    price_per_hour: float | None = None  # of all devices together
+    currency: str = "EUR"
+    watts: float | None = None           # of all devices together, at work
+
+
+@dataclass(frozen=True)
 class Profile:
     """Hardware and sizes; never the method."""
 
@@ -153,6 +169,12 @@ class Profile:
     sampler_rows: int = 64
     gradient_checkpointing: bool = False
     launch: Literal["child", "inline"] = "child"
+    ranks: int = 1                                       # processes that learn together, one a device
+    zero_stage: int = 2                                  # DeepSpeed: what the ranks divide
+    offload_optimizer: bool = False
+    offload_parameters: bool = False
+    precision: Literal["float32", "bfloat16"] = "float32"
+    hardware: Hardware = field(default_factory=Hardware)
 
 
 @dataclass(frozen=True)

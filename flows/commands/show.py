@@ -35,6 +35,10 @@ def show(run: Annotated[str | None, typer.Argument(help="A run's name; the newes
         table.add_row(name, key[:12], *(["", "not made"] if manifest is None else
                                         [f"{manifest['meta'].get('seconds', '')}", headline(manifest["meta"])]))
     console.print(table)
+    drift = json.loads((folder / "drift.json").read_text()) if (folder / "drift.json").exists() else {}
+    for kind, found in drift.items():
+        console.print(f"drift      {kind} against {found['against']}: " + ("; ".join(found["moved"]) or
+                      f"none in {len(found['compared'])} comparisons"), highlight=False, soft_wrap=True, markup=False)
     report = folder / "stages" / "evaluate" / "report.html"
     if report.exists():
         console.print(f"report: {report.resolve()}")
