@@ -144,12 +144,12 @@ def test_this_machine_counts_where_the_profile_states_nothing() -> None:
         large = dataclasses.replace(profile, tokens_per_batch=200_000)
         recipe, _ = load("chat", overrides=["sft.fit.batch=2000"])
         refuse_what_cannot_fit(large, estimate(recipe, large, plan(recipe, large), SMOL, {}, None, {}), (16e9, 100e9))
-    with pytest.raises(RecipeError, match="products of this run need .* of disk, 1.0 GB are free"):
+    with pytest.raises(RecipeError, match=r"products of this run need .* of disk, 1\.0 GB are free"):
         refuse_what_cannot_fit(profile, costs, (16e9, 1e9))
 
 
 def test_another_architecture_is_refused() -> None:
-    with pytest.raises(RecipeError, match="no num_hidden_layers, hidden_size.*only decoders built like Llama"):
+    with pytest.raises(RecipeError, match=r"no num_hidden_layers, hidden_size.*only decoders built like Llama"):
         read_shape({"n_layer": 2, "vocab_size": 5, "intermediate_size": 3, "num_attention_heads": 2}, "models.policy.shape")
 
 
