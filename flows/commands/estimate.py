@@ -36,22 +36,23 @@ def print_estimate(console: Any, pipeline: Any) -> None:
         table.add_column(column, justify="right")
     table.add_column("mostly")
     for cost in costs:
-        most = max(cost.memory, key=lambda name: cost.memory[name])
+        most = max(cost.memory, key=lambda name: (name != "process", cost.memory[name]))
         table.add_row(cost.stage.name, gb(cost.bytes), gb(cost.disk) if cost.disk else "", *(_tokens(v) for v in (cost.learn, cost.score, cost.sample)),
                       "made" if cost.stage.name in made else _time(cost.seconds), f"{most} {gb(cost.memory[most])}" if cost.tokens != 0.0 else "")
     console.print(table)
     todo = [cost for cost in costs if cost.stage.name not in made]
     timed = sum(cost.seconds or 0.0 for cost in todo)
     unknown = [cost.stage.name for cost in todo if cost.seconds is None]
-    on = f"{hardware.devices} × {hardware.device}" if hardware.devices > 1 else hardware.device
+    on = f"one of {hardware.devices} × {hardware.device}" if hardware.devices > 1 else hardware.device
     console.print(f"model      {shape.parameters / 1e6:,.1f} million parameters, {shape.layers} layers of {shape.hidden}", highlight=False)
     host = max(cost.host for cost in costs)
-    console.print(f"peak       {gb(max(c.bytes for c in costs))} on one of {on}" + (f", {gb(host)} of host memory beside it" if host else ""),
+    console.print(f"peak       {gb(max(c.bytes for c in costs))} on {on}" + (f", {gb(host)} of host memory beside it" if host else ""),
                   highlight=False)
     console.print(f"disk       {gb(sum(c.disk for c in todo))} to write", highlight=False)
-    console.print(f"time       {_time(timed)}" + (f" and {', '.join(unknown)}: {_why(rates)}" if unknown else ""),
+    console.print(f"time       {_time(timed) if rates else 'unknown before the model is fetched and this machine measured with it'}"
+                  + (f", and what was never made here or waits for curation: {', '.join(unknown)}" if unknown and rates else ""),
                   highlight=False, soft_wrap=True)
-    console.print(f"cost       {_price(hardware, timed)}", highlight=False)
+    console.print(f"cost       {_price(hardware, timed) if rates else 'unknown with the time'}", highlight=False)
     console.print(f"rates      {_rates(rates)}", highlight=False, soft_wrap=True)
     refuse_what_cannot_fit(pipeline.profile, costs, this_machine(pipeline.store.home))
 
@@ -66,10 +67,6 @@ def _time(seconds: float | None) -> str:
     if seconds is None:
         return "?"
     return f"{seconds / 3600:.1f} h" if seconds >= 5400 else f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
-
-
-def _why(rates: Any) -> str:
-    return "never made here, or their data not curated yet" if rates else "no rates; they are measured once the model is here"
 
 
 def _price(hardware: Any, seconds: float) -> str:

@@ -103,7 +103,7 @@ def test_a_server_tells_people_of_failures_and_drift(webhook: tuple[str, list[st
         server = subprocess.Popen([sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
                                   env=env, stdout=out, stderr=out, start_new_session=True)
     try:
-        wait_for(f"http://127.0.0.1:{port}/api/health", server, log, 120)
+        wait_for(f"http://127.0.0.1:{port}/api/health", server, log, 300)
         file = written(tmp_path, people={"url_from": "RATCHET_ALERT_URL", "on": ["failed", "drift"]})
         said = ""
 
@@ -117,7 +117,7 @@ def test_a_server_tells_people_of_failures_and_drift(webhook: tuple[str, list[st
         assert "create  alert       people" in ratchet("--dry-run") and "create  alert       people" in ratchet()
         assert ratchet().endswith("Nothing to change.\n")
         subprocess.run([sys.executable, "-c", TELL], env=env, cwd=ROOT, check=True, capture_output=True)
-        end = time.monotonic() + 90
+        end = time.monotonic() + 180
         while time.monotonic() < end and len(told) < 2:
             time.sleep(0.5)
     finally:

@@ -109,18 +109,18 @@ def team(postgres: int, tmp_path: Path) -> Iterator[dict[str, str]]:
             running.append(subprocess.Popen([sys.executable, "-m", *command], env={**base, **more, MARK: "a server"}, cwd=tmp_path,
                                             stdout=log, stderr=log, start_new_session=True))
             if name == "s3":
-                wait_for(address, running[-1], tmp_path / "s3.log")
+                wait_for(address, running[-1], tmp_path / "s3.log", 300)
                 import boto3
 
                 boto3.client("s3", endpoint_url=store["AWS_ENDPOINT_URL"], aws_access_key_id="key", aws_secret_access_key="secret",
                              region_name="us-east-1").create_bucket(Bucket="ratchet")
         for child, (name, (address, _, _)) in zip(running, servers.items(), strict=True):
             if name != "prefect":  # its health asks for the password too
-                wait_for(address, child, tmp_path / f"{name}.log", 300)
+                wait_for(address, child, tmp_path / f"{name}.log", 600)
         client = {**base, "PREFECT_API_URL": f"http://127.0.0.1:{prefect}/api", "PREFECT_API_AUTH_STRING": f"admin:{PASSWORD}",
                   "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{mlflow}", "MLFLOW_TRACKING_USERNAME": "admin", "MLFLOW_TRACKING_PASSWORD": PASSWORD,
                   "PREFECT_WORKER_QUERY_SECONDS": "2", "PREFECT_RUNNER_POLL_FREQUENCY": "2"}
-        eventually(lambda: asked(client, "GET", "/health"), 300, "the Prefect server")
+        eventually(lambda: asked(client, "GET", "/health"), 600, "the Prefect server")
         yield {**client, "S3": store["AWS_ENDPOINT_URL"]}
     finally:
         for child in reversed(running):
