@@ -60,7 +60,7 @@ class Stage:
 def plan(recipe: Recipe, profile: Profile) -> dict[str, Stage]:
     """Every stage of the run in order, keyed by name."""
     stages: dict[str, Stage] = {}
-    sizes = plain(profile)
+    sizes = {name: value for name, value in plain(profile).items() if name != "hardware"}
 
     def add(name: str, does: str, kind: str, options: Mapping[str, Any], inputs: Mapping[str, str] | None = None,
             pieces: Iterable[tuple[str, Mapping[str, Any]]] = (), heavy: bool = True, **more: Any) -> str:
@@ -74,7 +74,8 @@ def plan(recipe: Recipe, profile: Profile) -> dict[str, Stage]:
         return name
 
     for name, source in recipe.models.items():
-        add(f"model_{name}", "make_tiny" if source.format == "tiny" else "fetch_model", "weights", plain(source), heavy=False)
+        where = {key: value for key, value in plain(source).items() if key != "shape"}
+        add(f"model_{name}", "make_tiny" if source.format == "tiny" else "fetch_model", "weights", where, heavy=False)
     base = "model_policy"
     raw = add("raw", "fetch_data", "data", {k: recipe.data.get(k) for k in ("source", "sha256")}, heavy=False)
     transforms = [("transform", t) for t in recipe.data.get("transforms", ())]

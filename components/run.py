@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import resource
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -54,8 +55,21 @@ def execute(request: Mapping[str, Any]) -> dict[str, Any]:
     }
     work = Workspace(Path(request["work"]))
     agreed = agree(request["does"], inputs, request["options"])
+    before = _processor_seconds()
     meta = function(Job(request["options"], inputs, work)) or {}
-    return {**meta, **record(work.product, agreed)}
+    spent = {"cpu_seconds": round(_processor_seconds() - before, 2), "peak_gb": round(_peak_bytes() / 1e9, 3)}
+    return {**meta, **record(work.product, agreed), "spent": spent}
+
+
+def _processor_seconds() -> float:
+    """Of this process and of those it started that have ended."""
+    return sum(u.ru_utime + u.ru_stime for u in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))
+
+
+def _peak_bytes() -> int:
+    """The most memory this process, or the largest it started, ever held. A stage run inline shares its caller's."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 
 
 def as_request(does: str, options: Mapping[str, Any], inputs: Mapping[str, Artifact], work: Path) -> dict[str, Any]:

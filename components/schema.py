@@ -30,6 +30,7 @@ class Source:
     source: str
     sha256: str | None = None
     format: Literal["auto", "huggingface", "gguf", "tiny", "data"] = "auto"
+    shape: Mapping[str, Any] | None = None  # keys of its config.json, for `plan` before it is fetched; changes nothing
 
 
 @dataclass(frozen=True)
@@ -162,6 +163,21 @@ class Vllm:
 
 
 @dataclass(frozen=True)
+class Hardware:
+    """What a profile stands on and what it costs. `plan` and the run's summary read it, no stage does: it changes no key."""
+
+    device: str = "this machine"
+    devices: int = 1
+    memory_gb: float | None = None       # of one device; null: what this machine has
+    host_memory_gb: float | None = None  # beside the devices; null: what this machine has
+    tflops: float | None = None          # of one device on matrices, as its maker states; null: measured here
+    bandwidth_gb: float | None = None    # GB/s between one device and its memory, as its maker states; null: measured here
+    price_per_hour: float | None = None  # of all devices together
+    currency: str = "EUR"
+    watts: float | None = None           # of all devices together, at work
+
+
+@dataclass(frozen=True)
 class Profile:
     """Hardware and sizes; never the method. `ranks` processes learn together (one a GPU where there are any), each with
     `threads`; `zero_stage` and the offload switches say what DeepSpeed divides among them or keeps on the host."""
@@ -180,6 +196,7 @@ class Profile:
     gradient_checkpointing: bool = False
     launch: Literal["child", "inline"] = "child"
     vllm: Vllm = field(default_factory=Vllm)
+    hardware: Hardware = field(default_factory=Hardware)
 
     def __post_init__(self) -> None:
         torch, zero = self.learner == "torch", self.zero_stage

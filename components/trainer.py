@@ -211,7 +211,9 @@ def fit(
         epoch, within = divmod(step, per_epoch)
         indices = order(len(groups), epoch, seed)[within * options["batch"] : (within + 1) * options["batch"]]
         chosen = [groups[i] for i in indices]
+        began = time.monotonic()
         line = one_step(learners, updates, chosen, tokens=tokens)
+        line["tokens_per_second"] = sum(len(t.mask) for g in chosen for t in g.trajectories) / (time.monotonic() - began)
         state["step"] += 1
         state["tokens"] += sum(sum(t.mask) for g in chosen for t in g.trajectories)
         line["trainable_tokens"] = state["tokens"]

@@ -14,6 +14,7 @@ from components.errors import RatchetError, RecipeError
 from flows.commands.compare_runs import compare_runs
 from flows.commands.deploy import deploy
 from flows.commands.doctor import doctor
+from flows.commands.estimate import check_fits, print_estimate
 from flows.commands.gc import gc
 from flows.commands.lineage import lineage
 from flows.commands.options import OUT, Home
@@ -67,13 +68,16 @@ def run(recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = N
 
 
 @app.command("plan")
-def show_plan(recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = None) -> None:  # noqa: B006
-    """Say what `run` would do, stage by stage, without doing it."""
+def show_plan(recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = None,  # noqa: B006
+              estimate: Annotated[bool, typer.Option("--estimate", help="Memory, disk, tokens, time and cost too.")] = False) -> None:
+    """Say what `run` would do, stage by stage, without doing it. A profile that cannot fit is refused."""
     from rich.console import Console
 
     from tasks.pipeline import Pipeline
 
-    _print_plan(Console(), Pipeline.open(recipe, home=home, overrides=set, profile=profile), full=True)
+    console, pipeline = Console(), Pipeline.open(recipe, home=home, overrides=set, profile=profile)
+    _print_plan(console, pipeline, full=not estimate)
+    (print_estimate(console, pipeline) if estimate else check_fits(pipeline))
 
 
 @app.command()

@@ -18,6 +18,8 @@ import yaml
 
 from components.errors import RecipeError, nearest
 from components.recipe import conform, load
+from flows.alerts import Alert, alert_change
+from flows.alerts import check as check_alert
 from tasks.turns import IfRunning
 
 SCHEMA = 1
@@ -85,6 +87,7 @@ class Plan:
     deployments: Sequence[Deployment]
     work_pools: Mapping[str, WorkPool]
     slots: Mapping[str, int] = field(default_factory=dict)
+    alerts: Mapping[str, Alert] = field(default_factory=dict)
 
 
 def read(path: Path) -> tuple[Plan, dict[str, Any]]:
@@ -106,6 +109,8 @@ def read(path: Path) -> tuple[Plan, dict[str, Any]]:
         templates = {name: _template(path.parent, name, pool) for name, pool in plan.work_pools.items()}
         for one in plan.deployments:
             _check(one, plan, templates)
+        for name, alert in plan.alerts.items():
+            check_alert(name, alert)
     except RecipeError as error:
         raise RecipeError(f"{path}: {error}") from error
     return plan, templates
@@ -169,7 +174,7 @@ def _template(folder: Path, name: str, pool: WorkPool) -> dict[str, Any]:
 class Change:
     """What it takes to make one thing on the server as the file has it. `carry_out` is None when nothing is to be done."""
 
-    kind: Literal["work pool", "slots", "deployment"]
+    kind: Literal["work pool", "slots", "deployment", "alert"]
     name: str
     what: Literal["create", "update", "keep", "remove"]
     differs: Sequence[str] = ()  # "schedules: [...] -> [...]"
@@ -186,6 +191,7 @@ def changes(plan: Plan, templates: Mapping[str, Any], client: Any, workspace: Pa
     found = [_pool(name, pool, templates[name], client) for name, pool in plan.work_pools.items()]
     found += [_slots(name, limit, client) for name, limit in plan.slots.items()]
     found += [_deployment(one, plan.work_pools[one.work_pool.name].type, client, workspace) for one in plan.deployments]
+    found += [alert_change(name, alert, client, _change) for name, alert in plan.alerts.items()]
     for known in _owned(client):
         if f"{FLOW}/{known.name}" not in wanted:
             found.append(Change("deployment", known.name, "remove", (), lambda i=known.id: client.delete_deployment(i)))

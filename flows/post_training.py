@@ -8,6 +8,7 @@ from typing import Any
 from prefect import flow
 
 from flows.parts import version
+from tasks.drift import watch_data, watch_results
 from tasks.pipeline import Pipeline
 from tasks.registration import register_run
 from tasks.stages import make
@@ -28,6 +29,7 @@ def post_training(
     pipeline = Pipeline.open(recipe, home=Path(home), overrides=overrides or (), profile=profile)
     with held(pipeline.run.path / "lock", f"run {pipeline.run.name}", if_running), watched(pipeline, display) as mirror:
         curate(pipeline)
+        watch_data(pipeline)
         if until == "curate":
             return {"run": pipeline.run.name}
         with gpu_slots(gpus):
@@ -38,6 +40,7 @@ def post_training(
                 make(pipeline, "evaluate")
         if until in ("train", "evaluate"):
             return {"run": pipeline.run.name}
+        watch_results(pipeline)
         registered = register_run(pipeline, mirror.tracking.run_id(wait_seconds=20))
         return {"run": pipeline.run.name, "registered": registered, "data": version(pipeline, Path.cwd())}
 

@@ -15,6 +15,8 @@ from components.recipe import dump
 from components.types import Artifact
 from tasks.pipeline import Pipeline
 from tasks.provenance import packages, revision
+from tasks.spending import spending
+from tasks.system import sampled
 from tasks.tracking import Tracking
 from tasks.versioning import digest
 
@@ -28,14 +30,19 @@ def watched(pipeline: Pipeline, display: Any = None) -> Iterator[MlflowMirror]:
     pipeline.watchers[:] = [w for w in (display, mirror, PrefectPage()) if w is not None]
     pipeline.begin()
     mirror.begin()
+    system = pipeline.run.path / "tracking" / "system.jsonl"
+    mirror.tracking.follow(system)
     try:
-        yield mirror
+        with sampled(system):
+            yield mirror
     except BaseException as error:
         state = "failed" if isinstance(error, Exception) else "stopped"
         pipeline.end(state, error=f"{type(error).__name__}: {error}")
         mirror.end("FAILED" if state == "failed" else "KILLED")
         raise
-    pipeline.end("finished")
+    spent = spending(pipeline)
+    mirror.tracking.log({f"spent.{name}": value for name, value in spent.items()})
+    pipeline.end("finished", spent=spent)
     if not mirror.end("FINISHED") and display is not None:
         display.console.print(f"MLflow is behind, nothing is lost: {mirror.tracking.problem}. `ratchet sync` sends the rest.")
 

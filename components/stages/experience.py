@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,9 +27,13 @@ def rollout(job: Job) -> dict[str, Any]:
     choose = build("prompts", options["prompts"])
     mine = choose(prompts, count=options["prompts_per_round"], round=options["round"], rounds=options["rounds"], seed=options["seed"])
     context = Context(models={"policy": engine(job, "policy")}, seed=options["seed"], round=options["round"])
+    began = time.monotonic()
     groups = build("rollout", options["rollout"])(mine, context)
+    seconds = time.monotonic() - began  # loading the model included
     write_groups(job.work.product / "groups.parquet", groups)
-    return {"prompts": len(groups), "responses": sum(len(g.trajectories) for g in groups)}
+    tokens = sum(sum(t.mask) for g in groups for t in g.trajectories)
+    return {"prompts": len(groups), "responses": sum(len(g.trajectories) for g in groups), "tokens": tokens,
+            "tokens_per_second": round(tokens / seconds, 1)}
 
 
 def annotate(job: Job) -> dict[str, Any]:

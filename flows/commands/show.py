@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,6 +19,7 @@ def show(run: Annotated[str | None, typer.Argument(help="A run's name; the newes
 
     from components.store import read_manifest
     from flows.display import headline
+    from tasks.spending import said
 
     runs = sorted((home / "runs").glob("*/run.json"), key=lambda p: p.stat().st_mtime) if (home / "runs").is_dir() else []
     if run:
@@ -35,6 +37,18 @@ def show(run: Annotated[str | None, typer.Argument(help="A run's name; the newes
         table.add_row(name, key[:12], *(["", "not made"] if manifest is None else
                                         [f"{manifest['meta'].get('seconds', '')}", headline(manifest["meta"])]))
     console.print(table)
+    if "spent" in state:
+        console.print(f"spent      {said(state['spent'], _currency(folder / 'recipe.yaml'))}", highlight=False, soft_wrap=True)
+    drift = json.loads((folder / "drift.json").read_text()) if (folder / "drift.json").exists() else {}
+    for kind, found in drift.items():
+        console.print(f"drift      {kind} against {found['against']}: " + ("; ".join(found["moved"]) or
+                      f"none in {len(found['compared'])} comparisons"), highlight=False, soft_wrap=True, markup=False)
     report = folder / "stages" / "evaluate" / "report.html"
     if report.exists():
         console.print(f"report: {report.resolve()}")
+
+
+def _currency(resolved: Path) -> str:
+    import yaml
+
+    return (yaml.safe_load(resolved.read_text()).get("profile") or {}).get("hardware", {}).get("currency", "") if resolved.exists() else ""

@@ -74,3 +74,21 @@ def test_a_promotion_needs_its_reason(home: Path) -> None:
         ratchet("promote", "policy", "--version", "1", "--reason", " ", "--home", str(home))
     with pytest.raises(ContractError, match="needs a reason"):
         ratchet("rollback", "policy", "--reason", "", "--home", str(home))
+
+
+def test_an_estimate_measures_this_machine_once(fresh_home, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tasks import calibration
+
+    home = fresh_home("estimated")
+    ask = ("plan", "online_dpo", "--estimate", "--profile", "test", "--home", str(home))
+    said = ratchet(*ask)
+    assert "million parameters" in said and "sampled tokens a second, measured on this machine" in said and "rollout_1" in said
+    assert "cost       unknown: the profile states no hardware.price_per_hour" in said
+    monkeypatch.setattr(calibration, "_measured", lambda ask: pytest.fail("measured again"))
+    assert ratchet(*ask) == said, "the same machine, other numbers"
+
+
+def test_a_plan_that_cannot_fit_is_refused() -> None:
+    with pytest.raises(RecipeError, match="profile 'gpu' cannot run stage 'sft'"):
+        ratchet("plan", "rlhf_workflow_8b", "--profile", "gpu")
+    assert "0 of 21 stages" in ratchet("plan", "rlhf_workflow_8b")

@@ -44,4 +44,4 @@ def test_recipe_runs_small(recipe: str, tiny_home: Path) -> None:
 def test_every_tiny_recipe_is_smoked() -> None:
     from components.recipe import names
 
-    assert set(SMALL) == set(names()) - {"chat", "chat_offline"}
+    assert set(SMALL) == set(names()) - {"chat", "chat_offline", "rlhf_workflow_8b"}  # real models

@@ -1,0 +1,54 @@
+"""Does a run fit on what its profile stands on? A refusal says which stage needs what, what there is, and what to lower."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from components.errors import RecipeError
+from components.estimate import Cost
+from components.memory import RESERVE, Parts
+from components.schema import Hardware, Profile
+
+
+def refuse_what_cannot_fit(profile: Profile, costs: Sequence[Cost], here: tuple[float, float]) -> None:
+    """Raise `RecipeError` for the stage that lacks most; `here` is (bytes of memory, bytes of free disk) of this machine,
+    which count where the profile states nothing."""
+    hardware = profile.hardware
+    device = hardware.memory_gb * 1e9 if hardware.memory_gb else here[0]
+    host = hardware.host_memory_gb * 1e9 if hardware.host_memory_gb else here[0]
+    worst = max(costs, key=lambda cost: cost.bytes)
+    if worst.bytes > device * (1 - RESERVE):
+        raise RecipeError(f"profile {profile.name!r} cannot run stage {worst.stage.name!r}: it needs {gb(worst.bytes)} on "
+                          f"{_one(hardware)} ({_spelt(worst.memory)}), there are {gb(device)} of which {RESERVE:.0%} stay free; "
+                          f"{_advice(profile, worst)}")
+    beside = max(costs, key=lambda cost: cost.host)
+    if beside.host > host * (1 - RESERVE):
+        raise RecipeError(f"profile {profile.name!r} cannot run stage {beside.stage.name!r}: what it offloads needs {gb(beside.host)} "
+                          f"of host memory, there are {gb(host)}; offload less or take more ranks")
+    disk = sum(cost.disk for cost in costs)
+    if hardware.memory_gb is None and disk > here[1]:
+        raise RecipeError(f"the products of this run need {gb(disk)} of disk, {gb(here[1])} are free; `ratchet gc` shows what could go, "
+                          "or choose another --home")
+
+
+def gb(size: float) -> str:
+    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.0f} MB"
+
+
+def _one(hardware: Hardware) -> str:
+    return f"one {hardware.device}" if hardware.devices > 1 or hardware.memory_gb else hardware.device
+
+
+def _spelt(memory: Parts) -> str:
+    return ", ".join(f"{name} {gb(size)}" for name, size in sorted(memory.items(), key=lambda kv: -kv[1]) if size >= 1e7)
+
+
+def _advice(profile: Profile, cost: Cost) -> str:
+    """What to lower, by what weighs most."""
+    most = max((name for name in cost.memory if name != "process"), key=lambda name: cost.memory[name], default="")
+    ways = {
+        "activations": f"lower tokens_per_batch (now {profile.tokens_per_batch}), or set gradient_checkpointing: true",
+        "KV cache": f"lower sampler_rows (now {profile.sampler_rows}) or max_tokens of the answers",
+    }
+    return ways.get(most, "train less of it (adapter: {name: lora} or {name: top_layers}), divide it over more devices "
+                          "(zero_stage 3 with more ranks, as in profile node), or take a smaller model")

@@ -1,0 +1,294 @@
+"""What a recipe will take on a profile, stage by stage: memory, disk, tokens, and from measured or stated rates its time.
+
+Answers are counted at their longest (`max_tokens`), so tokens are upper bounds where the policy ends earlier. How large
+the data is comes from curation when it was made, else from the recipe's limits; what neither tells stays unknown (None).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from components.memory import PROCESS, Layout, Parts, sampling, scoring, trained, training
+from components.piece import describe
+from components.plan import Stage
+from components.schema import Profile, Recipe
+from components.shape import Shape
+
+UTILISATION = 0.4    # of stated FLOP/s that a training or scoring pass reaches; of stated bandwidth, DECODE
+DECODE = 0.6
+SAVED = 20.0         # bytes of a token in a groups artifact: ids, mask, log-probs and text, compressed
+
+
+@dataclass(frozen=True)
+class Split:
+    """A curated data set: how many groups, how long the longest trajectory of each is on average, in tokens."""
+
+    groups: int | None
+    tokens: float
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Tokens a second on one machine. `learn` by adapter, as `adapter_key` spells it."""
+
+    learn: Mapping[str, float]
+    score: float
+    sample: float
+    load: float            # seconds to load the model once
+    source: str = "stated"  # or "measured"
+
+
+@dataclass
+class Cost:
+    """One stage. Bytes are of one device at its worst moment, `host` beside it; tokens by what is done with them."""
+
+    stage: Stage
+    memory: Parts = field(default_factory=dict)
+    host: float = 0.0
+    disk: float = 0.0
+    learn: float | None = 0.0
+    score: float | None = 0.0
+    sample: float | None = 0.0
+    adapter: str = ""
+    models: int = 0
+    seconds: float | None = None
+
+    @property
+    def bytes(self) -> float:
+        return sum(self.memory.values())
+
+    @property
+    def tokens(self) -> float | None:
+        parts = (self.learn, self.score, self.sample)
+        return None if any(p is None for p in parts) else sum(p for p in parts if p is not None)
+
+
+def estimate(recipe: Recipe, profile: Profile, stages: Mapping[str, Stage], shape: Shape, splits: Mapping[str, Split],
+             rates: Rates | None, last: Mapping[str, float]) -> list[Cost]:
+    """Every stage's cost. `last` gives seconds a stage took before, for those that count no tokens."""
+    known = _Known(recipe, profile, shape, splits)
+    costs = []
+    for stage in stages.values():
+        cost = getattr(known, stage.does, known.other)(stage)
+        cost.seconds = seconds(cost, rates)
+        if (not cost.tokens and cost.tokens is not None) or cost.seconds is None:
+            cost.seconds = last.get(stage.name)
+        costs.append(cost)
+    return costs
+
+
+def seconds(cost: Cost, rates: Rates | None) -> float | None:
+    """Tokens by their rates, and loading; None where tokens or rates are not known."""
+    if rates is None or cost.learn is None or cost.score is None or cost.sample is None:
+        return None
+    learning = cost.learn / rates.learn[cost.adapter] if cost.learn else 0.0
+    return learning + cost.score / rates.score + cost.sample / rates.sample + cost.models * rates.load
+
+
+def adapter_key(adapter: Mapping[str, Any]) -> str:
+    return " ".join(f"{k}={v}" if k != "name" else str(v) for k, v in sorted(adapter.items(), key=lambda kv: (kv[0] != "name", kv[0])))
+
+
+def adapters(recipe: Recipe) -> dict[str, Mapping[str, Any]]:
+    """The different ways this recipe learns, by `adapter_key`."""
+    fits = [section.fit for section in (recipe.sft, recipe.reward, recipe.offline, recipe.online) if section]
+    return {adapter_key(fit.adapter): fit.adapter for fit in fits}
+
+
+def stated_rates(recipe: Recipe, profile: Profile, shape: Shape, *, length: float) -> Rates | None:
+    """Rates from what the maker states, when the profile says: 2 operations a parameter and token forward, 4 backward (2 where
+    weights are frozen) and 2 more under checkpointing, at `UTILISATION`; sampling reads every weight once a token of all rows."""
+    hardware = profile.hardware
+    if hardware.tflops is None or hardware.bandwidth_gb is None:
+        return None
+    work = hardware.devices * hardware.tflops * 1e12 * UTILISATION
+    learn = {}
+    for name, adapter in adapters(recipe).items():
+        learns, layers = trained(shape, adapter)
+        backward = 2 * shape.parameters * layers / shape.layers + 2 * learns
+        learn[name] = work / (2 * shape.parameters * (2 if profile.gradient_checkpointing else 1) + backward)
+    rows = profile.sampler_rows
+    read = 2 * shape.parameters + rows * length * 4 * shape.layers * shape.key_value
+    return Rates(learn, work / (2 * shape.parameters), rows * hardware.devices * hardware.bandwidth_gb * 1e9 * DECODE / read, load=60.0)
+
+
+class _Known:
+    """One method a kind of stage, named like `Stage.does`."""
+
+    def __init__(self, recipe: Recipe, profile: Profile, shape: Shape, splits: Mapping[str, Split]) -> None:
+        self.recipe, self.profile, self.shape, self.splits = recipe, profile, shape, splits
+        self.layout = Layout.of(profile)
+        self.judge = shape.first(recipe.reward.layers if recipe.reward else None)
+        self.depth = self.judge.layers / shape.layers
+        self.saved = float(self.layout.weight * shape.parameters)
+
+    def other(self, stage: Stage) -> Cost:
+        return Cost(stage, {"process": PROCESS})
+
+    def fetch_model(self, stage: Stage) -> Cost:
+        return Cost(stage, {"process": PROCESS}, disk=self.saved if stage.name == "model_policy" else 0.0)
+
+    make_tiny = fetch_model
+
+    def sft(self, stage: Stage) -> Cost:
+        options = stage.options
+        split = self.split(options["data"], options["limit"], options["max_tokens"])
+        cost = self.learned(stage, options["fit"], split, 1, self.shape)
+        if options["validation"] and options["fit"]["validate_every"] and split.groups is not None:
+            held = self.split(options["validation"], options["limit_validation"], options["max_tokens"])
+            times = self.steps(options["fit"], split.groups) // options["fit"]["validate_every"] + 1
+            cost.score = _times(cost.score, times, held, 1)
+        return cost
+
+    def reward(self, stage: Stage) -> Cost:
+        options = stage.options
+        split = self.split(options["data"], options["limit"], options["max_tokens"])
+        cost = self.learned(stage, options["fit"], split, 2, self.judge)
+        held = self.split(options["validation"], options["limit_validation"], options["max_tokens"])
+        cost.score = _times(0.0, 1, held, 2)
+        if options["linear_probe"] and cost.score is not None:
+            cost.score = _times(cost.score, 1, split, 2)
+        cost.score = None if cost.score is None else cost.score * self.depth
+        cost.learn = None if cost.learn is None else cost.learn * self.depth
+        return cost
+
+    def prepare_offline(self, stage: Stage) -> Cost:
+        options = stage.options
+        split = self.split(options["data"], options["limit"], options["max_tokens"])
+        passes = self.passes([*options["annotate"], *options["prepare"]])
+        return Cost(stage, self.scored(0), disk=_all(split, 2) * SAVED, score=_times(0.0, passes, split, 2), models=1)
+
+    def optimise(self, stage: Stage) -> Cost:
+        fit = stage.options["fit"]
+        if stage.round is None:
+            section = self.recipe.offline
+            assert section is not None
+            return self.learned(stage, fit, self.split(section.data, section.limit, section.max_tokens), 2, self.shape)
+        prompts, _, each = self.asked()
+        return self.learned(stage, fit, Split(prompts, self.length()), self.chosen(fit, each), self.shape)
+
+    def rollout(self, stage: Stage) -> Cost:
+        prompts, answer, each = self.asked()
+        return Cost(stage, self.sampled(prompts, answer, each), disk=prompts * each * self.length() * SAVED,
+                    score=prompts * self.prompt(), sample=float(prompts * each * answer), models=1)
+
+    def annotate(self, stage: Stage) -> Cost:
+        prompts, _, each = self.asked()
+        passes = self.passes(stage.options["annotate"])
+        watched = (stage.options["watch"].get("kl_prompts", 0) if (stage.round or 0) > 1 else 0) * self.length()
+        return Cost(stage, self.scored(len(self.recipe.reward.judges) if self.recipe.reward else 0),
+                    disk=prompts * each * self.length() * SAVED, score=prompts * each * self.length() * passes + watched, models=1)
+
+    def select(self, stage: Stage) -> Cost:
+        prompts, _, each = self.asked()
+        rows = prompts * self.chosen(stage.options.get("fit") or self.online.fit, each)
+        passes = self.passes(stage.options["prepare"])
+        return Cost(stage, self.scored(0), disk=rows * self.length() * SAVED, score=rows * self.length() * passes, models=1)
+
+    def improve(self, stage: Stage) -> Cost:
+        prompts, answer, each = self.asked()
+        options = stage.options
+        cost = self.learned(stage, options["fit"], Split(prompts * options["rounds"], self.length()), each, self.shape)
+        memory = dict(cost.memory)
+        for name, size in self.sampled(prompts, answer, each).items():
+            memory[name if name == "KV cache" else "process" if name == "process" else "engine"] = size + (
+                memory.get("engine", 0.0) if name not in ("KV cache", "process") else 0.0)
+        cost.memory = memory
+        rows = prompts * each * options["rounds"]
+        cost.score = rows * self.length() * self.passes([*options["annotate"], *options["prepare"]]) + rows / each * self.prompt()
+        cost.sample, cost.models = float(rows * answer), 2
+        return cost
+
+    def evaluate(self, stage: Stage) -> Cost:
+        options = stage.options
+        held = self.split(options["data"], options["prompts"], None)
+        arms = 1 + bool(self.recipe.sft or self.recipe.offline or self.recipe.online) + bool(self.recipe.sft)
+        if held.groups is None:
+            return Cost(stage, self.sampled(options["prompts"], options["max_tokens"], 1), score=None, sample=None)
+        rows = held.groups * options["responses_per_prompt"]
+        judged = rows * (held.tokens + options["max_tokens"]) * (self.depth if self.recipe.reward else 0.0)
+        human = min(options["perplexity_rows"], held.groups) * (held.tokens + options["max_tokens"])
+        memory = dict(self.sampled(held.groups, options["max_tokens"], options["responses_per_prompt"], held.tokens))
+        if self.recipe.sft:
+            memory["SFT policy"] = memory["weights"]
+        if self.recipe.reward:
+            memory["reward models"] = 4.0 * self.judge.parameters * len(self.recipe.reward.judges)
+        return Cost(stage, memory, disk=arms * rows * (held.tokens + options["max_tokens"]) * SAVED,
+                    score=arms * (held.groups * held.tokens + judged + human), sample=float(arms * rows * options["max_tokens"]),
+                    models=arms)
+
+    # --- what they share ---------------------------------------------------------------------------------------------
+
+    @property
+    def online(self) -> Any:
+        assert self.recipe.online is not None
+        return self.recipe.online
+
+    def asked(self) -> tuple[int, int, int]:
+        """(prompts a round, longest answer, answers a prompt)."""
+        rollout = self.online.rollout
+        return self.online.prompts_per_round, rollout.get("max_tokens", 128), rollout.get("responses_per_prompt", 1)
+
+    def prompt(self) -> float:
+        return self.split(self.online.data, None, None).tokens
+
+    def length(self) -> float:
+        return self.prompt() + self.asked()[1]
+
+    def split(self, name: str, limit: int | None, longest: int | None) -> Split:
+        """Curated, or as the recipe bounds it: `limit` groups of the longest length it allows."""
+        made = self.splits.get(name)
+        bound = (self.recipe.data.get(name.removesuffix("_validation")) or {}).get("max_tokens", 256)
+        groups, tokens = (made.groups, made.tokens) if made else (None, float(bound))
+        if limit is not None:
+            groups = min(limit, groups) if groups is not None else limit
+        return Split(groups, min(tokens, longest) if longest else tokens)
+
+    def steps(self, fit: Mapping[str, Any], groups: int) -> int:
+        steps = -(-groups // fit["batch"]) * fit["epochs"]
+        return min(steps, fit["max_steps"]) if fit["max_steps"] else steps
+
+    def learned(self, stage: Stage, fit: Mapping[str, Any], split: Split, rows: int, shape: Shape) -> Cost:
+        """A fit on `split`, each of whose groups holds `rows` texts. Its worst moment is learning, or saving: a checkpoint is a
+        copy of what learns and of Adam's state, and the finished weights are read back beside the learner."""
+        packed = min(self.profile.tokens_per_batch, fit["batch"] * rows * split.tokens)
+        parts, host = training(shape, fit["adapter"], self.layout, max(packed, rows * split.tokens))
+        memory = {"process": PROCESS, **parts}
+        if not self.layout.loaded:
+            learns, _ = trained(shape, fit["adapter"])
+            saving = max((self.layout.weight + self.layout.optimiser) * learns, 4.0 * shape.parameters)
+            memory["saving"] = max(0.0, saving - parts["activations"] - parts["gradients"])
+        groups = split.groups
+        passed = None if groups is None else min(groups * fit["epochs"], self.steps(fit, groups) * fit["batch"]) * rows * split.tokens
+        return Cost(stage, memory, host, disk=4.0 * shape.parameters, learn=passed, adapter=adapter_key(fit["adapter"]), models=3)
+
+    def sampled(self, prompts: int, answer: int, each: int, prompt: float | None = None) -> Parts:
+        rows = min(max(self.profile.sampler_rows, each), prompts * each)
+        prompt = self.prompt() if prompt is None else prompt
+        return {"process": PROCESS, **sampling(self.shape, self.profile, prompt=prompt, answer=answer, rows=rows, each=each)}
+
+    def scored(self, judges: int) -> Parts:
+        """One scoring model, and reward models, which the built-in engine holds in float32 whatever samples."""
+        return {"process": PROCESS, **scoring(self.shape, self.profile, min(2048, self.profile.tokens_per_batch)),
+                **({"reward models": 4.0 * self.judge.parameters * judges} if judges else {})}
+
+    def passes(self, specs: Sequence[Mapping[str, Any]]) -> float:
+        """Passes of the whole model that these pieces ask for: those that name a model, judges by their depth."""
+        return sum((self.depth if str(s["model"]).startswith("judge") else 1.0) if "model" in s else
+                   float(s["name"] in ("scoring.values", "scoring.logprobs.old")) for s in specs)
+
+    def chosen(self, fit: Any, each: int) -> int:
+        """Texts a prompt that are learnt from: two for an objective on pairs, else all."""
+        updates = fit["updates"] if isinstance(fit, Mapping) else fit.updates
+        units = {describe("objective", part["name"]).unit for parts in updates.values() for part in parts}
+        return min(2, each) if "pair" in units else each
+
+
+def _times(before: float | None, times: float, split: Split, rows: int) -> float | None:
+    return None if before is None or split.groups is None else before + times * split.groups * rows * split.tokens
+
+
+def _all(split: Split, rows: int) -> float:
+    return (split.groups or 0) * rows * split.tokens

@@ -1,0 +1,79 @@
+"""How many tokens a second this machine learns, scores and samples, measured in under a minute with a recipe's own model.
+
+`python -m components.measure request.json` prints JSON. A process of its own: it pays for the imports and the memory it takes.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from components.engines.torch import TorchEngine
+from components.packing import pack
+from components.stages.train import make_learner
+from components.types import Group, Prompt, Request, Trajectory
+
+ANSWER = 16  # tokens sampled a row
+FIT = {"batch": 1, "epochs": 1, "max_steps": None, "learning_rate": 1e-9, "betas": (0.9, 0.999), "weight_decay": 0.0,
+       "max_grad_norm": 1.0, "schedule": "constant", "warmup": 0.0}
+
+
+def measure(model: Path, profile: Mapping[str, Any], adapters: Mapping[str, Mapping[str, Any]], *, length: int, prompt: int,
+            each: int) -> dict[str, Any]:
+    """Rates as `components.estimate.Rates` holds them. Texts are random tokens of `length`, half of it masked in; prompts of
+    `prompt` tokens get `each` answers, as many rows as the profile decodes together."""
+    texts, answering = _answering(model, profile, length=length, prompt=prompt, each=each)
+    learn = {}
+    for name, adapter in adapters.items():
+        learner = make_learner(model, "policy", {**FIT, "adapter": adapter}, profile, 1)
+
+        def step(some: list[Group], learner: Any = learner) -> None:
+            for batch in pack(some, unit="row", tokens=profile["tokens_per_batch"]):
+                logprobs = learner(batch, frozenset({"logprobs"})).logprobs
+                learner.backward(-(logprobs * batch.mask).sum() / batch.mask.sum())
+            learner.step()
+
+        step(texts[:1])
+        learn[name] = _rate(len(texts) * length, lambda step=step: step(texts))
+    return {"learn": learn, **answering}
+
+
+def _answering(model: Path, profile: Mapping[str, Any], *, length: int, prompt: int, each: int) -> tuple[list[Group], dict[str, float]]:
+    """Random texts to learn from, and how fast an engine loads, scores them and samples. The engine is gone afterwards."""
+    started = time.monotonic()
+    engine = TorchEngine(model, rows=profile["sampler_rows"], threads=profile["threads"])
+    load = time.monotonic() - started
+    draw = random.Random(0)
+    tokens = [t for t in range(len(engine.tokenizer)) if t not in engine.contract.eos]
+    texts = [_text([draw.choice(tokens) for _ in range(length)]) for _ in range(max(1, profile["tokens_per_batch"] // length))]
+    asks = frozenset({"logprobs"})
+    engine.score(texts[:1], asks)  # warm
+    score = _rate(len(texts) * length, lambda: engine.score(texts, asks))
+    requests = [Request([draw.choice(tokens) for _ in range(prompt)], count=each, max_tokens=ANSWER, seed=i)
+                for i in range(max(1, profile["sampler_rows"] // each))]
+    engine.generate(requests[:1])
+    started = time.monotonic()
+    sampled = sum(len(answer.tokens) for answers in engine.generate(requests) for answer in answers)
+    return texts, {"score": score, "sample": sampled / (time.monotonic() - started), "load": load}
+
+
+def _text(ids: list[int]) -> Group:
+    mask = [i >= len(ids) // 2 for i in range(len(ids))]
+    prompt = Prompt("measured", ({"role": "user", "content": "?"},))
+    return Group(prompt, (Trajectory(({"role": "assistant", "content": "!"},), {"tokens": ids}, mask),))
+
+
+def _rate(count: int, work: Any) -> float:
+    started = time.monotonic()
+    work()
+    return count / (time.monotonic() - started)
+
+
+if __name__ == "__main__":
+    asked = json.loads(Path(sys.argv[1]).read_text())
+    print(json.dumps(measure(Path(asked.pop("model")), asked.pop("profile"), asked.pop("adapters"), **asked)))

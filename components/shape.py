@@ -1,0 +1,88 @@
+"""The sizes of a Llama-like decoder, from its config.json: how many numbers it holds, how much work a token is."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from components.errors import RecipeError
+
+NEEDED = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes in numbers, not bytes. `counted` is what the weights' files hold, where they are here."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    intermediate: int
+    vocabulary: int
+    tied: bool
+    counted: int | None = None
+
+    @property
+    def query(self) -> int:
+        return self.heads * self.head_size
+
+    @property
+    def key_value(self) -> int:
+        return self.kv_heads * self.head_size
+
+    @property
+    def layer(self) -> int:
+        """Parameters of one layer: four attention matrices, three of the gated MLP, two norms."""
+        attention = self.hidden * (2 * self.query + 2 * self.key_value)
+        return attention + 3 * self.hidden * self.intermediate + 2 * self.hidden
+
+    @property
+    def parameters(self) -> int:
+        embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
+        return self.counted or self.layers * self.layer + embeddings + self.hidden
+
+    def first(self, layers: int | None) -> Shape:
+        """Its first layers under a scalar head, as reward models use them: no output matrix."""
+        kept = self.layers if layers is None else min(layers, self.layers)
+        return replace(self, layers=kept, tied=True, counted=None)
+
+
+def read_shape(config: Mapping[str, Any], where: str) -> Shape:
+    """From the keys of a config.json. Raises `RecipeError` for a model that is not built like Llama."""
+    missing = [key for key in NEEDED if not isinstance(config.get(key), int)]
+    if missing:
+        raise RecipeError(f"{where}: no {', '.join(missing)}: only decoders built like Llama can be estimated, whose config.json has "
+                          f"{', '.join(NEEDED)}")
+    heads = config["num_attention_heads"]
+    return Shape(
+        layers=config["num_hidden_layers"], hidden=config["hidden_size"], heads=heads,
+        kv_heads=config.get("num_key_value_heads") or heads, head_size=config.get("head_dim") or config["hidden_size"] // heads,
+        intermediate=config["intermediate_size"], vocabulary=config["vocab_size"], tied=bool(config.get("tie_word_embeddings", False)),
+    )
+
+
+def shape_of(folder: Path) -> Shape:
+    """Of a model directory; its parameters are counted in the headers of its safetensors, no weight is read."""
+    shape = read_shape(json.loads((folder / "config.json").read_text()), str(folder))
+    counted = sum(count(file) for file in folder.glob("*.safetensors"))
+    return replace(shape, counted=counted or None)
+
+
+def count(file: Path) -> int:
+    """Numbers in a safetensors file: 8 bytes of header length, then JSON with every tensor's shape."""
+    with file.open("rb") as stream:
+        header = json.loads(stream.read(struct.unpack("<Q", stream.read(8))[0]))
+    total = 0
+    for name, entry in header.items():
+        if name != "__metadata__":
+            numbers = 1
+            for size in entry["shape"]:
+                numbers *= size
+            total += numbers
+    return total

@@ -1,0 +1,86 @@
+"""`ratchet plan --estimate`: memory, disk, tokens, time and cost, stage by stage, before anything is spent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from components.errors import RecipeError
+
+
+def check_fits(pipeline: Any) -> None:
+    """Refuse a profile that cannot fit, as far as the model's size is known. Raises `RecipeError`."""
+    from components.capacity import refuse_what_cannot_fit
+    from tasks.calibration import costs_of, model_shape, this_machine
+
+    try:
+        model_shape(pipeline)
+    except RecipeError:
+        return  # not fetched yet: nothing to reckon with
+    costs, _, _ = costs_of(pipeline, measured=False)
+    refuse_what_cannot_fit(pipeline.profile, costs, this_machine(pipeline.store.home))
+
+
+def print_estimate(console: Any, pipeline: Any) -> None:
+    """The table and its sums; a profile that cannot fit is refused after it. Raises `RecipeError`."""
+    from rich.table import Table
+
+    from components.capacity import gb, refuse_what_cannot_fit
+    from tasks.calibration import costs_of, this_machine
+
+    costs, rates, shape = costs_of(pipeline, measured=True)
+    hardware = pipeline.profile.hardware
+    made = {s.stage.name for s in pipeline.status() if s.state == "done"}
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("stage")
+    for column in ("memory", "disk", "learnt", "scored", "sampled", "time"):
+        table.add_column(column, justify="right")
+    table.add_column("mostly")
+    for cost in costs:
+        most = max(cost.memory, key=lambda name: (name != "process", cost.memory[name]))
+        table.add_row(cost.stage.name, gb(cost.bytes), gb(cost.disk) if cost.disk else "", *(_tokens(v) for v in (cost.learn, cost.score, cost.sample)),
+                      "made" if cost.stage.name in made else _time(cost.seconds), f"{most} {gb(cost.memory[most])}" if cost.tokens != 0.0 else "")
+    console.print(table)
+    todo = [cost for cost in costs if cost.stage.name not in made]
+    timed = sum(cost.seconds or 0.0 for cost in todo)
+    unknown = [cost.stage.name for cost in todo if cost.seconds is None]
+    on = f"one of {hardware.devices} × {hardware.device}" if hardware.devices > 1 else hardware.device
+    console.print(f"model      {shape.parameters / 1e6:,.1f} million parameters, {shape.layers} layers of {shape.hidden}", highlight=False)
+    host = max(cost.host for cost in costs)
+    console.print(f"peak       {gb(max(c.bytes for c in costs))} on {on}" + (f", {gb(host)} of host memory beside it" if host else ""),
+                  highlight=False)
+    console.print(f"disk       {gb(sum(c.disk for c in todo))} to write", highlight=False)
+    console.print(f"time       {_time(timed) if rates else 'unknown before the model is fetched and this machine measured with it'}"
+                  + (f", and what was never made here or waits for curation: {', '.join(unknown)}" if unknown and rates else ""),
+                  highlight=False, soft_wrap=True)
+    console.print(f"cost       {_price(hardware, timed) if rates else 'unknown with the time'}", highlight=False)
+    console.print(f"rates      {_rates(rates)}", highlight=False, soft_wrap=True)
+    refuse_what_cannot_fit(pipeline.profile, costs, this_machine(pipeline.store.home))
+
+
+def _tokens(count: float | None) -> str:
+    if count is None:
+        return "?"
+    return "" if not count else f"{count / 1e6:.1f} M" if count >= 1e6 else f"{count / 1e3:.1f} k"
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return "?"
+    return f"{seconds / 3600:.1f} h" if seconds >= 5400 else f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+
+
+def _price(hardware: Any, seconds: float) -> str:
+    hours, said = seconds / 3600, []
+    if hardware.price_per_hour is not None:
+        said.append(f"{hours * hardware.price_per_hour:,.2f} {hardware.currency} at {hardware.price_per_hour:g} {hardware.currency} an hour")
+    if hardware.watts is not None:
+        said.append(f"{hours * hardware.watts / 1000:,.2f} kWh at {hardware.watts:g} W")
+    return ", ".join(said) or "unknown: the profile states no hardware.price_per_hour or watts"
+
+
+def _rates(rates: Any) -> str:
+    if rates is None:
+        return "none"
+    learn = ", ".join(f"{speed:,.0f} learnt ({name})" for name, speed in rates.learn.items())
+    where = "measured on this machine" if rates.source == "measured" else "reckoned from what the profile states, not measured"
+    return f"{learn}, {rates.score:,.0f} scored, {rates.sample:,.0f} sampled tokens a second, {where}"

@@ -1,0 +1,44 @@
+"""What a run's products took: time, processor time, memory, and by the profile's stated price and power money and energy; and that
+for each point of win rate over the SFT policy. What is not known is left out, never guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from components.schema import Hardware
+from tasks.pipeline import Pipeline
+
+GAIN = "win_rate_vs_sft.mean"  # of the gold judge; 0.5 is no gain
+
+
+def spending(pipeline: Pipeline) -> dict[str, float]:
+    """Sums over every stage of the run that is made, also where another run made it: what this model took, not this night."""
+    metas = {s.stage.name: s.artifact.meta for s in pipeline.status() if s.artifact is not None}
+    return spent_on(metas, pipeline.profile.hardware)
+
+
+def spent_on(metas: Mapping[str, Mapping[str, Any]], hardware: Hardware) -> dict[str, float]:
+    """`hours`, `cpu_hours`, `peak_gb`, `cost`, `energy_kwh`, and `..._per_point` where the evaluation shows a gain."""
+    hours = sum(meta.get("seconds", 0.0) for meta in metas.values()) / 3600
+    spent = [meta["spent"] for meta in metas.values() if "spent" in meta]
+    found = {"hours": hours}
+    if spent and len(spent) == len(metas):  # a sum with holes would be a wrong number
+        found |= {"cpu_hours": sum(s["cpu_seconds"] for s in spent) / 3600, "peak_gb": max(s["peak_gb"] for s in spent)}
+    if hardware.price_per_hour is not None:
+        found["cost"] = hours * hardware.price_per_hour
+    if hardware.watts is not None:
+        found["energy_kwh"] = hours * hardware.watts / 1000
+    points = 100 * (metas.get("evaluate", {}).get(GAIN, 0.5) - 0.5)
+    if points > 0:
+        found |= {f"{name}_per_point": found[name] / points for name in ("hours", "cpu_hours", "cost", "energy_kwh") if name in found}
+    return {name: float(f"{value:.4g}") for name, value in found.items()}
+
+
+def said(spent: Mapping[str, float], currency: str) -> str:
+    """In words: `0.42 hours, 0.8 cpu hours, 3.3 GB at its peak, 1.2 EUR; for each point of win rate 0.1 EUR`."""
+    units = {"hours": "hours", "cpu_hours": "processor hours", "cost": currency, "energy_kwh": "kWh"}
+    whole = [f"{spent[name]:g} {unit}" for name, unit in units.items() if name in spent]
+    whole += [f"{spent['peak_gb']:g} GB at its peak"] if "peak_gb" in spent else []
+    each = [f"{spent[f'{name}_per_point']:g} {unit}" for name, unit in units.items() if f"{name}_per_point" in spent]
+    return ", ".join(whole) + (f"; for each point of win rate {', '.join(each)}" if each else "")

@@ -1,0 +1,161 @@
+"""The arithmetic of `plan --estimate` against real models: what they hold, what learns, what autograd keeps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from components.capacity import refuse_what_cannot_fit
+from components.errors import RecipeError
+from components.estimate import Rates, Split, adapter_key, estimate, stated_rates
+from components.memory import Layout, kept_activations, trained, training
+from components.plan import plan
+from components.recipe import load
+from components.shape import Shape, count, read_shape
+
+LLAMA_8B = Shape(32, 4096, 32, 8, 128, 14336, 128256, False)
+SMOL = Shape(30, 576, 9, 3, 64, 1536, 49152, True)
+CONFIG = {"num_hidden_layers": 6, "hidden_size": 192, "num_attention_heads": 6, "num_key_value_heads": 2, "intermediate_size": 512,
+          "vocab_size": 640, "tie_word_embeddings": True}
+
+
+def real_model():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from components.models.attention import register
+
+    register()
+    model = LlamaForCausalLM(LlamaConfig(**CONFIG, attn_implementation="sdpa"))
+    return model
+
+
+def test_published_sizes() -> None:
+    assert LLAMA_8B.parameters == 8_030_261_248 and SMOL.parameters == 134_515_008
+
+
+def test_parameters_are_those_of_transformers(tmp_path: Path) -> None:
+    model = real_model()
+    shape = read_shape(CONFIG, "here")
+    assert shape.parameters == sum(p.numel() for p in model.parameters())
+    model.save_pretrained(tmp_path)
+    assert sum(count(file) for file in tmp_path.glob("*.safetensors")) == shape.parameters
+
+
+@pytest.mark.parametrize("adapter", [{"name": "full"}, {"name": "top_layers", "count": 2}, {"name": "lora", "rank": 8}])
+def test_what_learns_is_what_the_adapter_leaves_to_learn(adapter: dict) -> None:
+    from components.piece import build
+
+    model = build("adapter", adapter)(real_model())
+    assert trained(read_shape(CONFIG, "here"), adapter)[0] == sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+def test_activations_are_those_that_autograd_keeps(tiny_model: Path) -> None:
+    """Bytes of all storages saved for backward by one packed row, without the parameters; within a fifth."""
+    import json
+
+    import torch
+
+    from components.models.load import load_policy
+    from components.types import Batch
+
+    model = load_policy(tiny_model)
+    shape = read_shape(json.loads((tiny_model / "config.json").read_text()), "tiny")
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    tokens = 512
+    batch = Batch({"tokens": [torch.randint(5, shape.vocabulary, (tokens,))]}, torch.tensor([[False] * (tokens - 1) + [True]]), {},
+                  torch.zeros(1, dtype=torch.long), torch.zeros(1, dtype=torch.long), ("one",))
+    kept: dict[int, int] = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    from components.models.forward import outputs
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        out = outputs(model, "policy", batch, frozenset({"logprobs"}))  # held: nothing is freed while we count
+    assert out.logprobs.requires_grad
+    expected = kept_activations(shape, tokens, shape.layers, bytes_each=4, checkpointing=False)
+    assert sum(kept.values()) == pytest.approx(expected, rel=0.2)
+
+
+def test_zero_divides_what_it_says() -> None:
+    """16 bytes a parameter in mixed precision (arXiv 1910.02054, figure 1): 120 GB for 7.5B, 1.9 GB each on 64 ranks at stage 3."""
+    shape = Shape(1, 1, 1, 1, 1, 1, 1, True, counted=7_500_000_000)
+
+    def held(stage: int) -> float:
+        parts, _ = training(shape, {"name": "full"}, Layout(2, 12, 64, stage), 0)
+        return sum(parts[name] for name in ("weights", "gradients", "optimiser")) / 1e9
+
+    assert [round(held(stage), 1) for stage in (0, 1, 2, 3)] == [120.0, 31.4, 16.6, 1.9]
+
+
+def test_tokens_and_seconds_by_hand() -> None:
+    recipe, profile = load("sft", profile="test", overrides=["sft.limit=100", "sft.fit.epochs=2", "sft.fit.validate_every=0", "evaluate=null"])
+    stages = plan(recipe, profile)
+    rates = Rates({adapter_key({"name": "full"}): 50.0}, 100.0, 10.0, load=2.0)
+    costs = {c.stage.name: c for c in estimate(recipe, profile, stages, SMOL, {"sft": Split(80, 30.0)}, rates, {"curated": 9.0})}
+    assert costs["sft"].learn == 80 * 2 * 30 and costs["sft"].seconds == 80 * 2 * 30 / 50 + 3 * 2.0
+    assert costs["curated"].seconds == 9.0 and costs["raw"].seconds is None
+
+
+def test_a_round_counts_what_it_samples_scores_and_learns() -> None:
+    recipe, profile = load("chat", profile="test")
+    splits = {"prompts": Split(600, 50.0), "sft": Split(290, 120.0), "reward": Split(500, 130.0)}
+    costs = {c.stage.name: c for c in estimate(recipe, profile, plan(recipe, profile), SMOL, splits, None, {})}
+    assert costs["rollout_1"].sample == 64 * 6 * 40
+    assert costs["annotate_1"].score == pytest.approx(64 * 6 * 90 * 12 / 30), "the judge has 12 of 30 layers"
+    assert costs["annotate_2"].score - costs["annotate_1"].score == pytest.approx(24 * 90), "the KL of 24 prompts"
+    assert costs["select_1"].score == 64 * 2 * 90 and costs["optimise_1"].learn == 64 * 2 * 90, "pairs: two answers a prompt"
+
+
+def test_a_profile_that_cannot_fit_is_refused_with_what_to_lower() -> None:
+    recipe, profile = load("rlhf_workflow_8b", profile="gpu")
+    costs = estimate(recipe, profile, plan(recipe, profile), LLAMA_8B, {}, None, {})
+    with pytest.raises(RecipeError, match=r"profile 'gpu' cannot run stage 'sft': it needs 13\d\.\d GB on one H100 80GB \(optimiser 96\.4 GB.*"
+                                          r"there are 80\.0 GB of which 10% stay free; train less of it \(adapter: \{name: lora\}"):
+        refuse_what_cannot_fit(profile, costs, (1e15, 1e15))
+    smaller = [f"{section}.fit.adapter={{name: lora}}" for section in ("sft", "reward", "online")]
+    recipe, profile = load("rlhf_workflow_8b", profile="gpu", overrides=smaller)
+    refuse_what_cannot_fit(profile, estimate(recipe, profile, plan(recipe, profile), LLAMA_8B, {}, None, {}), (1e15, 1e15))
+
+
+@pytest.mark.parametrize("profile", ["node", "cluster"])
+def test_8b_fits_where_it_was_published_to(profile: str) -> None:
+    recipe, chosen = load("rlhf_workflow_8b", profile=profile)
+    shape = read_shape(recipe.models["policy"].shape or {}, "recipe")
+    assert shape == LLAMA_8B
+    rates = stated_rates(recipe, chosen, shape, length=3072)
+    costs = estimate(recipe, chosen, plan(recipe, chosen), shape, {}, rates, {})
+    refuse_what_cannot_fit(chosen, costs, (1e9, 1e9))  # what the profile states counts, not this machine
+    assert all(c.seconds for c in costs if c.learn or c.sample)
+
+
+def test_this_machine_counts_where_the_profile_states_nothing() -> None:
+    recipe, profile = load("chat", profile="cpu")
+    costs = estimate(recipe, profile, plan(recipe, profile), SMOL, {}, None, {})
+    refuse_what_cannot_fit(profile, costs, (16e9, 100e9))
+    with pytest.raises(RecipeError, match=r"lower tokens_per_batch \(now 200000\), or set gradient_checkpointing: true"):
+        import dataclasses
+
+        large = dataclasses.replace(profile, tokens_per_batch=200_000)
+        recipe, _ = load("chat", overrides=["sft.fit.batch=2000"])
+        refuse_what_cannot_fit(large, estimate(recipe, large, plan(recipe, large), SMOL, {}, None, {}), (16e9, 100e9))
+    with pytest.raises(RecipeError, match=r"products of this run need .* of disk, 1\.0 GB are free"):
+        refuse_what_cannot_fit(profile, costs, (16e9, 1e9))
+
+
+def test_another_architecture_is_refused() -> None:
+    with pytest.raises(RecipeError, match=r"no num_hidden_layers, hidden_size.*only decoders built like Llama"):
+        read_shape({"n_layer": 2, "vocab_size": 5, "intermediate_size": 3, "num_attention_heads": 2}, "models.policy.shape")
+
+
+def test_what_hardware_costs_changes_no_key() -> None:
+    import dataclasses
+
+    recipe, profile = load("chat")
+    dear = dataclasses.replace(profile, hardware=dataclasses.replace(profile.hardware, price_per_hour=1000.0, watts=5.0))
+    assert {n: s.key for n, s in plan(recipe, profile).items()} == {n: s.key for n, s in plan(recipe, dear).items()}

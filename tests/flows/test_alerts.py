@@ -1,0 +1,128 @@
+"""Alerts: mistakes are named where they are typed; a real Prefect server calls a real web server, and nobody prints its address."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from components.errors import RecipeError
+from flows.alerts import Alert, alert_change
+from flows.deployments import read
+from flows.ui import free_port, wait_for
+
+ROOT = Path(__file__).resolve().parents[2]
+SECRET = "T0K3N-of-the-webhook"
+
+
+def written(folder: Path, **alerts: Any) -> Path:
+    (folder / "deployments.yaml").write_text(yaml.safe_dump({"schema": 1, "work_pools": {}, "deployments": [], "alerts": alerts}))
+    return folder / "deployments.yaml"
+
+
+@pytest.mark.parametrize(("alert", "said"), [
+    ({"url_from": "https://hooks.example/x"}, "alerts.people.url_from: the address of a webhook is a secret; name the environment variable"),
+    ({"url_from": "URL", "on": ["fialed"]}, "'fialed' is not one of failed, late, drift, cancelled; did you mean 'failed'"),
+    ({"url_from": "URL", "on": []}, "alerts.people.on: nothing to tell of"),
+    ({"url_form": "URL"}, "unknown key 'url_form'; did you mean 'url_from'"),
+])
+def test_a_mistake_is_named(alert: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=said):
+        read(written(tmp_path, people=alert))
+
+
+def test_an_address_that_nobody_gave_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    from prefect.exceptions import ObjectNotFound
+
+    def missing(*_: Any, **__: Any) -> Any:
+        raise ObjectNotFound(http_exc=Exception("no block"))
+
+    monkeypatch.delenv("RATCHET_ALERT_URL", raising=False)
+    client = SimpleNamespace(read_block_document_by_name=missing, read_automations_by_name=lambda _: [])
+    with pytest.raises(RecipeError, match="RATCHET_ALERT_URL is not set in the environment, and the server has no address yet"):
+        alert_change("people", Alert("RATCHET_ALERT_URL"), client, lambda *what: what)
+
+
+@pytest.fixture
+def webhook() -> Iterator[tuple[str, list[str]]]:
+    """A web server on loopback: its address, with a secret in the path, and the texts it was sent."""
+    told: list[str] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            if self.path.endswith(SECRET):
+                sent = json.loads(body)
+                told.append(sent["text"] if isinstance(sent, dict) else json.loads(sent)["text"])
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}/{SECRET}", told
+    server.shutdown()
+
+
+TELL = """
+from prefect import flow
+from tasks.alerts import tell
+@flow(name="toy", persist_result=False)
+def toy():
+    raise ValueError("the disk is on fire")
+tell("ratchet.drift", "toy-1", 'data moved: "rating" 7 -> 5', {"recipe": "toy"})
+try:
+    toy()
+except ValueError:
+    pass
+"""
+
+
+@pytest.mark.slow
+def test_a_server_tells_people_of_failures_and_drift(webhook: tuple[str, list[str]], tmp_path: Path) -> None:
+    address, told = webhook
+    port = free_port()
+    env = {**os.environ, "PREFECT_HOME": str(tmp_path / "prefect"), "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
+           "PYTHONPATH": str(ROOT), "RATCHET_ALERT_URL": address, "PREFECT_LOGGING_LEVEL": "INFO"}
+    log = tmp_path / "server.log"
+    with log.open("w") as out:
+        server = subprocess.Popen([sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
+                                  env=env, stdout=out, stderr=out, start_new_session=True)
+    try:
+        wait_for(f"http://127.0.0.1:{port}/api/health", server, log, 300)
+        file = written(tmp_path, people={"url_from": "RATCHET_ALERT_URL", "on": ["failed", "drift"]})
+        said = ""
+
+        def ratchet(*more: str) -> str:
+            nonlocal said
+            done = subprocess.run([sys.executable, "-m", "flows.cli", "deploy", "--file", str(file), *more], env=env, capture_output=True, text=True)
+            said += done.stdout + done.stderr
+            assert done.returncode == 0, said
+            return done.stdout
+
+        assert "create  alert       people" in ratchet("--dry-run") and "create  alert       people" in ratchet()
+        assert ratchet().endswith("Nothing to change.\n")
+        subprocess.run([sys.executable, "-c", TELL], env=env, cwd=ROOT, check=True, capture_output=True)
+        end = time.monotonic() + 180
+        while time.monotonic() < end and len(told) < 2:
+            time.sleep(0.5)
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait(30)
+    assert 'data moved: "rating" 7 -> 5' in told, told
+    assert any("prefect.flow-run.Failed" in text and "the disk is on fire" in text for text in told), told
+    assert SECRET not in said + log.read_text() + file.read_text(), "the address of the webhook was printed"

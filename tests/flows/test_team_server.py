@@ -1,0 +1,252 @@
+"""The services of infra/compose.yaml as processes: PostgreSQL, an S3 store, Prefect and MLflow with passwords, a worker.
+
+PostgreSQL is Debian's (`apt-get install postgresql`); clients need the extra `team`. Skipped where either is missing.
+"""
+
+from __future__ import annotations
+
+import base64
+import configparser
+import contextlib
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flows.ui import free_port, wait_for
+from tasks.versioning import digest, dvc
+
+ROOT = Path(__file__).resolve().parents[2]
+BINARIES = next((p for p in sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True) if (p / "initdb").exists()), None)
+MISSING = [name for name in ("psycopg2", "asyncpg", "boto3", "moto", "dvc_s3", "flask_wtf") if importlib.util.find_spec(name) is None]
+PASSWORD, MARK = "a-password-of-the-test", "RATCHET_TEST_MARK"
+PIPELINE = {"stages": {
+    "fetch": {"cmd": "ratchet stage fetch sft", "outs": ["data/raw"]},
+    "curate": {"cmd": "ratchet stage curate sft", "deps": ["data/raw"], "outs": ["data/curated", "data/quarantined"]},
+    "train": {"cmd": "ratchet stage train sft", "deps": ["data/curated"]},
+    "evaluate": {"cmd": "ratchet stage evaluate sft", "deps": ["data/curated"], "metrics": [{"metrics.json": {"cache": False}}]}}}
+SMALL = ["sft.limit=32", "evaluate.prompts=4"]
+LONG = ["sft.limit=480", "sft.fit.epochs=200", "sft.fit.validate_every=0", "sft.fit.batch=4"]  # many minutes, were it not cancelled
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(BINARIES is None, reason="no PostgreSQL: apt-get install postgresql"),
+              pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)} (the extras team and dev)")]
+
+
+def postgres_command(name: str, *arguments: str, cwd: Path) -> None:
+    """One of PostgreSQL's programs, as its own user when we are root, for it refuses root."""
+    assert BINARIES is not None
+    command = [str(BINARIES / name), *arguments]
+    if os.geteuid() == 0:
+        command = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups", *command]
+    env = {"PGPASSWORD": PASSWORD, "PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8"}
+    done = subprocess.run(command, cwd=cwd, env=env, stdin=subprocess.DEVNULL, capture_output=name != "pg_ctl", text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def postgres() -> Iterator[int]:
+    """The port of a database server with a password, and the databases of compose.yaml."""
+    folder = Path(tempfile.mkdtemp(prefix="ratchet-postgres-"))  # pytest's own folders are closed to other users
+    port = free_port()
+    (folder / "password").write_text(PASSWORD)
+    if os.geteuid() == 0:
+        for path in (folder, folder / "password"):
+            shutil.chown(path, "postgres", "postgres")
+    try:
+        postgres_command("initdb", "-D", str(folder / "data"), "-U", "ratchet", "-A", "scram-sha-256", f"--pwfile={folder / 'password'}", "-N", cwd=folder)
+        postgres_command("pg_ctl", "-D", str(folder / "data"), "-l", str(folder / "log"), "-w", "-t", "60",
+                         "-o", f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync=off", "start", cwd=folder)
+        for name in ("prefect", "mlflow", "mlflow_auth"):
+            postgres_command("createdb", "-h", "127.0.0.1", "-p", str(port), "-U", "ratchet", name, cwd=folder)
+        yield port
+    finally:
+        with contextlib.suppress(AssertionError):
+            postgres_command("pg_ctl", "-D", str(folder / "data"), "-m", "immediate", "stop", cwd=folder)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def team(postgres: int, tmp_path: Path) -> Iterator[dict[str, str]]:
+    """Everything of compose.yaml but the worker; the environment of a client of it."""
+    s3, prefect, mlflow = free_port(), free_port(), free_port()
+    database = f"://ratchet:{PASSWORD}@127.0.0.1:{postgres}"
+    auth = configparser.ConfigParser()
+    auth["mlflow"] = {"default_permission": "READ", "database_uri": f"postgresql+psycopg2{database}/mlflow_auth", "admin_username": "admin",
+                      "authorization_function": "mlflow.server.auth:authenticate_request_basic_auth"}
+    with (tmp_path / "auth.ini").open("w") as file:
+        auth.write(file)
+    store = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1",
+             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{s3}", "MLFLOW_S3_ENDPOINT_URL": f"http://127.0.0.1:{s3}"}
+    base = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_API", "MLFLOW_TRACKING", "AWS_"))}
+    base |= {"PYTHONPATH": str(ROOT), "PREFECT_HOME": str(tmp_path / "prefect"), MARK: str(tmp_path), "PREFECT_LOGGING_LEVEL": "INFO"}
+    servers: dict[str, tuple[str, list[str], dict[str, str]]] = {
+        "s3": (f"http://127.0.0.1:{s3}/moto-api/", ["moto.server", "-H", "127.0.0.1", "-p", str(s3)], {}),
+        "prefect": (f"http://127.0.0.1:{prefect}/api/health", ["prefect", "server", "start", "--host", "127.0.0.1", "--port", str(prefect)], {
+            "PREFECT_SERVER_API_AUTH_STRING": f"admin:{PASSWORD}", "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"postgresql+asyncpg{database}/prefect",
+            "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem"}),
+        "mlflow": (f"http://127.0.0.1:{mlflow}/health", ["mlflow", "server", "--app-name", "basic-auth", "--host", "127.0.0.1", "--port", str(mlflow),
+                                                         "--workers", "1", "--serve-artifacts"], {
+            **store, "MLFLOW_BACKEND_STORE_URI": f"postgresql+psycopg2{database}/mlflow", "MLFLOW_ARTIFACTS_DESTINATION": "s3://ratchet/mlflow",
+            "MLFLOW_AUTH_CONFIG_PATH": str(tmp_path / "auth.ini"), "MLFLOW_AUTH_ADMIN_PASSWORD": PASSWORD,
+            "MLFLOW_FLASK_SERVER_SECRET_KEY": "cookies", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}),
+    }
+    running: list[subprocess.Popen[Any]] = []
+    try:
+        for name, (address, command, more) in servers.items():
+            log = (tmp_path / f"{name}.log").open("w")
+            running.append(subprocess.Popen([sys.executable, "-m", *command], env={**base, **more, MARK: "a server"}, cwd=tmp_path,
+                                            stdout=log, stderr=log, start_new_session=True))
+            if name == "s3":
+                wait_for(address, running[-1], tmp_path / "s3.log", 300)
+                import boto3
+
+                boto3.client("s3", endpoint_url=store["AWS_ENDPOINT_URL"], aws_access_key_id="key", aws_secret_access_key="secret",
+                             region_name="us-east-1").create_bucket(Bucket="ratchet")
+        for child, (name, (address, _, _)) in zip(running, servers.items(), strict=True):
+            if name != "prefect":  # its health asks for the password too
+                wait_for(address, child, tmp_path / f"{name}.log", 600)
+        client = {**base, "PREFECT_API_URL": f"http://127.0.0.1:{prefect}/api", "PREFECT_API_AUTH_STRING": f"admin:{PASSWORD}",
+                  "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{mlflow}", "MLFLOW_TRACKING_USERNAME": "admin", "MLFLOW_TRACKING_PASSWORD": PASSWORD,
+                  "PREFECT_WORKER_QUERY_SECONDS": "2", "PREFECT_RUNNER_POLL_FREQUENCY": "2"}
+        eventually(lambda: asked(client, "GET", "/health"), 600, "the Prefect server")
+        yield {**client, "S3": store["AWS_ENDPOINT_URL"]}
+    finally:
+        for child in reversed(running):
+            stop(child)
+
+
+def asked(env: dict[str, str], method: str, path: str, body: Any = None) -> Any:
+    """The Prefect API's answer, as the page gets it; None while nobody answers."""
+    token = base64.b64encode(env["PREFECT_API_AUTH_STRING"].encode()).decode()
+    request = urllib.request.Request(env["PREFECT_API_URL"] + path, method=method, data=None if body is None else json.dumps(body).encode(),
+                                     headers={"Authorization": f"Basic {token}", "Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return json.loads(answer.read() or "true")
+    except urllib.error.HTTPError:
+        raise
+    except OSError:
+        return None
+
+
+def eventually(true: Callable[[], Any], seconds: float, what: str) -> Any:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if found := true():
+            return found
+        time.sleep(1)
+    raise AssertionError(f"{what}: not within {seconds:.0f} s")
+
+
+def stop(child: subprocess.Popen[Any]) -> None:
+    if child.poll() is None:
+        os.killpg(child.pid, signal.SIGTERM)
+    try:
+        child.wait(20)
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+
+
+def marked(mark: str) -> dict[int, str]:
+    """Processes started under this test's mark, by their environment: pid -> command line."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and f"{MARK}={mark}\0".encode() in (entry / "environ").read_bytes() + b"\0":
+                found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+    return found
+
+
+def git(where: Path, *arguments: str) -> None:
+    subprocess.run(["git", "-C", where, "-c", "user.name=t", "-c", "user.email=t@t", *arguments], check=True, capture_output=True)
+
+
+def workspace_of(home: Path, s3: str) -> Path:
+    """A checkout with DVC's stages for the tiny recipe and a remote in the S3 store."""
+    git(home, "init", "-q")
+    shutil.copytree(ROOT / ".dvc", home / ".dvc", ignore=shutil.ignore_patterns("tmp", "cache", "config.local"))
+    (home / "dvc.yaml").write_text(yaml.safe_dump(PIPELINE))
+    (home / ".gitignore").write_text("/store\n/runs\n/prefect\n")
+    dvc(home, "remote", "add", "-d", "team", "s3://ratchet/dvc")
+    dvc(home, "remote", "modify", "team", "endpointurl", s3)
+    return home
+
+
+def test_the_pipeline_on_a_team_server(team: dict[str, str], fresh_home: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = workspace_of(fresh_home("work"), team["S3"])
+    pool = {"team": {"type": "process", "base_job_template": str(ROOT / "infra/work_pools/process.json")}}
+    place = {"name": "team", "job_variables": {"working_dir": str(home)}}
+    common = {"recipe": "sft", "profile": "test", "home": str(home), "work_pool": place}
+    (tmp_path / "deployments.yaml").write_text(yaml.safe_dump({"schema": 1, "work_pools": pool, "deployments": [
+        {"name": "nightly", "overrides": SMALL, **common}, {"name": "long", "overrides": LONG, "until": "train", **common}]}))
+    subprocess.run([sys.executable, "-m", "flows.cli", "deploy", "--file", str(tmp_path / "deployments.yaml")], env=team, cwd=home, check=True)
+    log = (tmp_path / "worker.log").open("w")
+    worker = subprocess.Popen([sys.executable, "-m", "prefect", "worker", "start", "--pool", "team"], env=team, cwd=tmp_path,
+                              stdout=log, stderr=log, start_new_session=True)
+
+    def start(name: str) -> str:
+        deployment = asked(team, "GET", f"/deployments/name/post_training/{name}")["id"]
+        return asked(team, "POST", f"/deployments/{deployment}/create_flow_run", {"state": {"type": "SCHEDULED"}})["id"]
+
+    def state(run: str) -> str:
+        return asked(team, "GET", f"/flow_runs/{run}")["state"]["type"]
+
+    try:
+        # 1. a worker makes a run to its end, and everything is where the team looks for it
+        run = start("nightly")
+        assert eventually(lambda: (s := state(run)) in ("COMPLETED", "FAILED", "CRASHED") and s, 900, "the run") == "COMPLETED", \
+            (tmp_path / "worker.log").read_text()[-3000:]
+        for name in ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):
+            monkeypatch.setenv(name, team[name])
+        from tasks.registry import history
+
+        (version,) = history("ratchet-sft", home=home)
+        assert "candidate" in version.aliases and not version.external
+        import boto3
+
+        bucket = boto3.client("s3", endpoint_url=team["S3"], aws_access_key_id="key", aws_secret_access_key="secret", region_name="us-east-1")
+        keys = [o["Key"] for o in bucket.list_objects_v2(Bucket="ratchet", Prefix="mlflow/")["Contents"]]
+        assert any(key.endswith("model.safetensors") for key in keys) and any(key.endswith("report.html") for key in keys)
+
+        # 2. the data's versions: pushed to S3, pulled into a fresh clone, the same bytes
+        for name, value in {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1"}.items():
+            monkeypatch.setenv(name, value)
+        dvc(home, "push")
+        git(home, "add", "-A")
+        git(home, "commit", "-qm", "one night")
+        clone = tmp_path / "clone"
+        subprocess.run(["git", "clone", "-q", home, clone], check=True)
+        assert not (clone / "data" / "curated").exists()
+        dvc(clone, "pull")
+        for name in ("raw", "curated", "quarantined"):
+            assert digest(clone / "data" / name) == digest(home / "data" / name)
+        assert (clone / "data/curated/sft.parquet").read_bytes() == (home / "data/curated/sft.parquet").read_bytes()
+
+        # 3. a run is cancelled as the page does it: what it started is gone, the worker goes on
+        run = start("long")
+        eventually(lambda: any('"step": 3,' in f.read_text() for f in home.glob("store/.work/sft-*/product/metrics.jsonl"))
+           or any('"step": 3,' in f.read_text() for f in home.glob("store/.work/sft-*/metrics.jsonl")), 600, "training")
+        before = marked(str(tmp_path))
+        assert len(before) > 2, "no process of the run is seen"
+        asked(team, "POST", f"/flow_runs/{run}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}, "force": False})
+        eventually(lambda: state(run) == "CANCELLED", 180, "cancelling")
+        eventually(lambda: all(pid == worker.pid for pid in marked(str(tmp_path))), 60, f"still there: {marked(str(tmp_path))}")
+        assert worker.poll() is None
+        (cancelled,) = [f for f in home.glob("runs/*/run.json") if json.loads(f.read_text())["state"] != "finished"]
+        assert json.loads(cancelled.read_text())["state"] in ("stopped", "running")
+    finally:
+        stop(worker)
+    assert PASSWORD not in (tmp_path / "worker.log").read_text()

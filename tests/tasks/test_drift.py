@@ -1,0 +1,121 @@
+"""Drift: the index by hand and against chance, what moves and what does not, and a run that writes and shows it."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tasks import alerts, drift
+from tasks.drift import (
+    Shift,
+    data_shifts,
+    gate_shifts,
+    last_run,
+    limit,
+    numbers_shift,
+    result_shifts,
+    stability,
+    watch_data,
+)
+
+
+def rows(seed: int, *, count: int = 400, mean: float = 100.0, rating: float = 7.0, topics: str = "abcd") -> list[dict[str, Any]]:
+    draw = random.Random(seed)
+    return [{"split": "sft", "tokens": draw.gauss(mean, 20), "turns": 4, "rating": draw.gauss(rating, 1), "rating_gap": None,
+             "topic": draw.choice(topics), "language": "en"} for _ in range(count)]
+
+
+def test_the_index_by_hand() -> None:
+    p, q = [(10 + 0.5) / 41, (30 + 0.5) / 41], [(30 + 0.5) / 41, (10 + 0.5) / 41]
+    assert stability([10, 30], [30, 10]) == pytest.approx(sum((b - a) * math.log(b / a) for a, b in zip(p, q, strict=True)))
+    assert stability([10, 30], [10, 30]) == 0 and stability([10, 30], [30, 10]) == pytest.approx(2 * (20 / 41) * math.log(30.5 / 10.5))
+
+
+def test_by_chance_the_index_stays_below_its_limit_as_often_as_it_says() -> None:
+    """2,000 pairs of samples of one distribution: over the limit for 5 % in about 5 %."""
+    draw = random.Random(0)
+    over = 0
+    for _ in range(2000):
+        size, bins = numbers_shift([draw.random() for _ in range(60)], [draw.random() for _ in range(50)])
+        over += size > limit(bins, 60, 50, 0.05)
+    assert 0.02 < over / 2000 < 0.08
+    assert limit(10, 100_000, 100_000, 0.05) == 0.2 and limit(1, 10, 10, 0.05) == math.inf
+
+
+@pytest.mark.parametrize(("change", "what"), [
+    ({}, set()), ({"mean": 140.0}, {"length in tokens"}), ({"rating": 5.0}, {"rating"}), ({"topics": "cdef"}, {"topic"})])
+def test_what_moved_is_named_and_nothing_else(change: dict[str, Any], what: set[str]) -> None:
+    found = data_shifts(rows(1), rows(2, **change))
+    assert {s.what for s in found if s.moved} == what
+    assert {s.what for s in found} == {"length in tokens", "turns", "rating", "topic", "language"}, "unrated gaps are not compared"
+
+
+def test_what_great_expectations_counted() -> None:
+    def report(failed: int) -> dict[str, Any]:
+        return {"groups": 1000, "expectations": [{"of": "rows", "says": "no turn is empty", "failed": failed},
+                                                 {"of": "splits", "says": "every split has enough groups", "failed": 0}]}
+
+    assert [s.moved for s in gate_shifts(report(1), report(3))] == [False]
+    (moved,) = gate_shifts(report(1), report(40))
+    assert moved.moved and str(moved).startswith("groups that break “no turn is empty” of all data: 0.10% -> 4.00%")
+    assert not gate_shifts(report(40), report(1))[0].moved, "better data is no alarm"
+
+
+def test_results_behind_the_champion() -> None:
+    def evaluated(scores: list[float]) -> dict[str, Any]:
+        return {"per_prompt": {"gold": scores}, "prompts": "p", "answers": {}, "scorers": {"gold": "g"}, "policy": "", "metrics": {}}
+
+    champion = evaluated([0.5 + 0.01 * (i % 7) for i in range(60)])
+    worse = evaluated([0.3 + 0.01 * (i % 5) for i in range(60)])
+    assert [s.moved for s in result_shifts(worse, champion)] == [True]
+    assert [s.moved for s in result_shifts(champion, worse)] == [False]
+    assert not result_shifts(evaluated([0.5]), {**champion, "prompts": "others"}), "other prompts are not compared"
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path) -> Any:
+    """What drift asks of a pipeline, with one finished run before it; `data(name, rows)` writes a curated product."""
+    import pandas as pd
+
+    def data(folder: Path, table: list[dict[str, Any]]) -> Path:
+        folder.mkdir(parents=True)
+        pd.DataFrame(table).to_parquet(folder / "statistics.parquet")
+        (folder / "validation.json").write_text(json.dumps({"groups": len(table), "expectations": []}))
+        return folder
+
+    for name, ended in (("toy-old", 1.0), ("toy-last", 2.0)):
+        data(tmp_path / "runs" / name / "stages" / "curated", rows(1))
+        (tmp_path / "runs" / name / "run.json").write_text(json.dumps({"recipe": "toy", "state": "finished", "ended": ended}))
+    now = data(tmp_path / "store" / "curated-now", rows(2, mean=150.0))
+    run = SimpleNamespace(path=tmp_path / "runs" / "toy-now", name="toy-now")
+    run.path.mkdir()
+    (run.path / "run.json").write_text(json.dumps({"recipe": "toy", "state": "running", "run": "toy-now", "revision": "abc"}))
+    return SimpleNamespace(run=run, recipe=SimpleNamespace(name="toy"), artifact=lambda _: SimpleNamespace(path=now))
+
+
+def test_a_run_writes_tells_and_shows_what_moved(pipeline: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(alerts, "tell", lambda *what: told.append(what))
+    last = last_run(pipeline)
+    assert last is not None and last.name == "toy-last"
+    (moved,) = watch_data(pipeline)
+    assert moved.what == "length in tokens" and len(told) == 1 and told[0][0] == drift.EVENT and "mean 1" in told[0][2]
+    written = json.loads((pipeline.run.path / "drift.json").read_text())["data"]
+    assert written["against"] == "toy-last" and written["moved"] == [str(moved)] and Shift(**written["compared"][0])
+    from typer.testing import CliRunner
+
+    from flows.cli import app
+
+    said = CliRunner().invoke(app, ["show", "toy-now", "--home", str(tmp_path)]).output
+    assert f"drift      data against toy-last: {moved}" in said.replace("\n", " ")
+
+
+def test_looking_never_stops_a_run(pipeline: Any, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    (tmp_path / "runs" / "toy-last" / "stages" / "curated" / "statistics.parquet").write_text("broken")
+    assert watch_data(pipeline) == [] and "drift of data was not looked at" in caplog.text
