@@ -7,6 +7,7 @@ import importlib.util
 import json
 import multiprocessing
 import os
+import random
 import re
 import signal
 import subprocess
@@ -20,16 +21,19 @@ from typing import Any
 import pytest
 
 from components import ranks
-from components.errors import RatchetError, RecipeError, StageError
+from components.data.groups import write_groups
+from components.errors import ContractError, RatchetError, RecipeError, StageError, TrainingError
 from components.models.load import load_policy
+from components.models.tiny import conversation, train_tiny
 from components.plan import plan
-from components.recipe import load
+from components.recipe import load, plain
 from components.run import as_request
 from components.schema import Profile
 from components.store import RunDirectory, Store
+from components.types import Artifact, Group, Prompt, Trajectory
 from tasks.launch import launch
 from tasks.pipeline import Pipeline
-from tasks.ranks import ranks_of
+from tasks.ranks import _why, ranks_of
 
 needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="the extra `scale` is not installed")
 
@@ -49,37 +53,51 @@ def make(line: Pipeline, last: str) -> Path:
     raise AssertionError(f"no stage {last!r}")
 
 
-def kill_rank(log: Path, metrics: Callable[[], Path | None], steps: int) -> None:
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Artifact]:
+    """A policy and 32 conversations: what the stage `sft` reads."""
+    policy, data, dice = tmp_path_factory.mktemp("policy"), tmp_path_factory.mktemp("data"), random.Random(0)
+    train_tiny(policy, steps=3, hidden=64, layers=2, batch=8)
+    groups = []
+    for number in range(32):
+        messages = conversation(dice)
+        first = next(i for i, message in enumerate(messages) if message["role"] == "assistant")
+        groups.append(Group(Prompt(str(number), tuple(messages[:first])), (Trajectory(tuple(messages[first:])),)))
+    write_groups(data / "sft.parquet", groups)
+    return {"policy": Artifact("weights", policy, "p"), "data": Artifact("data", data, "d")}
+
+
+def request(work: Path, inputs: dict[str, Artifact], data: str = "sft", **profile: Any) -> dict[str, Any]:
+    """Twelve steps of `sft` in the workspace `work`, with a checkpoint after every second."""
+    changes = ["sft.validation=null", "sft.fit.batch=8", "sft.fit.epochs=3", "sft.fit.save_every=2", "sft.fit.learning_rate=3e-3", f"sft.data={data}"]
+    recipe, sizes = load("sft", profile="test", overrides=changes)
+    for folder in ("product", "progress"):
+        (work / folder).mkdir(parents=True, exist_ok=True)
+    return as_request("sft", {**plain(recipe.sft), "seed": 0, "profile": plain(dataclasses.replace(sizes, launch="child", **profile))}, inputs, work)
+
+
+def kill_rank(log: Path, metrics: Path, steps: int) -> None:
     """SIGKILL to rank 1 once `steps` steps are in the metrics."""
-    deadline = time.monotonic() + 300
-    while time.monotonic() < deadline:
-        file = metrics()
-        if file is not None and len(file.read_text().splitlines()) >= steps:
-            break
+    while not metrics.exists() or len(metrics.read_text().splitlines()) < steps:
         time.sleep(0.01)
     os.kill(int(re.findall(r"rank 1 of 2: process (\d+)", log.read_text())[-1]), signal.SIGKILL)
 
 
 @needs_deepspeed
-def test_a_killed_rank_is_told_and_the_next_run_goes_on(tiny_model: Path, fresh_home: Callable[[str], Path]) -> None:
-    overrides = ["sft.limit=96", "sft.fit.save_every=2", "sft.validation=null", "sft.fit.epochs=2"]
-    home = fresh_home("ranks")
-    two = pipeline("sft", home, overrides, learner="deepspeed", ranks=2, zero_stage=2)
-    log = two.run.path / "logs" / "sft.log"
-    killer = threading.Thread(target=kill_rank, args=(log, lambda: next((home / "store" / ".work").glob("sft-*/product/metrics.jsonl"), None), 5))
-    killer.start()
+def test_a_killed_rank_is_told_and_the_next_run_goes_on(inputs: dict[str, Artifact], tmp_path: Path) -> None:
+    work, log = tmp_path / "work", tmp_path / "log"
+    metrics = work / "product" / "metrics.jsonl"
+    threading.Thread(target=kill_rank, args=(log, metrics, 5), daemon=True).start()
     with pytest.raises(StageError, match=r"stage 'sft': rank 1 of 2 was killed by SIGKILL.*run again to continue from the last checkpoint") as caught:
-        make(two, "sft")
-    killer.join()
+        launch(request(work, inputs, learner="deepspeed", ranks=2, zero_stage=2), log)
     assert caught.value.retryable and not multiprocessing.active_children()
     assert not alive(log), "a rank outlived the stage"
-    assert list((home / "store" / ".work").glob("sft-*/progress/checkpoint-*"))
-    product = make(pipeline("sft", home, overrides, learner="deepspeed", ranks=1, zero_stage=0), "sft")  # fewer ranks, another stage
-    lines = [json.loads(line)["step"] for line in (product / "metrics.jsonl").read_text().splitlines()]
-    assert lines == list(range(1, len(lines) + 1)), "a step is missing or stands twice"
-    alone = make(pipeline("sft", fresh_home("alone"), overrides), "sft")
-    ours, theirs = load_policy(product).state_dict(), load_policy(alone).state_dict()
-    assert max(float((ours[name] - theirs[name]).abs().max()) for name in theirs) < 1e-3
+    assert list((work / "progress").glob("checkpoint-*")) and len(metrics.read_text().splitlines()) < 12, "the kill came too late"
+    launch(request(work, inputs, learner="deepspeed", zero_stage=3), log)  # one rank now, and another stage
+    assert [json.loads(line)["step"] for line in metrics.read_text().splitlines()] == list(range(1, 13)), "a step is missing or stands twice"
+    launch(request(tmp_path / "alone", inputs), log, inline=True)
+    ours, theirs = load_policy(work / "product").state_dict(), load_policy(tmp_path / "alone" / "product").state_dict()
+    assert max(float((ours[name] - theirs[name]).abs().max()) for name in theirs) < 1e-4
 
 
 def alive(log: Path) -> list[int]:
@@ -115,15 +133,33 @@ def test_recipes_on_two_ranks_end_as_alone(recipe: str, overrides: list[str], st
         assert two == pytest.approx(one, abs=1e-3, rel=1e-3)
 
 
-def test_an_error_of_a_rank_is_the_stages_own(tmp_path: Path) -> None:
-    pytest.importorskip("deepspeed")
-    (tmp_path / "work" / "product").mkdir(parents=True)
-    (tmp_path / "work" / "progress").mkdir()
-    recipe, profile = load("sft", profile="test")
-    options = {**dataclasses.asdict(recipe.sft), "seed": 0, "profile": {**dataclasses.asdict(profile), "learner": "deepspeed", "ranks": 2}}
-    with pytest.raises(RatchetError, match="policy") as caught:
-        launch(as_request("sft", json.loads(json.dumps(options)), {}, tmp_path / "work"), tmp_path / "log")
-    assert not caught.value.retryable
+@needs_deepspeed
+@pytest.mark.slow
+def test_an_error_of_the_ranks_is_the_stages_own(inputs: dict[str, Artifact], tmp_path: Path) -> None:
+    with pytest.raises(ContractError, match="there is no data set 'nothing'"):
+        launch(request(tmp_path / "work", inputs, data="nothing", learner="deepspeed", ranks=2), tmp_path / "log")
+
+
+def test_one_sentence_says_which_rank_and_why(tmp_path: Path) -> None:
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+    def why(exitcode: int, **notes: tuple[str, str]) -> RatchetError:
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder.mkdir()
+        for rank, (kind, text) in notes.items():
+            (folder / f"{rank[1:]}.json").write_text(json.dumps({"kind": kind, "text": text}))
+        failure = ProcessFailure(local_rank=1, pid=1, exitcode=exitcode, error_file="")
+        return _why("sft", 2, {1: failure}, folder, "a.log")
+
+    echo = ("RuntimeError", "Connection closed by peer")
+    died = why(-9, r0=echo)
+    assert isinstance(died, StageError) and died.retryable and str(died).startswith("stage 'sft': rank 1 of 2 was killed by SIGKILL")
+    own = why(1, r0=echo, r1=("TrainingError", "the loss is nan"))
+    assert type(own) is TrainingError and str(own) == "the loss is nan"
+    assert "rank 1 of 2 ran out of memory" in str(why(1, r1=("MemoryError", "")))
+    other = why(1, r1=("KeyError", "'policy'"))
+    assert not other.retryable and "rank 1 of 2 failed: KeyError: 'policy'" in str(other) and "a.log" in str(other)
+    assert "rank 1: exit code 3" in str(why(3))
 
 
 def test_only_what_learns_takes_more_than_one_process() -> None:
