@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -91,11 +92,11 @@ def disagreements(ours: Result, theirs: Result, loose: Mapping[str, float]) -> d
     found = {}
     for name in sorted(set(ours["checks"]) | set(theirs["checks"])):
         a, b = ours["checks"].get(name, []), theirs["checks"].get(name, [])
-        worst = max((abs(x - y) / max(1.0, abs(y)) for x, y in zip(a, b, strict=False)), default=float("inf"))
-        same_count = len(a) == len(b) and len(a) > 0
-        found[name] = (worst if same_count and worst == worst else float("inf"), loose.get(name, TOLERANCE))
+        apart = [abs(x - y) / max(1.0, abs(y)) for x, y in zip(a, b, strict=False)]
+        whole = len(a) == len(b) > 0 and all(map(math.isfinite, apart))  # max() would pass over a nan
+        found[name] = (max(apart) if whole else math.inf, loose.get(name, TOLERANCE))
     if ours["tokens"] != theirs["tokens"] and "greedy_tokens" not in found:
-        found["tokens"] = (float("inf"), 0.0)
+        found["tokens"] = (math.inf, 0.0)
     return found
 
 

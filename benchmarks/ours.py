@@ -156,7 +156,7 @@ def sample(inputs: dict[str, Any], setting: str) -> dict[str, Any]:
 @contextmanager
 def switched_off(setting: str) -> Iterator[None]:
     """One trick of ours replaced by what it saves."""
-    kept = forward.PackedPlan, forward.chosen_logprobs
+    kept, strict = (forward.PackedPlan, forward.chosen_logprobs), torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(setting != "not_deterministic")
     if setting == "apart":
         forward.PackedPlan = lambda rows, siblings: PackedPlan(rows, list(range(len(rows))))
@@ -166,6 +166,7 @@ def switched_off(setting: str) -> Iterator[None]:
         yield
     finally:
         forward.PackedPlan, forward.chosen_logprobs = kept
+        torch.use_deterministic_algorithms(strict)
 
 
 def full_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, *, bias: Tensor | None = None, **rest: Any) -> tuple[Tensor, None]:

@@ -151,14 +151,13 @@ def grpo(inputs: dict[str, Any], setting: str) -> dict[str, Any]:
     """
     steps, count = inputs["groups"], inputs["completions"]
     groups = [group for step in steps for group in step]
-    rewards = {tuple(g["prompt"] + c): r for g in groups for c, r in zip(g["completions"], g["rewards"], strict=True)}
 
     def given(prompts: list[str], trainer: Any) -> dict[str, Any]:
         chosen = [(groups[int(p)], n % count) for n, p in enumerate(prompts)]
         return {"prompt_ids": [g["prompt"] for g, _ in chosen], "completion_ids": [g["completions"][n] for g, n in chosen], "logprobs": None}
 
-    def reward(prompts: list[str], completion_ids: list[list[int]], **rest: Any) -> list[float]:
-        return [rewards[tuple(groups[int(p)]["prompt"] + list(ids))] for p, ids in zip(prompts, completion_ids, strict=True)]
+    def reward(prompts: list[str], **rest: Any) -> list[float]:
+        return [groups[int(p)]["rewards"][n % count] for n, p in enumerate(prompts)]  # not by text: siblings may say the same
 
     size = int(setting)
     more = {"per_device_train_batch_size": size, "gradient_accumulation_steps": len(steps[0]) * count // size, "num_generations": count,

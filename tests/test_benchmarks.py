@@ -59,7 +59,7 @@ def test_greedy_answers_are_the_same(inputs: dict[str, Any], transformers_alone:
     assert mine["checks"]["greedy_tokens"] and mine["tokens"][0] > 64
 
 
-@pytest.mark.parametrize("wrong", [{"learning_rate": 5e-5}, {"max_grad_norm": 1e-4}, {"weight_decay": 10.0}])
+@pytest.mark.parametrize("wrong", [{"learning_rate": 5e-5}, {"max_grad_norm": 1e-6}, {"weight_decay": 10.0}])
 def test_another_update_is_found_out(wrong: dict[str, float], inputs: dict[str, Any], transformers_alone: dict[str, Any]) -> None:
     mine, theirs = ours.WORKS["sft"](inputs, "default"), transformers_alone["sft"]({**inputs, **wrong}, "default")
     assert not agrees(mine, theirs, TRAINING)
@@ -107,7 +107,7 @@ def test_the_best_setting_that_agrees_is_the_one_compared_with() -> None:
     rows, kept = compare(Work("sft", "a step", ()), [Peer("trl", ("slow", "slower", "wrong"), 3.0, 0.6)], measure, repeats=2, say=lambda line: None)
     assert asked == [("ours", "default"), ("trl", "slow"), ("trl", "slower"), ("trl", "wrong"), ("ours", "default"), ("trl", "slow")]
     (row,) = rows
-    assert (row.setting, row.speed, row.speed_low, row.speed_high) == ("slow", 3.5, 3.0, 4.0)
+    assert row.setting == "slow" and (row.speed, row.speed_low, row.speed_high) == pytest.approx((3.5, 3.0, 4.0))
     assert row.memory == pytest.approx((300 / 600 + 330 / 600) / 2) and row.verdict == "reached" and len(kept) == 6
 
 
@@ -122,7 +122,7 @@ def test_a_comparison_that_disagrees_is_no_result(tmp_path: Path) -> None:
     assert (tmp_path / "peers.png").stat().st_size > 0 and (tmp_path / "peers.csv").read_text().count("\n") == 2
 
 
-@pytest.mark.parametrize(("a", "b"), [([1.0, 2.0], [1.0]), ([], []), ([float("nan")], [float("nan")]), ([0.0], [2e-4])])
+@pytest.mark.parametrize(("a", "b"), [([1.0, 2.0], [1.0]), ([], []), ([float("nan")], [float("nan")]), ([0.0, float("nan")], [0.0, 1.0]), ([0.0], [2e-4])])
 def test_missing_and_undefined_numbers_never_agree(a: list[float], b: list[float]) -> None:
     assert not agrees({"tokens": [1], "checks": {"loss": a}}, {"tokens": [1], "checks": {"loss": b}}, {})
 
