@@ -20,6 +20,7 @@ from flows.commands.options import OUT, Home
 from flows.commands.promote import promote, rollback
 from flows.commands.reproduce import reproduce
 from flows.commands.show import show
+from flows.commands.soak import soak
 
 app = typer.Typer(help="Post-training pipelines: data → SFT → reward model → online RLHF → evaluation → registry.",
                   no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -161,7 +162,7 @@ def check_recipes(recipe: Annotated[str | None, typer.Argument(help="A name or f
         typer.echo(f"{name}: ok")
 
 
-for command in (show, deploy, lineage, reproduce, promote, rollback, gc, doctor, compare_runs):
+for command in (show, deploy, lineage, reproduce, promote, rollback, gc, doctor, compare_runs, soak):
     app.command()(command)
 
 
@@ -260,10 +261,13 @@ def _quiet_platforms(home: Path) -> None:
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
+    from tasks.orphans import leave_nothing_behind
+
     if "PREFECT_API_URL" not in os.environ:
         folder = (home / "prefect").resolve()
         folder.mkdir(parents=True, exist_ok=True)
         defaults["PREFECT_HOME"] = str(folder)
+        leave_nothing_behind()  # Prefect will start a server of its own
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from components.errors import RatchetError, StageError
+from components.errors import RatchetError, StageError, redacted
 
 PRELOAD = ["torch", "transformers", "components.run"]
 
@@ -92,13 +92,13 @@ def _child(request: dict[str, Any], send: Any, log: str, parent: int) -> None:
 
         send.send(("meta", execute(request)))
     except RatchetError as error:
-        traceback.print_exc()
+        print(redacted(traceback.format_exc()))
         send.send(("error", error))
     except MemoryError:
         send.send(("error", StageError(f"stage {request['does']!r} ran out of memory; use a smaller profile "
                                        "(tokens_per_batch, sampler_rows) and run again", died=True)))
     except BaseException as error:
-        traceback.print_exc()
+        print(redacted(traceback.format_exc()))
         send.send(("error", StageError(f"stage {request['does']!r} failed: {type(error).__name__}: {error} (log: {log})")))
     finally:
         send.close()
