@@ -52,7 +52,7 @@ def load_state(folder: Path) -> dict[str, Any]:
         tensors = load_file(folder / "tensors.safetensors")
         return _join(json.loads((folder / "state.json").read_text()), tensors)
     except Exception as error:
-        raise StoreError(f"the checkpoint at {folder} cannot be read ({error}); remove it to start the stage again") from error
+        raise StoreError(f"the checkpoint at {folder} cannot be read ({error}); remove {folder} to start the stage again") from error
 
 
 def _split(value: Any, tensors: dict[str, Any], path: str) -> Any:

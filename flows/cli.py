@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from components.errors import RatchetError, RecipeError
+from components.errors import RatchetError, RecipeError, redacted
 from flows.commands.compare_runs import compare_runs
 from flows.commands.deploy import deploy
 from flows.commands.doctor import doctor
@@ -173,6 +173,24 @@ def main() -> None:
     except RatchetError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(2 if isinstance(error, RecipeError) else 1)
+    except Exception as error:
+        why = _outside(error)
+        if why is None:
+            raise
+        typer.echo(f"error: {redacted(why)}; what is finished is kept, the same command continues", err=True)
+        sys.exit(1)
+
+
+def _outside(error: BaseException | None) -> str | None:
+    """The cause of an error that is nobody's mistake here, in a sentence: the Prefect server went away, the disk is full."""
+    while error is not None:
+        text = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        if type(error).__module__.split(".")[0] in ("httpx", "httpcore") or "Failed to reach API" in text:
+            return f"the Prefect server at {os.environ.get('PREFECT_API_URL', 'an address of this machine')} cannot be reached ({text})"
+        if isinstance(error, OSError) and error.errno:
+            return f"{error.strerror}{f': {error.filename}' if error.filename else ''}"
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def _finished(pipeline: Any, until: str) -> bool:

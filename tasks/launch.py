@@ -92,16 +92,22 @@ def _child(request: dict[str, Any], send: Any, log: str, parent: int) -> None:
 
         send.send(("meta", execute(request)))
     except RatchetError as error:
-        print(redacted(traceback.format_exc()))
         send.send(("error", error))
+        _write_down()
     except MemoryError:
         send.send(("error", StageError(f"stage {request['does']!r} ran out of memory; use a smaller profile "
                                        "(tokens_per_batch, sampler_rows) and run again", died=True)))
     except BaseException as error:
-        print(redacted(traceback.format_exc()))
         send.send(("error", StageError(f"stage {request['does']!r} failed: {type(error).__name__}: {error} (log: {log})")))
+        _write_down()
     finally:
         send.close()
+
+
+def _write_down() -> None:
+    """The traceback, into the log: after the cause was told, for on a full disk there may be no log."""
+    with contextlib.suppress(OSError):
+        print(redacted(traceback.format_exc()))
 
 
 def _die_with_parent(parent: int) -> None:

@@ -40,11 +40,11 @@ def fetch(address: str, destination: Path, *, sha256: str | None = None, base: P
     if scheme not in ("path", *_FETCHERS) or not rest:
         hint = nearest(scheme, ["path", *_FETCHERS]) if rest else "; write scheme:what, e.g. path:data/chats.jsonl"
         raise SourceError(f"{address!r} is not a source address{hint}")
+    if scheme == "path":
+        return _local(Path(base or Path.cwd()) / rest, address, sha256)
     inner = PurePosixPath(rest.partition("!")[2])
     if inner.is_absolute() or ".." in inner.parts:
         raise SourceError(f"{address!r}: what stands behind ! is a file or folder inside the source; {str(inner)!r} leads out of it")
-    if scheme == "path":
-        return _local(Path(base or Path.cwd()) / rest, address, sha256)
     destination = Path(destination)
     ready = _finished(destination, address, sha256)
     if ready is not None:
