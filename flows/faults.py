@@ -65,7 +65,7 @@ def kill_stage(trial: Trial) -> str | None:
     assert trial.process is not None
     for pid in trial.processes():
         with contextlib.suppress(OSError):
-            if pid != trial.process.pid and os.getsid(pid) == pid:
+            if pid != trial.process.pid and os.getsid(pid) == pid and b"forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 os.kill(pid, signal.SIGKILL)
                 return f"stage process {pid}"
     return None

@@ -102,6 +102,7 @@ class Soak:
         complaints: list[str] = []
         limit = PATIENCE * self.seconds + 60
         with self.started(trial, self.run) as log:
+            assert trial.process is not None
             moment = time.monotonic() + trial.random.uniform(0.05, 0.95) * self.seconds
             while trial.process.poll() is None and not trial.notes.get("struck"):
                 if time.monotonic() >= moment:
@@ -148,7 +149,7 @@ class Soak:
             try:
                 yield log
             finally:
-                trial.process.kill() if trial.process.poll() is None else None
+                trial.process.kill()  # nothing, where it has ended
                 trial.process.wait()
 
     def go(self, trial: Trial, command: Command, *, limit: float) -> tuple[int, str]:

