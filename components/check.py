@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from components.errors import RecipeError, nearest
@@ -14,6 +15,8 @@ def check(recipe: Recipe, rounds: Mapping[str, Online]) -> None:
     """Walk the columns through every section of a resolved recipe, and through `rounds`: the online section as the rounds
     that change it run it, by their place in the recipe. The first thing read before it is written is a `RecipeError`.
     """
+    _check_names({"name": recipe.name, **{f"models.{n}": n for n in recipe.models},
+                  **({"register.model": recipe.register.model} if recipe.register else {})})
     known = {"policy", "reference", *recipe.models, *(recipe.reward.judges if recipe.reward else ())}
     if recipe.sft:
         _check_fit(recipe.sft.fit, set(), "sft.fit")
@@ -28,6 +31,14 @@ def check(recipe: Recipe, rounds: Mapping[str, Online]) -> None:
             _check_section(section, known, where)
     if recipe.online and recipe.online.watch.get("gold") and not (recipe.evaluate and recipe.evaluate.gold):
         raise RecipeError("online.watch.gold: needs a gold judge; set `evaluate.gold: true`")
+
+
+def _check_names(names: Mapping[str, str]) -> None:
+    """Some names become names of files and folders: none may lead out of the run's."""
+    for where, name in names.items():
+        if not re.fullmatch(r"\w[\w .+-]{0,99}", str(name)):
+            raise RecipeError(f"{where}: {name!r} becomes the name of a folder; write letters, digits, spaces and _ . + - only, "
+                              "the first a letter or a digit, at most 100")
 
 
 def _check_section(section: Offline | Online, models: set[str], where: str) -> None:

@@ -9,6 +9,7 @@
     ├── TrainingError      a loss is not finite, nothing to train on
     ├── HealthError        a health rule of the recipe said `stop`
     ├── StoreError         disk full, damaged or half-written artifact
+    ├── SandboxError       this machine cannot confine model-written code, so none is run
     ├── BusyError          another process holds the run, and this one was told not to wait
     ├── ServiceError       a server (tracking, orchestration, engine) cannot be reached   [retryable]
     └── StageError         a stage's process died or failed; carries the cause            [retryable when it died]
@@ -19,13 +20,30 @@ A message says what is wrong, where, what was expected, what was found, and what
 from __future__ import annotations
 
 import difflib
+import os
+import re
 from collections.abc import Iterable
+
+SECRET_NAME = re.compile(r"TOKEN(?!IZER)|PASSWORD|PASSWD|SECRET|API_KEY|ACCESS_KEY|CREDENTIAL|AUTH_STRING", re.IGNORECASE)
+
+
+def redacted(text: str) -> str:
+    """`text` as it may be shown and kept: without the user and password of a URL, and without the value of any
+    environment variable whose name says that it is a secret (of six characters or more)."""
+    text = re.sub(r"(?<=://)[^/\s@\"']+@", "***@", text)
+    for name, value in os.environ.items():
+        if len(value) >= 6 and SECRET_NAME.search(name):
+            text = text.replace(value, "***")
+    return text
 
 
 class RatchetError(Exception):
-    """Base of all errors of this project."""
+    """Base of all errors of this project. Its message holds no secret, wherever it is shown or kept."""
 
     retryable = False
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(redacted(a) if isinstance(a, str) else a for a in args))
 
 
 class RecipeError(RatchetError, ValueError):
@@ -57,6 +75,10 @@ class HealthError(RatchetError):
 
 
 class StoreError(RatchetError, OSError):
+    pass
+
+
+class SandboxError(RatchetError):
     pass
 
 

@@ -12,7 +12,9 @@ from typing import Any
 
 from components import types
 from components.errors import StoreError
-from components.store import disk_errors, write_atomic
+from components.store import disk_errors, file_digest, write_atomic
+
+FILES = ("tensors.safetensors", "state.json")
 
 
 def save_state(folder: Path, state: Mapping[str, Any]) -> None:
@@ -33,6 +35,7 @@ def save_state(folder: Path, state: Mapping[str, Any]) -> None:
                 raise StoreError(f"saving {folder}: the disk is full; the last checkpoint is untouched") from error
             raise
         write_atomic(temporary / "state.json", json.dumps(skeleton))
+        write_atomic(temporary / "sha256.json", json.dumps({name: file_digest(temporary / name) for name in FILES}))
         if folder.exists():
             shutil.rmtree(folder)
         os.replace(temporary, folder)
@@ -43,10 +46,13 @@ def load_state(folder: Path) -> dict[str, Any]:
     from safetensors.torch import load_file
 
     try:
+        for name, known in json.loads((folder / "sha256.json").read_text()).items():
+            if file_digest(folder / name) != known:
+                raise ValueError(f"{name} is damaged: its SHA-256 is not the one it was saved with")
         tensors = load_file(folder / "tensors.safetensors")
         return _join(json.loads((folder / "state.json").read_text()), tensors)
     except Exception as error:
-        raise StoreError(f"the checkpoint at {folder} cannot be read ({error}); remove it to start the stage again") from error
+        raise StoreError(f"the checkpoint at {folder} cannot be read ({error}); remove {folder} to start the stage again") from error
 
 
 def _split(value: Any, tensors: dict[str, Any], path: str) -> Any:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from components.errors import StoreError
+from components.errors import StoreError, redacted
 from components.types import Artifact
 
 MANIFEST = "manifest.json"
@@ -51,14 +51,15 @@ def content(files: Mapping[str, Mapping[str, Any]]) -> str:
 
 @contextlib.contextmanager
 def disk_errors(doing: str) -> Iterator[None]:
-    """A full disk or a refused write becomes one clear sentence."""
+    """A full disk, a quota, a limit on file sizes or a refused write becomes one clear sentence."""
     try:
         yield
     except OSError as error:
         if isinstance(error, StoreError):
             raise
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StoreError(f"{doing}: the disk is full; nothing finished was touched. Free some space and run again, "
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            full = "a file may not grow further (ulimit -f)" if error.errno == errno.EFBIG else "the disk is full"
+            raise StoreError(f"{doing}: {full}; nothing finished was touched. Free some space and run again, "
                              "it continues from the last checkpoint") from error
         if error.errno in (errno.EACCES, errno.EROFS):
             raise StoreError(f"{doing}: not allowed to write at {error.filename}; choose another --home") from error
@@ -225,7 +226,7 @@ class RunDirectory:
         """Merge `state` into `run.json`."""
         file = self.path / "run.json"
         current = json.loads(file.read_text()) if file.exists() else {"run": self.name}
-        write_atomic(file, json.dumps({**current, **state}, indent=1))
+        write_atomic(file, redacted(json.dumps({**current, **state}, indent=1)))
 
     def stages(self) -> dict[str, Path]:
         folder = self.path / "stages"

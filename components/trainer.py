@@ -21,6 +21,7 @@ from components.packing import order, pack
 from components.piece import build, describe
 from components.reduce import Counts, count, reduce
 from components.state import load_state, save_state
+from components.store import disk_errors, write_atomic
 from components.types import Batch, Group, Terms
 
 if TYPE_CHECKING:
@@ -263,13 +264,13 @@ class Log:
         path.parent.mkdir(parents=True, exist_ok=True)
         if ranks.first() and path.exists():
             kept = [text for text in path.read_text().splitlines() if _step(text) is not None and _step(text) <= after]
-            path.write_text("".join(text + "\n" for text in kept))
+            write_atomic(path, "".join(text + "\n" for text in kept))  # a kill here loses no step
 
     def __call__(self, values: Mapping[str, float], step: int, of: int | None = None) -> None:
         self.last = {k: v for k, v in values.items() if isinstance(v, (int, float))}
         line = {"step": step, "of": of, "time": time.time(), "metrics": self.last}
         if ranks.first():
-            with self.path.open("a") as file:
+            with disk_errors(f"writing {self.path}"), self.path.open("a") as file:
                 file.write(json.dumps(line) + "\n")
 
 

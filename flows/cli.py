@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -10,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from components.errors import RatchetError, RecipeError
+from components.errors import RatchetError, RecipeError, redacted
 from flows.commands.compare_runs import compare_runs
 from flows.commands.deploy import deploy
 from flows.commands.doctor import doctor
@@ -21,6 +22,7 @@ from flows.commands.options import OUT, Home
 from flows.commands.promote import promote, rollback
 from flows.commands.reproduce import reproduce
 from flows.commands.show import show
+from flows.commands.soak import soak
 
 STARTUP = "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"
 
@@ -172,7 +174,7 @@ def check_recipes(recipe: Annotated[str | None, typer.Argument(help="A name or f
         typer.echo(f"{name}: ok")
 
 
-for command in (show, deploy, lineage, reproduce, promote, rollback, gc, doctor, compare_runs):
+for command in (show, deploy, lineage, reproduce, promote, rollback, gc, doctor, compare_runs, soak):
     app.command()(command)
 
 
@@ -183,12 +185,31 @@ def main() -> None:
     except RatchetError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(2 if isinstance(error, RecipeError) else 1)
-    except RuntimeError as error:  # Prefect has no class for it
-        if "ephemeral Prefect" not in str(error):
+    except Exception as error:
+        why = _outside(error)
+        if why is None:
             raise
-        typer.echo(f"error: Prefect's own server did not start within {os.environ[STARTUP]} s; nothing is lost. Run again when the machine "
-                   f"is less busy, raise {STARTUP}, or start `prefect server start` and set PREFECT_API_URL", err=True)
+        typer.echo(f"error: {redacted(why)}; what is finished is kept, the same command continues", err=True)
         sys.exit(1)
+
+
+OUTSIDE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EIO, errno.EMFILE,
+           errno.ECONNREFUSED, errno.ECONNRESET, errno.ETIMEDOUT)
+
+
+def _outside(error: BaseException | None) -> str | None:
+    """The cause of an error that is nobody's mistake here, in a sentence: the Prefect server went away, the disk is full."""
+    while error is not None:
+        text = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        if "ephemeral Prefect" in text:
+            return (f"Prefect's own server did not start within {os.environ[STARTUP]} s: the machine is too busy; raise {STARTUP}, or start "
+                    "`prefect server start` and set PREFECT_API_URL")
+        if type(error).__module__.split(".")[0] in ("httpx", "httpcore") or "Failed to reach API" in text:
+            return f"the Prefect server at {os.environ.get('PREFECT_API_URL', 'an address of this machine')} cannot be reached ({text})"
+        if isinstance(error, OSError) and error.errno in OUTSIDE:
+            return f"{error.strerror}{f': {error.filename}' if error.filename else ''}"
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def _finished(pipeline: Any, until: str) -> bool:
@@ -279,10 +300,13 @@ def _quiet_platforms(home: Path) -> None:
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
+    from tasks.orphans import leave_nothing_behind
+
     if "PREFECT_API_URL" not in os.environ:
         folder = (home / "prefect").resolve()
         folder.mkdir(parents=True, exist_ok=True)
         defaults["PREFECT_HOME"] = str(folder)
+        leave_nothing_behind()  # Prefect will start a server of its own
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
 

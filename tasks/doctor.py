@@ -19,7 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from components.errors import RatchetError
+from components.errors import RatchetError, redacted
 from components.store import Store, read_manifest
 from components.types import Artifact
 from tasks.mirror import tracking_uri
@@ -160,11 +160,11 @@ def served(name: str, address: str, do: str) -> Finding:
     began = time.monotonic()
     try:
         with urllib.request.urlopen(address, timeout=ANSWER_SECONDS):
-            return Finding(name, "ok", f"{address} answers in {1000 * (time.monotonic() - began):.0f} ms")
+            return Finding(name, "ok", f"{redacted(address)} answers in {1000 * (time.monotonic() - began):.0f} ms")
     except urllib.error.HTTPError as error:
-        return Finding(name, "fail", f"{address} answers {error.code} {error.reason}", do)
+        return Finding(name, "fail", f"{redacted(address)} answers {error.code} {error.reason}", do)
     except (OSError, ValueError) as error:
-        return Finding(name, "fail", f"{address} does not answer: {getattr(error, 'reason', error)}", do)
+        return Finding(name, "fail", f"{redacted(address)} does not answer: {getattr(error, 'reason', error)}", do)
 
 
 def gpu() -> Finding:

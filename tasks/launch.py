@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from components.errors import RatchetError, StageError
+from components.errors import RatchetError, StageError, redacted
 from tasks.ranks import execute_on_ranks, ranks_of
 
 PRELOAD = ["torch", "transformers", "components.run"]
@@ -90,16 +90,22 @@ def _child(request: dict[str, Any], send: Any, log: str, parent: int) -> None:
 
         send.send(("meta", execute(request) if ranks_of(request) == 1 else execute_on_ranks(request, log)))
     except RatchetError as error:
-        traceback.print_exc()
         send.send(("error", error))
+        _write_down()
     except MemoryError:
         send.send(("error", StageError(f"stage {request['does']!r} ran out of memory; use a smaller profile "
                                        "(tokens_per_batch, sampler_rows) and run again", died=True)))
     except BaseException as error:
-        traceback.print_exc()
         send.send(("error", StageError(f"stage {request['does']!r} failed: {type(error).__name__}: {error} (log: {log})")))
+        _write_down()
     finally:
         send.close()
+
+
+def _write_down() -> None:
+    """The traceback, into the log: after the cause was told, for on a full disk there may be no log."""
+    with contextlib.suppress(OSError):
+        print(redacted(traceback.format_exc()))
 
 
 def write_to(log: str) -> None:

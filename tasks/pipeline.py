@@ -48,6 +48,7 @@ class Pipeline:
     store: Store
     run: RunDirectory
     watchers: list[Watcher] = field(default_factory=list)
+    verified: set[str] = field(default_factory=set)  # keys of products whose every byte this object has seen to be right
 
     @classmethod
     def open(cls, recipe: str | Path, *, home: Path, overrides: Sequence[str] = (), profile: str | None = None) -> Pipeline:
@@ -100,6 +101,7 @@ class Pipeline:
                                                   {**meta, "seconds": round(seconds, 1)},
                                                   {"does": stage.does, "options": stage.options, "inputs": dict(stage.inputs),
                                                    "revision": revision(), "packages": packages(), "machine": machine()})
+                    self.verified.add(artifact.digest)
                     self.run.link(name, artifact.path)
         self._tell("finished", stage, artifact, reused=False, seconds=time.monotonic() - started)
         return artifact
@@ -109,6 +111,9 @@ class Pipeline:
         with self.store.steady():
             artifact = self.store.get(stage.name, stage.key)
             if artifact is not None:
+                if artifact.digest not in self.verified:
+                    self.store.verify(artifact)  # a damaged one is never built upon
+                    self.verified.add(artifact.digest)
                 self.run.link(stage.name, artifact.path)
             return artifact
 

@@ -15,12 +15,15 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import threading
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from components.errors import redacted
+from components.store import disk_errors
 from tasks.journal import ROOT, flatten, read_json, texts
 from tasks.mirror import Shipper, shipped_file, sync, tracking_uri
 
@@ -90,7 +93,7 @@ class Tracking:
             self._thread.start()
         self._thread.join(wait_seconds)
         if self._thread.is_alive():
-            self.problem = self.problem or f"{tracking_uri(self.home)} has not answered for {wait_seconds:g} s"
+            self.problem = self.problem or redacted(f"{tracking_uri(self.home)} has not answered for {wait_seconds:g} s")
         if self.problem:
             log.warning("MLflow is behind, nothing is lost: %s. `ratchet sync %s` ships the rest", self.problem, self.run_dir)
         return self.problem is None
@@ -108,9 +111,11 @@ class Tracking:
     def _say(self, event: str, key: str, **what: Any) -> None:
         if self.run_dir is None:
             raise RuntimeError("Tracking: call open_run() first")
-        line = json.dumps({"event": event, "key": key, "time": time.time(), **what})
-        with open(self.run_dir / "tracking" / "journal.jsonl", "a") as file:
-            file.write(line + "\n")
+        line = redacted(json.dumps({"event": event, "key": key, "time": time.time(), **what}))
+        with disk_errors("writing the journal"), open(self.run_dir / "tracking" / "journal.jsonl", "ab+") as file:
+            if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
+                file.write(b"\n")  # a kill or a full disk tore the last line: keep it from taking this one along
+            file.write(line.encode() + b"\n")
 
     def _serve(self) -> None:
         """The side thread: ship, sleep, and after a failure sleep longer. Ends after one last try."""
@@ -123,7 +128,7 @@ class Tracking:
                     shipper.ship()
                     self.problem, pause = None, self.every_seconds
                 except Exception as error:  # whatever MLflow does, the flow goes on
-                    self.problem = f"{type(error).__name__}: {str(error).splitlines()[0][:300] if str(error) else ''}"
+                    self.problem = redacted(f"{type(error).__name__}: {str(error).splitlines()[0][:300] if str(error) else ''}")
                     pause = min(60.0, pause * 2)
                 if last:
                     return

@@ -1,4 +1,4 @@
-"""The field's usual layouts to groups and back, as JSONL (`.jsonl`, `.json`) or Parquet, a file or a folder of files.
+"""The field's usual layouts to groups and back, as JSONL (`.jsonl`, `.jsonl.gz`, `.json`) or Parquet, a file or a folder of files.
 
     groups       our own Parquet layout
     messages     {messages}                        prompt = all before the first assistant message -> a group of one
@@ -13,7 +13,9 @@ Without `prompt`, the prompt of a preference row is what chosen and rejected hav
 
 from __future__ import annotations
 
+import gzip
 import json
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ from components.errors import DataError, SourceError, nearest
 from components.types import Group, Message, Prompt, Trajectory
 
 Row = Mapping[str, Any]
-SUFFIXES = (".jsonl", ".json", ".parquet")
+SUFFIXES = (".jsonl", ".json", ".parquet", ".gz")
 
 
 def data_files(path: Path) -> list[Path]:
@@ -52,11 +54,22 @@ def read_rows(path: Path) -> Iterator[tuple[str, Any]]:
                 raise DataError(f"{file} holds a JSON {type(rows).__name__}, expected a list of rows")
             yield from ((f"{file}, row {number}", row) for number, row in enumerate(rows))
         else:
-            with file.open("rb") as lines:
-                for number, line in enumerate(lines):
-                    if line.strip():
-                        where = f"{file}, row {number}"
-                        yield where, _decode(line, where)
+            for number, line in enumerate(_lines(file)):
+                if line.strip():
+                    where = f"{file}, row {number}"
+                    yield where, _decode(line, where)
+
+
+def _lines(file: Path) -> Iterator[bytes]:
+    if file.suffix != ".gz":
+        with file.open("rb") as lines:
+            yield from lines
+        return
+    try:
+        with gzip.open(file, "rb") as lines:
+            yield from lines
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{file} is not a whole gzip file: {error}") from error
 
 
 def _decode(raw: bytes, where: str) -> Any:

@@ -148,6 +148,9 @@ def _printable(row: Any) -> Any:
     return json.loads(json.dumps(row, default=str))
 
 
+TESTS = ("test", "entry_point", "canonical_solution", "test_list")  # what HumanEval and MBPP call what `rewards.unit_tests` reads
+
+
 def _record(row: Mapping[str, Any], key: str) -> Conversation:
     layout = layout_of(row)
     meta = row.get("meta") or {}
@@ -156,7 +159,7 @@ def _record(row: Mapping[str, Any], key: str) -> Conversation:
     shared: dict[str, Any] = {
         "topic": row.get("topic") or None, "rating": None if rating is None else float(rating), "ratings": ratings,
         "answer": None if row.get("answer") is None else str(row["answer"]), "source": str(row.get("source") or ""),
-        "meta": json.loads(meta) if isinstance(meta, str) else dict(meta),
+        "meta": {**{name: row[name] for name in TESTS if name in row}, **(json.loads(meta) if isinstance(meta, str) else meta)},
     }
     if layout == "messages":
         return Conversation(key, messages_of(row["messages"], "user"), **shared)

@@ -42,6 +42,9 @@ def fetch(address: str, destination: Path, *, sha256: str | None = None, base: P
         raise SourceError(f"{address!r} is not a source address{hint}")
     if scheme == "path":
         return _local(Path(base or Path.cwd()) / rest, address, sha256)
+    inner = PurePosixPath(rest.partition("!")[2])
+    if inner.is_absolute() or ".." in inner.parts:
+        raise SourceError(f"{address!r}: what stands behind ! is a file or folder inside the source; {str(inner)!r} leads out of it")
     destination = Path(destination)
     ready = _finished(destination, address, sha256)
     if ready is not None:
@@ -59,7 +62,7 @@ def fetch(address: str, destination: Path, *, sha256: str | None = None, base: P
         selected, found = _FETCHERS[scheme](rest, content, sha256)
         manifest = {
             "address": address, "sha256": found, "selected": selected.relative_to(partial).as_posix(),
-            "files": {p.relative_to(partial).as_posix(): p.stat().st_size for p in _files(content)},
+            "files": {p.relative_to(partial).as_posix(): digest(p) for p in _files(content)},
         }
         (partial / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
         _into_place(partial, destination)
@@ -87,11 +90,11 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _finished(destination: Path, address: str, sha256: str | None) -> Path | None:
-    """The content of a destination that is whole and is what was asked for, else None."""
+    """The content of a destination that is whole, byte for byte, and is what was asked for, else None."""
     try:
         manifest = json.loads((destination / MANIFEST).read_text())
         same = manifest["address"] == address and sha256 in (None, manifest["sha256"])
-        whole = all((destination / name).stat().st_size == size for name, size in manifest["files"].items())
+        whole = all(digest(destination / name) == sha for name, sha in manifest["files"].items())
         selected = destination / manifest["selected"]
         return selected if same and whole and manifest["files"] else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

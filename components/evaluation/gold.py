@@ -55,8 +55,9 @@ class Encoder:
         if threads:
             torch.set_num_threads(threads)
         self.digest = digest(path)
-        self._tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-        self._model = AutoModel.from_pretrained(path, dtype=torch.float32, local_files_only=True).eval()
+        self._tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        self._model = AutoModel.from_pretrained(path, dtype=torch.float32, local_files_only=True, trust_remote_code=False,
+                                                use_safetensors=True).eval()
         self._known: dict[str, np.ndarray] = {}
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:

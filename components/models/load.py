@@ -31,8 +31,8 @@ def convert_gguf(file: Path, out: Path) -> None:
     if not file.is_file():
         raise SourceError(f"{file}: there is no such GGUF file")
     try:
-        model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
-        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+        model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False)
     except (OSError, ValueError, KeyError, RuntimeError, NotImplementedError) as error:
         raise SourceError(f"{file}: transformers cannot read this GGUF file ({type(error).__name__}: {error}); "
                           "use a model whose architecture transformers converts, or its safetensors") from error
@@ -112,7 +112,7 @@ def new_reward(policy_path: Path, *, layers: int | None = None, pool: Literal["l
     from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
     policy_path = Path(policy_path)
-    config = AutoConfig.from_pretrained(policy_path, local_files_only=True)
+    config = AutoConfig.from_pretrained(policy_path, local_files_only=True, trust_remote_code=False)
     have = config.num_hidden_layers
     if layers is not None and not 1 <= layers <= have:
         raise SourceError(f"{policy_path}: a reward model of {layers} layers was asked of a model with {have}; use 1 to {have}")

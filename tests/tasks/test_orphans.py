@@ -1,0 +1,41 @@
+"""What a run starts ends with it, even when it is killed and can do nothing about it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tasks.orphans import MARK, marked
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = f"""
+import os, subprocess, sys, time
+if sys.argv[1] == "guarded":
+    from tasks.orphans import leave_nothing_behind
+    leave_nothing_behind()
+print(os.environ.get({MARK!r}, ""), subprocess.Popen(["sleep", "600"], start_new_session=True).pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("how", ["guarded", "unguarded"])
+def test_a_killed_process_leaves_nothing_behind(how: str) -> None:
+    process = subprocess.Popen([sys.executable, "-c", SCRIPT, how], cwd=ROOT, text=True, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    *mark, child = process.stdout.readline().split()
+    assert not mark or set(marked(mark[0])) >= {int(child)}
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    end = time.monotonic() + (30 if how == "guarded" else 1)
+    while Path(f"/proc/{child}").exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    left = Path(f"/proc/{child}").exists()
+    if left:
+        os.kill(int(child), signal.SIGKILL)
+    assert left == (how == "unguarded"), "without the guard the child stays, with it it goes"

@@ -1,0 +1,211 @@
+"""What a stranger's model, data, recipe or answer must not be able to do, and what must never be written down."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from components.data.records import parse
+from components.data.sources import _unpack, fetch
+from components.errors import RecipeError, ServiceError, SourceError, StageError, redacted
+from components.models.load import load_policy, load_tokenizer, new_reward
+from components.recipe import load
+from tasks.pipeline import Pipeline
+
+ROOT = Path(__file__).resolve().parents[1]
+SECRETS = {"HF_TOKEN": "hf_plantedplantedplanted", "AWS_SECRET_ACCESS_KEY": "aws+planted/planted+key",
+           "MLFLOW_TRACKING_PASSWORD": "planted-password-7", "PREFECT_API_AUTH_STRING": "admin:planted0123"}
+
+
+# --- what our own source does ---------------------------------------------------------------------------------------
+
+def sources() -> Iterator[tuple[Path, ast.AST]]:
+    for folder in ("components", "tasks", "flows"):
+        for file in (ROOT / folder).rglob("*.py"):
+            yield file.relative_to(ROOT), ast.parse(file.read_text())
+
+
+def test_nothing_of_ours_unpickles_evaluates_or_listens_to_everybody() -> None:
+    for file, tree in sources():
+        for node in ast.walk(tree):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module] if isinstance(node, ast.ImportFrom) else []
+            assert not {"pickle", "joblib", "dill", "cloudpickle", "shelve", "marshal"} & set(names), file
+            if isinstance(node, ast.Constant):
+                assert node.value not in ("0.0.0.0", "::"), f"{file} binds to every address"
+            if not isinstance(node, ast.Call):
+                continue
+            called, options = ast.unparse(node.func), {k.arg for k in node.keywords}
+            assert called not in ("torch.load", "yaml.load", "yaml.unsafe_load", "eval", "os.system", "os.popen"), f"{file}: {called}"
+            assert called != "exec" or file == Path("components/confinement.py"), f"{file} executes text"
+            assert not {"shell", "allow_pickle"} & options, f"{file}: {called}"
+            if called.endswith("from_pretrained") and (called.startswith("Auto") or called.startswith("auto.")):
+                assert "trust_remote_code" in options or None in options, f"{file}, line {node.lineno}: says nothing of remote code"
+            for keyword in node.keywords:
+                if keyword.arg == "trust_remote_code":
+                    assert isinstance(keyword.value, ast.Constant) and keyword.value.value is False, file
+
+
+# --- models and archives of strangers -------------------------------------------------------------------------------
+
+class Payload:
+    """Unpickled, it writes a file."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.mark),)
+
+
+def malicious(mark: Path) -> bytes:
+    data = pickle.dumps(Payload(mark))
+    pickle.loads(data)
+    assert mark.is_dir(), "the payload is none"
+    mark.rmdir()
+    return data
+
+
+def test_pickles_beside_good_weights_are_neither_loaded_nor_handed_on(tmp_path: Path, tiny_home: Path, tiny_model: Path) -> None:
+    model, mark = tmp_path / "model", tmp_path / "pwned"
+    shutil.copytree(tiny_model, model, ignore=shutil.ignore_patterns("manifest.json"))
+    evil = ["pytorch_model.bin", "model.pt", "optimizer.pth", "training_args.bin", "adapter_model.bin", "data.pkl", "x.ckpt", "y.pickle"]
+    for name in evil:
+        (model / name).write_bytes(malicious(mark))
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"schema: 1\nabout: mine\nbase: sft\nmodels: {{policy: {{source: 'path:{model}', format: huggingface}}}}\n")
+    made = Pipeline.open(file, home=tiny_home, profile="test").make("model_policy")
+    assert not {p.name for p in made.path.iterdir()} & set(evil)
+    for folder in (model, made.path):
+        load_policy(folder)
+        load_tokenizer(folder)
+        new_reward(folder)
+    assert not mark.exists()
+
+
+def test_a_pickle_in_an_archive_stays_a_file_nobody_opens(tmp_path: Path) -> None:
+    mark = tmp_path / "pwned"
+    with zipfile.ZipFile(tmp_path / "data.whl", "w") as bundle:
+        for name in ("rows.pkl", "model.pt", "data.bin", "__init__.py"):
+            bundle.writestr(f"data/{name}", malicious(mark) if name != "__init__.py" else f"import os; os.mkdir({str(mark)!r})")
+        bundle.writestr("data/rows.jsonl", json.dumps({"prompt": "hi", "completion": "hello"}) + "\n")
+    _unpack(tmp_path / "data.whl", tmp_path / "out", "")
+    assert len(parse(tmp_path / "out").kept) == 1
+    (tmp_path / "out" / "data" / "rows.jsonl").unlink()
+    with pytest.raises(SourceError, match="holds no"):
+        parse(tmp_path / "out")
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("kind", ["known", "stranger"])
+def test_code_in_a_model_repository_is_not_run(kind: str, tmp_path: Path, tiny_model: Path) -> None:
+    """`auto_map` names code beside the weights; a type that transformers does not know could not be loaded without it."""
+    from components.contract import contract_of
+    from components.evaluation.gold import Encoder
+
+    model, mark = tmp_path / "model", tmp_path / "ran"
+    shutil.copytree(tiny_model, model, ignore=shutil.ignore_patterns("manifest.json"))
+    (model / "evil.py").write_text(f"import os\nos.mkdir({str(mark)!r})\nclass Evil: pass\n")
+    config = json.loads((model / "config.json").read_text())
+    config["auto_map"] = {name: "evil.Evil" for name in ("AutoConfig", "AutoModel", "AutoModelForCausalLM", "AutoModelForSequenceClassification")}
+    if kind == "stranger":
+        config["model_type"] = "evil"
+    (model / "config.json").write_text(json.dumps(config))
+    tokenizer = json.loads((model / "tokenizer_config.json").read_text())
+    (model / "tokenizer_config.json").write_text(json.dumps({**tokenizer, "auto_map": {"AutoTokenizer": ["evil.Evil", "evil.Evil"]}}))
+    for read in (load_policy, load_tokenizer, new_reward, contract_of, Encoder):
+        try:
+            read(model)
+        except (ValueError, KeyError, OSError, SourceError):
+            assert kind == "stranger" or read is load_tokenizer, read
+    assert not mark.exists()
+
+
+# --- paths ----------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("override", [
+    "name=../../outside", "name=/tmp/outside", "name=..", "name=.hidden", "models.../x={source: 'path:x'}", 'models={"../x": {source: "path:x"}}',
+    'models={"a/b": {source: "path:x"}}', "register={model: ../x}",
+])
+def test_no_name_in_a_recipe_leads_out_of_the_run(override: str, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError):
+        Pipeline.open("sft", home=tmp_path / "home", profile="test", overrides=[override])
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_honest_name_is_a_name() -> None:
+    assert load("sft", overrides=["name=My model 1.5_b-c"])[0].name == "My model 1.5_b-c"
+
+
+@pytest.mark.parametrize("address", ["pypi:x==1!../../etc/passwd", "pypi:x==1!/etc/passwd", "hub:org/name!../x", "hub:{folder}!../key",
+                                     "hub:{folder}!/etc/passwd", "hub:{folder}!a/../../key"])
+def test_what_stands_behind_the_mark_stays_inside(address: str, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "key").write_text("secret")
+    with pytest.raises(SourceError, match="leads out of it"):
+        fetch(address.format(folder=tmp_path / "folder"), tmp_path / "got")
+    assert not (tmp_path / "got").exists()
+
+
+def test_a_cached_download_that_was_changed_is_fetched_again(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "rows.jsonl").write_text('{"a": 1}\n')
+    address = f"hub:{tmp_path / 'there'}!rows.jsonl"
+    got = fetch(address, tmp_path / "got")
+    got.unlink()  # a hard link where the disk allows one
+    got.write_text('{"a": 2}\n')
+    assert fetch(address, tmp_path / "got").read_text() == '{"a": 1}\n'
+
+
+# --- secrets --------------------------------------------------------------------------------------------------------
+
+def test_messages_hold_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", SECRETS["HF_TOKEN"])
+    text = f"401 for {SECRETS['HF_TOKEN']} at https://me:pass@host:5000/api and postgresql://u:p@db/x, see https://host/a@b"
+    assert redacted(text) == "401 for *** at https://***@host:5000/api and postgresql://***@db/x, see https://host/a@b"
+    for error in (ServiceError(text), StageError(text, died=True)):
+        assert str(error) == str(pickle.loads(pickle.dumps(error))) == redacted(text)
+
+
+def leaks(folder: Path, *texts: str) -> list[str]:
+    values = [value.encode() for value in (*SECRETS.values(), "planted-in-a-url")]
+    found = [f"{file}: {value!r}" for file in folder.rglob("*") if file.is_file() for value in values if value in file.read_bytes()]
+    return found + [f"output: {value!r}" for text in texts for value in values if value in text.encode()]
+
+
+def test_a_planted_secret_is_nowhere_and_a_server_that_is_away_stops_nothing(fresh_home: Callable[[str], Path]) -> None:
+    """The tracking server is away and its address holds a password; the token is in the environment and, by mistake, in a
+    recipe's text. Then everything is sent to the local MLflow."""
+    home = fresh_home("run")
+    env = {**os.environ, **SECRETS, "PYTHONPATH": str(ROOT)}
+    away = {**env, "MLFLOW_TRACKING_URI": "http://robot:planted-in-a-url@127.0.0.1:9"}
+    options = ["--profile", "test", "--home", str(home), "--set", "sft.limit=16", "--set", "evaluate.prompts=4"]
+    done = subprocess.run([sys.executable, "-m", "flows.cli", "run", "sft", *options], cwd=home, env=away, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "MLflow is behind, nothing is lost" in done.stdout
+    assert next(home.glob("store/sft-*/model.safetensors")).exists() and (home / "prefect").is_dir()
+    sent = subprocess.run([sys.executable, "-m", "flows.cli", "sync", "--home", str(home)], cwd=home, env=env, capture_output=True, text=True)
+    assert sent.returncode == 0 and "points sent" in sent.stdout, sent.stderr
+    assert (home / "mlflow.db").exists()
+    assert not leaks(home, done.stdout, done.stderr, sent.stdout, sent.stderr)
+
+
+def test_a_failing_download_names_no_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://robot:planted-in-a-url@127.0.0.1:9")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://robot:planted-in-a-url@127.0.0.1:9/simple")
+    monkeypatch.setenv("PIP_RETRIES", "0")
+    for source in ("hub:org/name", "pypi:nothing==1.0"):
+        file = tmp_path / "mine.yaml"
+        file.write_text(f"schema: 1\nabout: mine\nbase: sft\ndata: {{source: '{source}'}}\n")
+        with pytest.raises(SourceError) as caught:
+            Pipeline.open(file, home=tmp_path / "home", profile="test").make("raw")
+        assert not leaks(tmp_path / "home", str(caught.value))
