@@ -15,11 +15,12 @@ from components.errors import RatchetError, RecipeError, redacted
 from flows.commands.compare_runs import compare_runs
 from flows.commands.deploy import deploy
 from flows.commands.doctor import doctor
-from flows.commands.estimate import check_fits, print_estimate
 from flows.commands.gc import gc
 from flows.commands.lineage import lineage
-from flows.commands.options import OUT, Home
+from flows.commands.options import OUT, Home, ProfileOption, Set
+from flows.commands.plan import plan, print_plan
 from flows.commands.promote import promote, rollback
+from flows.commands.recipes import app as recipes_app
 from flows.commands.reproduce import reproduce
 from flows.commands.show import show
 from flows.commands.soak import soak
@@ -28,11 +29,7 @@ STARTUP = "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"
 
 app = typer.Typer(help="Post-training pipelines: data → SFT → reward model → online RLHF → evaluation → registry.",
                   no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-recipes_app = typer.Typer(help="List, explain and check recipes.", no_args_is_help=True)
 app.add_typer(recipes_app, name="recipes")
-
-Set = Annotated[list[str], typer.Option("--set", help="Override a recipe key: --set online.rounds=2")]
-ProfileOption = Annotated[str | None, typer.Option("--profile", help="Hardware and sizes: cpu, gpu, ...")]
 
 
 @app.command()
@@ -51,7 +48,7 @@ def run(recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = N
         console.print(f"Nothing to do: all {len(pipeline.stages)} stages of run {pipeline.run.name} are made.")
         _where(console, pipeline)
         return
-    _print_plan(console, pipeline)
+    print_plan(console, pipeline)
     _quiet_platforms(home)
     from flows.display import Display
     from flows.post_training import post_training
@@ -67,19 +64,6 @@ def run(recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = N
     if postponed := done.get("registered", {}).get("postponed"):
         console.print(f"Nothing is registered yet, the same command does it later: {postponed}", highlight=False)
     _where(console, pipeline)
-
-
-@app.command("plan")
-def show_plan(recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = None,  # noqa: B006
-              estimate: Annotated[bool, typer.Option("--estimate", help="Memory, disk, tokens, time and cost too.")] = False) -> None:
-    """Say what `run` would do, stage by stage, without doing it. A profile that cannot fit is refused."""
-    from rich.console import Console
-
-    from tasks.pipeline import Pipeline
-
-    console, pipeline = Console(), Pipeline.open(recipe, home=home, overrides=set, profile=profile)
-    _print_plan(console, pipeline, full=not estimate)
-    (print_estimate(console, pipeline) if estimate else check_fits(pipeline))
 
 
 @app.command()
@@ -134,47 +118,7 @@ def stage(part: Annotated[str, typer.Argument(help="fetch, curate, train or eval
     run_part(part, recipe, home=home, overrides=set, profile=profile)
 
 
-@recipes_app.command("list")
-def list_recipes() -> None:
-    """Every recipe that ships, with what it is about."""
-    from rich.console import Console
-    from rich.table import Table
-
-    from components.recipe import load, names
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("recipe", "paper", "about"):
-        table.add_column(column)
-    for name in names():
-        loaded, _ = load(name)
-        table.add_row(name, loaded.paper, loaded.about)
-    Console().print(table)
-
-
-@recipes_app.command()
-def explain(recipe: str, profile: ProfileOption = None) -> None:
-    """The resolved recipe, every default written out, and its derived sizes."""
-    from rich.console import Console
-
-    from components.recipe import dump, load
-
-    loaded, chosen = load(recipe, profile=profile)
-    console = Console(highlight=False)
-    console.print(dump(loaded, chosen))
-    console.print(_sizes(loaded))
-
-
-@recipes_app.command("check")
-def check_recipes(recipe: Annotated[str | None, typer.Argument(help="A name or file; all that ship when left out.")] = None) -> None:
-    """Check a recipe: keys, pieces, options and the flow of columns."""
-    from components.recipe import load, names
-
-    for name in [recipe] if recipe else names():
-        load(name)
-        typer.echo(f"{name}: ok")
-
-
-for command in (show, deploy, lineage, reproduce, promote, rollback, gc, doctor, compare_runs, soak):
+for command in (plan, show, deploy, lineage, reproduce, promote, rollback, gc, doctor, compare_runs, soak):
     app.command()(command)
 
 
@@ -219,60 +163,6 @@ def _finished(pipeline: Any, until: str) -> bool:
         return False
     state = json.loads(file.read_text())
     return until != "register" or (state.get("state") == "finished" and ("versions" in state or pipeline.recipe.register is None))
-
-
-def _print_plan(console: Any, pipeline: Any, *, full: bool = False) -> None:
-    from rich.table import Table
-
-    console.print(_sizes(pipeline.recipe))
-    statuses = pipeline.status()
-    done = sum(s.state == "done" for s in statuses)
-    if full:
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for column in ("stage", "would", "key", "from"):
-            table.add_column(column)
-        for s in statuses:
-            table.add_row(s.stage.name, {"done": "keep", "resume": "continue", "run": "make"}[s.state], s.stage.key[:12],
-                          ", ".join(dict.fromkeys(s.stage.inputs.values())))
-        console.print(table)
-    console.print(f"Run {pipeline.run.name}: {done} of {len(statuses)} stages are made already, {len(statuses) - done} to do.")
-
-
-def _sizes(recipe: Any) -> Any:
-    """Every quantity by its unit, derived from the recipe."""
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold", title=None)
-    table.add_column("quantity")
-    table.add_column("value", justify="right")
-
-    def row(name: str, value: Any) -> None:
-        if value is not None:
-            table.add_row(name, str(value))
-
-    if recipe.sft:
-        row("SFT conversations a step", recipe.sft.fit.batch)
-        row("SFT conversations at most", recipe.sft.limit)
-        row("SFT epochs", recipe.sft.fit.epochs)
-    if recipe.reward:
-        row("reward models", recipe.reward.members)
-        row("preference pairs a step", recipe.reward.fit.batch)
-        row("preference pairs at most", recipe.reward.limit)
-    if recipe.online:
-        online = recipe.online
-        count = online.rollout.get("responses_per_prompt")
-        row("rounds", online.rounds)
-        row("prompts a round", online.prompts_per_round)
-        row("responses a prompt", count)
-        if count:
-            row("responses a round", online.prompts_per_round * count)
-        row("tokens a response at most", online.rollout.get("max_tokens"))
-        row("units a step", online.fit.batch)
-        row("epochs a round", online.fit.epochs)
-    if recipe.evaluate:
-        row("held-out prompts", recipe.evaluate.prompts)
-        row("responses a held-out prompt", recipe.evaluate.responses_per_prompt)
-    return table
 
 
 def _where(console: Any, pipeline: Any) -> None:

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from components.errors import RecipeError, StageError
-from components.estimate import Cost, Rates, Split, adapters, estimate, stated_rates
+from components.estimates.costs import Cost, Rates, Split, adapters, estimate, stated_rates
+from components.estimates.shape import Shape, read_shape, shape_of
 from components.plan import source_digest
 from components.recipe import plain
-from components.shape import Shape, read_shape, shape_of
 from components.store import digest, read_manifest, write_atomic
 from tasks.pipeline import Pipeline
 from tasks.provenance import machine, packages
@@ -113,7 +113,7 @@ def _measured(ask: Mapping[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         request = Path(folder) / "request.json"
         request.write_text(json.dumps(ask))
-        done = subprocess.run([sys.executable, "-m", "components.measure", str(request)], cwd=ROOT, capture_output=True, text=True)
+        done = subprocess.run([sys.executable, "-m", "components.estimates.measure", str(request)], cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         why = (done.stderr.strip().splitlines() or [f"it was ended by signal {-done.returncode}"])[-1]
         raise StageError(f"this machine could not be measured with {ask['model']}: {why}")

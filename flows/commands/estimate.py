@@ -9,7 +9,7 @@ from components.errors import RecipeError
 
 def check_fits(pipeline: Any) -> None:
     """Refuse a profile that cannot fit, as far as the model's size is known. Raises `RecipeError`."""
-    from components.capacity import refuse_what_cannot_fit
+    from components.estimates.capacity import refuse_what_cannot_fit
     from tasks.calibration import costs_of, model_shape, this_machine
 
     try:
@@ -24,7 +24,7 @@ def print_estimate(console: Any, pipeline: Any) -> None:
     """The table and its sums; a profile that cannot fit is refused after it. Raises `RecipeError`."""
     from rich.table import Table
 
-    from components.capacity import gb, refuse_what_cannot_fit
+    from components.estimates.capacity import gb, refuse_what_cannot_fit
     from tasks.calibration import costs_of, this_machine
 
     costs, rates, shape = costs_of(pipeline, measured=True)

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from flows.commands.options import OUT, Home
-from flows.faults import FAULTS
+from flows.soak.faults import FAULTS
 
 
 def soak(home: Home = OUT,
@@ -26,8 +26,8 @@ def soak(home: Home = OUT,
     from rich.table import Table
 
     from components.errors import RecipeError, nearest
-    from flows.servers import Servers
-    from flows.soak import Soak
+    from flows.soak.servers import Servers
+    from flows.soak.trials import Soak
     from tasks.pipeline import Pipeline
 
     names = fault or list(FAULTS)

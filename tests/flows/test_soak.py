@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.faults import FAULTS, Trial
-from flows.soak import REMOVE, Soak, Tally, Truth, _differences, _unexplained
+from flows.soak.faults import FAULTS, Trial
+from flows.soak.trials import REMOVE, Soak, Tally, Truth, _differences, _unexplained
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = """
@@ -70,7 +70,7 @@ def test_an_orphan_is_known_by_its_mark_and_a_flipped_byte_is_one(tmp_path: Path
     import os
     import random
 
-    from flows.faults import MARK, flip, wait_for_none
+    from flows.soak.faults import MARK, flip, wait_for_none
 
     orphan = subprocess.Popen(["sleep", "600"], env={**os.environ, MARK: "here"})
     file = tmp_path / "store" / "sft-1" / "a.parquet"

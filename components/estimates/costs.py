@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from components.memory import PROCESS, Layout, Parts, sampling, scoring, trained, training
+from components.estimates.memory import PROCESS, Layout, Parts, sampling, scoring, trained, training
+from components.estimates.shape import Shape
 from components.piece import describe
 from components.plan import Stage
 from components.schema import Profile, Recipe
-from components.shape import Shape
 
 UTILISATION = 0.4    # of stated FLOP/s that a training or scoring pass reaches; of stated bandwidth, DECODE
 DECODE = 0.6

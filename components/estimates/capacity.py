@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from components.errors import RecipeError
-from components.estimate import Cost
-from components.memory import RESERVE, Parts
+from components.estimates.costs import Cost
+from components.estimates.memory import RESERVE, Parts
 from components.schema import Hardware, Profile
 
 

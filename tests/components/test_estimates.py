@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from components.capacity import refuse_what_cannot_fit
 from components.errors import RecipeError
-from components.estimate import Rates, Split, adapter_key, estimate, stated_rates
-from components.memory import Layout, kept_activations, trained, training
+from components.estimates.capacity import refuse_what_cannot_fit
+from components.estimates.costs import Rates, Split, adapter_key, estimate, stated_rates
+from components.estimates.memory import Layout, kept_activations, trained, training
+from components.estimates.shape import Shape, count, read_shape
 from components.plan import plan
 from components.recipe import load
-from components.shape import Shape, count, read_shape
 
 LLAMA_8B = Shape(32, 4096, 32, 8, 128, 14336, 128256, False)
 SMOL = Shape(30, 576, 9, 3, 64, 1536, 49152, True)

@@ -1,6 +1,6 @@
 """How many tokens a second this machine learns, scores and samples, measured in under a minute with a recipe's own model.
 
-`python -m components.measure request.json` prints JSON. A process of its own: it pays for the imports and the memory it takes.
+`python -m components.estimates.measure request.json` prints JSON. A process of its own: it pays for the imports and the memory it takes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FIT = {"batch": 1, "epochs": 1, "max_steps": None, "learning_rate": 1e-9, "betas
 
 def measure(model: Path, profile: Mapping[str, Any], adapters: Mapping[str, Mapping[str, Any]], *, length: int, prompt: int,
             each: int) -> dict[str, Any]:
-    """Rates as `components.estimate.Rates` holds them. Texts are random tokens of `length`, half of it masked in; prompts of
+    """Rates as `components.estimates.costs.Rates` holds them. Texts are random tokens of `length`, half of it masked in; prompts of
     `prompt` tokens get `each` answers, as many rows as the profile decodes together."""
     texts, answering = _answering(model, profile, length=length, prompt=prompt, each=each)
     learn = {}

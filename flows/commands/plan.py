@@ -1,0 +1,76 @@
+"""`ratchet plan`: what a run would do, and every quantity of it by its unit."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from flows.commands.estimate import check_fits, print_estimate
+from flows.commands.options import OUT, Home, ProfileOption, Set
+
+
+def plan(recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = None,  # noqa: B006
+              estimate: Annotated[bool, typer.Option("--estimate", help="Memory, disk, tokens, time and cost too.")] = False) -> None:
+    """Say what `run` would do, stage by stage, without doing it. A profile that cannot fit is refused."""
+    from rich.console import Console
+
+    from tasks.pipeline import Pipeline
+
+    console, pipeline = Console(), Pipeline.open(recipe, home=home, overrides=set, profile=profile)
+    print_plan(console, pipeline, full=not estimate)
+    (print_estimate(console, pipeline) if estimate else check_fits(pipeline))
+
+
+def print_plan(console: Any, pipeline: Any, *, full: bool = False) -> None:
+    from rich.table import Table
+
+    console.print(sizes(pipeline.recipe))
+    statuses = pipeline.status()
+    done = sum(s.state == "done" for s in statuses)
+    if full:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for column in ("stage", "would", "key", "from"):
+            table.add_column(column)
+        for s in statuses:
+            table.add_row(s.stage.name, {"done": "keep", "resume": "continue", "run": "make"}[s.state], s.stage.key[:12],
+                          ", ".join(dict.fromkeys(s.stage.inputs.values())))
+        console.print(table)
+    console.print(f"Run {pipeline.run.name}: {done} of {len(statuses)} stages are made already, {len(statuses) - done} to do.")
+
+
+def sizes(recipe: Any) -> Any:
+    """Every quantity by its unit, derived from the recipe."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold", title=None)
+    table.add_column("quantity")
+    table.add_column("value", justify="right")
+
+    def row(name: str, value: Any) -> None:
+        if value is not None:
+            table.add_row(name, str(value))
+
+    if recipe.sft:
+        row("SFT conversations a step", recipe.sft.fit.batch)
+        row("SFT conversations at most", recipe.sft.limit)
+        row("SFT epochs", recipe.sft.fit.epochs)
+    if recipe.reward:
+        row("reward models", recipe.reward.members)
+        row("preference pairs a step", recipe.reward.fit.batch)
+        row("preference pairs at most", recipe.reward.limit)
+    if recipe.online:
+        online = recipe.online
+        count = online.rollout.get("responses_per_prompt")
+        row("rounds", online.rounds)
+        row("prompts a round", online.prompts_per_round)
+        row("responses a prompt", count)
+        if count:
+            row("responses a round", online.prompts_per_round * count)
+        row("tokens a response at most", online.rollout.get("max_tokens"))
+        row("units a step", online.fit.batch)
+        row("epochs a round", online.fit.epochs)
+    if recipe.evaluate:
+        row("held-out prompts", recipe.evaluate.prompts)
+        row("responses a held-out prompt", recipe.evaluate.responses_per_prompt)
+    return table

@@ -1,0 +1,52 @@
+"""`ratchet recipes`: list, explain, check."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from flows.commands.options import ProfileOption
+from flows.commands.plan import sizes
+
+app = typer.Typer(help="List, explain and check recipes.", no_args_is_help=True)
+
+
+@app.command("list")
+def list_recipes() -> None:
+    """Every recipe that ships, with what it is about."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from components.recipe import load, names
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("recipe", "paper", "about"):
+        table.add_column(column)
+    for name in names():
+        loaded, _ = load(name)
+        table.add_row(name, loaded.paper, loaded.about)
+    Console().print(table)
+
+
+@app.command()
+def explain(recipe: str, profile: ProfileOption = None) -> None:
+    """The resolved recipe, every default written out, and its derived sizes."""
+    from rich.console import Console
+
+    from components.recipe import dump, load
+
+    loaded, chosen = load(recipe, profile=profile)
+    console = Console(highlight=False)
+    console.print(dump(loaded, chosen))
+    console.print(sizes(loaded))
+
+
+@app.command("check")
+def check_recipes(recipe: Annotated[str | None, typer.Argument(help="A name or file; all that ship when left out.")] = None) -> None:
+    """Check a recipe: keys, pieces, options and the flow of columns."""
+    from components.recipe import load, names
+
+    for name in [recipe] if recipe else names():
+        load(name)
+        typer.echo(f"{name}: ok")
