@@ -149,7 +149,9 @@ class Vllm:
     """Where vLLM runs and with what. In the stage's own process by default; in one of its own that Ratchet starts from the
     environment of `python`; or at `server`, somebody's `vllm serve` that sees the run's directory. `cache_gb` is its key-value
     cache (null: vLLM's own choice, nearly all of a GPU), `eager` leaves graphs and compilation out, `importance_cap` bounds the
-    weights of the off-policy correction (null: none; see components/correction.py)."""
+    weights of the off-policy correction (null: none; see components/correction.py). `untie` writes out an output layer that is shared
+    with the input embedding, which vLLM would not refresh (see components/engines/vllm.py), under `scratch` (null: the machine's
+    temporary folder), where a `server` must see it."""
 
     server: str | None = None
     python: str | None = None
@@ -160,6 +162,8 @@ class Vllm:
     eager: bool = False
     wait_seconds: float = 600.0
     importance_cap: float | None = 2.0
+    untie: bool = True
+    scratch: str | None = None
 
 
 @dataclass(frozen=True)

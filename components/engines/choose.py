@@ -10,7 +10,7 @@ from components.types import Group, Message, Request, Sample
 
 if TYPE_CHECKING:
     from components.engines.torch import TorchEngine
-    from components.engines.vllm import VllmEngine
+    from components.engines.vllm import Backend, VllmEngine
 
 Kind = Literal["policy", "policy_with_value", "reward"]
 
@@ -52,8 +52,10 @@ def sampler(profile: Mapping[str, Any], path: Path) -> VllmEngine:
     if options["server"] or options["python"]:
         from components.engines.server import Server
 
-        return VllmEngine(path, Server(options, rows=rows))
-    return VllmEngine(path, InProcess(options, rows=rows))
+        backend: Backend = Server(options, rows=rows)
+    else:
+        backend = InProcess(options, rows=rows)
+    return VllmEngine(path, backend, untie=options["untie"], scratch=options["scratch"])
 
 
 @final

@@ -10,6 +10,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import tempfile
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -62,8 +63,9 @@ class VllmEngine:
 
     weights: str
 
-    def __init__(self, path: Path, backend: Backend) -> None:
-        self.backend = backend
+    def __init__(self, path: Path, backend: Backend, *, untie: bool = True, scratch: str | None = None) -> None:
+        self.backend, self.untie, self.scratch = backend, untie, scratch
+        self.view: tempfile.TemporaryDirectory | None = None
         self.load(path)
 
     def load(self, path: Path) -> None:
@@ -74,7 +76,9 @@ class VllmEngine:
             raise ContractError(f"{path}: a reward model, and vLLM cannot compute its head; score it with the torch engine")
         self.tokenizer, self.contract = load_tokenizer(path), contract_of(path)
         self.weights = weights_digest(path)
-        self.backend.load(path, self.weights)
+        view = untied(path, self.scratch) if self.untie else None
+        self.backend.load(Path(view.name) if view else path, self.weights)
+        self.view = view  # the one before goes with this
 
     def encode(self, group: Group) -> Group:
         """As the built-in engine: tokens and masks for this model; trajectories that have tokens keep them."""
@@ -116,6 +120,37 @@ class VllmEngine:
     def close(self) -> None:
         """Give the memory, or the server this engine started, back."""
         self.backend.close()
+
+
+def untied(path: Path, scratch: str | None) -> tempfile.TemporaryDirectory | None:
+    """A directory like `path` with its output layer written out, where a model shares it with its input embedding; else None.
+
+    vLLM 0.32 refreshes a shared embedding as an input only: its CPU build goes on multiplying by the first one's packed copy, so
+    every log-prob is of neither model (measured). Two layers that share nothing are both refreshed.
+    """
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    config = json.loads((path / "config.json").read_text())
+    if not config.get("tie_word_embeddings"):
+        return None
+    view = tempfile.TemporaryDirectory(prefix="vllm-", dir=scratch)
+    inside = Path(view.name)
+    for file in path.iterdir():
+        if file.is_file() and file.name != "config.json":
+            (inside / file.name).symlink_to(file.resolve())
+    (inside / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
+    for file in sorted(path.glob("*.safetensors")):
+        with safe_open(file, "pt") as weights:
+            for name in weights.keys():  # noqa: SIM118  no mapping
+                if name.endswith("embed_tokens.weight"):
+                    head = inside / "lm_head.safetensors"
+                    save_file({"lm_head.weight": weights.get_tensor(name)}, head, metadata={"format": "pt"})
+                    head.chmod(0o644)
+                    inside.chmod(0o755)  # the server may be another user
+                    return view
+    raise ContractError(f"{path}: its config ties the output layer to an input embedding, and none of its weights is `embed_tokens.weight`; "
+                        "set `vllm.untie: false` in the profile, on a GPU")
 
 
 def parameters(request: Request, number: int, stops: Sequence[int]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from components.correction import corrected
 from components.engines.choose import Split, engine_of, ready, sampler
 from components.engines.server import Server
 from components.engines.torch import TorchEngine
-from components.engines.vllm import Answer, VllmEngine, check_lengths, parameters
+from components.engines.vllm import Answer, VllmEngine, check_lengths, parameters, untied
 from components.errors import ContractError, ServiceError
 from components.models.load import load_model, load_policy, load_tokenizer, new_reward, save_model
 from components.models.tiny import train_tiny
@@ -145,6 +145,26 @@ def test_a_value_head_is_nothing_vllm_would_read(tiny: Path, tmp_path: Path) -> 
     save_model(load_model(tiny, "policy_with_value"), load_tokenizer(tiny), tmp_path)
     assert [file.name for file in tmp_path.glob("*.safetensors")] == ["model.safetensors"]
     assert (tmp_path / VALUE_HEAD).is_file() and VllmEngine(tmp_path, Echo()).weights == VllmEngine(tiny, Echo()).weights
+
+
+def test_a_shared_output_layer_is_written_out(tiny: Path, tmp_path: Path) -> None:
+    """vLLM would refresh the input embedding alone. The view is the same model to transformers, and goes with its engine."""
+    view = untied(tiny, str(tmp_path))
+    assert view
+    plain_model, theirs = load_policy(tiny, attention="sdpa"), load_policy(Path(view.name), attention="sdpa")
+    assert not theirs.config.tie_word_embeddings and "lm_head.weight" in dict(theirs.named_parameters())
+    ids = torch.tensor([[1, 50, 60, 70]])
+    with torch.no_grad():
+        assert torch.equal(plain_model(ids).logits, theirs(ids).logits)
+    assert untied(Path(view.name), None) is None, "nothing is shared there"
+    engine = VllmEngine(tiny, Echo(), scratch=str(tmp_path))
+    assert engine.weights == VllmEngine(tiny, Echo(), untie=False).weights
+    view.cleanup()
+    assert len(list(tmp_path.iterdir())) == 1
+    engine.load(tiny)
+    assert len(list(tmp_path.iterdir())) == 1, "the view of the weights before is gone"
+    del engine
+    assert not list(tmp_path.iterdir())
 
 
 def test_samples_come_back_in_order_with_their_stop(tiny: Path) -> None:
