@@ -87,7 +87,7 @@ class Servers:
     def start(self, name: str) -> None:
         port = str(self.ports[name])
         command = {
-            "prefect": ["prefect", "server", "start", "--host", "127.0.0.1", "--port", port, "--no-ui"],
+            "prefect": ["prefect", "server", "start", "--host", "127.0.0.1", "--port", port],
             "mlflow": ["mlflow", "server", "--host", "127.0.0.1", "--port", port, "--workers", "1", "--backend-store-uri",
                        f"sqlite:///{self.database}", "--artifacts-destination", str(self.folder / "artifacts")],
         }[name]
@@ -95,8 +95,9 @@ class Servers:
         log = self.folder / f"{name}.log"
         with log.open("ab") as out:
             child = subprocess.Popen([sys.executable, "-m", *command], stdout=out, stderr=out, start_new_session=True, env={
-                **os.environ, "PREFECT_HOME": str(self.folder / "prefect"), "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1",
-                "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"})
+                **os.environ, "PREFECT_HOME": str(self.folder / "prefect"), "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+                "PREFECT_SERVER_UI_ENABLED": "false", "DO_NOT_TRACK": "1", "MLFLOW_DISABLE_TELEMETRY": "true",
+                "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"})
         self.children[name] = child
         wait_for(f"http://127.0.0.1:{port}{'/api/health' if name == 'prefect' else '/health'}", child, log, seconds=300)
 
