@@ -27,7 +27,7 @@ EVENTS: Mapping[str, Sequence[str]] = {
 }
 # One line for people: our own message where the event has one, else the run, what became of it, and where to look.
 TEXT = ('{"text": {{ (event.payload.get("message") or ("run " ~ event.resource.name ~ ": " ~ event.event ~ " " '
-        '~ (event.payload.get("validated_state", {}).get("message") or "")))[:1500] | tojson }}}')
+        '~ (event.payload.get("validated_state", {}).get("message") or "")))[:1500] | trim | tojson }}}')
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,8 @@ def alert_change(name: str, alert: Alert, client: Any, change: Callable[..., Any
         from prefect.blocks.webhook import Webhook
 
         if address:
-            Webhook(method="POST", url=address).save(slug, overwrite=True)  # type: ignore[arg-type]
+            said = {"Content-Type": "application/json"}
+            Webhook(method="POST", url=address, headers=said).save(slug, overwrite=True)  # type: ignore[arg-type]
         made = wanted(name, alert, _block(client, slug).id)
         client.update_automation(known.id, made) if known is not None else client.create_automation(made)
 

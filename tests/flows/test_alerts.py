@@ -19,9 +19,10 @@ import pytest
 import yaml
 
 from components.errors import RecipeError
-from flows.alerts import Alert, alert_change
+from flows.alerts import TEXT, Alert, alert_change
 from flows.deployments import read
 from flows.ui import free_port, wait_for
+from tasks.drift import EVENT
 
 ROOT = Path(__file__).resolve().parents[2]
 SECRET = "T0K3N-of-the-webhook"
@@ -55,6 +56,21 @@ def test_an_address_that_nobody_gave_is_asked_for(monkeypatch: pytest.MonkeyPatc
         alert_change("people", Alert("RATCHET_ALERT_URL"), client, lambda *what: what)
 
 
+@pytest.mark.parametrize(("event", "text"), [
+    ({"event": EVENT, "payload": {"message": 'data moved: "rating" <5>'}}, 'data moved: "rating" <5>'),
+    ({"event": "prefect.flow-run.Failed", "payload": {"validated_state": {"message": "no disk"}}}, "run toy: prefect.flow-run.Failed no disk"),
+    ({"event": "prefect.flow-run.Late", "payload": {"validated_state": {"message": None}}}, "run toy: prefect.flow-run.Late"),
+    ({"event": EVENT, "payload": {"message": "x" * 9000}}, "x" * 1500),
+])
+def test_what_people_read(event: dict[str, Any], text: str) -> None:
+    from jinja2 import ChainableUndefined
+    from jinja2.sandbox import ImmutableSandboxedEnvironment  # what Prefect's server renders with
+
+    rendered = ImmutableSandboxedEnvironment(undefined=ChainableUndefined).from_string(TEXT).render(
+        event=SimpleNamespace(**event, resource=SimpleNamespace(name="toy")))
+    assert json.loads(rendered) == {"text": text}
+
+
 @pytest.fixture
 def webhook() -> Iterator[tuple[str, list[str]]]:
     """A web server on loopback: its address, with a secret in the path, and the texts it was sent."""
@@ -63,9 +79,8 @@ def webhook() -> Iterator[tuple[str, list[str]]]:
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
-            if self.path.endswith(SECRET):
-                sent = json.loads(body)
-                told.append(sent["text"] if isinstance(sent, dict) else json.loads(sent)["text"])
+            if self.path.endswith(SECRET) and self.headers["Content-Type"] == "application/json":
+                told.append(json.loads(body)["text"])
             self.send_response(200)
             self.end_headers()
 
