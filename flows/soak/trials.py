@@ -127,7 +127,10 @@ class Soak:
             else:
                 break
         assert self.truth is not None
-        return complaints + _differences(self.truth, self.settle(trial))
+        try:
+            return complaints + _differences(self.truth, self.settle(trial))
+        except (StoreError, StageError) as error:  # a product is not what its manifest says, a step stands twice
+            return [*complaints, str(error)]
 
     # --- one run ----------------------------------------------------------------------------------------------------
 

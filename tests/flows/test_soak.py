@@ -29,6 +29,75 @@ except RatchetError as error:
 OPTIONS = ["sft.limit=96", "sft.fit.save_every=1"]
 
 
+TOY = """
+import hashlib, json, sys, time
+from pathlib import Path
+from components.errors import RatchetError, StoreError
+from components.store import RunDirectory, Store, disk_errors, write_atomic
+
+def sha(text):
+    return hashlib.sha256(text.encode()).hexdigest()
+
+def make(stage, product, steps):
+    found = store.get(stage, sha(stage))
+    if found is not None:
+        store.verify(found)
+        return run.link(stage, found.path)
+    with store.working(stage, sha(stage)) as work:
+        saved, state = work.progress / "checkpoint-1" / "state", {"step": 0, "value": "", "lines": []}
+        if saved.exists():
+            digest, _, body = saved.read_bytes().partition(b" ")
+            if hashlib.sha256(body).hexdigest().encode() != digest:
+                raise StoreError(f"the checkpoint at {saved.parent} cannot be read; remove {saved.parent} to start again")
+            state = json.loads(body)
+        for step in range(state["step"] + 1, steps + 1):
+            state = {"step": step, "value": sha(state["value"] + str(step)), "lines": [*state["lines"], {"step": step, "metrics": {"loss": 1 / step}}]}
+            body = json.dumps(state)
+            write_atomic(saved, f"{sha(body)} {body}")
+            with disk_errors("writing rows"):
+                (work.progress / "rows").write_bytes(state["value"].encode() * 2000)
+            time.sleep(0.02)
+        with disk_errors("writing the product"):
+            (work.product / product).write_bytes(state["value"].encode() * 100)
+        write_atomic(work.metrics, "".join(json.dumps(line) + chr(10) for line in state["lines"]))
+        run.link(stage, store.publish(work, stage, sha(stage), "weights", [], {}).path)
+
+store, run = Store(Path(sys.argv[1])), RunDirectory(Path(sys.argv[1]), "toy")
+try:
+    make("rollout", "groups.parquet", 10)
+    make("sft", "model.safetensors", 40)
+except RatchetError as error:
+    sys.exit(f"error: {error}")
+"""
+
+
+def toy_soak(folder: Path, program: str = TOY) -> Soak:
+    (folder / "base").mkdir()
+    return Soak(folder, lambda home: [sys.executable, "-c", program, str(home)], None, folder / "base", env={"PYTHONPATH": str(ROOT)})
+
+
+def test_a_sound_program_survives_every_fault_of_bytes_disk_and_death(tmp_path: Path) -> None:
+    """The soak itself, on a program of milliseconds that keeps the store's rules."""
+    tallies = {name: tally for name, complaints, tally in toy_soak(tmp_path).trials(["flow", "disk", "checkpoint", "parquet"], 2)}
+    for name, tally in tallies.items():
+        assert not tally.complaints and tally.survived == tally.tried >= 1, f"{name}: {tally}"
+    said = " ".join(sentence for tally in tallies.values() for sentence in tally.sentences)
+    assert "cannot be read" in said and "groups.parquet is damaged" in said and ("the disk is full" in said or "ulimit -f" in said)
+
+
+@pytest.mark.parametrize(("fault", "sound", "broken", "complaint"), [
+    ("checkpoint", "hashlib.sha256(body).hexdigest().encode() != digest", "False", "resumed|differ"),
+    ("parquet", "store.verify(found)", "pass", "damaged"),
+    ("flow", 'sha(state["value"] + str(step))', 'sha(state["value"] + str(time.time()))', "weights differ"),
+    ("flow", 'state = json.loads(body)', 'state = {**json.loads(body), "lines": []}', "values are lost"),
+    ("disk", "except RatchetError as error", "except ZeroDivisionError as error", "0 sentences why"),
+])
+def test_an_unsound_program_does_not(fault: str, sound: str, broken: str, complaint: str, tmp_path: Path) -> None:
+    assert sound in TOY
+    found = [c for _, complaints, _ in toy_soak(tmp_path, TOY.replace(sound, broken)).trials([fault], 4) for c in complaints]
+    assert any(re.search(complaint, said) for said in found), found
+
+
 @pytest.fixture(scope="module")
 def base(tiny_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home in which everything up to SFT is made: a trial is then the training alone."""
