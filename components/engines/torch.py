@@ -181,7 +181,7 @@ class _Decoding:
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """(V, R) of hidden states (R, H). The wide product with the vocabulary first is up to 1.7 times as fast on a CPU."""
-        logits = self.head.weight @ hidden.t()
+        logits = torch.mm(self.head.weight, hidden.t())
         return logits if self.head.bias is None else logits.add_(self.head.bias[:, None])
 
     def _take(self, rows: Sequence[Row], logits: Tensor) -> None:

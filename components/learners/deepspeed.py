@@ -216,6 +216,7 @@ class DeepSpeedLearner:
             found = self.engine.basic_optimizer.state[parameter][moment] if moment else parameter
         else:
             found = safe_get_full_optimizer_state(parameter, moment) if moment else safe_get_full_fp32_param(parameter)
+        assert found is not None, "a parameter that DeepSpeed does not know"
         return found.detach().float().cpu().clone()
 
     def _set(self, parameter: nn.Parameter, moment: str | None, value: Tensor) -> None:
