@@ -122,6 +122,9 @@ class VllmEngine:
         self.backend.close()
 
 
+INDEX = "model.safetensors.index.json"
+
+
 def untied(path: Path, scratch: str | None) -> tempfile.TemporaryDirectory | None:
     """A directory like `path` with its output layer written out, where a model shares it with its input embedding; else None.
 
@@ -136,21 +139,26 @@ def untied(path: Path, scratch: str | None) -> tempfile.TemporaryDirectory | Non
         return None
     view = tempfile.TemporaryDirectory(prefix="vllm-", dir=scratch)
     inside = Path(view.name)
-    for file in path.iterdir():
-        if file.is_file() and file.name != "config.json":
-            (inside / file.name).symlink_to(file.resolve())
+    inside.chmod(0o755)  # the server may be another user
+    places: dict[str, str] = {}
+    shared = None
+    for file in sorted(p for p in path.iterdir() if p.is_file() and p.name not in ("config.json", INDEX)):
+        name = f"part-{file.name}" if file.suffix == ".safetensors" else file.name  # beside a `model.safetensors` no index is read
+        (inside / name).symlink_to(file.resolve())
+        if file.suffix == ".safetensors":
+            with safe_open(file, "pt") as weights:
+                places |= dict.fromkeys(weights.keys(), name)
+                for key in weights.keys():  # noqa: SIM118  no mapping
+                    if key.endswith("embed_tokens.weight"):
+                        shared = weights.get_tensor(key)
+    if shared is None:
+        raise ContractError(f"{path}: its config ties the output layer to an input embedding, and none of its weights is `embed_tokens.weight`; "
+                            "set `vllm.untie: false` in the profile, on a GPU")
+    save_file({"lm_head.weight": shared}, inside / "part-lm_head.safetensors", metadata={"format": "pt"})
+    (inside / "part-lm_head.safetensors").chmod(0o644)
+    (inside / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": {**places, "lm_head.weight": "part-lm_head.safetensors"}}))
     (inside / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
-    for file in sorted(path.glob("*.safetensors")):
-        with safe_open(file, "pt") as weights:
-            for name in weights.keys():  # noqa: SIM118  no mapping
-                if name.endswith("embed_tokens.weight"):
-                    head = inside / "lm_head.safetensors"
-                    save_file({"lm_head.weight": weights.get_tensor(name)}, head, metadata={"format": "pt"})
-                    head.chmod(0o644)
-                    inside.chmod(0o755)  # the server may be another user
-                    return view
-    raise ContractError(f"{path}: its config ties the output layer to an input embedding, and none of its weights is `embed_tokens.weight`; "
-                        "set `vllm.untie: false` in the profile, on a GPU")
+    return view
 
 
 def parameters(request: Request, number: int, stops: Sequence[int]) -> dict[str, Any]:

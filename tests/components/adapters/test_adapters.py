@@ -56,9 +56,9 @@ def test_lora_starts_as_the_model_and_merges_into_a_plain_one(options):
 
 
 def test_lora_draws_the_same_in_every_process_and_leaves_the_dice_alone():
-    def drawn(seed, **options):
+    def drawn(dice, **options):
         plain = model()  # seeds torch
-        torch.manual_seed(seed)
+        torch.manual_seed(dice)
         adapted = build("adapter", {"name": "lora", "rank": 2, **options})(plain)
         return {n: p for n, p in adapted.named_parameters() if "lora_A" in n}, torch.rand(1)
 
