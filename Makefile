@@ -10,7 +10,7 @@ install: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml infra/constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint infra/constraints.txt --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet --constraint infra/constraints.txt --editable ".[dev,scale]"
 	touch $@
 
 run: install
