@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -190,15 +191,31 @@ def _quiet_platforms(home: Path) -> None:
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
-    from tasks.orphans import leave_nothing_behind
-
-    if "PREFECT_API_URL" not in os.environ:
+    own = "PREFECT_API_URL" not in os.environ
+    if own:
         folder = (home / "prefect").resolve()
         folder.mkdir(parents=True, exist_ok=True)
         defaults["PREFECT_HOME"] = str(folder)
-        leave_nothing_behind()  # Prefect will start a server of its own
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
+    if own:
+        _start_server()
+
+
+def _start_server() -> None:
+    """Prefect's own server, which ends with this process and is deaf to Ctrl-C: a terminal sends that to every process of the group,
+    and a run that was stopped must still find its server to tell it so."""
+    from tasks.orphans import leave_nothing_behind
+
+    leave_nothing_behind()
+    heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # what is started now inherits this
+    try:
+        from prefect.client.orchestration import get_client
+
+        with get_client(sync_client=True):
+            pass
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, heard)
 
 
 if __name__ == "__main__":
