@@ -104,7 +104,7 @@ class Server:
         except Lost as lost:
             return str(lost)
         choice = said["choices"][0]
-        versions = [span["weight_version"] for span in choice["weight_versions"] or ()]
+        versions = [span["version"] for span in choice["weight_versions"] or ()]
         if versions != [self.weights]:
             return f"it answered with weights {versions}, not {self.weights}"
         if choice["finish_reason"] not in ("stop", "length"):

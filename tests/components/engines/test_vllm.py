@@ -216,7 +216,7 @@ class Stand(BaseHTTPRequestHandler):
             tokens, known = [len(body["token_ids"])], [None, *({str(t): {"logprob": -0.5}} for t in body["token_ids"][1:])]
             return self._reply({"prompt_logprobs": known, "choices": [{
                 "token_ids": tokens, "finish_reason": "stop", "logprobs": {"content": [{"token_id": tokens[0], "logprob": -2.0}]},
-                "weight_versions": [{"weight_version": state.weights, "start": 0, "end": 1}]}]})
+                "weight_versions": [{"version": state.weights, "start": 0, "end": 1}]}]})
         return self._reply({})
 
     def _reply(self, value: Any, code: int = 200) -> None:
