@@ -46,3 +46,15 @@ def test_saving_replaces_and_damage_is_one_sentence(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-5])
     with pytest.raises(StoreError, match="cannot be read"):
         load_state(tmp_path / "s")
+
+
+@pytest.mark.parametrize("name", ["tensors.safetensors", "state.json"])
+def test_one_flipped_bit_is_noticed(tmp_path: Path, name: str) -> None:
+    save_state(tmp_path / "c", {"weights": torch.ones(8), "step": 17})
+    file = tmp_path / "c" / name
+    content = bytearray(file.read_bytes())
+    at = len(content) - 1 if name.endswith("safetensors") else content.index(b"17")
+    content[at] ^= 1  # still a readable file, with another number in it
+    file.write_bytes(content)
+    with pytest.raises(StoreError, match="damaged"):
+        load_state(tmp_path / "c")
