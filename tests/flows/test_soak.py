@@ -141,7 +141,9 @@ def test_an_orphan_is_known_by_its_mark_and_a_flipped_byte_is_one(tmp_path: Path
 
     from flows.soak.faults import MARK, flip, wait_for_none
 
-    orphan = subprocess.Popen(["sleep", "600"], env={**os.environ, MARK: "here"})
+    orphan = subprocess.Popen(["cat"], env={**os.environ, MARK: "here"}, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    os.write(orphan.stdin.fileno(), b"x")  # its echo: between fork and exec its environment is not yet readable
+    os.read(orphan.stdout.fileno(), 1)
     file = tmp_path / "store" / "sft-1" / "a.parquet"
     file.parent.mkdir(parents=True)
     file.write_bytes(bytes(100))
