@@ -107,15 +107,20 @@ def plain(value: Any) -> Any:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        raw = yaml.safe_load(path.read_text())
-    except FileNotFoundError:
-        raise RecipeError(f"no recipe file at {path}; `ratchet recipes` lists the ones that ship") from None
-    except yaml.YAMLError as error:
-        raise RecipeError(f"{path}: not valid YAML: {str(error).splitlines()[0]}") from None
+    raw = read_yaml(path, f"no recipe file at {path}; `ratchet recipes` lists the ones that ship")
     if not isinstance(raw, dict):
         raise RecipeError(f"{path}: a recipe is a mapping, got {type(raw).__name__}")
     return raw
+
+
+def read_yaml(path: Path, missing: str) -> Any:
+    """What a YAML file holds. `RecipeError`: `missing` when there is none, where it breaks when it is not YAML."""
+    try:
+        return yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        raise RecipeError(missing) from None
+    except yaml.YAMLError as error:
+        raise RecipeError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
 
 
 def _override(text: str) -> dict[str, Any]:

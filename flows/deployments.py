@@ -14,10 +14,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from components.errors import RecipeError, nearest
-from components.recipe import conform, load
+from components.recipe import conform, load, read_yaml
 from flows.alerts import Alert, alert_change
 from flows.alerts import check as check_alert
 from tasks.turns import IfRunning
@@ -93,12 +91,7 @@ class Plan:
 def read(path: Path) -> tuple[Plan, dict[str, Any]]:
     """The checked file, and the base job template of each pool. Every mistake is a `RecipeError` that says where it stands
     and the nearest right name."""
-    try:
-        raw = yaml.safe_load(path.read_text())
-    except FileNotFoundError:
-        raise RecipeError(f"no file {path}; run this in the checkout, or name the file with --file") from None
-    except yaml.YAMLError as error:
-        raise RecipeError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    raw = read_yaml(path, f"no file {path}; run this in the checkout, or name the file with --file")
     if not isinstance(raw, Mapping) or raw.get("schema") != SCHEMA:
         raise RecipeError(f"{path}: expected a mapping that begins with `schema: {SCHEMA}` and holds deployments, work_pools and slots")
     try:

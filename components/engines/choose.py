@@ -25,7 +25,7 @@ def engine_of(profile: Mapping[str, Any], path: Path, kind: Kind = "policy") -> 
     if profile["engine"] == "torch" or kind == "reward":
         return _torch(profile, path, kind)
     ready(profile)
-    return Split(profile, path, kind)
+    return SplitEngine(profile, path, kind)
 
 
 def ready(profile: Mapping[str, Any]) -> None:
@@ -59,7 +59,7 @@ def sampler(profile: Mapping[str, Any], path: Path) -> VllmEngine:
 
 
 @final
-class Split:
+class SplitEngine:
     """Samples with vLLM, scores with torch. Either is loaded when it is first needed: a stage that only scores starts no vLLM,
     and what was started ends with this object.
     """

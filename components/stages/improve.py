@@ -14,11 +14,12 @@ from components.errors import DataError
 from components.loop import annotate_groups, panel, pieces, remembering, select_groups
 from components.packing import order
 from components.piece import build
+from components.progress import Log, latest, load_checkpoint, save_checkpoint
 from components.run import Job
 from components.stages.experience import context_of
 from components.stages.probe import verify_saved
 from components.stages.train import make_learner
-from components.trainer import Log, latest, load_checkpoint, memories, one_step, parts, save_checkpoint
+from components.trainer import memories, one_step, parts
 from components.types import Context, Group
 
 

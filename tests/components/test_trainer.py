@@ -9,7 +9,8 @@ import pytest
 
 from components.errors import TrainingError
 from components.loop import pieces, remembering
-from components.trainer import Log, fit, latest, load_checkpoint, save_checkpoint, steps_planned, widest
+from components.progress import Log, latest, load_checkpoint, save_checkpoint
+from components.trainer import fit, steps_planned, widest
 from components.types import Context, Group, Prompt, Trajectory
 
 

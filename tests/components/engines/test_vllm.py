@@ -23,7 +23,7 @@ import pytest
 import torch
 
 from components.correction import corrected
-from components.engines.choose import Split, engine_of, ready, sampler
+from components.engines.choose import SplitEngine, engine_of, ready, sampler
 from components.engines.server import Server
 from components.engines.torch import TorchEngine
 from components.engines.vllm import Answer, VllmEngine, check_lengths, parameters, untied
@@ -119,7 +119,7 @@ def test_who_answers_is_chosen_by_the_profile_and_by_what_is_asked(tiny: Path, t
     assert isinstance(engine_of(torch_profile, tiny), TorchEngine)
     assert isinstance(engine_of(vllm_profile, tmp_path, "reward"), TorchEngine), "vLLM cannot compute our reward heads"
     split = engine_of(vllm_profile, tiny, "policy_with_value")
-    assert isinstance(split, Split) and isinstance(split.sampler.backend, Server)
+    assert isinstance(split, SplitEngine) and isinstance(split.sampler.backend, Server)
     group = Group(Prompt("p", ({"role": "user", "content": "hi"},)), (Trajectory(({"role": "assistant", "content": "Hello!"},)),))
     asks = frozenset({"logprobs", "values"})
     ours = TorchEngine(tiny, kind="policy_with_value", threads=1)

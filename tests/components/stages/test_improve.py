@@ -6,9 +6,9 @@ import json
 import shutil
 from pathlib import Path
 
+from components.progress import latest
 from components.run import as_request, execute
 from components.store import file_digest
-from components.trainer import latest
 from tasks.pipeline import Pipeline
 
 CHANGES = ["online.rounds=4", "online.prompts_per_round=4", "online.fit.save_every=2", "online.rollout.responses_per_prompt=4",
