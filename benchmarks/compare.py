@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.works import Peer, Work
+from tasks.launch import ALLOCATOR
 
 ROOT = Path(__file__).resolve().parent.parent
 TOLERANCE = 1e-4
@@ -57,7 +58,7 @@ class Row:
 
 
 def runner(pythons: Mapping[str, Path], inputs: Path, threads: int) -> Measure:
-    """Measures a side in a fresh child process with `threads` threads."""
+    """Measures a side in a fresh child process with `threads` threads; ours with the allocator settings of a stage's process."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1",
                    "TOKENIZERS_PARALLELISM": "false", "TRL_EXPERIMENTAL_SILENCE": "1"}
 
@@ -65,7 +66,8 @@ def runner(pythons: Mapping[str, Path], inputs: Path, threads: int) -> Measure:
         module = "benchmarks.ours" if side == "ours" else f"benchmarks.peer_{side}"
         command = [str(pythons.get(side, sys.executable)), "-m", module, "--work", work, "--setting", setting, "--inputs", str(inputs.resolve()),
                    "--threads", str(threads)]
-        return child(command, environment)
+        kept = ALLOCATOR if side == "ours" and setting != "memory_returned" else {}
+        return child(command, {**environment, **kept})
 
     return measure
 

@@ -3,7 +3,8 @@
 Settings other than `default` switch one trick off from outside, to show what it is worth:
 `apart` computes a shared prefix once a row instead of once a group; `full_logits` holds the logits of all positions at
 once; `unpacked` makes a forward pass a unit (row, pair or group) instead of one of many; `prefill_each` reads a prompt once a sample;
-`not_deterministic` lets torch choose algorithms whose results may differ from run to run.
+`not_deterministic` lets torch choose algorithms whose results may differ from run to run; `memory_returned` leaves out the
+allocator settings of `tasks.launch` (see `compare.runner`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from components.learners.torch import TorchLearner
 from components.models import forward
 from components.models.attention import PackedPlan
 from components.packing import pack
+from components.recipe import load_profile
 from components.scoring.logprobs import logprobs
 from components.trainer import one_step, parts
 from components.types import Context, Group, Prompt, Request, Trajectory
@@ -140,7 +142,7 @@ def _score(inputs: dict[str, Any], setting: str, groups: list[Group]) -> dict[st
 
 def sample(inputs: dict[str, Any], setting: str) -> dict[str, Any]:
     """All completions of all prompts, until each ends by itself or at the limit. Tokens: those drawn, the last included."""
-    engine, clock = TorchEngine(Path(inputs["model"])), Clock()
+    engine, clock = TorchEngine(Path(inputs["model"]), rows=load_profile("cpu").sampler_rows), Clock()
     count, most = inputs["completions"], inputs["max_tokens"]
     greedy = [Request(tokens, max_tokens=16, temperature=0.0) for tokens in inputs["asked"][:4]]
     checked = [samples[0] for samples in engine.generate(greedy)]
@@ -158,6 +160,7 @@ def switched_off(setting: str) -> Iterator[None]:
     """One trick of ours replaced by what it saves."""
     kept, strict = (forward.PackedPlan, forward.chosen_logprobs), torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(setting != "not_deterministic")
+    torch.utils.deterministic.fill_uninitialized_memory = False
     if setting == "apart":
         forward.PackedPlan = lambda rows, siblings: PackedPlan(rows, list(range(len(rows))))
     if setting == "full_logits":

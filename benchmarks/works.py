@@ -36,7 +36,7 @@ TRAINING = {"grad_norm": 1e-3}  # sums over 135 M squares in different orders
 WORKS: dict[str, Work] = {work.name: work for work in (
     Work("sft", "SFT step, 8 conversations",
          (Peer("trl", ("padded", "padding_free", "packed"), 2.0, 0.6), Peer("transformers", ("default",))),
-         ("full_logits", "unpacked", "not_deterministic"), TRAINING),
+         ("full_logits", "unpacked", "not_deterministic", "memory_returned"), TRAINING),
     Work("reward", "reward-model step, 8 pairs", (Peer("trl", ("padded",), 2.0, 0.6),), ("apart", "unpacked", "not_deterministic"), TRAINING),
     Work("dpo", "DPO step, 8 pairs, reference included", (Peer("trl", ("in_step", "precomputed"), 4.0, 0.4),),
          ("apart", "full_logits", "unpacked", "not_deterministic"), TRAINING),

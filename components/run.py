@@ -46,6 +46,7 @@ def execute(request: Mapping[str, Any]) -> dict[str, Any]:
 
         logging.disable_progress_bar()
         torch.use_deterministic_algorithms(True, warn_only=torch.cuda.is_available())  # a GPU has no other attention backward
+        torch.utils.deterministic.fill_uninitialized_memory = False  # a pass over each new tensor, to find readers of unwritten memory
         if profile["threads"]:
             torch.set_num_threads(profile["threads"])
     function = getattr(importlib.import_module(STAGES[request["does"]]), request["does"])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 
 from components.errors import SourceError, StageError
 from components.run import as_request
-from tasks.launch import launch
+from tasks.launch import ALLOCATOR, launch
 
 
 def test_an_error_crosses_the_process_border(tmp_path: Path) -> None:
@@ -29,6 +31,20 @@ def test_a_stage_returns_its_meta(tmp_path: Path) -> None:
     request = as_request("fetch_data", {"source": f"path:{tmp_path}/data.jsonl", "sha256": None}, {}, tmp_path / "work")
     assert launch(request, tmp_path / "log")["source"].endswith("data.jsonl")
     assert (tmp_path / "work" / "product" / "source.jsonl").read_text() == "{}\n"
+
+
+def test_a_stage_keeps_the_memory_it_frees(tmp_path: Path) -> None:
+    """What is freed and asked for again is not faulted in anew; the flow's own environment stays as it was."""
+    test_a_stage_returns_its_meta(tmp_path)
+    server = multiprocessing.forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    known = dict(pair.split("=", 1) for pair in Path(f"/proc/{server}/environ").read_text().split("\0") if pair)
+    assert known.keys() >= ALLOCATOR.keys() and not os.environ.keys() & ALLOCATOR.keys()
+    again = ("import ctypes, resource; c = ctypes.CDLL(None); c.malloc.restype = ctypes.c_void_p; n = 64 << 20\n"
+             "def use(): p = ctypes.c_void_p(c.malloc(n)); c.memset(p, 1, n); c.free(p)\n"
+             "use(); before = resource.getrusage(0).ru_minflt; use(); print(resource.getrusage(0).ru_minflt - before)")
+    faults = [int(subprocess.run([sys.executable, "-c", again], env={**os.environ, **more}, capture_output=True, text=True, check=True).stdout)
+              for more in ({}, ALLOCATOR)]
+    assert faults[0] > 1000 > 10 * faults[1], faults
 
 
 def test_a_killed_stage_is_a_retryable_error_that_names_the_signal(tmp_path: Path) -> None:
