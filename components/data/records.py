@@ -84,9 +84,13 @@ class Sifted:
         return dict(sorted(Counter(d.reason.partition(":")[0] for d in self.dropped).items()))
 
 
+SHORT = 32
+"""Turns of a conversation that is counted whole at once, for it will mostly fit."""
+
+
 def prefix_within(head: Sequence[Message], messages: Sequence[Message], max_tokens: int | None, count: CountTokens) -> int:
     """How many of `messages` fit after `head` in `max_tokens`; log2 counts, so 5,000 turns cost a dozen."""
-    if max_tokens is None or not messages:
+    if max_tokens is None or not messages or (len(messages) <= SHORT and count([*head, *messages]) <= max_tokens):
         return len(messages)
     low, high = 0, len(messages)
     step = 16  # gallop first: a long conversation is not rendered whole to learn that 20 turns fit
