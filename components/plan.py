@@ -68,7 +68,9 @@ def plan(recipe: Recipe, profile: Profile) -> dict[str, Stage]:
         seeded = {} if does in NOT_SEEDED else {"seed": recipe.seed}
         given = {**plain(options), **seeded, **({"profile": sizes} if heavy else {})}
         code = source_digest(does, pieces)
-        kept = {**given, "profile": {k: v for k, v in sizes.items() if k not in PLACE}} if heavy else given
+        kept = {**given, "profile": {k: v for k, v in sizes.items() if k not in PLACE}} if heavy else dict(given)
+        if does == "rollout":
+            del kept["rounds"]  # only a bound: a run made longer or shorter keeps the rounds it has (see `protocols.Prompts`)
         key = digest([name, does, kept, {k: stages[v].key for k, v in inputs.items()}, code])
         stages[name] = Stage(name, does, kind, given, inputs, key, **more)
         return name

@@ -97,7 +97,11 @@ class Tracker(Protocol):
 
 
 class Prompts(Protocol):
-    """Which prompts come next. One that learns from answers also has `update(groups)`, called with what was just scored."""
+    """Which prompts come next. One that learns from answers also has `update(groups)`, called with what was just scored.
+
+    `rounds`, how many there will be, is there to see early whether the prompts suffice: the choice must not depend on it,
+    for a run whose number of rounds is changed keeps those it has made.
+    """
 
     def __call__(self, prompts: Sequence[Prompt], count: int, round: int, rounds: int, seed: int) -> list[Prompt]: ...
 

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from components.errors import RecipeError
+from components.plan import plan
 from components.recipe import dump, load, merge, names
 
 
@@ -104,3 +105,11 @@ def test_passes_that_train_nothing_are_refused() -> None:
         load("chat", overrides=["reward.members=3", "online.annotate=[]", "online.select=[]", "online.prepare=[]",
                                 "online.fit.updates.policy=[{name: likelihood}]"])
     assert load("reward_model", overrides=["reward.fit.epochs=0", "reward.linear_probe=true"])
+
+
+def test_another_number_of_rounds_keeps_the_rounds_there_are() -> None:
+    shorter, longer = (plan(*load("chat", overrides=[f"online.rounds={n}"])) for n in (2, 3))
+    both = {name for name, stage in shorter.items() if name in longer and longer[name].key == stage.key}
+    assert set(shorter) - both == {"evaluate"} and longer["rollout_1"].options["rounds"] == 3
+    other = plan(*load("chat", overrides=["online.rounds=2", "online.prompts_per_round=32"]))
+    assert other["rollout_1"].key != shorter["rollout_1"].key

@@ -1,7 +1,10 @@
 """Rounds see the prompts they should, whatever happened before."""
 
+from pathlib import Path
+
 import pytest
 
+import components.prompts
 from components.errors import RecipeError
 from components.piece import build
 from components.types import Group, Prompt, Trajectory
@@ -20,6 +23,13 @@ def test_disjoint():
     assert choose("disjoint", 2, seed=1) != rounds[1]
     with pytest.raises(RecipeError, match=r"3 rounds of 7 prompts need 21, the data set has 20.*to 6"):
         choose("disjoint", 1, count=7)
+
+
+@pytest.mark.parametrize("name", [f.stem for f in Path(components.prompts.__path__[0]).glob("[a-z]*.py")])
+def test_the_number_of_rounds_chooses_nothing(name):
+    """A run made longer or shorter keeps the rounds it has: `rounds` is no part of their keys."""
+    few, many = ([p.id for p in build("prompts", {"name": name})(PROMPTS, count=4, round=2, rounds=n, seed=0)] for n in (2, 5))
+    assert few == many and len(few) == 4
 
 
 def test_uniform():
