@@ -30,14 +30,14 @@ def kind(name: str, shapes: list[Any], config: Any) -> str:
 
 def step(work: str, inputs: dict[str, Any]) -> dict[str, Any]:
     """The second step of a training work under the profiler, and its wall time without."""
-    import torch
     from torch.profiler import ProfilerActivity, profile
 
     from benchmarks.ours import TOKENS, UPDATES, as_sampled, steps_of
     from components.learners.torch import TorchLearner
+    from components.run import deterministic
     from components.trainer import one_step, parts
 
-    torch.use_deterministic_algorithms(True)
+    deterministic()
     learner = TorchLearner(Path(inputs["reward_model" if work == "reward" else "model"]), kind="reward" if work == "reward" else "policy", learning_rate=1e-6)
     update = parts([{**UPDATES[work], "weight": 1.0, "label": work}])
     first, second, third = steps_of(work, inputs)[:3]

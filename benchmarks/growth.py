@@ -88,14 +88,14 @@ def group(point: dict[str, Any], setting: str) -> dict[str, Any]:
 
 def _learn(point: dict[str, Any], *, shared: int, siblings: int) -> dict[str, Any]:
     """One warm-up step and two timed ones. Tokens are those of all rows, shared ones counted for each."""
-    import torch
 
     from benchmarks.ours import TOKENS, trajectory
     from components.learners.torch import TorchLearner
+    from components.run import deterministic
     from components.trainer import one_step, parts
     from components.types import Group, Prompt
 
-    torch.use_deterministic_algorithms(True)
+    deterministic()
     dice = random.Random(0)
     vocabulary, length, rows = SHAPES[point["size"]][-1], point["length"], point["batch"]
 

@@ -45,8 +45,7 @@ def execute(request: Mapping[str, Any]) -> dict[str, Any]:
         from transformers.utils import logging
 
         logging.disable_progress_bar()
-        torch.use_deterministic_algorithms(True, warn_only=torch.cuda.is_available())  # a GPU has no other attention backward
-        torch.utils.deterministic.fill_uninitialized_memory = False  # a pass over each new tensor, to find readers of unwritten memory
+        deterministic()
         if profile["threads"]:
             torch.set_num_threads(profile["threads"])
     function = getattr(importlib.import_module(STAGES[request["does"]]), request["does"])
@@ -60,6 +59,14 @@ def execute(request: Mapping[str, Any]) -> dict[str, Any]:
     meta = function(Job(request["options"], inputs, work)) or {}
     spent = {"cpu_seconds": round(_processor_seconds() - before, 2), "peak_gb": round(_peak_bytes() / 1e9, 3)}
     return {**meta, **record(work.product, agreed), "spent": spent}
+
+
+def deterministic() -> None:
+    """Have torch compute the same numbers from the same numbers, always."""
+    import torch
+
+    torch.use_deterministic_algorithms(True, warn_only=torch.cuda.is_available())  # a GPU has no other attention backward
+    torch.utils.deterministic.fill_uninitialized_memory = False  # a pass over each new tensor, to find readers of unwritten memory
 
 
 def _processor_seconds() -> float:

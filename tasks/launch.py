@@ -92,7 +92,7 @@ def _environment(more: Mapping[str, str]) -> Iterator[None]:
         yield
     finally:
         for name in added:
-            del os.environ[name]
+            os.environ.pop(name, None)  # another thread may have been first
 
 
 def _child(request: dict[str, Any], send: Any, log: str, parent: int) -> None:
