@@ -51,6 +51,7 @@ def run(recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = N
         return
     print_plan(console, pipeline)
     _quiet_platforms(home)
+    _start_servers(forks=pipeline.profile.launch == "child")
     from flows.display import Display
     from flows.post_training import post_training
 
@@ -86,6 +87,7 @@ def compare(recipes: list[str], seeds: Annotated[int, typer.Option(help="How man
     from rich.table import Table
 
     _quiet_platforms(home)
+    _start_servers()
     from flows.compare import compare as run_all
     from flows.display import Display
 
@@ -116,6 +118,7 @@ def stage(part: Annotated[str, typer.Argument(help="fetch, curate, train or eval
     from flows.parts import run_part
 
     _quiet_platforms(home)
+    _start_servers()
     run_part(part, recipe, home=home, overrides=set, profile=profile)
 
 
@@ -191,31 +194,37 @@ def _quiet_platforms(home: Path) -> None:
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
-    own = "PREFECT_API_URL" not in os.environ
-    if own:
+    if "PREFECT_API_URL" not in os.environ:
         folder = (home / "prefect").resolve()
         folder.mkdir(parents=True, exist_ok=True)
         defaults["PREFECT_HOME"] = str(folder)
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
+
+
+def _start_servers(forks: bool = False) -> None:
+    """What takes seconds to start, side by side: the stages' fork server if `forks`, and Prefect's own server unless there is another.
+
+    Prefect's ends with this process and is deaf to Ctrl-C: a terminal sends that to every process of the group, and a run that was
+    stopped must still find its server to tell it so."""
+    own = "PREFECT_API_URL" not in os.environ
     if own:
-        _start_server()
+        from tasks.orphans import leave_nothing_behind
 
+        leave_nothing_behind()
+    if forks:
+        from tasks.launch import prepare
 
-def _start_server() -> None:
-    """Prefect's own server, which ends with this process and is deaf to Ctrl-C: a terminal sends that to every process of the group,
-    and a run that was stopped must still find its server to tell it so."""
-    from tasks.orphans import leave_nothing_behind
+        prepare()
+    if own:
+        heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # what is started now inherits this
+        try:
+            from prefect.client.orchestration import get_client
 
-    leave_nothing_behind()
-    heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # what is started now inherits this
-    try:
-        from prefect.client.orchestration import get_client
-
-        with get_client(sync_client=True):
-            pass
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, heard)
+            with get_client(sync_client=True):
+                pass
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, heard)
 
 
 if __name__ == "__main__":

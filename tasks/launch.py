@@ -1,6 +1,6 @@
 """Run a stage in a process of its own, so that running out of memory kills a stage and not the flow.
 
-Children come from a fork server that has torch and transformers loaded already: a stage starts in milliseconds and
+Children come from a fork server that has loaded already what takes seconds to load: a stage starts in milliseconds and
 leaves nothing behind. A child dies with its parent; a cancelled flow takes its child down with it.
 """
 
@@ -15,13 +15,15 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 from typing import Any
 
 from components.errors import RatchetError, StageError, redacted
 from tasks.ranks import execute_on_ranks, ranks_of
 
-PRELOAD = ["torch", "transformers", "components.run"]
+PRELOAD = ["torch", "pandas", "transformers.modeling_utils", "transformers.models.auto.modeling_auto",
+           "transformers.models.auto.tokenization_auto", "components.run"]
 ALLOCATOR = {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=274877906944"}
 """Environment of a stage: what one training step freed, the next takes again. glibc would give it back to the system and
 fault it in anew, a hundred thousand pages a step (10 to 20 % of the time of SmolLM2's)."""
@@ -38,12 +40,12 @@ def launch(request: Mapping[str, Any], log: Path, *, inline: bool = False,
         from components.run import execute
 
         return execute(request)
+    prepare()
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
     receive, send = context.Pipe(duplex=False)
     log.parent.mkdir(parents=True, exist_ok=True)
     child = context.Process(target=_child, args=(dict(request), send, str(log), os.getpid()), daemon=False)
-    with _without_main(), _environment(ALLOCATOR):
+    with _without_main():
         child.start()
     send.close()
     try:
@@ -66,6 +68,13 @@ def launch(request: Mapping[str, Any], log: Path, *, inline: bool = False,
     if kind == "error":
         raise value
     return value
+
+
+def prepare() -> None:
+    """Start the fork server unless it runs. It loads its modules by itself; the first stage waits for it."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
+    with _environment(ALLOCATOR):
+        ensure_running()
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ from typing import Any
 
 from components.data.builders import BUILDERS
 from components.data.groups import save_table, write_groups
-from components.data.records import Conversation, CountTokens, Dropped, Sifted, parse
+from components.data.records import Conversation, CountTokens, Dropped, Sifted, counted_once, parse
 from components.data.splits import SHARES, split
 from components.data.statistics import kind_of, statistics
 from components.errors import DataError, RecipeError, nearest
@@ -42,6 +42,7 @@ def curate(section: Mapping[str, Any], source: Path, count_tokens: CountTokens, 
     Same section, source and seed: same bytes. Raises `RecipeError` for the section, `DataError` for the data.
     """
     check_section(section)
+    count_tokens = counted_once(count_tokens)
     out.mkdir(parents=True, exist_ok=True)
     quarantine: list[tuple[str, Dropped]] = []
     steps: list[dict[str, Any]] = []

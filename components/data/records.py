@@ -84,6 +84,19 @@ class Sifted:
         return dict(sorted(Counter(d.reason.partition(":")[0] for d in self.dropped).items()))
 
 
+def counted_once(count: CountTokens) -> CountTokens:
+    """`count` that remembers: curation asks for the length of a conversation where it bounds it, builds of it and describes it."""
+    known: dict[tuple[tuple[str, str], ...], int] = {}
+
+    def remembered(messages: Sequence[Message]) -> int:
+        key = tuple((m["role"], m["content"]) for m in messages)
+        if key not in known:
+            known[key] = count(messages)
+        return known[key]
+
+    return remembered
+
+
 SHORT = 32
 """Turns of a conversation that is counted whole at once, for it will mostly fit."""
 

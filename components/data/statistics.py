@@ -40,9 +40,8 @@ def statistics(
     topics: dict[str, str] = {}
     said: dict[str, set[str]] = {}
     groups = [(split, number, group) for split, members in splits.items() for number, group in enumerate(members)]
-    tokens = _Counter(count_tokens)
     for split, number, group in groups:
-        row = _row(split, number, group, tokens, bounds.get(split))
+        row = _row(split, number, group, count_tokens, bounds.get(split))
         prompt, topic = prompt_digest(group.prompt.messages), row["topic"]
         row["leaked_prompt"] = prompts.setdefault(prompt, split) != split
         row["leaked_topic"] = bool(topic) and topics.setdefault(topic, split) != split
@@ -54,20 +53,6 @@ def statistics(
     for number, row in enumerate(rows):
         row["near_duplicate_across_splits"] = number in across
     return pa.Table.from_pylist(rows, schema=SCHEMA)
-
-
-class _Counter:
-    """Token counts, each conversation counted once: pairs share theirs."""
-
-    def __init__(self, count: CountTokens) -> None:
-        self.count = count
-        self.known: dict[tuple[tuple[str, str], ...], int] = {}
-
-    def __call__(self, messages: Sequence[Message]) -> int:
-        key = tuple((m["role"], m["content"]) for m in messages)
-        if key not in self.known:
-            self.known[key] = self.count(messages)
-        return self.known[key]
 
 
 def _row(split: str, number: int, group: Group, count: CountTokens, bound: int | None) -> dict[str, Any]:

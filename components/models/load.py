@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import json
 import os
 import shutil
+import struct
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,14 +36,15 @@ def convert_gguf(file: Path, out: Path) -> None:
     if not file.is_file():
         raise SourceError(f"{file}: there is no such GGUF file")
     try:
-        model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32, trust_remote_code=False)
-        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, RuntimeError, NotImplementedError) as error:
+        with _read_once():
+            model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32, trust_remote_code=False)
+            tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, IndexError, RuntimeError, NotImplementedError, struct.error) as error:
         raise SourceError(f"{file}: transformers cannot read this GGUF file ({type(error).__name__}: {error}); "
                           "use a model whose architecture transformers converts, or its safetensors") from error
     if not tokenizer.chat_template:
         raise SourceError(f"{file}: its metadata holds no chat template; take an instruct model")
-    vocabulary = tokenizer.get_vocab()
+    vocabulary = {token for token, number in tokenizer.get_vocab().items() if number < model.config.vocab_size}
     taken = {tokenizer.eos_token, tokenizer.bos_token}
     pad = next((t for t in (*PADS, tokenizer.unk_token) if t in vocabulary and t not in taken), None)
     if pad is None:
@@ -58,6 +64,28 @@ def convert_gguf(file: Path, out: Path) -> None:
     model.generation_config = GenerationConfig(eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id,
                                                bos_token_id=config.bos_token_id)
     save_model(model, tokenizer, out)
+    if len(tokenizer) > config.vocab_size:
+        _drop_tokens(Path(out) / "tokenizer.json", config.vocab_size)
+
+
+def _drop_tokens(file: Path, size: int) -> None:
+    """transformers gives every GPT-2 vocabulary an <|endoftext|>, which the file, and so the embedding, need not have."""
+    tokenizer = json.loads(file.read_text(encoding="utf-8"))
+    tokenizer["added_tokens"] = [token for token in tokenizer["added_tokens"] if token["id"] < size]
+    file.write_text(json.dumps(tokenizer, indent=2, ensure_ascii=False), encoding="utf-8")
+
+
+@contextlib.contextmanager
+def _read_once() -> Iterator[None]:
+    """transformers opens a GGUF file anew for the config, the weights and the tokenizer; its index takes five seconds to read."""
+    import gguf
+
+    plain = gguf.GGUFReader
+    gguf.GGUFReader = functools.cache(plain)  # type: ignore[misc, assignment]
+    try:
+        yield
+    finally:
+        gguf.GGUFReader = plain  # type: ignore[misc]
 
 
 def load_tokenizer(path: Path) -> Any:

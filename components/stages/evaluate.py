@@ -23,7 +23,7 @@ from components.run import Job
 from components.stages.experience import context_of
 from components.stages.improve import Overlay
 from components.store import write_atomic
-from components.types import Context, Group
+from components.types import Columns, Context, Group
 
 Ragged = list[list[float]]
 ARMS = ("base", "initial", "policy")
@@ -58,6 +58,8 @@ def evaluate(job: Job) -> dict[str, Any]:
             human[arm], masks = human_logprobs(engine, held_out[: options["perplexity_rows"]])
             numbers[arm]["perplexity"] = perplexity(human[arm], masks)
         scores[arm] = scores_of(answers[arm], options, context, judge, engine)
+    for arm, more in rewards_of(answers, context).items():
+        scores[arm] |= more
         numbers[arm] |= {name: _mean([_mean(row) for row in rows]) for name, rows in scores[arm].items()}
     results = {
         "recipe": options["recipe"], "about": options["about"], "arms": {TITLES[a]: numbers[a] for a in arms},
@@ -118,21 +120,41 @@ def human_logprobs(engine: Engine, held_out: Sequence[Group]) -> tuple[Ragged, l
 
 def scores_of(groups: Sequence[Group], options: Mapping[str, Any], context: Context, judge: GoldJudge | None,
               engine: Engine) -> dict[str, Ragged]:
-    """Per prompt and response, every score: gold judge, reward models, the recipe's own metrics.
-
-    An answer that a score does not apply to (an empty one, say) counts as the worst one of its arm, never as 0.
-    """
+    """Per prompt and response, the scores of an arm: gold judge and the recipe's own metrics, which may ask the arm's `engine`."""
     found: dict[str, Ragged] = {}
     if judge is not None:
         flat = iter(judge.score_replies([[*g.prompt.messages, *t.messages] for g in groups for t in g.trajectories]))
         found["gold"] = [[next(flat) for _ in g.trajectories] for g in groups]
-    specs = [{"name": "rewards.reward_model", "model": name} for name in context.models if name.startswith("judge")]
     ctx = Context(models=Overlay(context.models, {"policy": engine}), seed=options["seed"])
-    for spec in [*specs, *options["metrics"]]:
-        for name, values in build("annotate", spec)(groups, ctx).items():
-            if name.startswith("reward.") and not name.endswith(".status"):
-                known = [v for row in values for v in row if v is not None]
-                found[name] = [[min(known) if v is None else v for v in row] for row in values]
+    for spec in options["metrics"]:
+        found |= _rewards(build("annotate", spec)(groups, ctx))
+    return found
+
+
+def rewards_of(answers: Mapping[str, Sequence[Group]], context: Context) -> dict[str, dict[str, Ragged]]:
+    """Every arm's scores by the reward models. All arms answer in one group, so each prompt is read once."""
+    found: dict[str, dict[str, Ragged]] = {arm: {} for arm in answers}
+    together = [Group(groups[0].prompt, tuple(t for g in groups for t in g.trajectories)) for groups in zip(*answers.values(), strict=True)]
+    for model in (name for name in context.models if name.startswith("judge")):
+        columns = build("annotate", {"name": "rewards.reward_model", "model": model})(together, context)
+        own: dict[str, dict[str, Any]] = {arm: {name: [] for name in columns} for arm in answers}
+        for name, values in columns.items():
+            for row, groups in zip(values, zip(*answers.values(), strict=True), strict=True):
+                rest = iter(row)
+                for arm, group in zip(answers, groups, strict=True):
+                    own[arm][name].append([next(rest) for _ in group.trajectories])
+        for arm in answers:
+            found[arm] |= _rewards(own[arm])
+    return found
+
+
+def _rewards(columns: Columns) -> dict[str, Ragged]:
+    """The rewards among the columns. An answer that one does not apply to (an empty one, say) counts as the worst, never as 0."""
+    found: dict[str, Ragged] = {}
+    for name, values in columns.items():
+        if name.startswith("reward.") and not name.endswith(".status"):
+            known = [v for row in values for v in row if v is not None]
+            found[name] = [[min(known) if v is None else v for v in row] for row in values]
     return found
 
 

@@ -62,15 +62,9 @@ def linear_probe(model: Any, pairs: Sequence[Group], *, tokens: int) -> dict[str
     """Set the head to the Bradley-Terry optimum over the frozen backbone's features, standardised, with an L2 penalty chosen
     by cross-validation over topics. Each text is read once, and what windows of one conversation share is too. Deterministic.
     """
-    families: dict[Any, dict[tuple[int, ...], Trajectory]] = {}
-    for trajectory in (t for pair in pairs for t in pair.trajectories):
-        tokens_of = tuple(trajectory.inputs["tokens"])
-        families.setdefault(trajectory.meta.get("conversation", tokens_of), {})[tokens_of] = trajectory
-    batches = pack([Group(pairs[0].prompt, tuple(family.values())) for family in families.values()], unit="group", tokens=tokens)
+    families, rows = texts_of(pairs)
     with torch.inference_mode():
-        states = torch.cat([reward_states(model, batch) for batch in batches]).double().numpy()
-    number = {key: i for i, key in enumerate(key for family in families.values() for key in family)}
-    rows = np.array([[number[tuple(t.inputs["tokens"])] for t in pair.trajectories] for pair in pairs])
+        states = torch.cat([reward_states(model, batch) for batch in pack(families, unit="group", tokens=tokens)]).double().numpy()
     centre, scale = states.mean(0), np.maximum(states.std(0), 1e-6)
     differences = (states[rows[:, 0]] - states[rows[:, 1]]) / scale
     penalty, right = choose_penalty(differences, topics_of(pairs), PENALTIES)
@@ -82,7 +76,19 @@ def linear_probe(model: Any, pairs: Sequence[Group], *, tokens: int) -> dict[str
             model.score.weight.copy_(torch.from_numpy(weight))
         else:
             model.score.weight.copy_(torch.from_numpy(weight / scale))
-    return {"penalty": penalty, "cross_validated": right, "texts": len(number)}
+    return {"penalty": penalty, "cross_validated": right, "texts": len(states)}
+
+
+def texts_of(pairs: Sequence[Group]) -> tuple[list[Group], np.ndarray]:
+    """Each text of the pairs once, those of one conversation in one group, for they share their beginning; and for each pair the
+    numbers of its two texts in that order (N, 2)."""
+    families: dict[Any, dict[tuple[int, ...], Trajectory]] = {}
+    for trajectory in (t for pair in pairs for t in pair.trajectories):
+        tokens = tuple(trajectory.inputs["tokens"])
+        families.setdefault(trajectory.meta.get("conversation", tokens), {})[tokens] = trajectory
+    number = {tokens: i for i, tokens in enumerate(tokens for family in families.values() for tokens in family)}
+    groups = [Group(pairs[0].prompt, tuple(family.values())) for family in families.values()]
+    return groups, np.array([[number[tuple(t.inputs["tokens"])] for t in pair.trajectories] for pair in pairs])
 
 
 def examine(path: Path, pairs: Sequence[Group], limits: Any, *, threads: int | None) -> dict[str, Any]:
@@ -97,4 +103,6 @@ def examine(path: Path, pairs: Sequence[Group], limits: Any, *, threads: int | N
 
 def score(engine: TorchEngine, pairs: Sequence[Group]) -> list[list[float]]:
     """Chosen and rejected score of each pair."""
-    return [list(row["scores"]) for row in engine.score(pairs, frozenset({"scores"}))]
+    families, rows = texts_of(pairs)
+    scores = np.array([score for family in engine.score(families, frozenset({"scores"})) for score in family["scores"]])
+    return scores[rows].tolist()

@@ -15,7 +15,7 @@ import pytest
 
 from components.errors import SourceError, StageError
 from components.run import as_request
-from tasks.launch import ALLOCATOR, launch
+from tasks.launch import ALLOCATOR, PRELOAD, launch
 
 
 def test_an_error_crosses_the_process_border(tmp_path: Path) -> None:
@@ -45,6 +45,19 @@ def test_a_stage_keeps_the_memory_it_frees(tmp_path: Path) -> None:
     faults = [int(subprocess.run([sys.executable, "-c", again], env={**os.environ, **more}, capture_output=True, text=True, check=True).stdout)
               for more in ({}, ALLOCATOR)]
     assert faults[0] > 1000 > 10 * faults[1], faults
+
+
+def test_the_fork_server_asks_nothing_of_a_gpu() -> None:
+    """A process that has seen a GPU must not be forked: CUDA is dead in its children."""
+    asked = ("import importlib, torch\n"
+             "def asked(*_, **__): raise SystemExit('asked for a GPU')\n"
+             "for name in ('is_available', 'device_count', 'init', '_lazy_init', 'current_device', 'get_device_capability'):\n"
+             "    setattr(torch.cuda, name, asked)\n"
+             f"for name in {PRELOAD}: importlib.import_module(name)\n"
+             "torch.cuda.is_available()")
+    done = subprocess.run([sys.executable, "-c", asked.rpartition("\n")[0]], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "asked for a GPU" in subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True).stderr
 
 
 def test_a_killed_stage_is_a_retryable_error_that_names_the_signal(tmp_path: Path) -> None:

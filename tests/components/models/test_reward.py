@@ -6,12 +6,14 @@ import torch
 from transformers import AutoModel
 
 from components.chat import encode_group
+from components.engines.torch import TorchEngine
 from components.linear import choose_penalty
 from components.models.forward import outputs, reward_states
 from components.models.load import load_reward, load_tokenizer, new_reward, save_model
 from components.packing import pack
-from components.stages.reward import linear_probe
-from components.types import Group, Prompt, Trajectory
+from components.stages.evaluate import rewards_of
+from components.stages.reward import linear_probe, score
+from components.types import Context, Group, Prompt, Trajectory
 
 SAID = [("hello there", "what a lovely day"), ("how are you", "fine thanks"), ("tell me a joke", "no"), ("go on", "a long story follows")]
 
@@ -70,3 +72,36 @@ def test_penalty_is_chosen_without_a_topic_on_both_sides():
     penalty, right = choose_penalty(signal, np.arange(80) % 8, (0.01, 1e4))
     assert penalty == 0.01 and right > 0.7
     assert choose_penalty(signal, np.zeros(80), (0.1, 1.0, 10.0)) == (1.0, None)
+
+
+def test_texts_read_once_score_as_pair_by_pair(tiny_model, pairs, tmp_path):
+    """The certificate's scores: windows of one conversation are read together, which changes nothing but the time."""
+    model = new_reward(tiny_model, pool="mean", layers=1)
+    with torch.no_grad():
+        model.score.weight.normal_()
+    save_model(model, load_tokenizer(tiny_model), tmp_path)
+    engine = TorchEngine(tmp_path, kind="reward")
+    twice = [*pairs, pairs[0]]
+    together = np.array(score(engine, twice))
+    alone = np.array([list(engine.score([pair], frozenset({"scores"}))[0]["scores"]) for pair in twice])
+    assert together.shape == (5, 2) and np.allclose(together, alone, atol=1e-5) and np.ptp(alone) > 0.1
+
+
+def test_arms_judged_together_score_as_arm_by_arm(tiny_model, tmp_path):
+    """Each prompt is read once for all arms. An empty answer counts as the worst of its own arm, not of all."""
+    model = new_reward(tiny_model, pool="mean", layers=1)
+    with torch.no_grad():
+        model.score.weight.normal_()
+    save_model(model, load_tokenizer(tiny_model), tmp_path)
+    context = Context(models={"judge": TorchEngine(tmp_path, kind="reward")}, seed=0)
+    said = {"base": [["yes", "no"], ["maybe"]], "policy": [["", "yes"], ["a long story follows", "fine"]]}
+    answers = {arm: [Group(Prompt(str(i), ({"role": "user", "content": SAID[i][0]},)),
+                           tuple(Trajectory(({"role": "assistant", "content": text},)) for text in texts))
+                     for i, texts in enumerate(rows)] for arm, rows in said.items()}
+    together = rewards_of(answers, context)
+    for arm, groups in answers.items():
+        alone = rewards_of({arm: groups}, context)[arm]["reward.judge"]
+        assert [len(row) for row in alone] == [len(g.trajectories) for g in groups]
+        assert np.allclose(np.concatenate(together[arm]["reward.judge"]), np.concatenate(alone), atol=1e-5)
+    policy = together["policy"]["reward.judge"]
+    assert policy[0][0] == min(policy[0][1], *policy[1]) and together["base"]["reward.judge"][0][0] == pytest.approx(policy[0][1], abs=1e-5)
