@@ -139,3 +139,13 @@ def test_the_suite_follows_the_section():
     assert "no personal data is left" not in says
     assert {c.says for c in expectations({"transforms": [{"name": "scrub"}], "languages": ["en"]})} - says == {
         "no personal data is left", "the language is one of the recipe's"}
+
+
+def test_what_people_wrote_reaches_no_page_of_the_data_docs(tmp_path):
+    """They are HTML; failures are named by split and number, so there is nothing to escape."""
+    evil = "<script>alert(1)</script>"
+    splits = {"sft": [sft(f"s{i}") for i in range(8)] + [group(evil, [("user", evil)], [("assistant", evil), ("user", evil)], topic=evil)]}
+    validate_data(write(tmp_path / "curated", splits), {"max_quarantined": 1.0}, tmp_path / "out")
+    assert evil in (tmp_path / "out" / "quarantined.jsonl").read_text()
+    pages = list((tmp_path / "out" / "data_docs").rglob("*.html"))
+    assert pages and any("sft/8" in page.read_text() for page in pages) and not any("alert(1)" in page.read_text() for page in pages)

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from components.errors import RecipeError, ServiceError
-from tasks.journal import flatten
+from tasks.journal import flatten, read_journal
 from tasks.mirror import BOUNDS, Shipper, bounded, client
 from tasks.tracking import Tracking, sync
 
@@ -144,3 +144,14 @@ def test_what_is_not_a_run_is_refused_and_one_process_ships(home, tmp_path):
 def test_flatten():
     assert flatten({"a": {"b": 1, "c": [1, 2]}, "d": [{"e": "x"}], "f,g": {}}) == {
         "a.b": "1", "a.c": "[1, 2]", "d.0.e": "x", "f_g": "{}"}
+
+
+def test_a_line_torn_by_a_kill_takes_no_other_along(tmp_path):
+    """The journal ends in half an event; what is said next stands on a line of its own."""
+    tracking = Tracking(tmp_path, live=False)
+    tracking.open_run(tmp_path / "run", "chat-1", {}, {"recipe": "chat"})
+    with open(tmp_path / "run" / "tracking" / "journal.jsonl", "a") as journal:
+        journal.write('{"event": "tags", "key": "", "tags": {"lost')
+    tracking.tag({"said": "after"})
+    runs, _ = read_journal(tmp_path / "run")
+    assert runs[""].tags.items() >= {("recipe", "chat"), ("said", "after")} and "lost" not in runs[""].tags
