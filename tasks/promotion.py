@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from components.errors import ContractError, DataError, StoreError
-from tasks.registry import HOME, ROLLED_BACK, Version, events, one_of, point, saved_lineage, service, versions_of
+from tasks.registry import HOME, ROLLED_BACK, Version, events, one_of, point, saved_lineage, service, versions_of, with_bytes
 from tasks.results import comparable, paired, shared_scores
 
 ALPHA = 0.05
@@ -95,13 +95,14 @@ def with_evidence(name: str, number: str, verdict: Mapping[str, Any], *, home: P
 
 
 def promote_by_hand(name: str, number: str, reason: str, *, alias: str = "champion", force: bool = False,
-                    score: str | None = None, home: Path = HOME) -> tuple[Comparison | None, list[str]]:
-    """Point an alias at a version because a person says so; returns the comparison and what `force` overruled.
+                    score: str | None = None, home: Path = HOME) -> tuple[str, Comparison | None, list[str]]:
+    """Point an alias at a version because a person says so; returns its number, the comparison and what `force` overruled.
 
-    Raises `ContractError` when the gates failed, the version was rolled back or it is not shown to be better than the
-    champion, unless `force`; `StoreError` for a version that is not there or has no bytes.
+    A checkpoint whose bytes are in the store alone gets a version that holds them, which is another number. Raises `ContractError` when the gates failed, the version was rolled back or it is not shown to be better than the
+    champion, unless `force`; `StoreError` for a version that is not there or whose bytes are gone.
     """
     _reason(reason)
+    number = with_bytes(name, number, home=home)
     found = against_champion(name, number, score=score, home=home) if alias == "champion" else None
     with service(f"promoting {name} version {number}", home) as mlflow:
         version = one_of(versions_of(mlflow, name), name, number)
@@ -112,7 +113,7 @@ def promote_by_hand(name: str, number: str, reason: str, *, alias: str = "champi
             mlflow.delete_model_version_tag(name, number, ROLLED_BACK)
         point(mlflow, version, alias, action="promoted", why=reason, by_hand=True, overruled=against,
               **({"comparison": str(found)} if found else {}))
-    return found, against
+    return number, found, against
 
 
 def rollback(name: str, reason: str, *, home: Path = HOME) -> tuple[str, str]:

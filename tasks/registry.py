@@ -126,9 +126,21 @@ def one_of(versions: Sequence[Version], name: str, number: str) -> Version:
     if number not in known:
         raise StoreError(f"model {name!r} has no version {number}; it has {', '.join(known) or 'none'}")
     if known[number].external:
-        raise StoreError(f"{name} version {number} is external (no bytes in the registry); register it again with "
-                         f"external=False, from {known[number].path}, before promoting it")
+        raise StoreError(f"{name} version {number} has no bytes in the registry; they lie in {known[number].path}")
     return known[number]
+
+
+def with_bytes(name: str, number: str, *, home: Path = HOME) -> str:
+    """The number of the version with the same weights that holds its bytes: itself, or one made of the store's copy. Raises
+    `StoreError` when that copy is gone or was changed."""
+    version = next((v for v in history(name, home=home) if v.version == number), None)
+    if version is None or not version.external:
+        return number
+    path = Path(version.path)
+    if not path.is_dir() or directory_digest(path) != version.tags["weights"]:
+        raise StoreError(f"{name} version {number} has no bytes in the registry, and {path} {'is another by now' if path.is_dir() else 'is gone'}; "
+                         f"make it again with `ratchet reproduce {name}:{number} --into FOLDER`")
+    return register(path, name, lineage=saved_lineage(version, home=home) or {}, home=home)
 
 
 def champion(name: str, *, home: Path = HOME) -> Version | None:

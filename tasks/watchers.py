@@ -54,6 +54,7 @@ class MlflowMirror:
         self.pipeline = pipeline
         self.tracking = Tracking(pipeline.store.home)
         self.keys: dict[str, str] = {}
+        self.read: set[str] = set()  # data sets that stand on the pipeline's run already
 
     def begin(self) -> None:
         recipe = yaml.safe_load(dump(self.pipeline.recipe, self.pipeline.profile))
@@ -84,6 +85,9 @@ class MlflowMirror:
         artifact = self.pipeline.artifact(parent)
         if artifact.kind in ("data", "groups"):
             self.tracking.log_input(parent, artifact.path, digest(artifact.path), role, key)
+            if parent not in self.read:
+                self.read.add(parent)
+                self.tracking.log_input(parent, artifact.path, digest(artifact.path), role)
 
     def started(self, stage: Stage, metrics: Path) -> None:
         self.tracking.follow(metrics, self.key(stage))

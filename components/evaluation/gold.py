@@ -22,6 +22,7 @@ from components.errors import ContractError, DataError, SourceError
 from components.evaluation.bootstrap import Interval, wilson
 from components.evaluation.certificate import calibration, length_bias
 from components.linear import bradley_terry, choose_penalty, topics_of
+from components.store import MANIFEST
 from components.types import Group, Message
 
 PENALTIES = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
@@ -197,9 +198,9 @@ def features(texts: Sequence[str], encoder: Encoder) -> np.ndarray:
 
 
 def digest(path: Path) -> str:
-    """SHA-256 over the encoder's weights and vocabulary."""
+    """SHA-256 over the encoder's weights and vocabulary; the store's manifest beside them tells when they were made, not what they are."""
     total = hashlib.sha256()
-    for file in sorted(p for p in Path(path).iterdir() if p.suffix in (".safetensors", ".bin", ".json", ".txt")):
+    for file in sorted(p for p in Path(path).iterdir() if p.suffix in (".safetensors", ".bin", ".json", ".txt") and p.name != MANIFEST):
         total.update(file.name.encode())
         with file.open("rb") as stream:
             total.update(hashlib.file_digest(stream, "sha256").digest())

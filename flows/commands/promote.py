@@ -17,12 +17,14 @@ def promote(model: Annotated[str, typer.Argument(help="A registered model's name
     """Make a version champion (or candidate), after comparing it with the champion on the same held-out prompts."""
     from tasks.promotion import promote_by_hand
 
-    found, overruled = promote_by_hand(model, version, reason, alias=to, force=force, score=score, home=home)
+    number, found, overruled = promote_by_hand(model, version, reason, alias=to, force=force, score=score, home=home)
     if found is not None:
         typer.echo(str(found))
     for objection in overruled:
         typer.echo(f"overruled: {objection}")
-    typer.echo(f"{model}@{to} is version {version}: {reason}")
+    if number != version:
+        typer.echo(f"version {version} was registered without its bytes: version {number} is the same with them")
+    typer.echo(f"{model}@{to} is version {number}: {reason}")
 
 
 def rollback(model: Annotated[str, typer.Argument(help="A registered model's name.")], reason: Reason, home: Home = OUT) -> None:

@@ -43,6 +43,8 @@ def test_run_then_nothing_to_do(fresh_home: Callable[[str], Path]) -> None:
     parent = next(r for r in runs if "mlflow.parentRunId" not in r.data.tags)
     assert all(r.data.tags["mlflow.parentRunId"] == parent.info.run_id for n, r in names.items() if n in ("sft", "evaluate"))
     assert names["sft"].inputs.dataset_inputs, "the data that SFT read is not on its page"
+    read = {i.dataset.name for i in parent.inputs.dataset_inputs}
+    assert read == {"raw", "drafts", "curated"}, "what the whole run read is not on its own page"
     steps = mlflow.get_metric_history(names["sft"].info.run_id, "policy/loss")
     assert [m.step for m in steps] == [1, 2]
     version = history("ratchet-sft", home=home)[0]

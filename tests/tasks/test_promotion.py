@@ -8,7 +8,7 @@ import pytest
 
 from components.errors import ContractError, StoreError
 from tasks.promotion import against_champion, promote_by_hand, rollback, spent, with_evidence
-from tasks.registry import champion, events, history, promote, register
+from tasks.registry import champion, events, history, promote, register, saved_lineage, with_bytes
 from tasks.results import comparable, paired, shared_scores
 
 PASSED, FAILED = {"passed": True, "reasons": ["win rate 0.6 > 0.5"]}, {"passed": False, "reasons": ["tax 1.4 > 1.3"]}
@@ -69,7 +69,7 @@ def test_a_pipeline_needs_evidence_a_person_needs_a_reason(version, home, tmp_pa
     with pytest.raises(ContractError, match="needs a reason"):
         promote_by_hand(name, worse, " ", force=True, home=home)
     assert champion(name, home=home).version == better
-    _, overruled = promote_by_hand(name, worse, "the gate is wrong", force=True, home=home)
+    _, _, overruled = promote_by_hand(name, worse, "the gate is wrong", force=True, home=home)
     assert len(overruled) == 2
     last = events(champion(name, home=home))[-1]
     assert (last["why"], last["replaced"], last["by_hand"], last["overruled"]) == ("the gate is wrong", better, True, overruled)
@@ -119,3 +119,24 @@ def test_few_prompts_prove_nothing(version, home, tmp_path):
     few = version("few", lift=9.0, per_prompt={"gold": [99.0] * 4})
     found = against_champion(tmp_path.name, few, home=home)
     assert found is not None and found.low > 0 and not found.better
+
+
+def test_a_checkpoint_without_bytes_in_the_registry_gets_them_or_says_where_they_were(version, home, tmp_path):
+    name, first = tmp_path.name, version("first")
+    promote(name, first, PASSED, home=home)
+    folder = tmp_path / "round 2"
+    folder.mkdir()
+    (folder / "model.safetensors").write_text("round 2" + name)
+    lineage = {"recipe": "chat", "data": {"pairs": "d"}}
+    middle = register(folder, name, lineage=lineage, external=True, home=home)
+    number, _, overruled = promote_by_hand(name, middle, "round 3 talks too much", force=True, home=home)
+    crowned = champion(name, home=home)
+    assert overruled and crowned and number == crowned.version != middle and not crowned.external
+    assert saved_lineage(crowned, home=home) == lineage
+    assert with_bytes(name, middle, home=home) == number, "asked again, the same one"
+    (folder / "model.safetensors").write_text("another")
+    other = register(folder, name, lineage=lineage, external=True, home=home)
+    (folder / "model.safetensors").write_text("a third")
+    with pytest.raises(StoreError, match="is another by now; make it again with `ratchet reproduce"):
+        promote_by_hand(name, other, "it was good", force=True, home=home)
+    assert rollback(name, "round 3 it is", home=home) == (number, first)

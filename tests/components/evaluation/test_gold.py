@@ -87,8 +87,12 @@ def test_score_is_blind_to_company_and_survives_the_disk(trained, encoder_path):
 
 
 def test_training_is_deterministic(trained, encoder_path, tmp_path):
+    """Also with an encoder that was fetched at another time, of which the store's manifest beside it tells."""
     train, held_out = pairs(240, [f"topic{i}" for i in range(8)], 0), pairs(80, ["topic9", "topic10"], 1)
-    train_gold(train, held_out, encoder_path, tmp_path)
+    fetched = tmp_path / "encoder"
+    shutil.copytree(encoder_path, fetched)
+    (fetched / "manifest.json").write_text('{"meta": {"seconds": 3.1}}')
+    train_gold(train, held_out, fetched, tmp_path)
     assert (tmp_path / "judge.json").read_bytes() == (trained[0] / "judge.json").read_bytes()
 
 
