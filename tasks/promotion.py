@@ -17,7 +17,18 @@ from pathlib import Path
 from typing import Any
 
 from components.errors import ContractError, DataError, StoreError
-from tasks.registry import HOME, ROLLED_BACK, Version, events, one_of, point, saved_lineage, service, versions_of, with_bytes
+from tasks.registry import (
+    HOME,
+    ROLLED_BACK,
+    Version,
+    events,
+    one_of,
+    point,
+    saved_lineage,
+    service,
+    versions_of,
+    with_bytes,
+)
 from tasks.results import comparable, paired, shared_scores
 
 ALPHA = 0.05
