@@ -28,8 +28,10 @@ def soak(home: Home = OUT,
     from components.errors import RecipeError, nearest
     from flows.soak.servers import Servers
     from flows.soak.trials import Soak
+    from tasks.orphans import leave_nothing_behind
     from tasks.pipeline import Pipeline
 
+    leave_nothing_behind()
     names = fault or list(FAULTS)
     for name in names:
         if name not in FAULTS:

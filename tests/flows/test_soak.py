@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -166,3 +168,29 @@ def test_a_larger_soak_with_real_servers(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-m", "flows.cli", "soak", "--home", str(tmp_path), "--tries", "2"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert all(name in done.stdout for name in FAULTS)
+
+
+@pytest.mark.slow
+def test_a_soak_that_is_killed_leaves_no_server_behind(tmp_path: Path) -> None:
+    soak = subprocess.Popen([sys.executable, "-m", "flows.cli", "soak", "--home", str(tmp_path), "--fault", "flow", "--tries", "1"], cwd=ROOT)
+
+    def named() -> list[int]:
+        found = []
+        for process in filter(lambda p: p.name.isdigit(), Path("/proc").iterdir()):
+            with contextlib.suppress(OSError):  # gone meanwhile
+                if str(tmp_path).encode() in (process / "cmdline").read_bytes() and int(process.name) != soak.pid:
+                    found.append(int(process.name))
+        return found
+
+    try:
+        deadline = time.monotonic() + 300
+        while not named():
+            assert soak.poll() is None and time.monotonic() < deadline, "no server was started"
+            time.sleep(0.2)
+    finally:
+        soak.kill()
+        soak.wait()
+    deadline = time.monotonic() + 20
+    while named() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not named()
