@@ -4,7 +4,7 @@ A challenger must beat the champion on the same held-out prompts. Every night br
 some look better by luck, so the error that a champion may cost is spent on its challengers one by one: the k-th is
 compared at alpha / (k (k + 1)). These shares sum to alpha however many nights come, so by the union bound the chance
 that a champion ever gives way to a model that is no better stays below alpha (alpha-spending: Foster & Stine, 2008;
-Tian & Ramdas, arXiv:1910.04900, section 2). Every comparison stands as a tag on the challenger, which is what is counted.
+Tian & Ramdas, arXiv:1910.04900). Every comparison stands as a tag on the challenger, which is what is counted.
 """
 
 from __future__ import annotations
