@@ -109,8 +109,9 @@ def promote_by_hand(name: str, number: str, reason: str, *, alias: str = "champi
                     score: str | None = None, home: Path = HOME) -> tuple[str, Comparison | None, list[str]]:
     """Point an alias at a version because a person says so; returns its number, the comparison and what `force` overruled.
 
-    A checkpoint whose bytes are in the store alone gets a version that holds them, which is another number. Raises `ContractError` when the gates failed, the version was rolled back or it is not shown to be better than the
-    champion, unless `force`; `StoreError` for a version that is not there or whose bytes are gone.
+    A checkpoint whose bytes are in the store alone gets a version that holds them, which is another number. Raises
+    `ContractError` when the gates failed, the version was rolled back or it is not shown to be better than the champion,
+    unless `force`; `StoreError` for a version that is not there or whose bytes are gone.
     """
     _reason(reason)
     number = with_bytes(name, number, home=home)
