@@ -15,14 +15,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from components.errors import RecipeError, nearest
+from components.plan import plan as stages_of
 from components.recipe import conform, load, read_yaml
 from flows.alerts import Alert, alert_change
 from flows.alerts import check as check_alert
+from tasks.exchange import check as check_address
 from tasks.turns import IfRunning
 
 SCHEMA = 1
 OURS = "ratchet"  # the tag of deployments that this file owns
-FLOW = "post_training"
+FLOW, STAGE_FLOW = "post_training", "one_stage"
 EPOCH = datetime(2020, 1, 1, tzinfo=UTC)  # where intervals are counted from: a fixed day, so that deploying again moves nothing
 
 
@@ -59,8 +61,20 @@ class Place:
 
 
 @dataclass(frozen=True)
+class StagePlace(Place):
+    """The pool that stages of one kind are made in, with the GPUs they take there. `home` is the folder of its worker."""
+
+    gpus: int = 0
+    home: str = "out"
+
+
+@dataclass(frozen=True)
 class Deployment:
-    """One recipe on a schedule. `gpus` counts slots of the limit `gpu` and, in containers, the devices asked for."""
+    """One recipe on a schedule. `gpus` counts slots of the limit `gpu` and, in containers, the devices asked for.
+
+    `stages` names, by what a stage does (`sft`, `rollout`, ...), those that are made in another pool than the flow's; they
+    exchange products at the address `artifacts`, a folder or an object store that every worker reaches.
+    """
 
     name: str
     recipe: str
@@ -72,6 +86,8 @@ class Deployment:
     schedules: Sequence[Schedule] = ()
     if_running: IfRunning = "wait"
     gpus: int = 0
+    stages: Mapping[str, StagePlace] = field(default_factory=dict)
+    artifacts: str | None = None
     description: str = ""
     tags: Sequence[str] = ()
     paused: bool | None = None  # null leaves what somebody chose on the page
@@ -96,7 +112,7 @@ def read(path: Path) -> tuple[Plan, dict[str, Any]]:
         raise RecipeError(f"{path}: expected a mapping that begins with `schema: {SCHEMA}` and holds deployments, work_pools and slots")
     try:
         plan = conform(Plan, raw, "")
-        names = [one.name for one in plan.deployments]
+        names = [name for one in plan.deployments for name in (one.name, *(stage_deployment(one, does) for does in one.stages))]
         if repeated := {name for name in names if names.count(name) > 1}:
             raise RecipeError(f"deployments: the name {min(repeated)!r} stands twice")
         templates = {name: _template(path.parent, name, pool) for name, pool in plan.work_pools.items()}
@@ -113,22 +129,40 @@ def _check(one: Deployment, plan: Plan, templates: Mapping[str, Any]) -> None:
     where = f"deployment {one.name!r}"
     if "/" in one.name:
         raise RecipeError(f"{where}: a name has no '/'")
-    if one.work_pool.name not in plan.work_pools:
-        raise RecipeError(f"{where}: no work pool named {one.work_pool.name!r}{nearest(one.work_pool.name, plan.work_pools)}")
-    variables = templates[one.work_pool.name]["variables"]["properties"]
-    for key in one.work_pool.job_variables:
-        if key.split(".")[0] not in variables:
-            raise RecipeError(f"{where}: work_pool.job_variables: unknown key {key!r}{nearest(key, variables)}")
+    _check_place(one.work_pool, one.gpus, f"{where}: work_pool", plan, templates)
     if plan.work_pools[one.work_pool.name].type != "process" and not Path(one.home).is_absolute():
         raise RecipeError(f"{where}: home {one.home!r} would be lost with its container; name the mounted folder, such as /data")
-    if one.gpus < 0 or one.gpus > plan.slots.get("gpu", 0):
-        raise RecipeError(f"{where}: asks for {one.gpus} GPUs, slots.gpu is {plan.slots.get('gpu', 0)}")
     for number, schedule in enumerate(one.schedules):
         _check_schedule(schedule, f"{where}: schedules[{number}]")
     try:
-        load(one.recipe, overrides=one.overrides, profile=one.profile)
+        does = {stage.does for stage in stages_of(*load(one.recipe, overrides=one.overrides, profile=one.profile)).values()}
     except RecipeError as error:
         raise RecipeError(f"{where}: {error}") from error
+    for name, place in one.stages.items():
+        at = f"{where}: stages.{name}"
+        if name not in does:
+            raise RecipeError(f"{at}: no stage of {one.recipe} does {name!r}{nearest(name, does)}")
+        _check_place(place, place.gpus, at, plan, templates)
+        if place.name == one.work_pool.name:
+            raise RecipeError(f"{at}: {place.name!r} is the flow's own pool, where it would wait for a place that the flow holds; leave it out")
+    if one.stages:
+        if one.artifacts is None:
+            raise RecipeError(f"{where}: stages in other pools need `artifacts`, the address of a folder or object store that all of them reach")
+        try:
+            check_address(one.artifacts)
+        except RecipeError as error:
+            raise RecipeError(f"{where}: {error}") from error
+
+
+def _check_place(place: Place, gpus: int, where: str, plan: Plan, templates: Mapping[str, Any]) -> None:
+    if place.name not in plan.work_pools:
+        raise RecipeError(f"{where}: no work pool named {place.name!r}{nearest(place.name, plan.work_pools)}")
+    variables = templates[place.name]["variables"]["properties"]
+    for key in place.job_variables:
+        if key.split(".")[0] not in variables:
+            raise RecipeError(f"{where}.job_variables: unknown key {key!r}{nearest(key, variables)}")
+    if gpus < 0 or gpus > plan.slots.get("gpu", 0):
+        raise RecipeError(f"{where}: asks for {gpus} GPUs, slots.gpu is {plan.slots.get('gpu', 0)}")
 
 
 def _check_schedule(schedule: Schedule, where: str) -> None:
@@ -180,13 +214,15 @@ def changes(plan: Plan, templates: Mapping[str, Any], client: Any, workspace: Pa
 
     Raises `RecipeError` for a pool that the server has with another type: it would take its queued runs along.
     """
-    wanted = {f"{FLOW}/{one.name}" for one in plan.deployments}
+    wanted = {name for one in plan.deployments for name in (one.name, *(stage_deployment(one, does) for does in one.stages))}
     found = [_pool(name, pool, templates[name], client) for name, pool in plan.work_pools.items()]
     found += [_slots(name, limit, client) for name, limit in plan.slots.items()]
-    found += [_deployment(one, plan.work_pools[one.work_pool.name].type, client, workspace) for one in plan.deployments]
+    for one in plan.deployments:
+        found += [_stage(one, does, plan.work_pools[place.name].type, client, workspace) for does, place in one.stages.items()]
+        found.append(_deployment(one, plan.work_pools[one.work_pool.name].type, client, workspace))
     found += [alert_change(name, alert, client, _change) for name, alert in plan.alerts.items()]
     for known in _owned(client):
-        if f"{FLOW}/{known.name}" not in wanted:
+        if known.name not in wanted:
             found.append(Change("deployment", known.name, "remove", (), lambda i=known.id: client.delete_deployment(i)))
     return found
 
@@ -210,11 +246,28 @@ def _slots(name: str, limit: int, client: Any) -> Change:
                    lambda: client.upsert_global_concurrency_limit_by_name(name, limit))
 
 
+def stage_deployment(one: Deployment, does: str) -> str:
+    """The name of the deployment that makes a deployment's stages of one kind."""
+    return f"{one.name}.{does}"
+
+
+def _stage(one: Deployment, does: str, pool: str, client: Any, workspace: Path) -> Change:
+    """Started by a run of `one` alone; as many at once as the pool takes."""
+    from flows.one_stage import one_stage
+
+    place, name = one.stages[does], stage_deployment(one, does)
+    wanted = {"description": f"Stages of {one.name} that do `{does}`.", "tags": [OURS], "parameters": {"home": place.home, "gpus": place.gpus},
+              **_flow_there(one_stage, STAGE_FLOW), **_in_pool(place, pool, place.gpus, workspace)}
+    known = _or_none(client.read_deployment_by_name, f"{STAGE_FLOW}/{name}")
+    before = None if known is None else {key: getattr(known, key) for key in wanted} | {"tags": sorted(known.tags)}
+    return _change("deployment", name, before, wanted, lambda: client.create_deployment(
+        flow_id=client.create_flow_from_name(STAGE_FLOW), name=name, **wanted))
+
+
 def _deployment(one: Deployment, pool: str, client: Any, workspace: Path) -> Change:
     from prefect.client.schemas.actions import DeploymentScheduleCreate
     from prefect.client.schemas.objects import ConcurrencyOptions
     from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
-    from prefect.utilities.callables import parameter_schema
 
     from flows.post_training import post_training
 
@@ -223,13 +276,11 @@ def _deployment(one: Deployment, pool: str, client: Any, workspace: Path) -> Cha
         IntervalSchedule(interval=timedelta(seconds=s.interval or 0), anchor_date=EPOCH, timezone=s.timezone))) for s in one.schedules]
     strategy: Any = {"wait": "ENQUEUE", "refuse": "CANCEL_NEW"}[one.if_running]
     wanted = {
-        "description": one.description, "tags": sorted({OURS, *one.tags}), "entrypoint": f"flows.post_training.{FLOW}",
+        "description": one.description, "tags": sorted({OURS, *one.tags}),
         "parameters": {"recipe": one.recipe, "home": one.home, "overrides": list(one.overrides), "profile": one.profile,
-                       "until": one.until, "if_running": one.if_running, "gpus": one.gpus},
-        "parameter_openapi_schema": parameter_schema(post_training).model_dump_for_openapi(), "enforce_parameter_schema": True,
-        "work_pool_name": one.work_pool.name, "work_queue_name": one.work_pool.work_queue_name or "default",
-        "job_variables": {**_for_gpus(pool, one.gpus), **({"working_dir": str(workspace)} if pool == "process" else {}),
-                          **one.work_pool.job_variables},
+                       "until": one.until, "if_running": one.if_running, "gpus": one.gpus, "artifacts": one.artifacts,
+                       "elsewhere": {does: f"{STAGE_FLOW}/{stage_deployment(one, does)}" for does in one.stages}},
+        **_flow_there(post_training, FLOW), **_in_pool(one.work_pool, pool, one.gpus, workspace),
     }
     if one.paused is not None:
         wanted["paused"] = one.paused
@@ -244,6 +295,19 @@ def _deployment(one: Deployment, pool: str, client: Any, workspace: Path) -> Cha
     return _change("deployment", one.name, before, after, lambda: client.create_deployment(
         flow_id=client.create_flow_from_name(FLOW), name=one.name, schedules=schedules, concurrency_limit=1,
         concurrency_options=ConcurrencyOptions(collision_strategy=strategy), **wanted))
+
+
+def _flow_there(flow: Any, name: str) -> dict[str, Any]:
+    from prefect.utilities.callables import parameter_schema
+
+    return {"entrypoint": f"flows.{name}.{name}", "parameter_openapi_schema": parameter_schema(flow).model_dump_for_openapi(),
+            "enforce_parameter_schema": True}
+
+
+def _in_pool(place: Place, pool: str, gpus: int, workspace: Path) -> dict[str, Any]:
+    """Where a deployment runs; `pool` is the pool's type."""
+    return {"work_pool_name": place.name, "work_queue_name": place.work_queue_name or "default",
+            "job_variables": {**_for_gpus(pool, gpus), **({"working_dir": str(workspace)} if pool == "process" else {}), **place.job_variables}}
 
 
 def _for_gpus(pool: str, count: int) -> dict[str, Any]:
@@ -274,7 +338,7 @@ def _change(kind: Any, name: str, before: Mapping[str, Any] | None, after: Mappi
 def _owned(client: Any) -> list[Any]:
     from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterTags, FlowFilter, FlowFilterName
 
-    return client.read_deployments(flow_filter=FlowFilter(name=FlowFilterName(any_=[FLOW])),
+    return client.read_deployments(flow_filter=FlowFilter(name=FlowFilterName(any_=[FLOW, STAGE_FLOW])),
                                    deployment_filter=DeploymentFilter(tags=DeploymentFilterTags(all_=[OURS])))
 
 

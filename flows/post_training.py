@@ -9,6 +9,8 @@ from prefect import flow
 
 from flows.parts import version
 from tasks.drift import watch_data, watch_results
+from tasks.elsewhere import Elsewhere
+from tasks.exchange import Exchange
 from tasks.pipeline import Pipeline
 from tasks.registration import register_run
 from tasks.stages import make
@@ -19,14 +21,17 @@ from tasks.watchers import watched
 @flow(name="post_training", flow_run_name="{recipe}", persist_result=False, validate_parameters=False)
 def post_training(
     recipe: str, *, home: str = "out", overrides: list[str] | None = None, profile: str | None = None,
-    until: str = "register", if_running: IfRunning = "wait", gpus: int = 0, display: Any = None,
+    until: str = "register", if_running: IfRunning = "wait", gpus: int = 0, elsewhere: dict[str, str] | None = None,
+    artifacts: str | None = None, display: Any = None,
 ) -> dict[str, Any]:
     """Run a recipe to the end, or up to `until` (curate, train, evaluate, register). Finished stages are taken as they are.
 
     A run that another process is making is waited for or refused (`if_running`). What learns or samples holds `gpus`
-    slots of the Prefect server's limit `gpu`. Raises `BusyError` and whatever a stage raises.
+    slots of the Prefect server's limit `gpu`. `elsewhere` gives what a stage does to another deployment, which reads and
+    writes products at the address `artifacts`. Raises `BusyError` and whatever a stage raises.
     """
     pipeline = Pipeline.open(recipe, home=Path(home), overrides=overrides or (), profile=profile)
+    pipeline.elsewhere |= {does: Elsewhere(Exchange(artifacts or ""), deployment) for does, deployment in (elsewhere or {}).items()}
     with held(pipeline.run.path / "lock", f"run {pipeline.run.name}", if_running), watched(pipeline, display) as mirror:
         curate(pipeline)
         watch_data(pipeline)

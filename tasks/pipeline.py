@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from components.errors import ContractError
 from components.plan import Stage, plan
-from components.recipe import dump, load
+from components.recipe import dump, load, reread
 from components.run import as_request
 from components.schema import Profile, Recipe
 from components.store import RunDirectory, Store, digest
@@ -49,6 +49,7 @@ class Pipeline:
     run: RunDirectory
     watchers: list[Watcher] = field(default_factory=list)
     verified: set[str] = field(default_factory=set)  # keys of products whose every byte this object has seen to be right
+    elsewhere: dict[str, Callable[[Pipeline, Stage], Artifact]] = field(default_factory=dict)  # what a stage does -> who makes it instead of us
 
     @classmethod
     def open(cls, recipe: str | Path, *, home: Path, overrides: Sequence[str] = (), profile: str | None = None) -> Pipeline:
@@ -57,6 +58,12 @@ class Pipeline:
         stages = plan(loaded, chosen)
         name = f"{loaded.name}-{digest([s.key for s in stages.values()])[:8]}"
         return cls(loaded, chosen, stages, Store(home), RunDirectory(home, name))
+
+    @classmethod
+    def again(cls, resolved: str, *, home: Path, run: str) -> Pipeline:
+        """From what `dump` wrote, whatever the recipes of this checkout say by now; planned by the code of this checkout."""
+        recipe, profile = reread(resolved)
+        return cls(recipe, profile, plan(recipe, profile), Store(home), RunDirectory(home, run))
 
     def status(self) -> list[Status]:
         """Stage by stage: done already, to be continued, or to be run."""
@@ -85,25 +92,37 @@ class Pipeline:
             return artifact
         inputs = {k: self.artifact(v) for k, v in stage.inputs.items()}
         started = time.monotonic()
-        with self.store.working(name, stage.key) as work:
-            artifact = self._take(stage)  # another run may have made it while we waited for the lock
-            if artifact is None:
-                self._tell("started", stage, work.metrics)
-                try:
-                    meta = launch(as_request(stage.does, stage.options, inputs, work.root), self.run.path / "logs" / f"{name}.log",
-                                  inline=self.profile.launch == "inline", tick=_follow(work.metrics, stage, self._tell))
-                except BaseException as error:
-                    self._tell("failed", stage, error)
-                    raise
-                seconds = time.monotonic() - started
-                with self.store.steady():
-                    artifact = self.store.publish(work, name, stage.key, stage.kind, [a.digest for a in inputs.values()],
-                                                  {**meta, "seconds": round(seconds, 1)},
-                                                  {"does": stage.does, "options": stage.options, "inputs": dict(stage.inputs),
-                                                   "revision": revision(), "packages": packages(), "machine": machine()})
-                    self.verified.add(artifact.digest)
-                    self.run.link(name, artifact.path)
+        try:
+            artifact = self._made_elsewhere(stage) if stage.does in self.elsewhere else self._made_here(stage, inputs)
+        except BaseException as error:
+            self._tell("failed", stage, error)
+            raise
         self._tell("finished", stage, artifact, reused=False, seconds=time.monotonic() - started)
+        return artifact
+
+    def _made_here(self, stage: Stage, inputs: Mapping[str, Artifact]) -> Artifact:
+        started = time.monotonic()
+        with self.store.working(stage.name, stage.key) as work:
+            if (artifact := self._take(stage)) is not None:  # another run made it while we waited for the lock
+                return artifact
+            self._tell("started", stage, work.metrics)
+            meta = launch(as_request(stage.does, stage.options, inputs, work.root), self.run.path / "logs" / f"{stage.name}.log",
+                          inline=self.profile.launch == "inline", tick=_follow(work.metrics, stage, self._tell))
+            seconds = time.monotonic() - started
+            with self.store.steady():
+                artifact = self.store.publish(work, stage.name, stage.key, stage.kind, [a.digest for a in inputs.values()],
+                                              {**meta, "seconds": round(seconds, 1)},
+                                              {"does": stage.does, "options": stage.options, "inputs": dict(stage.inputs),
+                                               "revision": revision(), "packages": packages(), "machine": machine()})
+                self.verified.add(artifact.digest)
+                self.run.link(stage.name, artifact.path)
+        return artifact
+
+    def _made_elsewhere(self, stage: Stage) -> Artifact:
+        self._tell("started", stage, self.store.path(stage.name, stage.key) / "metrics.jsonl")
+        self.elsewhere[stage.does](self, stage)
+        artifact = self._take(stage)
+        assert artifact is not None, "it was brought a moment ago, and what a living run plans to use is not swept away"
         return artifact
 
     def _take(self, stage: Stage) -> Artifact | None:

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from components.errors import ContractError, RecipeError, StoreError
-from components.plan import Stage, plan
-from components.recipe import reread
-from components.store import MANIFEST, RunDirectory, Store, content, read_manifest
+from components.plan import Stage
+from components.store import MANIFEST, Store, content, read_manifest
 from components.types import Artifact
 from tasks.pipeline import Pipeline, Watcher
 from tasks.provenance import machine, packages, revision
@@ -49,8 +48,8 @@ def reproduce(made: Mapping[str, Any], into: Path, *, home: Path, anew: bool = F
         raise RecipeError(f"the lineage of {made['product']} carries no recipe: no run here links to it")
     if into.exists() and any(into.iterdir()):
         raise RecipeError(f"{into} is not empty; a reproduction needs a fresh directory")
-    recipe, profile = reread(made["resolved"])
-    pipeline = Pipeline(recipe, profile, plan(recipe, profile), Store(into), RunDirectory(into, made["run"] or recipe.name), list(watchers))
+    pipeline = Pipeline.again(made["resolved"], home=into, run=made["run"] or "again")
+    pipeline.watchers[:] = watchers
     if unknown := [name for name in made["stages"] if name not in pipeline.stages]:
         raise ContractError(f"today's code plans no stage {', '.join(unknown)}; check out revision {made['revision'] or '(unknown)'} "
                             "and try again")

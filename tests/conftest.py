@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -88,3 +90,25 @@ def run_of(tmp_path: Path) -> Callable[..., RunDirectory]:
         return run
 
     return make
+
+
+@pytest.fixture
+def object_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
+    """An S3 server on loopback with a bucket `ratchet`, and the environment that leads there."""
+    from flows.ui import free_port, wait_for
+
+    port = free_port()
+    for name, value in {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1",
+                        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}.items():
+        monkeypatch.setenv(name, value)
+    with (tmp_path / "s3.log").open("w") as log:
+        server = subprocess.Popen([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], stdout=log, stderr=log)
+    try:
+        wait_for(f"http://127.0.0.1:{port}/moto-api/", server, tmp_path / "s3.log", 120)
+        import boto3
+
+        boto3.client("s3").create_bucket(Bucket="ratchet")
+        yield server
+    finally:
+        server.kill()
+        server.wait()

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,6 +27,7 @@ from flows.ui import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 POOLS = {"local": {"type": "process", "base_job_template": str(ROOT / "infra/work_pools/process.json")},
+         "far": {"type": "process", "base_job_template": str(ROOT / "infra/work_pools/process.json")},
          "cluster": {"type": "kubernetes", "base_job_template": str(ROOT / "infra/work_pools/kubernetes.json")}}
 
 
@@ -55,10 +60,20 @@ def test_the_file_in_git_is_right() -> None:
     ({"work_pool": {"name": "local", "job_variables": {"workng_dir": "x"}}}, "unknown key 'workng_dir'; did you mean 'working_dir'"),
     ({"work_pool": {"name": "cluster"}}, "home 'out' would be lost with its container"),
     ({"gpus": 3}, "asks for 3 GPUs, slots.gpu is 2"),
+    ({"stages": {"stf": {"name": "far"}}}, "stages.stf: no stage of sft does 'stf'; did you mean 'sft'"),
+    ({"stages": {"sft": {"name": "faar"}}}, "stages.sft: no work pool named 'faar'; did you mean 'far'"),
+    ({"stages": {"sft": {"name": "far", "gpus": 3}}}, "stages.sft: asks for 3 GPUs, slots.gpu is 2"),
+    ({"stages": {"sft": {"name": "far", "job_variables": {"workng_dir": "x"}}}}, "stages.sft.job_variables: unknown key 'workng_dir'"),
+    ({"stages": {"sft": {"name": "local"}}}, "stages.sft: 'local' is the flow's own pool"),
+    ({"stages": {"sft": {"name": "far"}}}, "deployment 'toy': stages in other pools need `artifacts`"),
+    ({"stages": {"sft": {"name": "far"}}, "artifacts": "here"}, "deployment 'toy': artifacts: 'here' would be another folder for every worker"),
 ])
 def test_a_mistake_is_named_with_what_was_meant(wrong: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=said):
         read(written(tmp_path, **wrong))
+
+
+FLOWS = {"3f2c2f0e-7c3e-4b62-9d0a-2f3c6f0a9b11": "post_training", "3f2c2f0e-7c3e-4b62-9d0a-2f3c6f0a9b12": "one_stage"}
 
 
 class Server:
@@ -99,18 +114,20 @@ class Server:
         self.limits[name] = SimpleNamespace(limit=limit)
 
     def create_flow_from_name(self, name: str) -> str:
-        return "3f2c2f0e-7c3e-4b62-9d0a-2f3c6f0a9b11"
+        return next(flow for flow, known in FLOWS.items() if known == name)
 
     def create_deployment(self, **given: Any) -> None:
         from prefect.client.schemas.actions import DeploymentCreate
 
         checked = DeploymentCreate(**given)  # what the server would refuse, is refused
         limit = SimpleNamespace(limit=checked.concurrency_limit)
-        self.deployments[f"post_training/{checked.name}"] = SimpleNamespace(
-            id=checked.name, global_concurrency_limit=limit, paused=False, **{k: getattr(checked, k) for k in given if k != "flow_id"})
+        name = f"{FLOWS[str(checked.flow_id)]}/{checked.name}"
+        self.deployments[name] = SimpleNamespace(
+            id=name, name=checked.name, global_concurrency_limit=limit, paused=False, concurrency_options=checked.concurrency_options, schedules=checked.schedules,
+            **{k: getattr(checked, k) for k in given if k not in ("flow_id", "name", "schedules", "concurrency_options")})
 
     def delete_deployment(self, name: str) -> None:
-        del self.deployments[f"post_training/{name}"]
+        del self.deployments[name]
 
 
 def deploy(file: Path, server: Server) -> dict[str, tuple[str, tuple[str, ...]]]:
@@ -141,6 +158,20 @@ def test_containers_ask_for_the_gpus_that_the_slots_count(tmp_path: Path) -> Non
     deploy(written(tmp_path, gpus=2, home="/data", work_pool=pool), server)
     made = server.deployments["post_training/toy"]
     assert made.job_variables == {"gpus": 2, "node_selector": {"zone": "a"}} and made.parameters["gpus"] == 2
+
+
+def test_stages_in_another_pool_have_a_deployment_of_their_own(tmp_path: Path) -> None:
+    server, far = Server(), {"sft": {"name": "far", "home": "/far"}, "evaluate": {"name": "cluster", "gpus": 1}}
+    made = deploy(written(tmp_path, stages=far, artifacts="s3://bucket/artifacts"), server)
+    assert set(made) >= {"toy", "toy.sft", "toy.evaluate"} and {what for what, _ in made.values()} == {"create"}
+    assert {what for what, _ in deploy(written(tmp_path, stages=far, artifacts="s3://bucket/artifacts"), server).values()} == {"keep"}
+    leader, sft, evaluate = (server.deployments[n] for n in ("post_training/toy", "one_stage/toy.sft", "one_stage/toy.evaluate"))
+    assert leader.parameters["elsewhere"] == {"sft": "one_stage/toy.sft", "evaluate": "one_stage/toy.evaluate"}
+    assert leader.parameters["artifacts"] == "s3://bucket/artifacts"
+    assert (sft.work_pool_name, sft.parameters["home"], sft.job_variables) == ("far", "/far", {"working_dir": "/checkout"})
+    assert (evaluate.work_pool_name, evaluate.parameters["gpus"], evaluate.job_variables) == ("cluster", 1, {"gpus": 1})
+    changed = deploy(written(tmp_path), server)
+    assert {name: changed[name][0] for name in ("toy", "toy.sft", "toy.evaluate")} == {"toy": "update", "toy.sft": "remove", "toy.evaluate": "remove"}
 
 
 # --- a real server and a real worker ------------------------------------------------------------------------------
@@ -210,6 +241,74 @@ def test_a_schedule_fires_and_a_worker_finishes_the_run(prefect: dict[str, str],
     finally:
         stop(worker)
     assert list((home / "store").glob("curated-*"))
+
+
+@contextlib.contextmanager
+def workers(folder: Path, env: dict[str, str], *pools: str) -> Iterator[dict[str, subprocess.Popen[Any]]]:
+    started = {}
+    try:
+        for pool in pools:
+            with (folder / f"{pool}.log").open("w") as log:
+                started[pool] = subprocess.Popen([sys.executable, "-m", "prefect", "worker", "start", "--pool", pool], env=env, cwd=folder,
+                                                 stdout=log, stderr=log, start_new_session=True)
+        yield started
+    finally:
+        for worker in started.values():
+            stop(worker)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["folder", pytest.param("s3", marks=pytest.mark.skipif(
+    importlib.util.find_spec("s3fs") is None, reason="s3fs comes with the extra `team`"))])
+def test_stages_are_made_in_another_pool_by_address_alone(where: str, prefect: dict[str, str], fresh_home: Callable[[str], Path], tmp_path: Path,
+                                                          request: pytest.FixtureRequest) -> None:
+    """Two workers that share no folder: one leads, the other curates and trains. The weights are those of one machine alone."""
+    from components.store import read_manifest
+    from tasks.pipeline import Pipeline
+
+    options = ["sft.limit=32", "evaluate.prompts=4"]
+    near, far, alone = fresh_home("near"), tmp_path / "far", fresh_home("alone")
+    for name in ("model_policy", "raw", "drafts", "curated", "sft"):
+        Pipeline.open("sft", home=alone, profile="test", overrides=options).make(name)
+    address = str(tmp_path / "between")
+    if where == "s3":
+        request.getfixturevalue("object_store")
+        address, prefect = "s3://ratchet/artifacts", prefect | {k: v for k, v in os.environ.items() if k.startswith("AWS_")}
+    places = {does: {"name": "far", "home": str(far)} for does in ("curate", "validate", "sft")}
+    file = written(tmp_path, home=str(near), overrides=options, until="train", schedules=[], stages=places, artifacts=address,
+                   work_pool={"name": "local", "job_variables": {"working_dir": str(near)}})
+    far.mkdir()
+    subprocess.run([sys.executable, "-m", "flows.cli", "deploy", "--file", str(file)], cwd=far, env=prefect, check=True)
+    with workers(tmp_path, prefect, "local", "far"):
+        done = subprocess.run([sys.executable, "-m", "prefect", "deployment", "run", "post_training/toy", "--watch"], cwd=near, env=prefect,
+                              capture_output=True, text=True, timeout=400)
+    logs = "".join((tmp_path / f"{pool}.log").read_text()[-3000:] for pool in ("local", "far"))
+    assert done.returncode == 0, done.stdout[-2000:] + logs
+    (run,) = near.glob("runs/*/run.json")
+    assert json.loads(run.read_text())["state"] == "finished"
+    made = {p.name: (read_manifest(p) or {}) for home in (near, far, alone) for p in [*home.glob("store/sft-*"), *home.glob("store/curated-*")]}
+    assert len(made) == 2, "one key each, whoever made it"
+    for name, manifest in made.items():
+        assert all((read_manifest(home / "store" / name) or {})["content"] == manifest["content"] for home in (near, far, alone)), name
+    assert {p.name.partition(".")[2] for p in far.glob("runs/*")} == {"drafts", "curated", "sft"}
+    assert not list(far.glob("store/raw-*/.work")) and not list(near.glob("runs/*/logs/sft.log")), "the leader trained by itself"
+
+
+@pytest.mark.slow
+def test_a_stage_that_fails_elsewhere_says_why_here(prefect: dict[str, str], fresh_home: Callable[[str], Path], tmp_path: Path) -> None:
+    near, far = fresh_home("near"), tmp_path / "far"
+    far.mkdir()
+    file = written(tmp_path, home=str(near), overrides=["sft.limit=32", "sft.fit.learning_rate=1e9"], until="train", schedules=[],
+                   stages={"sft": {"name": "far", "home": str(far)}}, artifacts=str(tmp_path / "between"),
+                   work_pool={"name": "local", "job_variables": {"working_dir": str(near)}})
+    subprocess.run([sys.executable, "-m", "flows.cli", "deploy", "--file", str(file)], cwd=far, env=prefect, check=True)
+    with workers(tmp_path, prefect, "local", "far"):
+        done = subprocess.run([sys.executable, "-m", "prefect", "deployment", "run", "post_training/toy", "--watch"], cwd=near, env=prefect,
+                              capture_output=True, text=True, timeout=400)
+    assert done.returncode
+    (run,) = near.glob("runs/*/run.json")
+    told = json.loads(run.read_text())
+    assert told["state"] == "failed" and re.search(r"stage 'sft' on one_stage/toy\.sft: Failed: TrainingError: the loss term .* is nan", told["error"]), told
 
 
 SLOTS = """

@@ -1,0 +1,40 @@
+"""One stage of a run that another worker leads: what `stages` of a deployment asks of another work pool."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prefect import flow
+
+from components.errors import ContractError
+from tasks.exchange import Exchange
+from tasks.pipeline import Pipeline
+from tasks.stages import make
+from tasks.turns import gpu_slots
+from tasks.watchers import PrefectPage
+
+
+@flow(name="one_stage", flow_run_name="{run}-{stage}", persist_result=False, validate_parameters=False)
+def one_stage(recipe: str, *, stage: str, key: str, run: str, artifacts: str, home: str = "out", gpus: int = 0) -> None:
+    """Take the stage's inputs from `artifacts`, make it here, put its product there.
+
+    `recipe` is the run's resolved one (`components.recipe.dump`). Raises `ContractError` where the code of this worker would
+    make another product than the run's, and whatever the stage raises.
+    """
+    pipeline = Pipeline.again(recipe, home=Path(home), run=f"{run}.{stage}")
+    planned, exchange = pipeline.stages.get(stage), Exchange(artifacts)
+    if planned is None or planned.key != key:
+        raise ContractError(f"stage {stage!r} has the key {planned.key[:16] if planned else 'of no stage'} by this worker's code, the run's is {key[:16]}; "
+                            "bring both to the same revision")
+    pipeline.watchers[:] = [PrefectPage()]
+    for name in planned.inputs.values():
+        if exchange.pull(pipeline.store, name, pipeline.stages[name].key) is None:
+            raise ContractError(f"stage {stage!r} needs {name} {pipeline.stages[name].key[:16]}, which is not at {artifacts}")
+    pipeline.begin()
+    try:
+        with gpu_slots(gpus):
+            exchange.push(make(pipeline, stage))
+    except BaseException as error:
+        pipeline.end("failed" if isinstance(error, Exception) else "stopped", error=f"{type(error).__name__}: {error}")
+        raise
+    pipeline.end("finished")

@@ -1,0 +1,171 @@
+"""A stage made by another worker: asked for once, found again, taken down with its flow. (With real workers: test_deployments.py.)"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prefect.client.schemas.objects import State, StateType
+
+from components.errors import ContractError, ServiceError, StageError
+from components.plan import Stage
+from components.store import RunDirectory, Store
+from components.types import Artifact
+from flows.one_stage import one_stage
+from tasks import elsewhere
+from tasks.elsewhere import Elsewhere
+from tasks.exchange import Exchange
+from tasks.pipeline import Pipeline
+
+
+def state(kind: StateType, message: str | None = None) -> State[Any]:
+    return State(type=kind, message=message)
+
+
+class Server:
+    """The calls made of Prefect's client: runs by id, each with the states it will be seen in."""
+
+    def __init__(self, *states: State[Any], worker: Any = None) -> None:
+        self.states, self.worker = list(states), worker
+        self.asked: list[dict[str, Any]] = []
+        self.cancelled: list[str] = []
+        self.living: list[Any] = []
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: Any) -> None: ...
+
+    def read_flow_runs(self, **_: Any) -> list[Any]:
+        return self.living
+
+    def read_flow_run(self, run: str) -> Any:
+        now = self.states.pop(0)
+        if isinstance(now, BaseException):
+            raise now
+        if now.is_completed() and self.worker:
+            self.worker(self.asked[-1] if self.asked else None)
+        return SimpleNamespace(state=now)
+
+    def set_flow_run_state(self, run: str, state: State[Any], **_: Any) -> None:
+        self.cancelled.append(f"{run} {state.name}")
+
+    def run_deployment(self, name: str, **given: Any) -> Any:
+        self.asked.append({"name": name, **given})
+        return SimpleNamespace(id="run-1")
+
+
+@pytest.fixture
+def meet(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def with_(server: Server) -> Server:
+        monkeypatch.setattr("prefect.client.orchestration.get_client", lambda **_: server)
+        monkeypatch.setattr("prefect.deployments.run_deployment", server.run_deployment)
+        monkeypatch.setattr(elsewhere, "LOOK", 0.0)
+        return server
+
+    return with_
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path) -> Pipeline:
+    """One finished stage and one that reads it."""
+    opened = Pipeline.open("sft", home=tmp_path / "near", profile="test")
+    opened.stages = {"raw": Stage("raw", "fetch_data", "data", {}, key="a" * 64), "sft": Stage("sft", "sft", "weights", {}, {"data": "raw"}, "b" * 64)}
+    finish(opened.store, "raw", "a" * 64)
+    opened.run = RunDirectory(tmp_path / "near", "sft-1")
+    return opened
+
+
+def finish(store: Store, stage: str, key: str) -> Artifact:
+    with store.working(stage, key) as work:
+        (work.product / "file").write_text(stage)
+        return store.publish(work, stage, key, "data", [], {})
+
+
+DONE, RUNNING, WAITING = state(StateType.COMPLETED), state(StateType.RUNNING), state(StateType.SCHEDULED)
+
+
+def test_the_stage_is_sent_for_its_inputs_are_there_and_the_product_is_taken(tmp_path: Path, pipeline: Pipeline, meet: Any) -> None:
+    exchange = Exchange(str(tmp_path / "between"))
+
+    def worker(asked: Any) -> None:
+        far = Store(tmp_path / "far")
+        assert exchange.pull(far, "raw", "a" * 64), "the input did not lie there"
+        exchange.push(finish(far, "sft", asked["parameters"]["key"]))
+
+    server = meet(Server(WAITING, RUNNING, DONE, worker=worker))
+    pipeline.elsewhere["sft"] = Elsewhere(exchange, "one_stage/nightly.sft")
+    made = pipeline.make("sft")
+    assert made.path == pipeline.store.path("sft", "b" * 64) == pipeline.run.stages()["sft"] and (made.path / "file").read_text() == "sft"
+    (asked,) = server.asked
+    assert asked["name"] == "one_stage/nightly.sft" and asked["tags"] == [f"key:{'b' * 16}"]
+    assert {k: v for k, v in asked["parameters"].items() if k != "recipe"} == {
+        "stage": "sft", "key": "b" * 64, "run": "sft-1", "artifacts": str(tmp_path / "between")}
+    assert pipeline.make("sft") == made and len(server.asked) == 1
+
+
+def test_a_resumed_flow_asks_for_nothing_twice(tmp_path: Path, pipeline: Pipeline, meet: Any) -> None:
+    exchange = Exchange(str(tmp_path / "between"))
+    pipeline.elsewhere["sft"] = Elsewhere(exchange, "one_stage/nightly.sft")
+    server = meet(Server(RUNNING, DONE, worker=lambda _: exchange.push(finish(Store(tmp_path / "far"), "sft", "b" * 64))))
+    server.living = [SimpleNamespace(id="run-0")]
+    pipeline.make("sft")
+    assert not server.asked, "one was under way"
+    finished = meet(Server())
+    again = Pipeline(pipeline.recipe, pipeline.profile, pipeline.stages, Store(tmp_path / "third"), RunDirectory(tmp_path / "third", "sft-1"))
+    finish(again.store, "raw", "a" * 64)
+    again.elsewhere["sft"] = Elsewhere(exchange, "one_stage/nightly.sft")
+    again.make("sft")
+    assert not finished.asked, "it lay at the exchange"
+
+
+@pytest.mark.parametrize(("ended", "said", "again"), [
+    (state(StateType.FAILED, "Flow run encountered an exception: TrainingError: the loss is not finite"),
+     "stage 'sft' on one_stage/x: Failed: TrainingError: the loss is not finite", False),
+    (state(StateType.CRASHED, "Flow run process exited with status code -9"), "Crashed: .*-9", True),
+    (state(StateType.CANCELLED), "Cancelled: it gives no reason", False),
+    (DONE, "says that it is made, and it is not at", False),
+])
+def test_what_became_of_it_there_is_said_here(ended: State[Any], said: str, again: bool, tmp_path: Path, pipeline: Pipeline, meet: Any) -> None:
+    meet(Server(ended))
+    pipeline.elsewhere["sft"] = Elsewhere(Exchange(str(tmp_path / "between")), "one_stage/x")
+    with pytest.raises(StageError, match=said) as error:
+        pipeline.make("sft")
+    assert error.value.retryable == again
+
+
+def test_it_ends_with_its_flow(tmp_path: Path, pipeline: Pipeline, meet: Any) -> None:
+    server = meet(Server(RUNNING, KeyboardInterrupt()))  # type: ignore[arg-type]
+    pipeline.elsewhere["sft"] = Elsewhere(Exchange(str(tmp_path / "between")), "one_stage/x")
+    with pytest.raises(KeyboardInterrupt):
+        pipeline.make("sft")
+    assert server.cancelled == ["run-1 Cancelling"]
+
+
+def test_a_server_that_is_away_and_a_deployment_that_is_not_there(tmp_path: Path, pipeline: Pipeline, meet: Any) -> None:
+    from httpx import ConnectError
+    from prefect.exceptions import ObjectNotFound
+
+    pipeline.elsewhere["sft"] = Elsewhere(Exchange(str(tmp_path / "between")), "one_stage/x")
+    for raised, said in ((ConnectError("refused"), "does not answer about one_stage/x: ConnectError: refused"),
+                         (ObjectNotFound(Exception()), "has no deployment one_stage/x; `ratchet deploy` makes it")):
+        server = meet(Server())
+        server.read_flow_runs = lambda raised=raised, **_: (_ for _ in ()).throw(raised)  # type: ignore[method-assign]
+        with pytest.raises(ServiceError, match=said):
+            pipeline.make("sft")
+
+
+def test_a_worker_of_another_revision_makes_nothing(tmp_path: Path) -> None:
+    from components.recipe import dump
+
+    opened = Pipeline.open("sft", home=tmp_path, profile="test")
+    given = {"recipe": dump(opened.recipe, opened.profile), "run": "sft-1", "artifacts": str(tmp_path / "between"), "home": str(tmp_path / "far")}
+    with pytest.raises(ContractError, match=rf"stage 'sft' has the key {opened.stages['sft'].key[:16]} by this worker's code, the run's is bbbbbbbbbbbbbbbb"):
+        one_stage.fn(stage="sft", key="b" * 64, **given)
+    with pytest.raises(ContractError, match="stage 'sfft' has the key of no stage"):
+        one_stage.fn(stage="sfft", key="b" * 64, **given)
+    with pytest.raises(ContractError, match=r"stage 'sft' needs model_policy .*, which is not at"):
+        one_stage.fn(stage="sft", key=opened.stages["sft"].key, **given)
+    assert not (tmp_path / "far" / "runs").exists()

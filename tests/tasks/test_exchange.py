@@ -1,0 +1,146 @@
+"""Products by address: the same bytes on every machine, or one clear sentence and nothing in the store."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.errors import RecipeError, ServiceError, StoreError
+from components.store import Store, digest, read_manifest
+from components.types import Artifact
+from tasks.exchange import Exchange
+
+
+def product(home: Path, stage: str = "sft", **files: str) -> Artifact:
+    store, key = Store(home), digest([stage, files])
+    with store.working(stage, key) as work:
+        for name, text in (files or {"model.safetensors": "weights", "nested/empty": ""}).items():
+            (work.product / name).parent.mkdir(parents=True, exist_ok=True)
+            (work.product / name).write_text(text)
+        return store.publish(work, stage, key, "weights", ["p"], {"loss": 1.5}, {"does": stage})
+
+
+def there(exchange: Path) -> list[str]:
+    return sorted(str(p.relative_to(exchange)) for p in exchange.rglob("*") if p.is_file())
+
+
+def test_what_one_machine_made_another_has_byte_for_byte(tmp_path: Path) -> None:
+    made, exchange = product(tmp_path / "here"), Exchange(str(tmp_path / "between"))
+    other = Store(tmp_path / "there")
+    assert exchange.pull(other, "sft", made.digest) is None, "nobody has sent it"
+    exchange.push(made)
+    exchange.push(made)
+    arrived = exchange.pull(other, "sft", made.digest)
+    assert arrived is not None and (arrived.kind, arrived.digest, arrived.parents, arrived.meta) == (made.kind, made.digest, made.parents, made.meta)
+    before, after = read_manifest(made.path) or {}, read_manifest(arrived.path) or {}
+    assert (after["files"], after["content"], after["made_with"]) == (before["files"], before["content"], before["made_with"])
+    assert (arrived.path / "nested/empty").read_text() == ""
+    assert len(there(tmp_path / "between")) == 3, "two files by content, one manifest, and no half of anything"
+    assert not (other.root / ".work" / arrived.path.name).exists()
+
+
+def test_equal_files_lie_there_once_and_what_a_store_has_is_not_asked_for(tmp_path: Path) -> None:
+    exchange = Exchange(str(tmp_path / "between"))
+    one, two = product(tmp_path / "here", a="same"), product(tmp_path / "here", b="same")
+    exchange.push(one)
+    exchange.push(two)
+    assert len([f for f in there(tmp_path / "between") if f.startswith("files/")]) == 1
+    for file in (tmp_path / "between").rglob("*.json"):
+        file.write_text("rubbish")
+    assert Exchange(str(tmp_path / "between")).pull(Store(tmp_path / "here"), "sft", one.digest) == one
+
+
+def test_an_interrupted_sending_is_finished_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, exchange = product(tmp_path / "here", a="1", b="2"), Exchange(str(tmp_path / "between"))
+    put, sent = exchange._put, list[str]()
+
+    def once(file: Path, where: str) -> None:
+        if sent:
+            raise KeyboardInterrupt
+        sent.append(where)
+        put(file, where)
+
+    monkeypatch.setattr(exchange, "_put", once)
+    with pytest.raises(KeyboardInterrupt):
+        exchange.push(made)
+    other = Exchange(str(tmp_path / "between"))
+    assert other.pull(Store(tmp_path / "there"), "sft", made.digest) is None, "half a product was taken for a whole one"
+    other.push(made)
+    assert other.pull(Store(tmp_path / "there"), "sft", made.digest) is not None
+
+
+def test_a_stage_half_made_here_leaves_nothing_in_what_arrives(tmp_path: Path) -> None:
+    made, exchange, other = product(tmp_path / "here", a="1"), Exchange(str(tmp_path / "between")), Store(tmp_path / "there")
+    exchange.push(made)
+    with other.working("sft", made.digest) as work:
+        (work.product / "left").write_text("by a killed stage")
+    arrived = exchange.pull(other, "sft", made.digest)
+    assert arrived is not None and sorted(p.name for p in arrived.path.iterdir()) == ["a", "manifest.json"]
+
+
+@pytest.mark.parametrize(("damage", "said"), [
+    (lambda manifest: manifest["files"].update({"../../escape": next(iter(manifest["files"].values()))}), "names '../../escape', which leads out"),
+    (lambda manifest: manifest["files"].update({"/etc/escape": next(iter(manifest["files"].values()))}), "names '/etc/escape', which leads out"),
+    (lambda manifest: manifest.update(key="0" * 64), "is no manifest of it"),
+    (lambda manifest: manifest.pop("files"), "is no manifest of it"),
+])
+def test_a_manifest_from_outside_is_not_trusted(damage: Any, said: str, tmp_path: Path) -> None:
+    made, exchange = product(tmp_path / "here", a="1"), Exchange(str(tmp_path / "between"))
+    exchange.push(made)
+    (file,) = (tmp_path / "between/products").iterdir()
+    manifest = json.loads(file.read_text())
+    damage(manifest)
+    file.write_text(json.dumps(manifest))
+    with pytest.raises(StoreError, match=said):
+        exchange.pull(Store(tmp_path / "there"), "sft", made.digest)
+    assert not list((tmp_path / "there").rglob("escape")) and Store(tmp_path / "there").get("sft", made.digest) is None
+
+
+def test_a_changed_byte_is_seen_on_arrival(tmp_path: Path) -> None:
+    made, exchange = product(tmp_path / "here", a="12345"), Exchange(str(tmp_path / "between"))
+    exchange.push(made)
+    (file,) = (tmp_path / "between/files").iterdir()
+    file.write_text("12346")
+    with pytest.raises(StoreError, match=f"the file {file.name} arrived with SHA-256 .*remove it there"):
+        exchange.pull(Store(tmp_path / "there"), "sft", made.digest)
+    assert Store(tmp_path / "there").get("sft", made.digest) is None
+    file.unlink()
+    with pytest.raises(ServiceError, match=r"bringing sft: the artifact store at .* failed: FileNotFoundError"):
+        exchange.pull(Store(tmp_path / "there"), "sft", made.digest)
+
+
+@pytest.mark.parametrize(("address", "said"), [
+    ("artifacts", "would be another folder for every worker"),
+    ("s4://bucket/folder", "no file system is named 's4'; did you mean 's3'"),
+    ("s3://me:hunter22@bucket/folder", r"s3://\*\*\*@bucket/folder: a password does not belong here"),
+])
+def test_an_address_that_cannot_be_meant(address: str, said: str) -> None:
+    with pytest.raises(RecipeError, match=said):
+        Exchange(address)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("s3fs") is None, reason="s3fs comes with the extra `team`")
+def test_an_object_store(object_store: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    made = product(tmp_path / "here", a="1" * 100_000, **{"nested/b": ""})
+    exchange = Exchange("s3://ratchet/artifacts")
+    assert exchange.pull(Store(tmp_path / "there"), "sft", made.digest) is None
+    exchange.push(made)
+    arrived = Exchange("s3://ratchet/artifacts").pull(Store(tmp_path / "there"), "sft", made.digest)
+    assert arrived is not None and (read_manifest(arrived.path) or {})["files"] == (read_manifest(made.path) or {})["files"]
+    import boto3
+
+    (entry,) = [e for n, e in (read_manifest(made.path) or {})["files"].items() if n == "a"]
+    boto3.client("s3").put_object(Bucket="ratchet", Key=f"artifacts/files/{entry['sha256']}", Body=b"2" * 100_000)
+    with pytest.raises(StoreError, match="arrived with SHA-256"):
+        Exchange("s3://ratchet/artifacts").pull(Store(tmp_path / "elsewhere"), "sft", made.digest)
+    with pytest.raises(ServiceError, match="the artifact store at s3://nobody/artifacts failed"):
+        Exchange("s3://nobody/artifacts").push(made)
+    object_store.kill()
+    object_store.wait()
+    with pytest.raises(ServiceError, match=r"the artifact store at s3://ratchet/artifacts failed.*nothing is lost"):
+        exchange.pull(Store(tmp_path / "later"), "sft", made.digest)
