@@ -22,6 +22,7 @@ from components.piece import describe, resolve
 from components.schema import SCHEMA, Online, Profile, Recipe, Spec
 
 OBJECTIVE_KEYS = ("weight", "reduce", "label", "times")
+YAML = (".yaml", ".yml")  # a name that ends so is a file's
 
 
 def folder() -> Path:
@@ -36,7 +37,7 @@ def names() -> list[str]:
 def load(recipe: str | Path, *, overrides: Sequence[str] = (), profile: str | None = None) -> tuple[Recipe, Profile]:
     """Read, merge, resolve and check a recipe given by name or file. `overrides` are `online.rounds=2` strings."""
     path = Path(recipe)
-    if path.suffix not in (".yaml", ".yml"):
+    if path.suffix not in YAML:
         path = folder() / f"{recipe}.yaml"
         if not path.exists():
             raise RecipeError(f"no recipe named {str(recipe)!r}{nearest(str(recipe), names())}")
@@ -63,10 +64,13 @@ def load(recipe: str | Path, *, overrides: Sequence[str] = (), profile: str | No
 
 
 def load_profile(name: str) -> Profile:
-    path = folder() / "profiles" / f"{name}.yaml"
+    """A profile that ships, by its name, or anybody's file, by its path."""
+    path = Path(name)
+    if path.suffix not in YAML:
+        path = folder() / "profiles" / f"{name}.yaml"
     if not path.exists():
-        raise RecipeError(f"no profile named {name!r}{nearest(name, [p.stem for p in path.parent.glob('*.yaml')])}")
-    return typing.cast(Profile, conform(Profile, {"name": name, **_read(path)}, f"profile {name}"))
+        raise RecipeError(f"no profile named {name!r}{nearest(name, [p.stem for p in (folder() / 'profiles').glob('*.yaml')])}")
+    return typing.cast(Profile, conform(Profile, {"name": path.stem, **_read(path)}, f"profile {name}"))
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,5 +10,5 @@ import typer
 OUT = Path("out")
 Home = Annotated[Path, typer.Option(help="Where runs, products and the tracking database live.")]
 Set = Annotated[list[str], typer.Option("--set", help="Override a recipe key: --set online.rounds=2")]
-ProfileOption = Annotated[str | None, typer.Option("--profile", help="Hardware and sizes: cpu, gpu, ...")]
+ProfileOption = Annotated[str | None, typer.Option("--profile", help="Hardware and sizes: cpu, gpu, ..., or a file of your own.")]
 Reason = Annotated[str, typer.Option(help="Why, in words: kept on the version for whoever asks later.")]

@@ -32,14 +32,17 @@ def soak(home: Home = OUT,
     from tasks.pipeline import Pipeline
 
     leave_nothing_behind()
-    names = fault or list(FAULTS)
-    for name in names:
+    for name in fault:
         if name not in FAULTS:
             raise RecipeError(f"--fault: no fault named {name!r}{nearest(name, FAULTS)}")
     console, folder = Console(highlight=False), (home / "soak").resolve()
     base = folder / "base"
     overrides = [*SMALL.get(recipe, []), *set]
     pipeline = Pipeline.open(recipe, home=base, overrides=overrides, profile=profile)
+    engines = pipeline.profile.engine == "vllm" and pipeline.profile.vllm.python is not None
+    if not engines and any(FAULTS[name].engine for name in fault):
+        raise RecipeError(f"--fault engine: the profile {profile} starts no vLLM; name one with `engine: vllm` and `vllm.python`")
+    names = fault or [name for name in FAULTS if engines or not FAULTS[name].engine]
     for name in (n for n in pipeline.stages if n.startswith("model_")):
         pipeline.make(name)
     told = [arg for one in overrides for arg in ("--set", one)]

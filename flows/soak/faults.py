@@ -1,8 +1,7 @@
 """The faults of `ratchet soak`: what each breaks, at which moment it can, and how it is mended.
 
 A fault is two functions of the trial: `strike`, called again and again from the drawn moment on until it returns what
-it broke, and `mend`, called before the run is resumed. A new kind, such as the death of an inference server, is one
-more entry of `FAULTS`.
+it broke, and `mend`, called before the run is resumed. A new kind is one more entry of `FAULTS`.
 """
 
 from __future__ import annotations
@@ -43,13 +42,15 @@ class Trial:
 
 @dataclass(frozen=True)
 class Fault:
-    """`kills`: the run itself is killed, so that it says nothing. `servers`: it needs servers of ours to strike at."""
+    """`kills`: the run itself is killed, so that it says nothing. `servers`: it needs servers of ours to strike at. `engine`: it
+    needs a profile whose stages start a vLLM (`engine: vllm` with `vllm.python`)."""
 
     strike: Callable[[Trial], str | None]
     mend: Callable[[Trial], None] = lambda trial: None
     prepare: Callable[[Trial], None] = lambda trial: None
     kills: bool = False
     servers: bool = False
+    engine: bool = False
 
 
 # --- processes ------------------------------------------------------------------------------------------------------
@@ -64,11 +65,37 @@ def kill_stage(trial: Trial) -> str | None:
     """A process that leads a session of its own below the flow is a stage (tasks/launch.py)."""
     assert trial.process is not None
     for pid in trial.processes():
-        with contextlib.suppress(OSError):
-            if pid != trial.process.pid and os.getsid(pid) == pid and b"forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes():
+        if pid != trial.process.pid and _session(pid) == pid and b"forkserver" in _command(pid):
+            with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
                 return f"stage process {pid}"
     return None
+
+
+def kill_engine(trial: Trial) -> str | None:
+    """Any process of a vLLM that a stage started: what speaks HTTP, or what computes."""
+    alive = trial.processes()
+    leaders = {pid for pid in alive if b"vllm.entrypoints" in _command(pid)}
+    inside = sorted(pid for pid in alive if _session(pid) in leaders)
+    if not inside:
+        return None
+    pid = trial.random.choice(inside)
+    said = _command(pid).replace(b"\0", b" ").decode(errors="replace").strip()
+    with contextlib.suppress(OSError):
+        os.kill(pid, signal.SIGKILL)
+    return f"engine {pid} ({said[:60]})"
+
+
+def _command(pid: int) -> bytes:
+    with contextlib.suppress(OSError):  # gone meanwhile
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
+
+
+def _session(pid: int) -> int:
+    with contextlib.suppress(OSError):
+        return os.getsid(pid)
+    return 0
 
 
 def kill_server(name: str) -> Callable[[Trial], str]:
@@ -184,6 +211,7 @@ def wait_for_none(trial: Trial, seconds: float = 20.0) -> list[int]:
 FAULTS: dict[str, Fault] = {
     "flow": Fault(kill_flow, kills=True),
     "stage": Fault(kill_stage),
+    "engine": Fault(kill_engine, engine=True),
     "prefect": Fault(kill_server("prefect"), start_server("prefect"), servers=True),
     "mlflow": Fault(kill_server("mlflow"), start_server("mlflow"), servers=True),
     "network": Fault(cut, joined, servers=True),

@@ -196,10 +196,13 @@ def _look(home: Path) -> tuple[dict[str, str], frozenset[tuple[str, int, str]]]:
         if manifest["kind"] == "weights":
             weights |= {f"{link.name}/{file}": e["sha256"] for file, e in manifest["files"].items() if file.endswith(".safetensors")}
         if (metrics := link.resolve() / "metrics.jsonl").exists():
-            lines = [json.loads(line) for line in metrics.read_text().splitlines()]
-            if [line["step"] for line in lines] != sorted({line["step"] for line in lines}):
+            try:
+                lines = [(int(line["step"]), sorted(line["metrics"])) for line in map(json.loads, metrics.read_text().splitlines())]
+            except (ValueError, KeyError, TypeError) as error:
+                raise StoreError(f"{metrics}: a line is not a step and its metrics ({type(error).__name__}: {error})") from None
+            if [step for step, _ in lines] != sorted({step for step, _ in lines}):
                 raise StoreError(f"{metrics}: a step stands twice or out of order")
-            steps |= {(link.name, line["step"], key) for line in lines for key in line["metrics"]}
+            steps |= {(link.name, step, key) for step, keys in lines for key in keys}
     return weights, frozenset(steps)
 
 

@@ -96,6 +96,19 @@ def test_overrides_and_a_missing_file(tmp_path: Path) -> None:
         load(write(tmp_path, "a: [1"))
 
 
+def test_a_profile_is_a_name_or_a_file(tmp_path: Path) -> None:
+    file = write(tmp_path, ONLINE)
+    own = tmp_path / "ours.yaml"
+    own.write_text("threads: 3\nvllm: {python: /opt/vllm/bin/python}\n")
+    recipe, hardware = load(file, profile=str(own))
+    assert (recipe.profile, hardware.name, hardware.threads, hardware.vllm.python) == (str(own), "ours", 3, "/opt/vllm/bin/python")
+    own.write_text("thread: 3\n")
+    with pytest.raises(RecipeError, match=r"profile .*ours.*unknown key 'thread'; did you mean 'threads'"):
+        load(file, profile=str(own))
+    with pytest.raises(RecipeError, match=r"no profile named .*absent.yaml"):
+        load(file, profile=str(tmp_path / "absent.yaml"))
+
+
 def test_passes_that_train_nothing_are_refused() -> None:
     with pytest.raises(RecipeError, match=r"sft\.fit\.epochs: 0 passes"):
         load("sft", overrides=["sft.fit.epochs=0"])

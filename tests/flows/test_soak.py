@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -12,8 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from flows.soak.faults import FAULTS, Trial
-from flows.soak.trials import REMOVE, Soak, Tally, Truth, _differences, _unexplained
+from components.errors import StoreError
+from components.store import RunDirectory, Store, digest
+from flows.soak.faults import FAULTS, MARK, Trial, flip, kill_engine, wait_for_none
+from flows.soak.trials import REMOVE, Soak, Tally, Truth, _differences, _look, _unexplained
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = """
@@ -27,6 +32,13 @@ try:
         pipeline.make(name)
 except RatchetError as error:
     sys.exit(f"error: {error}")
+"""
+VLLM = """
+threads: 1
+tokens_per_batch: 1024
+sampler_rows: 64
+engine: vllm
+vllm: {{python: {python}, dtype: float32, max_model_len: 512, cache_gb: 0.25, eager: true}}
 """
 OPTIONS = ["sft.limit=96", "sft.fit.save_every=1"]
 
@@ -88,7 +100,7 @@ def test_a_sound_program_survives_every_fault_of_bytes_disk_and_death(tmp_path: 
 
 
 @pytest.mark.parametrize(("fault", "sound", "broken", "complaint"), [
-    ("checkpoint", "hashlib.sha256(body).hexdigest().encode() != digest", "False", "resumed|differ"),
+    ("checkpoint", "hashlib.sha256(body).hexdigest().encode() != digest", "False", "resumed|differ|is not a step"),
     ("parquet", "store.verify(found)", "pass", "damaged"),
     ("flow", 'sha(state["value"] + str(step))', 'sha(state["value"] + str(time.time()))', "weights differ"),
     ("flow", 'state = json.loads(body)', 'state = {**json.loads(body), "lines": []}', "values are lost"),
@@ -122,6 +134,18 @@ def test_a_small_soak(base: Path, tmp_path: Path) -> None:
     assert any("the checkpoint at" in sentence and "remove" in sentence for sentence in tally.sentences), tally.sentences
 
 
+def test_a_line_that_is_no_metric_is_complained_of(tmp_path: Path) -> None:
+    """Else the one trial whose flipped byte hits a key would end the whole soak with a KeyError."""
+    store = Store(tmp_path)
+    for text, said in (('{"stap": 1, "metrics": {}}', "KeyError"), ("{", "JSONDecodeError"), ("[1]", "TypeError")):
+        with store.working("sft", digest(text)) as work:
+            work.metrics.write_text(text)
+            (work.product / "model.safetensors").write_text("x")
+            RunDirectory(tmp_path, "run").link("sft", store.publish(work, "sft", digest(text), "weights", [], {}).path)
+        with pytest.raises(StoreError, match=f"a line is not a step and its metrics .{said}"):
+            _look(tmp_path)
+
+
 def test_it_would_notice(tmp_path: Path) -> None:
     truth = Truth({"sft/model.safetensors": "a"}, frozenset({("sft", 1, "loss"), ("sft", 2, "loss")}), frozenset({("sft", "loss", 1)}))
     assert not _differences(truth, truth)
@@ -138,11 +162,6 @@ def test_it_would_notice(tmp_path: Path) -> None:
 
 
 def test_an_orphan_is_known_by_its_mark_and_a_flipped_byte_is_one(tmp_path: Path) -> None:
-    import os
-    import random
-
-    from flows.soak.faults import MARK, flip, wait_for_none
-
     orphan = subprocess.Popen(["cat"], env={**os.environ, MARK: "here"}, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     os.write(orphan.stdin.fileno(), b"x")  # its echo: between fork and exec its environment is not yet readable
     os.read(orphan.stdout.fileno(), 1)
@@ -156,6 +175,44 @@ def test_an_orphan_is_known_by_its_mark_and_a_flipped_byte_is_one(tmp_path: Path
     assert orphan.wait(10) and sum(b.bit_count() for b in file.read_bytes()) == 1 and not wait_for_none(trial, 0.0)
 
 
+def test_an_engine_is_the_session_of_a_vllm_and_any_process_of_it_may_die() -> None:
+    """Two processes of one session, the first named as vLLM's server is, beside one of another session that must live on."""
+    ended = {}
+    for seed in range(8):
+        with contextlib.ExitStack() as stack:
+            def start(*command: str, stack: contextlib.ExitStack = stack) -> subprocess.Popen[bytes]:
+                child = subprocess.Popen(command, env={**os.environ, MARK: "engines"}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                         start_new_session=True)
+                stack.callback(child.wait)
+                stack.callback(child.kill)
+                return child
+
+            stage = start("cat")
+            trial = Trial(Path("/"), "engines", random.Random(seed), process=stage)
+            assert kill_engine(trial) is None
+            served = start("sh", "-c", "sleep 60 & echo $!; wait", "vllm.entrypoints.openai.api_server")
+            assert served.stdout
+            core = int(served.stdout.readline())
+            stack.callback(_end, core)
+            struck = int(str(kill_engine(trial)).split()[1])
+            assert struck in (served.pid, core) and stage.poll() is None
+            ended[struck == core] = True
+    assert ended == {False: True, True: True}, "chance never took one of the two"
+
+
+def _end(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_a_soak_of_engines_wants_a_profile_that_starts_one(tmp_path: Path) -> None:
+    from components.errors import RecipeError
+    from flows.commands.soak import soak
+
+    with pytest.raises(RecipeError, match="--fault engine: the profile soak starts no vLLM"):
+        soak(home=tmp_path, fault=["engine"])
+
+
 def test_what_an_error_tells_its_reader_to_remove_is_found() -> None:
     assert (found := REMOVE.search("error: /a/b.parquet is damaged: x; remove /a and run again to make it anew")) and found.group(1) == "/a"
     assert set(FAULTS) >= {"flow", "stage", "prefect", "mlflow", "network", "disk", "checkpoint", "parquet", "download"}
@@ -167,7 +224,18 @@ def test_a_larger_soak_with_real_servers(tmp_path: Path) -> None:
     """Every fault against the whole online pipeline: `ratchet soak`, as its users call it."""
     done = subprocess.run([sys.executable, "-m", "flows.cli", "soak", "--home", str(tmp_path), "--tries", "2"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert all(name in done.stdout for name in FAULTS)
+    assert all(name in done.stdout for name, fault in FAULTS.items() if not fault.engine)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.environ.get("RATCHET_VLLM_PYTHON"), reason="RATCHET_VLLM_PYTHON names no environment with vllm")
+def test_a_vllm_that_is_killed(tmp_path: Path) -> None:
+    """One round that vLLM samples; its server, or what computes behind it, dies while it does."""
+    profile = tmp_path / "vllm.yaml"
+    profile.write_text(VLLM.format(python=os.environ["RATCHET_VLLM_PYTHON"]))
+    done = subprocess.run([sys.executable, "-m", "flows.cli", "soak", "--home", str(tmp_path), "--profile", str(profile), "--set", "online.rounds=1",
+                           "--fault", "engine", "--tries", "2"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and "engine: 2 of 2" in done.stdout, done.stdout[-4000:] + done.stderr[-2000:]
 
 
 @pytest.mark.slow
