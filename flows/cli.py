@@ -5,15 +5,13 @@ from __future__ import annotations
 import errno
 import json
 import os
-import signal
 import sys
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from components.errors import RatchetError, RecipeError, redacted
-from flows.commands.compare_runs import compare_runs
+from flows.commands.compare import compare
 from flows.commands.deploy import deploy
 from flows.commands.doctor import doctor
 from flows.commands.gc import gc
@@ -25,8 +23,7 @@ from flows.commands.recipes import app as recipes_app
 from flows.commands.reproduce import reproduce
 from flows.commands.show import show
 from flows.commands.soak import soak
-
-STARTUP = "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"
+from flows.startup import STARTUP, quiet_platforms, start_servers
 
 app = typer.Typer(help="Post-training pipelines: data → SFT → reward model → online RLHF → evaluation → registry.",
                   no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -50,8 +47,8 @@ def run(recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = N
         _where(console, pipeline)
         return
     print_plan(console, pipeline)
-    _quiet_platforms(home)
-    _start_servers(forks=pipeline.profile.launch == "child")
+    quiet_platforms(home)
+    start_servers(forks=pipeline.profile.launch == "child")
     from flows.display import Display
     from flows.post_training import post_training
 
@@ -79,31 +76,6 @@ def sync(home: Home = OUT) -> None:
 
 
 @app.command()
-def compare(recipes: list[str], seeds: Annotated[int, typer.Option(help="How many seeds, from 0.")] = 3, home: Home = OUT,
-            set: Set = [], profile: ProfileOption = None,  # noqa: B006
-            metric: Annotated[str, typer.Option(help="A per-prompt list of the evaluation's results.")] = "win_rate") -> None:
-    """Run recipes with several seeds and compare a metric, with intervals over seeds and prompts."""
-    from rich.console import Console
-    from rich.table import Table
-
-    _quiet_platforms(home)
-    _start_servers()
-    from flows.compare import compare as run_all
-    from flows.display import Display
-
-    console = Console()
-    with Display(console) as display:
-        found = run_all(recipes, seeds=range(seeds), home=home, overrides=set, profile=profile, metric=metric, display=display)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in (metric, "mean", "95 % interval", "by seed"):
-        table.add_column(column)
-    for name, row in {**found["arms"], **found["differences"]}.items():
-        table.add_row(name, f"{row['mean']:.3f}", f"[{row['low']:.3f}, {row['high']:.3f}]".replace("[", "\\["),
-                      " ".join(f"{v:.3f}" for v in row.get("by_seed", [])))
-    console.print(table)
-
-
-@app.command()
 def ui(home: Home = OUT) -> None:
     """Start the MLflow and Prefect pages on free ports of this machine and print their addresses. Ctrl-C ends both."""
     from flows.ui import serve
@@ -117,12 +89,12 @@ def stage(part: Annotated[str, typer.Argument(help="fetch, curate, train or eval
     """Run one part of a recipe and lay its data out for DVC. `dvc repro` calls this."""
     from flows.parts import run_part
 
-    _quiet_platforms(home)
-    _start_servers()
+    quiet_platforms(home)
+    start_servers()
     run_part(part, recipe, home=home, overrides=set, profile=profile)
 
 
-for command in (plan, show, deploy, lineage, reproduce, promote, rollback, gc, doctor, compare_runs, soak):
+for command in (plan, show, compare, deploy, lineage, reproduce, promote, rollback, gc, doctor, soak):
     app.command()(command)
 
 
@@ -179,52 +151,6 @@ def _where(console: Any, pipeline: Any) -> None:
     if report.exists():
         console.print(f"report     {report}", highlight=False, soft_wrap=True)
     console.print("pages      ratchet ui", highlight=False)
-
-
-def _quiet_platforms(home: Path) -> None:
-    """Settings the platforms only read from the environment, before they are imported. A user's own are respected."""
-    defaults = {
-        "PREFECT_LOGGING_LEVEL": "CRITICAL",
-        "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        STARTUP: "300",
-        "DO_NOT_TRACK": "1",
-        "MLFLOW_DISABLE_TELEMETRY": "true",
-        "GX_ANALYTICS_ENABLED": "false",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
-    if "PREFECT_API_URL" not in os.environ:
-        folder = (home / "prefect").resolve()
-        folder.mkdir(parents=True, exist_ok=True)
-        defaults["PREFECT_HOME"] = str(folder)
-    for name, value in defaults.items():
-        os.environ.setdefault(name, value)
-
-
-def _start_servers(forks: bool = False) -> None:
-    """What takes seconds to start, side by side: the stages' fork server if `forks`, and Prefect's own server unless there is another.
-
-    Prefect's ends with this process and is deaf to Ctrl-C: a terminal sends that to every process of the group, and a run that was
-    stopped must still find its server to tell it so."""
-    own = "PREFECT_API_URL" not in os.environ
-    if own:
-        from tasks.orphans import leave_nothing_behind
-
-        leave_nothing_behind()
-    if forks:
-        from tasks.launch import prepare
-
-        prepare()
-    if own:
-        heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # what is started now inherits this
-        try:
-            from prefect.client.orchestration import get_client
-
-            with get_client(sync_client=True):
-                pass
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, heard)
 
 
 if __name__ == "__main__":

@@ -55,11 +55,15 @@ def test_gc_shows_first_and_removes_on_yes(home: Path) -> None:
     assert "Freed" in ratchet(*only, "--yes") and len(list((home / "store").glob("sft-*"))) == 1
 
 
-def test_compare_runs(home: Path) -> None:
-    said = ratchet("compare-runs", "one", "two", "--home", str(home))
+def test_compare_two_runs(home: Path) -> None:
+    said = ratchet("compare", "one", "two", "--home", str(home))
     assert "recipe: no difference" in said and "source code" in said and "+1 [+1, +1], 2 prompts" in said
     with pytest.raises(RecipeError, match="no run 'three'"):
-        ratchet("compare-runs", "one", "three", "--home", str(home))
+        ratchet("compare", "one", "three", "--home", str(home))
+    with pytest.raises(RecipeError, match="'one' is a run, and runs are compared two by two; got 3 names"):
+        ratchet("compare", "one", "two", "chat", "--home", str(home))
+    with pytest.raises(RecipeError, match="no recipe named 'chatt'; did you mean 'chat'"):
+        ratchet("compare", "chatt", "chat_offline", "--home", str(home))
 
 
 def test_doctor_exits_by_what_it_finds(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +92,7 @@ def test_an_estimate_measures_this_machine_once(fresh_home, monkeypatch: pytest.
     assert ratchet(*ask) == said, "the same machine, other numbers"
 
 
-def test_a_plan_that_cannot_fit_is_refused() -> None:
+def test_a_plan_that_cannot_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="profile 'gpu' cannot run stage 'sft'"):
         ratchet("plan", "rlhf_workflow_8b", "--profile", "gpu")
-    assert "0 of 21 stages" in ratchet("plan", "rlhf_workflow_8b")
+    assert "0 of 21 stages" in ratchet("plan", "rlhf_workflow_8b", "--home", str(tmp_path))

@@ -1,0 +1,86 @@
+"""`ratchet compare`: two runs that there are, or recipes to be run with several seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from components.errors import RecipeError
+from flows.commands.options import OUT, Home, ProfileOption, Set
+from flows.startup import quiet_platforms, start_servers
+
+
+def compare(names: Annotated[list[str], typer.Argument(help="Two runs, by name or directory, or recipes.")], home: Home = OUT,
+            seeds: Annotated[int, typer.Option(help="Of recipes: how many seeds, from 0.")] = 3,
+            set: Set = [], profile: ProfileOption = None,  # noqa: B006
+            metric: Annotated[str, typer.Option(help="Of recipes: a per-prompt list of the evaluation's results.")] = "win_rate") -> None:
+    """Compare two runs: what differed in recipe, code, packages and products, and in results with paired intervals of other − first.
+    Or run recipes with several seeds and compare a metric, with intervals over seeds and prompts."""
+    runs = [name for name in names if any((path / "run.json").exists() for path in (home / "runs" / name, Path(name)))]
+    if not runs:
+        _recipes(names, seeds, home, set, profile, metric)
+    elif len(names) == 2:
+        _runs(names[0], names[1], home)
+    else:
+        raise RecipeError(f"{runs[0]!r} is a run, and runs are compared two by two; got {len(names)} names")
+
+
+def _runs(first: str, other: str, home: Path) -> None:
+    from rich.console import Console
+
+    from tasks.differences import differences, find_run
+
+    paths = find_run(first, home), find_run(other, home)
+    found = differences(*paths)
+    console = Console(highlight=False)
+    names = [path.resolve().name for path in paths]
+    for title, rows in (("recipe", found.recipe), ("code", found.code), ("package", found.packages)):
+        if rows:
+            console.print(_table([title, *names], rows))
+            console.print()
+        else:
+            console.print(f"{title}: no difference")
+    console.print(_table(["stage", "", "because of"], found.stages))
+    console.print()
+    if found.scores:
+        console.print(_table(["score", *names, "other − first, 95 % interval over prompts"], [
+            (score, f"{a:.4g}", f"{b:.4g}", gap if isinstance(gap, str) else
+             f"{gap['mean']:+.4g} [{gap['low']:+.4g}, {gap['high']:+.4g}], {gap['n']} prompts") for score, a, b, gap in found.scores]))
+        console.print()
+    if found.metrics:
+        console.print(_table(["metric", *names], found.metrics))
+
+
+def _recipes(names: Sequence[str], seeds: int, home: Path, overrides: Sequence[str], profile: str | None, metric: str) -> None:
+    from rich.console import Console
+
+    from components.recipe import load
+
+    for name in names:
+        load(name, overrides=overrides, profile=profile)  # what is wrong is said before anything starts
+    quiet_platforms(home)
+    start_servers()
+    from flows.compare import compare as run_all
+    from flows.display import Display
+
+    console = Console()
+    with Display(console) as display:
+        found = run_all(names, seeds=range(seeds), home=home, overrides=overrides, profile=profile, metric=metric, display=display)
+    console.print(_table([metric, "mean", "95 % interval", "by seed"], [
+        (name, f"{row['mean']:.3f}", f"[{row['low']:.3f}, {row['high']:.3f}]", " ".join(f"{v:.3f}" for v in row.get("by_seed", [])))
+        for name, row in {**found["arms"], **found["differences"]}.items()]))
+
+
+def _table(columns: list[str], rows: Any) -> Any:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(escape(cell) for cell in row))
+    return table
