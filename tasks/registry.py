@@ -68,6 +68,8 @@ def register(model_dir: Path, name: str, *, lineage: Mapping[str, Any], metrics:
         _ensure(mlflow, name)
         for known in versions_of(mlflow, name):
             if known.tags.get(MARK) == mark and (external or not known.external):
+                if run_id:  # which may be another that made the same, or ours, killed before it came to this
+                    _link_to_run(mlflow, run_id, known.model_id, metrics or {})
                 return known.version
         model_id = _logged_model(mlflow, model_dir, name, mark, lineage, run_id, external, home)
         with _as_default(tracking_uri(home)):
@@ -281,9 +283,13 @@ def _logged_model(mlflow: Any, model_dir: Path, name: str, mark: str, lineage: M
 
 
 def _link_to_run(mlflow: Any, run_id: str, model_id: str, metrics: Mapping[str, float]) -> None:
+    """The model and its numbers on the run's page; the link last, for it says that the numbers are there."""
     from mlflow.entities import LoggedModelOutput, Metric
 
+    outputs = mlflow.get_run(run_id).outputs
+    if outputs and any(made.model_id == model_id for made in outputs.model_outputs):
+        return
     now = int(datetime.now(UTC).timestamp() * 1000)
-    mlflow.log_outputs(run_id, [LoggedModelOutput(model_id, 0)])
     if metrics:
         mlflow.log_batch(run_id, metrics=[Metric(allowed(k), float(v), now, 0, model_id=model_id) for k, v in metrics.items()])
+    mlflow.log_outputs(run_id, [LoggedModelOutput(model_id, 0)])

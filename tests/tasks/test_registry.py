@@ -66,6 +66,11 @@ def walk(tmp_path, home):
     final = register(one, name, lineage=LINEAGE, metrics={"win_rate": 0.6}, run_id=run, home=home)
     assert final != middle and register(one, name, lineage=LINEAGE, external=True, home=home) == middle
     assert register(one, name, lineage=LINEAGE, run_id=run, home=home) == final
+    second = mlflow.create_run(experiment_id(mlflow, home)).info.run_id  # made the same weights of the same data: its page says so, once
+    for _ in range(2):
+        assert register(one, name, lineage=LINEAGE, metrics={"win_rate": 0.6}, run_id=second, home=home) == final
+    assert [m.value for m in mlflow.get_metric_history(second, "win_rate")] == [0.6]
+    assert len(mlflow.get_run(second).outputs.model_outputs) == 1
     other = register(one, name, lineage={**LINEAGE, "data": {"pairs": "d2"}}, home=home)
     assert other not in (middle, final)  # the same weights from other data are another version
 
