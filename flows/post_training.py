@@ -46,7 +46,7 @@ def post_training(
         if until in ("train", "evaluate"):
             return {"run": pipeline.run.name}
         watch_results(pipeline)
-        registered = register_run(pipeline, mirror.tracking.run_id(wait_seconds=20))
+        registered = register_run(pipeline, mirror.tracking.run_id(wait_seconds=30))
         return {"run": pipeline.run.name, "registered": registered, "data": version(pipeline, Path.cwd())}
 
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from components.errors import ServiceError
+from components.errors import ServiceError, redacted
 from tasks.lineage import write_lineage
+from tasks.mirror import tracking_uri
 from tasks.pipeline import Pipeline
 from tasks.promotion import with_evidence
 from tasks.registry import promote, register
 from tasks.turns import held
 
 
-def register_run(pipeline: Pipeline, run_id: str | None = None) -> dict[str, Any]:
+def register_run(pipeline: Pipeline, run_id: str | None) -> dict[str, Any]:
     """Register the run's checkpoints with their lineage; point `candidate`, and `champion` when the gates passed and
-    it is shown to be better than the champion that is there.
+    it is shown to be better than the champion that is there. `run_id` is the run's own in MLflow, None when MLflow has not got it.
 
     The bytes of intermediate checkpoints stay in the store; only the final one is copied to MLflow. A tracking server
     that cannot be reached loses nothing: the run says so and registers when it is run again.
@@ -23,6 +24,8 @@ def register_run(pipeline: Pipeline, run_id: str | None = None) -> dict[str, Any
     recipe = pipeline.recipe
     if recipe.register is None:
         return {}
+    if run_id is None:  # a version without its run would never be linked to it
+        return {"postponed": redacted(f"the run has not reached {tracking_uri(pipeline.store.home)}")}
     final = final_stage(pipeline)
     report = json.loads((pipeline.artifact("evaluate").path / "results.json").read_text()) if "evaluate" in pipeline.stages else {}
     verdict = report.get("verdict", {"passed": False, "reasons": ["the recipe has no evaluation"]})

@@ -122,3 +122,12 @@ def test_no_server_is_one_clear_error(tmp_path, home, monkeypatch):
             register(model(tmp_path / "m", "1"), "policy", lineage=LINEAGE, home=home)
     with pytest.raises(StoreError, match="no files"):
         register(tmp_path / "empty", "policy", lineage={}, home=home)
+
+
+def test_nothing_is_registered_for_a_run_that_mlflow_has_not_got(tmp_path):
+    """Its versions would never be linked to it: the same command registers them later."""
+    from tasks.pipeline import Pipeline
+    from tasks.registration import register_run
+
+    assert "has not reached sqlite:" in register_run(Pipeline.open("sft", home=tmp_path, profile="test"), None)["postponed"]
+    assert not (tmp_path / "registry.lock").exists() and not (tmp_path / "mlflow.db").exists()
