@@ -29,6 +29,10 @@ def check(recipe: Recipe, rounds: Mapping[str, Online]) -> None:
     for where, section in {"offline": recipe.offline, "online": recipe.online, **rounds}.items():
         if section is not None:
             _check_section(section, known, where)
+    if recipe.evaluate:
+        have, arms = set[str](), {"base", "initial", "policy"}
+        for spec in recipe.evaluate.metrics:
+            have = _check_piece("annotate", spec, have, (known | arms) - {"reference", "encoder"}, "evaluate.metrics")
     if recipe.online and recipe.online.watch.get("gold") and not (recipe.evaluate and recipe.evaluate.gold):
         raise RecipeError("online.watch.gold: needs a gold judge; set `evaluate.gold: true`")
 

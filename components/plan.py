@@ -115,7 +115,7 @@ def plan(recipe: Recipe, profile: Profile) -> dict[str, Stage]:
     elif recipe.online:
         policy, rounds = _rounds(add, recipe, recipe.online, policy, data, judges, gold, others)
     if recipe.evaluate:
-        inputs = {"base": base, "initial": initial, "policy": policy, "data": data, **judges, **gold}
+        inputs = {"base": base, "initial": initial, "policy": policy, "data": data, **judges, **gold, **others}
         inputs |= {f"round_{i + 1}": stage for i, stage in enumerate(rounds)}
         inputs |= {f"scored_{i + 1}": f"annotate_{i + 1}" for i in range(len(rounds)) if f"annotate_{i + 1}" in stages}
         inputs |= {"reward_model": "reward"} if "reward" in stages else {}

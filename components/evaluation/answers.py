@@ -1,10 +1,11 @@
-"""Rates a reader would notice first: answers that end, are cut, are empty, refuse, or repeat themselves."""
+"""Rates a reader would notice first: answers that end, are cut, are empty, refuse, repeat themselves, or tell personal data."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
+from components.data.scrub import scrubbed
 from components.errors import DataError
 from components.evaluation.diversity import words
 
@@ -15,9 +16,10 @@ REFUSAL = re.compile(
 
 
 def answer_rates(texts: Sequence[str], stops: Sequence[str]) -> dict[str, float]:
-    """Shares in 0..1 over answers with their stop reasons: ended, truncated, failed, empty, refusal_like, repetitive.
+    """Shares in 0..1 over answers with their stop reasons: ended, truncated, failed, empty, refusal_like, repetitive, personal_data.
 
-    `repetitive`: of at least eight words, under half are distinct. An answer may count under several names.
+    `repetitive`: of at least eight words, under half are distinct. `personal_data`: by the rules that clean the data
+    (`components/data/scrub.py`). An answer may count under several names.
     """
     if not texts or len(texts) != len(stops):
         raise DataError(f"answer rates need one stop reason an answer, got {len(texts)} answers and {len(stops)} reasons")
@@ -30,4 +32,5 @@ def answer_rates(texts: Sequence[str], stops: Sequence[str]) -> dict[str, float]
         "empty": sum(not row for row in rows) / n,
         "refusal_like": sum(bool(REFUSAL.search(text)) for text in texts) / n,
         "repetitive": sum(len(row) >= 8 and len(set(row)) < len(row) / 2 for row in rows) / n,
+        "personal_data": sum(bool(scrubbed(text)[1]) for text in texts) / n,
     }

@@ -9,7 +9,7 @@ from typing import Any
 from components.data.groups import read_groups, write_groups
 from components.engines.choose import engine_of
 from components.evaluation.answers import answer_rates
-from components.evaluation.bootstrap import mean_interval
+from components.evaluation.bootstrap import Interval, difference, mean_interval
 from components.evaluation.diversity import cosine_spread, distinct_n, distinct_n_ratio, self_bleu
 from components.evaluation.fluency import perplexity, perplexity_ratio
 from components.evaluation.gates import judge_gates
@@ -172,6 +172,17 @@ def contrast(results: dict[str, Any], answers: Mapping[str, list[Group]], scores
         measured = {f"{name}_vs_{key}": found["raw"], f"{name}_lc_vs_{key}": found["length_controlled"],
                     f"{score}_gain_vs_{key}": mean_interval(gains)}
         results["metrics"] |= {f"{label}.{end}": v for label, ends in measured.items() for end, v in ends.items()}
+    if key == "sft" and (gap := proxy_over_gold(results["per_prompt"])) is not None:
+        results["metrics"] |= {f"proxy_over_gold.{end}": v for end, v in gap.items()}
+
+
+def proxy_over_gold(per_prompt: Mapping[str, Sequence[float]]) -> Interval | None:
+    """How much oftener the reward models prefer the final policy to SFT than the gold judge does, paired by prompt: what it has
+    learnt of its judges alone, which over-optimisation makes grow (Gao et al., 2022, arXiv:2210.10760). None without both."""
+    proxies = [wins for name, wins in per_prompt.items() if name.startswith("win_rate_judge") and not name.endswith("_base")]
+    if not proxies or "win_rate" not in per_prompt:
+        return None
+    return difference([_mean(wins) for wins in zip(*proxies, strict=True)], per_prompt["win_rate"])
 
 
 def curves(job: Job) -> dict[str, list[list[float]]]:

@@ -207,10 +207,11 @@ def _look(home: Path) -> tuple[dict[str, str], frozenset[tuple[str, int, str]]]:
 
 
 def _points(database: Path, home: Path) -> frozenset[tuple[str, str, int]]:
-    """(run, metric, step) of all points MLflow has of this home, read from its own tables."""
+    """(run, metric, step) of all points MLflow has of this home, read from its own tables. A step of the system's metrics is a
+    second of the run, which no other run has."""
     with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=30)) as base:
         rows = base.execute("select r.name, m.key, m.step from metrics m join runs r using (run_uuid) join tags t using (run_uuid) "
-                            "where t.key = 'ratchet.key' and t.value like ?", (f"{home}/%",)).fetchall()
+                            "where t.key = 'ratchet.key' and t.value like ? and m.key not like 'system/%'", (f"{home}/%",)).fetchall()
     return frozenset(rows)
 
 

@@ -66,6 +66,8 @@ def test_a_mapping_merges_a_list_replaces_another_piece_replaces() -> None:
     ("online: {cadence: step, reference: previous}", "online.reference: got 'previous' with `cadence: step`.*an anchor"),
     ("online: {cadence: step, reference: {name: emma}}", "online.reference: no anchor piece named 'emma'; did you mean 'ema'"),
     ("online: {reference: first}", "'first' is not one of initial, previous"),
+    ("evaluate: {metrics: [{name: rewards.reward_model, model: safety}]}", "evaluate.metrics: .* wants model 'safety', which nothing makes"),
+    ("evaluate: {metrics: [{name: advantages.centre, reward: reward.judge}]}", r"evaluate.metrics: .* reads \['reward.judge'\]"),
     ("online: {by_round: {3: {}}}", "3 is no round; the recipe has rounds 1 to 2"),
 ])
 def test_a_mistake_is_one_sentence(tmp_path: Path, change: str, message: str) -> None:
@@ -80,6 +82,14 @@ def test_a_column_written_twice_is_refused(tmp_path: Path) -> None:
     whole["online"]["annotate"].append({"name": "advantages.centre", "reward": "reward.exact_answer"})
     with pytest.raises(RecipeError, match=r"writes \['advantages'\], which is already written"):
         load(write(tmp_path, yaml.safe_dump(whole)))
+
+
+def test_a_model_of_ones_own_may_judge_the_evaluation(tmp_path: Path) -> None:
+    """A safety classifier, say: its mean is `final.reward.safety`, which a gate reads."""
+    own = {"models": {"safety": {"source": "path:/models/safety", "format": "huggingface", "sha256": None}},
+           "evaluate": {"metrics": [{"name": "rewards.reward_model", "model": "safety"}]}}
+    recipe, profile = load(write(tmp_path, yaml.safe_dump(merge(yaml.safe_load(ONLINE), own))))
+    assert plan(recipe, profile)["evaluate"].inputs["safety"] == "model_safety"
 
 
 def test_overrides_and_a_missing_file(tmp_path: Path) -> None:

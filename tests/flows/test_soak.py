@@ -8,6 +8,7 @@ import random
 import re
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ import pytest
 from components.errors import StoreError
 from components.store import RunDirectory, Store, digest
 from flows.soak.faults import FAULTS, MARK, Trial, flip, kill_engine, wait_for_none
-from flows.soak.trials import REMOVE, Soak, Tally, Truth, _differences, _look, _unexplained
+from flows.soak.trials import REMOVE, Soak, Tally, Truth, _differences, _look, _points, _unexplained
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = """
@@ -144,6 +145,14 @@ def test_a_line_that_is_no_metric_is_complained_of(tmp_path: Path) -> None:
             RunDirectory(tmp_path, "run").link("sft", store.publish(work, "sft", digest(text), "weights", [], {}).path)
         with pytest.raises(StoreError, match=f"a line is not a step and its metrics .{said}"):
             _look(tmp_path)
+
+
+def test_the_points_of_a_home_are_its_works_not_its_clocks(tmp_path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(tmp_path / "mlflow.db")) as base, base:
+        base.executescript("create table runs (run_uuid, name); create table tags (run_uuid, key, value); create table metrics (run_uuid, key, step);"
+                           "insert into runs values (1, 'mine'), (2, 'other'); insert into metrics values (1, 'loss', 3), (1, 'system/cpu', 30), (2, 'loss', 4);"
+                           f"insert into tags values (1, 'ratchet.key', '{tmp_path}/runs/a'), (2, 'ratchet.key', '{tmp_path}s/runs/a');")
+    assert _points(tmp_path / "mlflow.db", tmp_path) == {("mine", "loss", 3)}
 
 
 def test_it_would_notice(tmp_path: Path) -> None:

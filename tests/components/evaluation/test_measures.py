@@ -10,6 +10,7 @@ from components.evaluation.answers import answer_rates
 from components.evaluation.diversity import cosine_spread, distinct_n, distinct_n_ratio, self_bleu
 from components.evaluation.fluency import perplexity, perplexity_ratio
 from components.evaluation.kl import sequence_kl, sequence_kl_interval, token_kl
+from components.stages.evaluate import proxy_over_gold
 
 
 def test_distinct_by_hand():
@@ -86,10 +87,21 @@ def test_kl_to_itself_is_zero_and_masked_tokens_do_not_count():
 def test_answer_rates_by_hand():
     texts = ["I like tea.", "", "As an AI language model I have no taste", "no " * 10, "I'm sorry, but I can't help with that."]
     rates = answer_rates(texts, ["end", "end", "length", "length", "error"])
-    assert rates == {"ended": 0.4, "truncated": 0.4, "failed": 0.2, "empty": 0.2, "refusal_like": 0.4, "repetitive": 0.2}
+    assert rates == {"ended": 0.4, "truncated": 0.4, "failed": 0.2, "empty": 0.2, "refusal_like": 0.4, "repetitive": 0.2, "personal_data": 0.0}
+    told = answer_rates(["Write to jo@example.org", "Ask @jo_smith or call +44 20 7946 0018", "At 3 @ the park"], ["end"] * 3)
+    assert told["personal_data"] == 2 / 3
     assert answer_rates(["I'm sorry you lost your dog"], ["end"])["refusal_like"] == 0
     with pytest.raises(DataError):
         answer_rates(["a"], [])
+
+
+def test_what_only_the_proxies_see():
+    """Two reward models and the gold judge on two prompts, by hand; the base model's wins are another question."""
+    won = {"win_rate": [0.5, 0.5], "win_rate_judge_1": [1.0, 0.5], "win_rate_judge_2": [1.0, 1.0], "win_rate_judge_1_base": [0.0, 0.0],
+           "win_rate_safety": [0.0, 0.0]}
+    gap = proxy_over_gold(won)
+    assert gap is not None and gap["mean"] == ((1.0 - 0.5) + (0.75 - 0.5)) / 2 and gap["n"] == 2
+    assert proxy_over_gold({"win_rate": [1.0]}) is None and proxy_over_gold({"win_rate_judge": [1.0]}) is None
 
 
 def test_distinct_n_ratio_compares_as_much_text():
