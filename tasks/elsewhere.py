@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from components.errors import ServiceError, StageError
 from components.plan import Stage
@@ -47,31 +47,34 @@ class Elsewhere:
         return made
 
     def _run(self, pipeline: Pipeline, stage: Stage) -> None:
-        """Start the stage's run there, or find the one that is under way, and wait for its end; ours to end if we end."""
+        """Start the stage's run there, or find the one that is under way, and wait for its end. It ends with us if we asked for it."""
         from prefect.client.orchestration import get_client
         from prefect.deployments import run_deployment
         from prefect.states import Cancelling
 
-        mark = f"key:{stage.key[:16]}"
         with get_client(sync_client=True) as client, asked(self.deployment):
+            mark = f"key:{stage.key[:16]}"
             run = _under_way(client, mark)
             if run is None:
                 given = {"recipe": dump(pipeline.recipe, pipeline.profile), "stage": stage.name, "key": stage.key,
                          "run": pipeline.run.name, "artifacts": self.exchange.address}
-                made: Any = run_deployment(self.deployment, parameters=given, tags=[mark], timeout=0, flow_run_name=f"{pipeline.run.name}-{stage.name}")
-                run = made.id
+                run = cast(Any, run_deployment(self.deployment, parameters=given, tags=[mark], timeout=0, flow_run_name=f"{pipeline.run.name}-{stage.name}"))
+            ours = run.parameters.get("run") == pipeline.run.name
             try:
-                state = _ended(lambda: client.read_flow_run(run).state, f"stage {stage.name!r} waits for a worker that takes {self.deployment}")
+                state = _ended(lambda: client.read_flow_run(run.id).state, f"stage {stage.name!r} waits for a worker that takes {self.deployment}")
             except BaseException:
-                client.set_flow_run_state(run, Cancelling(), force=True)
+                if ours:  # another run that needs the same goes on
+                    client.set_flow_run_state(run.id, Cancelling(), force=True)
                 raise
-        if not state.is_completed():
+        if state.is_cancelled() and not ours:  # with the run that had asked for it: now we ask
+            self._run(pipeline, stage)
+        elif not state.is_completed():
             why = (state.message or "it gives no reason").removeprefix("Flow run encountered an exception: ")
             raise StageError(f"stage {stage.name!r} on {self.deployment}: {state.name}: {why}", died=state.is_crashed())
 
 
 def _under_way(client: Any, mark: str) -> Any:
-    """The id of a run with this tag that has not ended."""
+    """The run with this tag that has not ended, whoever asked for it."""
     from prefect.client.schemas.filters import (
         FlowRunFilter,
         FlowRunFilterState,
@@ -83,7 +86,7 @@ def _under_way(client: Any, mark: str) -> Any:
     living = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.PAUSED]
     found = client.read_flow_runs(flow_run_filter=FlowRunFilter(
         tags=FlowRunFilterTags(all_=[mark]), state=FlowRunFilterState(type=FlowRunFilterStateType(any_=living))))
-    return found[0].id if found else None
+    return found[0] if found else None
 
 
 def _ended(look: Callable[[], Any], waiting: str) -> Any:

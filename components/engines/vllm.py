@@ -22,7 +22,7 @@ from components.contract import contract_of
 from components.engines.torch import weights_digest
 from components.errors import ContractError
 from components.models.load import load_tokenizer
-from components.models.reward import FILE as REWARD_HEAD
+from components.models.reward import is_reward_model
 from components.types import Group, Message, Request, Sample
 
 INSTALL = ("name an environment of its own that has it (`vllm.python`, made as the README says) or a server (`vllm.server`) in the "
@@ -71,8 +71,7 @@ class VllmEngine:
     def load(self, path: Path) -> None:
         """Answer with the weights of this directory from now on, refreshed in place. `ContractError` for a reward model."""
         path = Path(path)
-        architectures = json.loads((path / "config.json").read_text()).get("architectures") or []
-        if (path / REWARD_HEAD).is_file() or any("SequenceClassification" in name for name in architectures):
+        if is_reward_model(path):
             raise ContractError(f"{path}: a reward model, and vLLM cannot compute its head; score it with the torch engine")
         self.tokenizer, self.contract = load_tokenizer(path), contract_of(path)
         self.weights = weights_digest(path)

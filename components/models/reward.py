@@ -5,6 +5,7 @@ The last token of a small model holds little of a conversation; the mean over th
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import torch
@@ -46,6 +47,12 @@ class MeanReward(nn.Module):
 
     def get_input_embeddings(self) -> nn.Module:
         return self.backbone.get_input_embeddings()
+
+
+def is_reward_model(path: Path) -> bool:
+    """Whether a model directory holds something that scores: one of ours, or a classifier of transformers."""
+    architectures = json.loads((path / "config.json").read_text()).get("architectures") or []
+    return (path / FILE).is_file() or any("SequenceClassification" in name for name in architectures)
 
 
 def load_reward_head(path: Path, hidden: int) -> StandardisedHead:

@@ -39,7 +39,7 @@ def evaluate(job: Job) -> dict[str, Any]:
         arms = [a for a in arms if a != "initial"] + ["policy"]
     judge = GoldJudge.load(job.path("gold"), job.path("encoder")) if "gold" in job.inputs else None
     encoder = judge.encoder if judge else Encoder(job.path("encoder")) if "encoder" in job.inputs else None
-    context = context_of(job)
+    context = context_of(job, certified=False)
     answers: dict[str, list[Group]] = {}
     numbers: dict[str, dict[str, float]] = {}
     scores: dict[str, dict[str, Ragged]] = {}

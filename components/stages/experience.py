@@ -13,6 +13,7 @@ from components.evaluation.certificate import require
 from components.evaluation.gold import GoldJudge
 from components.evaluation.health import check
 from components.loop import annotate_groups, panel, pieces, select_groups
+from components.models.reward import is_reward_model
 from components.models.value import FILE as VALUE_HEAD
 from components.piece import build
 from components.protocols import Engine
@@ -86,22 +87,23 @@ def prepare_offline(job: Job) -> dict[str, Any]:
     return {"data": counts, "counts": more}
 
 
-def context_of(job: Job) -> Context:
-    """Every model among the inputs as an engine, made only when a piece asks for it."""
-    models = Engines({name: job for name in job.models("base")})
+def context_of(job: Job, *, certified: bool = True) -> Context:
+    """Every model among the inputs as an engine, made only when a piece asks for it. `certified`: what scores needs a
+    certificate, for something is optimised against it; a recipe's own measure (`evaluate.metrics`) needs none."""
+    models = Engines({name: job for name in job.models("base")}, certified)
     return Context(models=models, seed=job.options["seed"], round=job.options.get("round", 0))
 
 
 class Engines(Mapping[str, Any]):
     """Models by name, loaded at first use: a stage that needs one of five loads one."""
 
-    def __init__(self, jobs: Mapping[str, Job]) -> None:
-        self._jobs = dict(jobs)
+    def __init__(self, jobs: Mapping[str, Job], certified: bool) -> None:
+        self._jobs, self._certified = dict(jobs), certified
         self._loaded: dict[str, Engine] = {}
 
     def __getitem__(self, name: str) -> Engine:
         if name not in self._loaded:
-            self._loaded[name] = engine(self._jobs[name], name)
+            self._loaded[name] = engine(self._jobs[name], name, certified=self._certified)
         return self._loaded[name]
 
     def __iter__(self):
@@ -111,11 +113,13 @@ class Engines(Mapping[str, Any]):
         return len(self._jobs)
 
 
-def engine(job: Job, name: str) -> Engine:
+def engine(job: Job, name: str, *, certified: bool = True) -> Engine:
     """The engine of a model input; a reward model without a passed certificate is refused."""
     profile, artifact = job.options["profile"], job.inputs[name]
-    if name.startswith("judge"):
-        require(artifact.meta.get("certificate"))
+    judge = name.startswith("judge")
+    if judge or is_reward_model(artifact.path):
+        if judge or certified:
+            require(artifact.meta.get("certificate"), f"the reward model {name!r}")
         return engine_of(profile, artifact.path, "reward")
     kind = "policy_with_value" if (artifact.path / VALUE_HEAD).exists() else "policy"
     return engine_of(profile, artifact.path, kind)

@@ -45,6 +45,8 @@ class Server:
         now = self.states.pop(0)
         if isinstance(now, BaseException):
             raise now
+        if now.is_cancelled():
+            self.living = []
         if now.is_completed() and self.worker:
             self.worker(self.asked[-1] if self.asked else None)
         return SimpleNamespace(state=now)
@@ -54,7 +56,7 @@ class Server:
 
     def run_deployment(self, name: str, **given: Any) -> Any:
         self.asked.append({"name": name, **given})
-        return SimpleNamespace(id="run-1")
+        return SimpleNamespace(id="run-1", parameters=given["parameters"])
 
 
 @pytest.fixture
@@ -110,7 +112,7 @@ def test_a_resumed_flow_asks_for_nothing_twice(tmp_path: Path, pipeline: Pipelin
     exchange = Exchange(str(tmp_path / "between"))
     pipeline.elsewhere["sft"] = Elsewhere(exchange, "one_stage/nightly.sft")
     server = meet(Server(RUNNING, DONE, worker=lambda _: exchange.push(finish(Store(tmp_path / "far"), "sft", "b" * 64))))
-    server.living = [SimpleNamespace(id="run-0")]
+    server.living = [SimpleNamespace(id="run-0", parameters={"run": "sft-1"})]
     pipeline.make("sft")
     assert not server.asked, "one was under way"
     finished = meet(Server())
@@ -142,6 +144,25 @@ def test_it_ends_with_its_flow(tmp_path: Path, pipeline: Pipeline, meet: Any) ->
     with pytest.raises(KeyboardInterrupt):
         pipeline.make("sft")
     assert server.cancelled == ["run-1 Cancelling"]
+
+
+def test_two_runs_that_need_the_same_stage_do_not_end_each_other(tmp_path: Path, pipeline: Pipeline, meet: Any) -> None:
+    exchange = Exchange(str(tmp_path / "between"))
+    pipeline.elsewhere["sft"] = Elsewhere(exchange, "one_stage/x")
+    theirs = SimpleNamespace(id="run-0", parameters={"run": "other-2"})
+    server = meet(Server(RUNNING, KeyboardInterrupt()))  # type: ignore[arg-type]
+    server.living = [theirs]
+    with pytest.raises(KeyboardInterrupt):
+        pipeline.make("sft")
+    assert not server.cancelled, "we ended what another run waits for"
+
+    def gone(asked: Any) -> None:
+        exchange.push(finish(Store(tmp_path / "far"), "sft", "b" * 64))
+
+    server = meet(Server(RUNNING, state(StateType.CANCELLED), DONE, worker=gone))
+    server.living = [theirs]
+    pipeline.make("sft")
+    assert [asked["parameters"]["run"] for asked in server.asked] == ["sft-1"], "theirs was cancelled, and ours not asked for"
 
 
 def test_a_server_that_is_away_and_a_deployment_that_is_not_there(tmp_path: Path, pipeline: Pipeline, meet: Any) -> None:

@@ -1,0 +1,33 @@
+"""Which models a stage's pieces get, and which they are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForSequenceClassification
+
+from components.errors import ContractError
+from components.models.load import load_tokenizer, new_reward, save_model
+from components.recipe import plain
+from components.rewards.reward_model import reward_model
+from components.run import Job
+from components.schema import Profile
+from components.stages.experience import context_of
+from components.store import Workspace
+from components.types import Artifact, Group, Prompt, Trajectory
+
+
+@pytest.mark.parametrize("kind", ["ours", "transformers"])
+def test_a_reward_model_of_ones_own_measures_but_is_not_optimised_against(kind: str, tiny_model: Path, tmp_path: Path) -> None:
+    if kind == "ours":
+        save_model(new_reward(tiny_model, layers=1, pool="mean"), load_tokenizer(tiny_model), tmp_path)
+    else:
+        AutoModelForSequenceClassification.from_pretrained(tiny_model, num_labels=1).save_pretrained(tmp_path)
+        load_tokenizer(tiny_model).save_pretrained(tmp_path)
+    job = Job({"profile": plain(Profile(threads=1)), "seed": 0}, {"safety": Artifact("weights", tmp_path, "k")}, Workspace(tmp_path / "work"))
+    group = Group(Prompt("p", ({"role": "user", "content": "hi"},)), (Trajectory(({"role": "assistant", "content": "Hello!"},)),))
+    columns = reward_model([group], context_of(job, certified=False), model="safety")
+    assert isinstance(columns["reward.safety"][0][0], float) and columns["reward.safety.status"] == [["ok"]]
+    with pytest.raises(ContractError, match="the reward model 'safety' carries no certificate"):
+        reward_model([group], context_of(job), model="safety")
