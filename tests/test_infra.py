@@ -113,6 +113,12 @@ def test_compose_asks_for_every_secret_and_holds_none() -> None:
     assert made == asked, "infra/new-secrets makes other names than compose.yaml asks for"
 
 
+def test_workers_reach_the_store_where_stages_exchange_products() -> None:
+    worker, store = COMPOSE["services"]["worker"]["environment"], COMPOSE["services"]["bucket"]["environment"]
+    assert {k: v for k, v in worker.items() if k.startswith("AWS_")} == {k: v for k, v in store.items() if k.startswith("AWS_")}
+    assert {"AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"} <= worker.keys()
+
+
 def test_servers_want_a_password() -> None:
     services = COMPOSE["services"]
     assert "PREFECT_SERVER_API_AUTH_STRING" in services["prefect"]["environment"]
