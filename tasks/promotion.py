@@ -22,6 +22,8 @@ from tasks.registry import (
     ROLLED_BACK,
     Version,
     events,
+    history,
+    numbered,
     one_of,
     point,
     saved_lineage,
@@ -114,13 +116,16 @@ def promote_by_hand(name: str, number: str, reason: str, *, alias: str = "champi
     unless `force`; `StoreError` for a version that is not there or whose bytes are gone.
     """
     _reason(reason)
+    known = numbered(history(name, home=home), name, number)
+    if known.external and alias == "champion" and not force:  # what is refused anyway is given no bytes first
+        _refuse(name, number, _objections(known, None))
     number = with_bytes(name, number, home=home)
     found = against_champion(name, number, score=score, home=home) if alias == "champion" else None
     with service(f"promoting {name} version {number}", home) as mlflow:
         version = one_of(versions_of(mlflow, name), name, number)
         against = _objections(version, found) if alias == "champion" else []
-        if against and not force:
-            raise ContractError(f"{name} version {number} is not promoted: {'; '.join(against)}. With --force it is, on your word")
+        if not force:
+            _refuse(name, number, against)
         if ROLLED_BACK in version.tags:
             mlflow.delete_model_version_tag(name, number, ROLLED_BACK)
         point(mlflow, version, alias, action="promoted", why=reason, by_hand=True, overruled=against,
@@ -145,6 +150,11 @@ def rollback(name: str, reason: str, *, home: Path = HOME) -> tuple[str, str]:
         mlflow.set_model_version_tag(name, now.version, ROLLED_BACK, reason)
         point(mlflow, one_of(versions, name, earlier[-1]), "champion", action="rolled back to", why=reason, by_hand=True)
         return now.version, earlier[-1]
+
+
+def _refuse(name: str, number: str, against: list[str]) -> None:
+    if against:
+        raise ContractError(f"{name} version {number} is not promoted: {'; '.join(against)}. With --force it is, on your word")
 
 
 def _objections(version: Version, found: Comparison | None) -> list[str]:

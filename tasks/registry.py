@@ -122,21 +122,27 @@ def events(version: Version) -> list[dict[str, Any]]:
     return [json.loads(version.tags[key]) for key in sorted(version.tags) if key.startswith(HISTORY)]
 
 
-def one_of(versions: Sequence[Version], name: str, number: str) -> Version:
-    """The version of that number, fit to be pointed at. Raises `StoreError` when there is none or it has no bytes."""
+def numbered(versions: Sequence[Version], name: str, number: str) -> Version:
+    """The version of that number. Raises `StoreError` when there is none."""
     known = {v.version: v for v in versions}
     if number not in known:
         raise StoreError(f"model {name!r} has no version {number}; it has {', '.join(known) or 'none'}")
-    if known[number].external:
-        raise StoreError(f"{name} version {number} has no bytes in the registry; they lie in {known[number].path}")
     return known[number]
+
+
+def one_of(versions: Sequence[Version], name: str, number: str) -> Version:
+    """The version of that number, fit to be pointed at. Raises `StoreError` when there is none or it has no bytes."""
+    version = numbered(versions, name, number)
+    if version.external:
+        raise StoreError(f"{name} version {number} has no bytes in the registry; they lie in {version.path}")
+    return version
 
 
 def with_bytes(name: str, number: str, *, home: Path = HOME) -> str:
     """The number of the version with the same weights that holds its bytes: itself, or one made of the store's copy. Raises
     `StoreError` when that copy is gone or was changed."""
-    version = next((v for v in history(name, home=home) if v.version == number), None)
-    if version is None or not version.external:
+    version = numbered(history(name, home=home), name, number)
+    if not version.external:
         return number
     path = Path(version.path)
     if not path.is_dir() or directory_digest(path) != version.tags["weights"]:

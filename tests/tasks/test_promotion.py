@@ -129,6 +129,10 @@ def test_a_checkpoint_without_bytes_in_the_registry_gets_them_or_says_where_they
     (folder / "model.safetensors").write_text("round 2" + name)
     lineage = {"recipe": "chat", "data": {"pairs": "d"}}
     middle = register(folder, name, lineage=lineage, external=True, home=home)
+    before = history(name, home=home)
+    with pytest.raises(ContractError, match=f"version {middle} is not promoted: its gates did not pass"):
+        promote_by_hand(name, middle, "round 3 talks too much", home=home)
+    assert history(name, home=home) == before, "refused, and yet copied"
     number, _, overruled = promote_by_hand(name, middle, "round 3 talks too much", force=True, home=home)
     crowned = champion(name, home=home)
     assert overruled and crowned and number == crowned.version != middle and not crowned.external
