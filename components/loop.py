@@ -83,11 +83,12 @@ def reward_columns(specs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def panel(groups: Sequence[Group], specs: Sequence[Mapping[str, Any]], *, judge: Any = None, reference: Any = None,
-          kl_prompts: int = 0, encoder: Any = None) -> dict[str, float]:
+          kl_prompts: int = 0, itself: bool = False) -> dict[str, float]:
     """The round at a glance: reward, length, truncation, entropy, diversity, KL to the initial policy, gold score.
 
     Entropy and KL are means of -log p and log p - log p_initial over the drawn answers, p at temperature 1. Answers drawn
     at temperature 1 make them unbiased; drawn colder, they are the surprise and the drift of what is really said.
+    `itself`: the initial policy drew the answers, so its KL is zero and nobody is asked.
     """
     from components.evaluation.diversity import distinct_n
 
@@ -106,7 +107,9 @@ def panel(groups: Sequence[Group], specs: Sequence[Mapping[str, Any]], *, judge:
     for name in reward_columns(specs):
         values = [g.columns[name][i] for g, i in rows]
         numbers[name] = sum(values) / len(values)
-    if kl_prompts and reference is not None:
+    if kl_prompts and itself:
+        numbers["kl"] = 0.0
+    elif kl_prompts and reference is not None:
         firsts = [g.take([0]) for g in groups[:kl_prompts]]
         scored = reference.score(firsts, frozenset({"logprobs"}))
         totals = [sum((p - q) * m for p, q, m in zip(g.trajectories[0].logprobs or (), row["logprobs"][0], g.trajectories[0].mask, strict=True))

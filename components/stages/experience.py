@@ -45,7 +45,7 @@ def annotate(job: Job) -> dict[str, Any]:
     marked, counts = annotate_groups(groups, pieces("annotate", options["annotate"]), context, max_failed=options["max_failed"])
     judge = GoldJudge.load(job.path("gold"), job.path("encoder")) if "gold" in job.inputs else None
     numbers = panel(marked, options["annotate"], judge=judge, reference=context.models.get("initial"),
-                    kl_prompts=options["watch"].get("kl_prompts", 0) if options["round"] > 1 else 0, encoder=job.inputs.get("encoder"))
+                    kl_prompts=options["watch"].get("kl_prompts", 0), itself=job.inputs["policy"].digest == job.inputs["initial"].digest)
     history = [job.inputs["first"].meta["panel"], numbers] if "first" in job.inputs else [numbers]
     verdicts = check(history, options["health"])
     worst = max((v.action for v in verdicts), key=("warn", "hold", "stop").index, default="ok")

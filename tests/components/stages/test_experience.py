@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForSequenceClassification
 
+from components.data.groups import read_groups
+from components.engines.torch import TorchEngine
 from components.errors import ContractError
+from components.loop import panel
 from components.models.load import load_tokenizer, new_reward, save_model
 from components.recipe import plain
 from components.rewards.reward_model import reward_model
@@ -16,6 +19,7 @@ from components.schema import Profile
 from components.stages.experience import context_of
 from components.store import Workspace
 from components.types import Artifact, Group, Prompt, Trajectory
+from tasks.pipeline import Pipeline
 
 
 @pytest.mark.parametrize("kind", ["ours", "transformers"])
@@ -31,3 +35,16 @@ def test_a_reward_model_of_ones_own_measures_but_is_not_optimised_against(kind: 
     assert isinstance(columns["reward.safety"][0][0], float) and columns["reward.safety.status"] == [["ok"]]
     with pytest.raises(ContractError, match="the reward model 'safety' carries no certificate"):
         reward_model([group], context_of(job), model="safety")
+
+
+def test_a_round_of_the_initial_policy_is_at_no_distance_from_it(tiny_home: Path) -> None:
+    """Round 1 says 0 without asking, round 2 asks; the two are on one scale."""
+    pipeline = Pipeline.open("raft", home=tiny_home, profile="test", overrides=[
+        "online.watch={kl_prompts: 4}", "online.prompts_per_round=8", "online.fit.learning_rate=1e-2", "online.rounds=2"])
+    for name in list(pipeline.stages)[: list(pipeline.stages).index("annotate_2") + 1]:
+        pipeline.make(name)
+    first, second = (pipeline.artifact(f"annotate_{i}").meta["panel"] for i in (1, 2))
+    assert first["kl"] == 0.0 and abs(second["kl"]) > 1e-3
+    initial = TorchEngine(pipeline.artifact("model_policy").path, threads=1)
+    groups = read_groups(pipeline.artifact("annotate_1").path / "groups.parquet")
+    assert abs(panel(groups, [], reference=initial, kl_prompts=4)["kl"]) < 1e-4, "asked, the same weights say the same"
