@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 from collections.abc import Iterator, Mapping
@@ -130,7 +131,7 @@ def numbers_of(tree: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
 
 
 class PrefectPage:
-    """Artifacts on the page of the Prefect run: progress of long tasks, a table a stage, links to what was made."""
+    """Artifacts on the page of the Prefect run: progress of long tasks, a table a stage, its pictures, a link to the report."""
 
     def __init__(self) -> None:
         self.progress: Any = None
@@ -154,12 +155,15 @@ class PrefectPage:
             update_progress_artifact(self.progress, progress=share)
 
     def finished(self, stage: Stage, artifact: Artifact, *, reused: bool, seconds: float) -> None:
-        from prefect.artifacts import create_link_artifact, create_table_artifact
+        from prefect.artifacts import create_image_artifact, create_link_artifact, create_table_artifact
 
         rows = [{"number": k, "value": f"{v:.6g}"} for k, v in numbers_of(artifact.meta).items()]
         rows = [{"number": "made", "value": "reused" if reused else f"in {seconds:.0f} s"},
                 {"number": "key", "value": artifact.digest[:16]}, *rows[:60]]
         create_table_artifact(table=rows, key=f"result-{_slug(stage.name)}", description=f"{stage.title}: what it found")
+        for plot in sorted((artifact.path / "plots").glob("*.png")):  # the bytes themselves: the server may not see our files
+            create_image_artifact(image_url="data:image/png;base64," + base64.b64encode(plot.read_bytes()).decode(),
+                                  key=f"plot-{_slug(plot.stem)}", description=f"{stage.title}: {plot.stem.replace('_', ' ')}")
         report = artifact.path / "report.html"
         if report.exists():
             create_link_artifact(link=report.resolve().as_uri(), link_text="evaluation report", key="report")
