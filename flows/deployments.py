@@ -1,31 +1,26 @@
 """Which runs happen when, where and with how many GPUs: `flows/deployments.yaml`, read strictly.
 
 The file keeps the words of prefect.yaml (`deployments`, `work_pool`, `schedules`, `job_variables`, `paused`) and puts a
-recipe in place of entrypoint and parameters. `changes` compares it with a Prefect server; carrying every change out
-brings the server into the state that the file describes, and doing so again finds nothing to do.
+recipe in place of entrypoint and parameters. How a Prefect server is brought to what it says: `flows/changes.py`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
 from components.errors import RecipeError, nearest
 from components.plan import plan as stages_of
 from components.recipe import conform, load, read_yaml
-from flows.alerts import Alert, alert_change
+from flows.alerts import Alert
 from flows.alerts import check as check_alert
 from tasks.exchange import check as check_address
 from tasks.turns import IfRunning
 
 SCHEMA = 1
-OURS = "ratchet"  # the tag of deployments that this file owns
-FLOW, STAGE_FLOW = "post_training", "one_stage"
-EPOCH = datetime(2020, 1, 1, tzinfo=UTC)  # where intervals are counted from: a fixed day, so that deploying again moves nothing
 
 
 @dataclass(frozen=True)
@@ -197,155 +192,6 @@ def _template(folder: Path, name: str, pool: WorkPool) -> dict[str, Any]:
     return template
 
 
-@dataclass(frozen=True)
-class Change:
-    """What it takes to make one thing on the server as the file has it. `carry_out` is None when nothing is to be done."""
-
-    kind: Literal["work pool", "slots", "deployment", "alert"]
-    name: str
-    what: Literal["create", "update", "keep", "remove"]
-    differs: Sequence[str] = ()  # "schedules: [...] -> [...]"
-    carry_out: Callable[[], Any] | None = None
-
-
-def changes(plan: Plan, templates: Mapping[str, Any], client: Any, workspace: Path) -> list[Change]:
-    """Every pool, limit and deployment of the plan against what `client` (Prefect's synchronous one) finds, in the order
-    to carry them out; last the deployments of ours that the file no longer names. `workspace` is where process workers run.
-
-    Raises `RecipeError` for a pool that the server has with another type: it would take its queued runs along.
-    """
-    wanted = {name for one in plan.deployments for name in (one.name, *(stage_deployment(one, does) for does in one.stages))}
-    found = [_pool(name, pool, templates[name], client) for name, pool in plan.work_pools.items()]
-    found += [_slots(name, limit, client) for name, limit in plan.slots.items()]
-    for one in plan.deployments:
-        found += [_stage(one, does, plan.work_pools[place.name].type, client, workspace) for does, place in one.stages.items()]
-        found.append(_deployment(one, plan.work_pools[one.work_pool.name].type, client, workspace))
-    found += [alert_change(name, alert, client, _change) for name, alert in plan.alerts.items()]
-    for known in _owned(client):
-        if known.name not in wanted:
-            found.append(Change("deployment", known.name, "remove", (), lambda i=known.id: client.delete_deployment(i)))
-    return found
-
-
-def _pool(name: str, pool: WorkPool, template: Mapping[str, Any], client: Any) -> Change:
-    from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
-
-    wanted = {"description": pool.description, "base_job_template": template, "concurrency_limit": pool.concurrency_limit}
-    known = _or_none(client.read_work_pool, name)
-    if known is None:
-        return Change("work pool", name, "create", (), lambda: client.create_work_pool(WorkPoolCreate(name=name, type=pool.type, **wanted)))
-    if known.type != pool.type:
-        raise RecipeError(f"work pool {name!r} is of type {known.type} on the server, {pool.type} in the file; give it another name")
-    return _change("work pool", name, {key: getattr(known, key) for key in wanted}, wanted,
-                   lambda: client.update_work_pool(name, WorkPoolUpdate(**wanted)))
-
-
-def _slots(name: str, limit: int, client: Any) -> Change:
-    known = _or_none(client.read_global_concurrency_limit_by_name, name)
-    return _change("slots", name, None if known is None else {"limit": known.limit}, {"limit": limit},
-                   lambda: client.upsert_global_concurrency_limit_by_name(name, limit))
-
-
 def stage_deployment(one: Deployment, does: str) -> str:
     """The name of the deployment that makes a deployment's stages of one kind."""
     return f"{one.name}.{does}"
-
-
-def _stage(one: Deployment, does: str, pool: str, client: Any, workspace: Path) -> Change:
-    """Started by a run of `one` alone; as many at once as the pool takes."""
-    from flows.one_stage import one_stage
-
-    place, name = one.stages[does], stage_deployment(one, does)
-    wanted = {"description": f"Stages of {one.name} that do `{does}`.", "tags": [OURS], "parameters": {"home": place.home, "gpus": place.gpus},
-              **_flow_there(one_stage, STAGE_FLOW), **_in_pool(place, pool, place.gpus, workspace)}
-    known = _or_none(client.read_deployment_by_name, f"{STAGE_FLOW}/{name}")
-    before = None if known is None else {key: getattr(known, key) for key in wanted} | {"tags": sorted(known.tags)}
-    return _change("deployment", name, before, wanted, lambda: client.create_deployment(
-        flow_id=client.create_flow_from_name(STAGE_FLOW), name=name, **wanted))
-
-
-def _deployment(one: Deployment, pool: str, client: Any, workspace: Path) -> Change:
-    from prefect.client.schemas.actions import DeploymentScheduleCreate
-    from prefect.client.schemas.objects import ConcurrencyOptions
-    from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
-
-    from flows.post_training import post_training
-
-    schedules = [DeploymentScheduleCreate(active=s.active, schedule=(
-        CronSchedule(cron=s.cron, timezone=s.timezone) if s.cron else
-        IntervalSchedule(interval=timedelta(seconds=s.interval or 0), anchor_date=EPOCH, timezone=s.timezone))) for s in one.schedules]
-    strategy: Any = {"wait": "ENQUEUE", "refuse": "CANCEL_NEW"}[one.if_running]
-    wanted = {
-        "description": one.description, "tags": sorted({OURS, *one.tags}),
-        "parameters": {"recipe": one.recipe, "home": one.home, "overrides": list(one.overrides), "profile": one.profile,
-                       "until": one.until, "if_running": one.if_running, "gpus": one.gpus, "artifacts": one.artifacts,
-                       "elsewhere": {does: f"{STAGE_FLOW}/{stage_deployment(one, does)}" for does in one.stages}},
-        **_flow_there(post_training, FLOW), **_in_pool(one.work_pool, pool, one.gpus, workspace),
-    }
-    if one.paused is not None:
-        wanted["paused"] = one.paused
-    known = _or_none(client.read_deployment_by_name, f"{FLOW}/{one.name}")
-    after = {**wanted, "schedules": _spoken(schedules), "if_running": strategy}
-    before = None
-    if known is not None:
-        limit, options = known.global_concurrency_limit, known.concurrency_options
-        before = {key: getattr(known, key) for key in wanted} | {
-            "tags": sorted(known.tags), "schedules": _spoken(known.schedules),
-            "if_running": options.collision_strategy.value if limit and limit.limit == 1 and options else None}
-    return _change("deployment", one.name, before, after, lambda: client.create_deployment(
-        flow_id=client.create_flow_from_name(FLOW), name=one.name, schedules=schedules, concurrency_limit=1,
-        concurrency_options=ConcurrencyOptions(collision_strategy=strategy), **wanted))
-
-
-def _flow_there(flow: Any, name: str) -> dict[str, Any]:
-    from prefect.utilities.callables import parameter_schema
-
-    return {"entrypoint": f"flows.{name}.{name}", "parameter_openapi_schema": parameter_schema(flow).model_dump_for_openapi(),
-            "enforce_parameter_schema": True}
-
-
-def _in_pool(place: Place, pool: str, gpus: int, workspace: Path) -> dict[str, Any]:
-    """Where a deployment runs; `pool` is the pool's type."""
-    return {"work_pool_name": place.name, "work_queue_name": place.work_queue_name or "default",
-            "job_variables": {**_for_gpus(pool, gpus), **({"working_dir": str(workspace)} if pool == "process" else {}), **place.job_variables}}
-
-
-def _for_gpus(pool: str, count: int) -> dict[str, Any]:
-    """How containers ask for devices; a process sees those of its machine."""
-    if not count or pool == "process":
-        return {}
-    return {"gpus": count} if pool == "kubernetes" else {"device_requests": [{"count": count, "capabilities": [["gpu"]]}]}
-
-
-def _spoken(schedules: Sequence[Any]) -> list[str]:
-    """Schedules as a person would say them, in a fixed order."""
-    said = []
-    for one in schedules:
-        when = one.schedule
-        text = f"cron {when.cron}" if hasattr(when, "cron") else f"every {when.interval.total_seconds():.0f} s"
-        said.append(f"{text} {when.timezone}{'' if one.active else ' (off)'}")
-    return sorted(said)
-
-
-def _change(kind: Any, name: str, before: Mapping[str, Any] | None, after: Mapping[str, Any], carry_out: Callable[[], Any]) -> Change:
-    if before is None:
-        return Change(kind, name, "create", (), carry_out)
-    differs = [key if isinstance(after[key], Mapping) and len(str(after[key])) > 200 else f"{key}: {before[key]!r} -> {after[key]!r}"
-               for key in after if before[key] != after[key]]
-    return Change(kind, name, "update" if differs else "keep", differs, carry_out if differs else None)
-
-
-def _owned(client: Any) -> list[Any]:
-    from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterTags, FlowFilter, FlowFilterName
-
-    return client.read_deployments(flow_filter=FlowFilter(name=FlowFilterName(any_=[FLOW, STAGE_FLOW])),
-                                   deployment_filter=DeploymentFilter(tags=DeploymentFilterTags(all_=[OURS])))
-
-
-def _or_none(read: Callable[[str], Any], name: str) -> Any:
-    from prefect.exceptions import ObjectNotFound
-
-    try:
-        return read(name)
-    except ObjectNotFound:
-        return None

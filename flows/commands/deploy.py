@@ -16,7 +16,8 @@ def deploy(
     prune: Annotated[bool, typer.Option("--prune", help="Remove deployments of ours that the file no longer names.")] = False,
 ) -> None:
     """Make the work pools, GPU slots and deployments of a file on the Prefect server at PREFECT_API_URL."""
-    from flows.deployments import changes, read
+    from flows.changes import changes
+    from flows.deployments import read
 
     plan, templates = read(file)
     from httpx import HTTPError

@@ -22,7 +22,8 @@ import pytest
 import yaml
 
 from components.errors import RecipeError
-from flows.deployments import changes, read
+from flows.changes import changes
+from flows.deployments import read
 from flows.ui import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
