@@ -5,40 +5,49 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from components.errors import ContractError, RatchetError
+from components.errors import ContractError, RatchetError, SourceError
 from components.types import Artifact
 
 MEET = ("policy", "reference", "initial", "previous")
 """Inputs of a stage that sample tokens or read those another sampled."""
+STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+"""Precisions that can be trained from, by their names in safetensors; what else a file holds are buffers or quantised weights."""
 
 
 @dataclass(frozen=True)
 class Contract:
     """What two models must share before one reads the other's tokens. `template` and `vocabulary` (token -> id) are digests.
 
-    Padding is not in it, for rows are packed, nor is the size of the embedding, which some pad to a round number.
+    `dtype` is the precision the weights are stored in; all are computed in float32, whatever it is. A policy may hold more than
+    those it meets, as one trained in float32 from a bfloat16 model does. One that holds less has been rounded, and its KL to
+    them is not what training made it. Padding is not in it, for rows are packed, nor is the size of the embedding, which some
+    pad to a round number.
     """
 
     eos: tuple[int, ...]
     template: str
     vocabulary: str
+    dtype: str
 
     def check(self, other: Contract, where: str) -> None:
         """Raises `ContractError` naming everything in which `other` is not as this one."""
-        differences = [f"{field.name}: expected {getattr(self, field.name)!r}, got {getattr(other, field.name)!r}"
-                       for field in dataclasses.fields(self) if getattr(self, field.name) != getattr(other, field.name)]
+        differences = [f"{name}: expected {mine!r}, got {theirs!r}" for name, mine, theirs in (
+                       (field.name, getattr(self, field.name), getattr(other, field.name)) for field in dataclasses.fields(self))
+                       if not (_holds(mine, theirs) if name == "dtype" else mine == theirs)]
         if differences:
-            raise ContractError(f"{where} do not mean the same ({'; '.join(differences)}). Use models with one tokenizer, chat template "
-                                "and end of turn, and sample again what another model sampled")
+            raise ContractError(f"{where} do not agree ({'; '.join(differences)}). Use models with one tokenizer, chat template, "
+                                "end of turn and precision, and sample again what another model sampled")
 
 
-def contract(tokenizer: Any, config: Any) -> Contract:
-    """The contract of a tokenizer and a model config. `ContractError` where it cannot be trained with."""
+def contract(tokenizer: Any, config: Any, dtype: str = "float32") -> Contract:
+    """The contract of a tokenizer and a model config over weights of a precision. `ContractError` where it cannot be trained with."""
     name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
     if not tokenizer.chat_template:
         raise ContractError(f"{name}: the tokenizer has no chat template; put a chat_template.jinja beside tokenizer.json")
@@ -53,7 +62,11 @@ def contract(tokenizer: Any, config: Any) -> Contract:
     eos = config.eos_token_id if isinstance(config.eos_token_id, (list, tuple)) else [config.eos_token_id]
     if tokenizer.eos_token_id not in eos:
         raise ContractError(f"{name}: eos is {tokenizer.eos_token_id} for the tokenizer and {eos} for the model; make them the same")
-    return Contract(tuple(sorted(eos)), _digest(tokenizer.chat_template), _digest(tokenizer.get_vocab()))
+    claimed = str(getattr(config, "dtype", None) or dtype).removeprefix("torch.")
+    if not _holds(claimed, dtype):
+        raise ContractError(f"{name}: the weights are {dtype} and config.json says {claimed}, to which whoever loads the model by its "
+                            f"config rounds them; set dtype to {dtype!r} in config.json")
+    return Contract(tuple(sorted(eos)), _digest(tokenizer.chat_template), _digest(tokenizer.get_vocab()), dtype)
 
 
 def contract_of(path: Path) -> Contract:
@@ -62,7 +75,8 @@ def contract_of(path: Path) -> Contract:
 
     from components.models.load import load_tokenizer
 
-    return contract(load_tokenizer(path), AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False))
+    tokenizer, config = load_tokenizer(path), AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    return contract(tokenizer, config, _stored(path))
 
 
 def agree(stage: str, inputs: Mapping[str, Artifact], options: Mapping[str, Any]) -> Contract | None:
@@ -80,8 +94,10 @@ def agree(stage: str, inputs: Mapping[str, Artifact], options: Mapping[str, Any]
         got = _recorded(artifact)
         if artifact.kind == "weights":
             got = (got or contract_of(artifact.path)) if name in readers else None
+            if got and name not in MEET:  # a teacher or judge of tokens: what it is stored in is its own affair
+                got = dataclasses.replace(got, dtype=expected.dtype)
         if got:
-            expected.check(got, f"{stage}: the tokens of {name!r} ({artifact.path}) and of 'policy' ({inputs['policy'].path})")
+            expected.check(got, f"{stage}: {name!r} ({artifact.path}) and 'policy' ({inputs['policy'].path})")
     return expected
 
 
@@ -98,7 +114,29 @@ def record(product: Path, agreed: Contract | None) -> dict[str, Any]:
 
 def _recorded(artifact: Artifact) -> Contract | None:
     noted = artifact.meta.get("contract")
-    return Contract(tuple(noted["eos"]), noted["template"], noted["vocabulary"]) if noted else None
+    return Contract(tuple(noted["eos"]), noted["template"], noted["vocabulary"], noted["dtype"]) if noted else None
+
+
+def _stored(path: Path) -> str:
+    """The precision of most weights of a directory; a few, such as a router's, may be kept in another."""
+    from safetensors import safe_open
+
+    count: Counter[str] = Counter()
+    for file in sorted(path.glob("*.safetensors")):
+        with safe_open(file, "numpy") as tensors:
+            for part in map(tensors.get_slice, tensors.keys()):
+                count[part.get_dtype()] += math.prod(part.get_shape())
+    if not count:
+        raise SourceError(f"{path}: holds no weights (model.safetensors expected; pickles are never read)")
+    most = count.most_common(1)[0][0]
+    if most not in STORED:
+        raise ContractError(f"{path}: the weights are {most}; quantised weights cannot be trained, use the model's {', '.join(STORED.values())} ones")
+    return STORED[most]
+
+
+def _holds(one: str, other: str) -> bool:
+    """Whether every number of the other precision is one of this."""
+    return one == other or one == "float32"
 
 
 def _digest(value: Any) -> str:

@@ -9,21 +9,27 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 from transformers import LlamaConfig
 
 from components.contract import agree, contract, contract_of, record
-from components.errors import ContractError
+from components.errors import ContractError, SourceError
 from components.models.tiny import TEMPLATE, _tokenizer
 from components.run import as_request, execute
 from components.types import Artifact
 
 
-def save(path: Path, change: Callable[[Any], None] = lambda tokenizer: None) -> Path:
-    """A model directory without weights, its tokenizer changed."""
+def save(path: Path, change: Callable[[Any], None] = lambda tokenizer: None, *, dtype: torch.dtype = torch.float32,
+         claimed: torch.dtype | None = None) -> Path:
+    """A model directory of hardly any weights, its tokenizer changed."""
     tokenizer = _tokenizer(0)
     change(tokenizer)
     tokenizer.save_pretrained(path)
-    LlamaConfig(vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id).save_pretrained(path)
+    LlamaConfig(vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+                dtype=claimed).save_pretrained(path)
+    save_file({"layer": torch.zeros(2, 3, dtype=dtype), "router": torch.zeros(3), "mask": torch.zeros(2, dtype=torch.bool)},
+              path / "model.safetensors")
     return path
 
 
@@ -54,8 +60,45 @@ def test_what_differs_from_the_policy_is_refused(change: Callable[[Any], None], 
     mine, theirs = save(tmp_path / "mine"), save(tmp_path / "theirs", change)
     inputs = {"policy": weights(mine), name: groups(theirs) if name == "groups" else weights(theirs)}
     options = {"prepare": [{"name": "scoring.logprobs", "model": name}]}
-    with pytest.raises(ContractError, match=f"select: the tokens of '{name}' .*theirs.* and of 'policy' .*{says}: expected .*, got "):
+    with pytest.raises(ContractError, match=f"select: '{name}' .*theirs.* and 'policy' .*{says}: expected .*, got "):
         agree("select", inputs, options)
+
+
+@pytest.mark.parametrize("name", ["reference", "initial", "previous", "groups"])
+def test_a_policy_that_was_rounded_is_refused_and_one_trained_on_in_float32_is_not(name: str, tmp_path: Path) -> None:
+    """A bfloat16 model and the float32 policy trained from it is how every run on a published model begins."""
+    paths = {dtype: save(tmp_path / str(dtype), dtype=dtype, claimed=dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16)}
+
+    def agreed(policy: torch.dtype, other: torch.dtype) -> str:
+        met = groups(paths[other]) if name == "groups" else weights(paths[other])
+        made = agree("optimise", {"policy": weights(paths[policy]), name: met}, {})
+        assert made
+        return made.dtype
+
+    for other in paths:
+        assert agreed(torch.float32, other) == "float32" and agreed(other, other) == str(other).removeprefix("torch.")
+    for policy, other in ((torch.bfloat16, torch.float32), (torch.float16, torch.float32), (torch.float16, torch.bfloat16)):
+        says = str(policy).removeprefix("torch."), str(other).removeprefix("torch.")
+        with pytest.raises(ContractError, match=f"optimise: '{name}' .* and 'policy' .*dtype: expected '{says[0]}', got '{says[1]}'"):
+            agreed(policy, other)
+
+
+def test_a_teacher_may_be_stored_in_more_than_its_student(tmp_path: Path) -> None:
+    inputs = {"policy": weights(save(tmp_path / "student", dtype=torch.bfloat16)), "teacher": weights(save(tmp_path / "teacher"))}
+    assert agree("annotate", inputs, {"annotate": [{"name": "scoring.logprobs", "model": "teacher"}]})
+
+
+def test_weights_are_what_their_config_says_and_no_quantised_ones(tmp_path: Path) -> None:
+    assert contract_of(save(tmp_path / "wider", dtype=torch.bfloat16, claimed=torch.float32)).dtype == "bfloat16"
+    assert contract_of(save(tmp_path / "silent", dtype=torch.bfloat16)).dtype == "bfloat16"
+    with pytest.raises(ContractError, match=r"the weights are float32 and config.json says bfloat16.*set dtype to 'float32'"):
+        contract_of(save(tmp_path / "lying", claimed=torch.bfloat16))
+    for dtype in (torch.int8, torch.float8_e4m3fn):
+        with pytest.raises(ContractError, match="quantised weights cannot be trained"):
+            contract_of(save(tmp_path / str(dtype), dtype=dtype))
+    (tmp_path / "silent" / "model.safetensors").unlink()
+    with pytest.raises(SourceError, match="holds no weights"):
+        contract_of(tmp_path / "silent")
 
 
 def test_matching_inputs_and_models_that_render_text_themselves_pass(tmp_path: Path) -> None:
@@ -83,7 +126,7 @@ def test_a_product_that_is_no_chat_model_has_no_contract(tmp_path: Path) -> None
 
 def test_a_stage_is_refused_before_it_reads_anything(tmp_path: Path) -> None:
     inputs = {"policy": weights(save(tmp_path / "mine")), "groups": groups(save(tmp_path / "theirs", other_template))}
-    with pytest.raises(ContractError, match="optimise: the tokens of 'groups'"):
+    with pytest.raises(ContractError, match="optimise: 'groups'"):
         execute(as_request("optimise", {}, inputs, tmp_path / "work"))
 
 
