@@ -85,25 +85,28 @@ class Soak:
             for name in names:
                 if FAULTS[name].servers and self.servers is None:
                     continue
-                trial = self.trial(f"{name}-{number}", random.Random(f"{self.seed} {name} {number}"))
-                with prepared(FAULTS[name], trial):
-                    complaints = self.one(trial, FAULTS[name], tallies[name])
                 tally = tallies[name]
+                for home, latest in ((f"{name}-{number}", 0.95), (f"{name}-{number}-again", 0.0)):
+                    trial = self.trial(home, random.Random(f"{self.seed} {name} {number}"))
+                    with prepared(FAULTS[name], trial):
+                        complaints = self.one(trial, FAULTS[name], tally, latest)
+                    if not complaints:
+                        shutil.rmtree(trial.home)
+                    if complaints or trial.notes.get("struck"):
+                        break  # else it was over before its moment came: again, and struck as soon as it can be
                 if trial.notes.get("struck"):
                     tally.tried += 1
                     tally.survived += not complaints
                     tally.complaints += [f"trial {number}, {trial.notes['struck']}: {c}" for c in complaints]
-                if not complaints:
-                    shutil.rmtree(trial.home)
                 yield name, complaints, tally
 
-    def one(self, trial: Trial, fault: Fault, tally: Tally) -> list[str]:
-        """Strike, mend, resume, compare: what there is to complain of."""
+    def one(self, trial: Trial, fault: Fault, tally: Tally, latest: float) -> list[str]:
+        """Strike before `latest` of the run is over, mend, resume, compare: what there is to complain of."""
         complaints: list[str] = []
         limit = PATIENCE * self.seconds + 60
         with self.started(trial, self.run) as log:
             assert trial.process is not None
-            moment = time.monotonic() + trial.random.uniform(0.05, 0.95) * self.seconds
+            moment = time.monotonic() + trial.random.uniform(min(0.05, latest), latest) * self.seconds
             while trial.process.poll() is None and not trial.notes.get("struck"):
                 if time.monotonic() >= moment:
                     trial.notes["struck"] = fault.strike(trial)

@@ -100,6 +100,14 @@ def test_a_sound_program_survives_every_fault_of_bytes_disk_and_death(tmp_path: 
     assert "cannot be read" in said and "groups.parquet is damaged" in said and ("the disk is full" in said or "ulimit -f" in said)
 
 
+def test_a_run_that_was_over_before_its_moment_came_is_struck_once_more(tmp_path: Path) -> None:
+    """A busy machine made the undisturbed run slow and let this one be quick: a trial that struck nothing says nothing."""
+    soak = toy_soak(tmp_path)
+    soak.undisturbed()
+    soak.seconds *= 1000
+    assert [(complaints, tally.tried, tally.survived) for _, complaints, tally in soak.trials(["checkpoint", "flow"], 1)] == [([], 1, 1)] * 2
+
+
 @pytest.mark.parametrize(("fault", "sound", "broken", "complaint"), [
     ("checkpoint", "hashlib.sha256(body).hexdigest().encode() != digest", "False", "resumed|differ|is not a step"),
     ("parquet", "store.verify(found)", "pass", "damaged"),
