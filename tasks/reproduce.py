@@ -1,14 +1,15 @@
 """Make a product again in a fresh home and compare, stage by stage, bit for bit.
 
-What the run started from, its raw data and models, is brought by digest: from a store or a DVC folder that still has
-the bytes, else from the recipe's address. Everything else is made anew, in the order of the plan, up to the first
-stage that differs: what comes after it could only inherit the difference.
+What the run started from, its raw data and models, is brought by digest: from a store, a DVC folder, or a version in
+git's history whose bytes DVC's cache or remote still has, else from the recipe's address. Everything else is made
+anew, in the order of the plan, up to the first stage that differs: what comes after could only inherit the difference.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from components.store import MANIFEST, Store, content, read_manifest
 from components.types import Artifact
 from tasks.pipeline import Pipeline, Watcher
 from tasks.provenance import machine, packages, revision
+from tasks.versioning import get, versions
 
 BROUGHT = ("fetch_data", "fetch_model", "make_tiny")
 
@@ -61,7 +63,8 @@ def reproduce(made: Mapping[str, Any], into: Path, *, home: Path, anew: bool = F
                              "ask for a registered version, which keeps its whole lineage")
         brought = None
         if stage.does in BROUGHT and not anew:
-            brought = bring(pipeline, stage, recorded, [Store(home).path(name, recorded["key"]), Path("data") / name])
+            with tempfile.TemporaryDirectory(prefix=".brought-", dir=into) as beside:
+                brought = bring(pipeline, stage, recorded, _places(stage, recorded, home, Path(beside)))
         files = (read_manifest((brought or pipeline.make(name)).path) or {})["files"]
         found = content(files)
         state = "differs" if found != recorded["content"] else "brought" if brought else "identical"
@@ -74,11 +77,11 @@ def reproduce(made: Mapping[str, Any], into: Path, *, home: Path, anew: bool = F
     pipeline.end("finished")
 
 
-def bring(pipeline: Pipeline, stage: Stage, recorded: Mapping[str, Any], places: Sequence[Path]) -> Artifact | None:
+def bring(pipeline: Pipeline, stage: Stage, recorded: Mapping[str, Any], places: Iterable[Path]) -> Artifact | None:
     """A copy of the recorded bytes, every file checked against its SHA-256; None when no place has them."""
     for place in places:
-        manifest = read_manifest(place)
-        if manifest is None or content(manifest["files"]) != recorded["content"]:
+        manifest = _manifest(place, recorded["content"])
+        if manifest is None:
             continue
         try:
             pipeline.store.verify(Artifact(manifest["kind"], place, recorded["key"]))
@@ -88,6 +91,22 @@ def bring(pipeline: Pipeline, stage: Stage, recorded: Mapping[str, Any], places:
             shutil.copytree(place, work.product, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))
             return pipeline.store.publish(work, stage.name, stage.key, stage.kind, (), manifest["meta"], manifest.get("made_with"))
     return None
+
+
+def _places(stage: Stage, recorded: Mapping[str, Any], home: Path, beside: Path) -> Iterator[Path]:
+    """Where the recorded bytes may lie, the nearest first; what must be downloaded is only downloaded when it is asked for."""
+    data = f"data/{stage.name}"
+    yield from (Store(home).path(stage.name, recorded["key"]), Path(data))
+    for commit in versions(Path(), data):
+        if (get(Path(), f"{data}/{MANIFEST}", commit, beside / MANIFEST) and _manifest(beside, recorded["content"])
+                and get(Path(), data, commit, beside / commit)):
+            yield beside / commit
+
+
+def _manifest(place: Path, expected: str) -> dict[str, Any] | None:
+    """The manifest of a directory that says it has the expected content."""
+    manifest = read_manifest(place)
+    return manifest if manifest and content(manifest["files"]) == expected else None
 
 
 def surroundings(made: Mapping[str, Any]) -> list[str]:
@@ -105,8 +124,8 @@ def surroundings(made: Mapping[str, Any]) -> list[str]:
 
 def _files(recorded: Path, expected: str, files: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
     """Names of files that differ, when the recorded product is still at hand and is the one that was recorded."""
-    manifest = read_manifest(recorded)
-    if manifest is None or content(manifest["files"]) != expected:
+    manifest = _manifest(recorded, expected)
+    if manifest is None:
         return ()
     both = {**manifest["files"], **files}
     return tuple(n for n in both if content({n: manifest["files"].get(n, {"sha256": ""})}) != content({n: files.get(n, {"sha256": ""})}))

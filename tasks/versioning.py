@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from components.errors import ServiceError, StoreError
@@ -98,13 +98,45 @@ def push(workspace: Path, *, wait_seconds: float = 60.0) -> bool:
     return True
 
 
+def versions(workspace: Path, path: str) -> Iterator[str]:
+    """Git commits whose dvc.lock has a version of `path` that no later one has, the latest first."""
+    workspace, seen = Path(workspace), set()
+    if not _usable(workspace, f"no earlier version of {path} is looked for"):
+        return
+    for commit in _git(workspace, "log", "--format=%H", "--", "dvc.lock").split():
+        version = _outs(_git(workspace, "show", f"{commit}:./dvc.lock")).get(path)
+        if version and version not in seen:
+            seen.add(version)
+            yield commit
+
+
+def get(workspace: Path, path: str, commit: str, target: Path) -> bool:
+    """A file or directory as of a commit, from DVC's cache or its default remote; False, with one line, where neither has it.
+    A `target` that is a directory already would get it inside."""
+    try:
+        dvc(workspace, "get", ".", path, "--rev", commit, "--force", "--out", str(target))
+    except ServiceError as error:
+        log.info("%s as of %s cannot be had: %s", path, commit[:12], error)
+        return False
+    return True
+
+
 def locked(workspace: Path) -> dict[str, str]:
     """Output path -> md5, as dvc.lock has it (by path: DVC sorts them)."""
+    lock = Path(workspace) / "dvc.lock"
+    return _outs(lock.read_text()) if lock.exists() else {}
+
+
+def _outs(lock: str) -> dict[str, str]:
     import yaml
 
-    lock = Path(workspace) / "dvc.lock"
-    stages = (yaml.safe_load(lock.read_text()) or {}).get("stages", {}) if lock.exists() else {}
+    stages = (yaml.safe_load(lock) or {}).get("stages", {})
     return {out["path"]: out["md5"] for stage in stages.values() for out in stage.get("outs", []) if "md5" in out}
+
+
+def _git(workspace: Path, *arguments: str) -> str:
+    """What git prints; nothing where it fails, as in a repository without commits."""
+    return subprocess.run(["git", "-C", workspace, *arguments], text=True, capture_output=True).stdout
 
 
 def dvc(workspace: Path, *arguments: str, wait_seconds: float = 60.0, missing_ok: bool = False) -> str:

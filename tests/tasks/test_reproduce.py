@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import copy
+import json
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from components.errors import RecipeError
+from components.errors import RecipeError, SourceError
 from components.plan import plan
 from components.recipe import dump, load, names, reread
 from tasks.lineage import lineage
 from tasks.pipeline import Pipeline
 from tasks.reproduce import reproduce, surroundings
+from tasks.versioning import commit, publish, push
 
 
 @pytest.mark.parametrize("name", names())
@@ -62,3 +66,29 @@ def test_inputs_are_fetched_where_no_store_has_them(tiny_home: Path, tmp_path: P
     for anew, home in ((True, tiny_home), (False, tmp_path / "nowhere")):
         (outcome,) = reproduce(made, tmp_path / f"{anew}", home=home, anew=anew)
         assert outcome.state == "identical"
+
+
+def test_data_that_has_moved_on_comes_from_the_remote_of_dvc(workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The source is overwritten, the store is gone, data/ holds the next version: git and DVC still know the one that was used."""
+    monkeypatch.chdir(workspace)
+    source, recorded = tmp_path / "chats.jsonl", {}
+    for version in ("first", "second"):
+        home = tmp_path / version
+        source.write_text(json.dumps({"prompt": version, "completion": "yes", "label": True}))
+        pipeline = Pipeline.open("sft", home=home, profile="test", overrides=[f"data.source=path:{source}"])
+        pipeline.begin()
+        publish(pipeline.make("raw").path, workspace / "data" / "raw")
+        (workspace / "data" / "one.txt").write_text(version)
+        (workspace / "metrics.json").write_text("{}")
+        commit(workspace)
+        push(workspace)
+        for arguments in (("add", "-A"), ("commit", "-qm", version)):
+            subprocess.run(["git", *arguments], check=True)
+        recorded[version] = lineage(pipeline, "raw")
+        shutil.rmtree(home)
+    source.unlink()
+    shutil.rmtree(workspace / ".dvc" / "cache")
+    (outcome,) = reproduce(recorded["first"], tmp_path / "again", home=tmp_path / "first")
+    assert outcome.state == "brought" and not list((tmp_path / "again").glob(".brought-*"))
+    with pytest.raises(SourceError, match=r"chats\.jsonl"):
+        list(reproduce(recorded["first"], tmp_path / "anew", home=tmp_path / "first", anew=True))

@@ -11,28 +11,11 @@ import yaml
 
 from components.errors import ServiceError, StoreError
 from tasks import versioning
-from tasks.versioning import commit, digest, dvc, locked, publish, push
+from tasks.versioning import _equal, commit, digest, dvc, get, locked, publish, push, versions
 
 ROOT = Path(__file__).resolve().parents[2]
-PIPELINE = {"stages": {
-    "train": {"cmd": f"{sys.executable} -c 'raise SystemExit(3)'", "deps": ["recipe.yaml"], "params": [{"recipe.yaml": None}],
-              "outs": ["data/raw", "data/one.txt"], "metrics": [{"metrics.json": {"cache": False}}]}}}
-
-
 def git(where, *arguments):
-    subprocess.run(["git", "-C", where, "-c", "user.name=t", "-c", "user.email=t@t", *arguments], check=True, capture_output=True)
-
-
-@pytest.fixture
-def workspace(tmp_path):
-    where = tmp_path / "work"
-    where.mkdir()
-    git(where, "init", "-q")
-    shutil.copytree(ROOT / ".dvc", where / ".dvc", ignore=shutil.ignore_patterns("tmp", "cache", "config.local"))
-    dvc(where, "remote", "add", "-d", "here", str(tmp_path / "remote"))
-    (where / "dvc.yaml").write_text(yaml.safe_dump(PIPELINE))
-    (where / "recipe.yaml").write_text("beta: 0.1\n")
-    return where
+    subprocess.run(["git", "-C", where, *arguments], check=True, capture_output=True)
 
 
 def made(folder, text):
@@ -66,6 +49,28 @@ def test_publish_commit_push_and_back_again(workspace, tmp_path):
     dvc(workspace, "pull", "--force")
     assert (workspace / "data" / "raw" / "a.txt").read_text() == "first"
     assert locked(workspace) == outs
+
+
+def test_an_earlier_version_comes_back_from_the_remote(workspace, tmp_path):
+    for text in ("first", "second"):
+        publish(made(tmp_path / text, text), workspace / "data" / "raw")
+        publish(tmp_path / text / "a.txt", workspace / "data" / "one.txt")
+        (workspace / "metrics.json").write_text("{}")
+        commit(workspace)
+        git(workspace, "add", "-A")
+        git(workspace, "commit", "-qm", text)
+        push(workspace)
+    (workspace / "recipe.yaml").write_text("beta: 0.2\n")
+    commit(workspace)
+    git(workspace, "commit", "-qam", "another dvc.lock, the same data")
+    shutil.rmtree(workspace / ".dvc" / "cache")
+    latest, first = versions(workspace, "data/raw")
+    assert not list(versions(workspace, "data/none")) and not list(versions(tmp_path, "data/raw"))
+    assert get(workspace, "data/raw", first, tmp_path / "back") and _equal(tmp_path / "back", tmp_path / "first")
+    assert get(workspace, "data/one.txt", latest, tmp_path / "one") and (tmp_path / "one").read_text() == "second"
+    shutil.rmtree(tmp_path / "remote")
+    shutil.rmtree(workspace / ".dvc" / "cache", ignore_errors=True)
+    assert not get(workspace, "data/raw", first, tmp_path / "gone")
 
 
 def test_publish_replaces_and_never_writes_through_a_link(tmp_path):
