@@ -17,7 +17,7 @@ import yaml
 
 from components.check import check
 from components.correction import corrected, corrected_again
-from components.errors import RecipeError, nearest
+from components.errors import RecipeError, nearest, secret_in
 from components.piece import describe, resolve
 from components.schema import SCHEMA, Online, Profile, Recipe, Spec
 
@@ -53,6 +53,7 @@ def load(recipe: str | Path, *, overrides: Sequence[str] = (), profile: str | No
     raw.setdefault("name", path.stem)
     if profile:
         raw["profile"] = profile
+    refuse_secrets(raw)
     if raw.get("schema") != SCHEMA:
         raise RecipeError(f"{path.name}: schema {raw.get('schema')!r} is not {SCHEMA}, the one this version reads; "
                           f"write `schema: {SCHEMA}` once its keys are checked against the bases")
@@ -70,7 +71,9 @@ def load_profile(name: str) -> Profile:
         path = folder() / "profiles" / f"{name}.yaml"
     if not path.exists():
         raise RecipeError(f"no profile named {name!r}{nearest(name, [p.stem for p in (folder() / 'profiles').glob('*.yaml')])}")
-    return typing.cast(Profile, conform(Profile, {"name": path.stem, **_read(path)}, f"profile {name}"))
+    raw = {"name": path.stem, **_read(path)}
+    refuse_secrets(raw, f"profile {name}")
+    return typing.cast(Profile, conform(Profile, raw, f"profile {name}"))
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,9 +97,24 @@ def reread(text: str) -> tuple[Recipe, Profile]:
     raw = yaml.safe_load(text)
     if not isinstance(raw, dict) or set(raw) != {"recipe", "profile"}:
         raise RecipeError("not a resolved recipe: expected the two keys `recipe` and `profile` of a run's recipe.yaml")
+    refuse_secrets(raw)
     recipe = typing.cast(Recipe, conform(Recipe, raw["recipe"], ""))
     check(recipe, _changed_rounds(recipe.online) if recipe.online else {})
     return recipe, typing.cast(Profile, conform(Profile, raw["profile"], "profile"))
+
+
+def refuse_secrets(value: Any, where: str = "") -> None:
+    """Raises a `RecipeError` that names the key which holds a secret: what a recipe says is copied into runs, MLflow, reports
+    and Prefect's parameters."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            refuse_secrets(inner, f"{where}.{key}" if where else str(key))
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        for number, inner in enumerate(value):
+            refuse_secrets(inner, f"{where}[{number}]")
+    elif isinstance(value, str) and (found := secret_in(value)):
+        raise RecipeError(f"{where}: holds {found}, and a recipe is copied into runs, MLflow, reports and Prefect; leave it out: "
+                          "secrets are read from the environment, a Prefect block or a file, never from a recipe")
 
 
 def plain(value: Any) -> Any:

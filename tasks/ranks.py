@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from components import errors
-from components.errors import RatchetError, RecipeError, StageError
+from components.errors import RatchetError, RecipeError, StageError, redacted
 from components.schema import Profile
 from components.store import write_atomic
 
@@ -80,12 +81,12 @@ def _rank(request: dict[str, Any], told: str, log: str, agent: int) -> dict[str,
         meta = execute(request)
         return meta if ranks.first() else None
     except BaseException as error:
-        traceback.print_exc()
+        print(redacted(traceback.format_exc()), flush=True)
         number = int(os.environ["RANK"])
-        write_atomic(Path(told) / f"{number}.json", json.dumps({"kind": type(error).__name__, "text": str(error)}))
+        write_atomic(Path(told) / f"{number}.json", json.dumps({"kind": type(error).__name__, "text": redacted(str(error))}))
         if not isinstance(error, RatchetError):
             time.sleep(1.0)  # a broken connection is an echo: the agent shall first see who died
-        raise
+        sys.exit(1)  # torch's agent would print what is raised here, and a secret in it
 
 
 def _why(does: str, count: int, failures: Mapping[int, Any], told: Path, log: str) -> RatchetError:

@@ -19,7 +19,7 @@ from components.data.records import parse
 from components.data.sources import _unpack, fetch
 from components.errors import RecipeError, ServiceError, SourceError, StageError, redacted
 from components.models.load import load_policy, load_tokenizer, new_reward
-from components.recipe import load
+from components.recipe import dump, load, reread
 from tasks.pipeline import Pipeline
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -176,6 +176,36 @@ def test_messages_hold_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
         assert str(error) == str(pickle.loads(pickle.dumps(error))) == redacted(text)
 
 
+TOKEN = SECRETS["HF_TOKEN"]
+
+
+@pytest.mark.parametrize(("override", "named"), [
+    (f"about=made with {TOKEN}", "about: holds the value of the environment variable HF_TOKEN"),
+    (f"data.source=hub:org/name@{TOKEN}", "data.source: holds the value of the environment variable HF_TOKEN"),
+    (f"evaluate.metrics=[{{name: rewards.reward_model, model: {TOKEN}}}]", r"evaluate.metrics\[0\].model: holds"),
+    ("models.policy.source=hub:https://me:secret@host/name", "models.policy.source: holds an address with a password"),
+])
+def test_a_secret_in_a_recipe_is_refused_by_its_key(override: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clean = dump(*load("sft"))
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    with pytest.raises(RecipeError, match=f"^{named}.*secrets are read from the environment") as caught:
+        load("sft", overrides=[override])
+    assert TOKEN not in str(caught.value) and "secret@" not in str(caught.value)
+    with pytest.raises(RecipeError, match=r"recipe\.about: holds the value"):  # what another machine sends
+        reread(clean.replace("about: ", f"about: {TOKEN} ", 1))
+    profile = tmp_path / "mine.yaml"
+    profile.write_text(f"vllm: {{scratch: /x/{TOKEN}}}\n")
+    with pytest.raises(RecipeError, match=r"profile .*mine\.yaml\.vllm\.scratch: holds the value"):
+        load("sft", profile=str(profile))
+
+
+def test_what_only_sounds_like_a_secret_stops_no_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, value in enumerate(["", "true", "1", "0.5", "chat", "policy", "20261122", "tokenizer", "assistant", str(tmp_path), "https://huggingface.co"]):
+        monkeypatch.setenv(f"A{number}_API_KEY", value)
+    about = f"true 1 0.5 chat: the policy of 20261122 with its tokenizer answers as assistant, see {tmp_path} and https://huggingface.co/x and me@host"
+    assert load("sft", overrides=[f"about='{about}'"])[0].about == about
+
+
 def leaks(folder: Path, *texts: str) -> list[str]:
     values = [value.encode() for value in (*SECRETS.values(), "planted-in-a-url")]
     found = [f"{file}: {value!r}" for file in folder.rglob("*") if file.is_file() for value in values if value in file.read_bytes()]
@@ -183,13 +213,17 @@ def leaks(folder: Path, *texts: str) -> list[str]:
 
 
 def test_a_planted_secret_is_nowhere_and_a_server_that_is_away_stops_nothing(fresh_home: Callable[[str], Path]) -> None:
-    """The tracking server is away and its address holds a password; the token is in the environment and, by mistake, in a
-    recipe's text. Then everything is sent to the local MLflow."""
+    """The tracking server is away and its address holds a password; the token is in the environment and first, by mistake, in
+    the recipe's text too. Then everything is sent to the local MLflow."""
     home = fresh_home("run")
     env = {**os.environ, **SECRETS, "PYTHONPATH": str(ROOT)}
     away = {**env, "MLFLOW_TRACKING_URI": "http://robot:planted-in-a-url@127.0.0.1:9"}
     options = ["--profile", "test", "--home", str(home), "--set", "sft.limit=16", "--set", "evaluate.prompts=4"]
-    done = subprocess.run([sys.executable, "-m", "flows.cli", "run", "sft", *options], cwd=home, env=away, capture_output=True, text=True)
+    command = [sys.executable, "-m", "flows.cli", "run", "sft", *options]
+    refused = subprocess.run([*command, "--set", f"about=made with {TOKEN}"], cwd=home, env=away, capture_output=True, text=True)
+    assert refused.returncode == 2 and refused.stderr.startswith("error: about: holds the value of"), refused.stderr
+    assert not leaks(home, refused.stdout, refused.stderr)
+    done = subprocess.run(command, cwd=home, env=away, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "MLflow is behind, nothing is lost" in done.stdout
     assert next(home.glob("store/sft-*/model.safetensors")).exists() and (home / "prefect").is_dir()

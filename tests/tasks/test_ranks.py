@@ -162,6 +162,28 @@ def test_one_sentence_says_which_rank_and_why(tmp_path: Path) -> None:
     assert "rank 1: exit code 3" in str(why(3))
 
 
+FAILING = """
+import sys, components.ranks, components.run
+from tasks.ranks import _rank
+def execute(request):
+    raise ValueError("refused hf_plantedplanted")
+components.ranks.join, components.run.execute = lambda: None, execute
+import os
+try:
+    _rank({}, sys.argv[1], sys.argv[1] + "/log", os.getppid())
+except ValueError as error:  # what torch's agent would print
+    print(error)
+"""
+
+
+def test_a_failing_rank_writes_down_no_secret(tmp_path: Path) -> None:
+    env = {**os.environ, "HF_TOKEN": "hf_plantedplanted", "RANK": "0", "WORLD_SIZE": "2", "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    done = subprocess.run([sys.executable, "-c", FAILING, str(tmp_path)], env=env, capture_output=True, text=True)
+    log, note = (tmp_path / "log").read_text(), (tmp_path / "0.json").read_text()
+    assert done.returncode == 1 and "ValueError: refused ***" in log and json.loads(note) == {"kind": "ValueError", "text": "refused ***"}
+    assert "hf_planted" not in log + note + done.stdout + done.stderr
+
+
 def test_only_what_learns_takes_more_than_one_process() -> None:
     sizes = dataclasses.asdict(Profile(learner="deepspeed", ranks=4))
     assert ranks_of({"options": {"fit": {}, "profile": sizes}}) == 4
