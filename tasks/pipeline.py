@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from components.data.pins import pinned
 from components.errors import ContractError
 from components.plan import Stage, plan
 from components.recipe import dump, load, reread
@@ -53,8 +54,9 @@ class Pipeline:
 
     @classmethod
     def open(cls, recipe: str | Path, *, home: Path, overrides: Sequence[str] = (), profile: str | None = None) -> Pipeline:
-        """Load and plan; nothing is written or started."""
+        """Load, pin and plan; nothing is started."""
         loaded, chosen = load(recipe, overrides=overrides, profile=profile)
+        loaded = pinned(loaded, home)
         stages = plan(loaded, chosen)
         name = f"{loaded.name}-{digest([s.key for s in stages.values()])[:8]}"
         return cls(loaded, chosen, stages, Store(home), RunDirectory(home, name))

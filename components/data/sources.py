@@ -11,6 +11,7 @@ What was fetched is a folder with `source.json`, written last and renamed into p
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -21,8 +22,9 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from components.errors import RatchetError, SourceError, nearest
 
@@ -41,7 +43,7 @@ def fetch(address: str, destination: Path, *, sha256: str | None = None, base: P
         hint = nearest(scheme, ["path", *_FETCHERS]) if rest else "; write scheme:what, e.g. path:data/chats.jsonl"
         raise SourceError(f"{address!r} is not a source address{hint}")
     if scheme == "path":
-        return _local(Path(base or Path.cwd()) / rest, address, sha256)
+        return local(address, base, sha256)
     inner = PurePosixPath(rest.partition("!")[2])
     if inner.is_absolute() or ".." in inner.parts:
         raise SourceError(f"{address!r}: what stands behind ! is a file or folder inside the source; {str(inner)!r} leads out of it")
@@ -76,16 +78,30 @@ def fetch(address: str, destination: Path, *, sha256: str | None = None, base: P
     return ready
 
 
-def digest(path: Path) -> str:
-    """SHA-256 of a file's bytes; of a folder: of one line `hash  relative/path` a file, sorted by path."""
+def digest(path: Path, of_file: Callable[[Path], str] | None = None) -> str:
+    """SHA-256 of a file's bytes; of a folder: of one line `hash  relative/path` a file, sorted by path.
+
+    `of_file` gives the digest of a file instead of reading it. Raises `SourceError` for a folder with links that leave it.
+    """
+    of_file = of_file or _read
     if path.is_dir():
-        lines = (f"{digest(p)}  {p.relative_to(path).as_posix()}\n" for p in _files(path))
+        lines = (f"{of_file(p)}  {p.relative_to(path).as_posix()}\n" for p in _files(path))
         return hashlib.sha256("".join(lines).encode()).hexdigest()
+    return of_file(path)
+
+
+def _read(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _files(folder: Path) -> list[Path]:
+    """All files of a folder. A link may lead to another file of it, or of the hub's cache whose snapshot it is, not elsewhere."""
+    within = folder.resolve()
+    within = within.parent.parent if within.parent.name == "snapshots" else within
+    for path in folder.rglob("*"):
+        if path.is_symlink() and not path.resolve().is_relative_to(within):
+            raise SourceError(f"{path} is a link that leads out of its folder, to {path.resolve()}; put a copy in its place")
     return sorted((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.relative_to(folder).as_posix())
 
 
@@ -126,12 +142,14 @@ def _check(found: str, expected: str | None, what: str) -> None:
         )
 
 
-def _local(path: Path, address: str, sha256: str | None) -> Path:
+def local(address: str, base: Path | None = None, sha256: str | None = None) -> Path:
+    """The file or folder of a `path:`, where it lies."""
+    path = Path(base or Path.cwd()) / address.partition(":")[2]
     if not path.exists():
         near = nearest(path.name, [p.name for p in path.parent.iterdir()]) if path.parent.is_dir() else ""
         near = near if "did you mean" in near else ""
         raise SourceError(f"{address}: there is no file or folder {path}{near}")
-    if path.is_dir() and not any(path.iterdir()):
+    if path.is_dir() and not _files(path):
         raise SourceError(f"{address}: the folder {path} is empty")
     if sha256 is not None:
         _check(digest(path), sha256, address)
@@ -186,11 +204,45 @@ def _hub(rest: str, content: Path, sha256: str | None) -> tuple[Path, str]:
         if not chosen.exists():
             raise SourceError(f"hub:{rest}: there is no {chosen}")
         return _keep(chosen, content, sha256, f"hub:{rest}")
-    match = re.fullmatch(r"(?:(datasets|models)/)?([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", where)
+    asked = _repository(rest)
+    from huggingface_hub import hf_hub_download, snapshot_download
+
+    with _asking(rest, asked):
+        found = Path(hf_hub_download(filename=file, **asked) if file else snapshot_download(**asked))
+    return _keep(found, content, sha256, f"hub:{rest}")
+
+
+def commit(rest: str) -> str | None:
+    """The commit that a `hub:` address means now, None where the hub cannot be asked. Raises `SourceError` as `fetch` does."""
+    asked = _repository(rest)
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    with _asking(rest, asked):
+        try:
+            info = HfApi(endpoint=asked["endpoint"]).repo_info(asked["repo_id"], revision=asked["revision"], repo_type=asked["repo_type"], timeout=10)
+        except HfHubHTTPError as error:
+            if error.response.status_code < 500:
+                raise
+            return None
+        except Exception:  # network libraries differ in what they raise
+            return None
+    return str(info.sha)
+
+
+def _repository(rest: str) -> dict[str, Any]:
+    """What the hub's library is asked for."""
+    match = re.fullmatch(r"(?:(datasets|models)/)?([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", rest.partition("!")[0])
     if not match:
         raise SourceError(f"hub:{rest}: write hub:org/name, @revision and !file if wanted (datasets/org/name for data)")
     kind, repository, revision = match.groups()
-    from huggingface_hub import hf_hub_download, snapshot_download
+    return {"repo_id": repository, "revision": revision, "repo_type": "dataset" if kind == "datasets" else "model",
+            "endpoint": os.environ.get("HF_ENDPOINT")}  # read now: the library reads it once, when first imported
+
+
+@contextlib.contextmanager
+def _asking(rest: str, asked: dict[str, Any]) -> Iterator[None]:
+    """What the hub's library raises, as one sentence about the address."""
     from huggingface_hub.errors import (
         EntryNotFoundError,
         GatedRepoError,
@@ -199,26 +251,23 @@ def _hub(rest: str, content: Path, sha256: str | None) -> tuple[Path, str]:
         RevisionNotFoundError,
     )
 
-    endpoint = os.environ.get("HF_ENDPOINT")  # read now: the library reads it once, when first imported
-    asked = {"repo_id": repository, "revision": revision, "endpoint": endpoint,
-             "repo_type": "dataset" if kind == "datasets" else "model"}
+    hub, repository = asked["endpoint"] or "the hub", asked["repo_id"]
     try:
-        found = Path(hf_hub_download(filename=file, **asked) if file else snapshot_download(**asked))
+        yield
     except LocalEntryNotFoundError as error:
-        raise SourceError(f"hub:{rest}: cannot download from {endpoint or 'the hub'} and it is not in the cache; "
+        raise SourceError(f"hub:{rest}: cannot download from {hub} and it is not in the cache; "
                           "check the connection or HF_ENDPOINT") from error
     except GatedRepoError as error:
         raise SourceError(f"hub:{rest}: {repository} is gated; accept its terms and log in with `hf auth login`") from error
     except RevisionNotFoundError as error:
-        raise SourceError(f"hub:{rest}: {repository} has no revision {revision!r}") from error
+        raise SourceError(f"hub:{rest}: {repository} has no revision {asked['revision']!r}") from error
     except RepositoryNotFoundError as error:
         raise SourceError(f"hub:{rest}: no {asked['repo_type']} repository {repository!r} (or it is private)") from error
     except EntryNotFoundError as error:
-        raise SourceError(f"hub:{rest}: {repository} has no file {file!r}") from error
+        raise SourceError(f"hub:{rest}: {repository} has no file {rest.partition('!')[2]!r}") from error
     except Exception as error:  # network libraries differ in what they raise; one sentence for all
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise SourceError(f"hub:{rest}: cannot download from {endpoint or 'the hub'}: {reason}") from error
-    return _keep(found, content, sha256, f"hub:{rest}")
+        raise SourceError(f"hub:{rest}: cannot download from {hub}: {reason}") from error
 
 
 def _keep(found: Path, content: Path, sha256: str | None, what: str) -> tuple[Path, str]:
@@ -250,4 +299,4 @@ _FETCHERS: dict[str, Callable[[str, Path, str | None], tuple[Path, str]]] = {
     "pypi": _pypi, "hub": _hub, "generate": _generate,
 }
 
-__all__ = ["RatchetError", "SourceError", "digest", "fetch"]
+__all__ = ["RatchetError", "SourceError", "commit", "digest", "fetch", "local"]

@@ -14,7 +14,7 @@ from components.data.records import Conversation
 from components.data.sources import fetch
 from components.data.splits import SHARES, split, split_key
 from components.data.statistics import alternates, statistics
-from components.errors import DataError, RecipeError
+from components.errors import DataError, GateError, RecipeError
 from components.types import Group, Prompt, Trajectory
 
 
@@ -165,6 +165,26 @@ def test_a_bad_section_or_empty_outcome_is_one_sentence(tmp_path):
         curate({"splits": {"sft": 1.0}, "sft": {"min_rating": 11.0}}, source, words, tmp_path / "out", 0)
     with pytest.raises(DataError, match=r"no record of rows.jsonl survives"):
         curate({"transforms": [{"name": "length", "min_turns": 99}]}, source, words, tmp_path / "out", 0)
+
+
+def test_losing_too_many_records_stops_with_the_step_and_the_share(tmp_path):
+    alone = [talk(f"alone {i}", f"nobody answers {i}") for i in range(20)]
+    copies = [Conversation(f"copy {r.id}", r.messages, r.topic, r.rating) for r in corpus(topics=10, each=4)]
+    section = {"transforms": ["duplicates", "length"], "splits": {"sft": 1.0}}
+    rows = write([*corpus(topics=10, each=4), *copies], tmp_path / "copies.jsonl")
+    summary = curate(section, rows, words, tmp_path / "out", 0)
+    assert summary["steps"][1]["dropped"] == {"duplicate": 40}  # half of the records, and nothing that was said
+    rows = write([*corpus(topics=10, each=4), *alone], tmp_path / "rows.jsonl")
+    with pytest.raises(GateError, match=r"data.max_dropped: 20 of 60 records \(33.3%\) are lost before the split, at most 25.0% may be; "
+                                        r"by step: length: too short \(33.3%\). See .*quarantine.jsonl"):
+        curate(section, rows, words, tmp_path / "stopped", 0)
+    assert len((tmp_path / "stopped/quarantine.jsonl").read_text().splitlines()) == 20
+    for limit in (0.34, None):
+        curate({**section, "max_dropped": limit}, rows, words, tmp_path / "out", 0)
+    write([*corpus(topics=10, each=4)], rows)
+    rows.write_text(rows.read_text() + '{"text": "of no layout"}\n' * 15)
+    with pytest.raises(GateError, match=r"15 of 55 records .* parse: not a record of a known layout \(27.3%\)"):
+        curate(section, rows, words, tmp_path / "stopped", 0)
 
 
 def test_statistics_see_what_is_wrong():

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from components.data.groups import import_groups
-from components.data.sources import digest, fetch
+from components.data.sources import commit, digest, fetch
 from components.errors import SourceError
 
 
@@ -137,7 +137,7 @@ class Hub(http.server.BaseHTTPRequestHandler):
         path = self.path.split("?")[0]
         for kind in ("models", "datasets"):
             for revision in ("main", "v1", COMMIT):
-                if path == f"/api/{kind}/org/tiny/revision/{revision}":
+                if path in (f"/api/{kind}/org/tiny/revision/{revision}", f"/api/{kind}/org/tiny"):
                     return self.reply(json.dumps({
                         "id": "org/tiny", "sha": COMMIT, "private": False, "tags": [], "downloads": 0, "likes": 0,
                         "siblings": [{"rfilename": name} for name in HUB],
@@ -210,6 +210,40 @@ def test_hub_failures_are_one_sentence(hub, tmp_path, monkeypatch):
     with pytest.raises(SourceError, match=r"hub:org/other: cannot download from http://127\.0\.0\.1:9"):
         fetch("hub:org/other", tmp_path / "x")
     assert not (tmp_path / "x").exists()
+
+
+def test_hub_says_which_commit_an_address_means(hub, monkeypatch):
+    assert commit("org/tiny") == commit("datasets/org/tiny@v1!data/rows.jsonl") == COMMIT
+    assert not any("resolve" in path for path in Hub.asked), "something was downloaded"
+    with pytest.raises(SourceError, match="no model repository 'org/none'"):
+        commit("org/none")
+    with pytest.raises(SourceError, match="no revision 'v9'"):
+        commit("org/tiny@v9")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    assert commit("org/tiny") is None
+
+
+def test_a_link_may_not_lead_out_of_its_folder(tmp_path):
+    """A folder that somebody else made must not bring /etc/passwd into the training data."""
+    (tmp_path / "secret").write_text("of the machine")
+    for name in ("data", "deep"):
+        (tmp_path / name / "inner").mkdir(parents=True)
+        (tmp_path / name / "rows.jsonl").write_text("{}")
+    (tmp_path / "data" / "again.jsonl").symlink_to("rows.jsonl")
+    assert fetch(f"path:{tmp_path / 'data'}", tmp_path / "unused")
+    assert (fetch(f"hub:{tmp_path / 'data'}", tmp_path / "raw") / "again.jsonl").read_text() == "{}"
+    (tmp_path / "data" / "inner" / "more.jsonl").symlink_to(tmp_path / "secret")
+    (tmp_path / "deep" / "inner" / "all").symlink_to(tmp_path)
+    for folder in ("data", "deep"):
+        for scheme in ("path", "hub"):
+            with pytest.raises(SourceError, match="is a link that leads out of its folder"):
+                fetch(f"{scheme}:{tmp_path / folder}", tmp_path / f"{scheme}-{folder}")
+    snapshot = tmp_path / "hub" / "models--org--tiny" / "snapshots" / COMMIT
+    snapshot.mkdir(parents=True)
+    (snapshot.parents[1] / "blobs").mkdir()
+    (snapshot.parents[1] / "blobs" / "1").write_text("{}")
+    (snapshot / "config.json").symlink_to("../../blobs/1")
+    assert (fetch(f"path:{snapshot}", tmp_path / "unused") / "config.json").read_text() == "{}"
 
 
 def test_hub_from_a_folder_on_this_machine(tmp_path):

@@ -1,0 +1,87 @@
+"""What the addresses of a recipe mean today: the content behind a `path:`, the commit behind a `hub:`.
+
+A recipe that names a growing file or a moving branch is a new recipe once they have moved: its stages have other keys,
+so the next night trains on the new data, and the run's own recipe says which it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import re
+from pathlib import Path
+
+from components.data.sources import commit, digest, local
+from components.schema import Recipe
+from components.store import MANIFEST, write_atomic
+
+log = logging.getLogger("ratchet.sources")
+COMMIT = re.compile(r"@[0-9a-f]{40}(?:!|$)")
+
+
+def pinned(recipe: Recipe, home: Path) -> Recipe:
+    """The recipe with every unpinned source pinned, but for those that are not there: fetching them says what is wrong.
+
+    A hub that cannot be asked stops nothing that was fetched before: then the commit fetched last into `home` is meant.
+    """
+    models = {}
+    for name, source in recipe.models.items():
+        address, sha256 = _pin(source.source, source.sha256, home, f"model_{name}")
+        models[name] = dataclasses.replace(source, source=address, sha256=sha256)
+    data = dict(recipe.data)
+    if data.get("source"):
+        data["source"], data["sha256"] = _pin(data["source"], data.get("sha256"), home, "raw")
+    return dataclasses.replace(recipe, models=models, data=data)
+
+
+def _pin(address: str, sha256: str | None, home: Path, stage: str) -> tuple[str, str | None]:
+    scheme, _, rest = address.partition(":")
+    if sha256 is None and scheme == "path" and Path(rest).exists():
+        return address, digest(local(address), _Remembered(home / "digests.json"))
+    if sha256 is None and scheme == "hub" and not rest.startswith(("/", ".")) and not COMMIT.search(rest):
+        where, bang, file = rest.partition("!")
+        repository = where.partition("@")[0]
+        found = commit(rest)
+        if found is None and (found := _fetched(home / "store", stage, f"hub:{repository}@")):
+            log.warning("hub:%s cannot be asked what is new; taking commit %s, which was fetched before", where, found[:12])
+        if found:
+            return f"hub:{repository}@{found}{bang}{file}", None
+    return address, sha256
+
+
+def _fetched(store: Path, stage: str, prefix: str) -> str | None:
+    """The commit of what a stage fetched last from a repository."""
+    found = []
+    for file in store.glob(f"{stage}-*/{MANIFEST}"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            source = json.loads(file.read_text())["meta"]["source"]
+            if source.startswith(prefix) and COMMIT.search(source):
+                found.append((file.stat().st_mtime, source.removeprefix(prefix).partition("!")[0]))
+    return max(found)[1] if found else None
+
+
+class _Remembered:
+    """SHA-256 of large files, which need not be read again while their size, time and place on the disk are the same."""
+
+    LARGE = 64 << 20
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __call__(self, path: Path) -> str:
+        state = path.stat()
+        if state.st_size < self.LARGE:
+            return digest(path)
+        name, mark = os.path.realpath(path), [state.st_size, state.st_mtime_ns, state.st_ino]
+        known = {}
+        with contextlib.suppress(OSError, ValueError):
+            known = json.loads(self.file.read_text())
+        if known.get(name, [None])[:-1] != mark:
+            known[name] = [*mark, digest(path)]
+            with contextlib.suppress(OSError):
+                self.file.parent.mkdir(parents=True, exist_ok=True)
+                write_atomic(self.file, json.dumps(known))
+        return known[name][-1]

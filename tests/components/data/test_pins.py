@@ -1,0 +1,115 @@
+"""A recipe that names a growing file or a moving branch is another recipe once they have moved."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from components.data import pins
+from components.data.sources import digest
+from components.errors import SourceError
+from components.recipe import dump
+from components.store import Store
+from tasks.pipeline import Pipeline
+
+FIRST, SECOND = "a" * 40, "b" * 40
+
+
+def opened(home: Path, source: str, *more: str) -> Pipeline:
+    return Pipeline.open("sft", home=home, profile="test", overrides=[f"data.source={source}", *more])
+
+
+def test_new_lines_in_a_file_are_a_new_run_and_a_touched_file_is_not(tmp_path: Path) -> None:
+    data = tmp_path / "chats.jsonl"
+    data.write_text('{"prompt": "hi", "completion": "yes", "label": true}\n')
+    first = opened(tmp_path, f"path:{data}")
+    assert first.recipe.data["sha256"] == digest(data) and digest(data) in dump(first.recipe, first.profile)
+    os.utime(data, (1, 1))
+    assert opened(tmp_path, f"path:{data}").run.name == first.run.name
+    data.write_text(data.read_text() * 2)
+    second = opened(tmp_path, f"path:{data}")
+    assert second.run.name != first.run.name and second.stages["sft"].key != first.stages["sft"].key
+    assert second.stages["model_policy"].key == first.stages["model_policy"].key
+    with pytest.raises(SourceError, match="the recipe pins"):  # the first run, continued, would take what it was not planned with
+        Pipeline.again(dump(first.recipe, first.profile), home=tmp_path, run="again").make("raw")
+    assert opened(tmp_path, f"path:{data}", f"data.sha256={'f' * 64}").recipe.data["sha256"] == "f" * 64, "a pin of the user's was replaced"
+    absent = opened(tmp_path, f"path:{tmp_path / 'chat.jsonl'}")
+    with pytest.raises(SourceError, match=r"there is no file or folder .*chat\.jsonl; did you mean 'chats\.jsonl'"):
+        absent.make("raw")
+
+
+def test_a_large_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pins._Remembered, "LARGE", 4)
+    model, read = tmp_path / "model", []
+    model.mkdir()
+    (model / "model.safetensors").write_text("many weights")
+    (model / "a").write_text("b")
+    monkeypatch.setattr(pins, "digest", lambda path, *rest: read.append(path.name) or digest(path, *rest))
+
+    def pin() -> str | None:
+        return pins._pin(f"path:{model}", None, tmp_path / "home", "model_policy")[1]
+
+    expected = digest(model)
+    assert pin() == expected and read == ["model", "a", "model.safetensors"]
+    assert pin() == expected and read[3:] == ["model", "a"]
+    (model / "model.safetensors").write_text("other weights")
+    assert pin() == digest(model) != expected and read[5:] == ["model", "a", "model.safetensors"]
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, str | None]:
+    """Commits by address, as the hub gives them; the real one is asked in test_sources.py."""
+    known: dict[str, str | None] = {}
+    monkeypatch.setattr(pins, "commit", lambda rest: known.get(rest))
+    return known
+
+
+def test_a_branch_is_the_commit_it_is_today(hub: dict[str, str | None], tmp_path: Path) -> None:
+    def pinned(address: str, sha256: str | None = None) -> tuple[str, str | None]:
+        return pins._pin(address, sha256, tmp_path, "raw")
+
+    hub |= {"org/chats": FIRST, "datasets/org/chats@v1!rows.jsonl": SECOND}
+    assert pinned("hub:org/chats") == (f"hub:org/chats@{FIRST}", None)
+    assert pinned("hub:datasets/org/chats@v1!rows.jsonl") == (f"hub:datasets/org/chats@{SECOND}!rows.jsonl", None)
+    hub["org/chats"] = SECOND
+    assert pinned("hub:org/chats") == (f"hub:org/chats@{SECOND}", None)
+    for kept in (f"hub:org/chats@{FIRST}", f"hub:org/chats@{FIRST}!rows.jsonl", "pypi:a==1", "generate:tiny?seed=0", "hub:org/unknown"):
+        assert pinned(kept) == (kept, None)
+    assert pinned("hub:org/chats", "0" * 64) == ("hub:org/chats", "0" * 64)
+
+
+def test_a_hub_that_is_away_means_what_was_fetched_last(hub: dict[str, str | None], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    store = Store(tmp_path)
+    for age, commit in ((100, SECOND), (200, FIRST)):
+        with store.working("raw", commit) as work:
+            (work.product / "rows").write_text("x")
+            made = store.publish(work, "raw", commit, "data", [], {"source": f"hub:org/chats@{commit}!rows"})
+        os.utime(made.path / "manifest.json", (age, age))
+    assert pins._pin("hub:org/chats!rows", None, tmp_path, "raw") == (f"hub:org/chats@{FIRST}!rows", None)
+    assert FIRST[:12] in caplog.text
+    assert pins._pin("hub:org/chat", None, tmp_path, "raw") == ("hub:org/chat", None)
+    assert pins._pin("hub:org/chats!rows", None, tmp_path, "model_policy") == ("hub:org/chats!rows", None)
+
+
+def test_the_second_night_trains_on_the_data_of_the_day_and_says_what_moved(fresh_home: Callable[[str], Path], tmp_path: Path) -> None:
+    from tasks.drift import watch_data
+
+    home, data, moved = fresh_home("home"), tmp_path / "chats.jsonl", []
+    for words in (3, 12):
+        rows = [{"messages": [{"role": "user", "content": f"question {i}: " + "why " * (i % 5 + 1)},
+                              {"role": "assistant", "content": f"answer {i}: " + "because it is so " * (words + i % 3)}]} for i in range(200)]
+        data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        night = opened(home, f"path:{data}", "data.transforms=[]", "data.parser=auto", "data.sft.min_rating=null")
+        night.begin()
+        for name in ("model_policy", "raw", "drafts", "curated"):
+            night.make(name)
+        moved.append({shift.what for shift in watch_data(night)})
+        night.end("finished")
+    assert moved == [set(), {"length in tokens"}]
+    assert "length in tokens" in (night.run.path / "drift.json").read_text()
