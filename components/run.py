@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from components.contract import agree, record
-from components.engines.choose import ready
+from components.engines.choose import SAMPLE, ready
 from components.plan import STAGES
 from components.store import Workspace
 from components.types import Artifact
@@ -40,7 +40,8 @@ def execute(request: Mapping[str, Any]) -> dict[str, Any]:
     """Set the process up (threads, determinism), see that the inputs share a contract, call the stage, return its meta."""
     profile = request["options"].get("profile")
     if profile:
-        ready(profile)
+        if request["does"] in SAMPLE:
+            ready(profile)
         import torch
         from transformers.utils import logging
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, final
 
+from components.engines.agreement import FEW, as_groups, gap, require_agreement
 from components.types import Group, Message, Request, Sample
 
 if TYPE_CHECKING:
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from components.engines.vllm import Backend, VllmEngine
 
 Kind = Literal["policy", "policy_with_value", "reward"]
+SAMPLE = ("rollout", "improve", "evaluate")
+"""What stages do in which a policy answers. The others can be made where no vLLM is."""
 
 
 def engine_of(profile: Mapping[str, Any], path: Path, kind: Kind = "policy") -> Any:
@@ -24,7 +27,6 @@ def engine_of(profile: Mapping[str, Any], path: Path, kind: Kind = "policy") -> 
     """
     if profile["engine"] == "torch" or kind == "reward":
         return _torch(profile, path, kind)
-    ready(profile)
     return SplitEngine(profile, path, kind)
 
 
@@ -61,17 +63,18 @@ def sampler(profile: Mapping[str, Any], path: Path) -> VllmEngine:
 @final
 class SplitEngine:
     """Samples with vLLM, scores with torch. Either is loaded when it is first needed: a stage that only scores starts no vLLM,
-    and what was started ends with this object.
+    and what was started ends with this object. The first answers with any weights are scored by both, and a difference that no
+    rounding explains is a `ContractError`.
     """
 
     def __init__(self, profile: Mapping[str, Any], path: Path, kind: Kind) -> None:
         self.profile, self.kind = profile, kind
         self.sampler, self._scorer = sampler(profile, path), None
-        self.path = Path(path)
+        self.path, self._agreed = Path(path), False
 
     def load(self, path: Path) -> None:
         """Sample and score with the weights of this directory from now on."""
-        self.path = Path(path)
+        self.path, self._agreed = Path(path), False
         self.sampler.load(path)
         if self._scorer:
             self._scorer.load(path)
@@ -106,7 +109,12 @@ class SplitEngine:
         return self.sampler.decode(tokens)
 
     def generate(self, requests: Sequence[Request]) -> list[list[Sample]]:
-        return self.sampler.generate(requests)
+        answers = self.sampler.generate(requests)
+        if not self._agreed and requests:
+            few = as_groups(requests[:FEW], answers[:FEW])
+            require_agreement(gap(few, self.score(few, frozenset({"logprobs"}))), self.profile)
+            self._agreed = True
+        return answers
 
     def score(self, groups: Sequence[Group], asks: frozenset[str]) -> list[Mapping[str, list[Any]]]:
         return self.scorer.score(groups, asks)

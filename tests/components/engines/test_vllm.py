@@ -33,7 +33,7 @@ from components.models.tiny import train_tiny
 from components.models.value import FILE as VALUE_HEAD
 from components.plan import plan
 from components.recipe import load, plain
-from components.run import Job
+from components.run import Job, as_request, execute
 from components.schema import Profile, Vllm
 from components.store import Workspace
 from components.types import Artifact, Group, Prompt, Request, Trajectory
@@ -97,12 +97,16 @@ def test_without_vllm_the_profile_is_refused_in_one_sentence(tiny: Path) -> None
             refused()
 
 
-@pytest.mark.skipif(HERE, reason="vllm is installed here")
-def test_a_stage_is_refused_before_it_starts(tmp_path: Path) -> None:
-    from components.run import as_request, execute
+@pytest.mark.parametrize("does", ["rollout", "improve", "evaluate"])
+def test_a_stage_that_samples_is_refused_before_it_starts(does: str, tmp_path: Path) -> None:
+    with pytest.raises(ContractError, match="/no/such/python is no file"):
+        execute(as_request(does, {"profile": profile(python="/no/such/python")}, {}, tmp_path))
 
-    with pytest.raises(ContractError, match="vllm is not installed here"):
-        execute(as_request("sft", {"profile": profile()}, {}, tmp_path))
+
+@pytest.mark.parametrize("does", ["sft", "reward", "annotate", "optimise"])
+def test_a_stage_that_only_learns_or_scores_is_made_where_no_vllm_is(does: str, tmp_path: Path) -> None:
+    with pytest.raises(KeyError):  # it has begun, and asks for its options and inputs
+        execute(as_request(does, {"profile": profile(python="/no/such/python")}, {}, tmp_path))
 
 
 def test_an_environment_that_is_not_there_is_refused() -> None:
