@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from components.run import Job
 
 MAX_QUARANTINED = 0.02
+BALANCE = {"min_groups": 2, "min_topics": 2, "max_topic_share": 0.9}
+"""What every split must have unless the recipe says otherwise; of topics only splits are judged whose records name them."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Check:
 def expectations(section: Mapping[str, Any]) -> list[Check]:
     """The suite for a recipe's `data` section. Values that are absent (an unrated group) are not judged."""
     low, high = section.get("rating_range") or (1.0, 10.0)
+    balance = {key: section.get(key, default) for key, default in BALANCE.items()}
 
     def always(says: str, column: str, value: bool = True) -> Check:
         return Check(says, "ExpectColumnValuesToBeInSet", column, {"value_set": [value]})
@@ -64,10 +67,11 @@ def expectations(section: Mapping[str, Any]) -> list[Check]:
         between("there is at least one token", "tokens", 1, None),
         always("trajectories fit the kind of split", "trajectories_fit"),
         between("ratings are in their range", "rating", low, high),
+        between("the rejected side's rating is in its range", "rating_rejected", low, high),
         between("the chosen side is rated higher", "rating_gap", 0, None, strict_min=True),
-        between("every split has enough groups", "groups", section.get("min_groups", 1), None, "splits"),
-        between("every topic split has enough topics", "topics", section.get("min_topics", 1), None, "splits"),
-        between("no topic fills a split", "max_topic_share", None, section.get("max_topic_share", 1.0), "splits"),
+        between("every split has enough groups (data.min_groups)", "groups", balance["min_groups"], None, "splits"),
+        between("every topic split has enough topics (data.min_topics)", "topics", balance["min_topics"], None, "splits"),
+        between("no topic fills a split (data.max_topic_share)", "max_topic_share", None, balance["max_topic_share"], "splits"),
     ]
     names = [t if isinstance(t, str) else t.get("name") for t in section.get("transforms") or ()]
     if "scrub" in names:
@@ -80,7 +84,9 @@ def expectations(section: Mapping[str, Any]) -> list[Check]:
 
 def validate(job: Job) -> dict[str, Any]:
     """The pipeline's stage: `validate_data` from the drafts to the curated product."""
-    return validate_data(job.path("drafts"), job.options["section"], job.work.product)
+    report = validate_data(job.path("drafts"), job.options["section"], job.work.product)
+    broke = {f"broke: {check['says']}": check["failed"] for check in report["expectations"] if check["of"] == "rows" and check["failed"]}
+    return {"counts": {"groups": report["groups"], "quarantined": report["quarantined"], **broke}, **report}
 
 
 def validate_data(curated: Path, section: Mapping[str, Any], out: Path, *, data_docs: bool = True) -> dict[str, Any]:
@@ -125,7 +131,7 @@ def validate_data(curated: Path, section: Mapping[str, Any], out: Path, *, data_
 
     limit = section.get("max_quarantined", MAX_QUARANTINED)
     share = len(broken) / len(frame)
-    stops = [f"{r['says']}: not so for {', '.join(r['failed']) or 'the data set'}" for r in results["splits"] if not r["success"]]
+    stops = [_stop(result, by_split) for result in results["splits"] if not result["success"]]
     stops += [f"split {name!r} is empty after quarantine" for name, members in kept.items() if not members]
     if share > limit:
         worst = Counter(says for reasons in broken.values() for says in reasons).most_common(3)
@@ -199,6 +205,14 @@ def _result(outcome: Mapping[str, Any], checks: list[Check]) -> dict[str, Any]:
         raise DataError(f"{checks[number].says!r} could not be judged: {outcome['exception_info']['exception_message']}")
     failed = sorted(str(entry["id"]) for entry in outcome["result"].get("unexpected_index_list") or ())
     return {**asdict(checks[number]), "success": bool(outcome["success"]), "failed": failed, "number": number}
+
+
+def _stop(result: Mapping[str, Any], by_split: pd.DataFrame) -> str:
+    """What an expectation of whole splits found, and what it wanted."""
+    values = by_split.set_index("id")[result["column"]]
+    least, most = (result["arguments"].get(end) for end in ("min_value", "max_value"))
+    wanted = f"at least {least:g}" if least is not None else f"at most {most:g}"
+    return f"{result['says']}: expected {wanted}, got " + ", ".join(f"{values[name]:.3g} in {name!r}" for name in result["failed"])
 
 
 def _write_docs(context: Any, docs: Path) -> None:

@@ -8,7 +8,9 @@ The `data` section of a recipe:
                                 each also with `_validation`
     near_threshold              likeness at which a record is dropped from the later of two splits; null: not compared
     sft, prompts, evaluate, reward, gold, pairs      options of the builder of that name (`builders.py`)
-    max_quarantined, language, balance, ...          what `tasks/validation.py` reads
+    max_dropped                 share of the source's records that parsing and the transforms may lose, copies of kept ones
+                                aside; 0.25 unless given, null: any
+    max_quarantined, min_groups, min_topics, max_topic_share, rating_range, languages      what `tasks/validation.py` reads
 """
 
 from __future__ import annotations
@@ -27,19 +29,21 @@ from components.data.groups import save_table, write_groups
 from components.data.records import Conversation, CountTokens, Dropped, Sifted, counted_once, parse
 from components.data.splits import SHARES, split
 from components.data.statistics import kind_of, statistics
-from components.errors import DataError, RecipeError, nearest
+from components.errors import DataError, GateError, RecipeError, nearest
 from components.piece import build, describe
 from components.types import Group
 
 Summary = dict[str, Any]
 CHECKS = ("max_quarantined", "min_groups", "rating_range", "languages", "max_topic_share", "min_topics")
-KEYS = ("source", "sha256", "seed", "parser", "transforms", "splits", "near_threshold", *BUILDERS, *CHECKS)
+KEYS = ("source", "sha256", "seed", "parser", "transforms", "splits", "near_threshold", "max_dropped", *BUILDERS, *CHECKS)
+MAX_DROPPED = 0.25
 
 
 def curate(section: Mapping[str, Any], source: Path, count_tokens: CountTokens, out: Path, seed: int) -> Summary:
     """Write `<split>.parquet`, `statistics.parquet`, `quarantine.jsonl` and `summary.json` under `out`.
 
-    Same section, source and seed: same bytes. Raises `RecipeError` for the section, `DataError` for the data.
+    Same section, source and seed: same bytes. Raises `RecipeError` for the section, `DataError` for the data, `GateError` when
+    more than `max_dropped` of the records are lost, with `quarantine.jsonl` written.
     """
     check_section(section)
     count_tokens = counted_once(count_tokens)
@@ -58,9 +62,10 @@ def curate(section: Mapping[str, Any], source: Path, count_tokens: CountTokens, 
     for spec in section.get("transforms") or ():
         spec = {"name": spec} if isinstance(spec, str) else dict(spec)
         records = note(spec["name"], len(records), build("transform", spec)(records, count_tokens))
+    write_quarantine(out / "quarantine.jsonl", quarantine)
     if not records:
-        write_quarantine(out / "quarantine.jsonl", quarantine)
         raise DataError(f"no record of {source.name} survives the transforms: {[(s['step'], s['dropped']) for s in steps]}")
+    _refuse_loss(quarantine, steps[0]["in"], section.get("max_dropped", MAX_DROPPED), out / "quarantine.jsonl")
 
     shares = section.get("splits") or _offered(records)
     parts, crossing = split(records, shares, seed, near_threshold=section.get("near_threshold", 0.8))
@@ -88,6 +93,16 @@ def curate(section: Mapping[str, Any], source: Path, count_tokens: CountTokens, 
     }
     (out / "summary.json").write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return summary
+
+
+def _refuse_loss(dropped: Sequence[tuple[str, Dropped]], records: int, limit: float | None, file: Path) -> None:
+    """`GateError` when more than `limit` (a share) of the source's records were dropped, copies of kept ones aside."""
+    lost = Counter((stage, record.reason.partition(":")[0]) for stage, record in dropped if not record.copy)
+    if limit is None or lost.total() <= limit * records:
+        return
+    worst = "; ".join(f"{stage}: {reason} ({number / records:.1%})" for (stage, reason), number in lost.most_common(3))
+    raise GateError(f"data.max_dropped: {lost.total()} of {records} records ({lost.total() / records:.1%}) are lost before the split, at most {limit:.1%} "
+                    f"may be; by step: {worst}. See {file}; mend the data, or raise the limit if they are no loss")
 
 
 def check_section(section: Mapping[str, Any]) -> None:

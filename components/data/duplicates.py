@@ -20,7 +20,7 @@ def duplicates(records: Sequence[Conversation], count_tokens: CountTokens) -> Si
         said = re.findall(r"\w+", record.text.lower())
         key = f"{record.topic}\n{' '.join(said) if said else record.text}\n{record.answer}"
         if key in first:
-            dropped.append(Dropped(record.id, f"duplicate: of {first[key]}", record.as_json()))
+            dropped.append(Dropped(record.id, f"duplicate: of {first[key]}", record.as_json(), copy=True))
         else:
             first[key] = record.id
             kept.append(record)
@@ -41,7 +41,7 @@ def near(records: Sequence[Conversation], count_tokens: CountTokens, *, threshol
         record = records[number]
         if stays := [j for j in alike if j not in gone]:
             gone.add(number)
-            dropped.append(Dropped(record.id, f"near duplicate: of {records[stays[0]].id}", record.as_json()))
+            dropped.append(Dropped(record.id, f"near duplicate: of {records[stays[0]].id}", record.as_json(), copy=True))
         else:
             kept.append(record)
     return Sifted(kept, dropped)

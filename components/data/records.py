@@ -66,9 +66,12 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Dropped:
+    """A record that a step leaves out. One that is a `copy` is not lost: what it says stays in another."""
+
     id: str
     reason: str
     record: Any = None
+    copy: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,16 @@
-"""One flat row a group, for checks and for people: what a validation suite judges is computed here."""
+"""One flat row a group, for checks and for people: what a validation suite judges is computed here.
+
+What may not cross splits, letter case, spaces and the marks of sentences aside:
+    leaked_prompt                   a whole prompt, its topic included, however short
+    leaked_topic                    a topic
+    near_duplicate_across_splits    what was said, prompt and answer without the topic: from 20 words on if 0.8 of its runs
+                                    of three words are alike, under that if it is the same. Under 4 words ("Hey! Hello?")
+                                    two people greeted each other, which is no leak
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,10 +28,14 @@ SCHEMA = pa.schema([
     ("topic", pa.string()), ("trajectories", pa.int32()), ("turns", pa.int32()), ("trainable_turns", pa.int32()),
     ("tokens", pa.int32()), ("characters", pa.int32()), ("within_token_bound", pa.bool_()), ("roles_alternate", pa.bool_()),
     ("last_is_assistant", pa.bool_()), ("prompt_ends_well", pa.bool_()), ("no_empty_turn", pa.bool_()),
-    ("chosen_ne_rejected", pa.bool_()), ("rating", pa.float64()), ("rating_gap", pa.float64()), ("language", pa.string()),
+    ("chosen_ne_rejected", pa.bool_()), ("rating", pa.float64()),
+    ("rating_rejected", pa.float64()), ("rating_gap", pa.float64()), ("language", pa.string()),
     ("has_personal_data", pa.bool_()), ("duplicate", pa.bool_()), ("leaked_prompt", pa.bool_()),
     ("leaked_topic", pa.bool_()), ("near_duplicate_across_splits", pa.bool_()),
 ])
+
+GREETING = 4
+"""Words from which on two people do not say the same by chance. In chitchat-dataset the longest reply to a greeting that crosses has 3."""
 
 
 def kind_of(split: str) -> str:
@@ -38,16 +51,17 @@ def statistics(
     rows: list[dict[str, Any]] = []
     prompts: dict[str, str] = {}
     topics: dict[str, str] = {}
-    said: dict[str, set[str]] = {}
+    known: dict[str, set[str]] = {}
     groups = [(split, number, group) for split, members in splits.items() for number, group in enumerate(members)]
     for split, number, group in groups:
         row = _row(split, number, group, count_tokens, bounds.get(split))
         prompt, topic = prompt_digest(group.prompt.messages), row["topic"]
-        row["leaked_prompt"] = prompts.setdefault(prompt, split) != split
+        asked = "\n".join(f"{m['role']} {said(m['content'])}" for m in group.prompt.messages)
+        row["leaked_prompt"] = prompts.setdefault(asked, split) != split
         row["leaked_topic"] = bool(topic) and topics.setdefault(topic, split) != split
         whole = prompt + "".join(prompt_digest(path.messages) for path in group.trajectories)
-        row["duplicate"] = whole in said.setdefault(split, set())
-        said[split].add(whole)
+        row["duplicate"] = whole in known.setdefault(split, set())
+        known[split].add(whole)
         rows.append(row)
     across = _near_across(groups, near_threshold, min_words)
     for number, row in enumerate(rows):
@@ -73,9 +87,14 @@ def _row(split: str, number: int, group: Group, count: CountTokens, bound: int |
         "prompt_ends_well": bool(prompt) and prompt[-1]["role"] != "assistant",
         "no_empty_turn": all(m["content"].strip() for messages in whole for m in messages),
         "chosen_ne_rejected": len(paths) != 2 or paths[0] != paths[1],
-        "rating": ratings[0], "rating_gap": gap, "language": language_of(text),
+        "rating": ratings[0], "rating_rejected": ratings[1] if len(ratings) == 2 else None, "rating_gap": gap, "language": language_of(text),
         "has_personal_data": bool(scrubbed(text)[1]),
     }
+
+
+def said(text: str) -> str:
+    """The words and signs of a text: what two people who said the same have in common."""
+    return " ".join(re.sub(r"[.,;:!?'\"]", " ", text.lower()).split()) or text
 
 
 def alternates(messages: Sequence[Message]) -> bool:
@@ -86,17 +105,19 @@ def alternates(messages: Sequence[Message]) -> bool:
 
 
 def _near_across(groups: Sequence[tuple[str, int, Group]], threshold: float, min_words: int) -> set[int]:
-    """Numbers of groups with a text nearly the same as one in an earlier split; bare prompts are not compared."""
+    """Numbers of groups with a text nearly the same as one in an earlier split, or the same where it is under `min_words`;
+    bare prompts are not compared."""
     seen: dict[str, int] = {}
     texts: list[tuple[int, str]] = []
     for number, (split, _, group) in enumerate(groups):
         for path in group.trajectories:
             text = "\n".join(m["content"] for m in (*group.prompt.messages, *path.messages) if m["role"] != "system")
-            if len(text.split()) >= min_words and seen.setdefault(f"{split}\n{text}", number) == number:
+            if len(said(text).split()) >= GREETING and seen.setdefault(f"{split}\n{text}", number) == number:
                 texts.append((number, text))
     found: set[int] = set()
     guilty: set[str] = set()
-    for place, alike in near_earlier([shingles(text) for _, text in texts], threshold):
+    whole = (shingles(text) if len(text.split()) >= min_words else frozenset([said(text)]) for _, text in texts)
+    for place, alike in near_earlier(list(whole), threshold):
         number, text = texts[place]
         if any(groups[texts[j][0]][0] != groups[number][0] for j in alike):
             guilty.add(f"{groups[number][0]}\n{text}")

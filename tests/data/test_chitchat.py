@@ -13,7 +13,7 @@ from tasks.validation import validate_data
 SECTION = {
     "transforms": ["normalise", "remove_broken", "scrub", "language", "duplicates", "duplicates.near", "length"],
     "sft": {"min_rating": 6.0}, "reward": {"positions": [8, 12, 16]}, "gold": {"positions": [8, 12, 16]},
-    "max_topic_share": 0.8,
+    "max_topic_share": 0.8, "max_dropped": 0.5,
 }
 
 

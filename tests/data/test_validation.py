@@ -1,15 +1,18 @@
 """The gate on curated data: planted faults are all caught, set aside with their reason, and too many stop the run."""
 
+import contextlib
 import json
 import shutil
 
+import pandas as pd
 import pytest
 
 from components.data.groups import read_groups, save_table, write_groups
 from components.data.statistics import statistics
 from components.errors import DataError, GateError, SourceError
+from components.recipe import load
 from components.types import Group, Prompt, Trajectory
-from tasks.validation import expectations, validate_data
+from tasks.validation import expectations, judge, validate_data
 
 
 def words(messages):
@@ -55,6 +58,12 @@ PLANTED = {
     "leaked": ("reward", group("x6", [("user", "question s1")], [("assistant", "g")], [("assistant", "b")], topic="boats"),
                ["the prompt is in no earlier split"]),
     "topic": ("reward", pair("x7", topic="kites"), ["the topic is in no earlier split"]),
+    "rejected rating": ("reward", group("x12", [("user", "x12")], [("assistant", "g")], [("assistant", "b")], topic="boats",
+                                        margin=[3.0, 3.0], rating=[3.0, 0.0]), ["the rejected side's rating is in its range"]),
+    "leaked but for its marks": ("reward", group("x13", [("user", "Question, s2!")], [("assistant", "g")], [("assistant", "b")], topic="boats"),
+                                 ["the prompt is in no earlier split"]),
+    "same short text": ("reward", group("x14", [("system", "boats"), ("user", "question s3")], [("assistant", "Hello, s3!")],
+                                        [("assistant", "b")], topic="boats"), ["no earlier split has nearly the same text"]),
     "near": ("reward", group("x8", [("user", "oh dear")], [("assistant", f"{LONG} w25")], [("assistant", "b")], topic="boats"),
              ["no earlier split has nearly the same text"]),
     "personal": ("reward", pair("x9", worse="mail me at a@b.org"), ["no personal data is left"]),
@@ -65,7 +74,10 @@ SECTION = {"transforms": ["scrub"], "max_quarantined": 0.5, "rating_range": [1, 
 
 def good():
     near = group("near", [("user", "oh")], [("assistant", LONG)], topic="kites")
-    return {"sft": [*(sft(f"s{i}") for i in range(8)), near], "reward": [pair(f"r{i}") for i in range(8)]}
+    greeted = [group("g1", [("user", "hey you")], [("assistant", "hello")], topic="kites"),
+               group("g2", [("system", "boats"), ("user", "Hey you!")], [("assistant", "Hello.")], [("assistant", "go")], topic="boats")]
+    return {"sft": [*(sft(f"s{i}", topic=("kites", "trains")[i % 2]) for i in range(7)), near, greeted[0]],
+            "reward": [*(pair(f"r{i}", topic=("boats", "lamps")[i % 2]) for i in range(7)), greeted[1]]}
 
 
 @pytest.fixture(scope="module")
@@ -105,14 +117,35 @@ def test_too_many_failures_stop_the_run_and_leave_the_evidence(tmp_path):
 
 
 @pytest.mark.parametrize(("section", "says"), [
-    ({"min_groups": 9}, "every split has enough groups: not so for reward"),
-    ({"max_topic_share": 0.5}, "no topic fills a split: not so for reward, sft"),
-    ({"min_topics": 2}, "every topic split has enough topics: not so for reward, sft"),
+    ({"min_groups": 9}, r"every split has enough groups \(data.min_groups\): expected at least 9, got 8 in 'reward'"),
+    ({"max_topic_share": 0.65}, r"no topic fills a split \(data.max_topic_share\): expected at most 0.65, got 0.667 in 'sft'"),
+    ({"min_topics": 3}, r"enough topics \(data.min_topics\): expected at least 3, got 2 in 'reward', 2 in 'sft'"),
     ({"splits": {"sft": 1, "gold": 1}}, "split 'gold' of the recipe is not in"),
 ])
 def test_expectations_of_whole_splits_stop(tmp_path, section, says):
     with pytest.raises(GateError, match=says):
         validate_data(write(tmp_path / "in", good()), section, tmp_path / "out", data_docs=False)
+
+
+@pytest.mark.parametrize(("topics", "says"), [
+    (["kites"] * 20, r"enough topics \(data.min_topics\): expected at least 2, got 1 in 'sft'"),
+    (["kites"] * 19 + ["trains"], r"no topic fills a split \(data.max_topic_share\): expected at most 0.9, got 0.95 in 'sft'"),
+    (["kites"] * 18 + ["trains"] * 2, None), ([None] * 20, None),
+])
+def test_what_is_out_of_balance_is_refused_without_a_word_in_the_recipe(tmp_path, topics, says):
+    folder = write(tmp_path / "in", {"sft": [sft(f"s{i}", topic=topic) for i, topic in enumerate(topics)]})
+    with pytest.raises(GateError, match=says) if says else contextlib.nullcontext():
+        validate_data(folder, {}, tmp_path / "out", data_docs=False)
+
+
+def test_the_balance_of_chat_is_one_that_data_can_break():
+    """Its splits as they are pass; a split of one topic, of one topic mostly, or of a few groups does not."""
+    checks = [c for c in expectations(load("chat")[0].data) if c.of == "splits"]
+    def failed(**split):
+        table = pd.DataFrame([{"id": "sft_validation", "groups": 82, "topics": 2.0, "max_topic_share": 0.5366} | split])
+        return [r["column"] for r in judge({"splits": table}, checks)["splits"] if not r["success"]]
+    assert failed() == []
+    assert failed(groups=39) == ["groups"] and failed(topics=1.0) == ["topics"] and failed(max_topic_share=0.61) == ["max_topic_share"]
 
 
 def test_damage_is_named(tmp_path):
