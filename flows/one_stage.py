@@ -10,6 +10,7 @@ from components.errors import ContractError
 from tasks.exchange import Exchange
 from tasks.pipeline import Pipeline
 from tasks.stages import make
+from tasks.system import sampled
 from tasks.turns import gpu_slots
 from tasks.watchers import PrefectPage
 
@@ -32,8 +33,10 @@ def one_stage(recipe: str, *, stage: str, key: str, run: str, artifacts: str, ho
             raise ContractError(f"stage {stage!r} needs {name} {pipeline.stages[name].key[:16]}, which is not at {artifacts}")
     pipeline.begin()
     try:
-        with gpu_slots(gpus):
-            exchange.push(make(pipeline, stage))
+        with sampled(pipeline.run.path / "tracking" / "system.jsonl"):
+            with gpu_slots(gpus):
+                made = make(pipeline, stage)
+            exchange.push(made)
     except BaseException as error:
         pipeline.end("failed" if isinstance(error, Exception) else "stopped", error=f"{type(error).__name__}: {error}")
         raise

@@ -26,8 +26,8 @@ def post_training(
 ) -> dict[str, Any]:
     """Run a recipe to the end, or up to `until` (curate, train, evaluate, register). Finished stages are taken as they are.
 
-    A run that another process is making is waited for or refused (`if_running`). What learns or samples holds `gpus`
-    slots of the Prefect server's limit `gpu`. `elsewhere` gives what a stage does to another deployment, which reads and
+    A run that another process is making is waited for or refused (`if_running`). What learns or samples here holds `gpus`
+    slots of the Prefect server's limit `gpu`, stage by stage. `elsewhere` gives what a stage does to another deployment, which reads and
     writes products at the address `artifacts`. Raises `BusyError` and whatever a stage raises.
     """
     pipeline = Pipeline.open(recipe, home=Path(home), overrides=overrides or (), profile=profile)
@@ -37,12 +37,11 @@ def post_training(
         watch_data(pipeline)
         if until == "curate":
             return {"run": pipeline.run.name}
-        with gpu_slots(gpus):
-            learn(pipeline)
-            for number in range(1, rounds(pipeline) + 1):
-                online_round(pipeline, number)
-            if until != "train" and "evaluate" in pipeline.stages:
-                make(pipeline, "evaluate")
+        learn(pipeline, gpus)
+        for number in range(1, rounds(pipeline) + 1):
+            online_round(pipeline, number, gpus)
+        if until != "train" and "evaluate" in pipeline.stages:
+            make_on_gpus(pipeline, "evaluate", gpus)
         if until in ("train", "evaluate"):
             return {"run": pipeline.run.name}
         watch_results(pipeline)
@@ -58,11 +57,11 @@ def curate(pipeline: Pipeline) -> None:
         make(pipeline, name)
 
 
-def learn(pipeline: Pipeline) -> None:
+def learn(pipeline: Pipeline, gpus: int = 0) -> None:
     """Everything that is trained before or beside the rounds."""
     for name, stage in pipeline.stages.items():
         if stage.does in ("sft", "reward", "gold", "prepare_offline", "improve") or name == "offline":
-            make(pipeline, name)
+            make_on_gpus(pipeline, name, gpus)
 
 
 def rounds(pipeline: Pipeline) -> int:
@@ -70,7 +69,16 @@ def rounds(pipeline: Pipeline) -> int:
 
 
 @flow(name="online_round", flow_run_name="round-{number}", persist_result=False, validate_parameters=False)
-def online_round(pipeline: Any, number: int) -> None:
+def online_round(pipeline: Any, number: int, gpus: int = 0) -> None:
     """The current policy answers, the judges score, pairs are chosen, the policy learns from them."""
     for step in ("rollout", "annotate", "select", "optimise"):
-        make(pipeline, f"{step}_{number}")
+        make_on_gpus(pipeline, f"{step}_{number}", gpus)
+
+
+def make_on_gpus(pipeline: Pipeline, name: str, gpus: int) -> None:
+    """Make a stage with slots that are held only while it is made here. One made elsewhere takes its own there, and would wait
+    for ever for those that its leader, or the leader of another run that waits likewise, kept meanwhile."""
+    stage = pipeline.stages[name]
+    here = stage.does not in pipeline.elsewhere and pipeline.store.get(name, stage.key) is None
+    with gpu_slots(gpus if here else 0):
+        make(pipeline, name)

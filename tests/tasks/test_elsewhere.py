@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from prefect.client.schemas.objects import State, StateType
@@ -190,3 +193,16 @@ def test_a_worker_of_another_revision_makes_nothing(tmp_path: Path) -> None:
     with pytest.raises(ContractError, match=r"stage 'sft' needs model_policy .*, which is not at"):
         one_stage.fn(stage="sft", key=opened.stages["sft"].key, **given)
     assert not (tmp_path / "far" / "runs").exists()
+
+
+def test_a_worker_looks_at_its_machine_while_it_makes_a_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from components.recipe import dump
+
+    flow, opened, between = importlib.import_module("flows.one_stage"), Pipeline.open("sft", home=tmp_path, profile="test"), str(tmp_path / "between")
+    monkeypatch.setattr(flow, "make", lambda pipeline, name: pipeline.make(name))
+    monkeypatch.setattr(flow, "PrefectPage", Mock)
+    key = opened.stages["raw"].key
+    one_stage.fn(dump(opened.recipe, opened.profile), stage="raw", key=key, run="sft-1", artifacts=between, home=str(tmp_path / "far"))
+    assert Exchange(between).pull(Store(tmp_path / "third"), "raw", key)
+    samples = [json.loads(line) for line in (tmp_path / "far" / "runs" / "sft-1.raw" / "tracking" / "system.jsonl").read_text().splitlines()]
+    assert len(samples) >= 2 and samples[0]["metrics"]["system/run_memory_usage_megabytes"] > 0

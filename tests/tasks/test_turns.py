@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 import signal
 import subprocess
@@ -9,12 +11,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from components.errors import BusyError
-from tasks.turns import held
+from tasks.turns import gpu_slots, held
 
 ROOT = Path(__file__).resolve().parents[2]
 HOLD = """
@@ -69,6 +73,65 @@ def test_a_stage_process_does_not_inherit_the_lock(tmp_path: Path) -> None:
     finally:
         child.kill()
         child.wait()
+
+
+class Limit:
+    """A limit of a Prefect server with two slots. Who waits two seconds for some would wait for ever."""
+
+    def __init__(self) -> None:
+        self.free, self.given_back = 2, threading.Condition()
+
+    @contextlib.contextmanager
+    def __call__(self, name: str, occupy: int, **_: Any) -> Iterator[None]:
+        with self.given_back:
+            assert self.given_back.wait_for(lambda: self.free >= occupy, 2), f"{occupy} slots of {name}, {self.free} free: a deadlock"
+            self.free -= occupy
+        try:
+            yield
+        finally:
+            with self.given_back:
+                self.free += occupy
+                self.given_back.notify_all()
+
+
+@pytest.fixture
+def lead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """lead("home", gpus=2) -> [{stage: slots in use while it is made}], of runs at once whose rollouts are made elsewhere on one GPU."""
+    flow, limit, meet, used = importlib.import_module("flows.post_training"), Limit(), threading.Barrier(2), dict[str, dict[str, int]]()
+
+    def make(pipeline: Any, name: str) -> None:
+        there = pipeline.stages[name].does in pipeline.elsewhere
+        if there and len(used) == 2:
+            meet.wait(5)  # both leaders have come as far
+        with gpu_slots(1 if there else 0):
+            used[pipeline.store.home.name][name] = 2 - limit.free
+
+    monkeypatch.setattr("prefect.concurrency.sync.concurrency", limit)
+    monkeypatch.setattr(flow, "watched", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(flow, "watch_data", lambda _: None)
+    monkeypatch.setattr(flow, "online_round", flow.online_round.fn)
+    monkeypatch.setattr(flow, "make", make)
+
+    def run(*homes: str, gpus: int) -> list[dict[str, int]]:
+        used.update({home: {} for home in homes})
+        options = {"profile": "test", "until": "train", "gpus": gpus, "artifacts": str(tmp_path), "elsewhere": {"rollout": "one_stage/x"}}
+        with ThreadPoolExecutor() as pool:
+            for done in [pool.submit(flow.post_training.fn, "online_dpo", home=str(tmp_path / home), **options) for home in homes]:
+                done.result()
+        return [used[home] for home in homes]
+
+    return run
+
+
+def test_a_leader_holds_slots_for_what_is_made_here_alone(lead: Callable[..., Any]) -> None:
+    (used,) = lead("home", gpus=2)
+    assert used["rollout_1"] == used["rollout_2"] == 1, "the leader kept its own while another worker wanted one"
+    assert used["reward"] == used["annotate_1"] == used["optimise_2"] == 2 and used["raw"] == used["curated"] == 0
+
+
+def test_two_leaders_do_not_wait_for_each_other_for_ever(lead: Callable[..., Any]) -> None:
+    one, two = lead("one", "two", gpus=1)
+    assert one.keys() == two.keys() and min(one["optimise_2"], two["optimise_2"]) > 0
 
 
 @pytest.mark.slow
