@@ -17,6 +17,7 @@ from components import ranks
 from components.errors import TrainingError
 from components.packing import order, pack
 from components.piece import build, describe
+from components.planned import all_steps
 from components.progress import Log, latest, load_checkpoint, save_checkpoint
 from components.reduce import Counts, count, reduce
 from components.state import load_state, save_state
@@ -222,12 +223,11 @@ def fit(
         log(line, state["step"], planned)
         if options["save_every"] and state["step"] % options["save_every"] == 0 and state["step"] < planned:
             save_checkpoint(progress, state, learners, remembered)
+    all_steps(learners, state["step"], state["step"] if state["stopped"] else planned, state["step"])
     if validation and state["best_step"] and state["best_step"] != state["step"]:
         best = load_state(progress / "best")
         for role, learner in learners.items():
             learner.restore(best[role])
-    if state["step"] != planned and not state["stopped"]:
-        raise TrainingError(f"{state['step']} steps were done where {planned} were planned")
     seconds = time.monotonic() - started
     return {"steps": state["step"], "steps_planned": planned, "stopped_early": state["stopped"],
             "best_step": state["best_step"] or state["step"], "best_validation_loss": state["best"],

@@ -16,6 +16,7 @@ from components.loop import annotate_groups, panel, pieces, select_groups
 from components.models.reward import is_reward_model
 from components.models.value import FILE as VALUE_HEAD
 from components.piece import build
+from components.planned import all_answered
 from components.protocols import Engine
 from components.run import Job
 from components.types import Context
@@ -29,7 +30,7 @@ def rollout(job: Job) -> dict[str, Any]:
     mine = choose(prompts, count=options["prompts_per_round"], round=options["round"], rounds=options["rounds"], seed=options["seed"])
     context = Context(models={"policy": engine(job, "policy")}, seed=options["seed"], round=options["round"])
     began = time.monotonic()
-    groups = build("rollout", options["rollout"])(mine, context)
+    groups = all_answered(build("rollout", options["rollout"])(mine, context), options)
     seconds = time.monotonic() - began  # loading the model included
     write_groups(job.work.product / "groups.parquet", groups)
     tokens = sum(sum(t.mask) for g in groups for t in g.trajectories)

@@ -14,6 +14,7 @@ from components.errors import DataError
 from components.loop import annotate_groups, panel, pieces, remembering, select_groups
 from components.packing import order
 from components.piece import build
+from components.planned import all_answered, all_steps
 from components.progress import Log, latest, load_checkpoint, save_checkpoint
 from components.run import Job
 from components.stages.experience import context_of
@@ -63,7 +64,7 @@ def improve(job: Job) -> dict[str, Any]:
         number = state["step"] + 1
         ctx = Context(models=Overlay(models, live), seed=seed, round=number)
         asked = choose(prompts, count=options["prompts_per_round"], round=number, rounds=options["rounds"], seed=seed)
-        groups = ranks.spread(asked, lambda mine, ctx=ctx: sample(mine, ctx))
+        groups = all_answered(ranks.spread(asked, lambda mine, ctx=ctx: sample(mine, ctx)), options)
         marked, counts = annotate_groups(groups, told, ctx, max_failed=options["max_failed"])
         if hasattr(choose, "update"):
             choose.update(marked)
@@ -91,6 +92,7 @@ def improve(job: Job) -> dict[str, Any]:
     if not state["updates"]:
         raise DataError(f"{state['step']} steps were taken and none had anything to learn from: every prompt's answers got the "
                         "same reward each time. Raise responses_per_prompt or the temperature, or choose easier prompts")
+    all_steps(learners, state["step"], options["rounds"], state["updates"])
     learner.save(job.work.product)
     summary: dict[str, Any] = {"steps": state["step"], "updates": state["updates"], **log.last}
     if chosen:

@@ -6,9 +6,16 @@ import json
 import shutil
 from pathlib import Path
 
+import pytest
+
+from components.engines.torch import TorchEngine
+from components.errors import DataError, TrainingError
+from components.planned import all_answered
 from components.progress import latest
 from components.run import as_request, execute
+from components.state import load_state, save_state
 from components.store import file_digest
+from components.types import Group, Prompt
 from tasks.pipeline import Pipeline
 
 CHANGES = ["online.rounds=4", "online.prompts_per_round=4", "online.fit.save_every=2", "online.rollout.responses_per_prompt=4",
@@ -49,3 +56,43 @@ def test_a_run_with_memory_resumes_bit_for_bit(tiny_home: Path, tmp_path: Path) 
 def test_the_anchor_every_round_keeps_the_reference_at_the_policy(tiny_home: Path, tmp_path: Path) -> None:
     _, steps = improve(prepared(tiny_home, "online.rounds=3", "online.reference={name: every_round}"), tmp_path)
     assert max(abs(s["policy/kl/kl"]) for s in steps) < 1e-4
+
+
+def test_steps_done_are_steps_planned(tiny_home: Path, tmp_path: Path) -> None:
+    """A checkpoint from elsewhere: of more steps than are asked for, or one whose learner took an update less than it says."""
+    pipeline = prepared(tiny_home, "online.rounds=3")
+    improve(pipeline, tmp_path / "whole")
+    checkpoint = latest(tmp_path / "whole" / "progress")
+    assert checkpoint
+    saved = load_state(checkpoint)
+    for wrong, why in (({"step": 9}, "9 steps were done where 3 were planned"),
+                       ({"updates": saved["state"]["updates"] + 1}, r"the optimiser of policy took \d+ updates where \d+ belong to 3 steps")):
+        work = tmp_path / next(iter(wrong))
+        save_state(work / "progress" / checkpoint.name, {**saved, "state": {**saved["state"], **wrong}})
+        with pytest.raises(TrainingError, match=why):
+            improve(pipeline, work)
+        assert not (work / "product" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("does", ["improve", "rollout_1"])
+def test_an_answer_that_is_lost_on_the_way_is_missed(does: str, tiny_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if does == "improve":
+        pipeline, planned = prepared(tiny_home), "15 responses to 4 prompts where 16 were planned; the first that has other than 4 is '[^']+' with 3"
+    else:
+        pipeline = Pipeline.open("raft", home=tiny_home, profile="test", overrides=["online.prompts_per_round=4", "online.rollout.responses_per_prompt=2"])
+        for name in list(pipeline.stages)[: list(pipeline.stages).index(does)]:
+            pipeline.make(name)
+        planned = "7 responses to 4 prompts where 8 were planned; the first that has other than 2 is '[^']+' with 1"
+    whole = TorchEngine.generate
+    monkeypatch.setattr(TorchEngine, "generate", lambda self, requests: [a[i == 0:] for i, a in enumerate(whole(self, requests))])
+    stage = pipeline.stages[does]
+    with pytest.raises(DataError, match=planned):
+        execute(as_request(stage.does, stage.options, {k: pipeline.artifact(v) for k, v in stage.inputs.items()}, tmp_path))
+
+
+def test_a_prompt_that_is_lost_on_the_way_is_missed() -> None:
+    options = {"prompts_per_round": 2, "prompts": {"name": "uniform"}, "rollout": {"name": "sample"}}
+    group = Group(Prompt("p", ()), ())
+    assert all_answered([group, group], options) == [group, group]
+    with pytest.raises(DataError, match="sample: 1 prompts were answered where 2 were planned"):
+        all_answered([group], options)
