@@ -7,11 +7,10 @@ MLflow's monitor asks the server from a thread of its own and loses what it cann
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +33,12 @@ def sampled(file: Path, every_seconds: float = EVERY_SECONDS) -> Iterator[None]:
 
 def _serve(file: Path, first: float, every_seconds: float, stop: threading.Event) -> None:
     with contextlib.suppress(Exception):  # a machine that cannot be looked at stops no run
-        gpus = _gpus()
+        devices = gpus()
         _percent()  # the first call has nothing to compare with
         last = False
         while True:
             now = time.time()
-            line = {"step": round(now - first), "time": now, "metrics": sample(gpus)}
+            line = {"step": round(now - first), "time": now, "metrics": sample(devices)}
             file.parent.mkdir(parents=True, exist_ok=True)
             with file.open("a") as out:
                 out.write(json.dumps(line) + "\n")
@@ -48,7 +47,7 @@ def _serve(file: Path, first: float, every_seconds: float, stop: threading.Event
             last = stop.wait(every_seconds)
 
 
-def sample(gpus: list[Any]) -> dict[str, float]:
+def sample(devices: list[Any]) -> dict[str, float]:
     """One look at the machine, and at this process with its children."""
     import psutil
 
@@ -63,12 +62,8 @@ def sample(gpus: list[Any]) -> dict[str, float]:
         "system/system_memory_usage_percentage": memory.percent,
         "system/run_memory_usage_megabytes": ours / 1e6,
     }
-    for number, handle in enumerate(gpus):
-        import pynvml
-
-        used, busy = pynvml.nvmlDeviceGetMemoryInfo(handle), pynvml.nvmlDeviceGetUtilizationRates(handle)
-        found |= {f"system/gpu_{number}_memory_usage_megabytes": used.used / 1e6, f"system/gpu_{number}_utilization_percentage": busy.gpu,
-                  f"system/gpu_{number}_power_usage_watts": pynvml.nvmlDeviceGetPowerUsage(handle) / 1000}
+    for number, device in enumerate(devices):
+        found |= _gpu(f"system/gpu_{number}", device)
     return {name: round(float(value), 3) for name, value in found.items()}
 
 
@@ -78,17 +73,34 @@ def _percent() -> float:
     return psutil.cpu_percent()
 
 
-def _gpus() -> list[Any]:
+def gpus() -> list[Any]:
     """NVIDIA's devices, where their binding (nvidia-ml-py) and a driver are there."""
-    if importlib.util.find_spec("pynvml") is None:
+    try:
+        import pynvml
+    except ImportError:
         return []
-    import pynvml
-
     try:
         pynvml.nvmlInit()
         return [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
     except pynvml.NVMLError:
         return []
+
+
+def _gpu(name: str, device: Any) -> dict[str, float]:
+    """What this device tells: a slice of one (MIG) has no utilisation, some boards no power meter."""
+    import pynvml
+
+    nvml: Any = pynvml  # a checker of types takes its C structures for text
+    asked: dict[str, Callable[[], float]] = {
+        "memory_usage_megabytes": lambda: nvml.nvmlDeviceGetMemoryInfo(device).used / 1e6,
+        "utilization_percentage": lambda: nvml.nvmlDeviceGetUtilizationRates(device).gpu,
+        "power_usage_watts": lambda: nvml.nvmlDeviceGetPowerUsage(device) / 1000,
+    }
+    found = {}
+    for what, look in asked.items():
+        with contextlib.suppress(nvml.NVMLError):
+            found[f"{name}_{what}"] = look()
+    return found
 
 
 def _first_time(file: Path) -> float | None:

@@ -1,0 +1,59 @@
+"""What a GPU is doing, by NVIDIA's binding as this project calls it."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tasks import system
+
+
+class NVMLError(Exception):
+    pass
+
+
+def refuse(*_: Any) -> Any:
+    raise NVMLError("Not Supported")
+
+
+def binding(**calls: Any) -> SimpleNamespace:
+    """`pynvml` on a machine with two GPUs, in the units NVIDIA gives: bytes, percent, milliwatts. Of any other name it knows nothing."""
+    told = {"nvmlInit": lambda: None, "nvmlDeviceGetCount": lambda: 2, "nvmlDeviceGetHandleByIndex": lambda i: ("gpu", i),
+            "nvmlDeviceGetMemoryInfo": lambda gpu: SimpleNamespace(total=80_000_000_000, free=50_000_000_000, used=30_000_000_000 + gpu[1]),
+            "nvmlDeviceGetUtilizationRates": lambda gpu: SimpleNamespace(gpu=90 + gpu[1], memory=40),
+            "nvmlDeviceGetPowerUsage": lambda gpu: 650_500 + 1000 * gpu[1]}
+    return SimpleNamespace(NVMLError=NVMLError, **{**told, **calls})
+
+
+def gpu_metrics(monkeypatch: pytest.MonkeyPatch, pynvml: Any) -> dict[str, float]:
+    monkeypatch.setitem(sys.modules, "pynvml", pynvml)
+    found = system.sample(system.gpus())
+    assert found["system/system_memory_usage_megabytes"] > 0
+    return {name.removeprefix("system/gpu_"): value for name, value in found.items() if name.startswith("system/gpu_")}
+
+
+def test_each_gpu_tells_memory_utilisation_and_power(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert gpu_metrics(monkeypatch, binding()) == {
+        "0_memory_usage_megabytes": 30_000.0, "0_utilization_percentage": 90.0, "0_power_usage_watts": 650.5,
+        "1_memory_usage_megabytes": 30_000.0, "1_utilization_percentage": 91.0, "1_power_usage_watts": 651.5}
+
+
+def test_what_one_gpu_does_not_tell_costs_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slice of a GPU (MIG) has no utilisation, some boards have no power meter; the thread that samples must not end with it."""
+    told = gpu_metrics(monkeypatch, binding(nvmlDeviceGetUtilizationRates=refuse))
+    assert {name[2:] for name in told} == {"memory_usage_megabytes", "power_usage_watts"} and len(told) == 4
+
+
+@pytest.mark.parametrize("pynvml", [None, binding(nvmlInit=refuse)], ids=["no binding", "no driver"])
+def test_a_machine_without_a_gpu_is_sampled_all_the_same(monkeypatch: pytest.MonkeyPatch, pynvml: Any) -> None:
+    assert gpu_metrics(monkeypatch, pynvml) == {}
+
+
+def test_the_binding_that_is_installed_has_these_calls() -> None:
+    pynvml = pytest.importorskip("pynvml")
+    for name, call in vars(binding()).items():
+        real = getattr(pynvml, name)
+        assert callable(real) and (name == "NVMLError" or real.__code__.co_argcount >= call.__code__.co_argcount or call is refuse)
