@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import platform
 import subprocess
 from importlib import metadata
@@ -16,8 +17,13 @@ PACKAGES = (  # what decides the numbers, then what decides how they are kept
 
 @functools.cache
 def revision() -> str:
-    """The git revision of the code this process runs, `+changes` when the tree is dirty, empty outside a checkout."""
+    """The git revision of the code this process runs, `+changes` when the tree was dirty; empty where nobody knows.
+
+    A checkout answers for itself. Code that is installed in an image has no git: RATCHET_REVISION says what it was built from.
+    """
     here = Path(__file__).resolve().parent.parent
+    if not (here / ".git").exists():  # one further up is of whatever holds the environment we are installed in
+        return os.environ.get("RATCHET_REVISION", "")
     try:
         head = subprocess.run(["git", "-C", here, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10)
         dirty = subprocess.run(["git", "-C", here, "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=10)
