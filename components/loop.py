@@ -2,48 +2,63 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from numbers import Real
+from typing import Any, NamedTuple, final
 
+from components import ranks
 from components.errors import DataError
 from components.piece import build, describe
 from components.protocols import Memory
-from components.types import OK, Context, Group
+from components.types import OK, Columns, Context, Group
 
-Named = tuple[str, Callable[..., Any]]
-"""A piece ready to be called, with the name a recipe gives it."""
+
+class Named(NamedTuple):
+    """A piece ready to be called, with the name a recipe gives it and the columns it reads."""
+
+    name: str
+    call: Callable[..., Any]
+    reads: frozenset[str] = frozenset()
 
 
 def pieces(slot: str, specs: Sequence[Mapping[str, Any]]) -> list[Named]:
     """The pieces of a slot, in order. Whoever calls them more than once keeps them, for some have memory."""
-    return [(spec["name"], build(slot, spec)) for spec in specs]
+    return [Named(spec["name"], build(slot, spec), describe(slot, spec["name"]).columns("reads", spec)) for spec in specs]
 
 
 def remembering(**slots: Sequence[Named]) -> dict[str, Memory]:
     """The pieces that have memory, by a name that is stable across restarts."""
-    return {f"{slot}.{i}.{name}": piece for slot, named in slots.items()
-            for i, (name, piece) in enumerate(named) if isinstance(piece, Memory)}
+    return {f"{slot}.{i}.{piece.name}": piece.call for slot, named in slots.items()
+            for i, piece in enumerate(named) if isinstance(piece.call, Memory)}
 
 
 def annotate_groups(groups: Sequence[Group], annotators: Sequence[Named], ctx: Context, *,
                     max_failed: float) -> tuple[list[Group], dict[str, Any]]:
-    """Apply the annotators in order. A trajectory whose reward failed or was skipped leaves its group, counted;
+    """Apply the annotators in order. A trajectory whose reward failed, was skipped or is no finite number leaves its group, counted;
     more than `max_failed` of them is a `DataError`. A group that loses all its trajectories leaves too.
+
+    The prompt's meta `judges` says of each reward column which models it came from, those of the columns it was made of included:
+    name -> digest of the weights. Rewards are asked for all on the first rank, for they may be slow, remote or other at a second try.
     """
     groups, counts = list(groups), Counter()
-    for name, annotator in annotators:
-        written = annotator(groups, ctx)
+    judges: dict[str, dict[str, str]] = {}
+    for name, annotator, reads in annotators:
+        work = functools.partial(_asked, annotator, groups, ctx)
+        written, asked = ranks.once(work) if name.startswith("rewards.") else work()
         groups = [g.extended({column: values[i] for column, values in written.items()}) for i, g in enumerate(groups)]
-        statuses = [column for column in written if column.endswith(".status")]
-        if not statuses:
-            continue
+        rewards = [column for column in written if column.startswith("reward.") and not column.endswith(".status")]
+        for column in rewards:
+            judges[column] = asked | {model: weights for read in reads for model, weights in judges.get(read, {}).items()}
         kept, total, first = [], 0, ""
-        for group in groups:
+        for group in groups if rewards else ():
             good = []
             for i in range(len(group.trajectories)):
                 total += 1
-                bad = next((group.columns[s][i] for s in statuses if group.columns[s][i] != OK), None)
+                bad = next((why for column in rewards if (why := _fault(group, column, i))), None)
                 if bad is None:
                     good.append(i)
                 else:
@@ -58,22 +73,65 @@ def annotate_groups(groups: Sequence[Group], annotators: Sequence[Named], ctx: C
         if total and lost / total > max_failed:
             raise DataError(f"{name}: {lost} of {total} rewards failed or were skipped (at most {max_failed:.0%} allowed); "
                             f"the first said: {first}")
-        groups = kept
+        groups = kept if rewards else groups
+    if any(judges.values()):
+        groups = [dataclasses.replace(g, prompt=dataclasses.replace(g.prompt, meta={**g.prompt.meta, "judges": judges})) for g in groups]
     return groups, {"groups": len(groups), "trajectories": sum(len(g.trajectories) for g in groups), **counts}
 
 
-def select_groups(groups: Sequence[Group], selectors: Sequence[Named], annotators: Sequence[Named],
-                  ctx: Context) -> tuple[list[Group], dict[str, Any]]:
-    """Apply the selectors, then the annotators that only what was chosen needs. Counts what each took away."""
-    counts: dict[str, Any] = {"groups before": len(groups)}
+def _asked(annotator: Callable[..., Any], groups: Sequence[Group], ctx: Context) -> tuple[Columns, dict[str, str]]:
+    """What an annotator writes, and the weights of the models it asked."""
+    models = Overheard(ctx.models)
+    return annotator(groups, dataclasses.replace(ctx, models=models)), models.weights
+
+
+@final
+class Overheard(Mapping[str, Any]):
+    """Models by name that remember the weights of those somebody asked for."""
+
+    def __init__(self, models: Mapping[str, Any]) -> None:
+        self._models = models
+        self.weights: dict[str, str] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        model = self._models[name]
+        self.weights[name] = model.weights
+        return model
+
+    def __iter__(self):
+        return iter(self._models)
+
+    def __len__(self) -> int:
+        return len(self._models)
+
+
+def _fault(group: Group, column: str, i: int) -> str:
+    """Why a reward cannot be trained on; empty when it can."""
+    status, value = group.columns.get(f"{column}.status"), group.columns[column][i]
+    if status and status[i] != OK:
+        return status[i]
+    if value is None:
+        return f"skipped: {column} has no value"
+    return f"failed: {column} is {value}" if isinstance(value, Real) and not math.isfinite(value) else ""
+
+
+def select_groups(groups: Sequence[Group], selectors: Sequence[Named], annotators: Sequence[Named], ctx: Context, *,
+                  earlier: Sequence[Group] = ()) -> tuple[list[Group], dict[str, Any]]:
+    """Apply the selectors, put what `earlier` rounds chose before the rest, then apply the annotators that only what was chosen needs:
+    to the earlier groups too, for the models they ask may be others by now. Counts what was left out, and why.
+    """
+    counts: Counter[str] = Counter({"groups before": len(groups)})
     chosen = list(groups)
-    for name, selector in selectors:
-        chosen = selector(chosen, ctx)
+    for name, selector, _ in selectors:
+        chosen = selector(chosen, dataclasses.replace(ctx, counts=counts))
         counts[f"groups after {name}"] = len(chosen)
-    for _, annotator in annotators if chosen else ():
+    if earlier:
+        chosen = [*earlier, *chosen]
+        counts["groups of earlier rounds"] = len(earlier)
+    for _, annotator, _ in annotators if chosen else ():
         written = annotator(chosen, ctx)
         chosen = [g.extended({column: values[i] for column, values in written.items()}) for i, g in enumerate(chosen)]
-    return chosen, counts
+    return chosen, dict(counts)
 
 
 def reward_columns(specs: Sequence[Mapping[str, Any]]) -> list[str]:

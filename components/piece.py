@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -216,8 +217,8 @@ def build(slot: str, spec: Mapping[str, Any], *, reserved: Iterable[str] = ()) -
 def each(function: Callable[..., float]) -> Callable[..., Any]:
     """Lift `f(prompt, trajectory, **options) -> float` to a reward over groups.
 
-    An exception is a failed reward (status `failed: ...`), never a zero; `None` is a skipped one. The column is
-    named after the file unless the piece says otherwise: `reward.<name>`.
+    An exception, or a number that is not finite, is a failed reward (status `failed: ...`), never a zero; `None` is a skipped one.
+    The column is named after the file unless the piece says otherwise: `reward.<name>`.
     """
 
     @functools.wraps(function)
@@ -229,6 +230,8 @@ def each(function: Callable[..., float]) -> Callable[..., Any]:
             for trajectory in group.trajectories:
                 try:
                     value = function(group.prompt, trajectory, **options)
+                    if value is not None and not math.isfinite(value):
+                        raise ValueError(f"the reward is {value}")
                     row.append(value)
                     status.append("ok" if value is not None else "skipped: the reward does not apply")
                 except Exception as error:  # a reward is anybody's code; its failure is data

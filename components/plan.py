@@ -129,7 +129,7 @@ def plan(recipe: Recipe, profile: Profile) -> dict[str, Stage]:
 def _rounds(add: Any, recipe: Recipe, online: Online, policy: str, data: str, judges: Mapping[str, str],
             gold: Mapping[str, str], others: Mapping[str, str]) -> tuple[str, list[str]]:
     initial, previous, made = policy, policy, []
-    scored: list[str] = []
+    held: list[str] = []  # selections that together hold what each earlier round chose, once
     whole = online
     for i in range(1, whole.rounds + 1):
         online = for_round(whole, i)
@@ -143,11 +143,11 @@ def _rounds(add: Any, recipe: Recipe, online: Online, policy: str, data: str, ju
                       **({"first": "annotate_1"} if i > 1 else {})},
                      [("annotate", s) for s in online.annotate], round=i)
         reference = initial if online.reference == "initial" else current
-        earlier = {f"earlier_{j + 1}": s for j, s in enumerate(scored)} if online.keep_earlier else {}
+        earlier = {f"earlier_{j + 1}": s for j, s in enumerate(held)} if online.keep_earlier else {}
         chosen = add(f"select_{i}", "select", "groups", {**_pick(online, "select", "prepare"), "round": i},
                      {"groups": marked, "policy": current, "reference": reference, **judges, **others, **earlier},
                      _slots(online), round=i)
-        scored.append(chosen)
+        held = [chosen] if online.keep_earlier else [*held, chosen]
         update = add(f"optimise_{i}", "optimise", "weights", {"fit": plain(online.fit), "round": i},
                      {"policy": policy, "groups": chosen, "annotated": marked, "previous": previous},
                      _fit_pieces(online.fit), round=i)

@@ -98,6 +98,7 @@ class Offline:
     annotate: Sequence[Spec] = ()
     select: Sequence[Spec] = ()
     prepare: Sequence[Spec] = ()
+    max_failed: float = 0.1
 
 
 @dataclass(frozen=True)

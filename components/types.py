@@ -7,6 +7,7 @@ Polarity: a mask is True where it counts. Absent is not zero: a column nobody wr
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -225,9 +226,11 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a piece may use besides its arguments. Frozen: nothing here is a place to keep memory."""
+    """What a piece may use besides its arguments. Frozen: nothing here is a place to keep memory; what a piece leaves out it
+    counts in `counts` by its reason, for the stage's summary, and reads nothing there."""
 
     models: Mapping[str, Engine] = field(default_factory=dict)
     environment: Any = None
     seed: int = 0
     round: int = 0
+    counts: Counter[str] = field(default_factory=Counter)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -56,10 +57,11 @@ class Display:
 
     def finished(self, stage: Stage, artifact: Artifact, *, reused: bool, seconds: float) -> None:
         self._drop()
-        result = headline(artifact.meta)
-        self.rows.append((stage.title, "kept" if reused else "made", seconds, result))
+        self.rows.append((stage.title, "kept" if reused else "made", seconds, result(artifact.meta)))
         if not reused:
-            self.console.print(f"{stage.title}: done in {seconds:.0f} s  {result}", highlight=False)
+            self.console.print(f"{stage.title}: done in {seconds:.0f} s  {headline(artifact.meta)}", highlight=False)
+            if counted := records(artifact.meta):
+                self.console.print(f"{stage.title}: records: {counted}", highlight=False)
 
     def failed(self, stage: Stage, error: BaseException) -> None:
         self._drop()
@@ -74,8 +76,8 @@ class Display:
         table = Table(box=None, pad_edge=False, header_style="bold")
         for column in ("stage", "", "seconds", "result"):
             table.add_column(column, justify="right" if column == "seconds" else "left")
-        for name, state, seconds, result in self.rows:
-            table.add_row(name, state, f"{seconds:.0f}" if seconds else "", result)
+        for name, state, seconds, found in self.rows:
+            table.add_row(name, state, f"{seconds:.0f}" if seconds else "", escape(found))
         return table
 
 
@@ -93,15 +95,27 @@ def headline(meta: Mapping[str, Any]) -> str:
         found.append(f"validation loss {meta['best_validation_loss']:.4f} at step {meta['best_step']}")
     if "steps" in meta:
         found.append(f"{meta['steps']} steps{', stopped early' if meta.get('stopped_early') else ''}")
-    if "counts" in meta:
-        found.append(", ".join(f"{k} {v}" for k, v in meta["counts"].items()))
-    if "responses" in meta:
-        found.append(f"{meta['prompts']} prompts, {meta['responses']} responses")
     if "headline" in meta:
         found.append(str(meta["headline"]))
     if meta.get("held"):
         found.append("held by a health rule")
     return " · ".join(found)
+
+
+def records(meta: Mapping[str, Any], most: int = 8) -> str:
+    """What a stage read, kept, cut, dropped or found tied, in one line: the `most` largest of its counts in their order, the others
+    summed. All of them stand in the stage's manifest and in MLflow."""
+    counts = {name: number for name, number in meta.get("counts", {}).items() if number}
+    largest = sorted(counts, key=lambda name: -counts[name])[:most]
+    found = [f"{number:,} {name}" for name, number in counts.items() if name in largest]
+    rest = [number for name, number in counts.items() if name not in largest]
+    return "; ".join([*found, f"{sum(rest):,} of {len(rest)} other kinds"] if rest else found)
+
+
+def result(meta: Mapping[str, Any]) -> str:
+    """A stage's cell in a table: its headline, and its records in a line below."""
+    counted = records(meta)
+    return "\n".join(line for line in (headline(meta), counted and f"records: {counted}") if line)
 
 
 def _note(metrics: Mapping[str, float]) -> str:

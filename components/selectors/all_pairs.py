@@ -17,9 +17,9 @@ def all_pairs(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.ju
     made = []
     for group in groups:
         values = judged(group, reward, 0.0)
+        ctx.counts["groups of one answer"] += len(values) == 1
         for i in range(len(values)):
             for j in range(i + 1, len(values)):
                 best, worst = (i, j) if values[i] > values[j] else (j, i)
-                if values[best] > values[worst] and values[best] - values[worst] >= min_margin:
-                    made.append(pair(group, best, worst, values, ctx, reward))
+                made += pair(group, best, worst, values, ctx, reward, min_margin)
     return made

@@ -15,5 +15,6 @@ def best_of_n(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.ju
     made = []
     for group in groups:
         values = rewards_of(group, reward)
+        ctx.counts["answers that are not the best"] += max(0, len(values) - keep)
         made.append(group.take(sorted(range(len(values)), key=lambda i: -values[i])[:keep]))
     return made

@@ -19,8 +19,5 @@ def best_worst(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.j
     for group in groups:
         values = judged(group, reward, length_penalty)
         best, worst = max(range(len(values)), key=values.__getitem__), min(range(len(values)), key=values.__getitem__)
-        margin = values[best] - values[worst]
-        same = group.trajectories[best].messages == group.trajectories[worst].messages
-        if margin > 0 and margin >= min_margin and not same:
-            made.append(pair(group, best, worst, values, ctx, reward))
+        made += pair(group, best, worst, values, ctx, reward, min_margin)
     return made

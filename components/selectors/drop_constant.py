@@ -14,4 +14,6 @@ def drop_constant(groups: Sequence[Group], ctx: Context, *, reward: str = "rewar
     """The groups whose rewards are not all equal: the others have zero advantage (DAPO's dynamic sampling, eq. 11, without
     the refill).
     """
-    return [group for group in groups if len(set(rewards_of(group, reward))) > 1]
+    varied = [group for group in groups if len(set(rewards_of(group, reward))) > 1]
+    ctx.counts["groups of equal rewards"] += len(groups) - len(varied)
+    return varied

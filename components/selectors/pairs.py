@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from components.advantages.read import rewards_of
 from components.types import Context, Group
 
 
-def pair(group: Group, chosen: int, rejected: int, values: Sequence[float], ctx: Context, reward: str) -> Group:
-    """The two trajectories, chosen first, with `margin` on both rows and the pair's origin in the prompt's meta."""
+def pair(group: Group, chosen: int, rejected: int, values: Sequence[float], ctx: Context, reward: str,
+         min_margin: float = 0.0) -> list[Group]:
+    """The two trajectories as one group, chosen first, with `margin` on both rows and the pair's origin in the prompt's meta; nothing
+    when they are no pair, which `ctx.counts` counts by its reason."""
     best, worst = group.trajectories[chosen], group.trajectories[rejected]
+    margin = values[chosen] - values[rejected]
+    compared = (best, worst) if chosen != rejected else group.trajectories  # one index: the best is no better than the worst
+    if len(group.trajectories) < 2:
+        why = "groups of one answer"
+    elif all(t.messages == best.messages for t in compared):
+        why = "identical texts"
+    elif not margin > 0:
+        why = "ties"
+    else:
+        why = "" if margin >= min_margin else "margins under min_margin"
+    if why:
+        ctx.counts[why] += 1
+        return []
     origin = {
-        "policy": best.weights, "policy_rejected": worst.weights, "reward": reward, "judge": judge_digest(ctx, reward),
-        "seed": ctx.seed, "round": ctx.round, "decoding": dict(best.meta),
-        "margin": values[chosen] - values[rejected], "responses": len(group.trajectories),
+        "policy": best.weights, "policy_rejected": worst.weights, "reward": reward, "judges": group.prompt.meta.get("judges", {}).get(reward, {}),
+        "seed": ctx.seed, "round": ctx.round, "decoding": dict(best.meta), "margin": margin, "responses": len(group.trajectories),
     }
-    made = group.take([chosen, rejected]).with_columns(margin=[origin["margin"]] * 2)
-    prompt = type(group.prompt)(group.prompt.id, group.prompt.messages, group.prompt.answer, group.prompt.source,
-                                {**group.prompt.meta, "pair": origin})
-    return Group(prompt, made.trajectories, made.columns)
-
-
-def judge_digest(ctx: Context, reward: str) -> str:
-    """Weights of the model that wrote the reward; empty when a function did, or when the model is no longer at hand."""
-    name = reward.removeprefix("reward.")
-    return str(getattr(ctx.models[name], "weights", "")) if name in ctx.models else ""
+    made = group.take([chosen, rejected]).with_columns(margin=[margin] * 2)
+    prompt = dataclasses.replace(group.prompt, meta={**group.prompt.meta, "pair": origin})
+    return [dataclasses.replace(made, prompt=prompt)]
 
 
 def judged(group: Group, reward: str, length_penalty: float) -> list[float]:

@@ -24,6 +24,7 @@ class Replay:
         count = min(round(self.share * len(groups)), len(self.memory))
         drawn = random.Random(f"{ctx.seed}/{ctx.round}").sample(self.memory, count)
         self.memory = [*self.memory, *groups][-self.capacity :]
+        ctx.counts["groups replayed"] += count
         return [*groups, *drawn]
 
     def state(self) -> dict[str, Any]:

@@ -15,6 +15,7 @@ def threshold(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.ju
     kept = []
     for group in groups:
         good = [i for i, value in enumerate(rewards_of(group, reward)) if value >= at_least]
+        ctx.counts["answers under at_least"] += len(group.trajectories) - len(good)
         if good:
             kept.append(group.take(good))
     return kept

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from components.chat import count_tokens
@@ -17,4 +19,13 @@ def curate(job: Job) -> dict[str, Any]:
     source = next(p for p in sorted(job.path("raw").iterdir()) if p.stem == "source")
     summary = curation.curate(job.options["section"], source, functools.partial(count_tokens, tokenizer),
                               job.work.product, job.options["section"].get("seed", 0))
-    return {"summary": summary}
+    return {"counts": counted(summary), "summary": summary}
+
+
+def counted(summary: Mapping[str, Any]) -> dict[str, int]:
+    """Records read, groups made, and what the steps dropped or changed by reason; the builders of all splits count as one step."""
+    counts = Counter({"records": summary["steps"][0]["in"], "groups": sum(split["groups"] for split in summary["splits"].values())})
+    for step in summary["steps"]:
+        for reason, number in [*step["dropped"].items(), *step["changed"].items()]:
+            counts[f"{reason} ({step['step'].split()[0]})"] += number
+    return dict(counts)

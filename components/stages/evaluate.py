@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -33,7 +34,8 @@ TITLES = {"base": "base", "initial": "SFT", "policy": "final"}
 def evaluate(job: Job) -> dict[str, Any]:
     """Write results.json, the answers, the plots and report.html; return the numbers people look for first."""
     options = job.options
-    held_out = read_groups(job.path("data") / f"{options['data']}.parquet")[: options["prompts"]]
+    records = read_groups(job.path("data") / f"{options['data']}.parquet")
+    held_out = records[: options["prompts"]]
     arms = [a for i, a in enumerate(ARMS) if job.inputs[a].digest not in [job.inputs[b].digest for b in ARMS[:i]]]
     if "policy" not in arms:  # nothing was trained after the initial policy: it is the final one
         arms = [a for a in arms if a != "initial"] + ["policy"]
@@ -60,6 +62,8 @@ def evaluate(job: Job) -> dict[str, Any]:
         scores[arm] = scores_of(answers[arm], options, context, judge, engine)
     for arm, more in rewards_of(answers, context).items():
         scores[arm] |= more
+    scores, unscored = settled(scores)
+    for arm in arms:
         numbers[arm] |= {name: _mean([_mean(row) for row in rows]) for name, rows in scores[arm].items()}
     results = {
         "recipe": options["recipe"], "about": options["about"], "arms": {TITLES[a]: numbers[a] for a in arms},
@@ -86,7 +90,9 @@ def evaluate(job: Job) -> dict[str, Any]:
     results["transcripts"] = transcripts(answers, scores, arms, options["transcripts"])
     write_atomic(job.work.product / "results.json", json.dumps(results, indent=1))
     write_report(job.work.product, results)
-    return {"headline": headline(results), **{k: v for k, v in results["metrics"].items() if isinstance(v, (int, float))},
+    counts = {"prompts": len(held_out), "prompts over the limit": len(records) - len(held_out),
+              "answers": sum(len(g.trajectories) for groups in answers.values() for g in groups), **unscored}
+    return {"headline": headline(results), "counts": counts, **{k: v for k, v in results["metrics"].items() if isinstance(v, (int, float))},
             "passed": results["verdict"]["passed"]}
 
 
@@ -148,14 +154,24 @@ def rewards_of(answers: Mapping[str, Sequence[Group]], context: Context) -> dict
     return found
 
 
-def _rewards(columns: Columns) -> dict[str, Ragged]:
-    """The rewards among the columns. An answer that one does not apply to (an empty one, say) counts as the worst, never as 0."""
-    found: dict[str, Ragged] = {}
-    for name, values in columns.items():
-        if name.startswith("reward.") and not name.endswith(".status"):
-            known = [v for row in values for v in row if v is not None]
-            found[name] = [[min(known) if v is None else v for v in row] for row in values]
-    return found
+def _rewards(columns: Columns) -> dict[str, Any]:
+    """The rewards among the columns."""
+    return {name: values for name, values in columns.items() if name.startswith("reward.") and not name.endswith(".status")}
+
+
+def settled(scores: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, dict[str, Ragged]], dict[str, int]]:
+    """The scores of every arm where an answer that one does not apply to (an empty one, say) or fails on counts as the worst of all
+    arms, never as 0, and how many such answers there are by score. A score that no answer has is left out."""
+    full: dict[str, dict[str, Ragged]] = {arm: {} for arm in scores}
+    counts: dict[str, int] = {}
+    for name in next(iter(scores.values())):
+        every = [value for columns in scores.values() for row in columns[name] for value in row]
+        known = [value for value in every if value is not None and math.isfinite(value)]
+        if len(known) < len(every):
+            counts[f"answers without {name}"] = len(every) - len(known)
+        for arm, columns in scores.items() if known else ():
+            full[arm][name] = [[min(known) if value is None or not math.isfinite(value) else value for value in row] for row in columns[name]]
+    return full, counts
 
 
 def contrast(results: dict[str, Any], answers: Mapping[str, list[Group]], scores: Mapping[str, dict[str, Ragged]], against: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,8 +35,10 @@ def rollout(job: Job) -> dict[str, Any]:
     seconds = time.monotonic() - began  # loading the model included
     write_groups(job.work.product / "groups.parquet", groups)
     tokens = sum(sum(t.mask) for g in groups for t in g.trajectories)
-    return {"prompts": len(groups), "responses": sum(len(g.trajectories) for g in groups), "tokens": tokens,
-            "tokens_per_second": round(tokens / seconds, 1)}
+    stops = Counter(t.stop for g in groups for t in g.trajectories)
+    counts = {"prompts": len(groups), "responses": stops.total(), "responses cut at max_tokens": stops["length"],
+              "responses that failed": stops["error"]}
+    return {"counts": counts, "tokens": tokens, "tokens_per_second": round(tokens / seconds, 1)}
 
 
 def annotate(job: Job) -> dict[str, Any]:
@@ -63,9 +66,10 @@ def select(job: Job) -> dict[str, Any]:
     options = job.options
     groups = read_groups(job.path("groups") / "groups.parquet")
     context = context_of(job)
-    chosen, counts = select_groups(groups, pieces("select", options["select"]), pieces("annotate", options["prepare"]), context)
-    for name in sorted(n for n in job.inputs if n.startswith("earlier_")):
-        chosen = [*read_groups(job.path(name) / "groups.parquet"), *chosen]
+    names = sorted((n for n in job.inputs if n.startswith("earlier_")), key=lambda name: int(name.removeprefix("earlier_")))
+    earlier = [group for name in names for group in read_groups(job.path(name) / "groups.parquet")]
+    chosen, counts = select_groups(groups, pieces("select", options["select"]), pieces("annotate", options["prepare"]), context,
+                                   earlier=earlier)
     if not chosen:
         raise DataError(f"round {options['round']}: nothing is left after selection ({counts}); every prompt's answers got "
                         "the same reward. Raise the temperature or the responses a prompt, or look at the rewards")
@@ -79,13 +83,13 @@ def prepare_offline(job: Job) -> dict[str, Any]:
     from components.stages.train import encoded
 
     options = job.options
-    groups, counts = encoded(job.path("data") / f"{options['data']}.parquet", load_tokenizer(job.path("policy")),
+    groups, read = encoded(job.path("data") / f"{options['data']}.parquet", load_tokenizer(job.path("policy")),
                              options["max_tokens"], options["limit"])
     context = context_of(job)
-    marked, _ = annotate_groups(groups, pieces("annotate", options["annotate"]), context, max_failed=0.1)
-    chosen, more = select_groups(marked, pieces("select", options["select"]), pieces("annotate", options["prepare"]), context)
+    marked, scored = annotate_groups(groups, pieces("annotate", options["annotate"]), context, max_failed=options["max_failed"])
+    chosen, counts = select_groups(marked, pieces("select", options["select"]), pieces("annotate", options["prepare"]), context)
     write_groups(job.work.product / "groups.parquet", chosen)
-    return {"data": counts, "counts": more}
+    return {"counts": {**read, **scored, **counts}}
 
 
 def context_of(job: Job, *, certified: bool = True) -> Context:

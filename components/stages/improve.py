@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, final
 
@@ -11,7 +12,7 @@ from components.adapters.lora import SwitchedOff
 from components.data.groups import read_groups, write_groups
 from components.engines.choose import engine_of
 from components.errors import DataError
-from components.loop import annotate_groups, panel, pieces, remembering, select_groups
+from components.loop import Named, annotate_groups, panel, pieces, remembering, select_groups
 from components.packing import order
 from components.piece import build
 from components.planned import all_answered, all_steps
@@ -40,14 +41,13 @@ def improve(job: Job) -> dict[str, Any]:
     choose, sample = build("prompts", options["prompts"]), build("rollout", options["rollout"])
     annotate, prepare = pieces("annotate", options["annotate"]), pieces("annotate", options["prepare"])
     select = pieces("select", options["select"])
-    told = [(name, told_by_first(piece) if name.startswith("rewards.") else piece) for name, piece in annotate]
-    remembered = {**memories(updates), **remembering(prompts=[("choose", choose)], rollout=[("sample", sample)],
+    remembered = {**memories(updates), **remembering(prompts=[Named("choose", choose)], rollout=[Named("sample", sample)],
                                                      annotate=annotate, select=select, prepare=prepare)}
     reference = None
     if options["reference"] != "initial":
         start = engine_of({**profile, "engine": "torch"}, job.path("reference"), kind)  # an anchor moves its weights in memory
         reference = remembered["reference"] = Reference(start, build("anchor", options["reference"]))
-    state: dict[str, Any] = {"step": 0, "updates": 0}
+    state: dict[str, Any] = {"step": 0, "updates": 0, "counts": {}}
     checkpoint = latest(job.work.progress)
     if checkpoint:
         state = load_checkpoint(checkpoint, learners, remembered)
@@ -65,13 +65,14 @@ def improve(job: Job) -> dict[str, Any]:
         ctx = Context(models=Overlay(models, live), seed=seed, round=number)
         asked = choose(prompts, count=options["prompts_per_round"], round=number, rounds=options["rounds"], seed=seed)
         groups = all_answered(ranks.spread(asked, lambda mine, ctx=ctx: sample(mine, ctx)), options)
-        marked, counts = annotate_groups(groups, told, ctx, max_failed=options["max_failed"])
+        marked, counts = annotate_groups(groups, annotate, ctx, max_failed=options["max_failed"])
         if hasattr(choose, "update"):
             choose.update(marked)
         line = {f"rollout/{k}": v for k, v in panel(marked, options["annotate"]).items()}
-        chosen, _ = select_groups(marked, select, prepare, ctx)
+        chosen, selected = select_groups(marked, select, prepare, ctx)
         line["select/groups"] = float(len(chosen))
-        line |= {f"rollout/{k}": float(v) for k, v in counts.items()}
+        line |= {f"rollout/{k}": float(v) for k, v in counts.items()} | {f"select/{k}": float(v) for k, v in selected.items()}
+        state["counts"] = dict(Counter(state["counts"]) + Counter(counts) + Counter(selected))
         if chosen:
             batch = options["fit"]["batch"]
             for epoch in range(options["fit"]["epochs"]):
@@ -94,17 +95,12 @@ def improve(job: Job) -> dict[str, Any]:
                         "same reward each time. Raise responses_per_prompt or the temperature, or choose easier prompts")
     all_steps(learners, state["step"], options["rounds"], state["updates"])
     learner.save(job.work.product)
-    summary: dict[str, Any] = {"steps": state["step"], "updates": state["updates"], **log.last}
+    summary: dict[str, Any] = {"steps": state["step"], "updates": state["updates"], "counts": state["counts"], **log.last}
     if chosen:
         ranks.once(lambda: write_groups(job.work.product / "last_groups.parquet", chosen))
         summary["reload_difference"] = verify_saved(job.work.product, learner, chosen[:2], kind="policy", tokens=profile["tokens_per_batch"],
                                                     precision=profile["precision"])
     return summary
-
-
-def told_by_first(annotator: Callable[..., Any]) -> Callable[..., Any]:
-    """An annotator that the first rank asks for all: rewards may be slow, remote or other at a second try."""
-    return lambda groups, ctx: ranks.once(lambda: annotator(groups, ctx))
 
 
 @final

@@ -33,15 +33,16 @@ def reward(job: Job) -> dict[str, Any]:
     seed = options["seed"] + 1000 * options["member"]
     tokenizer = load_tokenizer(job.path("policy"))
     pairs, counts = encoded(job.path("data") / f"{options['data']}.parquet", tokenizer, options["max_tokens"], options["limit"])
-    held_out, _ = encoded(job.path("data") / f"{options['validation']}.parquet", tokenizer, options["max_tokens"],
-                          options["limit_validation"])
+    held_out, more = encoded(job.path("data") / f"{options['validation']}.parquet", tokenizer, options["max_tokens"],
+                             options["limit_validation"])
+    counts |= {f"validation {what}": number for what, number in more.items()}
     start, probe = ranks.once(lambda: begin(job, pairs, tokenizer, seed))
     members = dataclasses.replace(job, options={**options, "seed": seed})
     summary = learn(members, start, pairs, held_out, kind="reward")
     certificate = ranks.once(lambda: examine(job.work.product, held_out, options["certificate"], threads=options["profile"]["threads"]))
     if ranks.first():
         write_atomic(job.work.product / "certificate.json", json.dumps(certificate, indent=1))
-    return {"data": counts, "linear_probe": probe, **summary, "certificate": certificate}
+    return {"counts": counts, "linear_probe": probe, **summary, "certificate": certificate}
 
 
 def begin(job: Job, pairs: Sequence[Group], tokenizer: Any, seed: int) -> tuple[Path, dict[str, Any] | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,10 @@ def sft(job: Job) -> dict[str, Any]:
     groups, counts = encoded(job.path("data") / f"{options['data']}.parquet", tokenizer, options["max_tokens"], options["limit"])
     validation: list[Group] = []
     if options["validation"]:
-        validation, _ = encoded(job.path("data") / f"{options['validation']}.parquet", tokenizer, options["max_tokens"],
-                                options["limit_validation"])
-    return {"data": counts, **learn(job, job.path("policy"), groups, validation)}
+        validation, more = encoded(job.path("data") / f"{options['validation']}.parquet", tokenizer, options["max_tokens"],
+                                   options["limit_validation"])
+        counts |= {f"validation {what}": number for what, number in more.items()}
+    return {"counts": counts, **learn(job, job.path("policy"), groups, validation)}
 
 
 def optimise(job: Job) -> dict[str, Any]:
@@ -75,17 +77,20 @@ def make_learner(path: Path, kind: str, fit_options: Mapping[str, Any], profile:
 
 
 def encoded(file: Path, tokenizer: Any, max_tokens: int, limit: int | None = None) -> tuple[list[Group], dict[str, int]]:
-    """Groups of a split as tokens and masks, at most `limit` of them; too long ones are left out and counted."""
+    """Groups of a split as tokens and masks, at most `limit` of them, and how many records there were, how many were kept (some of
+    them cut), dropped as too long, and left over the limit."""
     if not file.exists():
         raise ContractError(f"there is no data set {file.stem!r} in {file.parent}; it has {sorted(p.stem for p in file.parent.glob('*.parquet'))}")
-    groups, counts = [], {"kept": 0, "cut": 0, "dropped": 0}
-    for group in read_groups(file):
+    records, groups, fates = read_groups(file), [], Counter()
+    for group in records:
         if limit and len(groups) >= limit:
             break
-        done, what = encode_group(tokenizer, group, max_tokens)
-        counts[what] += 1
+        done, fate = encode_group(tokenizer, group, max_tokens)
+        fates[fate] += 1
         if done is not None:
             groups.append(done)
+    counts = {"records": len(records), "kept": len(groups), "cut": fates["cut"], "dropped": fates["dropped"],
+              "over the limit": len(records) - fates.total()}
     if not groups:
         raise DataError(f"{file}: no record is left after encoding ({counts}); raise max_tokens (now {max_tokens}) or look at the data")
     return groups, counts

@@ -15,10 +15,11 @@ from flows.commands.options import OUT, Home
 def show(run: Annotated[str | None, typer.Argument(help="A run's name; the newest when left out.")] = None, home: Home = OUT) -> None:
     """Show a run: its stages, what they found, what made them."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     from components.store import read_manifest
-    from flows.display import headline
+    from flows.display import result
     from tasks.spending import said
 
     runs = sorted((home / "runs").glob("*/run.json"), key=lambda p: p.stat().st_mtime) if (home / "runs").is_dir() else []
@@ -35,7 +36,7 @@ def show(run: Annotated[str | None, typer.Argument(help="A run's name; the newes
     for name, key in state.get("stages", {}).items():
         manifest = read_manifest(folder / "stages" / name)
         table.add_row(name, key[:12], *(["", "not made"] if manifest is None else
-                                        [f"{manifest['meta'].get('seconds', '')}", headline(manifest["meta"])]))
+                                        [f"{manifest['meta'].get('seconds', '')}", escape(result(manifest["meta"]))]))
     console.print(table)
     if "spent" in state:
         console.print(f"spent      {said(state['spent'], _currency(folder / 'recipe.yaml'))}", highlight=False, soft_wrap=True)

@@ -50,11 +50,12 @@ def test_a_failing_reward_is_failed_and_none_is_skipped() -> None:
     def shaky(prompt: Prompt, trajectory: Trajectory) -> float | None:
         if trajectory.text == "bad":
             raise ZeroDivisionError("no")
-        return None if trajectory.text == "skip" else 1.0
+        return None if trajectory.text == "skip" else {"nan": float("nan"), "inf": float("inf")}.get(trajectory.text, 1.0)
 
-    group = Group(Prompt("p", ()), tuple(Trajectory(({"role": "assistant", "content": t},)) for t in ("good", "bad", "skip")))
+    group = Group(Prompt("p", ()), tuple(Trajectory(({"role": "assistant", "content": t},)) for t in ("good", "bad", "skip", "nan", "inf")))
     columns = shaky([group], None)
-    assert columns["reward.shaky"] == [[1.0, None, None]]
+    assert columns["reward.shaky"] == [[1.0, None, None, None, None]]
+    assert columns["reward.shaky.status"][0][3:] == ["failed: ValueError: the reward is nan", "failed: ValueError: the reward is inf"]
     assert columns["reward.shaky.status"][0][0] == "ok"
     assert columns["reward.shaky.status"][0][1] == "failed: ZeroDivisionError: no"
     assert columns["reward.shaky.status"][0][2].startswith("skipped")

@@ -22,7 +22,7 @@ def test_best_worst_and_its_origin():
     assert [t.text for t in made.trajectories] == ["answer 1", "answer 2"]
     assert made.columns["margin"] == pytest.approx([1.4, 1.4])
     assert made.columns["reward.judge"] == [0.9, -0.5]
-    assert made.prompt.meta["pair"] == {"policy": "w1", "policy_rejected": "w1", "reward": "reward.judge", "judge": "", "seed": 3, "round": 2,
+    assert made.prompt.meta["pair"] == {"policy": "w1", "policy_rejected": "w1", "reward": "reward.judge", "judges": {}, "seed": 3, "round": 2,
                                         "decoding": {"temperature": 0.7}, "margin": pytest.approx(1.4), "responses": 4}
     assert select("best_worst", group([0.2, 0.9]), min_margin=0.8) == []
     (short,) = select("best_worst", group([1.0, 0.9], lengths=[10, 2]), length_penalty=0.1)
@@ -49,6 +49,23 @@ def test_all_pairs_random_pair_best_of_n_threshold_drop_constant():
     assert [len(g.trajectories) for g in select("drop_constant", group([1.0, 1.0]), group([0.0, 1.0]), group([1.0]))] == [2]
 
 
+def counted(name, *groups, **options):
+    ctx = Context(seed=3, round=2)
+    select(name, *groups, ctx=ctx, **options)
+    return dict(+ctx.counts)
+
+
+def test_what_a_selector_leaves_out_is_counted_by_its_reason():
+    same = group([1.0, 0.0, 1.0])
+    same = same.replace([same.trajectories[0], same.trajectories[0], same.trajectories[1]])
+    assert counted("all_pairs", group([1.0, 2.0, 1.0]), group([1.0]), same, min_margin=0.5) == {
+        "ties": 2, "groups of one answer": 1, "identical texts": 1}
+    assert counted("random_pair", group([1.0, 1.0]), group([1.0]), group([1.0, 2.0])) == {"ties": 1, "groups of one answer": 1}
+    assert counted("best_of_n", group([1.0, 3.0, 3.0]), group([1.0]), keep=2) == {"answers that are not the best": 1}
+    assert counted("threshold", group([1.0, 3.0]), group([0.0]), at_least=2.0) == {"answers under at_least": 2}
+    assert counted("drop_constant", group([1.0, 1.0]), group([0.0, 1.0]), group([1.0])) == {"groups of equal rewards": 2}
+
+
 def test_an_unscored_answer_is_an_error_never_a_zero():
     with pytest.raises(DataError, match="not scored"):
         select("best_worst", group([1.0, None]))
@@ -65,7 +82,9 @@ def test_replay_resumes():
     resumed = build("select", spec)
     resumed.restore(first.state())
     for r in (1, 2):
-        got = whole(rounds[r], Context(round=r))
+        ctx = Context(round=r)
+        got = whole(rounds[r], ctx)
+        assert ctx.counts == {"groups replayed": 2}
         assert got == resumed(rounds[r], Context(round=r))
         assert len(got) == 6
         assert all(g in rounds[r - 1] for g in got[4:])

@@ -1,0 +1,117 @@
+"""Annotating and selecting: what is masked, what is counted, and which models a reward comes from."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.data.groups import read_groups, write_groups
+from components.errors import DataError
+from components.loop import Named, annotate_groups, pieces, select_groups
+from components.piece import each
+from components.types import Context, Group, Prompt, Trajectory
+
+
+def group(name: str, *texts: str, **columns: list[Any]) -> Group:
+    return Group(Prompt(name, ({"role": "user", "content": "?"},)),
+                 tuple(Trajectory(({"role": "assistant", "content": text},), {"tokens": [1]}, [True], weights="w") for text in texts), columns)
+
+
+@dataclasses.dataclass
+class Judge:
+    """Scores an answer by its length."""
+
+    weights: str
+
+    def encode(self, group: Group) -> Group:
+        return group
+
+    def score(self, groups: list[Group], asks: frozenset[str]) -> list[Mapping[str, Any]]:
+        return [{"scores": [float(len(t.text)) for t in g.trajectories]} for g in groups]
+
+
+JUDGED = {"name": "rewards.reward_model", "model": "judge"}
+
+
+@pytest.mark.parametrize(("annotate", "reward", "judges"), [
+    ([JUDGED], "reward.judge", {"judge": "ddd"}),
+    ([JUDGED, {"name": "rewards.combine.length_controlled", "reward": "reward.judge"}], "reward.length_controlled", {"judge": "ddd"}),
+    ([JUDGED, {"name": "rewards.format"}, {"name": "rewards.combine.length_penalised", "reward": "reward.judge"},
+      {"name": "rewards.combine", "rewards": ["reward.length_penalised", "reward.format"]}], "reward.combined", {"judge": "ddd"}),
+    ([JUDGED, {"name": "rewards.ensemble", "models": ["one", "two"], "standardise": True},
+      {"name": "rewards.combine.length_controlled", "reward": "reward.ensemble"}], "reward.length_controlled", {"one": "111", "two": "222"}),
+    ([JUDGED, {"name": "rewards.repetition", "n": 1}], "reward.repetition", {}),
+])
+def test_a_pair_knows_the_models_its_reward_came_from(annotate: list[dict[str, Any]], reward: str, judges: dict[str, str], tmp_path: Path) -> None:
+    models: dict[str, Any] = {"judge": Judge("ddd"), "one": Judge("111"), "two": Judge("222"), "unasked": Judge("333")}
+    groups = [dataclasses.replace(g, trajectories=tuple(dataclasses.replace(t, inputs={"tokens": [1] * n}, mask=[True] * n)
+                                                        for t, n in zip(g.trajectories, (1, 2, 4), strict=True)))
+              for g in (group("p", "a", "bbbb", "cc"), group("q", "aa", "b", "ccccccc"))]
+    marked, _ = annotate_groups(groups, pieces("annotate", annotate), Context(models=models), max_failed=0.0)
+    write_groups(tmp_path / "groups.parquet", marked)  # annotating and selecting are two stages
+    chosen, _ = select_groups(read_groups(tmp_path / "groups.parquet"), pieces("select", [{"name": "best_worst", "reward": reward}]), [], Context())
+    assert [pair.prompt.id for pair in chosen] == ["p", "q"]
+    assert all(pair.prompt.meta["pair"]["judges"] == judges for pair in chosen)
+
+
+@each
+def shaky(prompt: Prompt, trajectory: Trajectory) -> float | None:
+    if trajectory.text == "breaks":
+        raise RuntimeError("no network")
+    return {"nan": float("nan"), "inf": float("-inf"), "skip": None}.get(trajectory.text, float(len(trajectory.text)))
+
+
+def test_failed_and_skipped_rewards_are_masked_and_counted() -> None:
+    """Of 10 rewards 3 fail and 2 are skipped: one group is whole, two are short, one is gone."""
+    groups = [group("whole", "a", "bb"), group("short", "a", "nan", "ccc", "breaks"), group("shorter", "skip", "bb", "inf"), group("gone", "skip")]
+    marked, counts = annotate_groups(groups, [Named("shaky", shaky)], Context(), max_failed=0.5)
+    assert [(g.prompt.id, [t.text for t in g.trajectories], g.columns["reward.shaky"]) for g in marked] == [
+        ("whole", ["a", "bb"], [1.0, 2.0]), ("short", ["a", "ccc"], [1.0, 3.0]), ("shorter", ["bb"], [2.0])]
+    assert counts == {"groups": 3, "trajectories": 5, "shaky failed": 3, "shaky skipped": 2, "groups short of responses": 2,
+                      "groups without any reward": 1}
+    chosen, counts = select_groups(marked, pieces("select", [{"name": "best_worst", "reward": "reward.shaky"}]), [], Context())
+    assert [[t.text for t in g.trajectories] for g in chosen] == [["bb", "a"], ["ccc", "a"]], "a NaN beside them takes no pair away"
+    assert counts == {"groups before": 3, "groups of one answer": 1, "groups after best_worst": 2}
+
+
+def test_too_many_failed_rewards_stop_the_run() -> None:
+    groups = [group("p", "a", "bb", "ccc", "nan")]
+    assert annotate_groups(groups, [Named("shaky", shaky)], Context(), max_failed=0.25)[1]["shaky failed"] == 1
+    with pytest.raises(DataError, match=r"shaky: 1 of 4 rewards failed or were skipped \(at most 24% allowed\); the first said: failed: .* the reward is nan"):
+        annotate_groups(groups, [Named("shaky", shaky)], Context(), max_failed=0.24)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), None])
+def test_a_reward_made_of_others_that_is_no_number_is_masked_too(value: float | None) -> None:
+    def derived(groups: list[Group], ctx: Context) -> dict[str, Any]:
+        return {"reward.derived": [[1.0, value, 3.0] for _ in groups], "advantages": [[0.0, float("nan"), 0.0] for _ in groups]}
+
+    marked, counts = annotate_groups([group("p", "a", "bb", "ccc")], [Named("derived", derived)], Context(), max_failed=0.5)
+    assert marked[0].columns["reward.derived"] == [1.0, 3.0]
+    assert counts["derived skipped" if value is None else "derived failed"] == 1
+
+
+def test_why_prompts_make_no_pair_is_counted_apart() -> None:
+    groups = [group("pair", "a", "b", r=[1.0, 3.0]), group("tie", "a", "b", r=[1.0, 1.0]), group("small", "a", "b", r=[1.0, 1.4]),
+              group("twins", "a", "b", "a", r=[3.0, 2.0, 1.0]), group("all the same", "a", "a", r=[1.0, 1.0]), group("small too", "a", "b", r=[2.0, 1.9]),
+              group("alone", "a", r=[1.0])]
+    selectors = pieces("select", [{"name": "best_worst", "reward": "r", "min_margin": 0.5}])
+    chosen, counts = select_groups(groups, selectors, [], Context())
+    assert [g.prompt.id for g in chosen] == ["pair"]
+    assert counts == {"groups before": 7, "ties": 1, "margins under min_margin": 2, "identical texts": 2, "groups of one answer": 1,
+                      "groups after best_worst": 1}
+
+
+def test_what_earlier_rounds_chose_comes_first_and_is_prepared_anew() -> None:
+    def prepare(groups: list[Group], ctx: Context) -> dict[str, Any]:
+        return {"logprobs.reference": [[ctx.round] * len(g.trajectories) for g in groups]}
+
+    old = [group("old", "a", "b", **{"r": [1.0, 0.0], "logprobs.reference": [1, 1]})]
+    chosen, counts = select_groups([group("new", "a", "b", r=[0.0, 1.0])], pieces("select", [{"name": "best_worst", "reward": "r"}]),
+                                   [Named("prepare", prepare)], Context(round=2), earlier=old)
+    assert [(g.prompt.id, g.columns["logprobs.reference"]) for g in chosen] == [("old", [2, 2]), ("new", [2, 2])]
+    assert counts == {"groups before": 1, "groups after best_worst": 1, "groups of earlier rounds": 1}
