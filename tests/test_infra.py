@@ -275,6 +275,28 @@ def test_kustomize_builds(folder: str) -> None:
             assert one["metadata"]["labels"]["app"] == "vllm-sampling", "it would answer for the server beside it"
 
 
+def test_settings_of_prefect_are_ones_that_it_has() -> None:
+    """Prefect passes over a misspelt one in silence."""
+    from prefect import settings
+
+    named = {name for service in COMPOSE["services"].values() for name in service.get("environment", {})}
+    named |= {variable["name"] for w in WORKLOADS for c in w["spec"]["template"]["spec"]["containers"] for variable in c["env"]}
+    named |= {name for path in POOLS for name in template(path)["variables"]["properties"]["env"]["default"]}
+    named |= {pair.split("=")[0] for word, rest in INSTRUCTIONS if word == "ENV" for pair in rest.split()}
+    ours = {name for name in named if name.startswith("PREFECT_") and not name.startswith("PREFECT_INTEGRATIONS_")}  # of other packages
+    assert len(ours) > 8 and not {name for name in ours if not hasattr(settings, name)}
+
+
+def test_the_cluster_s_worker_cancels_what_waits_for_a_pod_within_seconds() -> None:
+    """Prefect's default is never: only a run that has begun watches for its own cancelling."""
+    from prefect.settings.models.worker import WorkerSettings
+
+    (worker,) = (w["spec"]["template"]["spec"]["containers"][0] for w in WORKLOADS if w["metadata"]["name"] == "worker")
+    settings = WorkerSettings(**{name.removeprefix("PREFECT_WORKER_").lower(): one["value"] for one in worker["env"]
+                                 if (name := one["name"]).startswith("PREFECT_WORKER_")})
+    assert settings.enable_cancellation and settings.cancellation_poll_seconds <= 10
+
+
 # --- work pools ------------------------------------------------------------------------------------------------------
 
 
