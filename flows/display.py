@@ -88,6 +88,9 @@ def headline(meta: Mapping[str, Any]) -> str:
         accuracy = meta["certificate"].get("accuracy")
         if isinstance(accuracy, Mapping):
             found.append(f"held-out accuracy {accuracy['mean']:.3f} [{accuracy['low']:.3f}, {accuracy['high']:.3f}]")
+        crossed = meta["certificate"].get("cross_validated")
+        if isinstance(crossed, Mapping):
+            found.append(f"cross-validated {crossed['mean']:.3f} [{crossed['low']:.3f}, {crossed['high']:.3f}]")
     if "panel" in meta:
         panel = meta["panel"]
         found += [f"{k} {v:.3g}" for k, v in panel.items() if k.startswith("reward.") or k in ("length", "kl", "gold")]

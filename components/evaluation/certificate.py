@@ -1,6 +1,8 @@
 """The reward model's certificate: how often it is right, how sure it should be, and how much it merely counts words.
 
 Made once from a model read back from disk, on pairs it never saw; a loop refuses a reward model without a passed one.
+Pairs share conversations, so intervals count at most half as many trials as there are distinct ones: wider than the number
+of pairs suggests, and honest.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import numpy as np
 
 from components.errors import ContractError, DataError, RecipeError, nearest
 from components.evaluation.bootstrap import Interval, wilson
+from components.types import Group
 
 LIMITS: dict[str, float | None] = {
     "min_accuracy": 0.5,           # held-out share right, ties half
@@ -21,7 +24,7 @@ LIMITS: dict[str, float | None] = {
     "max_ties": 0.05,              # share of pairs with exactly equal scores
     "max_calibration_error": None,
     "max_length_correlation": None,
-    "reload_tolerance": 1e-4,      # score before saving against after reading back
+    "reload_tolerance": 1e-4,      # score of the trained model in memory against the one read back
     "batch_tolerance": 1e-3,       # score alone against score in a batch: padding must not matter
 }
 BINS = 10
@@ -30,12 +33,15 @@ MATCHED = 0.1
 
 @dataclass(frozen=True)
 class Certificate:
-    """Everything measured, and the verdict. Shares in 0..1; `reliability` is a list of bins."""
+    """Everything measured, and the verdict. Shares in 0..1; `reliability` is a list of bins. `cross_validated` is of the linear
+    probe the model began as, over the pairs it was trained on, each topic judged by a fit to the others."""
 
     passed: bool
     reasons: list[str]
     pairs: int
+    conversations: int
     accuracy: Interval
+    cross_validated: Interval | None
     ties: float
     brier: float
     calibration_error: float
@@ -47,12 +53,14 @@ class Certificate:
     limits: dict[str, float | None]
 
 
-def certify(*, scores: Sequence[Sequence[float]], lengths: Sequence[Sequence[float]], reloaded: Sequence[Sequence[float]],
-            alone: Sequence[Sequence[float]], limits: Mapping[str, float | None] | None = None) -> dict[str, Any]:
+def certify(*, scores: Sequence[Sequence[float]], lengths: Sequence[Sequence[float]], trained: Sequence[Sequence[float]],
+            alone: Sequence[Sequence[float]], conversations: int | None = None, cross_validated: Interval | None = None,
+            limits: Mapping[str, float | None] | None = None) -> dict[str, Any]:
     """The certificate, as JSON takes it, from (chosen, rejected) scores (N,2) and lengths (N,2) of held-out pairs.
 
-    `reloaded` and `alone` are the scores of the first pairs again: from a second reading of the saved directory, and
-    one pair at a time. Raises `DataError` without pairs, `ContractError` for non-finite scores, `RecipeError` for an unknown limit.
+    `scores` are those of the saved model. `trained` and `alone` are the first pairs' again: by the model in memory that was
+    saved, and one pair at a time. `conversations`: how many the pairs come from (`conversations_of`; absent: two a pair).
+    Raises `DataError` without pairs, `ContractError` for non-finite scores, `RecipeError` for an unknown limit.
     """
     bounds = _limits(limits or {})
     pairs = np.asarray(scores, dtype=float)
@@ -62,17 +70,21 @@ def certify(*, scores: Sequence[Sequence[float]], lengths: Sequence[Sequence[flo
         raise ContractError(f"{int((~np.isfinite(pairs)).any(1).sum())} of {len(pairs)} held-out pairs have a score that "
                             "is not finite; the reward model is broken, look at its learning rate and precision")
     deltas = pairs[:, 0] - pairs[:, 1]
+    conversations = 2 * len(pairs) if conversations is None else conversations
+    trials = independent(len(pairs), conversations)
     error, bins = calibration(deltas)
     measured: dict[str, Any] = {
         "pairs": len(pairs),
-        "accuracy": accuracy(deltas),
+        "conversations": conversations,
+        "accuracy": accuracy(deltas, trials),
+        "cross_validated": cross_validated,
         "ties": float((deltas == 0).mean()),
         "brier": float(np.mean((1 - _sigmoid(deltas)) ** 2)),
         "calibration_error": error,
         "reliability": bins,
         "margin": {"mean": float(deltas.mean()), "deviation": float(deltas.std())},
-        "length": length_bias(deltas, np.asarray(lengths, dtype=float)),
-        "reload_difference": _worst(pairs, reloaded, "reloaded"),
+        "length": length_bias(deltas, np.asarray(lengths, dtype=float), trials),
+        "reload_difference": _worst(pairs, trained, "trained"),
         "batch_difference": _worst(pairs, alone, "alone"),
     }
     reasons = _failures(measured, bounds)
@@ -90,9 +102,27 @@ def require(certificate: Mapping[str, Any] | None, name: str = "the reward model
     return certificate
 
 
-def accuracy(deltas: np.ndarray) -> Interval:
-    """Share of pairs whose chosen answer scores higher, ties half, with Wilson's interval."""
-    return wilson(float((deltas > 0).sum() + 0.5 * (deltas == 0).sum()), len(deltas))
+def conversations_of(pairs: Sequence[Group]) -> int:
+    """How many conversations the sides of the pairs are windows of; those that open with the same two turns are one where the
+    data does not name it."""
+    return len({side.meta.get("conversation") or tuple(m["content"].strip() for m in (*pair.prompt.messages, *side.messages)
+                                                       if m["role"] in ("user", "assistant"))[:2]
+                for pair in pairs for side in pair.trajectories})
+
+
+def independent(pairs: int, conversations: int) -> int:
+    """How many trials an interval over pairs may count: a comparison takes two conversations, and each is counted once."""
+    return max(1, min(pairs, conversations // 2))
+
+
+def share(right: float, trials: int) -> Interval:
+    """Wilson's interval of a share `right` of pairs that amount to so many `trials`."""
+    return {**wilson(right * trials, trials), "mean": right}
+
+
+def accuracy(deltas: np.ndarray, trials: int | None = None) -> Interval:
+    """Share of pairs whose chosen answer scores higher, ties half, with an interval over `trials` (absent: every pair is one)."""
+    return share(float(((deltas > 0) + 0.5 * (deltas == 0)).mean()), min(len(deltas), trials or len(deltas)))
 
 
 def calibration(deltas: np.ndarray, bins: int = BINS) -> tuple[float, list[dict[str, float]]]:
@@ -108,7 +138,7 @@ def calibration(deltas: np.ndarray, bins: int = BINS) -> tuple[float, list[dict[
     return float(sum(r["pairs"] * abs(r["confidence"] - r["accuracy"]) for r in table) / len(deltas)), table
 
 
-def length_bias(deltas: np.ndarray, lengths: np.ndarray) -> dict[str, Any]:
+def length_bias(deltas: np.ndarray, lengths: np.ndarray, trials: int | None = None) -> dict[str, Any]:
     """What of the preference is length: of the people's choice, and of the model's scores.
 
     Correlations are of (Δscore, Δlog length) mirrored about zero, since which answer comes first is arbitrary.
@@ -129,12 +159,12 @@ def length_bias(deltas: np.ndarray, lengths: np.ndarray) -> dict[str, Any]:
     near = np.abs(gaps) < math.log1p(MATCHED)
     score_weight, length_weight = _logistic(deltas, gaps)
     return {
-        "longer_preferred": accuracy(gaps),
+        "longer_preferred": accuracy(gaps, trials),
         "pearson": pearson,
         "spearman": spearman,
         "slope": slope,
-        "matched": accuracy(deltas[near]) if near.any() else None,
-        "controlled": accuracy(deltas - slope * gaps),
+        "matched": accuracy(deltas[near], trials) if near.any() else None,
+        "controlled": accuracy(deltas - slope * gaps, trials),
         "coefficients": {"score": score_weight, "length": length_weight},
     }
 

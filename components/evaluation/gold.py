@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 
 from components.errors import ContractError, DataError, SourceError
-from components.evaluation.bootstrap import Interval, wilson
-from components.evaluation.certificate import calibration, length_bias
+from components.evaluation.certificate import accuracy, calibration, conversations_of, independent, length_bias
 from components.linear import bradley_terry, choose_penalty, topics_of
 from components.store import MANIFEST
 from components.types import Group, Message
@@ -162,32 +161,25 @@ def train_gold(pairs: Sequence[Group], validation: Sequence[Group], encoder_path
 def examine(judge: GoldJudge, pairs: Sequence[Group]) -> dict[str, Any]:
     """Held-out accuracy raw, length-controlled and at matched length, each with an interval; calibration; length bias.
 
-    Pairs share conversations, so the intervals count at most half as many trials as there are distinct conversations
-    (windows that open alike are one): wider than the number of pairs suggests, and honest.
+    As in a reward model's certificate, the intervals count at most half as many trials as there are distinct conversations.
     """
     sides = [[[*g.prompt.messages, *t.messages] for t in g.trajectories] for g in pairs]
     flat = [conversation for pair in sides for conversation in pair]
     raw = np.array(judge.score(flat)).reshape(-1, 2)
     controlled = np.array(judge.score(flat, length_controlled=True)).reshape(-1, 2)
     lengths = np.array([sum(len(t.split()) for t in _turns(conversation)) for conversation in flat], float).reshape(-1, 2)
-    distinct = len({tuple(_turns(conversation)[:2]) for conversation in flat})
-    trials = max(1, min(len(pairs), distinct // 2))
+    distinct = conversations_of(pairs)
+    trials = independent(len(pairs), distinct)
     deltas = raw[:, 0] - raw[:, 1]
     error, bins = calibration(deltas)
-
-    def share(values: np.ndarray) -> Interval:
-        right = float(((values > 0) + 0.5 * (values == 0)).mean())
-        n = max(1, min(len(values), trials))
-        return wilson(right * n, n)
-
     near = np.abs(np.log(np.maximum(lengths[:, 0], 1) / np.maximum(lengths[:, 1], 1))) < 0.2
     return {
         "pairs": len(pairs), "conversations": distinct,
-        "accuracy": share(deltas),
-        "length_controlled": share(controlled[:, 0] - controlled[:, 1]),
-        "matched_length": share(deltas[near]) if near.any() else None,
+        "accuracy": accuracy(deltas, trials),
+        "length_controlled": accuracy(controlled[:, 0] - controlled[:, 1], trials),
+        "matched_length": accuracy(deltas[near], trials) if near.any() else None,
         "calibration_error": error, "reliability": bins,
-        "length": length_bias(deltas, lengths),
+        "length": length_bias(deltas, lengths, trials),
     }
 
 

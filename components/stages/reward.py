@@ -13,18 +13,22 @@ import torch
 
 from components import ranks
 from components.engines.torch import TorchEngine
-from components.evaluation.certificate import certify
+from components.evaluation.bootstrap import Interval
+from components.evaluation.certificate import certify, conversations_of, independent, share
 from components.linear import bradley_terry, choose_penalty, topics_of
 from components.models.forward import reward_states
 from components.models.load import load_tokenizer, new_reward, save_model
 from components.models.reward import MeanReward
 from components.packing import pack
 from components.run import Job
+from components.stages.probe import RELOAD_TOLERANCE
 from components.stages.train import encoded, learn
 from components.store import write_atomic
 from components.types import Group, Trajectory
 
 PENALTIES = (1.0, 3.0, 10.0, 30.0, 100.0)
+AGAIN = 8
+"""Held-out pairs that are scored three times: in memory, read back, and alone."""
 
 
 def reward(job: Job) -> dict[str, Any]:
@@ -38,8 +42,13 @@ def reward(job: Job) -> dict[str, Any]:
     counts |= {f"validation {what}": number for what, number in more.items()}
     start, probe = ranks.once(lambda: begin(job, pairs, tokenizer, seed))
     members = dataclasses.replace(job, options={**options, "seed": seed})
-    summary = learn(members, start, pairs, held_out, kind="reward")
-    certificate = ranks.once(lambda: examine(job.work.product, held_out, options["certificate"], threads=options["profile"]["threads"]))
+    profile, trained = options["profile"], list[list[float]]()
+    summary = learn(members, start, pairs, held_out, kind="reward",
+                    ask=lambda learner: trained.extend(score_in_memory(learner, held_out[:AGAIN], profile["tokens_per_batch"])))
+    right = probe["cross_validated"] if probe else None
+    crossed = None if right is None else share(right, independent(len(pairs), conversations_of(pairs)))
+    limits = {"reload_tolerance": RELOAD_TOLERANCE[profile["precision"]], **options["certificate"]}
+    certificate = ranks.once(lambda: examine(job.work.product, held_out, trained, limits, threads=profile["threads"], cross_validated=crossed))
     if ranks.first():
         write_atomic(job.work.product / "certificate.json", json.dumps(certificate, indent=1))
     return {"counts": counts, "linear_probe": probe, **summary, "certificate": certificate}
@@ -92,14 +101,21 @@ def texts_of(pairs: Sequence[Group]) -> tuple[list[Group], np.ndarray]:
     return groups, np.array([[number[tuple(t.inputs["tokens"])] for t in pair.trajectories] for pair in pairs])
 
 
-def examine(path: Path, pairs: Sequence[Group], limits: Any, *, threads: int | None) -> dict[str, Any]:
-    """The certificate of a saved reward model on held-out pairs, read back from disk as the loop will read it."""
+def examine(path: Path, pairs: Sequence[Group], trained: Sequence[Sequence[float]], limits: Any, *, threads: int | None,
+            cross_validated: Interval | None = None) -> dict[str, Any]:
+    """The certificate of a saved reward model on held-out pairs, read back from disk as the loop will read it. `trained` holds the
+    scores of the first of them by the model in memory that was saved."""
     engine = TorchEngine(path, kind="reward", threads=threads)
-    scores = score(engine, pairs)
-    again = score(TorchEngine(path, kind="reward", threads=threads), pairs[:8])
-    alone = [score(engine, [pair])[0] for pair in pairs[:8]]
+    alone = [score(engine, [pair])[0] for pair in pairs[:AGAIN]]
     lengths = [[sum(t.mask) for t in pair.trajectories] for pair in pairs]
-    return certify(scores=scores, lengths=lengths, reloaded=again, alone=alone, limits=limits)
+    return certify(scores=score(engine, pairs), lengths=lengths, trained=trained, alone=alone, conversations=conversations_of(pairs),
+                   cross_validated=cross_validated, limits=limits)
+
+
+def score_in_memory(learner: Any, pairs: Sequence[Group], tokens: int) -> list[list[float]]:
+    """Chosen and rejected score of each pair by the model a learner holds."""
+    with torch.no_grad():
+        return [learner(batch, frozenset({"scores"})).scores.tolist() for pair in pairs for batch in pack([pair], unit="group", tokens=tokens)]
 
 
 def score(engine: TorchEngine, pairs: Sequence[Group]) -> list[list[float]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +45,10 @@ def optimise(job: Job) -> dict[str, Any]:
     return learn(job, job.path("policy"), groups, [])
 
 
-def learn(job: Job, policy: Path, groups: Sequence[Group], validation: Sequence[Group], *, kind: str = "policy") -> dict[str, Any]:
-    """Fit, save as a plain model directory, read it back and compare, and see that it still ends its answers."""
+def learn(job: Job, policy: Path, groups: Sequence[Group], validation: Sequence[Group], *, kind: str = "policy",
+          ask: Callable[[Any], None] | None = None) -> dict[str, Any]:
+    """Fit, save as a plain model directory, read it back and compare, and see that it still ends its answers. `ask` gets the
+    trained learner, on every rank."""
     options, profile = job.options["fit"], job.options["profile"]
     learner = make_learner(policy, kind, options, profile, len(groups))
     updates = {role: parts(specs) for role, specs in options["updates"].items()}
@@ -55,6 +57,8 @@ def learn(job: Job, policy: Path, groups: Sequence[Group], validation: Sequence[
     learner.save(job.work.product)
     summary["reload_difference"] = verify_saved(job.work.product, learner, groups[:4], kind=kind, tokens=profile["tokens_per_batch"],
                                                 precision=profile["precision"])
+    if ask is not None:
+        ask(learner)
     if kind != "reward":
         summary["probe"] = probe(job.work.product, learner, groups[:8], seed=job.options["seed"], threads=profile["threads"],
                                  precision=profile["precision"])

@@ -9,13 +9,22 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import brier_score_loss
 
 from components.errors import ContractError, DataError, RecipeError
-from components.evaluation.certificate import accuracy, calibration, certify, length_bias, require
+from components.evaluation.certificate import (
+    accuracy,
+    calibration,
+    certify,
+    conversations_of,
+    independent,
+    length_bias,
+    require,
+)
+from components.types import Group, Prompt, Trajectory
 
 
 def made(scores, lengths=None, **changes):
     scores = np.asarray(scores, float)
     lengths = np.tile([10.0, 9.0], (len(scores), 1)) if lengths is None else lengths
-    return certify(scores=scores, lengths=lengths, **{"reloaded": scores[:2], "alone": scores[:2], **changes})
+    return certify(scores=scores, lengths=lengths, **{"trained": scores[:2], "alone": scores[:2], **changes})
 
 
 def honest(n=4000, seed=0):
@@ -79,9 +88,32 @@ def test_length_covariate_agrees_with_scikit_learn():
 def test_reload_and_padding_are_bounded():
     scores = np.array([[2.0, 1], [3, 0], [1, 0]])
     assert made(scores)["passed"]
-    assert "reading back" in made(scores, reloaded=scores[:2] + 1e-3)["reasons"][0]
+    assert "reading back" in made(scores, trained=scores[:2] + 1e-3)["reasons"][0]
     assert "batch" in made(scores, alone=scores[:1] + 0.01)["reasons"][0]
     assert not made(scores, alone=scores[:1] * np.nan)["passed"]
+
+
+def test_windows_of_one_conversation_do_not_narrow_the_interval():
+    """80 of 138 pairs of 117 conversations: Wilson's interval of 58 trials, [45.2, 69.8], and the same verdict."""
+    scores = [[1.0, 0]] * 80 + [[0, 1.0]] * 58
+    alone, clustered = made(scores, limits={"min_accuracy": 80 / 138}), made(scores, conversations=117, limits={"min_accuracy": 80 / 138})
+    assert alone["accuracy"]["n"] == 138 and (alone["accuracy"]["low"], alone["accuracy"]["high"]) == pytest.approx((0.4963, 0.6588), abs=1e-4)
+    assert clustered["accuracy"]["n"] == 58 and clustered["accuracy"]["mean"] == 80 / 138
+    assert (clustered["accuracy"]["low"], clustered["accuracy"]["high"]) == pytest.approx((0.4516, 0.6979), abs=1e-4)
+    assert clustered["length"]["longer_preferred"]["n"] == clustered["length"]["controlled"]["n"] == 58
+    assert alone["passed"] and clustered["passed"] and clustered["conversations"] == 117
+    assert independent(3, 1) == 1 and independent(3, 100) == 3
+
+
+def test_conversations_are_told_by_their_name_or_by_how_they_open():
+    def side(*turns, **meta):
+        return Trajectory(tuple({"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(turns)), meta=meta)
+
+    topic = Prompt("p", ({"role": "system", "content": "kites"},))
+    short, long, other = side("hi", "hello"), side("hi", " hello", "you?", "fine"), side("hi", "bye")
+    assert conversations_of([Group(topic, (short, other)), Group(topic, (long, other))]) == 2
+    named = [side("hi", "hello", conversation=name) for name in "abca"]
+    assert conversations_of([Group(topic, tuple(named[:2])), Group(topic, tuple(named[2:]))]) == 3
 
 
 def test_limits_decide_and_are_spelt():
@@ -94,7 +126,7 @@ def test_limits_decide_and_are_spelt():
 
 
 def test_require_refuses_absent_and_failed():
-    good = made([[1.0, 0]], reloaded=[[1.0, 0]], alone=[[1.0, 0]])
+    good = made([[1.0, 0]], trained=[[1.0, 0]], alone=[[1.0, 0]])
     assert require(good) is good
     for nothing in (None, {}):
         with pytest.raises(ContractError, match="no certificate"):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from components.evaluation import plots
-from components.evaluation.certificate import certify
+from components.evaluation.certificate import certify, share
 from components.evaluation.gates import judge_gates
 from components.evaluation.report import headline, number, win_rates, write_report
 
@@ -46,7 +46,8 @@ def results():
         "arms": {"base": arm, "SFT": {**arm, "length": 11.0}, "final": {**arm, "gold": 0.3}},
         "rounds": [{"round": i, "reward.judge": 0.2 * i, "gold": 0.1 * i, "kl": 1.5 * (i - 1), "length": 11 + i, "distinct_2": 0.8 - 0.01 * i} for i in (1, 2, 3)],
         "verdict": judge_gates(metrics, {"win_rate_vs_sft": {"over": 0.5, "interval": True}, "perplexity_ratio": {"below": 1.3}}),
-        "certificate": certify(scores=scores, lengths=lengths, reloaded=scores[:8], alone=scores[:8]),
+        "certificate": certify(scores=scores, lengths=lengths, trained=scores[:8], alone=scores[:8], conversations=40,
+                               cross_validated=share(0.5028, 208)),
         "gold": {"pairs": 300, "conversations": 200, "accuracy": {"mean": 0.58, "low": 0.51, "high": 0.65}, "matched_length": None,
                  "length_controlled": {"mean": 0.57, "low": 0.5, "high": 0.64}},
         "lengths": {"SFT": rng.poisson(11, 100).tolist(), "final": rng.poisson(14, 100).tolist()},
@@ -68,7 +69,8 @@ def test_the_page_is_whole_self_contained_and_escaped(tmp_path):
     assert not any(tag in ("script", "link", "iframe") for tag, _ in parser.seen) and not re.search(r"https?://", page)
     assert "&lt;script&gt;alert(1)" in page and "hi &lt;b&gt;there" in page and "&lt;/pre&gt;" in page
     text = " ".join(parser.text)
-    for shown in ("61.0% of cases", "55.0% to 67.0%, 120 prompts", "rose by 4.3%", "win_rate_vs_sft: passed", "ab" * 32, "(empty)", "what the person wrote"):
+    for shown in ("61.0% of cases", "55.0% to 67.0%, 120 prompts", "rose by 4.3%", "win_rate_vs_sft: passed", "ab" * 32, "(empty)", "what the person wrote",
+                  "from 40 conversations", "50.3% [43.5%, 57.0%]"):
         assert shown in text
     assert {p.name for p in (tmp_path / "plots").iterdir()} == {f"{n}.png" for n in ("win_rates", "rounds", "lengths", "calibration", "length_bias", "training")}
 

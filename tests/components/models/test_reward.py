@@ -7,12 +7,13 @@ from transformers import AutoModel
 
 from components.chat import encode_group
 from components.engines.torch import TorchEngine
+from components.learners.torch import TorchLearner
 from components.linear import choose_penalty
 from components.models.forward import outputs, reward_states
 from components.models.load import load_reward, load_tokenizer, new_reward, save_model
 from components.packing import pack
 from components.stages.evaluate import rewards_of
-from components.stages.reward import linear_probe, score
+from components.stages.reward import examine, linear_probe, score, score_in_memory
 from components.types import Context, Group, Prompt, Trajectory
 
 SAID = [("hello there", "what a lovely day"), ("how are you", "fine thanks"), ("tell me a joke", "no"), ("go on", "a long story follows")]
@@ -85,6 +86,20 @@ def test_texts_read_once_score_as_pair_by_pair(tiny_model, pairs, tmp_path):
     together = np.array(score(engine, twice))
     alone = np.array([list(engine.score([pair], frozenset({"scores"}))[0]["scores"]) for pair in twice])
     assert together.shape == (5, 2) and np.allclose(together, alone, atol=1e-5) and np.ptp(alone) > 0.1
+
+
+def test_the_certificate_holds_what_was_saved_against_the_model_in_memory(tiny_model, pairs, tmp_path):
+    model = new_reward(tiny_model, pool="mean", layers=1)
+    with torch.no_grad():
+        model.score.weight.normal_()
+    save_model(model, load_tokenizer(tiny_model), tmp_path)
+    learner = TorchLearner(tmp_path, kind="reward")
+    assert examine(tmp_path, pairs, score_in_memory(learner, pairs, 256), {"min_accuracy": 0.0}, threads=1)["passed"]
+    with torch.no_grad():
+        learner.model.score.weight += 0.01  # an update that never reached the disk
+    certificate = examine(tmp_path, pairs, score_in_memory(learner, pairs, 256), {"min_accuracy": 0.0}, threads=1)
+    assert not certificate["passed"] and "after reading back" in certificate["reasons"][0]
+    assert certificate["conversations"] == 2 and certificate["accuracy"]["n"] == 1
 
 
 def test_arms_judged_together_score_as_arm_by_arm(tiny_model, tmp_path):
