@@ -1,6 +1,6 @@
 """What an estimate stands on: the model's shape, the data's size, and this machine's rates, measured once and kept.
 
-`<home>/calibration.json` holds rates by a key of processor, package versions, model, profile and code: another of any of them is
+`<home>/calibration.json` holds rates by a key of devices, package versions, model, profile and code: another of any of them is
 measured anew.
 """
 
@@ -13,7 +13,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,24 +23,48 @@ from components.estimates.costs import Cost, Rates, Split, adapters, estimate, s
 from components.estimates.shape import Shape, read_shape, shape_of
 from components.plan import source_digest
 from components.recipe import plain
+from components.schema import Hardware, Profile
 from components.store import digest, read_manifest, write_atomic
 from tasks.pipeline import Pipeline
 from tasks.provenance import machine, packages
+from tasks.system import gpus
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def costs_of(pipeline: Pipeline, *, measured: bool) -> tuple[list[Cost], Rates | None, Shape]:
     """The estimate of a run, the rates it used and the model's shape. With `measured`, this machine is measured when its rates are
-    not known yet and the profile states no other hardware. Raises `RecipeError` when the model's shape is not known."""
+    not known yet and it is what the profile means. Raises `RecipeError` when the model's shape is not known."""
     shape, folder = model_shape(pipeline)
     splits = curated_splits(pipeline)
     recipe, profile = pipeline.recipe, pipeline.profile
     length = typical_length(pipeline, splits)
     rates = stated_rates(recipe, profile, shape, length=length)
-    if rates is None and measured and folder is not None:
+    why = "the model is not fetched yet" if folder is None else elsewhere(profile, devices()) if rates else ""
+    if measured and folder is not None and not why:
         rates = machine_rates(pipeline, folder, round(length))
+    elif rates is not None:
+        rates = replace(rates, source=why or "not asked")
     return estimate(recipe, profile, pipeline.stages, shape, splits, rates, last_seconds(pipeline)), rates, shape
+
+
+def elsewhere(profile: Profile, here: Sequence[str]) -> str:
+    """Why a profile that states its hardware is not measured on a machine with the devices `here`; empty when it can be."""
+    stated = profile.hardware
+    words = set(stated.device.lower().split())
+    found = sum(words <= set(name.lower().split()) for name in here)
+    if found < stated.devices and stated.device != Hardware.device:
+        return f"this machine has {found} of {stated.devices} × {stated.device}"
+    return f"one process is measured, not {profile.ranks} ranks" if profile.ranks > 1 else ""
+
+
+def devices() -> list[str]:
+    """The names of this machine's processor and of its GPUs, as their makers spell them."""
+    found = gpus()
+    if found:
+        import pynvml
+
+    return [machine(), *(pynvml.nvmlDeviceGetName(gpu) for gpu in found)]
 
 
 def model_shape(pipeline: Pipeline) -> tuple[Shape, Path | None]:
@@ -99,7 +124,7 @@ def machine_rates(pipeline: Pipeline, model: Path, length: int) -> Rates:
         "model": str(model), "profile": profile, "adapters": plain(adapters(recipe)), "length": max(8, length),
         "prompt": max(4, length // 2), "each": online.rollout.get("responses_per_prompt", 1) if online else 1}
     code = [source_digest(does, ()) for does in ("optimise", "rollout")]
-    key = digest([machine(), os.cpu_count(), packages(), code, {**ask, "model": digest(plain(recipe.models["policy"]))}])
+    key = digest([*devices(), os.cpu_count(), packages(), code, {**ask, "model": digest(plain(recipe.models["policy"]))}])
     file = pipeline.store.home / "calibration.json"
     kept = json.loads(file.read_text()) if file.exists() else {}
     if key not in kept:
@@ -111,13 +136,15 @@ def machine_rates(pipeline: Pipeline, model: Path, length: int) -> Rates:
 
 def _measured(ask: Mapping[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        request = Path(folder) / "request.json"
+        request, answer = Path(folder) / "request.json", Path(folder) / "answer.json"
         request.write_text(json.dumps(ask))
-        done = subprocess.run([sys.executable, "-m", "components.estimates.measure", str(request)], cwd=ROOT, capture_output=True, text=True)
+        code = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
+        done = subprocess.run([sys.executable, "-m", "components.estimates.measure", str(request), str(answer)], env=code,
+                              stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        found = json.loads(answer.read_text()) if answer.exists() else {}
     if done.returncode:
         why = (done.stderr.strip().splitlines() or [f"it was ended by signal {-done.returncode}"])[-1]
         raise StageError(f"this machine could not be measured with {ask['model']}: {why}")
-    found = json.loads(done.stdout.splitlines()[-1])
     if not all(math.isfinite(v) and v > 0 for v in (found["score"], found["sample"], found["load"], *found["learn"].values())):
         raise StageError(f"the measurement of this machine gave {found}; expected positive rates")
     return found

@@ -37,7 +37,7 @@ class Rates:
     score: float
     sample: float
     load: float            # seconds to load the model once
-    source: str = "stated"  # or "measured"
+    source: str = "stated"  # or "measured", or why it was not
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """How many tokens a second this machine learns, scores and samples, measured in under a minute with a recipe's own model.
 
-`python -m components.estimates.measure request.json` prints JSON. A process of its own: it pays for the imports and the memory it takes.
+`python -m components.estimates.measure request.json answer.json` writes the second file. A process of its own: it pays for the imports and
+the memory it takes.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from components.engines.torch import TorchEngine
+from components.engines.choose import engine_of
+from components.models.load import load_tokenizer
 from components.packing import pack
 from components.stages.train import make_learner
+from components.store import write_atomic
 from components.types import Group, Prompt, Request, Trajectory
 
 ANSWER = 16  # tokens sampled a row
@@ -44,15 +47,15 @@ def measure(model: Path, profile: Mapping[str, Any], adapters: Mapping[str, Mapp
 
 
 def _answering(model: Path, profile: Mapping[str, Any], *, length: int, prompt: int, each: int) -> tuple[list[Group], dict[str, float]]:
-    """Random texts to learn from, and how fast an engine loads, scores them and samples. The engine is gone afterwards."""
+    """Random texts to learn from, and how fast the profile's engine loads, scores them and samples. It is gone afterwards."""
     started = time.monotonic()
-    engine = TorchEngine(model, rows=profile["sampler_rows"], threads=profile["threads"])
-    load = time.monotonic() - started
+    engine = engine_of(profile, model)
     draw = random.Random(0)
-    tokens = [t for t in range(len(engine.tokenizer)) if t not in engine.contract.eos]
+    tokens = [t for t in range(len(load_tokenizer(model))) if t not in engine.contract.eos]
     texts = [_text([draw.choice(tokens) for _ in range(length)]) for _ in range(max(1, profile["tokens_per_batch"] // length))]
     asks = frozenset({"logprobs"})
     engine.score(texts[:1], asks)  # warm
+    load = time.monotonic() - started
     score = _rate(len(texts) * length, lambda: engine.score(texts, asks))
     requests = [Request([draw.choice(tokens) for _ in range(prompt)], count=each, max_tokens=ANSWER, seed=i)
                 for i in range(max(1, profile["sampler_rows"] // each))]
@@ -76,4 +79,5 @@ def _rate(count: int, work: Any) -> float:
 
 if __name__ == "__main__":
     asked = json.loads(Path(sys.argv[1]).read_text())
-    print(json.dumps(measure(Path(asked.pop("model")), asked.pop("profile"), asked.pop("adapters"), **asked)))
+    found = measure(Path(asked.pop("model")), asked.pop("profile"), asked.pop("adapters"), **asked)
+    write_atomic(Path(sys.argv[2]), json.dumps(found))

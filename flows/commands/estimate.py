@@ -32,13 +32,16 @@ def print_estimate(console: Any, pipeline: Any) -> None:
     made = {s.stage.name for s in pipeline.status() if s.state == "done"}
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("stage")
-    for column in ("memory", "disk", "learnt", "scored", "sampled", "time"):
+    priced = hardware.price_per_hour is not None
+    for column in ("memory", "disk", "learnt", "scored", "sampled", "time", *([hardware.currency] if priced else ())):
         table.add_column(column, justify="right")
     table.add_column("mostly")
     for cost in costs:
         most = max(cost.memory, key=lambda name: (name != "process", cost.memory[name]))
         table.add_row(cost.stage.name, gb(cost.bytes), gb(cost.disk) if cost.disk else "", *(_tokens(v) for v in (cost.learn, cost.score, cost.sample)),
-                      "made" if cost.stage.name in made else _time(cost.seconds), f"{most} {gb(cost.memory[most])}" if cost.tokens != 0.0 else "")
+                      "made" if cost.stage.name in made else _time(cost.seconds),
+                      *([_amount(hardware, None if cost.stage.name in made else cost.seconds)] if priced else ()),
+                      f"{most} {gb(cost.memory[most])}" if cost.tokens != 0.0 else "")
     console.print(table)
     todo = [cost for cost in costs if cost.stage.name not in made]
     timed = sum(cost.seconds or 0.0 for cost in todo)
@@ -53,7 +56,7 @@ def print_estimate(console: Any, pipeline: Any) -> None:
                   + (f", and what was never made here or waits for curation: {', '.join(unknown)}" if unknown and rates else ""),
                   highlight=False, soft_wrap=True)
     console.print(f"cost       {_price(hardware, timed) if rates else 'unknown with the time'}", highlight=False)
-    console.print(f"rates      {_rates(rates)}", highlight=False, soft_wrap=True)
+    console.print(f"rates      {_rates(rates, hardware)}", highlight=False, soft_wrap=True)
     refuse_what_cannot_fit(pipeline.profile, costs, this_machine(pipeline.store.home))
 
 
@@ -69,18 +72,23 @@ def _time(seconds: float | None) -> str:
     return f"{seconds / 3600:.1f} h" if seconds >= 5400 else f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
 
 
+def _amount(hardware: Any, seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds / 3600 * hardware.price_per_hour:,.2f}"
+
+
 def _price(hardware: Any, seconds: float) -> str:
     hours, said = seconds / 3600, []
     if hardware.price_per_hour is not None:
-        said.append(f"{hours * hardware.price_per_hour:,.2f} {hardware.currency} at {hardware.price_per_hour:g} {hardware.currency} an hour")
+        said.append(f"{_amount(hardware, seconds)} {hardware.currency} at {hardware.price_per_hour:g} {hardware.currency} an hour")
     if hardware.watts is not None:
         said.append(f"{hours * hardware.watts / 1000:,.2f} kWh at {hardware.watts:g} W")
     return ", ".join(said) or "unknown: the profile states no hardware.price_per_hour or watts"
 
 
-def _rates(rates: Any) -> str:
+def _rates(rates: Any, hardware: Any) -> str:
     if rates is None:
         return "none"
     learn = ", ".join(f"{speed:,.0f} learnt ({name})" for name, speed in rates.learn.items())
-    where = "measured on this machine" if rates.source == "measured" else "reckoned from what the profile states, not measured"
+    where = ("measured on this machine" if rates.source == "measured" else
+             f"reckoned from what the profile states of {hardware.device}, not measured ({rates.source})")
     return f"{learn}, {rates.score:,.0f} scored, {rates.sample:,.0f} sampled tokens a second, {where}"

@@ -92,6 +92,47 @@ def test_an_estimate_measures_this_machine_once(fresh_home, monkeypatch: pytest.
     assert ratchet(*ask) == said, "the same machine, other numbers"
 
 
+def test_a_profile_of_this_machine_is_measured_and_each_stage_priced(fresh_home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A profile that states its maker's figures: measured where this machine is what it names, else reckoned from them, and said so."""
+    import dataclasses
+
+    import yaml
+
+    from components.recipe import load_profile, plain
+    from tasks import calibration
+    from tasks.provenance import machine
+
+    home = fresh_home("priced")
+    rates = {"learn": {"full": 100.0}, "score": 200.0, "sample": 20.0, "load": 3.0}
+    monkeypatch.setattr(calibration, "_measured", lambda ask: rates)
+    stated = {"tflops": 1.0, "bandwidth_gb": 10.0, "memory_gb": 4.0, "price_per_hour": 36.0, "currency": "CHF"}
+
+    def said(device: str) -> list[list[str]]:
+        file = home / "mine.yaml"
+        file.write_text(yaml.safe_dump({**plain(dataclasses.replace(load_profile("test"), name="mine")), "hardware": {**stated, "device": device}}))
+        return [line.split() for line in ratchet("plan", "raft", "--estimate", "--profile", str(file), "--home", str(home)).splitlines()]
+
+    here = said(machine())
+    assert " ".join(here[-1]).endswith("20 sampled tokens a second, measured on this machine")
+    assert next(line for line in here if line[0] == "stage")[-3:] == ["time", "CHF", "mostly"]
+    rollout, made = (next(line for line in here if line[0] == name) for name in ("rollout_1", "model_policy"))
+    seconds = 24 * 4 * 24 / 20 + 24 * 256 / 200 + 3.0  # longest answers sampled, prompts of at most 256 tokens read, one model loaded
+    assert f"{seconds / 3600 * 36:.2f}" in rollout and made[-1] == "made", "what is made costs no more"
+    other = " ".join(said("H100 80GB")[-1])
+    assert other.endswith("reckoned from what the profile states of H100 80GB, not measured (this machine has 0 of 1 × H100 80GB)")
+
+
+@pytest.mark.parametrize(("stated", "ranks", "why"), [
+    ({"device": "H100 80GB", "devices": 2}, 1, ""), ({"device": "H100 80GB", "devices": 3}, 1, "this machine has 2 of 3 × H100 80GB"),
+    ({"device": "H100 80GB"}, 2, "one process is measured, not 2 ranks"), ({"device": "H10"}, 1, "this machine has 0 of 1 × H10"), ({}, 1, "")])
+def test_a_machine_is_what_a_profile_means_when_it_has_its_devices(stated: dict, ranks: int, why: str) -> None:
+    from components.schema import Hardware, Profile
+    from tasks.calibration import elsewhere
+
+    here = ["Linux x86_64 Intel(R) Xeon(R) Platinum 8481C", "NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3"]
+    assert elsewhere(Profile(learner="deepspeed", ranks=ranks, hardware=Hardware(**stated)), here) == why
+
+
 def test_a_plan_that_cannot_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="profile 'gpu' cannot run stage 'sft'"):
         ratchet("plan", "rlhf_workflow_8b", "--profile", "gpu")
