@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from components.errors import RecipeError, nearest
+from components.evaluation.gates import WORDS
+from components.evaluation.health import RULES
+from components.evaluation.measured import ENDS, measured
 from components.piece import describe
 from components.reduce import legal
-from components.schema import Fit, Offline, Online, Recipe, Spec
+from components.schema import Fit, Offline, Online, Recipe, Reward, Spec
 
 
 def check(recipe: Recipe, rounds: Mapping[str, Online]) -> None:
@@ -18,14 +21,11 @@ def check(recipe: Recipe, rounds: Mapping[str, Online]) -> None:
     _check_names({"name": recipe.name, **{f"models.{n}": n for n in recipe.models},
                   **({"register.model": recipe.register.model} if recipe.register else {})})
     known = {"policy", "reference", *recipe.models, *(recipe.reward.judges if recipe.reward else ())}
+    _check_splits(recipe)
     if recipe.sft:
         _check_fit(recipe.sft.fit, set(), "sft.fit")
     if recipe.reward:
-        probed = recipe.reward.linear_probe
-        _check_fit(recipe.reward.fit, {"margin"}, "reward.fit", untrained=probed)
-        if probed and recipe.reward.members > 1 and not recipe.reward.fit.epochs:
-            raise RecipeError(f"reward.members: {recipe.reward.members} members that only a linear probe made are all the same; train them "
-                              "(reward.fit.epochs over 0), start them without the probe, or ask for one")
+        _check_reward(recipe.reward)
     for where, section in {"offline": recipe.offline, "online": recipe.online, **rounds}.items():
         if section is not None:
             _check_section(section, known, where)
@@ -35,6 +35,19 @@ def check(recipe: Recipe, rounds: Mapping[str, Online]) -> None:
             have = _check_piece("annotate", spec, have, (known | arms) - {"reference", "encoder"}, "evaluate.metrics")
     if recipe.online and recipe.online.watch.get("gold") and not (recipe.evaluate and recipe.evaluate.gold):
         raise RecipeError("online.watch.gold: needs a gold judge; set `evaluate.gold: true`")
+    _check_gates(recipe)
+    if recipe.register and (score := recipe.register.champion.score):
+        known = ["length", *(name.removeprefix("final.") for name in measured(recipe) if re.match(r"final\.(gold$|reward\.)", name))]
+        if score not in known:
+            raise RecipeError(f"register.champion.score: no {score!r} is measured for each prompt{nearest(score, known)}")
+
+
+def known_keys(given: Iterable[object], known: Iterable[str], where: str) -> None:
+    """Raises a `RecipeError` for the first key that is not among the `known` ones, with the nearest of them."""
+    known = list(known)
+    for key in given:
+        if key not in known:
+            raise RecipeError(f"{where + '.' if where else ''}{key}: unknown key {key!r}{nearest(str(key), known)}")
 
 
 def _check_names(names: Mapping[str, str]) -> None:
@@ -43,6 +56,50 @@ def _check_names(names: Mapping[str, str]) -> None:
         if not re.fullmatch(r"\w[\w .+-]{0,99}", str(name)):
             raise RecipeError(f"{where}: {name!r} becomes the name of a folder; write letters, digits, spaces and _ . + - only, "
                               "the first a letter or a digit, at most 100")
+
+
+def _check_splits(recipe: Recipe) -> None:
+    """Where the recipe says which splits there are, nothing may read another."""
+    splits = recipe.data.get("splits")
+    read = {f"{name}.{key}": getattr(section, key) for name in ("sft", "reward", "offline", "online", "evaluate")
+            if (section := getattr(recipe, name)) for key in ("data", "validation") if hasattr(section, key)}
+    if recipe.evaluate and recipe.evaluate.gold:
+        read |= {"evaluate.gold": "gold", "evaluate.gold (its certificate)": "gold_validation"}
+    for where, name in read.items():
+        if splits and name and name not in splits:
+            raise RecipeError(f"{where}: {name!r} is not among data.splits ({', '.join(splits)}); give it a share there, or read another")
+
+
+def _check_reward(reward: Reward) -> None:
+    probed = reward.linear_probe
+    _check_fit(reward.fit, {"margin"}, "reward.fit", role="judge", untrained=probed)
+    if not probed or reward.fit.epochs:
+        return
+    if reward.members > 1:
+        raise RecipeError(f"reward.members: {reward.members} members that only a linear probe made are all the same; train them "
+                          "(reward.fit.epochs over 0), start them without the probe, or ask for one")
+    *more, last = reward.fit.updates["judge"]
+    if more or (last["name"], last["weight"]) != ("ranking.bradley_terry", 1.0):
+        raise RecipeError(f"reward.fit.updates.judge: {last['name']!r} as it stands there would change nothing: with reward.fit.epochs 0 the linear "
+                          "probe is all, and it fits plain Bradley-Terry. Set reward.fit.epochs to 1 or more to train with it, or leave "
+                          "ranking.bradley_terry alone, with weight 1")
+
+
+def _check_gates(recipe: Recipe) -> None:
+    """Every gate sets a bound on a metric that the evaluation of this recipe will measure."""
+    gates = recipe.register.gates if recipe.register else {}
+    if gates and recipe.evaluate is None:
+        raise RecipeError("register.gates: nothing is measured without an `evaluate` section; add one, or leave the gates out")
+    metrics = measured(recipe)
+    for name, gate in gates.items():
+        at = f"register.gates.{name}"
+        if gate is None or not any(word in gate for word in WORDS):
+            raise RecipeError(f"{at}: sets no bound; write `over: <number>` or `below: <number>`")
+        base, _, end = name.rpartition(".")
+        if name not in metrics and not (end in ENDS and metrics.get(base)):
+            raise RecipeError(f"{at}: the evaluation of this recipe does not measure it (null leaves the gate out){nearest(name, metrics)}")
+        if gate.get("interval") and not metrics.get(name):
+            raise RecipeError(f"{at}: is one number without an interval; leave `interval` out")
 
 
 def _check_section(section: Offline | Online, models: set[str], where: str) -> None:
@@ -60,6 +117,8 @@ def _check_section(section: Offline | Online, models: set[str], where: str) -> N
     if isinstance(section, Online) and section.reference != "initial" and isinstance(section.reference, Mapping) != steps:
         raise RecipeError(f"{where}.reference: got {section.reference!r} with `cadence: {section.cadence}`; expected `initial`, or "
                           + ("an anchor such as {name: ema}" if steps else "`previous`"))
+    if isinstance(section, Online):
+        known_keys(section.health, RULES, f"{where}.health")
     _check_fit(section.fit, have, f"{where}.fit")
 
 
@@ -77,7 +136,8 @@ def _check_piece(slot: str, spec: Spec, have: set[str], models: set[str], where:
     return have | writes
 
 
-def _check_fit(fit: Fit, have: set[str], where: str, *, untrained: bool = False) -> None:
+def _check_fit(fit: Fit, have: set[str], where: str, *, role: str = "policy", untrained: bool = False) -> None:
+    known_keys(fit.updates, [role], f"{where}.updates")
     if fit.epochs < (0 if untrained else 1):
         raise RecipeError(f"{where}.epochs: {fit.epochs} passes over the data train nothing; use 1 or more"
                           f"{'' if untrained else ' (0 only for a reward model with linear_probe)'}")
@@ -92,7 +152,10 @@ def _check_fit(fit: Fit, have: set[str], where: str, *, untrained: bool = False)
                 _check_reads(frozenset({spec["times"]}), have, f"{spec['name']}.times", at)
                 if description.unit not in ("step", "row"):
                     raise RecipeError(f"{at}: {spec['name']!r} has a term a {description.unit}, and `times` multiplies steps or rows")
-            problem = legal(spec["reduce"], description.unit)
+            try:
+                problem = legal(spec["reduce"], description.unit)
+            except RecipeError as unknown:
+                problem = str(unknown)
             if problem:
                 raise RecipeError(f"{at}: {spec['name']!r}: {problem}")
 

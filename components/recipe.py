@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import yaml
 
-from components.check import check
+from components.check import check, known_keys
 from components.correction import corrected, corrected_again
 from components.errors import RecipeError, nearest, secret_in
 from components.piece import describe, resolve
@@ -171,14 +171,16 @@ def conform(kind: Any, value: Any, where: str) -> Any:
             allowed = [str(a) for a in typing.get_args(kind)]
             raise RecipeError(f"{where}: {value!r} is not one of {', '.join(allowed)}{nearest(str(value), allowed)}")
         return value
-    if dataclasses.is_dataclass(kind):
+    if dataclasses.is_dataclass(kind) or typing.is_typeddict(kind):
         return _conform_record(typing.cast(type, kind), value, where)
     if origin in (dict, Mapping) or origin is getattr(typing, "Mapping", None) or (
         isinstance(origin, type) and issubclass(origin, Mapping)
     ):
         if not isinstance(value, Mapping):
             raise RecipeError(f"{where}: expected a mapping, got {value!r}")
-        inner = typing.get_args(kind)[1]
+        keys, inner = typing.get_args(kind)
+        if typing.get_origin(keys) is Literal:
+            known_keys(value, typing.get_args(keys), where)
         return {k: conform(inner, v, f"{where}.{k}") for k, v in value.items()}
     if isinstance(origin, type) and issubclass(origin, Sequence):
         if isinstance(value, str) or not isinstance(value, Sequence):
@@ -199,13 +201,11 @@ def _conform_record(kind: type, value: Any, where: str) -> Any:
     if not isinstance(value, Mapping):
         raise RecipeError(f"{where}: expected a mapping with keys of {kind.__name__.lower()}, got {value!r}")
     hints = typing.get_type_hints(kind)
-    fields = {f.name: f for f in dataclasses.fields(kind)}
-    for key in value:
-        if key not in fields:
-            at = f"{where}.{key}" if where else str(key)
-            raise RecipeError(f"{at}: unknown key {key!r}{nearest(str(key), fields)}")
+    known_keys(value, hints, where)
     built = {key: conform(hints[key], v, f"{where}.{key}" if where else key) for key, v in value.items()}
-    missing = [f.name for f in fields.values()
+    if typing.is_typeddict(kind):
+        return built
+    missing = [f.name for f in dataclasses.fields(kind)
                if f.name not in built and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING]
     if missing:
         raise RecipeError(f"{where or 'recipe'}: needs {', '.join(repr(m) for m in missing)}")
@@ -214,11 +214,15 @@ def _conform_record(kind: type, value: Any, where: str) -> Any:
 
 def _resolved(recipe: Recipe) -> Recipe:
     """Every piece with its defaults written out."""
-    changes: dict[str, Any] = {}
+    transforms = [resolve("transform", spec, where=f"data.transforms[{i}]") for i, spec in enumerate(recipe.data.get("transforms", ()))]
+    changes: dict[str, Any] = {"data": {**recipe.data, "transforms": transforms}}
     for name in ("sft", "reward", "offline", "online"):
         section = getattr(recipe, name)
         if section is not None:
             changes[name] = _resolved_section(section, name)
+    if recipe.register:
+        gates = {name: gate for name, gate in recipe.register.gates.items() if gate is not None}
+        changes["register"] = dataclasses.replace(recipe.register, gates=gates)
     if recipe.evaluate:
         metrics = [resolve("annotate", s, where="evaluate.metrics") for s in recipe.evaluate.metrics]
         changes["evaluate"] = dataclasses.replace(recipe.evaluate, metrics=metrics)
@@ -263,6 +267,13 @@ def _changed_rounds(online: Online) -> dict[str, Online]:
 
 def _objective(spec: Spec, where: str) -> dict[str, Any]:
     full = resolve("objective", spec, where=where, reserved=OBJECTIVE_KEYS)
-    unit = describe("objective", full["name"]).unit
-    default = "token_mean" if unit == "step" else "unit_mean"
-    return {"weight": 1.0, "reduce": default, "label": full["name"], **full}
+    description = describe("objective", full["name"])
+    default = "token_mean" if description.unit == "step" else "unit_mean"
+    full = {"weight": 1.0, "reduce": default, "label": full["name"], **full}
+    for key, value in full.items():
+        number = key == "weight" or (key in description.options and "float" in description.options[key].annotation)
+        if number and isinstance(value, Mapping):
+            full[key] = resolve("knob", value, where=f"{where}: {key!r}")
+    if not isinstance(full["weight"], Mapping):
+        full["weight"] = conform(float, full["weight"], f"{where}: 'weight'")
+    return full

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from components.errors import RecipeError
+from components.sections import Data, Gate, Limits, Sizes, Spec, Split, Watch
 
 SCHEMA = 1
-Spec = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Of a round's health, by its name in `components/evaluation/health.py`."""
+
+    limit: float
+    action: Literal["warn", "hold", "stop"] = "warn"
 
 
 @dataclass(frozen=True)
@@ -30,7 +38,7 @@ class Source:
     source: str
     sha256: str | None = None
     format: Literal["auto", "huggingface", "gguf", "tiny", "data"] = "auto"
-    shape: Mapping[str, Any] | None = None  # keys of its config.json, for `plan` before it is fetched; changes nothing
+    shape: Sizes | None = None  # for `plan` before it is fetched; changes nothing
 
 
 @dataclass(frozen=True)
@@ -56,8 +64,8 @@ class Fit:
 @dataclass(frozen=True)
 class Sft:
     fit: Fit
-    data: str = "sft"
-    validation: str | None = "sft_validation"
+    data: Split = "sft"
+    validation: Split | None = "sft_validation"
     max_tokens: int = 256
     limit: int | None = None
     limit_validation: int | None = None
@@ -70,8 +78,8 @@ class Reward:
     over the frozen backbone (arXiv 2202.10054); `fit` goes on from there, and `fit.epochs: 0` leaves it at that."""
 
     fit: Fit
-    data: str = "reward"
-    validation: str = "reward_validation"
+    data: Split = "reward"
+    validation: Split = "reward_validation"
     layers: int | None = None
     pool: Literal["last", "mean"] = "last"
     linear_probe: bool = False
@@ -79,7 +87,7 @@ class Reward:
     max_tokens: int = 256
     limit: int | None = None
     limit_validation: int | None = None
-    certificate: Spec = field(default_factory=dict)
+    certificate: Limits = field(default_factory=Limits)
 
     @property
     def judges(self) -> list[str]:
@@ -92,7 +100,7 @@ class Offline:
     """Learning from groups on disk: offline DPO and its relatives."""
 
     fit: Fit
-    data: str = "pairs"
+    data: Split = "pairs"
     max_tokens: int = 256
     limit: int | None = None
     annotate: Sequence[Spec] = ()
@@ -109,7 +117,7 @@ class Online:
     fit: Fit
     cadence: Literal["round", "step"] = "round"
     rounds: int = 3
-    data: str = "prompts"
+    data: Split = "prompts"
     prompts: Spec = field(default_factory=lambda: {"name": "disjoint"})
     prompts_per_round: int = 64
     rollout: Spec = field(default_factory=lambda: {"name": "sample"})
@@ -121,14 +129,14 @@ class Online:
     keep_earlier: bool = False
     value_head: bool = False
     max_failed: float = 0.1
-    watch: Spec = field(default_factory=dict)
-    health: Mapping[str, Spec] = field(default_factory=dict)
+    watch: Watch = field(default_factory=Watch)
+    health: Mapping[str, Rule | None] = field(default_factory=dict)
     by_round: Mapping[str, Spec] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Evaluate:
-    data: str = "evaluate"
+    data: Split = "evaluate"
     prompts: int = 64
     responses_per_prompt: int = 1
     max_tokens: int = 48
@@ -142,7 +150,7 @@ class Evaluate:
 @dataclass(frozen=True)
 class Register:
     model: str = "policy"
-    gates: Mapping[str, Spec] = field(default_factory=dict)
+    gates: Mapping[str, Gate | None] = field(default_factory=dict)  # null leaves out one of the base's
 
 
 @dataclass(frozen=True)
@@ -227,7 +235,7 @@ class Recipe:
     name: str
     about: str
     models: Mapping[str, Source]
-    data: Mapping[str, Any]
+    data: Data
     base: str | None = None
     paper: str = ""
     profile: str = "cpu"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+import typing
 from pathlib import Path
 
 import pytest
 import yaml
 
+from components import sections
 from components.errors import RecipeError
 from components.plan import plan
 from components.recipe import dump, load, merge, names
@@ -52,7 +55,7 @@ def test_a_mapping_merges_a_list_replaces_another_piece_replaces() -> None:
     ("online: {rounds: many}", "online.rounds: expected int, got 'many'"),
     ("online: {cadence: steps}", "'steps' is not one of round, step"),
     ("online: {annotate: [{name: advantages.centre, reward: reward.judge}]}", r"reads \['reward.judge'\], which nothing before it writes"),
-    ("online: {annotate: [{name: rewards.reward_model, model: judge}]}", "wants model 'judge', which nothing makes"),
+    ("online: {annotate: [{name: rewards.reward_model, model: jury}]}", "wants model 'jury', which nothing makes"),
     ("online: {fit: {updates: {policy: [{name: preference.dpo, reduce: token_mean}]}}}", "logprobs.reference|token_mean"),
     ("online: {fit: {updates: {policy: []}}}", "nothing to optimise"),
     ("base: onlne", "no base named 'onlne'; did you mean 'online'"),
@@ -92,6 +95,45 @@ def test_a_model_of_ones_own_may_judge_the_evaluation(tmp_path: Path) -> None:
     assert plan(recipe, profile)["evaluate"].inputs["safety"] == "model_safety"
 
 
+def test_a_gate_may_be_on_what_the_recipe_adds(tmp_path: Path) -> None:
+    gates = {"final.reward.safety": {"over": 0.9}, "win_rate_safety_vs_base": {"over": 0.5, "interval": True}, "win_rate_safety_vs_base.low": {"over": 0.4}}
+    own = merge(yaml.safe_load(ONLINE), {"models": {"safety": {"source": "path:/models/safety"}}, "register": {"gates": gates}})
+    with pytest.raises(RecipeError, match=r"register\.gates\.final\.reward\.safety: the evaluation of this recipe does not measure it"):
+        load(write(tmp_path, yaml.safe_dump(own)))
+    added = {"metrics": [{"name": "rewards.reward_model", "model": "safety"}]}
+    assert load(write(tmp_path, yaml.safe_dump(merge(own, {"evaluate": added}))))
+    with pytest.raises(RecipeError, match=r"register\.gates: nothing is measured without an `evaluate` section"):
+        load(write(tmp_path, yaml.safe_dump({**own, "evaluate": None})))
+    later = {"evaluate": added, "register": {"gates": {"win_rate_safety_vs_sft": {"over": 0.5}}}}  # there is no SFT stage to win against
+    with pytest.raises(RecipeError, match=r"win_rate_safety_vs_sft: the evaluation .* did you mean 'win_rate_safety_vs_base'"):
+        load(write(tmp_path, yaml.safe_dump(merge(own, later))))
+    without, _ = load("chat", overrides=["evaluate.perplexity_rows=0", "register.gates.perplexity_ratio=null"])
+    assert without.register and "perplexity_ratio" not in without.register.gates and "length_ratio" in without.register.gates
+
+
+def test_the_keys_of_a_section_are_those_its_reader_knows() -> None:
+    from components.data.builders import BUILDERS
+    from components.data.curate import KEYS
+    from components.data.statistics import kind_of
+    from components.evaluation.certificate import LIMITS
+    from components.evaluation.gates import WORDS
+
+    def keys(kind: type) -> set[str]:
+        return set(typing.get_type_hints(kind))
+
+    assert keys(sections.Data) == set(KEYS) and keys(sections.Limits) == set(LIMITS) and keys(sections.Gate) == {*WORDS, "interval"}
+    assert {kind_of(name) for name in typing.get_args(sections.Split)} == set(BUILDERS)
+    for kind, builder in BUILDERS.items():
+        options = {p.name for p in inspect.signature(builder).parameters.values() if p.kind is p.KEYWORD_ONLY}
+        assert keys(typing.get_args(typing.get_type_hints(sections.Data)[kind])[0]) == options
+
+
+def test_a_transform_may_be_a_word_alone() -> None:
+    recipe, profile = load("sft", overrides=["data.transforms=[normalise, {name: length, max_turns: 9}]"])
+    written_out = [{"name": "normalise", "quotes": True}, {"name": "length", "min_turns": 2, "max_turns": 9, "max_tokens": 2048}]
+    assert recipe.data.get("transforms") == written_out and plan(recipe, profile)
+
+
 def test_overrides_and_a_missing_file(tmp_path: Path) -> None:
     file = write(tmp_path, ONLINE)
     recipe, _ = load(file, overrides=["online.rounds=7", "online.fit.learning_rate=1e-3"])
@@ -128,6 +170,19 @@ def test_passes_that_train_nothing_are_refused() -> None:
         load("chat", overrides=["reward.members=3", "online.annotate=[]", "online.select=[]", "online.prepare=[]",
                                 "online.fit.updates.policy=[{name: likelihood}]"])
     assert load("reward_model", overrides=["reward.fit.epochs=0", "reward.linear_probe=true"])
+
+
+@pytest.mark.parametrize("objectives", [
+    "[{name: ranking.margin}]", "[{name: ranking.length_controlled}]", "[{name: ranking.bradley_terry, weight: 0.5}]",
+    "[{name: ranking.bradley_terry}, {name: ranking.length_penalty}]", "[{name: ranking.bradley_terry}, {name: ranking.bradley_terry}]"])
+def test_a_probe_alone_fits_plain_bradley_terry(objectives: str) -> None:
+    """`chat` trains nothing after its linear probe: what the probe does not read would be accepted and change nothing."""
+    change = f"reward.fit.updates.judge={objectives}"
+    with pytest.raises(RecipeError, match=r"reward\.fit\.updates\.judge: 'ranking\.\w+' .* would change nothing.*Set reward\.fit\.epochs to 1 or more"):
+        load("chat", overrides=[change])
+    for trained in (["reward.fit.epochs=1"], ["reward.fit.epochs=1", "reward.linear_probe=false"]):
+        assert load("chat", overrides=[change, *trained])
+    assert load("chat", overrides=["reward.fit.updates.judge=[{name: ranking.bradley_terry, label: fit}]"])
 
 
 def test_another_number_of_rounds_keeps_the_rounds_there_are() -> None:

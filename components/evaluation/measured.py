@@ -1,0 +1,34 @@
+"""What the evaluation of a recipe will measure, told from the recipe alone: a gate on anything else is refused before the run."""
+
+from __future__ import annotations
+
+from components.piece import describe
+from components.schema import Recipe
+
+ENDS = ("mean", "low", "high", "n")
+"""Of an interval, each a metric too: `win_rate_vs_sft.low`."""
+OF_ANSWERS = ("length", "ended", "truncated", "failed", "empty", "refusal_like", "repetitive", "personal_data",
+              "distinct_1", "distinct_2", "self_bleu")
+
+
+def measured(recipe: Recipe) -> dict[str, bool]:
+    """Name of each metric that `components/stages/evaluate.py` will write -> does it come with an interval."""
+    if recipe.evaluate is None:
+        return {}
+    gold, fluent = recipe.evaluate.gold, bool(recipe.evaluate.perplexity_rows)
+    learns = bool(recipe.offline or recipe.online)
+    judges = [*(recipe.reward.judges if recipe.reward else ()), *(name for name in recipe.models if name.startswith("judge"))]
+    rewards = {column for spec in recipe.evaluate.metrics for column in describe("annotate", spec["name"]).columns("writes", spec)
+               if column.startswith("reward.") and not column.endswith(".status")} | {f"reward.{judge}" for judge in judges}
+    scores = {**({"gold": "win_rate"} if gold else {}), **{name: f"win_rate_{name.removeprefix('reward.')}" for name in sorted(rewards)}}
+    found = dict.fromkeys((f"final.{name}" for name in (*OF_ANSWERS, *scores)), False)
+    found |= {"final.embedding_spread": False} if gold else {}
+    found |= {"final.perplexity": False} if fluent else {}
+    for other in ("base", "sft") if recipe.sft and learns else ("base",):
+        found |= dict.fromkeys((f"{name}_vs_{other}" for score, wins in scores.items() for name in (wins, f"{wins}_lc", f"{score}_gain")), True)
+    if recipe.sft and learns:
+        found |= {"kl_to_sft": False, "distinct_2_ratio": False, "length_ratio": False}
+        found |= {"embedding_spread_ratio": False} if gold else {}
+        found |= {"perplexity_ratio": True} if fluent else {}
+        found |= {"proxy_over_gold": True} if gold and any(wins.startswith("win_rate_judge") for wins in scores.values()) else {}
+    return found

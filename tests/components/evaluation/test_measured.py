@@ -1,0 +1,65 @@
+"""What a recipe is said to measure is what its evaluation writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.evaluation.measured import ENDS, measured
+from components.plan import plan
+from components.recipe import load
+from components.run import Job
+from components.stages import evaluate as stage
+from components.store import Workspace
+from components.types import Artifact, Context, Group, Prompt, Trajectory
+
+HELD_OUT = [Group(Prompt(f"{i}", ({"role": "user", "content": f"question {i}"},), "1"),
+                  (Trajectory(({"role": "assistant", "content": f"a reply to {i}"},), {"tokens": [1, 2, 3]}, [False, True, True]),)) for i in range(3)]
+
+
+class Anything:
+    """Any model, encoder or judge: it knows everything about every answer."""
+
+    encoder = staticmethod(lambda texts: __import__("numpy").eye(len(texts)))
+
+    def load(self, *_: Any) -> Anything:
+        return self
+
+    def encode(self, group: Group) -> Group:
+        return group
+
+    def score(self, groups: list[Group], asks: frozenset[str]) -> list[dict[str, Any]]:
+        return [{"logprobs": [[0.0, -1.0, -2.0] for _ in g.trajectories], "scores": [float(len(t.text)) for t in g.trajectories]} for g in groups]
+
+    def score_replies(self, conversations: list[Any]) -> list[float]:
+        return [float(len(c[-1]["content"])) for c in conversations]
+
+
+@pytest.mark.parametrize(("name", "changes"), [
+    ("chat", []), ("chat", ["evaluate.perplexity_rows=0", "register=null"]), ("sft", []), ("dpo", []), ("reward_ensemble", []), ("rlvr_grpo", []),
+    ("chat", ["evaluate.gold=false", "online.watch.gold=false", "register=null"]),
+    ("chat", ["sft=null", "register=null"]),
+    ("chat", ["reward.members=2", "reward.fit.epochs=1", "online.annotate=[]", "online.select=[]", "online.prepare=[]",
+              "online.fit.updates.policy=[{name: likelihood}]"]),
+    ("dpo", ["models.safety={source: 'path:safety'}", "evaluate.metrics=[{name: rewards.reward_model, model: safety}, {name: rewards.length}]"]),
+])
+def test_it_is_what_the_evaluation_writes(name: str, changes: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, profile = load(name, overrides=changes)
+    made = plan(recipe, profile)["evaluate"]
+    inputs = {role: Artifact("weights", tmp_path, key, meta={"certificate": None, "panel": {}}) for role, key in made.inputs.items()}
+    answers = [Group(g.prompt, tuple(Trajectory(({"role": "assistant", "content": f"answer {i} of mine"},), {"tokens": [1, 2, 3]},
+                                                [False, True, True], [0.0, -1.0, -1.0]) for i in range(2))) for g in HELD_OUT]
+    others = {role: Anything() for role in made.inputs if role != "base"}
+    for what, fake in {"read_groups": lambda path: HELD_OUT, "engine_of": lambda *_: Anything(), "GoldJudge": Anything(),
+                       "sample": lambda *_: answers, "context_of": lambda *_, **__: Context(models=others), "write_report": lambda *_: None}.items():
+        monkeypatch.setattr(stage, what, fake)
+    work = Workspace(tmp_path)
+    work.product.mkdir(parents=True)
+    stage.evaluate(Job(made.options, inputs, work))
+    written = json.loads((work.product / "results.json").read_text())["metrics"]
+    said = measured(recipe)
+    assert set(written) == {metric for metric, interval in said.items() if not interval} | {
+        f"{metric}.{end}" for metric, interval in said.items() if interval for end in ENDS}
