@@ -25,7 +25,7 @@ def plan(recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = 
 def print_plan(console: Any, pipeline: Any, *, full: bool = False) -> None:
     from rich.table import Table
 
-    console.print(sizes(pipeline.recipe))
+    console.print(sizes(pipeline.recipe, pipeline.profile))
     statuses = pipeline.status()
     done = sum(s.state == "done" for s in statuses)
     if full:
@@ -39,9 +39,11 @@ def print_plan(console: Any, pipeline: Any, *, full: bool = False) -> None:
     console.print(f"Run {pipeline.run.name}: {done} of {len(statuses)} stages are made already, {len(statuses) - done} to do.")
 
 
-def sizes(recipe: Any) -> Any:
-    """Every quantity by its unit, derived from the recipe."""
+def sizes(recipe: Any, profile: Any) -> Any:
+    """Every quantity by its unit, derived from the recipe and its profile."""
     from rich.table import Table
+
+    from components.piece import describe
 
     table = Table(box=None, pad_edge=False, header_style="bold", title=None)
     table.add_column("quantity")
@@ -51,14 +53,27 @@ def sizes(recipe: Any) -> Any:
         if value is not None:
             table.add_row(name, str(value))
 
+    def fit(section: Any, what: str, rest: str, epochs: str) -> str:
+        """The rows of a fit; what its batch counts: pairs where an objective reads them, `rest` otherwise."""
+        units = {describe("objective", spec["name"]).unit for specs in section.fit.updates.values() for spec in specs}
+        counted = "pairs" if "pair" in units else rest
+        row(f"{what} {counted} a step", section.fit.batch)
+        row(f"{what} {counted} at most", getattr(section, "limit", None))
+        row(f"{what} steps at most", section.fit.max_steps)
+        row(epochs, section.fit.epochs)
+        return counted
+
     if recipe.sft:
-        row("SFT conversations a step", recipe.sft.fit.batch)
-        row("SFT conversations at most", recipe.sft.limit)
-        row("SFT epochs", recipe.sft.fit.epochs)
+        fit(recipe.sft, "SFT", "conversations", "SFT epochs")
     if recipe.reward:
         row("reward models", recipe.reward.members)
-        row("preference pairs a step", recipe.reward.fit.batch)
-        row("preference pairs at most", recipe.reward.limit)
+        if recipe.reward.fit.epochs:
+            fit(recipe.reward, "reward", "pairs", "reward epochs")
+        else:
+            row("reward pairs at most", recipe.reward.limit)
+            row("reward epochs", "0, the linear probe alone")
+    if recipe.offline:
+        fit(recipe.offline, "offline", "groups", "offline epochs")
     if recipe.online:
         online = recipe.online
         count = online.rollout.get("responses_per_prompt")
@@ -68,9 +83,12 @@ def sizes(recipe: Any) -> Any:
         if count:
             row("responses a round", online.prompts_per_round * count)
         row("tokens a response at most", online.rollout.get("max_tokens"))
-        row("units a step", online.fit.batch)
-        row("epochs a round", online.fit.epochs)
+        if fit(online, "online", "prompts", "epochs a round") == "prompts" and count:
+            row("online responses a step at most", online.fit.batch * count)
     if recipe.evaluate:
         row("held-out prompts", recipe.evaluate.prompts)
         row("responses a held-out prompt", recipe.evaluate.responses_per_prompt)
+        row("tokens a held-out response at most", recipe.evaluate.max_tokens)
+    row("devices that learn together", profile.ranks)
+    row("tokens a device in one pass", profile.tokens_per_batch)
     return table

@@ -39,7 +39,7 @@ def explain(recipe: str, profile: ProfileOption = None) -> None:
     loaded, chosen = load(recipe, profile=profile)
     console = Console(highlight=False)
     console.print(dump(loaded, chosen))
-    console.print(sizes(loaded))
+    console.print(sizes(loaded, chosen))
 
 
 @app.command("check")
