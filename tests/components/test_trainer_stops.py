@@ -1,0 +1,84 @@
+"""Early stopping: a fit whose validation loss rises ends before its time, and the best weights are what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.progress import latest
+from components.recipe import load, names
+from components.trainer import fit, parts, steps_planned
+from components.types import Batch, Group, Outputs, Prompt, Trajectory
+
+BEST = 6  # of the toy's weight, on held-out data
+LIKELIHOOD = [{"name": "likelihood", "weight": 1.0, "reduce": "token_mean", "label": "likelihood"}]
+
+
+class Overfitting:
+    """A weight that grows by one a step, whatever it sees; log-probs are best where it is `BEST`."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self.weight, self.steps = torch.zeros((), requires_grad=True), 0
+
+    def __call__(self, batch: Batch, asks: frozenset[str]) -> Outputs:
+        return Outputs({"logprobs": -((self.weight - BEST) ** 2) * batch.mask})
+
+    def backward(self, loss: Any) -> None:
+        loss.backward()
+
+    def step(self) -> dict[str, float]:
+        self.weight.data += 1
+        self.steps += 1
+        return {}
+
+    def state(self) -> dict[str, Any]:
+        return {"weight": self.weight.detach().clone(), "steps": self.steps}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.weight.data.copy_(state["weight"])
+        self.steps = int(state["steps"])
+
+    def save(self, path: Path) -> None: ...
+
+
+def group(key: str) -> Group:
+    return Group(Prompt(key, ()), (Trajectory((), {"tokens": [5, 7]}, [False, True]),))
+
+
+def fitted(folder: Path, **options: Any) -> tuple[Overfitting, dict[str, Any]]:
+    learner = Overfitting()
+    whole = {"batch": 1, "epochs": 1, "max_steps": None, "validate_every": 2, "patience": 2, "save_every": 3, **options}
+    found = fit({"policy": learner}, {"policy": parts(LIKELIHOOD)}, [group(str(i)) for i in range(20)], whole, tokens=64, seed=0,
+                progress=folder / "progress", metrics=folder / "metrics.jsonl", validation=[group("held out")])
+    return learner, found
+
+
+@pytest.mark.parametrize(("patience", "stopped", "steps"), [(1, True, 8), (2, True, 10), (0, False, 20), (9, False, 20)])
+def test_a_rising_validation_loss_stops_the_fit(tmp_path: Path, patience: int, stopped: bool, steps: int) -> None:
+    """Validated at 2, 4, 6 (the best), 8, 10...: so many worse ones are waited for, and the best weight comes back."""
+    learner, found = fitted(tmp_path, patience=patience)
+    assert (found["stopped_early"], found["steps"], found["steps_planned"]) == (stopped, steps, 20)
+    assert (found["best_step"], found["best_validation_loss"]) == (BEST, 0.0) and float(learner.weight.detach()) == BEST
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == steps
+
+
+def test_a_stop_is_the_same_after_a_kill(tmp_path: Path) -> None:
+    fitted(tmp_path)
+    checkpoint = latest(tmp_path / "progress")
+    assert checkpoint and checkpoint.name == "checkpoint-9", "one worse validation is behind it, one before it"
+    learner, found = fitted(tmp_path)
+    assert found["stopped_early"] and (found["steps"], found["best_step"], float(learner.weight.detach())) == (10, BEST, BEST)
+
+
+@pytest.mark.parametrize("name", [n for n in names() if (s := load(n)[0].sft) and s.limit and s.fit.validate_every and s.fit.patience])
+def test_the_early_stopping_of_a_recipe_can_fire(name: str) -> None:
+    """After its first validation there is time for `patience` worse ones and for steps that stopping saves."""
+    sft = load(name)[0].sft
+    assert sft and sft.limit
+    steps = steps_planned(sft.limit, {"batch": sft.fit.batch, "epochs": sft.fit.epochs, "max_steps": sft.fit.max_steps})
+    assert (1 + sft.fit.patience) * sft.fit.validate_every < steps
