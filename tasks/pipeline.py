@@ -21,6 +21,7 @@ from components.types import Artifact
 from tasks.launch import launch
 from tasks.provenance import machine, packages, revision
 from tasks.ranks import ready
+from tasks.spending import gpu_kwh
 
 
 class Watcher(Protocol):
@@ -103,7 +104,7 @@ class Pipeline:
         return artifact
 
     def _made_here(self, stage: Stage, inputs: Mapping[str, Artifact]) -> Artifact:
-        started = time.monotonic()
+        started, began = time.monotonic(), time.time()
         with self.store.working(stage.name, stage.key) as work:
             if (artifact := self._take(stage)) is not None:  # another run made it while we waited for the lock
                 return artifact
@@ -111,9 +112,10 @@ class Pipeline:
             meta = launch(as_request(stage.does, stage.options, inputs, work.root), self.run.path / "logs" / f"{stage.name}.log",
                           inline=self.profile.launch == "inline", tick=_follow(work.metrics, stage, self._tell))
             seconds = time.monotonic() - started
+            took = gpu_kwh(self.run.path / "tracking" / "system.jsonl", began, time.time(), self.profile.hardware.devices)
             with self.store.steady():
                 artifact = self.store.publish(work, stage.name, stage.key, stage.kind, [a.digest for a in inputs.values()],
-                                              {**meta, "seconds": round(seconds, 1)},
+                                              {**meta, "seconds": round(seconds, 1), **({"spent": {**meta["spent"], **took}} if took else {})},
                                               {"does": stage.does, "options": stage.options, "inputs": dict(stage.inputs),
                                                "revision": revision(), "packages": packages(), "machine": machine()})
                 self.verified.add(artifact.digest)

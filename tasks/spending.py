@@ -1,14 +1,22 @@
-"""What a run's products took: time, processor time, memory, and by the profile's stated price and power money and energy; and that
-for each point of win rate over the SFT policy. What is not known is left out, never guessed."""
+"""What a run's products took: time, processor time, memory, by the profile's stated price money, and energy: that of the GPUs where
+their power was sampled, else by the profile's stated watts; and all that for each point of win rate over the SFT policy. What is not
+known is left out, never guessed."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from components.schema import Hardware
-from tasks.pipeline import Pipeline
+from tasks.journal import lines
+from tasks.system import EVERY_SECONDS
 
+if TYPE_CHECKING:
+    from tasks.pipeline import Pipeline
+
+GAP = 6 * EVERY_SECONDS  # between samples; over a longer one nobody knows what the GPUs did
 GAIN = "win_rate_vs_sft.mean"  # of the gold judge; 0.5 is no gain
 
 
@@ -19,7 +27,8 @@ def spending(pipeline: Pipeline) -> dict[str, float]:
 
 
 def spent_on(metas: Mapping[str, Mapping[str, Any]], hardware: Hardware) -> dict[str, float]:
-    """`hours`, `cpu_hours`, `peak_gb`, `cost`, `energy_kwh`, and `..._per_point` where the evaluation shows a gain."""
+    """`hours`, `cpu_hours`, `peak_gb`, `cost`, `gpu_kwh` (as sampled) or `energy_kwh` (as stated), and `..._per_point` where the
+    evaluation shows a gain."""
     hours = sum(meta.get("seconds", 0.0) for meta in metas.values()) / 3600
     spent = [meta["spent"] for meta in metas.values() if "spent" in meta]
     found = {"hours": hours}
@@ -27,17 +36,43 @@ def spent_on(metas: Mapping[str, Mapping[str, Any]], hardware: Hardware) -> dict
         found |= {"cpu_hours": sum(s["cpu_seconds"] for s in spent) / 3600, "peak_gb": max(s["peak_gb"] for s in spent)}
     if hardware.price_per_hour is not None:
         found["cost"] = hours * hardware.price_per_hour
-    if hardware.watts is not None:
+    if spent and len(spent) == len(metas) and all("gpu_kwh" in s for s in spent):
+        found["gpu_kwh"] = sum(s["gpu_kwh"] for s in spent)
+    elif hardware.watts is not None:
         found["energy_kwh"] = hours * hardware.watts / 1000
     points = 100 * (metas.get("evaluate", {}).get(GAIN, 0.5) - 0.5)
     if points > 0:
-        found |= {f"{name}_per_point": found[name] / points for name in ("hours", "cpu_hours", "cost", "energy_kwh") if name in found}
+        found |= {f"{name}_per_point": found[name] / points for name in ("hours", "cpu_hours", "cost", "gpu_kwh", "energy_kwh") if name in found}
     return {name: float(f"{value:.4g}") for name, value in found.items()}
+
+
+def gpu_kwh(samples: Path, began: float, ended: float, devices: int) -> dict[str, float]:
+    """`gpu_kwh` that this machine's GPUs took between two times (seconds since the epoch), by their power in `samples` (system.jsonl).
+    Empty where they do not tell: no meter, a gap in the samples, or other than `devices` GPUs, of which some work for others."""
+    import numpy
+
+    told = [(line["time"], power) for line in lines(samples.read_bytes() if samples.exists() else b"")
+            if (power := _watts(line["metrics"], devices)) is not None]
+    if not told:
+        return {}
+    times, watts = zip(*told, strict=True)
+    marks = [began, *(t for t in times if began < t < ended), ended]
+    around = [max((t for t in times if t <= began), default=began), *marks[1:-1], min((t for t in times if t >= ended), default=ended)]
+    if max(numpy.diff(around)) > GAP:
+        return {}
+    return {"gpu_kwh": float(numpy.trapezoid(numpy.interp(marks, times, watts), marks)) / 3.6e6}
+
+
+def _watts(metrics: Mapping[str, float], devices: int) -> float | None:
+    gpus = {name.split("_")[1] for name in metrics if name.startswith("system/gpu_")}
+    powers = [value for name, value in metrics.items() if re.fullmatch(r"system/gpu_\d+_power_usage_watts", name)]
+    return sum(powers) if len(powers) == len(gpus) == devices else None
 
 
 def said(spent: Mapping[str, float], currency: str) -> str:
     """In words: `0.42 hours, 0.8 cpu hours, 3.3 GB at its peak, 1.2 EUR; for each point of win rate 0.1 EUR`."""
-    units = {"hours": "hours", "cpu_hours": "processor hours", "cost": currency, "energy_kwh": "kWh"}
+    units = {"hours": "hours", "cpu_hours": "processor hours", "cost": currency, "gpu_kwh": "kWh of its GPUs as sampled",
+             "energy_kwh": "kWh at the stated watts"}
     whole = [f"{spent[name]:g} {unit}" for name, unit in units.items() if name in spent]
     whole += [f"{spent['peak_gb']:g} GB at its peak"] if "peak_gb" in spent else []
     each = [f"{spent[f'{name}_per_point']:g} {unit}" for name, unit in units.items() if f"{name}_per_point" in spent]
