@@ -36,10 +36,6 @@ def check(recipe: Recipe, rounds: Mapping[str, Online]) -> None:
     if recipe.online and recipe.online.watch.get("gold") and not (recipe.evaluate and recipe.evaluate.gold):
         raise RecipeError("online.watch.gold: needs a gold judge; set `evaluate.gold: true`")
     _check_gates(recipe)
-    if recipe.register and (score := recipe.register.champion.score):
-        known = ["length", *(name.removeprefix("final.") for name in measured(recipe) if re.match(r"final\.(gold$|reward\.)", name))]
-        if score not in known:
-            raise RecipeError(f"register.champion.score: no {score!r} is measured for each prompt{nearest(score, known)}")
 
 
 def known_keys(given: Iterable[object], known: Iterable[str], where: str) -> None:
