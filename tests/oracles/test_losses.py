@@ -1,6 +1,6 @@
 """Our pieces against the numbers in `losses.yaml`."""
 
-import math
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -8,8 +8,11 @@ import torch
 import yaml
 
 from components.advantages.gae import recursion
+from components.engines.sampling import sample
+from components.packing import pack
 from components.piece import build, catalogue, describe
 from components.reduce import count, reduce
+from components.trainer import parts
 from components.types import Batch, Context, Group, Outputs, Prompt, Trajectory
 
 ORACLES = yaml.safe_load((Path(__file__).parent / "losses.yaml").read_text())
@@ -51,15 +54,12 @@ def test_every_objective_has_an_oracle():
     assert {c["piece"] for c in ORACLES["cases"]} == set(catalogue("objective"))
 
 
-def test_dpo_and_half_sft_on_uniform_logits():
-    """NeMo-RL: ln 2 + 0.5 x 2 x ln 16."""
-    steps = torch.full((2, 2), -math.log(16), dtype=torch.float64)
-    rows = torch.arange(2)
-    batch = Batch({}, torch.ones(2, 2, dtype=torch.bool), {"logprobs.reference": steps}, rows, rows, ("a", "a"))
-    out = Outputs({"logprobs": steps})
-    total = sum(w * reduce("unit_mean", build("objective", {"name": n, **o})(out, batch).loss, batch, count(batch, "pair"))
-                for n, o, w in (("preference.dpo", {}, 1.0), ("preference.chosen", {"per_token": False}, 0.5)))
-    assert float(total) == pytest.approx(3.465736, abs=1e-6)
+@pytest.mark.parametrize("case", ORACLES["sums"], ids=lambda c: c["name"])
+def test_sum_of_parts(case):
+    out, batch = batch_of(case, torch.float64)
+    built = parts([{"weight": 1.0, "label": spec["name"], **spec} for spec in case["parts"]])
+    total = sum(part.weight * reduce(part.reduce, part(out, batch).loss, batch, count(batch, part.unit)) for part in built)
+    assert float(total) == pytest.approx(case["expected"], abs=1e-6)
 
 
 def group_of(rewards, **columns):
@@ -102,3 +102,31 @@ def test_rewards(case):
     (name,) = [n for n in written if not n.endswith(".status")]
     assert written[f"{name}.status"] == [["ok"]]
     assert written[name][0] == pytest.approx([case["expected"]], abs=1e-6)
+
+
+@pytest.mark.parametrize("case", ORACLES["importance"], ids=lambda c: c["source"])
+def test_importance(case):
+    row = Trajectory((), {"tokens": [0, 1, 2]}, [True] * 3, case["sampled"])
+    group = Group(Prompt("p", ()), (row,), {"logprobs.old": [case["old"]]})
+    written = build("annotate", {"name": "scoring.importance", "cap": case["cap"], "limit": 2.0})([group], Context())
+    assert written["importance"][0][0] == pytest.approx(case["expected"], abs=1e-6)
+
+
+@pytest.mark.parametrize("case", ORACLES["temperature"], ids=lambda c: c["temperature"])
+def test_temperature(case):
+    """Numbers drawn just under and just over the likelier token's share take it and the other one."""
+    uniforms = torch.tensor([case["expected"] - 2e-6, case["expected"] + 2e-6], dtype=torch.float64)
+    logits = torch.tensor([[1.0, 1.0], [0.0, 0.0]])
+    tokens, _ = sample(logits, uniforms, torch.full((2,), case["temperature"]), torch.zeros(2, dtype=torch.long), torch.ones(2))
+    assert tokens.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("case", ORACLES["packing"], ids=lambda c: c["source"])
+def test_packing(case):
+    groups = [Group(Prompt(str(i), ()), (Trajectory((), {"tokens": [i] * n}, [True] * n),)) for i, n in enumerate(case["lengths"])]
+    batches = pack(groups, unit="row", tokens=case["capacity"])
+    assert [i for batch in batches for i in batch.ids] == [str(i) for i in range(len(groups))]
+    held = [[len(tokens) for tokens in batch.inputs["tokens"]] for batch in batches]
+    assert [n for lengths in held for n in lengths] == case["lengths"]
+    assert all(sum(lengths) <= case["capacity"] or len(lengths) == 1 for lengths in held)
+    assert all(sum(lengths) + after[0] > case["capacity"] for lengths, after in pairwise(held))  # none is begun before the last is full
