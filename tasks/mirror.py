@@ -133,6 +133,7 @@ class Shipper:
                 self._forget_lost_runs(mlflow)
                 self.mlflow = mlflow
             self.counts["missing"] = 0
+            self.state["experiment"] = self.experiment
             for key, run in wanted.items():
                 done = self.state["runs"].setdefault(key, {})
                 self._open(key, run, done)

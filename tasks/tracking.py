@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, urlsplit
 
 from components.errors import redacted
 from components.store import disk_errors
@@ -107,6 +108,17 @@ class Tracking:
                 return runs.get(stage, {}).get("id")
             self._wake.set()
             time.sleep(0.1)
+
+    def page(self, artifact: str, wait_seconds: float = 0.0) -> str | None:
+        """The address of an artifact of the pipeline's run among MLflow's pages; None where no server shows them (`ratchet ui` is
+        elsewhere each time) or it has not heard of the run after `wait_seconds`."""
+        server = urlsplit(tracking_uri(self.home))
+        run = self.run_id(wait_seconds=wait_seconds) if server.scheme in ("http", "https") else None
+        if run is None:
+            return None
+        experiment = read_json(shipped_file(self.run_dir, self.home))["experiment"]
+        address = f"{server.scheme}://{server.netloc.rpartition('@')[2]}{server.path.rstrip('/')}"  # without a password
+        return f"{address}/#/experiments/{experiment}/runs/{run}/artifacts/{quote(artifact)}"
 
     def _say(self, event: str, key: str, **what: Any) -> None:
         if self.run_dir is None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import platform
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import yaml
 from components.plan import Stage
 from components.recipe import dump
 from components.types import Artifact
+from tasks.journal import ROOT
 from tasks.pipeline import Pipeline
 from tasks.provenance import packages, revision
 from tasks.spending import spending
@@ -28,7 +31,7 @@ SHOWN_FILES = ("report.html", "certificate.json", "summary.json", "validation.js
 def watched(pipeline: Pipeline, display: Any = None) -> Iterator[MlflowMirror]:
     """Attach the watchers, open the run, and close it with what became of it."""
     mirror = MlflowMirror(pipeline)
-    pipeline.watchers[:] = [w for w in (display, mirror, PrefectPage()) if w is not None]
+    pipeline.watchers[:] = [w for w in (display, mirror, PrefectPage(mirror.tracking)) if w is not None]
     pipeline.begin()
     mirror.begin()
     system = pipeline.run.path / "tracking" / "system.jsonl"
@@ -55,7 +58,7 @@ class MlflowMirror:
         self.pipeline = pipeline
         self.tracking = Tracking(pipeline.store.home)
         self.keys: dict[str, str] = {}
-        self.read: set[str] = set()  # data sets that stand on the pipeline's run already
+        self.read: set[tuple[str, str]] = set()  # what stands among a run's inputs already: product, run
 
     def begin(self) -> None:
         recipe = yaml.safe_load(dump(self.pipeline.recipe, self.pipeline.profile))
@@ -78,17 +81,18 @@ class MlflowMirror:
                 self.keys[name] = self.tracking.open_stage(f"round-{stage.round}", parent="online", tags={"iteration": stage.round})
             else:
                 self.keys[name] = self.tracking.open_stage(stage.name, tags={"does": stage.does, "key": stage.key})
-            for role, parent in stage.inputs.items():
-                self._input(role, parent, self.keys[name])
+        for role, parent in stage.inputs.items():  # the stages of a round share a run: each adds what it reads
+            self._input(role, parent, self.keys[name])
         return self.keys[name]
 
     def _input(self, role: str, parent: str, key: str) -> None:
-        artifact = self.pipeline.artifact(parent)
-        if artifact.kind in ("data", "groups"):
-            self.tracking.log_input(parent, artifact.path, digest(artifact.path), role, key)
-            if parent not in self.read:
-                self.read.add(parent)
-                self.tracking.log_input(parent, artifact.path, digest(artifact.path), role)
+        new = [run for run in (key, ROOT) if (parent, run) not in self.read]
+        if new and self.pipeline.stages[parent].kind in ("data", "groups"):
+            artifact = self.pipeline.artifact(parent)
+            version = digest(artifact.path)
+            for run in new:
+                self.tracking.log_input(parent, artifact.path, version, role, run)
+        self.read |= {(parent, run) for run in new}
 
     def started(self, stage: Stage, metrics: Path) -> None:
         self.tracking.follow(metrics, self.key(stage))
@@ -131,18 +135,17 @@ def numbers_of(tree: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
 
 
 class PrefectPage:
-    """Artifacts on the page of the Prefect run: progress of long tasks, a table a stage, its pictures, a link to the report."""
+    """Artifacts on the page of the Prefect run: progress of long tasks, a table a stage, its pictures, where the report is."""
 
-    def __init__(self) -> None:
+    def __init__(self, tracking: Tracking | None = None) -> None:
+        self.tracking = tracking
         self.progress: Any = None
         self.last = 0.0
 
     def started(self, stage: Stage, metrics: Path) -> None:
-        self.progress = None
+        self.progress, self.last = None, time.monotonic()
 
     def progressed(self, stage: Stage, line: Mapping[str, Any]) -> None:
-        import time
-
         from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
         if not line.get("of") or time.monotonic() - self.last < 10:
@@ -155,8 +158,11 @@ class PrefectPage:
             update_progress_artifact(self.progress, progress=share)
 
     def finished(self, stage: Stage, artifact: Artifact, *, reused: bool, seconds: float) -> None:
-        from prefect.artifacts import create_image_artifact, create_link_artifact, create_table_artifact
+        from prefect.artifacts import create_image_artifact, create_table_artifact, update_progress_artifact
 
+        if self.progress is not None:
+            update_progress_artifact(self.progress, progress=100.0)
+            self.progress = None
         rows = [{"number": k, "value": f"{v:.6g}"} for k, v in numbers_of(artifact.meta).items()]
         rows = [{"number": "made", "value": "reused" if reused else f"in {seconds:.0f} s"},
                 {"number": "key", "value": artifact.digest[:16]}, *rows[:60]]
@@ -164,9 +170,19 @@ class PrefectPage:
         for plot in sorted((artifact.path / "plots").glob("*.png")):  # the bytes themselves: the server may not see our files
             create_image_artifact(image_url="data:image/png;base64," + base64.b64encode(plot.read_bytes()).decode(),
                                   key=f"plot-{_slug(plot.stem)}", description=f"{stage.title}: {plot.stem.replace('_', ' ')}")
-        report = artifact.path / "report.html"
-        if report.exists():
-            create_link_artifact(link=report.resolve().as_uri(), link_text="evaluation report", key="report")
+        if (artifact.path / "report.html").exists():
+            self._report(artifact.path / "report.html")
+
+    def _report(self, file: Path) -> None:
+        """Where the report is: a browser follows no file:// from a server's page, and the file may be another machine's."""
+        from prefect.artifacts import create_link_artifact, create_markdown_artifact
+
+        where = f"`{file.resolve()}` on {platform.node()}"
+        page = self.tracking.page(file.name, wait_seconds=5.0) if self.tracking else None
+        if page:
+            create_link_artifact(link=page, link_text="evaluation report", key="report", description=f"The file: {where}")
+        else:
+            create_markdown_artifact(markdown=f"Evaluation report: {where}", key="report")
 
     def failed(self, stage: Stage, error: BaseException) -> None:
         from prefect.artifacts import create_markdown_artifact

@@ -9,8 +9,8 @@ import time
 import pytest
 
 from components.errors import RecipeError, ServiceError
-from tasks.journal import flatten, read_journal
-from tasks.mirror import BOUNDS, Shipper, bounded, client
+from tasks.journal import flatten, read_journal, read_json
+from tasks.mirror import BOUNDS, Shipper, bounded, client, shipped_file
 from tasks.tracking import Tracking, sync
 
 
@@ -62,6 +62,8 @@ def test_runs_nest_and_shipping_twice_or_resuming_adds_nothing(home, tmp_path):
     assert round_one.data.tags["mlflow.parentRunId"] == ids[stage]
     assert round_one.inputs.dataset_inputs[0].dataset.digest == "0123456789abcdef0123456789abcdef.dir"
     assert [a.path for a in mlflow.list_artifacts(ids[stage])] == ["report.html"]
+    assert read_json(shipped_file(run, home))["experiment"] == top.info.experiment_id, "the address of a page is made of it"
+    assert tracking.page("report.html") is None, "no server shows an sqlite file"
 
     file.write_text("")  # the stage goes on from its checkpoint at step 3: steps 3 and 4 come again
     write(file, range(3, 8), value=2.0)

@@ -1,8 +1,10 @@
-"""What a stage puts on the Prefect page."""
+"""What a stage puts on the Prefect page, and what the mirror tells MLflow of its inputs."""
 
 from __future__ import annotations
 
 import base64
+import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +12,99 @@ import pytest
 
 from components.plan import Stage
 from components.types import Artifact
-from tasks.watchers import PrefectPage
+from tasks.journal import ROOT, read_journal
+from tasks.mirror import shipped_file
+from tasks.pipeline import Pipeline
+from tasks.tracking import Tracking
+from tasks.versioning import digest
+from tasks.watchers import MlflowMirror, PrefectPage
+
+KINDS = ("image", "link", "markdown", "table")
 
 
-def test_a_table_the_pictures_themselves_and_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: dict[str, dict[str, Any]] = {}
-    for kind in ("image", "link", "table"):
-        monkeypatch.setattr(f"prefect.artifacts.create_{kind}_artifact", lambda kind=kind, **given: made.setdefault(f"{kind} {given['key']}", given))
-    (tmp_path / "plots").mkdir()
-    (tmp_path / "plots" / "win_rates.png").write_bytes(b"png")
-    (tmp_path / "report.html").write_text("")
-    stage = Stage("evaluate", "evaluate", "report", {}, key="k" * 64)
-    PrefectPage().finished(stage, Artifact("report", tmp_path, "k" * 64, (), {"win_rate": 0.684}), reused=False, seconds=3.0)
-    assert set(made) == {"table result-evaluate", "image plot-win-rates", "link report"}
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Any]]:
+    """What was put on the page, by kind and key; of a progress the shares it showed, in order."""
+    found: dict[str, dict[str, Any]] = {}
+    for kind in KINDS:
+        monkeypatch.setattr(f"prefect.artifacts.create_{kind}_artifact", lambda kind=kind, **given: found.setdefault(f"{kind} {given['key']}", given))
+
+    def begin(progress: float, key: str, description: str) -> str:
+        found[key] = {"description": description, "shares": [progress]}
+        return key
+
+    monkeypatch.setattr("prefect.artifacts.create_progress_artifact", begin)
+    monkeypatch.setattr("prefect.artifacts.update_progress_artifact", lambda artifact_id, progress: found[artifact_id]["shares"].append(progress))
+    return found
+
+
+def evaluated(path: Path) -> tuple[Stage, Artifact]:
+    (path / "plots").mkdir(parents=True)
+    (path / "plots" / "win_rates.png").write_bytes(b"png")
+    (path / "report.html").write_text("")
+    return Stage("evaluate", "evaluate", "report", {}, key="k" * 64), Artifact("report", path, "k" * 64, (), {"win_rate": 0.684})
+
+
+def test_a_table_the_pictures_themselves_and_where_the_report_is(tmp_path: Path, made: dict[str, dict[str, Any]]) -> None:
+    PrefectPage().finished(*evaluated(tmp_path), reused=False, seconds=3.0)
+    assert set(made) == {"table result-evaluate", "image plot-win-rates", "markdown report"}
     image = made["image plot-win-rates"]
     assert image["image_url"] == "data:image/png;base64," + base64.b64encode(b"png").decode() and image["description"] == "evaluate: win rates"
     assert {"number": "win_rate", "value": "0.684"} in made["table result-evaluate"]["table"]
+    assert str(tmp_path / "report.html") in made["markdown report"]["markdown"]
+
+
+def test_the_report_is_linked_where_a_browser_can_follow(tmp_path: Path, made: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page served over http may not open file://, and a server elsewhere has no such file: MLflow's page of the artifact it is."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://me:secret@mlflow.team/base/")
+    tracking = Tracking(tmp_path, live=False)
+    tracking.open_run(tmp_path / "run", "chat-1", {})
+    shipped_file(tmp_path / "run", tmp_path).write_text(json.dumps({"runs": {ROOT: {"id": "r1"}}, "experiment": "7"}))
+    PrefectPage(tracking).finished(*evaluated(tmp_path / "made"), reused=False, seconds=3.0)
+    link = made["link report"]
+    assert link["link"] == "https://mlflow.team/base/#/experiments/7/runs/r1/artifacts/report.html", "and no password on a page"
+    assert str(tmp_path / "made" / "report.html") in link["description"] and "file://" not in str(made)
+    assert "markdown report" not in made
+
+
+def test_progress_is_shown_of_long_tasks_and_ends_whole(tmp_path: Path, made: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    page, stage = PrefectPage(), Stage("optimise_1", "optimise", "weights", {})
+    for seconds in (0.0, 1.0):  # a short stage shows none, however long the one before it took
+        page.started(stage, tmp_path)
+        now[0] += seconds
+        page.progressed(stage, {"step": 1, "of": 8, "metrics": {}})
+        page.finished(stage, Artifact("weights", tmp_path, "k"), reused=False, seconds=seconds)
+    assert "progress-optimise-1" not in made
+    page.started(stage, tmp_path)
+    for step in (2, 6, 7, 8):
+        now[0] += 1.0 if step == 7 else 11.0 if step < 8 else 2.0
+        page.progressed(stage, {"step": step, "of": 8, "metrics": {}})
+    assert made["progress-optimise-1"]["shares"] == [25.0, 75.0]
+    page.finished(stage, Artifact("weights", tmp_path, "k"), reused=False, seconds=40.0)
+    assert made["progress-optimise-1"] == {"description": "optimise 1", "shares": [25.0, 75.0, 100.0]}
+
+
+def test_every_stage_of_a_round_names_the_data_it_read(tmp_path: Path) -> None:
+    """The four stages of a round share an MLflow run; the pairs that DPO learnt from are an input of it, and of the pipeline's."""
+    pipeline = Pipeline.open("online_dpo", home=tmp_path, profile="test")
+    for stage in pipeline.stages.values():
+        with pipeline.store.working(stage.name, stage.key) as work:
+            (work.product / "evaluate.parquet").write_text(stage.name)
+            pipeline.store.publish(work, stage.name, stage.key, stage.kind, [], {})
+    mirror = MlflowMirror(pipeline)
+    mirror.tracking = Tracking(tmp_path, live=False)
+    mirror.begin()
+    for stage in pipeline.stages.values():
+        mirror.started(stage, tmp_path / "metrics.jsonl")
+        mirror.finished(stage, pipeline.artifact(stage.name), reused=False, seconds=1.0)
+    runs, _ = read_journal(pipeline.run.path)
+    said = {key: [(one["name"], one["digest"]) for one in run.inputs] for key, run in runs.items()}
+    first = {"curated", "rollout_1", "annotate_1", "select_1"}
+    assert {name for name, _ in said["online/round-1"]} == first, "each round's answers, scores and pairs"
+    assert {name for name, _ in said["online/round-2"]} == {"curated", "annotate_1", "rollout_2", "annotate_2", "select_2"}
+    assert first | {"raw", "drafts", "rollout_2", "select_2"} <= {name for name, _ in said[ROOT]}
+    for inputs in said.values():
+        assert len(inputs) == len(set(inputs)), "each once a run"
+        assert all(found == digest(pipeline.artifact(name).path) for name, found in inputs)
