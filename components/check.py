@@ -36,6 +36,10 @@ def check(recipe: Recipe, rounds: Mapping[str, Online]) -> None:
     if recipe.online and recipe.online.watch.get("gold") and not (recipe.evaluate and recipe.evaluate.gold):
         raise RecipeError("online.watch.gold: needs a gold judge; set `evaluate.gold: true`")
     _check_gates(recipe)
+    if recipe.register and (score := recipe.register.champion.score):
+        known = ["length", *(name.removeprefix("final.") for name in measured(recipe) if re.match(r"final\.(gold$|reward\.)", name))]
+        if score not in known:
+            raise RecipeError(f"register.champion.score: no {score!r} is measured for each prompt{nearest(score, known)}")
 
 
 def known_keys(given: Iterable[object], known: Iterable[str], where: str) -> None:
@@ -115,6 +119,13 @@ def _check_section(section: Offline | Online, models: set[str], where: str) -> N
                           + ("an anchor such as {name: ema}" if steps else "`previous`"))
     if isinstance(section, Online):
         known_keys(section.health, RULES, f"{where}.health")
+        asked = [name for name, rule in section.health.items() if rule is not None]
+        if "kl" in asked and not section.watch.get("kl_prompts"):
+            raise RecipeError(f"{where}.health.kl: nothing measures the KL; say on how many prompts in {where}.watch.kl_prompts, or set the rule to null")
+        if steps and "reward_without_gold" in asked:
+            raise RecipeError(f"{where}.health.reward_without_gold: the gold judge sees rounds, not steps; use it with `cadence: round`, or set it to null")
+        if steps and section.watch.get("gold"):
+            raise RecipeError(f"{where}.watch.gold: the gold judge sees rounds, not steps; use it with `cadence: round`, or set it to false")
     _check_fit(section.fit, have, f"{where}.fit")
 
 

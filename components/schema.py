@@ -148,8 +148,23 @@ class Evaluate:
 
 
 @dataclass(frozen=True)
+class Champion:
+    """How a challenger is compared with the champion on the same held-out prompts: by `score` (gold, reward.judge, ...; null: the
+    gold judge's if both have it, else the first reward they share), at `alpha`, the chance that the champion may ever give way to
+    a model that is no better, however many challengers it meets."""
+
+    score: str | None = None
+    alpha: float = 0.05
+
+    def __post_init__(self) -> None:
+        if not 0 < self.alpha < 1:
+            raise RecipeError(f"register.champion.alpha: {self.alpha} is no probability of an error; write one above 0 and below 1, such as 0.05")
+
+
+@dataclass(frozen=True)
 class Register:
     model: str = "policy"
+    champion: Champion = field(default_factory=Champion)
     gates: Mapping[str, Gate | None] = field(default_factory=dict)  # null leaves out one of the base's
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from components.errors import RecipeError
 from flows.alerts import alert_change
 from flows.deployments import Deployment, Place, Plan, WorkPool, stage_deployment
+from tasks.turns import REGISTRY
 
 OURS = "ratchet"  # the tag of deployments that this file owns
 FLOW, STAGE_FLOW = "post_training", "one_stage"
@@ -31,14 +32,15 @@ class Change:
 
 
 def changes(plan: Plan, templates: Mapping[str, Any], client: Any, workspace: Path) -> list[Change]:
-    """Every pool, limit and deployment of the plan against what `client` (Prefect's synchronous one) finds, in the order
-    to carry them out; last the deployments of ours that the file no longer names. `workspace` is where process workers run.
+    """Every pool, limit and deployment of the plan, and the registry's limit of one, against what `client` (Prefect's synchronous
+    one) finds, in the order to carry them out; last the deployments of ours that the file no longer names. `workspace` is where
+    process workers run.
 
     Raises `RecipeError` for a pool that the server has with another type: it would take its queued runs along.
     """
     wanted = {name for one in plan.deployments for name in (one.name, *(stage_deployment(one, does) for does in one.stages))}
     found = [_pool(name, pool, templates[name], client) for name, pool in plan.work_pools.items()]
-    found += [_slots(name, limit, client) for name, limit in plan.slots.items()]
+    found += [_slots(name, limit, client) for name, limit in {**plan.slots, REGISTRY: 1}.items()]
     for one in plan.deployments:
         found += [_stage(one, does, plan.work_pools[place.name].type, client, workspace) for does, place in one.stages.items()]
         found.append(_deployment(one, plan.work_pools[one.work_pool.name].type, client, workspace))

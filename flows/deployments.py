@@ -18,7 +18,7 @@ from components.recipe import conform, load, read_yaml
 from flows.alerts import Alert
 from flows.alerts import check as check_alert
 from tasks.exchange import check as check_address
-from tasks.turns import IfRunning
+from tasks.turns import REGISTRY, IfRunning
 
 SCHEMA = 1
 
@@ -107,6 +107,8 @@ def read(path: Path) -> tuple[Plan, dict[str, Any]]:
         raise RecipeError(f"{path}: expected a mapping that begins with `schema: {SCHEMA}` and holds deployments, work_pools and slots")
     try:
         plan = conform(Plan, raw, "")
+        if REGISTRY in plan.slots:
+            raise RecipeError(f"slots.{REGISTRY}: this limit is always 1, so that registrations wait for each other; leave it out")
         names = [name for one in plan.deployments for name in (one.name, *(stage_deployment(one, does) for does in one.stages))]
         if repeated := {name for name in names if names.count(name) > 1}:
             raise RecipeError(f"deployments: the name {min(repeated)!r} stands twice")

@@ -2,9 +2,10 @@
 
 A challenger must beat the champion on the same held-out prompts. Every night brings another one, and of many equals
 some look better by luck, so the error that a champion may cost is spent on its challengers one by one: the k-th is
-compared at alpha / (k (k + 1)). These shares sum to alpha however many nights come, so by the union bound the chance
-that a champion ever gives way to a model that is no better stays below alpha (alpha-spending: Foster & Stine, 2008;
-Tian & Ramdas, arXiv:1910.04900). Every comparison stands as a tag on the challenger, which is what is counted.
+compared at alpha / (k (k + 1)), where alpha is the recipe's (`register.champion`). These shares sum to alpha however many
+nights come, so by the union bound the chance that a champion ever gives way to a model that is no better stays below alpha
+(alpha-spending: Foster & Stine, 2008; Tian & Ramdas, arXiv:1910.04900). Every comparison stands as a tag on the challenger,
+which is what is counted.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from components.errors import ContractError, DataError, StoreError
+from components.schema import Champion
 from tasks.registry import (
     HOME,
     ROLLED_BACK,
     Version,
     events,
-    history,
     numbered,
     one_of,
     point,
@@ -32,8 +35,8 @@ from tasks.registry import (
     with_bytes,
 )
 from tasks.results import comparable, paired, shared_scores
+from tasks.turns import registry_turn
 
-ALPHA = 0.05
 COMPARED = "comparison."  # tag: comparison.<champion's version>.<score>
 MOST_RESAMPLES = 2_000_000
 
@@ -66,15 +69,15 @@ class Comparison:
                 f"comparison {self.number} of this champion)")
 
 
-def spent(number: int, alpha: float = ALPHA) -> float:
+def spent(number: int, alpha: float = Champion.alpha) -> float:
     """The error allowed to the `number`-th comparison: alpha / (k (k + 1)), which sums to alpha over all k."""
     return alpha / (number * (number + 1))
 
 
-def against_champion(name: str, number: str, *, score: str | None = None, home: Path = HOME) -> Comparison | None:
+def against_champion(name: str, number: str, *, score: str | None = None, rule: Champion | None = None, home: Path = HOME) -> Comparison | None:
     """Compare a version with the champion and record it; None when there is no champion or it is that version.
 
-    `score`: the gold judge's if both have it, else the first reward they share. Asking again is the same comparison.
+    `rule` is the challenger's recipe's by default, and `score` the rule's. Asking again is the same comparison.
     """
     with service(f"comparing {name} version {number}", home) as mlflow:
         versions = versions_of(mlflow, name)
@@ -82,26 +85,28 @@ def against_champion(name: str, number: str, *, score: str | None = None, home: 
         best = next((v for v in versions if "champion" in v.aliases), None)
         if best is None or best.version == number:
             return None
-        mine, theirs = (((saved_lineage(v, home=home)) or {}).get("results") or {} for v in (challenger, best))
-        score = score or next((s for s in shared_scores(mine, theirs) if s != "length"), "gold")
+        lineages = [saved_lineage(v, home=home) or {} for v in (challenger, best)]
+        mine, theirs = (whole.get("results") or {} for whole in lineages)
+        rule = rule or _rule(lineages[0])
+        score = score or rule.score or next((s for s in shared_scores(mine, theirs) if s != "length"), "gold")
         if why_not := comparable(mine, theirs, score):
             return Comparison(best.version, score, why_not=why_not)
         tag = f"{COMPARED}{best.version}.{score}"
         before = json.loads(challenger.tags.get(tag, "{}"))
         met = before.get("number") or 1 + sum(t.startswith(f"{COMPARED}{best.version}.") for v in versions for t in v.tags)
-        resamples = min(MOST_RESAMPLES, max(10_000, math.ceil(80 / spent(met))))  # forty draws or more in each tail
+        share = spent(met, rule.alpha)
+        resamples = min(MOST_RESAMPLES, max(10_000, math.ceil(80 / share)))  # forty draws or more in each tail
         try:
-            found = Comparison(best.version, score, met, 1 - spent(met),
-                               **paired(mine, theirs, score, level=1 - spent(met), resamples=resamples))
+            found = Comparison(best.version, score, met, 1 - share, **paired(mine, theirs, score, level=1 - share, resamples=resamples))
         except DataError as error:  # no number to compare is no reason to lose the registration
             return Comparison(best.version, score, why_not=str(error))
         mlflow.set_model_version_tag(name, number, tag, json.dumps(asdict(found)))
         return found
 
 
-def with_evidence(name: str, number: str, verdict: Mapping[str, Any], *, home: Path = HOME) -> dict[str, Any]:
+def with_evidence(name: str, number: str, verdict: Mapping[str, Any], *, rule: Champion | None = None, home: Path = HOME) -> dict[str, Any]:
     """The verdict of the gates, and of the comparison with the champion where there is one: what the pipeline acts on."""
-    found = against_champion(name, number, home=home) if verdict["passed"] else None
+    found = against_champion(name, number, rule=rule, home=home) if verdict["passed"] else None
     if found is None:
         return dict(verdict)
     return {**verdict, "champion": found.better, "reasons": [*verdict.get("reasons", []), str(found)]}
@@ -116,12 +121,12 @@ def promote_by_hand(name: str, number: str, reason: str, *, alias: str = "champi
     unless `force`; `StoreError` for a version that is not there or whose bytes are gone.
     """
     _reason(reason)
-    known = numbered(history(name, home=home), name, number)
-    if known.external and alias == "champion" and not force:  # what is refused anyway is given no bytes first
-        _refuse(name, number, _objections(known, None))
-    number = with_bytes(name, number, home=home)
-    found = against_champion(name, number, score=score, home=home) if alias == "champion" else None
-    with service(f"promoting {name} version {number}", home) as mlflow:
+    with registry_turn(home), service(f"promoting {name} version {number}", home) as mlflow:
+        known = numbered(versions_of(mlflow, name), name, number)
+        if known.external and alias == "champion" and not force:  # what is refused anyway is given no bytes first
+            _refuse(name, number, _objections(known, None))
+        number = with_bytes(name, number, home=home)
+        found = against_champion(name, number, score=score, home=home) if alias == "champion" else None
         version = one_of(versions_of(mlflow, name), name, number)
         against = _objections(version, found) if alias == "champion" else []
         if not force:
@@ -139,7 +144,7 @@ def rollback(name: str, reason: str, *, home: Path = HOME) -> tuple[str, str]:
     The version rolled back does not become champion again by itself. Raises `StoreError` when there is none to go back to.
     """
     _reason(reason)
-    with service(f"rolling {name} back", home) as mlflow:
+    with registry_turn(home), service(f"rolling {name} back", home) as mlflow:
         versions = versions_of(mlflow, name)
         now = next((v for v in versions if "champion" in v.aliases), None)
         if now is None:
@@ -150,6 +155,12 @@ def rollback(name: str, reason: str, *, home: Path = HOME) -> tuple[str, str]:
         mlflow.set_model_version_tag(name, now.version, ROLLED_BACK, reason)
         point(mlflow, one_of(versions, name, earlier[-1]), "champion", action="rolled back to", why=reason, by_hand=True)
         return now.version, earlier[-1]
+
+
+def _rule(lineage: Mapping[str, Any]) -> Champion:
+    """How the recipe of a version has it compared; the default for one from before recipes said so."""
+    resolved = yaml.safe_load(lineage.get("resolved") or "") or {}
+    return Champion(**(resolved.get("recipe", {}).get("register") or {}).get("champion", {}))
 
 
 def _refuse(name: str, number: str, against: list[str]) -> None:

@@ -11,7 +11,7 @@ from tasks.mirror import tracking_uri
 from tasks.pipeline import Pipeline
 from tasks.promotion import with_evidence
 from tasks.registry import promote, register
-from tasks.turns import held
+from tasks.turns import registry_turn
 
 
 def register_run(pipeline: Pipeline, run_id: str | None) -> dict[str, Any]:
@@ -30,15 +30,15 @@ def register_run(pipeline: Pipeline, run_id: str | None) -> dict[str, Any]:
     report = json.loads((pipeline.artifact("evaluate").path / "results.json").read_text()) if "evaluate" in pipeline.stages else {}
     verdict = report.get("verdict", {"passed": False, "reasons": ["the recipe has no evaluation"]})
     versions: dict[str, str] = {}
-    try:  # one run at a time: two that share a checkpoint would register it twice, and aliases are read before they move
-        with held(pipeline.store.home / "registry.lock", "the model registry"):
+    try:
+        with registry_turn(pipeline.store.home):
             for name in checkpoints(pipeline):
                 model = f"{recipe.register.model}-reward" if name.startswith("reward") else recipe.register.model
                 versions[name] = register(pipeline.artifact(name).path, model, lineage=write_lineage(pipeline, name),
                                           metrics=report.get("metrics", {}) if name == final else {}, run_id=run_id,
                                           external=name != final, home=pipeline.store.home)
             model = f"{recipe.register.model}-reward" if final.startswith("reward") else recipe.register.model
-            verdict = with_evidence(model, versions[final], verdict, home=pipeline.store.home)
+            verdict = with_evidence(model, versions[final], verdict, rule=recipe.register.champion, home=pipeline.store.home)
             champion = promote(model, versions[final], verdict, home=pipeline.store.home)
     except ServiceError as error:
         return {"postponed": str(error)}

@@ -2,7 +2,8 @@
 
 A run, the registry and the DVC workspace are held by `flock` on a file: the kernel frees it when its holder dies,
 SIGKILL included, so nothing is ever left to clear by hand. (Stages that two runs share are held by the store itself.)
-GPU slots are a global concurrency limit of the Prefect server, which sees all machines.
+GPU slots are a global concurrency limit of the Prefect server, which sees all machines; so is the registry's turn among
+workers that share no disk.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from components.store import disk_errors
 log = logging.getLogger("ratchet.turns")
 
 IfRunning = Literal["wait", "refuse"]
+REGISTRY = "ratchet-registry"  # the limit that `ratchet deploy` makes for the model registry
 LEASE_SECONDS = 90.0  # the slots of a holder that was killed come back within this and the server's next look (15 s)
 
 
@@ -51,15 +53,17 @@ def held(lock: Path, what: str, if_running: IfRunning = "wait") -> Iterator[None
         yield
 
 
+def gpu_slots(count: int) -> contextlib.AbstractContextManager[None]:
+    """Hold `count` slots of the Prefect server's limit `gpu`, waiting for them; 0 asks nobody."""
+    return slots("gpu", count) if count else contextlib.nullcontext()
+
+
 @contextlib.contextmanager
-def gpu_slots(count: int, name: str = "gpu") -> Iterator[None]:
-    """Hold `count` slots of the Prefect server's limit `name`, waiting for them; 0 asks nobody.
+def slots(name: str, count: int) -> Iterator[None]:
+    """Hold `count` slots of a limit, waiting for them. Raises `ServiceError` where the server has none of that name or is away.
 
     A server that goes away later stops nothing: the slots are then given back too early, the work goes on.
     """
-    if not count:
-        yield
-        return
     from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
     from prefect.concurrency.sync import concurrency
 
@@ -69,6 +73,23 @@ def gpu_slots(count: int, name: str = "gpu") -> Iterator[None]:
                                             raise_on_lease_renewal_failure=False))
         except ConcurrencySlotAcquisitionError as error:
             raise ServiceError(f"no {count} slots of {name!r} from the Prefect server: {error}; `ratchet deploy` makes them") from error
+        yield
+
+
+@contextlib.contextmanager
+def registry_turn(home: Path) -> Iterator[None]:
+    """Hold the model registry: aliases are read before they move, and runs that share a checkpoint would register it twice.
+
+    A file keeps the processes of one home apart; homes that share an MLflow server need a Prefect server too (`PREFECT_API_URL`)
+    which `ratchet deploy` has prepared. Without one the file is all, and the log says so.
+    """
+    with held(home / "registry.lock", "the model registry"), contextlib.ExitStack() as stack:
+        try:
+            if "PREFECT_API_URL" not in os.environ:
+                raise ServiceError("PREFECT_API_URL names no server")
+            stack.enter_context(slots(REGISTRY, 1))
+        except ServiceError as error:
+            log.debug("the model registry is held in %s alone: %s", home, error)
         yield
 
 

@@ -25,6 +25,7 @@ from components.errors import RecipeError
 from flows.changes import changes
 from flows.deployments import read
 from flows.ui import free_port
+from tasks.turns import REGISTRY
 
 ROOT = Path(__file__).resolve().parents[2]
 POOLS = {"local": {"type": "process", "base_job_template": str(ROOT / "infra/work_pools/process.json")},
@@ -159,6 +160,18 @@ def test_containers_ask_for_the_gpus_that_the_slots_count(tmp_path: Path) -> Non
     deploy(written(tmp_path, gpus=2, home="/data", work_pool=pool), server)
     made = server.deployments["post_training/toy"]
     assert made.job_variables == {"gpus": 2, "node_selector": {"zone": "a"}} and made.parameters["gpus"] == 2
+
+
+def test_the_registry_has_a_limit_of_one_whatever_the_file_says(tmp_path: Path) -> None:
+    server = Server()
+    deploy(written(tmp_path), server)
+    assert {name: limit.limit for name, limit in server.limits.items()} == {"gpu": 2, REGISTRY: 1}
+    server.limits[REGISTRY].limit = 5
+    assert deploy(written(tmp_path), server)[REGISTRY] == ("update", ("limit: 5 -> 1",))
+    file = written(tmp_path)
+    file.write_text(file.read_text().replace("gpu: 2", f"gpu: 2\n  {REGISTRY}: 2"))
+    with pytest.raises(RecipeError, match=f"slots.{REGISTRY}: this limit is always 1"):
+        read(file)
 
 
 def test_stages_in_another_pool_have_a_deployment_of_their_own(tmp_path: Path) -> None:
@@ -314,8 +327,9 @@ def test_a_stage_that_fails_elsewhere_says_why_here(prefect: dict[str, str], fre
 
 SLOTS = """
 import sys, time
-from tasks.turns import gpu_slots
-with gpu_slots(2):
+from pathlib import Path
+from tasks.turns import gpu_slots, registry_turn
+with TURN:
     print(time.time(), flush=True)
     time.sleep(float(sys.argv[1]))
     print(time.time(), flush=True)
@@ -323,10 +337,12 @@ with gpu_slots(2):
 
 
 @pytest.mark.slow
-def test_two_processes_never_hold_the_same_gpu_slots(prefect: dict[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("turn", ["gpu_slots(2)", "registry_turn(Path(sys.argv[2]))"])
+def test_two_processes_never_hold_the_same_slots(turn: str, prefect: dict[str, str], tmp_path: Path) -> None:
+    """Two homes, which share no lock file."""
     file = written(tmp_path)
     subprocess.run([sys.executable, "-m", "flows.cli", "deploy", "--file", str(file)], env=prefect, cwd=ROOT, check=True)
-    command = [sys.executable, "-c", SLOTS, "3"]
-    both = [subprocess.Popen(command, env=prefect, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    command = [sys.executable, "-c", SLOTS.replace("TURN", turn), "3"]
+    both = [subprocess.Popen([*command, str(tmp_path / home)], env=prefect, cwd=ROOT, stdout=subprocess.PIPE, text=True) for home in ("one", "two")]
     times = sorted([float(t) for t in child.communicate(timeout=60)[0].split()] for child in both)
     assert all(child.returncode == 0 for child in both) and times[0][1] <= times[1][0], f"both held the slots at once: {times}"

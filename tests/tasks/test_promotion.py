@@ -6,7 +6,10 @@ import random
 
 import pytest
 
-from components.errors import ContractError, StoreError
+from components.errors import ContractError, RecipeError, StoreError
+from components.plan import plan
+from components.recipe import dump, load
+from components.schema import Champion
 from tasks.promotion import against_champion, promote_by_hand, rollback, spent, with_evidence
 from tasks.registry import champion, events, history, promote, register, saved_lineage, with_bytes
 from tasks.results import comparable, paired, shared_scores
@@ -31,12 +34,12 @@ def version(home, tmp_path, monkeypatch):
     rng = random.Random(0)
     base = [rng.gauss(0, 1) for _ in range(60)]
 
-    def make(text: str, lift: float = 0.0, **more) -> str:
+    def make(text: str, lift: float = 0.0, resolved: str = "", **more) -> str:
         folder = tmp_path / text
         folder.mkdir()
         (folder / "model.safetensors").write_text(text + tmp_path.name)
         found = evaluation([b + lift + rng.gauss(0, 0.2) for b in base], **more)
-        return register(folder, tmp_path.name, lineage={"results": found, "data": {}}, home=home)
+        return register(folder, tmp_path.name, lineage={"results": found, "data": {}, "resolved": resolved}, home=home)
 
     return make
 
@@ -74,6 +77,30 @@ def test_a_pipeline_needs_evidence_a_person_needs_a_reason(version, home, tmp_pa
     last = events(champion(name, home=home))[-1]
     assert (last["why"], last["replaced"], last["by_hand"], last["overruled"]) == ("the gate is wrong", better, True, overruled)
     assert last["by"] and last["at"]
+
+
+def test_the_recipe_says_by_what_and_how_surely(version, home, tmp_path):
+    name, first = tmp_path.name, version("first")
+    assert promote(name, first, PASSED, home=home)
+    strict = Champion(score="length", alpha=0.01)
+    text = dump(*load("sft", overrides=["register.champion={score: length, alpha: 0.01}"]))
+    better = version("better", lift=0.5, resolved=text)
+    for rule in (strict, None):  # handed over by the pipeline, or read from the version by a person's promotion
+        found = against_champion(name, better, rule=rule, home=home)
+        assert found is not None and (found.score, found.level) == ("length", 1 - 0.005) and not found.better
+    assert not with_evidence(name, better, PASSED, rule=strict, home=home)["champion"]
+    assert with_evidence(name, better, PASSED, rule=Champion(), home=home)["champion"], "by the gold judge it is better"
+    asked = against_champion(name, better, score="gold", home=home)
+    assert asked is not None and asked.better and asked.level == 1 - spent(2, 0.01)
+
+
+def test_how_a_champion_is_chosen_is_checked_and_trains_nothing_anew():
+    for wrong, said in (("{alpha: 0}", "register.champion.alpha: 0.0 is no probability"), ("{alfa: 0.1}", "did you mean 'alpha'"),
+                        ("{score: reward.judge}", "register.champion.score: .* 'reward.judge'.*did you mean|known")):
+        with pytest.raises(RecipeError, match=said):
+            load("sft", overrides=[f"register.champion={wrong}"])
+    plain, changed = (plan(*load("sft", overrides=more)) for more in ([], ["register.champion={score: length, alpha: 0.01}"]))
+    assert {name for name in plain if plain[name].key != changed[name].key} <= {"evaluate"}, "the report alone shows it"
 
 
 def test_rollback_walks_back_and_stays_back(version, home, tmp_path):

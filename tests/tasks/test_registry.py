@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from types import SimpleNamespace
 
 import pytest
 
@@ -131,3 +132,90 @@ def test_nothing_is_registered_for_a_run_that_mlflow_has_not_got(tmp_path):
 
     assert "has not reached sqlite:" in register_run(Pipeline.open("sft", home=tmp_path, profile="test"), None)["postponed"]
     assert not (tmp_path / "registry.lock").exists() and not (tmp_path / "mlflow.db").exists()
+
+
+RACE = """
+import json, sys, time
+from pathlib import Path
+from types import SimpleNamespace
+from mlflow import MlflowClient
+from components.schema import Register
+from tasks import promotion, registration
+
+for name in ("create_logged_model", "set_registered_model_alias"):  # what was read is old by a second when it is written
+    def slow(*args, was=getattr(MlflowClient, name), **more):
+        time.sleep(1)
+        return was(*args, **more)
+    setattr(MlflowClient, name, slow)
+
+act, home, given = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
+print("ready", flush=True)
+sys.stdin.readline()
+if act == "register":
+    registration.write_lineage = lambda *_: {"data": {}}
+    line = SimpleNamespace(recipe=SimpleNamespace(register=Register("race")), stages={"sft": SimpleNamespace(kind="weights")},
+                           artifact=lambda _: SimpleNamespace(path=home / "weights"), store=SimpleNamespace(home=home),
+                           run=SimpleNamespace(record=lambda **_: None))
+    print(registration.register_run(line, given)["versions"]["sft"])
+else:
+    print(promotion.promote_by_hand("race", given, "the other may not be forgotten", force=True, home=home)[0])
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_register_once_and_no_promotion_is_forgotten(tmp_path, monkeypatch):
+    """Both read before either writes, were they not kept apart: two versions of the same weights, and a champion that replaced nobody."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+    def at_once(act, *given):
+        env = {k: v for k, v in os.environ.items() if k != "PREFECT_API_URL"}
+        children = [subprocess.Popen([sys.executable, "-c", RACE, act, str(tmp_path), one], env=env, text=True,
+                                     stdin=subprocess.PIPE, stdout=subprocess.PIPE) for one in given]
+        assert [child.stdout.readline() for child in children] == ["ready\n"] * 2
+        for child in children:
+            child.stdin.write("go\n")
+            child.stdin.flush()
+        return [child.communicate(timeout=100)[0].strip() for child in children]
+
+    mlflow = client(tmp_path)
+    runs = [mlflow.create_run(experiment_id(mlflow, tmp_path)).info.run_id for _ in range(2)]
+    model(tmp_path / "weights", "w")
+    assert at_once("register", *runs) == ["1", "1"] and len(history("race", home=tmp_path)) == 1
+    other = register(model(tmp_path / "other", "o"), "race", lineage=LINEAGE, home=tmp_path)
+    assert at_once("promote", "1", other) == ["1", other]
+    now = champion("race", home=tmp_path)
+    assert events(now)[-1]["replaced"] == ({"1", other} - {now.version}).pop()
+
+
+@pytest.mark.parametrize("act", ["register", "promote", "rollback"])
+def test_nobody_asks_the_registry_out_of_turn(act, tmp_path, monkeypatch):
+    import contextlib
+
+    from components.schema import Register
+    from tasks import promotion, registration
+
+    turn, asked = [], []
+
+    @contextlib.contextmanager
+    def registry_turn(home):
+        turn.append(home)
+        yield
+        turn.remove(home)
+
+    def ask(home):
+        asked.append(home in turn)
+        raise ConnectionError("away")
+
+    for module in (promotion, registration):
+        monkeypatch.setattr(module, "registry_turn", registry_turn)
+    monkeypatch.setattr("tasks.registry.client", ask)
+    monkeypatch.setattr(registration, "write_lineage", lambda *_: {})
+    weights = model(tmp_path / "weights", "w")
+    line = SimpleNamespace(recipe=SimpleNamespace(register=Register("race")), stages={"sft": SimpleNamespace(kind="weights")},
+                           artifact=lambda _: SimpleNamespace(path=weights), store=SimpleNamespace(home=tmp_path))
+    if act == "register":
+        assert "away" in registration.register_run(line, "run")["postponed"]
+    else:
+        with pytest.raises(ServiceError, match="away"):
+            promotion.promote_by_hand("race", "1", "why", home=tmp_path) if act == "promote" else promotion.rollback("race", "why", home=tmp_path)
+    assert asked and all(asked)

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from components.errors import BusyError
-from tasks.turns import gpu_slots, held
+from tasks.turns import REGISTRY, gpu_slots, held, registry_turn
 
 ROOT = Path(__file__).resolve().parents[2]
 HOLD = """
@@ -73,6 +73,35 @@ def test_a_stage_process_does_not_inherit_the_lock(tmp_path: Path) -> None:
     finally:
         child.kill()
         child.wait()
+
+
+@pytest.mark.parametrize(("address", "refused", "asked"), [
+    (None, False, []), ("http://prefect/api", True, [REGISTRY]), ("http://prefect/api", False, [REGISTRY])])
+def test_the_registry_waits_at_the_prefect_server_where_it_can(address: str | None, refused: bool, asked: list[str], tmp_path: Path,
+                                                               monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Without a server, or with one that has no such limit, the file is all, which the log says once."""
+    from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
+
+    held_now, names = [], []
+
+    @contextlib.contextmanager
+    def concurrency(name: str, occupy: int, strict: bool, **_: Any) -> Iterator[None]:
+        names.append(name)
+        if refused:
+            raise ConcurrencySlotAcquisitionError("must be created before")
+        held_now.append(name)
+        yield
+        held_now.remove(name)
+
+    monkeypatch.setattr("prefect.concurrency.sync.concurrency", concurrency)
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    if address:
+        monkeypatch.setenv("PREFECT_API_URL", address)
+    with caplog.at_level("DEBUG", "ratchet.turns"), registry_turn(tmp_path):
+        assert names == asked and held_now == ([] if refused else asked)
+        with pytest.raises(BusyError), held(tmp_path / "registry.lock", "the model registry", "refuse"):
+            pass
+    assert not held_now and caplog.text.count("is held in") == (not held_now and (refused or not address))
 
 
 class Limit:
