@@ -105,7 +105,7 @@ def test_the_registry_waits_at_the_prefect_server_where_it_can(address: str | No
 
 
 class Limit:
-    """A limit of a Prefect server with two slots. Who waits two seconds for some would wait for ever."""
+    """A limit of a Prefect server with two slots. Who waits five seconds for some would wait for ever."""
 
     def __init__(self) -> None:
         self.free, self.given_back = 2, threading.Condition()
@@ -113,7 +113,7 @@ class Limit:
     @contextlib.contextmanager
     def __call__(self, name: str, occupy: int, **_: Any) -> Iterator[None]:
         with self.given_back:
-            assert self.given_back.wait_for(lambda: self.free >= occupy, 2), f"{occupy} slots of {name}, {self.free} free: a deadlock"
+            assert self.given_back.wait_for(lambda: self.free >= occupy, 5), f"{occupy} slots of {name}, {self.free} free: a deadlock"
             self.free -= occupy
         try:
             yield
@@ -131,7 +131,7 @@ def lead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     def make(pipeline: Any, name: str) -> None:
         there = pipeline.stages[name].does in pipeline.elsewhere
         if there and len(used) == 2:
-            meet.wait(5)  # both leaders have come as far
+            meet.wait(60)  # both leaders have come as far
         with gpu_slots(1 if there else 0):
             used[pipeline.store.home.name][name] = 2 - limit.free
 
