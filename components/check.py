@@ -119,6 +119,8 @@ def _check_section(section: Offline | Online, models: set[str], where: str) -> N
                           + ("an anchor such as {name: ema}" if steps else "`previous`"))
     if isinstance(section, Online):
         known_keys(section.health, RULES, f"{where}.health")
+        if section.health.get("reward_without_gold") and not steps and not section.watch.get("gold"):
+            raise RecipeError(f"{where}.health.reward_without_gold: nothing measures the gold score; set {where}.watch.gold to true, or the rule to null")
         asked = [name for name, rule in section.health.items() if rule is not None]
         if "kl" in asked and not section.watch.get("kl_prompts"):
             raise RecipeError(f"{where}.health.kl: nothing measures the KL; say on how many prompts in {where}.watch.kl_prompts, or set the rule to null")

@@ -139,7 +139,7 @@ def _rounds(add: Any, recipe: Recipe, online: Online, policy: str, data: str, ju
                       {"policy": current, "data": data}, [("rollout", online.rollout), ("prompts", online.prompts)], round=i)
         marked = add(f"annotate_{i}", "annotate", "groups",
                      {**_pick(online, "annotate", "max_failed", "watch", "health"), "round": i},
-                     {"groups": answers, "policy": current, "initial": initial, **judges, **gold, **others,
+                     {"groups": answers, "policy": current, "initial": initial, **judges, **(gold if online.watch.get("gold") else {}), **others,
                       **({"first": "annotate_1"} if i > 1 else {})},
                      [("annotate", s) for s in online.annotate], round=i)
         reference = initial if online.reference == "initial" else current

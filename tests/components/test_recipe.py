@@ -113,7 +113,6 @@ def test_a_gate_may_be_on_what_the_recipe_adds(tmp_path: Path) -> None:
 
 def test_the_keys_of_a_section_are_those_its_reader_knows() -> None:
     from components.data.builders import BUILDERS
-    from components.data.curate import KEYS
     from components.data.statistics import kind_of
     from components.evaluation.certificate import LIMITS
     from components.evaluation.gates import WORDS
@@ -121,7 +120,7 @@ def test_the_keys_of_a_section_are_those_its_reader_knows() -> None:
     def keys(kind: type) -> set[str]:
         return set(typing.get_type_hints(kind))
 
-    assert keys(sections.Data) == set(KEYS) and keys(sections.Limits) == set(LIMITS) and keys(sections.Gate) == {*WORDS, "interval"}
+    assert keys(sections.Limits) == set(LIMITS) and keys(sections.Gate) == {*WORDS, "interval"}
     assert {kind_of(name) for name in typing.get_args(sections.Split)} == set(BUILDERS)
     for kind, builder in BUILDERS.items():
         options = {p.name for p in inspect.signature(builder).parameters.values() if p.kind is p.KEYWORD_ONLY}
@@ -183,6 +182,15 @@ def test_a_probe_alone_fits_plain_bradley_terry(objectives: str) -> None:
     for trained in (["reward.fit.epochs=1"], ["reward.fit.epochs=1", "reward.linear_probe=false"]):
         assert load("chat", overrides=[change, *trained])
     assert load("chat", overrides=["reward.fit.updates.judge=[{name: ranking.bradley_terry, label: fit}]"])
+
+
+def test_a_round_is_told_the_gold_score_only_where_it_is_watched() -> None:
+    assert {"gold", "encoder"} <= set(plan(*load("chat"))["annotate_1"].inputs)
+    blind = ["online.watch.gold=false", "online.health.reward_without_gold=null"]
+    stages = plan(*load("chat", overrides=blind))
+    assert not {"gold", "encoder"} & set(stages["annotate_1"].inputs) and "gold" in stages["evaluate"].inputs
+    with pytest.raises(RecipeError, match=r"online\.health\.reward_without_gold: nothing measures the gold score; set online\.watch\.gold"):
+        load("chat", overrides=blind[:1])
 
 
 def test_another_number_of_rounds_keeps_the_rounds_there_are() -> None:
