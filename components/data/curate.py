@@ -31,7 +31,6 @@ from components.data.splits import SHARES, split
 from components.data.statistics import kind_of, statistics
 from components.errors import DataError, GateError, RecipeError, nearest
 from components.piece import build, describe
-from components.steps import advance, expect
 from components.sections import Data
 from components.types import Group
 
@@ -48,7 +47,6 @@ def curate(section: Mapping[str, Any], source: Path, count_tokens: CountTokens, 
     """
     check_section(section)
     count_tokens = counted_once(count_tokens)
-    expect("steps", 2 + len(section.get("transforms") or ()) + len(section.get("splits") or SHARES))
     out.mkdir(parents=True, exist_ok=True)
     quarantine: list[tuple[str, Dropped]] = []
     steps: list[dict[str, Any]] = []
@@ -57,7 +55,6 @@ def curate(section: Mapping[str, Any], source: Path, count_tokens: CountTokens, 
         quarantine.extend((stage, dropped) for dropped in sifted.dropped)
         changed = {what: number for what, number in sifted.changed.items() if number}
         steps.append({"step": stage, "in": before, "out": len(sifted.kept), "dropped": sifted.reasons(), "changed": changed})
-        advance()
         return sifted.kept
 
     parsed = parse(source, section.get("parser", "auto"))
