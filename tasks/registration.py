@@ -6,12 +6,14 @@ import json
 from typing import Any
 
 from components.errors import ServiceError, redacted
+from components.schema import Register
 from tasks.lineage import write_lineage
 from tasks.mirror import tracking_uri
 from tasks.pipeline import Pipeline
 from tasks.promotion import with_evidence
 from tasks.registry import promote, register
 from tasks.turns import registry_turn
+from tasks.watchers import numbers_of
 
 
 def register_run(pipeline: Pipeline, run_id: str | None) -> dict[str, Any]:
@@ -33,11 +35,13 @@ def register_run(pipeline: Pipeline, run_id: str | None) -> dict[str, Any]:
     try:
         with registry_turn(pipeline.store.home):
             for name in checkpoints(pipeline):
-                model = f"{recipe.register.model}-reward" if name.startswith("reward") else recipe.register.model
-                versions[name] = register(pipeline.artifact(name).path, model, lineage=write_lineage(pipeline, name),
-                                          metrics=report.get("metrics", {}) if name == final else {}, run_id=run_id,
-                                          external=name != final, home=pipeline.store.home)
-            model = f"{recipe.register.model}-reward" if final.startswith("reward") else recipe.register.model
+                artifact, stage = pipeline.artifact(name), pipeline.stages[name]
+                own = {f"{stage.does}.{number}": value for number, value in numbers_of(artifact.meta).items()}
+                parents = {p: f"{model_of(recipe.register, p)}:{versions[p]}" for p in trained_from(pipeline, name)}
+                versions[name] = register(artifact.path, model_of(recipe.register, name), lineage=write_lineage(pipeline, name),
+                                          metrics={**own, **(report.get("metrics", {}) if name == final else {})}, parents=parents,
+                                          run_id=run_id, external=name != final, home=pipeline.store.home)
+            model = model_of(recipe.register, final)
             verdict = with_evidence(model, versions[final], verdict, rule=recipe.register.champion, home=pipeline.store.home)
             champion = promote(model, versions[final], verdict, home=pipeline.store.home)
     except ServiceError as error:
@@ -49,6 +53,23 @@ def register_run(pipeline: Pipeline, run_id: str | None) -> dict[str, Any]:
 def checkpoints(pipeline: Pipeline) -> list[str]:
     """The stages whose weights matter: everything the run trained."""
     return [n for n, s in pipeline.stages.items() if s.kind == "weights" and not n.startswith("model_") and n != "gold"]
+
+
+def model_of(register: Register, name: str) -> str:
+    """The registered model that a checkpoint is a version of."""
+    return f"{register.model}-reward" if name.startswith("reward") else register.model
+
+
+def trained_from(pipeline: Pipeline, name: str) -> list[str]:
+    """The checkpoints that a stage was made from: what it read, and what made the data it read. In the order they were made."""
+    known, found, queue = checkpoints(pipeline), set[str](), [name]
+    for stage in queue:
+        for one in pipeline.stages[stage].inputs.values():
+            if one in known:
+                found.add(one)
+            elif one not in queue:
+                queue.append(one)
+    return [checkpoint for checkpoint in known if checkpoint in found]
 
 
 def final_stage(pipeline: Pipeline) -> str:

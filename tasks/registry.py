@@ -48,11 +48,12 @@ class Version:
 
 
 def register(model_dir: Path, name: str, *, lineage: Mapping[str, Any], metrics: Mapping[str, float] | None = None,
-             run_id: str | None = None, external: bool = False, home: Path = HOME) -> str:
+             parents: Mapping[str, str] | None = None, run_id: str | None = None, external: bool = False, home: Path = HOME) -> str:
     """A version of model `name` for the directory; the existing one when weights and data digests are the same.
 
     `lineage` becomes tags (`lineage.data.<name>`, `lineage.recipe`, ...) and lies whole beside the weights as
-    `lineage.json`; its `data` mapping and the digest of the files decide sameness. An external version is not enough when
+    `lineage.json`; its `data` mapping and the digest of the files decide sameness. `parents` are the versions it was made from,
+    stage -> `name:version`, and become tags `parent.<stage>`. An external version is not enough when
     bytes are asked for. Raises `StoreError` when `model_dir` is not a directory with files.
     """
     model_dir = Path(model_dir)
@@ -62,6 +63,7 @@ def register(model_dir: Path, name: str, *, lineage: Mapping[str, Any], metrics:
     tags = {MARK: mark, "weights": weights, "path": str(model_dir.resolve()), "external": str(external).lower()}
     tags |= {f"lineage.{k}": v for k, v in flatten({k: v for k, v in lineage.items() if k not in IN_FILE}).items()}
     tags |= {f"metric.{allowed(k)}": repr(v) for k, v in (metrics or {}).items()}
+    tags |= {f"parent.{stage}": version for stage, version in (parents or {}).items()}
     tags |= {f"package.{k}": v for k, v in packages().items()}
     tags = {allowed(k): cut(v, 5000) for k, v in tags.items()}
     with service(f"registering {name}", home) as mlflow:

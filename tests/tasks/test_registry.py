@@ -11,6 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from components.errors import ServiceError, StoreError
+from components.plan import Stage
+from components.schema import Register
+from components.types import Artifact
 from tasks.mirror import client, experiment_id
 from tasks.registry import champion, events, history, promote, register, saved_lineage
 
@@ -134,12 +137,45 @@ def test_nothing_is_registered_for_a_run_that_mlflow_has_not_got(tmp_path):
     assert not (tmp_path / "registry.lock").exists() and not (tmp_path / "mlflow.db").exists()
 
 
+def test_every_version_says_its_numbers_and_which_versions_it_was_made_from(tmp_path, monkeypatch):
+    """Parents are the nearest checkpoints: of a round the policy it went on from, and the reward model that judged its pairs."""
+    from tasks import registration
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setattr(registration, "write_lineage", lambda *_: LINEAGE)
+    reads = {"curated": (), "model_policy": (), "sft": ("model_policy", "curated"), "reward": ("sft", "curated"), "gold": ("curated",),
+             "rollout_1": ("sft",), "annotate_1": ("rollout_1", "reward", "gold"), "optimise_1": ("sft", "annotate_1"),
+             "rollout_2": ("optimise_1",), "annotate_2": ("rollout_2", "reward", "gold"), "optimise_2": ("optimise_1", "annotate_2")}
+    weights = ("model_policy", "sft", "reward", "gold", "optimise_1", "optimise_2")
+    stages = {name: Stage(name, name.split("_")[0], "weights" if name in weights else "data", {}, {one: one for one in inputs})
+              for name, inputs in reads.items()}
+    metas = {"sft": {"best_validation_loss": 3.5, "stopped_early": False, "probe": {"ended": 0.5}}, "optimise_2": {"steps": 8}}
+    made = {name: Artifact("weights", model(tmp_path / name, name), "", meta=metas.get(name, {})) for name in weights}
+    line = SimpleNamespace(recipe=SimpleNamespace(register=Register("m")), stages=stages, artifact=made.__getitem__,
+                           store=SimpleNamespace(home=tmp_path), run=SimpleNamespace(record=lambda **_: None))
+    mlflow = client(tmp_path)
+    numbers = registration.register_run(line, mlflow.create_run(experiment_id(mlflow, tmp_path)).info.run_id)["versions"]
+    assert numbers == {"sft": "1", "reward": "1", "optimise_1": "2", "optimise_2": "3"}
+    tags = {v.version: v.tags for v in history("m", home=tmp_path)} | {"reward": history("m-reward", home=tmp_path)[0].tags}
+
+    def tagged(version, prefix):
+        return {key.removeprefix(prefix): value for key, value in tags[version].items() if key.startswith(prefix)}
+
+    assert tagged("1", "metric.") == {"sft.best_validation_loss": "3.5", "sft.probe.ended": "0.5"}
+    assert tagged("3", "metric.") == {"optimise.steps": "8.0"} and tagged("1", "parent.") == {}
+    assert tagged("reward", "parent.") == {"sft": "m:1"}
+    assert tagged("2", "parent.") == {"sft": "m:1", "reward": "m-reward:1"}
+    assert tagged("3", "parent.") == {"optimise_1": "m:2", "reward": "m-reward:1"}
+
+
 RACE = """
 import json, sys, time
 from pathlib import Path
 from types import SimpleNamespace
 from mlflow import MlflowClient
+from components.plan import Stage
 from components.schema import Register
+from components.types import Artifact
 from tasks import promotion, registration
 
 for name in ("create_logged_model", "set_registered_model_alias"):  # what was read is old by a second when it is written
@@ -153,8 +189,8 @@ print("ready", flush=True)
 sys.stdin.readline()
 if act == "register":
     registration.write_lineage = lambda *_: {"data": {}}
-    line = SimpleNamespace(recipe=SimpleNamespace(register=Register("race")), stages={"sft": SimpleNamespace(kind="weights")},
-                           artifact=lambda _: SimpleNamespace(path=home / "weights"), store=SimpleNamespace(home=home),
+    line = SimpleNamespace(recipe=SimpleNamespace(register=Register("race")), stages={"sft": Stage("sft", "sft", "weights", {})},
+                           artifact=lambda _: Artifact("weights", home / "weights", ""), store=SimpleNamespace(home=home),
                            run=SimpleNamespace(record=lambda **_: None))
     print(registration.register_run(line, given)["versions"]["sft"])
 else:
@@ -191,7 +227,6 @@ def test_two_processes_register_once_and_no_promotion_is_forgotten(tmp_path, mon
 def test_nobody_asks_the_registry_out_of_turn(act, tmp_path, monkeypatch):
     import contextlib
 
-    from components.schema import Register
     from tasks import promotion, registration
 
     turn, asked = [], []
@@ -211,8 +246,8 @@ def test_nobody_asks_the_registry_out_of_turn(act, tmp_path, monkeypatch):
     monkeypatch.setattr("tasks.registry.client", ask)
     monkeypatch.setattr(registration, "write_lineage", lambda *_: {})
     weights = model(tmp_path / "weights", "w")
-    line = SimpleNamespace(recipe=SimpleNamespace(register=Register("race")), stages={"sft": SimpleNamespace(kind="weights")},
-                           artifact=lambda _: SimpleNamespace(path=weights), store=SimpleNamespace(home=tmp_path))
+    line = SimpleNamespace(recipe=SimpleNamespace(register=Register("race")), stages={"sft": Stage("sft", "sft", "weights", {})},
+                           artifact=lambda _: Artifact("weights", weights, ""), store=SimpleNamespace(home=tmp_path))
     if act == "register":
         assert "away" in registration.register_run(line, "run")["postponed"]
     else:
