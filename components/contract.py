@@ -73,9 +73,9 @@ def contract_of(path: Path) -> Contract:
     """The contract of a model directory. `SourceError` without a tokenizer, `ContractError` where it cannot be trained with."""
     from transformers import AutoConfig
 
-    from components.models.load import load_tokenizer
+    from components.models.load import load_tokenizer, trusted
 
-    tokenizer, config = load_tokenizer(path), AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    tokenizer, config = load_tokenizer(path), AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=trusted(path))
     return contract(tokenizer, config, _stored(path))
 
 

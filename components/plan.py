@@ -76,7 +76,7 @@ def plan(recipe: Recipe, profile: Profile) -> dict[str, Stage]:
         return name
 
     for name, source in recipe.models.items():
-        where = {key: value for key, value in plain(source).items() if key != "shape"}
+        where = {key: value for key, value in plain(source).items() if key != "shape" and (value or key != "remote_code")}
         add(f"model_{name}", "make_tiny" if source.format == "tiny" else "fetch_model", "weights", where, heavy=False)
     base = "model_policy"
     raw = add("raw", "fetch_data", "data", {k: recipe.data.get(k) for k in ("source", "sha256")}, heavy=False)

@@ -38,6 +38,7 @@ class Source:
     source: str
     sha256: str | None = None
     format: Literal["auto", "huggingface", "gguf", "tiny", "data"] = "auto"
+    remote_code: bool = False  # run the code that lies beside the weights, of this model and of those trained from it
     shape: Sizes | None = None  # for `plan` before it is fetched; changes nothing
 
 

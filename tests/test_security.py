@@ -18,7 +18,7 @@ import pytest
 from components.data.records import parse
 from components.data.sources import _unpack, fetch
 from components.errors import RecipeError, ServiceError, SourceError, StageError, redacted
-from components.models.load import load_policy, load_tokenizer, new_reward
+from components.models.load import REMOTE_CODE, load_policy, load_tokenizer, new_reward, save_model
 from components.recipe import dump, load, reread
 from tasks.pipeline import Pipeline
 
@@ -52,7 +52,21 @@ def test_nothing_of_ours_unpickles_evaluates_or_listens_to_everybody() -> None:
                 assert "trust_remote_code" in options or None in options, f"{file}, line {node.lineno}: says nothing of remote code"
             for keyword in node.keywords:
                 if keyword.arg == "trust_remote_code":
-                    assert isinstance(keyword.value, ast.Constant) and keyword.value.value is False, file
+                    never = isinstance(keyword.value, ast.Constant) and keyword.value.value is False
+                    assert never or ast.unparse(keyword.value).startswith("trusted("), f"{file}, line {node.lineno}: decides about remote code"
+
+
+def test_one_function_alone_decides_whose_code_is_run() -> None:
+    deciders = []
+    for file, tree in sources():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and "trust" in node.value and "remote" in node.value:
+                assert node.value == "--trust-remote-code" and file == Path("components/engines/server.py"), f"{file}: {node.value!r}"
+            if isinstance(node, (ast.FunctionDef, ast.Assign)) and "trusted" in (getattr(node, "name", ""), *map(ast.unparse, getattr(node, "targets", ()))):
+                deciders.append(str(file))
+            if isinstance(node, ast.ImportFrom) and "trusted" in [alias.asname or alias.name for alias in node.names]:
+                assert node.module == "components.models.load" and all(alias.asname is None for alias in node.names), file
+    assert deciders == ["components/models/load.py"]
 
 
 # --- models and archives of strangers -------------------------------------------------------------------------------
@@ -128,6 +142,84 @@ def test_code_in_a_model_repository_is_not_run(kind: str, tmp_path: Path, tiny_m
         except (ValueError, KeyError, OSError, SourceError):
             assert kind == "stranger" or read is load_tokenizer, read
     assert not mark.exists()
+
+
+OWN = """
+from pathlib import Path
+from transformers import LlamaConfig, LlamaForCausalLM
+
+Path({mark!r}).touch()
+
+
+class OwnConfig(LlamaConfig):
+    model_type = "own"
+
+
+class OwnForCausalLM(LlamaForCausalLM):
+    config_class = OwnConfig
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, tiny_model: Path) -> tuple[Path, Path]:
+    """A model that cannot be loaded without its code, which says itself that it may be run, and the file its code makes."""
+    model, mark = tmp_path / "own", tmp_path / "ran"
+    shutil.copytree(tiny_model, model, ignore=shutil.ignore_patterns("manifest.json"))
+    (model / "modeling_own.py").write_text(OWN.format(mark=str(mark)))
+    (model / REMOTE_CODE).write_text("trust me")
+    config = json.loads((model / "config.json").read_text())
+    maps = {"AutoConfig": "modeling_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.OwnForCausalLM"}
+    (model / "config.json").write_text(json.dumps({**config, "model_type": "own", "architectures": ["OwnForCausalLM"], "auto_map": maps}))
+    return model, mark
+
+
+def recipe_of(model: Path, remote_code: str = "") -> Path:
+    file = model.parent / f"mine{bool(remote_code)}.yaml"
+    file.write_text(f"schema: 1\nabout: mine\nbase: sft\nmodels: {{policy: {{source: 'path:{model}', format: huggingface{remote_code}}}}}\n")
+    return file
+
+
+def test_a_model_with_code_of_its_own_is_refused_unless_the_recipe_says_so(own: tuple[Path, Path], tiny_home: Path) -> None:
+    model, mark = own
+    with pytest.raises(SourceError, match=r"this type of model runs code of its own \(modeling_own.py\).*set models.<name>.remote_code: true"):
+        Pipeline.open(recipe_of(model), home=tiny_home, profile="test").make("model_policy")
+    (model / REMOTE_CODE).unlink()
+    for read in (load_policy, load_tokenizer, new_reward):
+        with pytest.raises(SourceError, match="runs code of its own"):
+            read(model)
+    assert not mark.exists()
+
+
+def test_code_the_recipe_lets_run_goes_with_the_model_and_what_is_trained_from_it(own: tuple[Path, Path], tiny_home: Path, tmp_path: Path) -> None:
+    from components.learners.torch import TorchLearner
+    from components.store import read_manifest
+
+    model, mark = own
+    (model / "pytorch_model.bin").write_bytes(malicious(tmp_path / "pwned"))
+    made = Pipeline.open(recipe_of(model, ", remote_code: true"), home=tiny_home, profile="test").make("model_policy")
+    assert {REMOTE_CODE, "modeling_own.py"} <= set((read_manifest(made.path) or {})["files"]) and "contract" in made.meta
+    TorchLearner(made.path).save(tmp_path / "trained")
+    for folder in (made.path, tmp_path / "trained"):
+        mark.unlink(missing_ok=True)
+        for name in [name for name in sys.modules if name.startswith("transformers_modules.")]:
+            del sys.modules[name]
+        assert type(load_policy(folder)).__name__ == "OwnForCausalLM" and mark.exists()
+        assert not (tmp_path / "pwned").exists() and not (folder / "pytorch_model.bin").exists()
+    with pytest.raises(SourceError, match="its code has no AutoModelForSequenceClassification"):
+        new_reward(made.path)
+    (tmp_path / "trained" / REMOTE_CODE).unlink()
+    with pytest.raises(SourceError, match="runs code of its own"):
+        load_policy(tmp_path / "trained")
+
+
+def test_what_no_recipe_asked_for_is_in_no_stage_and_with_no_other_model(tiny_model: Path, tmp_path: Path) -> None:
+    from components.plan import plan
+
+    assert "remote_code" not in plan(*load("sft"))["model_policy"].options
+    asked = plan(*load("chat", overrides=["models.policy.remote_code=true"]))
+    assert [name for name, stage in asked.items() if stage.options.get("remote_code")] == ["model_policy"]
+    save_model(load_policy(tiny_model), load_tokenizer(tiny_model), tmp_path)
+    assert not (tmp_path / REMOTE_CODE).exists()
 
 
 # --- paths ----------------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from typing import Any, final
 
 from components.engines.vllm import Answer, check_lengths, engine_arguments, shape
 from components.errors import ContractError, ServiceError
+from components.models.load import trusted
 
 TRIES = 5
 """How often one row is asked again when its answer was lost or came from other weights."""
@@ -167,7 +168,7 @@ class Server:
                      for name, value in engine_arguments(self.options, self.rows).items() if value is not False]
         served = [self.options["python"], "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.path), "--served-model-name", "policy",
                   "--host", "127.0.0.1", "--port", str(port), "--enable-scale-out", "--disable-log-stats", "--disable-uvicorn-access-log",
-                  *arguments]
+                  *arguments, *(["--trust-remote-code"] if self.path and trusted(self.path) else [])]
         environment = {**os.environ, "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1",
                        "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING")}
         environment.pop("PYTHONPATH", None)  # ours, not that environment's

@@ -21,7 +21,7 @@ from components.chat import decode_answer, encode, encode_prompt
 from components.contract import contract_of
 from components.engines.torch import weights_digest
 from components.errors import ContractError
-from components.models.load import load_tokenizer
+from components.models.load import load_tokenizer, trusted
 from components.models.reward import is_reward_model
 from components.types import Group, Message, Request, Sample
 
@@ -238,7 +238,8 @@ class InProcess:
         if self.llm is None:
             from vllm import LLM
 
-            self.llm = LLM(model=str(self.path), skip_tokenizer_init=True, disable_log_stats=True, **self.arguments)
+            self.llm = LLM(model=str(self.path), trust_remote_code=trusted(self.path), skip_tokenizer_init=True, disable_log_stats=True,
+                           **self.arguments)
             self.ending = weakref.finalize(self, _end, self.llm.llm_engine)
             self.shape = shape(self.path)
         else:

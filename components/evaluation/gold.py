@@ -50,13 +50,15 @@ class Encoder:
         import torch
         from transformers import AutoModel, AutoTokenizer
 
+        from components.models.load import trusted
+
         if not (Path(path) / "config.json").exists():
             raise SourceError(f"{path}: no sentence encoder here; expected a directory that transformers loads")
         if threads:
             torch.set_num_threads(threads)
         self.digest = digest(path)
-        self._tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-        self._model = AutoModel.from_pretrained(path, dtype=torch.float32, local_files_only=True, trust_remote_code=False,
+        self._tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=trusted(path))
+        self._model = AutoModel.from_pretrained(path, dtype=torch.float32, local_files_only=True, trust_remote_code=trusted(path),
                                                 use_safetensors=True).eval()
         self._known: dict[str, np.ndarray] = {}
 

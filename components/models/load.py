@@ -22,7 +22,33 @@ from components.models.reward import FILE as REWARD_HEAD
 from components.models.reward import MeanReward, StandardisedHead, load_reward_head, save_reward_head
 from components.models.value import PolicyWithValue, load_value_head, save_value_head
 
+REMOTE_CODE = "remote_code.txt"
+"""Beside weights whose own code may be run: written by the fetch where `models.<name>.remote_code` says so, and with what is trained from them."""
 PADS = ("<|pad|>", "<pad>", "[PAD]", "<|finetune_right_pad_id|>", "<|endoftext|>", "<unk>", "[UNK]")
+
+
+def trusted(path: Path) -> bool:
+    """Whether code that lies beside these weights may be run: everything that loads a model asks here. `SourceError` where a model
+    cannot be loaded without it and may not."""
+    allowed = (Path(path) / REMOTE_CODE).is_file()
+    if not allowed and _own_classes(path):
+        code = ", ".join(sorted(p.name for p in Path(path).glob("*.py"))) or "of another repository"
+        raise SourceError(f"{path}: this type of model runs code of its own ({code}), and none is run unless the recipe says so; read that "
+                          "code, then set models.<name>.remote_code: true, or take a model that transformers knows")
+    return allowed
+
+
+def _own_classes(path: Path) -> dict[str, str]:
+    """The classes that a type of model unknown to transformers brings along, by the loader they are for."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    file = Path(path) / "config.json"
+    config = json.loads(file.read_text()) if file.is_file() else {}
+    return config.get("auto_map") or {} if config.get("model_type") not in CONFIG_MAPPING_NAMES else {}
+
+
+def _runs_remote_code(loaded: Any) -> bool:
+    return type(loaded).__module__.startswith("transformers_modules.")
 
 
 def convert_gguf(file: Path, out: Path) -> None:
@@ -95,7 +121,7 @@ def load_tokenizer(path: Path) -> Any:
     path = Path(path)
     if not any((path / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         raise SourceError(f"{path}: holds no tokenizer (tokenizer.json expected); save it beside the weights")
-    return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=trusted(path))
 
 
 def load_policy(path: Path, *, attention: str = "ratchet") -> nn.Module:
@@ -140,7 +166,7 @@ def new_reward(policy_path: Path, *, layers: int | None = None, pool: Literal["l
     from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
     policy_path = Path(policy_path)
-    config = AutoConfig.from_pretrained(policy_path, local_files_only=True, trust_remote_code=False)
+    config = AutoConfig.from_pretrained(policy_path, local_files_only=True, trust_remote_code=trusted(policy_path))
     have = config.num_hidden_layers
     if layers is not None and not 1 <= layers <= have:
         raise SourceError(f"{policy_path}: a reward model of {layers} layers was asked of a model with {have}; use 1 to {have}")
@@ -175,6 +201,8 @@ def save_model(model: nn.Module, tokenizer: Any, path: Path) -> None:
         if isinstance(model, MeanReward):
             save_reward_head(model.score, beside)
         tokenizer.save_pretrained(beside)
+        if _runs_remote_code(plain) or _runs_remote_code(tokenizer):  # transformers has saved the code too
+            (beside / REMOTE_CODE).write_text("These weights were trained with code that the recipe let run.\n")
         for file in sorted(beside.iterdir()):
             file.chmod(0o644)  # safetensors writes files only their owner can read
             os.replace(file, path / file.name)
@@ -187,8 +215,15 @@ def _load(auto: Any, path: Path, attention: str, **options: Any) -> nn.Module:
         raise SourceError(f"{path}: holds no config.json, so it is not a model directory")
     if not any(path.glob("*.safetensors")):
         raise SourceError(f"{path}: holds no weights (model.safetensors expected; pickles are never read)")
+    own = _own_classes(path)
+    if trusted(path) and own and auto.__name__ not in own:
+        raise SourceError(f"{path}: its code has no {auto.__name__} (auto_map has {', '.join(sorted(own))}); add one, or take a model that "
+                          "transformers knows")
     if attention == "ratchet":
         register()
     model = auto.from_pretrained(path, dtype=torch.float32, attn_implementation=attention, local_files_only=True,
-                                 trust_remote_code=False, use_safetensors=True, **options)
+                                 trust_remote_code=trusted(path), use_safetensors=True, **options)
+    if attention == "ratchet" and _runs_remote_code(model) and not model._supports_attention_backend:
+        raise SourceError(f"{path}: the code of {type(model).__name__} does not use transformers' attention interface, through which rows are "
+                          "packed; take a model whose class says _supports_attention_backend")
     return model.eval()

@@ -24,7 +24,7 @@ def fetch_data(job: Job) -> dict[str, Any]:
 
 def fetch_model(job: Job) -> dict[str, Any]:
     """A model directory that transformers loads: taken as it is, or converted from GGUF."""
-    from components.models.load import convert_gguf
+    from components.models.load import REMOTE_CODE, convert_gguf, trusted
 
     options = job.options
     got = _bring(options["source"], options["sha256"], job.work.progress / "download", None)
@@ -37,7 +37,10 @@ def fetch_model(job: Job) -> dict[str, Any]:
         if not (got / "config.json").is_file():
             raise SourceError(f"{options['source']}: {got} holds no config.json, so it is not a model directory; "
                               "point at the folder that transformers' from_pretrained would take")
-        shutil.copytree(got, job.work.product, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*PICKLES))
+        shutil.copytree(got, job.work.product, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*PICKLES, REMOTE_CODE))
+        if options.get("remote_code"):
+            (job.work.product / REMOTE_CODE).write_text("The recipe lets the code beside these weights be run.\n")
+        trusted(job.work.product)
     return {"source": options["source"], "sha256": options["sha256"]}
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from components import ranks
 from components.engines.torch import TorchEngine
 from components.errors import ContractError
+from components.models.load import trusted
 from components.models.reward import FILE as REWARD_HEAD
 from components.models.reward import load_reward_head
 from components.packing import pack
@@ -21,7 +22,7 @@ RELOAD_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.25}
 SAMPLER_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25}
 """Of a log-prob, by the learner's precision: what is saved and what samples are in float32."""
 MIN_ENDED = 0.05
-OURS = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
+OURS = {"local_files_only": True, "use_safetensors": True}
 
 
 def verify_saved(path: Path, learner: Any, groups: Sequence[Group], *, kind: str, tokens: int, precision: str = "float32") -> float:
@@ -54,7 +55,7 @@ def _saved_logprobs(path: Path) -> Callable[[Tensor, Tensor], Tensor]:
     """(tokens (T,), mask (T,)) -> log-probs of the chosen tokens, by transformers alone."""
     from transformers import AutoModelForCausalLM
 
-    saved = AutoModelForCausalLM.from_pretrained(path, **OURS).float().eval()
+    saved = AutoModelForCausalLM.from_pretrained(path, trust_remote_code=trusted(path), **OURS).float().eval()
 
     def logprobs(ids: Tensor, mask: Tensor) -> Tensor:
         table = saved(input_ids=ids[None]).logits[0, :-1].log_softmax(-1)
@@ -68,9 +69,9 @@ def _saved_scores(path: Path) -> Callable[[Tensor, Tensor], Tensor]:
     from transformers import AutoModel, AutoModelForSequenceClassification
 
     if not (path / REWARD_HEAD).is_file():
-        classifier = AutoModelForSequenceClassification.from_pretrained(path, **OURS).float().eval()
+        classifier = AutoModelForSequenceClassification.from_pretrained(path, trust_remote_code=trusted(path), **OURS).float().eval()
         return lambda ids, mask: classifier(input_ids=ids[None]).logits[0, 0]
-    backbone = AutoModel.from_pretrained(path, **OURS).float().eval()
+    backbone = AutoModel.from_pretrained(path, trust_remote_code=trusted(path), **OURS).float().eval()
     head = load_reward_head(path, backbone.config.hidden_size)
     return lambda ids, mask: head(backbone(input_ids=ids[None]).last_hidden_state[0][mask].mean(0))[0]
 
