@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
+from statistics import fmean, stdev
 from typing import Any, NamedTuple, final
 
 from components import ranks
@@ -176,6 +177,9 @@ def panel(groups: Sequence[Group], specs: Sequence[Mapping[str, Any]], *, judge:
     if judge is not None:
         scores = judge.score_replies([[*g.prompt.messages, *g.trajectories[i].messages] for g, i in rows])
         numbers["gold"] = float(sum(scores) / len(rows))
+        if len(groups) > 1:
+            flat = iter(scores)
+            numbers["gold.error"] = stdev(fmean(next(flat) for _ in g.trajectories) for g in groups) / len(groups) ** 0.5  # over prompts
     return numbers
 
 

@@ -44,7 +44,8 @@ class Source:
 
 @dataclass(frozen=True)
 class Fit:
-    """How one optimisation runs. `batch` counts units of the objective (rows, pairs or groups) in one step."""
+    """How one optimisation runs. `batch` counts units of the objective (rows, pairs or groups) in one step. When fewer sampled
+    answers than the share `min_ended` end by themselves afterwards, the run stops; 0 lets them."""
 
     updates: Mapping[str, Sequence[Spec]]
     batch: int = 16
@@ -60,6 +61,7 @@ class Fit:
     validate_every: int = 0
     patience: int = 3
     save_every: int = 10
+    min_ended: float = 0.05
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,9 @@ def headline(meta: Mapping[str, Any]) -> str:
         found.append(str(meta["headline"]))
     if meta.get("held"):
         found.append("held by a health rule")
+    if meta.get("held_steps"):
+        found.append(f"{meta['held_steps']} held by a health rule")
+    found += [f"health: {why}" for why in meta.get("verdicts", ())]
     return " · ".join(found)
 
 

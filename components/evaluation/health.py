@@ -1,12 +1,15 @@
-"""Health rules of an online loop: look at the rounds so far and say `warn`, `hold` or `stop`, with a reason. Pure.
+"""Health rules of an online loop: look at the answers so far and say `warn`, `hold` or `stop`, with a reason. Pure.
 
     health:
       length_ratio:        {limit: 1.6, action: hold}    # mean length against the first round's, longer or shorter
-      kl:                  {limit: 20.0, action: stop}   # nats a sequence to the initial policy
+      kl:                  {limit: 20.0, action: stop}   # nats a sequence to the initial policy; needs `watch.kl_prompts`
       entropy:             {limit: 0.3, action: warn}    # nats a token; lower trips
       truncated:           {limit: 0.5, action: warn}    # share of answers cut by the token limit
       distinct_2_ratio:    {limit: 0.6, action: hold}    # diversity against the first round's; lower trips
-      reward_without_gold: {limit: 0.5, action: hold}    # reward rose by more than this, gold did not rise at all
+      reward_without_gold: {limit: 0.5, action: hold}    # reward rose by more than this, gold by less than its standard error
+
+By rounds each round is judged, by steps (`components/stages/watch.py`) each step of at least 64 answers, or as many small ones as
+make 64; the gold judge sees rounds only.
 """
 
 from __future__ import annotations
@@ -15,8 +18,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
-
-from components.errors import RecipeError, nearest
 
 Action = Literal["warn", "hold", "stop"]
 ACTIONS: tuple[Action, ...] = ("warn", "hold", "stop")
@@ -34,15 +35,17 @@ class Verdict:
     reason: str
 
 
-def check(history: Sequence[Panel], rules: Mapping[str, Mapping[str, Any]]) -> list[Verdict]:
+def check(history: Sequence[Panel], rules: Mapping[str, Mapping[str, Any] | None]) -> list[Verdict]:
     """The rules that tripped in the newest panel of `history` (oldest first; the first is the yardstick of ratios).
 
     A number that is not finite trips its rule. A number that the newest of several panels does not hold cannot be
-    judged and gives a warning that says so. Raises `RecipeError` for an unknown rule, key or action.
+    judged and gives a warning that says so. A rule that is None is not asked.
     """
     found = []
     for name, rule in rules.items():
-        limit, action = _rule(name, rule)
+        if rule is None:
+            continue
+        limit, action = rule["limit"], rule["action"]
         try:
             tripped, value, reason = RULES[name](history[0], history[-1], limit)
         except KeyError as missing:
@@ -52,20 +55,6 @@ def check(history: Sequence[Panel], rules: Mapping[str, Mapping[str, Any]]) -> l
         if tripped or not math.isfinite(value):
             found.append(Verdict(name, action, value, limit, reason))
     return found
-
-
-def _rule(name: str, rule: Mapping[str, Any]) -> tuple[float, Action]:
-    if name not in RULES:
-        raise RecipeError(f"online.health: no rule named {name!r}{nearest(name, RULES)}")
-    for key in rule:
-        if key not in ("limit", "action"):
-            raise RecipeError(f"online.health.{name}: unknown key {key!r}{nearest(key, ('limit', 'action'))}")
-    if "limit" not in rule:
-        raise RecipeError(f"online.health.{name}: needs a `limit`")
-    action = rule.get("action", "warn")
-    if action not in ACTIONS:
-        raise RecipeError(f"online.health.{name}.action: {action!r} is not an action{nearest(str(action), ACTIONS)}")
-    return float(rule["limit"]), action
 
 
 def _ratio(now: float, first: float) -> float:
@@ -97,15 +86,21 @@ def truncated(first: Panel, now: Panel, limit: float) -> tuple[bool, float, str]
 
 
 def reward_without_gold(first: Panel, now: Panel, limit: float) -> tuple[bool, float, str]:
-    """Over-optimisation (Gao et al., 2022): the optimised reward climbs while the independent judge does not."""
+    """Over-optimisation (Gao et al., 2022): the optimised reward climbs while the independent judge does not.
+
+    Flat is a rise of no more than one standard error of the change, taken over prompts: five times in six a judge that stands still
+    is seen to. Were it no rise at all, noise would hide every second one.
+    """
     rewards = [key for key in now if key.startswith("reward.")]
     if not rewards:
         raise KeyError("reward")
     name = rewards[-1]  # the last reward written is the one selection reads
     gain, gold = now[name] - first[name], now["gold"] - first["gold"]
+    flat = math.hypot(first["gold.error"], now["gold.error"])
     value = gain if math.isfinite(gold) else gold
-    return (gain > limit and gold <= 0, value,
-            f"{name} rose by {gain:.3g} since the first round (over {limit:g}) while the gold score changed by {gold:.3g}")
+    return (gain > limit and gold <= flat, value,
+            f"{name} rose by {gain:.3g} since the first round (over {limit:g}) while the gold score changed by {gold:.3g}, and its standard "
+            f"error is {flat:.2g}")
 
 
 RULES: dict[str, Callable[[Panel, Panel, float], tuple[bool, float, str]]] = {

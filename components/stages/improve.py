@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 from components import ranks
 from components.adapters.lora import SwitchedOff
 from components.data.groups import read_groups, write_groups
+from components.engines.agreement import fresh
 from components.engines.choose import engine_of
 from components.errors import DataError
 from components.loop import Named, annotate_groups, panel, pieces, remembering, select_groups
@@ -19,8 +20,9 @@ from components.planned import all_answered, all_steps
 from components.progress import Log, latest, load_checkpoint, save_checkpoint
 from components.run import Job
 from components.stages.experience import context_of
-from components.stages.probe import verify_saved
+from components.stages.probe import agree, verify_saved
 from components.stages.train import make_learner
+from components.stages.watch import Health
 from components.trainer import memories, one_step, parts
 from components.types import Context, Group
 
@@ -47,7 +49,8 @@ def improve(job: Job) -> dict[str, Any]:
     if options["reference"] != "initial":
         start = engine_of({**profile, "engine": "torch"}, job.path("reference"), kind)  # an anchor moves its weights in memory
         reference = remembered["reference"] = Reference(start, build("anchor", options["reference"]))
-    state: dict[str, Any] = {"step": 0, "updates": 0, "counts": {}}
+    health = remembered["health"] = Health(options, learner)
+    state: dict[str, Any] = {"step": 0, "updates": 0, "counts": {}, "held": 0}
     checkpoint = latest(job.work.progress)
     if checkpoint:
         state = load_checkpoint(checkpoint, learners, remembered)
@@ -59,17 +62,28 @@ def improve(job: Job) -> dict[str, Any]:
     live: dict[str, Any] = {"policy": engine, **({"reference": reference.engine} if reference else {})}
     if reference is None and hasattr(learner.trained, "disable_adapter") and job.inputs["reference"].path == job.inputs["policy"].path:
         live["reference"] = SwitchedOff(learner, profile["tokens_per_batch"])
+    initial = (models if reference else Overlay(models, live)).get("reference") if options["watch"].get("kl_prompts") else None
+
+    def look(groups: Sequence[Group], specs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+        """The panel as the first rank sees it, for all to judge alike."""
+        itself = not state["updates"] and job.inputs["policy"].digest == job.inputs["reference"].digest
+        found = panel(groups, specs, reference=initial, kl_prompts=options["watch"].get("kl_prompts", 0), itself=itself)
+        return ranks.once(lambda: found)
+
     chosen: list[Group] = []
     while state["step"] < options["rounds"]:
         number = state["step"] + 1
         ctx = Context(models=Overlay(models, live), seed=seed, round=number)
         asked = choose(prompts, count=options["prompts_per_round"], round=number, rounds=options["rounds"], seed=seed)
         groups = all_answered(ranks.spread(asked, lambda mine, ctx=ctx: sample(mine, ctx)), options)
+        line = {"rollout/sampler_difference": agree(learner, fresh(groups), profile)}
         marked, counts = annotate_groups(groups, annotate, ctx, max_failed=options["max_failed"])
         if hasattr(choose, "update"):
             choose.update(marked)
-        line = {f"rollout/{k}": v for k, v in panel(marked, options["annotate"]).items()}
-        chosen, selected = select_groups(marked, select, prepare, ctx)
+        numbers = look(marked, options["annotate"])
+        held = health(number, numbers, state)
+        line |= {f"rollout/{k}": v for k, v in numbers.items()} | {"health/held": float(held)}
+        chosen, selected = ([], {}) if held else select_groups(marked, select, prepare, ctx)
         line["select/groups"] = float(len(chosen))
         line |= {f"rollout/{k}": float(v) for k, v in counts.items()} | {f"select/{k}": float(v) for k, v in selected.items()}
         state["counts"] = dict(Counter(state["counts"]) + Counter(counts) + Counter(selected))
@@ -81,6 +95,7 @@ def improve(job: Job) -> dict[str, Any]:
                     line |= one_step(learners, updates, [chosen[j] for j in indices[i * batch : (i + 1) * batch]],
                                      tokens=profile["tokens_per_batch"])
                     state["updates"] += 1
+        if chosen or held:
             learner.save(current)
             engine.load(current)
             if reference:
@@ -90,16 +105,22 @@ def improve(job: Job) -> dict[str, Any]:
         every = options["fit"]["save_every"]
         if every and number % every == 0 and number < options["rounds"]:
             save_checkpoint(job.work.progress, state, learners, remembered)
-    if not state["updates"]:
+    if not state["updates"] and not state["held"]:
         raise DataError(f"{state['step']} steps were taken and none had anything to learn from: every prompt's answers got the "
                         "same reward each time. Raise responses_per_prompt or the temperature, or choose easier prompts")
     all_steps(learners, state["step"], options["rounds"], state["updates"])
+    ctx = Context(models=Overlay(models, live), seed=seed, round=state["step"] + 1)
+    last = ranks.spread(asked, lambda mine: sample(mine, ctx))  # the last weights have answered nobody yet
+    difference, numbers = agree(learner, fresh(last), profile), look(last, ())
+    health(state["step"], numbers, state)
     learner.save(job.work.product)
-    summary: dict[str, Any] = {"steps": state["step"], "updates": state["updates"], "counts": state["counts"], **log.last}
+    summary: dict[str, Any] = {"steps": state["step"], "updates": state["updates"], "counts": state["counts"], "held_steps": state["held"],
+                               **health.summary(), **log.last}
     if chosen:
         ranks.once(lambda: write_groups(job.work.product / "last_groups.parquet", chosen))
-        summary["reload_difference"] = verify_saved(job.work.product, learner, chosen[:2], kind="policy", tokens=profile["tokens_per_batch"],
-                                                    precision=profile["precision"])
+    summary["probe"] = {"ended": 1 - numbers["truncated"], "sampler_difference": difference}
+    summary["reload_difference"] = verify_saved(job.work.product, learner, last[:2], kind="policy", tokens=profile["tokens_per_batch"],
+                                                precision=profile["precision"])
     return summary
 
 

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components import ranks
+from components.engines.agreement import as_groups, gap, require_agreement
 from components.engines.torch import TorchEngine
 from components.errors import ContractError
 from components.models.load import trusted
 from components.models.reward import FILE as REWARD_HEAD
 from components.models.reward import load_reward_head
 from components.packing import pack
-from components.types import Group, Request, Trajectory
+from components.types import Group, Request
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 RELOAD_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.25}
-SAMPLER_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25}
-"""Of a log-prob, by the learner's precision: what is saved and what samples are in float32."""
-MIN_ENDED = 0.05
+"""Of a log-prob or score, by the learner's precision: what is saved is in float32."""
+MIN_TOKENS = 96
 OURS = {"local_files_only": True, "use_safetensors": True}
 
 
@@ -76,36 +76,38 @@ def _saved_scores(path: Path) -> Callable[[Tensor, Tensor], Tensor]:
     return lambda ids, mask: head(backbone(input_ids=ids[None]).last_hidden_state[0][mask].mean(0))[0]
 
 
-def probe(path: Path, learner: Any, groups: Sequence[Group], *, seed: int, threads: int | None,
-          max_tokens: int = 96, precision: str = "float32") -> dict[str, float]:
-    """Sample a few answers with the saved weights: how many end, and do sampler and learner agree on their log-probs?"""
-    prompts = []
-    for group in groups:
-        first = group.trajectories[0]
-        start = next(i for i, chosen in enumerate(first.mask) if chosen)
-        prompts.append((group, list(first.inputs["tokens"][:start])))
-    requests = [Request(tokens, max_tokens=max_tokens, seed=seed + i) for i, (_, tokens) in enumerate(prompts)]
-    answers = ranks.once(lambda: TorchEngine(path, rows=len(groups), threads=threads).generate(requests))
-    sampled = []
-    for (group, tokens), samples in zip(prompts, answers, strict=True):
-        ids = [*tokens, *samples[0].tokens]
-        mask = [False] * len(tokens) + [True] * len(samples[0].tokens)
-        sampled.append(Group(group.prompt, (Trajectory(group.trajectories[0].messages[-1:], {"tokens": ids}, mask,
-                                                       [0.0] * len(tokens) + list(samples[0].logprobs)),)))
+def probe(path: Path, learner: Any, groups: Sequence[Group], profile: Mapping[str, Any], *, seed: int, min_ended: float) -> dict[str, float]:
+    """Answers to a few prompts with the saved weights: do they end, and do sampler and learner agree on their log-probs?
+
+    Sampled by the torch engine whatever the profile's is, for a stage that learns has no room for another beside it; an engine of
+    vLLM is compared where it samples (`components/engines/choose.py`). Answers may be as long as those of `groups`, 96 tokens at least.
+    """
+    prompts = [next(i for i, chosen in enumerate(g.trajectories[0].mask) if chosen) for g in groups]
+    longest = max(MIN_TOKENS, *(sum(t.mask) for g in groups for t in g.trajectories))
+    requests = [Request(list(g.trajectories[0].inputs["tokens"][:start]), max_tokens=longest, seed=seed + i)
+                for i, (g, start) in enumerate(zip(groups, prompts, strict=True))]
+    answers = ranks.once(lambda: TorchEngine(path, rows=len(groups), threads=profile["threads"]).generate(requests))
+    found = {"ended": sum(a[0].stop != "length" for a in answers) / len(answers),
+             "sampler_difference": agree(learner, as_groups(requests, answers), {**profile, "engine": "torch"})}
+    require_ended(found["ended"], len(answers), min_ended)
+    return found
+
+
+def agree(learner: Any, groups: Sequence[Group], profile: Mapping[str, Any]) -> float:
+    """The largest difference between the log-probs that sampled answers carry and the learner's own, nats; `ContractError` over the bound."""
     import torch
 
-    worst = 0.0
+    scored: list[dict[str, list[list[float]]]] = [{"logprobs": []} for _ in groups]
     with torch.no_grad():
-        for group in sampled:
-            batch = pack([group], unit="row", tokens=1 << 20)[0]
-            ours = learner(batch, frozenset({"logprobs"})).logprobs[0]
-            theirs = torch.tensor(group.trajectories[0].logprobs)
-            worst = max(worst, float(((ours[: len(theirs)] - theirs) * batch.mask[0, : len(theirs)]).abs().max()))
-    ended = sum(s[0].stop == "end" for s in answers) / len(answers)
-    if worst > SAMPLER_TOLERANCE[precision]:
-        raise ContractError(f"sampler and learner disagree by {worst:.2g} in log-prob on the same weights "
-                            f"(at most {SAMPLER_TOLERANCE[precision]}); training on these samples would be off-policy")
-    if ended < MIN_ENDED:
-        raise ContractError(f"none of {len(answers)} probe answers ended within {max_tokens} tokens: the policy no longer "
-                            "emits its end-of-turn token; look at the chat template, the EOS id and the learning rate")
-    return {"ended": ended, "sampler_difference": worst}
+        for batch in pack(groups, unit="row", tokens=profile["tokens_per_batch"]):
+            ours = learner(batch, frozenset({"logprobs"})).logprobs
+            for row, group in enumerate(batch.group.tolist()):
+                scored[group]["logprobs"].append(ours[row, : len(batch.inputs["tokens"][row])].tolist())
+    return require_agreement(ranks.once(lambda: gap(groups, scored)), profile)
+
+
+def require_ended(ended: float, answers: int, min_ended: float) -> None:
+    """`ContractError` when a smaller share of the answers than `fit.min_ended` came to an end of their own."""
+    if ended < min_ended:
+        raise ContractError(f"{ended:.0%} of {answers} answers ended by themselves (at least {min_ended:.0%} expected by `fit.min_ended`): the policy no "
+                            "longer emits its end-of-turn token; look at the chat template, the EOS id, the learning rate and the rollout's max_tokens")

@@ -38,7 +38,8 @@ def sft(job: Job) -> dict[str, Any]:
 def optimise(job: Job) -> dict[str, Any]:
     """Learn from groups that are encoded, scored and chosen. A held round takes the policy before the last update."""
     if "annotated" in job.inputs and job.inputs["annotated"].meta.get("verdict") == "hold":
-        ranks.once(lambda: shutil.copytree(job.path("previous"), job.work.product, dirs_exist_ok=True,
+        well = "policy" if job.inputs["policy"].meta.get("held") else "previous"  # held twice: `previous` is what tripped the first time
+        ranks.once(lambda: shutil.copytree(job.path(well), job.work.product, dirs_exist_ok=True,
                                            ignore=shutil.ignore_patterns("manifest.json", "metrics.jsonl")))
         return {"held": True, "why": job.inputs["annotated"].meta["verdicts"]}
     groups = read_groups(job.path("groups") / "groups.parquet")
@@ -60,8 +61,7 @@ def learn(job: Job, policy: Path, groups: Sequence[Group], validation: Sequence[
     if ask is not None:
         ask(learner)
     if kind != "reward":
-        summary["probe"] = probe(job.work.product, learner, groups[:8], seed=job.options["seed"], threads=profile["threads"],
-                                 precision=profile["precision"])
+        summary["probe"] = probe(job.work.product, learner, groups[:8], profile, seed=job.options["seed"], min_ended=options["min_ended"])
     return summary
 
 

@@ -54,7 +54,7 @@ def test_misspelt_gates_are_errors():
         passes({"m": 1}, interval=True)
 
 
-FIRST = {"length": 20.0, "entropy": 2.0, "truncated": 0.1, "distinct_2": 0.8, "kl": 0.0, "reward.length": 9.0, "reward.judge": 0.0, "gold": 0.1}
+FIRST = {"length": 20.0, "entropy": 2.0, "truncated": 0.1, "distinct_2": 0.8, "kl": 0.0, "reward.length": 9.0, "reward.judge": 0.0, "gold": 0.1, "gold.error": 0.03}
 BAD = {
     "length_ratio": (1.5, {"length": 31.0}), "kl": (5.0, {"kl": 5.1}), "entropy": (1.0, {"entropy": 0.9}),
     "truncated": (0.3, {"truncated": 0.31}), "distinct_2_ratio": (0.7, {"distinct_2": 0.5}),
@@ -72,9 +72,18 @@ def test_each_rule_trips_on_its_own_illness_only(name):
 
 
 def test_length_may_not_collapse_either_and_gold_that_rises_is_well():
-    assert check([FIRST, {**FIRST, "length": 13.0}], {"length_ratio": {"limit": 1.5}})[0].action == "warn"
-    assert not check([FIRST, {**FIRST, "reward.judge": 3.0, "gold": 0.2}], {"reward_without_gold": {"limit": 0.5}})
-    assert check([FIRST, {**FIRST, "reward.judge": 3.0, "gold": -0.2}], {"reward_without_gold": {"limit": 0.5}})
+    assert check([FIRST, {**FIRST, "length": 13.0}], {"length_ratio": {"limit": 1.5, "action": "hold"}})[0].action == "hold"
+    rule = {"reward_without_gold": {"limit": 0.5, "action": "warn"}}
+    assert not check([FIRST, {**FIRST, "reward.judge": 3.0, "gold": 0.2}], rule)
+    assert check([FIRST, {**FIRST, "reward.judge": 3.0, "gold": -0.2}], rule)
+
+
+@pytest.mark.parametrize(("gold", "error", "tripped"), [(0.149, 0.04, True), (0.151, 0.04, False), (0.151, 0.05, True), (0.1, 0.0, True)])
+def test_gold_is_flat_when_it_rose_by_less_than_its_standard_error(gold: float, error: float, tripped: bool) -> None:
+    """From 0.1 with an error of 0.03: the error of the change is 0.05 beside 0.04, 0.058 beside 0.05."""
+    now = {**FIRST, "reward.judge": 3.0, "gold": gold, "gold.error": error}
+    found = check([FIRST, now], {"reward_without_gold": {"limit": 0.5, "action": "stop"}})
+    assert [v.action for v in found] == ["stop"] * tripped and all("standard error is" in v.reason for v in found)
 
 
 def test_not_a_number_trips_and_absent_is_said():
@@ -86,7 +95,5 @@ def test_not_a_number_trips_and_absent_is_said():
     assert said[0].action == "warn" and "cannot be judged" in said[0].reason
 
 
-@pytest.mark.parametrize("rules", [{"kll": {"limit": 1}}, {"kl": {"limt": 1}}, {"kl": {}}, {"kl": {"limit": 1, "action": "halt"}}])
-def test_misspelt_rules_are_errors(rules):
-    with pytest.raises(RecipeError, match=r"online\.health"):
-        check([FIRST], rules)
+def test_a_rule_set_to_null_is_not_asked():
+    assert check([FIRST, {**FIRST, "kl": 99.0}], {"kl": None}) == []

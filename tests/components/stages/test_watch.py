@@ -1,0 +1,207 @@
+"""What stops or holds a run while it learns: a sampler with other weights, answers without end, the recipe's health rules; by rounds and by steps."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from components.engines.torch import TorchEngine
+from components.errors import ContractError, HealthError
+from components.learners.torch import TorchLearner
+from components.models.load import load_policy, load_tokenizer, save_model
+from components.progress import latest
+from components.recipe import plain
+from components.run import as_request, execute
+from components.schema import Profile
+from components.stages.probe import probe
+from components.stages.watch import ENOUGH, Health
+from components.store import file_digest
+from components.types import Artifact, Group, Prompt, Trajectory
+from tasks.pipeline import Pipeline
+
+STEPS = ["online.rounds=4", "online.prompts_per_round=8", "online.rollout.responses_per_prompt=8", "online.fit.save_every=2", "online.select=[]"]
+ROUNDS = ["online.rounds=3", "online.prompts_per_round=8", "online.fit.learning_rate=1e-2"]
+
+
+def rule(action: str) -> str:
+    """A rule that no policy passes."""
+    return f"{{entropy: {{limit: 99.0, action: {action}}}}}"
+
+
+def prepared(recipe: str, home: Path, last: str, *changes: str) -> Pipeline:
+    """A run that has everything before the stage `last`."""
+    pipeline = Pipeline.open(recipe, home=home, profile="test", overrides=list(changes))
+    for name in list(pipeline.stages)[: list(pipeline.stages).index(last)]:
+        pipeline.make(name)
+    return pipeline
+
+
+def work(pipeline: Pipeline, name: str, at: Path, **others: Artifact) -> tuple[dict[str, Any], list[dict[str, float]]]:
+    """A stage's meta and the metrics of its steps, made outside the store, some inputs replaced."""
+    stage = pipeline.stages[name]
+    inputs = {**{k: pipeline.artifact(v) for k, v in stage.inputs.items()}, **others}
+    meta = execute(as_request(stage.does, stage.options, inputs, at))
+    metrics = at / "product" / "metrics.jsonl"
+    return meta, [json.loads(line)["metrics"] for line in metrics.read_text().splitlines()] if metrics.exists() else []
+
+
+def weights(path: Path) -> str:
+    return file_digest(path / "model.safetensors")
+
+
+@pytest.fixture(scope="module")
+def mute(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with an output layer of its own, in which the end of turn is as unlikely as can be."""
+    model, tokenizer = load_policy(tiny_model, attention="sdpa"), load_tokenizer(tiny_model)
+    states: list[torch.Tensor] = []
+    model.lm_head.register_forward_pre_hook(lambda _, given: states.append(given[0][0].detach()))
+    ids = tokenizer.apply_chat_template([{"role": "user", "content": "3 + 4 ="}, {"role": "assistant", "content": "7"}], return_tensors="pt", return_dict=True)
+    model(input_ids=ids["input_ids"])
+    mean = states[0].mean(0)
+    head = torch.nn.Linear(model.lm_head.in_features, model.lm_head.out_features, bias=False)
+    with torch.no_grad():
+        head.weight.copy_(model.lm_head.weight)
+        for end in {tokenizer.eos_token_id, model.config.eos_token_id}:
+            head.weight[end] = -50 * mean / mean.norm() ** 2
+    model.lm_head, model.config.tie_word_embeddings = head, False
+    path = tmp_path_factory.mktemp("mute")
+    save_model(model, tokenizer, path)
+    return path
+
+
+# --- the probe --------------------------------------------------------------------------------------------------------
+
+
+def test_a_sampler_that_kept_its_first_weights_stops_the_steps(tiny_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = prepared("rlvr_grpo", tiny_home, "improve", *STEPS)
+    load = TorchEngine.load
+    monkeypatch.setattr(TorchEngine, "load", lambda self, path: None if hasattr(self, "model") else load(self, path))
+    with pytest.raises(ContractError, match=r"sampler and learner disagree by .* nats in log-prob at worst on the same weights .*\(at most 0.001 expected\)"):
+        work(pipeline, "improve", tmp_path)
+    steps = (tmp_path / "product" / "metrics.jsonl").read_text().splitlines()
+    assert len(steps) == 1, "the first answers after the first update are not the learner's"
+    assert not (tmp_path / "product" / "model.safetensors").exists()
+
+
+def test_saved_weights_that_are_not_the_learners_stop_the_round(tiny_model: Path, mute: Path) -> None:
+    learner, profile = TorchLearner(tiny_model, learning_rate=1e-3, threads=1), plain(Profile(threads=1))
+    tokens = TorchEngine(tiny_model, threads=1).encode_prompt([{"role": "user", "content": "3 + 4 ="}])
+    groups = [Group(Prompt("p", ()), (Trajectory((), {"tokens": [*tokens, tokens[0]]}, [False] * len(tokens) + [True]),))] * 8
+    assert probe(tiny_model, learner, groups, profile, seed=0, min_ended=0.05)["sampler_difference"] < 1e-4
+    with pytest.raises(ContractError, match="sampler and learner disagree"):
+        probe(mute, learner, groups, profile, seed=0, min_ended=0.0)
+
+
+@pytest.mark.parametrize(("recipe", "stage", "changes"), [("raft", "optimise_1", ROUNDS[:2]), ("rlvr_grpo", "improve", STEPS)])
+def test_a_policy_that_never_ends_its_answers_stops_the_run(recipe: str, stage: str, changes: list[str], mute: Path, tiny_home: Path,
+                                                            tmp_path: Path) -> None:
+    others = {name: Artifact("weights", mute, "mute") for name in ("policy", "reference")}
+    with pytest.raises(ContractError, match=r"^0% of \d+ answers ended by themselves \(at least 5% expected by `fit.min_ended`\)"):
+        work(prepared(recipe, tiny_home, stage, *changes), stage, tmp_path / "strict", **others)
+    asked = prepared(recipe, tiny_home, stage, *changes, "online.fit.min_ended=0.0", "online.select=[]")
+    meta, _ = work(asked, stage, tmp_path / "told", **others)
+    assert meta["probe"]["ended"] == 0.0, "a recipe whose answers have no end may say so"
+
+
+# --- health rules, by rounds ------------------------------------------------------------------------------------------
+
+
+def test_a_rule_that_stops_ends_the_run_at_its_round(tiny_home: Path) -> None:
+    pipeline = prepared("raft", tiny_home, "annotate_2", *ROUNDS, f"online.by_round={{2: {{health: {rule('stop')}}}}}")
+    with pytest.raises(HealthError, match=r"round 2 was stopped by a health rule: entropy is [\d.]+ nats a token; at least 99 allowed"):
+        pipeline.make("annotate_2")
+    states = {s.stage.name: s.state for s in pipeline.status()}
+    assert states["optimise_1"] == "done" and states["annotate_2"] != "done"
+
+
+def test_a_held_round_goes_back_before_the_last_update_and_stays_there(tiny_home: Path) -> None:
+    """Rounds 2 and 3 are held: both end with the policy before round 1's update, which is what tripped."""
+    held = f"health: {rule('hold')}"
+    pipeline = prepared("raft", tiny_home, "optimise_3", *ROUNDS, f"online.by_round={{2: {{{held}}}, 3: {{{held}}}}}")
+    pipeline.make("optimise_3")
+    first, learnt, *after = (weights(pipeline.artifact(name).path) for name in ("model_policy", "optimise_1", "optimise_2", "optimise_3"))
+    assert learnt != first and after == [first, first]
+    assert pipeline.artifact("optimise_3").meta["held"]
+
+
+# --- health rules, by steps -------------------------------------------------------------------------------------------
+
+
+def test_a_rule_that_stops_ends_the_steps(tiny_home: Path, tmp_path: Path) -> None:
+    pipeline = prepared("rlvr_grpo", tiny_home, "improve", *STEPS, "online.watch={kl_prompts: 8}", "online.health={kl: {limit: 1.0e-3, action: stop}}",
+                        "online.fit.learning_rate=1e-2")
+    with pytest.raises(HealthError, match=r"step \d was stopped by a health rule: KL to the initial policy is [\d.]+ nats a sequence"):
+        work(pipeline, "improve", tmp_path)
+    steps = [json.loads(line)["metrics"] for line in (tmp_path / "product" / "metrics.jsonl").read_text().splitlines()]
+    assert steps and steps[0]["rollout/kl"] == 0.0 and not (tmp_path / "product" / "model.safetensors").exists()
+
+
+def test_steps_that_are_all_held_learn_nothing(tiny_home: Path, tiny_model: Path, tmp_path: Path) -> None:
+    meta, steps = work(prepared("rlvr_grpo", tiny_home, "improve", *STEPS, f"online.health={rule('hold')}"), "improve", tmp_path)
+    assert meta["held_steps"] == 5 and meta["updates"] == 0 and meta["verdict"] == "hold" and "(at step 4, 5 times in all)" in meta["verdicts"][0]
+    assert [s["health/held"] for s in steps] == [1.0] * 4
+    before, after = load_policy(tiny_model).state_dict(), load_policy(tmp_path / "product").state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_held_step_is_undone_and_a_killed_run_with_one_resumes_bit_for_bit(tiny_home: Path, tmp_path: Path) -> None:
+    changes = [*STEPS, "online.rounds=6", "online.fit.learning_rate=1e-3"]
+    _, free = work(prepared("rlvr_grpo", tiny_home, "improve", *changes), "improve", tmp_path / "free")
+    entropy = [step["rollout/entropy"] for step in free]
+    worst = min(range(1, 6), key=entropy.__getitem__)
+    first = next(i for i in range(6) if entropy[i] <= (limit := (entropy[0] + entropy[worst]) / 2))
+    pipeline = prepared("rlvr_grpo", tiny_home, "improve", *changes, f"online.health={{entropy: {{limit: {limit}, action: hold}}}}")
+    meta, steps = work(pipeline, "improve", tmp_path / "whole")
+    held = [step["health/held"] for step in steps]
+    assert first > 0 and held[: first + 1] == [0.0] * first + [1.0], "the first that trips is the one that tripped in the free run"
+    assert meta["updates"] < 6 and meta["held_steps"] >= sum(held)
+    checkpoint = latest(tmp_path / "whole" / "progress")
+    assert checkpoint and checkpoint.name == "checkpoint-4"
+    shutil.copytree(checkpoint, tmp_path / "killed" / "progress" / checkpoint.name)
+    assert work(pipeline, "improve", tmp_path / "killed")[1] == steps[4:]
+    assert weights(tmp_path / "killed" / "product") == weights(tmp_path / "whole" / "product")
+
+
+class Counted:
+    """A learner whose weights are one number."""
+
+    def __init__(self) -> None:
+        self.weight = 0
+
+    def state(self) -> dict[str, int]:
+        return {"weight": self.weight}
+
+    def restore(self, state: Mapping[str, int]) -> None:
+        self.weight = state["weight"]
+
+
+def panel(responses: float = ENOUGH, **numbers: float) -> dict[str, float]:
+    return {"responses": responses, "length": 20.0, "truncated": 0.1, "entropy": 2.0, **numbers}
+
+
+def test_what_is_held_goes_back_to_the_last_weights_that_were_well() -> None:
+    learner, run = Counted(), {"updates": 0, "held": 0}
+    health = Health({"health": {"entropy": {"limit": 1.0, "action": "hold"}}, "fit": {"min_ended": 0.05}}, learner)
+    for step, (entropy, after) in enumerate([(2.0, 1), (2.0, 2), (0.5, 1), (0.5, 1), (2.0, 2)], start=1):
+        held = health(step, panel(entropy=entropy), run)
+        assert held == (entropy < 1.0) and learner.weight == run["updates"]
+        if not held:
+            learner.weight = run["updates"] = learner.weight + 1
+        assert learner.weight == after, f"step {step}"
+    assert run["held"] == 2
+
+
+def test_few_answers_wait_for_more_and_are_judged_by_their_mean() -> None:
+    health, run = Health({"health": {"length_ratio": {"limit": 1.5, "action": "hold"}}, "fit": {"min_ended": 0.2}}, Counted()), {"updates": 0, "held": 0}
+    judged = [health(i, panel(ENOUGH / 4, length=length), run) for i, length in enumerate([20.0] * 4 + [60.0, 20.0, 20.0, 36.0], start=1)]
+    assert judged == [False] * 7 + [True], "one long step alone says nothing; the mean of four, 34 against 20, does"
+    for i in range(3):
+        assert not health(9 + i, panel(ENOUGH / 4, truncated=1.0), run)
+    with pytest.raises(ContractError, match=f"0% of {ENOUGH} answers ended"):
+        health(12, panel(ENOUGH / 4, truncated=1.0), run)
