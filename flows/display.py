@@ -59,9 +59,9 @@ class Display:
         self._drop()
         self.rows.append((stage.title, "kept" if reused else "made", seconds, result(artifact.meta)))
         if not reused:
-            self.console.print(f"{stage.title}: done in {seconds:.0f} s  {headline(artifact.meta)}", highlight=False)
+            self.console.print(f"{stage.title}: done in {seconds:.0f} s  {headline(artifact.meta)}", highlight=False, markup=False)
             if counted := records(artifact.meta):
-                self.console.print(f"{stage.title}: records: {counted}", highlight=False)
+                self.console.print(f"{stage.title}: records: {counted}", highlight=False, markup=False)
 
     def failed(self, stage: Stage, error: BaseException) -> None:
         self._drop()

@@ -27,5 +27,5 @@ def counted(summary: Mapping[str, Any]) -> dict[str, int]:
     counts = Counter({"records": summary["steps"][0]["in"], "groups": sum(split["groups"] for split in summary["splits"].values())})
     for step in summary["steps"]:
         for reason, number in [*step["dropped"].items(), *step["changed"].items()]:
-            counts[f"{reason} ({step['step'].split()[0]})"] += number
+            counts[f"{step['step'].split()[0]}: {reason}"] += number
     return dict(counts)

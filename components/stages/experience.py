@@ -84,7 +84,7 @@ def prepare_offline(job: Job) -> dict[str, Any]:
 
     options = job.options
     groups, read = encoded(job.path("data") / f"{options['data']}.parquet", load_tokenizer(job.path("policy")),
-                             options["max_tokens"], options["limit"])
+                           options["max_tokens"], options["limit"])
     context = context_of(job)
     marked, scored = annotate_groups(groups, pieces("annotate", options["annotate"]), context, max_failed=options["max_failed"])
     chosen, counts = select_groups(marked, pieces("select", options["select"]), pieces("annotate", options["prepare"]), context)

@@ -1,0 +1,49 @@
+"""What a person reads of a stage: its headline, and its records in one line."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from rich.console import Console
+from typer.testing import CliRunner
+
+from components.plan import Stage
+from components.types import Artifact
+from flows.cli import app
+from flows.display import Display, headline, records
+from tasks.watchers import numbers_of
+
+DRAFTS = {"records": 7168, "groups": 3179, "parse: has 1 speakers, not two": 3151, "normalise: text tidied": 1290, "remove_broken: one character": 4,
+          "scrub: link replaced": 15, "duplicates: duplicate": 1, "split: near duplicate": 0, "length: cut to the bound": 1749, "build: not rated": 213,
+          "build: prompt too long": 9, "build: rating says nothing": 771}
+SELECT = {"groups before": 64, "ties": 3, "identical texts": 0, "margins under min_margin": 2, "groups after best_worst": 59}
+
+
+def test_records_are_one_line_of_what_is_not_zero() -> None:
+    assert records({"counts": SELECT}) == "64 groups before; 3 ties; 2 margins under min_margin; 59 groups after best_worst"
+    assert records({"counts": DRAFTS}) == (
+        "7,168 records; 3,179 groups; 3,151 parse: has 1 speakers, not two; 1,290 normalise: text tidied; 15 scrub: link replaced; "
+        "1,749 length: cut to the bound; 213 build: not rated; 771 build: rating says nothing; 14 of 3 other kinds")
+    assert records({}) == "" == records({"counts": {"dropped": 0}})
+
+
+def test_the_table_at_the_end_and_the_log_name_the_records() -> None:
+    console = Console(file=io.StringIO(), width=200)
+    stage = Stage("select_1", "select", "groups", {})
+    with Display(console) as display:
+        display.finished(stage, Artifact("groups", Path(), "k", meta={"counts": SELECT, "headline": "half [/done]"}), reused=False, seconds=3.0)
+        display.finished(stage, Artifact("groups", Path(), "k", meta={"steps": 3}), reused=True, seconds=0.0)
+        console.print(display.table())
+    log, _, table = console.file.getvalue().partition("stage ")  # type: ignore[attr-defined]
+    assert "select 1: done in 3 s  half [/done]\nselect 1: records: 64 groups before; 3 ties" in log
+    assert "half [/done]" in table and "records: 64 groups before; 3 ties; 2 margins" in table and table.count("records") == 1
+    assert headline({"counts": SELECT, "steps": 3}) == "3 steps"
+
+
+def test_show_prints_the_records_and_mlflow_gets_every_count(publish, run_of, tmp_path: Path) -> None:
+    run_of("one", drafts=publish("drafts", kind="data", counts=DRAFTS), sft=publish("sft", counts={"records": 290, "over the limit": 130}))
+    said = " ".join(CliRunner().invoke(app, ["show", "one", "--home", str(tmp_path)]).output.split())
+    for one in ("3,151 parse: has 1", "1,749 length: cut", "290 records; 130 over"):
+        assert one in said
+    assert numbers_of({"counts": DRAFTS})["counts.length: cut to the bound"] == 1749.0
