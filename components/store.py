@@ -95,6 +95,10 @@ class Workspace:
     def metrics(self) -> Path:
         return self.product / "metrics.jsonl"
 
+    @property
+    def steps(self) -> Path:
+        return self.root / "steps.json"
+
 
 class Store:
     def __init__(self, home: Path) -> None:

@@ -18,6 +18,16 @@ from components.types import Artifact
 SHOWN = ("loss", "accuracy", "validation", "margin", "tokens_per_second")
 
 
+UNBROKEN = 10_000
+"""Columns of what is no terminal: more than any line has."""
+
+
+def console(**options: Any) -> Console:
+    """Standard output. A log keeps an event, an address and a row of a table on one line each, for whoever searches it."""
+    made = Console(**options)
+    return made if made.is_terminal else Console(width=UNBROKEN, **options)
+
+
 class Display:
     """Watches a pipeline. Live when the console is a terminal, one line an event otherwise."""
 
@@ -47,13 +57,14 @@ class Display:
             self.console.print(f"{stage.title}: started", highlight=False)
 
     def progressed(self, stage: Stage, line: Mapping[str, Any]) -> None:
-        note = _note(line["metrics"])
+        of = f" of {line['of']}" if line.get("of") else ""
+        note = f"{line['step']}{of} {line['unit']}" if "unit" in line else _note(line["metrics"])
         if self.live and self.task is not None:
             self.live.update(self.task, completed=line["step"], total=line.get("of"), note=note)
         elif not self.live and time.monotonic() - self.spoke > 15:
             self.spoke = time.monotonic()
-            of = f" of {line['of']}" if line.get("of") else ""
-            self.console.print(f"{stage.title}: step {line['step']}{of}  {note}", highlight=False)
+            step = "" if "unit" in line else f"step {line['step']}{of}  "
+            self.console.print(f"{stage.title}: {step}{note}", highlight=False)
 
     def finished(self, stage: Stage, artifact: Artifact, *, reused: bool, seconds: float) -> None:
         self._drop()

@@ -110,7 +110,7 @@ class Pipeline:
                 return artifact
             self._tell("started", stage, work.metrics)
             meta = launch(as_request(stage.does, stage.options, inputs, work.root), self.run.path / "logs" / f"{stage.name}.log",
-                          inline=self.profile.launch == "inline", tick=_follow(work.metrics, stage, self._tell))
+                          inline=self.profile.launch == "inline", tick=_follow((work.metrics, work.steps), stage, self._tell))
             seconds = time.monotonic() - started
             took = gpu_kwh(self.run.path / "tracking" / "system.jsonl", began, time.time(), self.profile.hardware.devices)
             with self.store.steady():
@@ -158,17 +158,19 @@ class Pipeline:
                 print(f"(a watcher failed at {stage.name}: {type(error).__name__}: {error})", file=sys.stderr)
 
 
-def _follow(metrics: Path, stage: Stage, tell: Callable[..., None]) -> Callable[[], None]:
-    """Report the newest metrics line, at most once a second."""
-    seen = {"size": 0, "time": 0.0}
+def _follow(files: Sequence[Path], stage: Stage, tell: Callable[..., None]) -> Callable[[], None]:
+    """Report the last line of what was written last, at most once a second."""
+    seen: dict[str, Any] = {"newest": None, "time": 0.0}
 
     def tick() -> None:
         now = time.monotonic()
-        if now - seen["time"] < 1.0 or not metrics.exists() or metrics.stat().st_size == seen["size"]:
+        if now - seen["time"] < 1.0:
             return
-        seen.update(size=metrics.stat().st_size, time=now)
-        lines = metrics.read_text().splitlines()
-        for text in reversed(lines):
+        newest = max(((file.stat().st_mtime_ns, file) for file in files if file.exists()), default=None)
+        if newest is None or newest == seen["newest"]:
+            return
+        seen.update(newest=newest, time=now)
+        for text in reversed(newest[1].read_text().splitlines()):
             try:
                 tell("progressed", stage, json.loads(text))
                 return

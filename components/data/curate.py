@@ -32,6 +32,7 @@ from components.data.statistics import kind_of, statistics
 from components.errors import DataError, GateError, RecipeError, nearest
 from components.piece import build, describe
 from components.sections import Data
+from components.steps import advance, expect
 from components.types import Group
 
 Summary = dict[str, Any]
@@ -47,6 +48,7 @@ def curate(section: Mapping[str, Any], source: Path, count_tokens: CountTokens, 
     """
     check_section(section)
     count_tokens = counted_once(count_tokens)
+    expect("steps", 2 + len(section.get("transforms") or ()) + len(section.get("splits") or SHARES))
     out.mkdir(parents=True, exist_ok=True)
     quarantine: list[tuple[str, Dropped]] = []
     steps: list[dict[str, Any]] = []
@@ -55,6 +57,7 @@ def curate(section: Mapping[str, Any], source: Path, count_tokens: CountTokens, 
         quarantine.extend((stage, dropped) for dropped in sifted.dropped)
         changed = {what: number for what, number in sifted.changed.items() if number}
         steps.append({"step": stage, "in": before, "out": len(sifted.kept), "dropped": sifted.reasons(), "changed": changed})
+        advance()
         return sifted.kept
 
     parsed = parse(source, section.get("parser", "auto"))

@@ -27,6 +27,7 @@ from typing import Any, final
 from components.engines.vllm import Answer, check_lengths, engine_arguments, shape
 from components.errors import ContractError, ServiceError
 from components.models.load import trusted
+from components.steps import advance
 
 TRIES = 5
 """How often one row is asked again when its answer was lost or came from other weights."""
@@ -83,6 +84,7 @@ class Server:
                 for i, found in zip(owed, pool.map(lambda i: self._ask(rows[i], asked[i]), owed), strict=True):
                     if isinstance(found, Answer):
                         answers[i] = found
+                        advance()
                     else:
                         why, self.refreshed = found, False
         done = [answer for answer in answers if answer is not None]

@@ -23,6 +23,7 @@ from components.engines.torch import weights_digest
 from components.errors import ContractError
 from components.models.load import load_tokenizer, trusted
 from components.models.reward import is_reward_model
+from components.steps import advance
 from components.types import Group, Message, Request, Sample
 
 INSTALL = ("name an environment of its own that has it (`vllm.python`, made as the README says) or a server (`vllm.server`) in the "
@@ -220,6 +221,7 @@ class InProcess:
 
             outputs = self.llm.generate([{"prompt_token_ids": list(row)} for row in rows],
                                         [SamplingParams(**one) for one in asked], use_tqdm=False)
+        advance(len(rows))  # all at once: it gives none before the last
         return [_answer(output) for output in outputs]
 
     def close(self) -> None:

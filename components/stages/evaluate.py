@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from components import steps
 from components.data.groups import read_groups, write_groups
 from components.engines.choose import engine_of
 from components.evaluation.answers import answer_rates
@@ -42,6 +43,7 @@ def evaluate(job: Job) -> dict[str, Any]:
     judge = GoldJudge.load(job.path("gold"), job.path("encoder")) if "gold" in job.inputs else None
     encoder = judge.encoder if judge else Encoder(job.path("encoder")) if "encoder" in job.inputs else None
     context = context_of(job, certified=False)
+    steps.expect("texts", planned_texts(held_out, arms, [n for n in context.models if n.startswith("judge")], options))
     answers: dict[str, list[Group]] = {}
     numbers: dict[str, dict[str, float]] = {}
     scores: dict[str, dict[str, Ragged]] = {}
@@ -94,6 +96,13 @@ def evaluate(job: Job) -> dict[str, Any]:
               "answers": sum(len(g.trajectories) for groups in answers.values() for g in groups), **unscored}
     return {"headline": headline(results), "counts": counts, **{k: v for k, v in results["metrics"].items() if isinstance(v, (int, float))},
             "passed": results["verdict"]["passed"]}
+
+
+def planned_texts(held_out: Sequence[Group], arms: Sequence[str], judges: Sequence[str], options: Mapping[str, Any]) -> int:
+    """How many texts models will sample or score: each arm's answers, again by each judge, people's replies, and those of the KL."""
+    answers = len(held_out) * options["responses_per_prompt"]
+    human = sum(len(g.trajectories) for g in held_out[: options["perplexity_rows"]])
+    return len(arms) * (answers * (1 + len(judges)) + human) + (len(held_out) if "initial" in arms else 0)
 
 
 def sample(engine: Engine, held_out: Sequence[Group], options: Mapping[str, Any]) -> list[Group]:

@@ -37,9 +37,8 @@ def explain(recipe: str, profile: ProfileOption = None) -> None:
     from components.recipe import dump, load
 
     loaded, chosen = load(recipe, profile=profile)
-    console = Console(highlight=False)
-    console.print(dump(loaded, chosen))
-    console.print(sizes(loaded, chosen))
+    typer.echo(dump(loaded, chosen))  # as it is: what Rich prints it wraps
+    Console(highlight=False).print(sizes(loaded, chosen))
 
 
 @app.command("check")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from components.plan import Stage
 from components.types import Artifact
 from tasks.journal import ROOT, read_journal
 from tasks.mirror import shipped_file
-from tasks.pipeline import Pipeline
+from tasks.pipeline import Pipeline, _follow
 from tasks.tracking import Tracking
 from tasks.versioning import digest
 from tasks.watchers import MlflowMirror, PrefectPage
@@ -108,3 +109,28 @@ def test_every_stage_of_a_round_names_the_data_it_read(tmp_path: Path) -> None:
     for inputs in said.values():
         assert len(inputs) == len(set(inputs)), "each once a run"
         assert all(found == digest(pipeline.artifact(name).path) for name, found in inputs)
+
+
+def test_watchers_hear_the_newest_of_steps_and_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fit appends its steps, other work writes its count over; whichever was written last is told, once."""
+    now, heard = [100.0], []
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    steps, count = tmp_path / "metrics.jsonl", tmp_path / "steps.json"
+    tick = _follow((steps, count), Stage("reward", "reward", "weights", {}), lambda event, stage, line: heard.append((event, line["step"])))
+
+    def write(file: Path, text: str) -> None:
+        now[0] += 2.0
+        with file.open("a" if file is steps else "w") as out:
+            out.write(text)
+        os.utime(file, (now[0], now[0]))
+        tick()
+
+    tick()
+    write(count, '{"step": 40}\n')
+    write(count, '{"step": 80}\n')
+    write(steps, '{"step": 1}\n')
+    write(steps, '{"step": 2}\n{"st')
+    now[0] += 2.0
+    tick()
+    write(count, '{"step": 96}\n')
+    assert heard == [("progressed", step) for step in (40, 80, 1, 2, 96)]

@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 import torch
 
+from components import steps
 from components.correction import corrected
 from components.engines.choose import SplitEngine, engine_of, ready, sampler
 from components.engines.server import Server
@@ -266,11 +267,14 @@ def test_weights_are_sent_once_and_every_answer_says_which_gave_it(stand: Any, t
 
 
 @pytest.mark.parametrize(("troubles", "refreshes"), [(["drop"], 1), ([503, "drop"], 1), (["restart"], 2), ([500], 1)])
-def test_a_server_that_was_lost_is_asked_again_with_its_weights_back(stand: Any, tiny: Path, troubles: list, refreshes: int) -> None:
+def test_a_server_that_was_lost_is_asked_again_with_its_weights_back(stand: Any, tiny: Path, tmp_path: Path, troubles: list, refreshes: int) -> None:
     server, calm = client(stand, tiny), client(stand, tiny)
     expected = calm.answer(ROWS, ASKED)
     stand.troubles = troubles
-    assert server.answer(ROWS, ASKED) == expected
+    with steps.told_in(tmp_path / "steps.json"):
+        steps.expect("answers", 9)
+        assert server.answer(ROWS, ASKED) == expected
+        assert steps._count is not None and steps._count.done == len(ROWS), "an answer that was lost is none"
     assert not stand.troubles and stand.calls.count("/collective_rpc") == refreshes
 
 

@@ -1,0 +1,75 @@
+"""How far a stage is, for whoever waits for it: what there is to do, and what is done of it, in a file that is written over.
+
+A stage says `expect`, and what samples, scores or sifts says `advance`. A fit logs its own steps (`components.progress`) and expects
+nothing here, so the few answers that it is probed with count for nothing. No product depends on any of this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from components import ranks
+
+EVERY = 0.5
+"""Seconds between two writes."""
+
+
+@dataclass
+class _Count:
+    file: Path
+    unit: str = ""
+    of: int | None = None
+    done: int = 0
+    written: float = 0.0
+
+
+_count: _Count | None = None
+
+
+@contextlib.contextmanager
+def told_in(file: Path) -> Iterator[None]:
+    """Inside, what is done of what is expected stands in `file`: {"step", "of", "unit", "time", "metrics": {}}, on the first rank."""
+    global _count
+    file.unlink(missing_ok=True)  # an attempt's before this one
+    _count = _Count(file)
+    try:
+        yield
+    finally:
+        _count = None
+
+
+def expect(unit: str, of: int | None = None) -> None:
+    """From here on, units are counted: `of` of them are to come, None where nobody knows. Without a file, nothing happens."""
+    if _count is not None:
+        _count.unit, _count.of, _count.done = unit, of, 0
+        _write(_count)
+
+
+def advance(number: int = 1) -> None:
+    """So many more are done. Never more than were expected: a sampler that is checked scores a few answers besides."""
+    if _count is None or not _count.unit:
+        return
+    _count.done = _count.done + number if _count.of is None else min(_count.done + number, _count.of)
+    if _count.done == _count.of or time.monotonic() - _count.written > EVERY:
+        _write(_count)
+
+
+def counted(batches: Iterable[Any]) -> Iterator[Any]:
+    """The batches, with the rows of each counted once it was worked on."""
+    for batch in batches:
+        yield batch
+        advance(len(batch.group))
+
+
+def _write(count: _Count) -> None:
+    count.written = time.monotonic()
+    line = {"step": count.done, "of": count.of, "unit": count.unit, "time": time.time(), "metrics": {}}
+    with contextlib.suppress(OSError):  # the work goes on; a full disk is told of by what is needed
+        if ranks.first():
+            count.file.write_text(json.dumps(line) + "\n")
