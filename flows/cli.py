@@ -35,11 +35,11 @@ def run(recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = N
         until: Annotated[str, typer.Option(help="Stop after: curate, train, evaluate, register.")] = "register",
         if_running: Annotated[Literal["wait", "refuse"], typer.Option(help="What to do while another process makes this run.")] = "wait") -> None:
     """Run a recipe (a name or a file). What is finished is kept, what was interrupted continues."""
-    from rich.console import Console
-
+    from flows.display import Display
+    from flows.display import console as open_console
     from tasks.pipeline import Pipeline
 
-    console = Console()
+    console = open_console()
     pipeline = Pipeline.open(recipe, home=home, overrides=set, profile=profile)
     finished = _finished(pipeline, until)
     if finished:
@@ -49,7 +49,6 @@ def run(recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = N
     print_plan(console, pipeline)
     quiet_platforms(home)
     start_servers(forks=pipeline.profile.launch == "child")
-    from flows.display import Display
     from flows.post_training import post_training
 
     with Display(console) as display:
@@ -146,7 +145,7 @@ def _where(console: Any, pipeline: Any) -> None:
     report = path / "stages" / "evaluate" / "report.html"
     final = next((s for s in reversed(pipeline.stages.values()) if s.kind == "weights" and s.name not in ("gold",)), None)
     console.print(f"run        {path}", highlight=False, soft_wrap=True)
-    if final:
+    if final and (path / "stages" / final.name).exists():
         console.print(f"model      {path / 'stages' / final.name}", highlight=False, soft_wrap=True)
     if report.exists():
         console.print(f"report     {report}", highlight=False, soft_wrap=True)

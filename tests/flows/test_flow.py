@@ -9,6 +9,17 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from components.plan import Stage
+from components.recipe import dump, load
+from components.types import Artifact
+from flows.cli import _where, app
+from flows.display import Display, console
+from tasks.pipeline import Pipeline
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -59,3 +70,50 @@ def test_plan_changes_nothing(tmp_path: Path) -> None:
 def test_recipes_explain_is_the_resolved_recipe(tmp_path: Path) -> None:
     done = ratchet("recipes", "explain", "dpo", cwd=tmp_path)
     assert "preference.dpo" in done.stdout and "label_smoothing" not in done.stdout and "save_every" in done.stdout
+
+
+def test_an_explained_recipe_is_yaml_whole() -> None:
+    """Addresses are longer than a line of 80 columns: a piped recipe is read back as it was written."""
+    said = CliRunner().invoke(app, ["recipes", "explain", "chat"]).output
+    assert said.startswith(dump(*load("chat"))) and max(map(len, said.splitlines())) > 80
+
+
+def test_a_log_has_a_line_an_event(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    stage, long = Stage("annotate_1", "annotate", "groups", {}), "answers " * 30 + "end"
+    with Display(console()) as display:
+        display.started(stage, tmp_path)
+        display.spoke -= 60
+        display.progressed(stage, {"step": 120, "of": 384, "unit": "answers", "metrics": {}})
+        display.spoke -= 60
+        display.progressed(stage, {"step": 3, "of": 8, "metrics": {"dpo/margin": 0.25}})
+        display.finished(stage, Artifact("groups", tmp_path, "k", (), {"headline": long}), reused=False, seconds=24.0)
+        display.console.print(display.table())
+    said = capsys.readouterr().out.splitlines()
+    assert said[:4] == ["annotate 1: started", "annotate 1: 120 of 384 answers", "annotate 1: step 3 of 8  margin 0.25",
+                        f"annotate 1: done in 24 s  {long}"]
+    assert len(said) == 6 and long in said[5]
+    assert console(force_terminal=True).width == Console(force_terminal=True).width, "a terminal keeps its own"
+
+
+def test_a_terminal_shows_what_is_counted() -> None:
+    stage = Stage("rollout_1", "rollout", "groups", {})
+    with Display(Console(force_terminal=True, quiet=True)) as display:
+        display.started(stage, Path())
+        display.progressed(stage, {"step": 120, "of": 384, "unit": "answers", "metrics": {}})
+        assert display.live is not None
+        task = display.live.tasks[0]
+        assert (task.completed, task.total, task.fields["note"]) == (120, 384, "120 of 384 answers")
+
+
+def test_what_is_not_there_is_not_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    pipeline = Pipeline.open("sft", home=tmp_path, profile="test")  # as after `run --until curate`
+    pipeline.run.open("recipe: {}\n")
+    _where(console(), pipeline)
+    said = capsys.readouterr().out
+    assert str(pipeline.run.path) in said and "model" not in said and "report" not in said
+    made = tmp_path / "store" / "sft"
+    made.mkdir(parents=True)
+    pipeline.run.link("sft", made)
+    _where(console(), pipeline)
+    assert f"model      {pipeline.run.path / 'stages' / 'sft'}\n" in capsys.readouterr().out
