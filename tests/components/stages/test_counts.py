@@ -44,7 +44,8 @@ def test_encoding_counts_what_is_cut_dropped_and_over_the_limit(tiny_model: Path
     def talk(*answers: str) -> Group:
         messages: list[Message] = [{"role": "assistant", "content": answers[0]}]
         for answer in answers[1:]:
-            messages += [{"role": "user", "content": "and?"}, {"role": "assistant", "content": answer}]
+            messages.append({"role": "user", "content": "and?"})
+            messages.append({"role": "assistant", "content": answer})
         return Group(Prompt("p", ({"role": "user", "content": "hello"},)), (Trajectory(tuple(messages)),))
 
     short, long = talk("hi"), talk("word " * 40)
