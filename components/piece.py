@@ -33,7 +33,6 @@ SLOTS: dict[str, tuple[str, ...]] = {  # slot of a recipe -> folders it draws on
     "anchor": ("anchors",),
     "knob": ("knobs",),
     "transform": ("data",),
-    "metric": ("evaluation",),
 }
 
 

@@ -89,7 +89,8 @@ def stage(part: Annotated[str, typer.Argument(help="fetch, curate, train or eval
     from flows.parts import run_part
 
     quiet_platforms(home)
-    start_servers()
+    if part not in ("fetch", "curate"):  # which no flow makes
+        start_servers()
     run_part(part, recipe, home=home, overrides=set, profile=profile)
 
 

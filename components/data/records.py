@@ -131,7 +131,8 @@ def parse(path: Path, parser: str = "auto") -> Sifted:
     else:
         sifted = parse_rows(path)
     if not sifted.kept:
-        raise DataError(f"{path} holds no usable record ({len(sifted.dropped)} dropped: {sifted.reasons()})")
+        raise DataError(f"{path} holds no usable record ({len(sifted.dropped)} dropped: {sifted.reasons()}); "
+                        "is it the right file, and the right `data.parser`?")
     ids = Counter(record.id for record in sifted.kept)
     if twice := [i for i, n in ids.items() if n > 1]:
         seen: Counter[str] = Counter()

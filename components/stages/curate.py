@@ -9,6 +9,7 @@ from typing import Any
 
 from components.chat import count_tokens
 from components.data import curate as curation
+from components.errors import RatchetError
 from components.models.load import load_tokenizer
 from components.run import Job
 
@@ -17,8 +18,11 @@ def curate(job: Job) -> dict[str, Any]:
     """The `data` section of the recipe, with lengths counted in tokens of the policy."""
     tokenizer = load_tokenizer(job.path("policy"))
     source = next(p for p in sorted(job.path("raw").iterdir()) if p.stem == "source")
-    summary = curation.curate(job.options["section"], source, functools.partial(count_tokens, tokenizer),
-                              job.work.product, job.options["section"].get("seed", 0))
+    section = job.options["section"]
+    try:
+        summary = curation.curate(section, source, functools.partial(count_tokens, tokenizer), job.work.product, section.get("seed", 0))
+    except RatchetError as error:  # about the user's file, not about our copy of it
+        raise type(error)(str(error).replace(str(source), section["source"])) from error
     return {"counts": counted(summary), "summary": summary}
 
 

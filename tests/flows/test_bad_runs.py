@@ -1,0 +1,144 @@
+"""Bad input at the command line: one sentence that names the user's file and says what to do, a non-zero exit, nothing lost."""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from components.data.groups import read_groups
+from flows.cli import main
+
+ROWS = [{"prompt": f"what is {i} and {i * 7}?", "completion": f"it is {i * 8}, said {i % 5} times", "label": True} for i in range(80)]
+
+
+@dataclass(frozen=True)
+class Done:
+    code: int
+    said: str
+    errors: list[str]
+
+
+Ratchet = Callable[..., Done]
+
+
+@pytest.fixture
+def ratchet(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Ratchet:
+    """The command, in a folder whose `home` holds the tiny model; no file may grow beyond `largest_file` bytes."""
+    monkeypatch.chdir(folder)
+
+    def run(*arguments: str, largest_file: int | None = None) -> Done:
+        monkeypatch.setattr(sys, "argv", ["ratchet", *arguments, "--home", "home", "--profile", "test"])
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file or soft, hard))
+        try:
+            main()
+            code = 0
+        except SystemExit as stopped:
+            code = int(stopped.code or 0)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        out, err = capfd.readouterr()
+        return Done(code, out + err, [line for line in err.splitlines() if line.startswith("error: ")])
+
+    return run
+
+
+def recipe(folder: Path, source: str, more: str = "") -> Path:
+    (folder / "mine.yaml").write_text(f"schema: 1\nabout: mine\nbase: sft\ndata: {{source: '{source}', transforms: []}}\n{more}")
+    return folder / "mine.yaml"
+
+
+def refused(done: Done) -> str:
+    """The one sentence of a run that was refused."""
+    assert done.code == 1 and len(done.errors) == 1 and "Traceback" not in done.said, done.said
+    return done.errors[0]
+
+
+@pytest.fixture
+def folder(fresh_home: Callable[[str], Path]) -> Path:
+    return fresh_home("home").parent
+
+
+def written(folder: Path, name: str, content: Any) -> str:
+    file = folder / name
+    if isinstance(content, bytes):
+        file.write_bytes(content)
+    elif name.endswith(".parquet"):
+        pq.write_table(pa.Table.from_pylist(content), file)
+    else:
+        file.write_text("".join(json.dumps(row) + "\n" for row in content))
+    return f"path:{name}"
+
+
+@pytest.mark.parametrize(("name", "content", "says"), [
+    ("absent.jsonl", None, "path:absent.jsonl: there is no file or folder {}; a relative path starts where the command is run"),
+    ("empty.jsonl", [], "path:empty.jsonl holds no usable record (0 dropped: {{}}); is it the right file, and the right `data.parser`?"),
+    ("bad.parquet", b"PAR1 this is not parquet PAR1", "path:bad.parquet is not a readable Parquet file: "),
+])
+def test_a_source_that_cannot_be_used(name: str, content: Any, says: str, folder: Path, ratchet: Ratchet) -> None:
+    source = f"path:{name}" if content is None else written(folder, name, content)
+    file, home = recipe(folder, source), folder / "home"
+    parts = [ratchet("stage", part, str(file)) for part in ("fetch", "curate")]
+    failed = next(done for done in parts if done.code)
+    assert refused(failed).startswith("error: " + says.format(folder / name)), refused(failed)
+    assert not list(home.glob("store/drafts-*"))
+    written(folder, name, ROWS)  # what the sentence asks for: then the same command goes on
+    for part in ("fetch", "curate"):
+        done = ratchet("stage", part, str(file))
+        assert done.code == 0, done.said
+    assert len(list(home.glob("store/model_policy-*"))) == 1 and len(list(home.glob("store/drafts-*"))) == 1
+
+
+def test_a_corrupt_row_is_set_aside_and_counted(folder: Path, ratchet: Ratchet) -> None:
+    """A Parquet row without what its layout needs, among whole ones."""
+    source = written(folder, "rows.parquet", [*ROWS, {"prompt": "what?", "completion": None, "label": True}])
+    file = recipe(folder, source)
+    for part in ("fetch", "curate"):
+        done = ratchet("stage", part, str(file))
+        assert done.code == 0, done.said
+    (drafts,) = (folder / "home").glob("store/drafts-*")
+    (line,) = (drafts / "quarantine.jsonl").read_text().splitlines()
+    summary = json.loads((drafts / "summary.json").read_text())
+    assert "completion" in line and summary["steps"][0] == {**summary["steps"][0], "in": 81, "out": 80}
+
+
+def test_a_model_without_a_tokenizer(folder: Path, tiny_model: Path, ratchet: Ratchet) -> None:
+    shutil.copytree(tiny_model, folder / "bare", ignore=shutil.ignore_patterns("tokenizer*", "*.jinja", "manifest.json", "special_tokens*"))
+    file = recipe(folder, written(folder, "rows.jsonl", ROWS), "models: {policy: {source: 'path:bare', format: huggingface}}\n")
+    assert ratchet("stage", "fetch", str(file)).code == 0
+    assert "holds no tokenizer (tokenizer.json expected); save it beside the weights" in refused(ratchet("stage", "curate", str(file)))
+
+
+def test_a_conversation_of_5000_turns_without_a_transform_that_cuts(folder: Path, ratchet: Ratchet) -> None:
+    turns = [{"role": ("user", "assistant")[i % 2], "content": f"turn number {i} of many"} for i in range(5000)]
+    file = recipe(folder, written(folder, "long.jsonl", [{"messages": turns}, *ROWS]))
+    for part in ("fetch", "curate"):
+        done = ratchet("stage", part, str(file))
+        assert done.code == 0, done.said
+    (drafts,) = (folder / "home").glob("store/drafts-*")
+    assert "5000" not in {len(g.prompt.messages) for split in drafts.glob("sft*.parquet") for g in read_groups(split)}
+    summary = json.loads((drafts / "summary.json").read_text())
+    noted = {reason for step in summary["steps"] for reason in [*step["dropped"], *step["changed"]]}
+    assert any("token" in reason or "cut" in reason or "long" in reason for reason in noted), noted
+
+
+def test_a_full_disk(folder: Path, ratchet: Ratchet) -> None:
+    file = recipe(folder, written(folder, "rows.jsonl", ROWS))
+    assert ratchet("stage", "fetch", str(file)).code == 0
+    before = {p.name for p in (folder / "home" / "store").glob("[!.]*")}
+    said = refused(ratchet("stage", "curate", str(file), largest_file=4096))
+    assert "too large" in said.lower() or "disk" in said, said
+    assert {p.name for p in (folder / "home" / "store").glob("[!.]*")} == before
+    done = ratchet("stage", "curate", str(file))
+    assert done.code == 0, done.said
+    assert all((made / "manifest.json").exists() for made in (folder / "home" / "store").glob("[!.]*"))
