@@ -325,6 +325,50 @@ def test_a_stage_that_fails_elsewhere_says_why_here(prefect: dict[str, str], fre
     assert told["state"] == "failed" and re.search(r"stage 'sft' on one_stage/toy\.sft: Failed: TrainingError: the loss term .* is nan", told["error"]), told
 
 
+@pytest.mark.slow
+def test_cancelling_a_run_ends_its_stage_in_the_other_pool_and_loses_nothing(prefect: dict[str, str], fresh_home: Callable[[str], Path],
+                                                                             tmp_path: Path) -> None:
+    """As the page cancels it: what trains on the other worker is gone too, both workers go on, and the next run continues there."""
+    from components.store import read_manifest
+    from tasks.orphans import marked
+    from tasks.pipeline import Pipeline
+
+    options = ["sft.limit=240", "sft.fit.batch=4", "sft.fit.epochs=2", "sft.fit.save_every=5"]
+    near, far, alone = fresh_home("near"), tmp_path / "far", fresh_home("alone")
+    for name in ("model_policy", "raw", "drafts", "curated", "sft"):
+        Pipeline.open("sft", home=alone, profile="test", overrides=options).make(name)
+    far.mkdir()
+    file = written(tmp_path, home=str(near), overrides=options, until="train", schedules=[], stages={"sft": {"name": "far", "home": str(far)}},
+                   artifacts=str(tmp_path / "between"), work_pool={"name": "local", "job_variables": {"working_dir": str(near)}})
+    subprocess.run([sys.executable, "-m", "flows.cli", "deploy", "--file", str(file)], cwd=far, env=prefect, check=True)
+
+    def post(path: str, body: dict[str, Any]) -> Any:
+        request = urllib.request.Request(f"{prefect['PREFECT_API_URL']}/{path}", json.dumps(body).encode(), {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return json.load(answer)
+
+    def states() -> list[str]:
+        return [run["state_type"] for run in post("flow_runs/filter", {})]
+
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-m", "prefect", "deployment", "run", "post_training/toy", "--watch"], cwd=near, env=prefect,
+                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    mark = str(tmp_path)
+    with workers(tmp_path, prefect | {"RATCHET_TEST_MARK": mark}, "local", "far") as started:
+        first = start()
+        eventually(lambda: list(far.glob("store/.work/sft-*/progress/checkpoint-*")), 300, "a checkpoint on the other worker")
+        (leader,) = (run for run in post("flow_runs/filter", {}) if run["name"] == "sft")
+        post(f"flow_runs/{leader['id']}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}, "force": False})
+        eventually(lambda: states() == ["CANCELLED"] * 2, 120, "cancelling")
+        eventually(lambda: {*marked(mark, "RATCHET_TEST_MARK")} == {w.pid for w in started.values()}, 60, "the end of what they had started")
+        assert first.wait(60) and all(w.poll() is None for w in started.values())
+        assert not list(far.glob("store/sft-*")), "it was over before it was cancelled"
+        assert start().wait(300) == 0
+    manifests = [read_manifest(path) or {} for home in (near, far, alone) for path in home.glob("store/sft-*")]
+    assert len(manifests) == 3 and len({m["content"] for m in manifests}) == 1
+
+
 SLOTS = """
 import sys, time
 from pathlib import Path
