@@ -30,10 +30,10 @@ def objectives(recipe: Recipe) -> list:
 def test_policy_gradients_are_corrected_and_the_rest_is_left_alone() -> None:
     recipe, _ = load("ppo")
     after = corrected(recipe, VLLM)
-    assert prepared(after) == ["scoring.logprobs.old", "scoring.importance"]
-    clip, value = objectives(after)
+    assert prepared(after) == ["scoring.logprobs", "scoring.logprobs.old", "scoring.importance"]
+    clip, value, kl = objectives(after)
     assert (clip["old"], clip["times"]) == ("old", "importance"), "ratios to the learner's own log-probs, not the sampler's"
-    assert value == objectives(recipe)[1], "a value has no importance ratio"
+    assert [value, kl] == objectives(recipe)[1:], "a value has no importance ratio, and a divergence is no policy gradient"
     assert corrected(after, VLLM) == after, "once is enough"
 
 
@@ -70,7 +70,7 @@ def test_a_round_of_its_own_is_corrected_too() -> None:
 def test_a_profile_that_samples_with_vllm_corrects_what_it_loads(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("components.recipe.load_profile", lambda name: VLLM)
     recipe, _ = load("rlvr_grpo")
-    assert prepared(recipe) == ["scoring.logprobs.old", "scoring.importance"]
+    assert prepared(recipe) == ["scoring.logprobs", "scoring.logprobs.old", "scoring.importance"]
 
 
 @pytest.mark.parametrize(("spec", "message"), [

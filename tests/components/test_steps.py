@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +62,9 @@ def test_few_writes(tmp_path: Path, told: list[dict[str, Any]], monkeypatch: pyt
     assert [line["step"] for line in told] == [0, 1000]
 
 
-def test_what_took_minutes_in_silence_counts_to_its_end(tiny_home: Path, told: list[dict[str, Any]]) -> None:
+def test_what_took_minutes_in_silence_counts_to_its_end(fresh_home: Callable[[str], Path], told: list[dict[str, Any]]) -> None:
     """Curation, the linear probe, a rollout and the evaluation: each counts up, one unit, and does all that it expected."""
-    pipeline = Pipeline.open("online_dpo", home=tiny_home, profile="test", overrides=[
+    pipeline = Pipeline.open("online_dpo", home=fresh_home("home"), profile="test", overrides=[
         "seed=7", "reward.limit=48", "reward.limit_validation=16", "reward.certificate.min_accuracy=0.0", "reward.fit.epochs=0",
         "reward.linear_probe=true", "online.rounds=1", "online.prompts_per_round=6", "evaluate.prompts=5", "evaluate.perplexity_rows=3"])
     expected: dict[str, tuple[str, int | None]] = {}

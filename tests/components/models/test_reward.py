@@ -12,7 +12,7 @@ from components.linear import choose_penalty
 from components.models.forward import outputs, reward_states
 from components.models.load import load_reward, load_tokenizer, new_reward, save_model
 from components.packing import pack
-from components.stages.evaluate import rewards_of
+from components.stages.evaluate import rewards_of, settled
 from components.stages.reward import examine, linear_probe, score, score_in_memory
 from components.types import Context, Group, Prompt, Trajectory
 
@@ -103,7 +103,7 @@ def test_the_certificate_holds_what_was_saved_against_the_model_in_memory(tiny_m
 
 
 def test_arms_judged_together_score_as_arm_by_arm(tiny_model, tmp_path):
-    """Each prompt is read once for all arms. An empty answer counts as the worst of its own arm, not of all."""
+    """Each prompt is read once for all arms. An empty answer has no score, and counts as the worst of all arms."""
     model = new_reward(tiny_model, pool="mean", layers=1)
     with torch.no_grad():
         model.score.weight.normal_()
@@ -117,6 +117,11 @@ def test_arms_judged_together_score_as_arm_by_arm(tiny_model, tmp_path):
     for arm, groups in answers.items():
         alone = rewards_of({arm: groups}, context)[arm]["reward.judge"]
         assert [len(row) for row in alone] == [len(g.trajectories) for g in groups]
-        assert np.allclose(np.concatenate(together[arm]["reward.judge"]), np.concatenate(alone), atol=1e-5)
-    policy = together["policy"]["reward.judge"]
-    assert policy[0][0] == min(policy[0][1], *policy[1]) and together["base"]["reward.judge"][0][0] == pytest.approx(policy[0][1], abs=1e-5)
+        for one, other in zip(together[arm]["reward.judge"], alone, strict=True):
+            assert one == [value if value is None else pytest.approx(value, abs=1e-5) for value in other]
+    assert together["policy"]["reward.judge"][0][0] is None
+    full, counts = settled(together)
+    assert counts == {"answers without reward.judge": 1}
+    worst = min(value for arm in together.values() for row in arm["reward.judge"] for value in row if value is not None)
+    assert full["policy"]["reward.judge"][0][0] == worst and full["base"] == together["base"]
+    assert full["base"]["reward.judge"][0][0] == pytest.approx(full["policy"]["reward.judge"][0][1], abs=1e-5)
