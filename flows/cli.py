@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from components.errors import RatchetError, RecipeError, redacted
+from components.errors import RatchetError, RecipeError, ServiceError, redacted
 from flows.commands.compare import compare
 from flows.commands.deploy import deploy
 from flows.commands.doctor import doctor
@@ -59,9 +59,9 @@ def run(recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = N
             console.print("Stopped. Everything finished is kept; the same command continues from here.")
             raise typer.Exit(130) from None
     console.print(display.table())
-    if postponed := done.get("registered", {}).get("postponed"):
-        console.print(f"Nothing is registered yet, the same command does it later: {postponed}", highlight=False)
     _where(console, pipeline)
+    if postponed := done.get("registered", {}).get("postponed"):
+        raise ServiceError(f"all stages are made, and nothing is registered yet: {postponed}")
 
 
 @app.command()

@@ -27,7 +27,8 @@ def register_run(pipeline: Pipeline, run_id: str | None) -> dict[str, Any]:
     if recipe.register is None:
         return {}
     if run_id is None:  # a version without its run would never be linked to it
-        return {"postponed": redacted(f"the run has not reached {tracking_uri(pipeline.store.home)}")}
+        return {"postponed": redacted(f"the run has not reached {tracking_uri(pipeline.store.home)}; check the server or "
+                                      "MLFLOW_TRACKING_URI and run again, nothing is lost")}
     final = final_stage(pipeline)
     report = json.loads((pipeline.artifact("evaluate").path / "results.json").read_text()) if "evaluate" in pipeline.stages else {}
     verdict = report.get("verdict", {"passed": False, "reasons": ["the recipe has no evaluation"]})
