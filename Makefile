@@ -16,9 +16,8 @@ $(VENV)/.installed: pyproject.toml infra/constraints.txt
 run: install
 	$(BIN)/ratchet run chat
 
-# Three at once on two cores: many tests wait for a server or a child to start.
 test: install
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 test-slow: install
 	$(BIN)/python -m pytest -m slow
