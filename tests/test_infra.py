@@ -163,7 +163,11 @@ def test_the_server_for_sampling_has_the_options_that_our_client_needs() -> None
 
 
 def test_compose_fits_its_schema() -> None:
-    jsonschema.validate(COMPOSE, get_builtin_schema("vendor.compose-spec"))
+    schema = get_builtin_schema("vendor.compose-spec")
+    jsonschema.validate(COMPOSE, schema)
+    name, service = next(iter(COMPOSE["services"].items()))
+    with pytest.raises(jsonschema.ValidationError, match="resorces"):
+        jsonschema.validate({**COMPOSE, "services": {name: {**service, "resorces": {}}}}, schema)
 
 
 def test_ports_open_on_loopback_unless_told_otherwise() -> None:
@@ -230,6 +234,8 @@ def test_new_secrets_are_private_and_never_overwritten(tmp_path: Path) -> None:
 @pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda m: f"{m['kind']} {m['metadata']['name']}")
 def test_manifests_fit_their_schema(manifest: dict[str, Any]) -> None:
     kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
+    with pytest.raises(kubernetes_validate.ValidationError, match="specc"):
+        kubernetes_validate.validate({**manifest, "specc": {}}, kubernetes_validate.latest_version(), strict=True)
 
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda w: w["metadata"]["name"])
@@ -324,7 +330,11 @@ def test_work_pools_are_what_prefect_takes(path: Path) -> None:
 def test_prefect_s_server_takes_the_work_pools(path: Path) -> None:
     from prefect.server.schemas.actions import WorkPoolCreate
 
-    WorkPoolCreate(name=path.stem, type=path.stem, base_job_template=template(path))
+    made = template(path)
+    WorkPoolCreate(name=path.stem, type=path.stem, base_job_template=made)
+    unknown = {**made, "job_configuration": {**made["job_configuration"], "command": "{{ comand }}"}}
+    with pytest.raises(ValueError, match="comand"):
+        WorkPoolCreate(name=path.stem, type=path.stem, base_job_template=unknown)
 
 
 def configuration(pool: str, block: str = "", **variables: Any) -> Any:
@@ -350,6 +360,9 @@ def test_a_kubernetes_job_fits_its_schema() -> None:
     container["args"] = container["args"].split()
     container["env"] = [{"name": name, "value": value} for name, value in container["env"].items()]
     kubernetes_validate.validate(made.job_manifest, kubernetes_validate.latest_version(), strict=True)
+    container["resorces"] = {}
+    with pytest.raises(kubernetes_validate.ValidationError, match="resorces"):
+        kubernetes_validate.validate(made.job_manifest, kubernetes_validate.latest_version(), strict=True)
 
 
 def test_a_docker_container_is_asked_for_in_docker_s_words() -> None:

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from components.errors import RatchetError, SourceError, nearest
+from components.errors import SourceError, nearest
 
 MANIFEST = "source.json"
 CONTENT = "content"
@@ -298,5 +298,3 @@ def _generate(rest: str, content: Path, sha256: str | None) -> tuple[Path, str]:
 _FETCHERS: dict[str, Callable[[str, Path, str | None], tuple[Path, str]]] = {
     "pypi": _pypi, "hub": _hub, "generate": _generate,
 }
-
-__all__ = ["RatchetError", "SourceError", "commit", "digest", "fetch", "local"]

@@ -51,6 +51,7 @@ def test_a_disk_that_is_full_stops_nothing(tmp_path: Path) -> None:
     with steps.told_in(tmp_path / "gone" / "steps.json"):
         steps.expect("answers", 1)
         steps.advance()
+    assert not (tmp_path / "gone").exists(), "there was nowhere to write to"
 
 
 def test_few_writes(tmp_path: Path, told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
