@@ -1,73 +1,75 @@
-"""What a fit leaves on the way: a log line a step, and checkpoints to go on from bit for bit."""
+"""How far a stage is, for whoever waits for it: what there is to do, and what is done of it, in a file that is written over.
+
+A stage says `expect`, and what samples, scores or sifts says `advance`. A fit logs its own steps (`components/checkpoints.py`) and expects
+nothing here, so the few answers that it is probed with count for nothing. No product depends on any of this.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
-import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from components import ranks
-from components.state import load_state, save_state
-from components.store import disk_errors, write_atomic
 
-if TYPE_CHECKING:
-    from components.protocols import Learner, Memory
+EVERY = 0.5
+"""Seconds between two writes."""
 
 
-class Log:
-    """Appends one JSON line a step, on the first rank. On resume, lines after the checkpoint are cut: they will be written again."""
-
-    def __init__(self, path: Path, *, after: int) -> None:
-        self.path = path
-        self.last: dict[str, float] = {}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if ranks.first() and path.exists():
-            kept = [text for text in path.read_text().splitlines() if _step(text) is not None and _step(text) <= after]
-            write_atomic(path, "".join(text + "\n" for text in kept))  # a kill here loses no step
-
-    def __call__(self, values: Mapping[str, float], step: int, of: int | None = None) -> None:
-        self.last = {k: v for k, v in values.items() if isinstance(v, (int, float))}
-        line = {"step": step, "of": of, "time": time.time(), "metrics": self.last}
-        if ranks.first():
-            with disk_errors(f"writing {self.path}"), self.path.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+@dataclass
+class _Count:
+    file: Path
+    unit: str = ""
+    of: int | None = None
+    done: int = 0
+    written: float = 0.0
 
 
-def _step(text: str) -> int:
+_count: _Count | None = None
+
+
+@contextlib.contextmanager
+def told_in(file: Path) -> Iterator[None]:
+    """Inside, what is done of what is expected stands in `file`: {"step", "of", "unit", "time", "metrics": {}}, on the first rank."""
+    global _count
+    file.unlink(missing_ok=True)  # an attempt's before this one
+    _count = _Count(file)
     try:
-        return json.loads(text)["step"]
-    except (json.JSONDecodeError, KeyError, TypeError):
-        return 1 << 62  # a half-written line is cut
+        yield
+    finally:
+        _count = None
 
 
-def latest(progress: Path) -> Path | None:
-    """The newest whole checkpoint of an unfinished fit."""
-    found = sorted(progress.glob("checkpoint-*"), key=lambda p: int(p.name.split("-")[1]))
-    return found[-1] if found else None
+def expect(unit: str, of: int | None = None) -> None:
+    """From here on, units are counted: `of` of them are to come, None where nobody knows. Without a file, nothing happens."""
+    if _count is not None:
+        _count.unit, _count.of, _count.done = unit, of, 0
+        _write(_count)
 
 
-def save_checkpoint(progress: Path, state: Mapping[str, Any], learners: Mapping[str, Learner], remembered: Mapping[str, Memory]) -> None:
-    """Save everything a run needs to go on exactly, then drop the checkpoint before."""
-    saved = {
-        "state": dict(state),
-        "learners": {role: learner.state() for role, learner in learners.items()},
-        "memories": {name: memory.state() for name, memory in remembered.items()},
-    }
-    if not ranks.first():
+def advance(number: int = 1) -> None:
+    """So many more are done. Never more than were expected: a sampler that is checked scores a few answers besides."""
+    if _count is None or not _count.unit:
         return
-    save_state(progress / f"checkpoint-{state['step']}", saved)
-    for older in sorted(progress.glob("checkpoint-*"), key=lambda p: int(p.name.split("-")[1]))[:-1]:
-        shutil.rmtree(older)
+    _count.done = _count.done + number if _count.of is None else min(_count.done + number, _count.of)
+    if _count.done == _count.of or time.monotonic() - _count.written > EVERY:
+        _write(_count)
 
 
-def load_checkpoint(checkpoint: Path, learners: Mapping[str, Learner], remembered: Mapping[str, Memory]) -> dict[str, Any]:
-    """Put learners and memories back to what `save_checkpoint` saw; the `state` saved with them."""
-    saved = load_state(checkpoint)
-    for role, learner in learners.items():
-        learner.restore(saved["learners"][role])
-    for name, memory in remembered.items():
-        memory.restore(saved["memories"][name])
-    return saved["state"]
+def counted(batches: Iterable[Any]) -> Iterator[Any]:
+    """The batches, with the rows of each counted once it was worked on."""
+    for batch in batches:
+        yield batch
+        advance(len(batch.group))
+
+
+def _write(count: _Count) -> None:
+    count.written = time.monotonic()
+    line = {"step": count.done, "of": count.of, "unit": count.unit, "time": time.time(), "metrics": {}}
+    with contextlib.suppress(OSError):  # the work goes on; a full disk is told of by what is needed
+        if ranks.first():
+            count.file.write_text(json.dumps(line) + "\n")

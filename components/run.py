@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from components import steps
+from components import progress
 from components.contract import agree, record
 from components.engines.choose import SAMPLE, ready
 from components.plan import STAGES
@@ -58,7 +58,7 @@ def execute(request: Mapping[str, Any]) -> dict[str, Any]:
     work = Workspace(Path(request["work"]))
     agreed = agree(request["does"], inputs, request["options"])
     before = _processor_seconds()
-    with steps.told_in(work.steps):
+    with progress.told_in(work.steps):
         meta = function(Job(request["options"], inputs, work)) or {}
     spent = {"cpu_seconds": round(_processor_seconds() - before, 2), "peak_gb": round(_peak_bytes() / 1e9, 3)}
     return {**meta, **record(work.product, agreed), "spent": spent}

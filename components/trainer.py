@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components import ranks
+from components.checkpoints import Log, latest, load_checkpoint, save_checkpoint
 from components.errors import TrainingError
 from components.packing import order, pack
 from components.piece import build, describe
 from components.planned import all_steps
-from components.progress import Log, latest, load_checkpoint, save_checkpoint
 from components.reduce import Counts, count, reduce
 from components.state import load_state, save_state
 from components.types import Batch, Group, Terms

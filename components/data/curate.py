@@ -31,8 +31,8 @@ from components.data.splits import SHARES, split
 from components.data.statistics import kind_of, statistics
 from components.errors import DataError, GateError, RecipeError, nearest
 from components.piece import build, describe
+from components.progress import advance, expect
 from components.sections import Data
-from components.steps import advance, expect
 from components.types import Group
 
 Summary = dict[str, Any]

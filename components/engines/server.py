@@ -27,7 +27,7 @@ from typing import Any, final
 from components.engines.vllm import Answer, check_lengths, engine_arguments, shape
 from components.errors import ContractError, ServiceError
 from components.models.load import trusted
-from components.steps import advance
+from components.progress import advance
 
 TRIES = 5
 """How often one row is asked again when its answer was lost or came from other weights."""

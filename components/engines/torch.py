@@ -13,7 +13,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from components import steps
+from components import progress
 from components.chat import decode_answer, encode, encode_prompt
 from components.contract import contract
 from components.engines.sampling import sample
@@ -83,7 +83,7 @@ class TorchEngine:
         """Per group: ask -> one value a trajectory; `logprobs`, `entropy`, `values` are lists (T), `scores` floats."""
         groups = [self.encode(group) for group in groups]
         found: list[Mapping[str, list[Any]]] = [{ask: [] for ask in asks} for _ in groups]
-        for batch in steps.counted(pack(groups, unit="row", tokens=SCORE_TOKENS)):
+        for batch in progress.counted(pack(groups, unit="row", tokens=SCORE_TOKENS)):
             out = outputs(self.model, self.kind, batch, asks)
             for ask in asks:
                 values = getattr(out, ask).tolist()
@@ -206,7 +206,7 @@ class _Decoding:
                 at += 1
                 continue
             self.done[row.request][row.number] = Sample(tuple(row.tokens), tuple(row.logprobs), "end" if ended else "length")
-            steps.advance()
+            progress.advance()
             last = self.live.pop()
             if last is not row:
                 self.cache.move(len(self.live), at, len(last.tokens) - 1)

@@ -23,7 +23,7 @@ from components.engines.torch import weights_digest
 from components.errors import ContractError
 from components.models.load import load_tokenizer, trusted
 from components.models.reward import is_reward_model
-from components.steps import advance
+from components.progress import advance
 from components.types import Group, Message, Request, Sample
 
 INSTALL = ("name an environment of its own that has it (`vllm.python`, made as the README says) or a server (`vllm.server`) in the "

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from components import steps
+from components import progress
 from components.data.groups import read_groups, write_groups
 from components.engines.choose import engine_of
 from components.evaluation.answers import answer_rates
@@ -43,7 +43,7 @@ def evaluate(job: Job) -> dict[str, Any]:
     judge = GoldJudge.load(job.path("gold"), job.path("encoder")) if "gold" in job.inputs else None
     encoder = judge.encoder if judge else Encoder(job.path("encoder")) if "encoder" in job.inputs else None
     context = context_of(job, certified=False)
-    steps.expect("texts", planned_texts(held_out, arms, [n for n in context.models if n.startswith("judge")], options))
+    progress.expect("texts", planned_texts(held_out, arms, [n for n in context.models if n.startswith("judge")], options))
     answers: dict[str, list[Group]] = {}
     numbers: dict[str, dict[str, float]] = {}
     scores: dict[str, dict[str, Ragged]] = {}

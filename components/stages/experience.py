@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from components import steps
+from components import progress
 from components.data.groups import read_groups, write_groups
 from components.engines.choose import engine_of
 from components.errors import DataError, HealthError
@@ -32,7 +32,7 @@ def rollout(job: Job) -> dict[str, Any]:
     mine = choose(prompts, count=options["prompts_per_round"], round=options["round"], rounds=options["rounds"], seed=options["seed"])
     context = Context(models={"policy": engine(job, "policy")}, seed=options["seed"], round=options["round"])
     each = options["rollout"].get("responses_per_prompt")
-    steps.expect("answers", each and each * len(mine))
+    progress.expect("answers", each and each * len(mine))
     began = time.monotonic()
     groups = all_answered(build("rollout", options["rollout"])(mine, context), options)
     seconds = time.monotonic() - began  # loading the model included

@@ -9,6 +9,7 @@ from typing import Any, final
 
 from components import ranks
 from components.adapters.lora import SwitchedOff
+from components.checkpoints import Log, latest, load_checkpoint, save_checkpoint
 from components.data.groups import read_groups, write_groups
 from components.engines.agreement import fresh
 from components.engines.choose import engine_of
@@ -17,7 +18,6 @@ from components.loop import Named, annotate_groups, panel, pieces, remembering, 
 from components.packing import order
 from components.piece import build
 from components.planned import all_answered, all_steps
-from components.progress import Log, latest, load_checkpoint, save_checkpoint
 from components.run import Job
 from components.stages.experience import context_of
 from components.stages.probe import agree, verify_saved

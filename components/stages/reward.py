@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from components import ranks, steps
+from components import progress, ranks
 from components.engines.torch import TorchEngine
 from components.evaluation.bootstrap import Interval
 from components.evaluation.certificate import certify, conversations_of, independent, share
@@ -43,7 +43,7 @@ def reward(job: Job) -> dict[str, Any]:
     counts |= {f"validation {what}": number for what, number in more.items()}
     if not steps_planned(len(pairs), options["fit"]):  # else the fit tells its steps
         read = texts_of(held_out)[0] + (texts_of(pairs)[0] if options["linear_probe"] else [])
-        steps.expect("texts", sum(len(family.trajectories) for family in read) + 2 * len(held_out[:AGAIN]))
+        progress.expect("texts", sum(len(family.trajectories) for family in read) + 2 * len(held_out[:AGAIN]))
     start, probe = ranks.once(lambda: begin(job, pairs, tokenizer, seed))
     members = dataclasses.replace(job, options={**options, "seed": seed})
     profile, trained = options["profile"], list[list[float]]()
@@ -78,7 +78,7 @@ def linear_probe(model: Any, pairs: Sequence[Group], *, tokens: int) -> dict[str
     """
     families, rows = texts_of(pairs)
     with torch.inference_mode():
-        states = torch.cat([reward_states(model, batch) for batch in steps.counted(pack(families, unit="group", tokens=tokens))]).double().numpy()
+        states = torch.cat([reward_states(model, batch) for batch in progress.counted(pack(families, unit="group", tokens=tokens))]).double().numpy()
     centre, scale = states.mean(0), np.maximum(states.std(0), 1e-6)
     differences = (states[rows[:, 0]] - states[rows[:, 1]]) / scale
     penalty, right = choose_penalty(differences, topics_of(pairs), PENALTIES)

@@ -1,17 +1,15 @@
-"""The loop's own promises: whole steps, empty data, exact logs. Numbers of the losses are tested with the objectives."""
+"""The loop's own promises: planned steps, empty data, whole units. Numbers of the losses are tested with the objectives."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
+from components.checkpoints import latest
 from components.errors import TrainingError
-from components.loop import pieces, remembering
-from components.progress import Log, latest, load_checkpoint, save_checkpoint
 from components.trainer import fit, parts, steps_planned, widest
-from components.types import Context, Group, Outputs, Prompt, Trajectory
+from components.types import Group, Outputs, Prompt, Trajectory
 
 
 @pytest.mark.parametrize(("units", "batch", "epochs", "most", "steps"), [
@@ -73,49 +71,5 @@ def test_a_checkpoint_of_more_steps_than_are_planned_is_not_finished(tmp_path: P
         fitted(tmp_path, {"policy": Learner()})
 
 
-@pytest.mark.parametrize(("before", "after"), [(4, 2), (10, 9), (9, 10)])
-def test_a_checkpoint_that_is_further_stays(before: int, after: int, tmp_path: Path) -> None:
-    for step in (before, after):
-        save_checkpoint(tmp_path, {"step": step, "written": step}, {}, {})
-    found = latest(tmp_path)
-    assert found and load_checkpoint(found, {}, {}) == {"step": max(before, after), "written": max(before, after)}
-    assert [p.name for p in tmp_path.iterdir()] == [f"checkpoint-{max(before, after)}"]
-
-
-def test_a_resumed_log_has_every_step_once(tmp_path: Path) -> None:
-    file = tmp_path / "metrics.jsonl"
-    log = Log(file, after=0)
-    for step in range(1, 6):
-        log({"loss": float(step)}, step)
-    with file.open("a") as handle:
-        handle.write('{"step": 6, "metr')  # cut by a kill
-    again = Log(file, after=3)
-    for step in range(4, 7):
-        again({"loss": float(step)}, step)
-    assert [json.loads(line)["step"] for line in file.read_text().splitlines()] == [1, 2, 3, 4, 5, 6]
-
-
 def test_the_widest_unit_holds_the_others() -> None:
     assert widest(["step", "pair", "row"]) == "pair" and widest(["step"]) == "step" and widest(["group", "pair"]) == "group"
-
-
-def test_pieces_remember_through_a_checkpoint(tmp_path: Path) -> None:
-    def fresh():
-        prompts, select = pieces("prompts", [{"name": "difficulty_pool"}]), pieces("select", [{"name": "threshold"}, {"name": "replay"}])
-        return prompts[0][1], select[1][1], remembering(prompts=prompts, select=select)
-
-    groups = [Group(Prompt(f"{i}", ({"role": "user", "content": "hi"},)), (Trajectory((), {"tokens": [i, 7]}, [False, True]),) * 2,
-                    {"reward.exact_answer": [1.0, float(i % 2)]}) for i in range(8)]
-    choose, replay, remembered = fresh()
-    assert sorted(remembered) == ["prompts.0.difficulty_pool", "select.1.replay"]
-    choose.update(groups)
-    replay(groups, Context(round=1))
-    for step in (1, 2):
-        save_checkpoint(tmp_path, {"step": step}, {}, remembered)
-    again, replay_again, restored = fresh()
-    checkpoint = latest(tmp_path)
-    assert checkpoint and load_checkpoint(checkpoint, {}, restored) == {"step": 2}
-    every = [g.prompt for g in groups]
-    assert choose.solved and choose.solved == again.solved
-    assert choose(every, 4, 3, 9, 0) == again(every, 4, 3, 9, 0)
-    assert replay(groups[:4], Context(round=2)) == replay_again(groups[:4], Context(round=2))

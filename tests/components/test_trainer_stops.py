@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from components.progress import latest
+from components.checkpoints import latest
 from components.recipe import load, names
 from components.trainer import fit, parts, steps_planned
 from components.types import Batch, Group, Outputs, Prompt, Trajectory

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 import torch
 
-from components import steps
+from components import progress
 from components.correction import corrected
 from components.engines.choose import SplitEngine, engine_of, ready, sampler
 from components.engines.server import Server
@@ -271,10 +271,10 @@ def test_a_server_that_was_lost_is_asked_again_with_its_weights_back(stand: Any,
     server, calm = client(stand, tiny), client(stand, tiny)
     expected = calm.answer(ROWS, ASKED)
     stand.troubles = troubles
-    with steps.told_in(tmp_path / "steps.json"):
-        steps.expect("answers", 9)
+    with progress.told_in(tmp_path / "steps.json"):
+        progress.expect("answers", 9)
         assert server.answer(ROWS, ASKED) == expected
-        assert steps._count is not None and steps._count.done == len(ROWS), "an answer that was lost is none"
+        assert progress._count is not None and progress._count.done == len(ROWS), "an answer that was lost is none"
     assert not stand.troubles and stand.calls.count("/collective_rpc") == refreshes
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from components.chat import encode
+from components.checkpoints import latest
 from components.data.curate import curate
 from components.data.groups import read_groups, write_groups
 from components.errors import DataError
 from components.models.load import load_tokenizer
-from components.progress import latest
 from components.run import as_request, execute
 from components.stages.curate import counted
 from components.stages.train import encoded

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from components.checkpoints import latest
 from components.engines.torch import TorchEngine
 from components.errors import DataError, TrainingError
 from components.planned import all_answered
-from components.progress import latest
 from components.run import as_request, execute
 from components.state import load_state, save_state
 from components.store import file_digest

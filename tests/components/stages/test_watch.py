@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
+from components.checkpoints import latest
 from components.engines.torch import TorchEngine
 from components.errors import ContractError, HealthError
 from components.learners.torch import TorchLearner
 from components.models.load import load_policy, load_tokenizer, save_model
-from components.progress import latest
 from components.recipe import plain
 from components.run import as_request, execute
 from components.schema import Profile

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from components import steps
+from components import progress
 from tasks.pipeline import Pipeline
 
 
@@ -17,49 +17,49 @@ from tasks.pipeline import Pipeline
 def told(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Every count of this test, as it is written."""
     lines: list[dict[str, Any]] = []
-    write = steps._write
+    write = progress._write
 
     def spy(count: Any) -> None:
         write(count)
         lines.append(json.loads(count.file.read_text()))
 
-    monkeypatch.setattr(steps, "_write", spy)
-    monkeypatch.setattr(steps, "EVERY", -1.0)
+    monkeypatch.setattr(progress, "_write", spy)
+    monkeypatch.setattr(progress, "EVERY", -1.0)
     return lines
 
 
 def test_what_is_done_of_what_is_expected(tmp_path: Path, told: list[dict[str, Any]]) -> None:
     file = tmp_path / "steps.json"
     file.write_text("of an attempt that was killed")
-    with steps.told_in(file):
+    with progress.told_in(file):
         assert not file.exists()
-        steps.advance()  # nothing is expected: a fit that probes its answers
+        progress.advance()  # nothing is expected: a fit that probes its answers
         assert not file.exists()
-        steps.expect("answers", 5)
+        progress.expect("answers", 5)
         for number in (1, 3, 4):
-            steps.advance(number)
-        steps.expect("texts")
-        steps.advance(2)
-    steps.expect("after the end", 3)
-    steps.advance()
+            progress.advance(number)
+        progress.expect("texts")
+        progress.advance(2)
+    progress.expect("after the end", 3)
+    progress.advance()
     assert [(line["step"], line["of"], line["unit"]) for line in told] == [
         (0, 5, "answers"), (1, 5, "answers"), (4, 5, "answers"), (5, 5, "answers"), (0, None, "texts"), (2, None, "texts")]
     assert all(line["metrics"] == {} for line in told), "a count is no metric"
 
 
 def test_a_disk_that_is_full_stops_nothing(tmp_path: Path) -> None:
-    with steps.told_in(tmp_path / "gone" / "steps.json"):
-        steps.expect("answers", 1)
-        steps.advance()
+    with progress.told_in(tmp_path / "gone" / "steps.json"):
+        progress.expect("answers", 1)
+        progress.advance()
     assert not (tmp_path / "gone").exists(), "there was nowhere to write to"
 
 
 def test_few_writes(tmp_path: Path, told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps, "EVERY", 3600.0)
-    with steps.told_in(tmp_path / "steps.json"):
-        steps.expect("answers", 1000)
+    monkeypatch.setattr(progress, "EVERY", 3600.0)
+    with progress.told_in(tmp_path / "steps.json"):
+        progress.expect("answers", 1000)
         for _ in range(1000):
-            steps.advance()
+            progress.advance()
     assert [line["step"] for line in told] == [0, 1000]
 
 
