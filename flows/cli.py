@@ -67,7 +67,7 @@ def run(recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = N
 @app.command()
 def sync(home: Home = OUT) -> None:
     """Send to MLflow what could not be sent while its server was away."""
-    from tasks.tracking import sync as ship
+    from tasks.mirror import sync as ship
 
     for run in sorted((home / "runs").glob("*/tracking/journal.jsonl")):
         counts = ship(run.parent.parent, home)

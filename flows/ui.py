@@ -14,7 +14,7 @@ from pathlib import Path
 import typer
 
 from components.errors import ServiceError
-from tasks.tracking import tracking_uri
+from tasks.server import tracking_uri
 
 
 def serve(home: Path) -> None:

@@ -22,7 +22,7 @@ from typing import Literal
 from components.errors import RatchetError, redacted
 from components.store import Store, read_manifest
 from components.types import Artifact
-from tasks.mirror import tracking_uri
+from tasks.server import tracking_uri
 
 ROOT = Path(__file__).resolve().parent.parent
 DISTRIBUTION = "ratchet-rlhf"

@@ -21,7 +21,7 @@ from typing import Any
 from components.errors import RecipeError, StoreError, nearest
 from components.store import content, read_manifest, write_atomic
 from tasks.pipeline import Pipeline
-from tasks.registry import Version, history, saved_lineage
+from tasks.registry import Version, history, holder, saved_lineage
 from tasks.results import evaluation
 
 Lineage = Mapping[str, Any]
@@ -132,4 +132,4 @@ def find(model: str, home: Path) -> Version:
     numbers = {v.version: v for v in versions}
     if number and number not in numbers:
         raise RecipeError(f"model {name!r} has no version {number}{nearest(number, numbers)}")
-    return numbers[number] if number else next((v for v in versions if "champion" in v.aliases), versions[-1])
+    return numbers[number] if number else holder(versions) or versions[-1]

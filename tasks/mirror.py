@@ -1,4 +1,4 @@
-"""The side of the mirror that talks to MLflow: where it is, how long it may take, and shipping a run's journal to it.
+"""The side of the mirror that talks to MLflow: shipping a run's journal to it.
 
 What was shipped is kept per tracking server in `<run>/tracking/shipped-<server>.json`: MLflow's run ids, what is done,
 and a cursor for each metrics file. One process ships a run at a time (a file lock, which dies with the process).
@@ -12,77 +12,16 @@ import hashlib
 import json
 import logging
 import os
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from components.errors import RecipeError, ServiceError
 from tasks.journal import ROOT, TAG_LIMIT, Wanted, allowed, cut, lines, read_journal, read_json
+from tasks.server import bounded, client, experiment_id, reached, tracking_uri
 
 log = logging.getLogger("ratchet.tracking")
 KEY = "ratchet.key"  # the tag by which a run created just before a crash is found again
 PARAM_LIMIT, BATCH, DIGEST_LIMIT = 6000, 1000, 36  # MLflow's own
-BOUNDS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
-          "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "0"}  # the defaults retry for minutes
-
-
-def tracking_uri(home: Path) -> str:
-    """`MLFLOW_TRACKING_URI` when set, else the sqlite file of `home`."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(home / 'mlflow.db').resolve()}"
-
-
-_bound_lock, _bound_users, _bound_set = threading.Lock(), 0, []
-
-
-@contextlib.contextmanager
-def bounded() -> Iterator[None]:
-    """Short retries and time-outs for MLflow calls made inside; a value the user has set wins. Safe across threads."""
-    global _bound_users
-    with _bound_lock:
-        _bound_users += 1
-        if _bound_users == 1:
-            _bound_set.extend(name for name in BOUNDS if name not in os.environ)
-            os.environ.update({name: BOUNDS[name] for name in _bound_set})
-    try:
-        yield
-    finally:
-        with _bound_lock:
-            _bound_users -= 1
-            if not _bound_users:
-                for name in _bound_set:
-                    os.environ.pop(name, None)
-                _bound_set.clear()
-
-
-def client(home: Path) -> Any:
-    """An `MlflowClient` on `tracking_uri(home)`. Imports mlflow (5 s); a new sqlite file takes 4 s more."""
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    from mlflow import MlflowClient
-
-    logging.getLogger("mlflow").setLevel(logging.WARNING)  # it tells of every table of a new database
-    logging.getLogger("alembic").setLevel(logging.WARNING)
-
-    uri = tracking_uri(home)
-    if uri.startswith("sqlite:"):
-        home.mkdir(parents=True, exist_ok=True)
-    return MlflowClient(tracking_uri=uri, registry_uri=os.environ.get("MLFLOW_REGISTRY_URI", uri))
-
-
-def experiment_id(mlflow: Any, home: Path, name: str = "ratchet") -> str:
-    """The experiment's id, made when missing; beside the default sqlite file its artifacts lie in `home`."""
-    name = os.environ.get("MLFLOW_EXPERIMENT_NAME", name)
-    found = mlflow.get_experiment_by_name(name)
-    if found:
-        return found.experiment_id
-    local = None if os.environ.get("MLFLOW_TRACKING_URI") else (home / "mlartifacts").resolve().as_uri()
-    try:
-        return mlflow.create_experiment(name, artifact_location=local)
-    except Exception:
-        found = mlflow.get_experiment_by_name(name)  # another process was quicker
-        if found is None:
-            raise
-        return found.experiment_id
 
 
 def sync(run_dir: Path, home: Path) -> dict[str, int]:
@@ -94,14 +33,8 @@ def sync(run_dir: Path, home: Path) -> dict[str, int]:
     journal = Path(run_dir) / "tracking" / "journal.jsonl"
     if not journal.exists():
         raise RecipeError(f"{run_dir} is not a tracked run: {journal} does not exist; expected a directory under runs/")
-    with contextlib.closing(Shipper(Path(run_dir).resolve(), Path(home))) as shipper:
-        try:
-            return shipper.ship()
-        except ServiceError:
-            raise
-        except Exception as error:
-            raise ServiceError(f"tracking server {tracking_uri(home)}: {type(error).__name__}: {error}; nothing is lost, "
-                               f"start the server (or unset MLFLOW_TRACKING_URI) and sync again") from error
+    with contextlib.closing(Shipper(Path(run_dir).resolve(), Path(home))) as shipper, reached(f"sending {run_dir} to {tracking_uri(home)}"):
+        return shipper.ship()
 
 
 class Shipper:

@@ -22,19 +22,19 @@ import yaml
 from components.errors import ContractError, DataError, StoreError
 from components.schema import Champion
 from tasks.registry import (
-    HOME,
     ROLLED_BACK,
     Version,
     events,
+    holder,
     numbered,
     one_of,
     point,
     saved_lineage,
-    service,
     versions_of,
     with_bytes,
 )
 from tasks.results import comparable, paired, shared_scores
+from tasks.server import service
 from tasks.turns import registry_turn
 
 COMPARED = "comparison."  # tag: comparison.<champion's version>.<score>
@@ -74,7 +74,7 @@ def spent(number: int, alpha: float = Champion.alpha) -> float:
     return alpha / (number * (number + 1))
 
 
-def against_champion(name: str, number: str, *, score: str | None = None, rule: Champion | None = None, home: Path = HOME) -> Comparison | None:
+def against_champion(name: str, number: str, *, score: str | None = None, rule: Champion | None = None, home: Path) -> Comparison | None:
     """Compare a version with the champion and record it; None when there is no champion or it is that version.
 
     `rule` is the challenger's recipe's by default, and `score` the rule's. Asking again is the same comparison.
@@ -82,7 +82,7 @@ def against_champion(name: str, number: str, *, score: str | None = None, rule: 
     with service(f"comparing {name} version {number}", home) as mlflow:
         versions = versions_of(mlflow, name)
         challenger = one_of(versions, name, number)
-        best = next((v for v in versions if "champion" in v.aliases), None)
+        best = holder(versions)
         if best is None or best.version == number:
             return None
         lineages = [saved_lineage(v, home=home) or {} for v in (challenger, best)]
@@ -104,7 +104,7 @@ def against_champion(name: str, number: str, *, score: str | None = None, rule: 
         return found
 
 
-def with_evidence(name: str, number: str, verdict: Mapping[str, Any], *, rule: Champion | None = None, home: Path = HOME) -> dict[str, Any]:
+def with_evidence(name: str, number: str, verdict: Mapping[str, Any], *, rule: Champion | None = None, home: Path) -> dict[str, Any]:
     """The verdict of the gates, and of the comparison with the champion where there is one: what the pipeline acts on."""
     found = against_champion(name, number, rule=rule, home=home) if verdict["passed"] else None
     if found is None:
@@ -113,7 +113,7 @@ def with_evidence(name: str, number: str, verdict: Mapping[str, Any], *, rule: C
 
 
 def promote_by_hand(name: str, number: str, reason: str, *, alias: str = "champion", force: bool = False,
-                    score: str | None = None, home: Path = HOME) -> tuple[str, Comparison | None, list[str]]:
+                    score: str | None = None, home: Path) -> tuple[str, Comparison | None, list[str]]:
     """Point an alias at a version because a person says so; returns its number, the comparison and what `force` overruled.
 
     A checkpoint whose bytes are in the store alone gets a version that holds them, which is another number. Raises
@@ -138,7 +138,7 @@ def promote_by_hand(name: str, number: str, reason: str, *, alias: str = "champi
     return number, found, against
 
 
-def rollback(name: str, reason: str, *, home: Path = HOME) -> tuple[str, str]:
+def rollback(name: str, reason: str, *, home: Path) -> tuple[str, str]:
     """Give `champion` back to the version the present one replaced; returns (from, to).
 
     The version rolled back does not become champion again by itself. Raises `StoreError` when there is none to go back to.
@@ -146,7 +146,7 @@ def rollback(name: str, reason: str, *, home: Path = HOME) -> tuple[str, str]:
     _reason(reason)
     with registry_turn(home), service(f"rolling {name} back", home) as mlflow:
         versions = versions_of(mlflow, name)
-        now = next((v for v in versions if "champion" in v.aliases), None)
+        now = holder(versions)
         if now is None:
             raise StoreError(f"model {name!r} has no champion, so nothing can be rolled back")
         earlier = [e["replaced"] for e in events(now) if e["alias"] == "champion" and e["action"] == "promoted" and e.get("replaced")]

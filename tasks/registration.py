@@ -8,10 +8,10 @@ from typing import Any
 from components.errors import ServiceError, redacted
 from components.schema import Register
 from tasks.lineage import write_lineage
-from tasks.mirror import tracking_uri
 from tasks.pipeline import Pipeline
 from tasks.promotion import with_evidence
 from tasks.registry import promote, register
+from tasks.server import tracking_uri
 from tasks.turns import registry_turn
 from tasks.watchers import numbers_of
 

@@ -14,23 +14,23 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from components.errors import RatchetError, ServiceError, StoreError
+from components.errors import StoreError
+from components.store import file_digest
 from tasks.journal import allowed, cut, flatten
-from tasks.mirror import bounded, client, experiment_id, tracking_uri
 from tasks.provenance import packages
+from tasks.server import experiment_id, service, tracking_uri
 
 MARK = "ratchet.key"
 EXTERNAL = "mlflow.model.isExternal"  # MLflow's own tag of models without bytes
 LINEAGE = "lineage.json"  # the whole lineage, inside the registered model
 IN_FILE = ("resolved", "stages", "packages", "results")  # parts of it that would be no help as tags
 HISTORY, ROLLED_BACK = "history.", "rolled_back"  # tags: one event each; why the version may not come back by itself
-HOME = Path("out")
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Version:
 
 
 def register(model_dir: Path, name: str, *, lineage: Mapping[str, Any], metrics: Mapping[str, float] | None = None,
-             parents: Mapping[str, str] | None = None, run_id: str | None = None, external: bool = False, home: Path = HOME) -> str:
+             parents: Mapping[str, str] | None = None, run_id: str | None = None, external: bool = False, home: Path) -> str:
     """A version of model `name` for the directory; the existing one when weights and data digests are the same.
 
     `lineage` becomes tags (`lineage.data.<name>`, `lineage.recipe`, ...) and lies whole beside the weights as
@@ -81,7 +81,7 @@ def register(model_dir: Path, name: str, *, lineage: Mapping[str, Any], metrics:
         return str(made.version)
 
 
-def promote(name: str, version: str, verdict: Mapping[str, Any], *, home: Path = HOME) -> bool:
+def promote(name: str, version: str, verdict: Mapping[str, Any], *, home: Path) -> bool:
     """Point `candidate` at the version, and `champion` too if the verdict allows; write who, when and why on it.
 
     `verdict`: {"passed": did the gates, "reasons": [str, ...], "champion": may it be (default: as the gates)}. A champion
@@ -106,7 +106,7 @@ def promote(name: str, version: str, verdict: Mapping[str, Any], *, home: Path =
 def point(mlflow: Any, version: Version, alias: str, *, action: str, why: str, **more: Any) -> Version | None:
     """Move an alias to the version and return the one that had it. Aliases have no history, so who, when, why and whom it
     replaced are written on both first, as tags `history.<time>`; nothing happens when the alias is there already."""
-    before = next((v for v in versions_of(mlflow, version.name) if alias in v.aliases), None)
+    before = holder(versions_of(mlflow, version.name), alias)
     if before is not None and before.version == version.version:
         return before
     event = {"action": action, "alias": alias, "at": _now(), "by": getpass.getuser(), "why": cut(why, 4000), **more}
@@ -122,6 +122,11 @@ def point(mlflow: Any, version: Version, alias: str, *, action: str, why: str, *
 def events(version: Version) -> list[dict[str, Any]]:
     """What happened to a version, oldest first."""
     return [json.loads(version.tags[key]) for key in sorted(version.tags) if key.startswith(HISTORY)]
+
+
+def holder(versions: Sequence[Version], alias: str = "champion") -> Version | None:
+    """The version that an alias points at."""
+    return next((v for v in versions if alias in v.aliases), None)
 
 
 def numbered(versions: Sequence[Version], name: str, number: str) -> Version:
@@ -140,7 +145,7 @@ def one_of(versions: Sequence[Version], name: str, number: str) -> Version:
     return version
 
 
-def with_bytes(name: str, number: str, *, home: Path = HOME) -> str:
+def with_bytes(name: str, number: str, *, home: Path) -> str:
     """The number of the version with the same weights that holds its bytes: itself, or one made of the store's copy. Raises
     `StoreError` when that copy is gone or was changed."""
     version = numbered(history(name, home=home), name, number)
@@ -153,30 +158,26 @@ def with_bytes(name: str, number: str, *, home: Path = HOME) -> str:
     return register(path, name, lineage=saved_lineage(version, home=home) or {}, home=home)
 
 
-def champion(name: str, *, home: Path = HOME) -> Version | None:
+def champion(name: str, *, home: Path) -> Version | None:
     """The version under the alias `champion`; None when there is no such model or no champion yet."""
-    return next((v for v in history(name, home=home) if "champion" in v.aliases), None)
+    return holder(history(name, home=home))
 
 
-def history(name: str, *, home: Path = HOME) -> list[Version]:
+def history(name: str, *, home: Path) -> list[Version]:
     """Every version, oldest first; empty for an unknown model."""
     with service(f"reading {name}", home) as mlflow:
         return versions_of(mlflow, name)
 
 
-def models(*, home: Path = HOME) -> list[str]:
+def models(*, home: Path) -> list[str]:
     """Names of all registered models; asks no one when nothing was ever tracked in `home`."""
     if tracking_uri(home).startswith("sqlite:") and not Path(tracking_uri(home).removeprefix("sqlite:///")).exists():
         return []
     with service("listing models", home) as mlflow:
-        found, token = [], None
-        while token != "":
-            page = mlflow.search_registered_models(max_results=200, page_token=token)
-            found, token = [*found, *(m.name for m in page)], page.token or ""
-        return found
+        return [model.name for model in _all(mlflow.search_registered_models)]
 
 
-def saved_lineage(version: Version, *, home: Path = HOME) -> dict[str, Any] | None:
+def saved_lineage(version: Version, *, home: Path) -> dict[str, Any] | None:
     """The lineage a version was registered with; None for one from before lineages were kept whole."""
     doing = f"reading the lineage of {version.name} version {version.version}"
     with service(doing, home) as mlflow, tempfile.TemporaryDirectory() as folder:
@@ -196,28 +197,12 @@ def directory_digest(path: Path) -> str:
         raise StoreError(f"{path} is not a model directory: it holds no files; expected config.json and weights")
     digest = hashlib.sha256()
     for file in files:
-        with open(file, "rb") as stream:
-            inner = hashlib.file_digest(stream, "sha256").hexdigest()
-        digest.update(f"{file.relative_to(path).as_posix()} {inner}\n".encode())
+        digest.update(f"{file.relative_to(path).as_posix()} {file_digest(file)}\n".encode())
     return digest.hexdigest()
 
 
 def _now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-
-
-@contextlib.contextmanager
-def service(doing: str, home: Path) -> Iterator[Any]:
-    """An MLflow client with short time-outs; whatever it raises becomes a `ServiceError` that says where."""
-    with bounded():
-        try:
-            yield client(home)
-        except RatchetError:
-            raise
-        except Exception as error:
-            text = (str(error).splitlines() or [""])[0][:400]
-            raise ServiceError(f"{doing} at {tracking_uri(home)}: {type(error).__name__}: {text}; check the server or "
-                               f"MLFLOW_TRACKING_URI and run again, nothing is lost") from error
 
 
 @contextlib.contextmanager
@@ -251,17 +236,19 @@ def versions_of(mlflow: Any, name: str) -> list[Version]:
         if error.error_code == "RESOURCE_DOES_NOT_EXIST":
             return []
         raise
-    found, token = [], None
-    while True:
-        page = mlflow.search_model_versions(f"name = '{name}'", max_results=200, page_token=token)
-        found.extend(page)
-        token = page.token
-        if not token:
-            break
-    return sorted((Version(name, str(v.version), v.model_id or str(v.source).removeprefix("models:/"),
-                           v.tags.get("external") == "true",
-                           tuple(a for a, at in aliases.items() if str(at) == str(v.version)), v.tags.get("path", ""),
-                           v.creation_timestamp / 1000, dict(v.tags)) for v in found), key=lambda v: int(v.version))
+    found = (Version(name, str(v.version), v.model_id or str(v.source).removeprefix("models:/"), v.tags.get("external") == "true",
+                     tuple(a for a, at in aliases.items() if str(at) == str(v.version)), v.tags.get("path", ""),
+                     v.creation_timestamp / 1000, dict(v.tags)) for v in _all(mlflow.search_model_versions, f"name = '{name}'"))
+    return sorted(found, key=lambda v: int(v.version))
+
+
+def _all(search: Callable[..., Any], *what: str) -> Iterator[Any]:
+    """What a search of MLflow finds, page after page."""
+    token = None
+    while token != "":
+        page = search(*what, max_results=200, page_token=token)
+        yield from page
+        token = page.token or ""
 
 
 def _logged_model(mlflow: Any, model_dir: Path, name: str, mark: str, lineage: Mapping[str, Any], run_id: str | None,

@@ -26,7 +26,8 @@ from urllib.parse import quote, urlsplit
 from components.errors import redacted
 from components.store import disk_errors
 from tasks.journal import ROOT, flatten, read_json, texts
-from tasks.mirror import Shipper, shipped_file, sync, tracking_uri
+from tasks.mirror import Shipper, shipped_file
+from tasks.server import tracking_uri
 
 log = logging.getLogger("ratchet.tracking")
 
@@ -146,6 +147,3 @@ class Tracking:
                     return
                 self._wake.wait(pause)
                 self._wake.clear()
-
-
-__all__ = ["ROOT", "Tracking", "sync", "tracking_uri"]

@@ -14,8 +14,8 @@ from components.errors import ServiceError, StoreError
 from components.plan import Stage
 from components.schema import Register
 from components.types import Artifact
-from tasks.mirror import client, experiment_id
 from tasks.registry import champion, events, history, promote, register, saved_lineage
+from tasks.server import client, experiment_id
 
 LINEAGE = {"recipe": "chat", "revision": "abc", "data": {"pairs": "d1"}, "parents": ["sft"]}
 
@@ -243,7 +243,7 @@ def test_nobody_asks_the_registry_out_of_turn(act, tmp_path, monkeypatch):
 
     for module in (promotion, registration):
         monkeypatch.setattr(module, "registry_turn", registry_turn)
-    monkeypatch.setattr("tasks.registry.client", ask)
+    monkeypatch.setattr("tasks.server.client", ask)
     monkeypatch.setattr(registration, "write_lineage", lambda *_: {})
     weights = model(tmp_path / "weights", "w")
     line = SimpleNamespace(recipe=SimpleNamespace(register=Register("race")), stages={"sft": Stage("sft", "sft", "weights", {})},

@@ -10,8 +10,9 @@ import pytest
 
 from components.errors import RecipeError, ServiceError
 from tasks.journal import flatten, read_journal, read_json
-from tasks.mirror import BOUNDS, Shipper, bounded, client, shipped_file
-from tasks.tracking import Tracking, sync
+from tasks.mirror import Shipper, shipped_file, sync
+from tasks.server import BOUNDS, bounded, client
+from tasks.tracking import Tracking
 
 
 @pytest.fixture(scope="session")

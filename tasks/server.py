@@ -1,0 +1,94 @@
+"""The MLflow server, or the sqlite file in its place: where it is, how long it may take, and its errors in one sentence."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from components.errors import RatchetError, ServiceError
+
+BOUNDS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+          "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "0"}  # the defaults retry for minutes
+
+
+def tracking_uri(home: Path) -> str:
+    """`MLFLOW_TRACKING_URI` when set, else the sqlite file of `home`."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(home / 'mlflow.db').resolve()}"
+
+
+_bound_lock, _bound_users, _bound_set = threading.Lock(), 0, []
+
+
+@contextlib.contextmanager
+def bounded() -> Iterator[None]:
+    """Short retries and time-outs for MLflow calls made inside; a value the user has set wins. Safe across threads."""
+    global _bound_users
+    with _bound_lock:
+        _bound_users += 1
+        if _bound_users == 1:
+            _bound_set.extend(name for name in BOUNDS if name not in os.environ)
+            os.environ.update({name: BOUNDS[name] for name in _bound_set})
+    try:
+        yield
+    finally:
+        with _bound_lock:
+            _bound_users -= 1
+            if not _bound_users:
+                for name in _bound_set:
+                    os.environ.pop(name, None)
+                _bound_set.clear()
+
+
+def client(home: Path) -> Any:
+    """An `MlflowClient` on `tracking_uri(home)`. Imports mlflow (5 s); a new sqlite file takes 4 s more."""
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    from mlflow import MlflowClient
+
+    logging.getLogger("mlflow").setLevel(logging.WARNING)  # it tells of every table of a new database
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+
+    uri = tracking_uri(home)
+    if uri.startswith("sqlite:"):
+        home.mkdir(parents=True, exist_ok=True)
+    return MlflowClient(tracking_uri=uri, registry_uri=os.environ.get("MLFLOW_REGISTRY_URI", uri))
+
+
+@contextlib.contextmanager
+def service(doing: str, home: Path) -> Iterator[Any]:
+    """A client with short time-outs; whatever MLflow raises becomes a `ServiceError` that says where."""
+    with bounded(), reached(f"{doing} at {tracking_uri(home)}"):
+        yield client(home)
+
+
+@contextlib.contextmanager
+def reached(doing: str) -> Iterator[None]:
+    """What MLflow raises, as a `ServiceError` that begins with `doing`; errors of ours stay as they are."""
+    try:
+        yield
+    except RatchetError:
+        raise
+    except Exception as error:
+        text = (str(error).splitlines() or [""])[0][:400]
+        raise ServiceError(f"{doing}: {type(error).__name__}: {text}; check the server or MLFLOW_TRACKING_URI and run again, "
+                           "nothing is lost") from error
+
+
+def experiment_id(mlflow: Any, home: Path, name: str = "ratchet") -> str:
+    """The experiment's id, made when missing; beside the default sqlite file its artifacts lie in `home`."""
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME", name)
+    found = mlflow.get_experiment_by_name(name)
+    if found:
+        return found.experiment_id
+    local = None if os.environ.get("MLFLOW_TRACKING_URI") else (home / "mlartifacts").resolve().as_uri()
+    try:
+        return mlflow.create_experiment(name, artifact_location=local)
+    except Exception:
+        found = mlflow.get_experiment_by_name(name)  # another process was quicker
+        if found is None:
+            raise
+        return found.experiment_id
