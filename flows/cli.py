@@ -35,8 +35,7 @@ def run(recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = N
         until: Annotated[str, typer.Option(help="Stop after: curate, train, evaluate, register.")] = "register",
         if_running: Annotated[Literal["wait", "refuse"], typer.Option(help="What to do while another process makes this run.")] = "wait") -> None:
     """Run a recipe (a name or a file). What is finished is kept, what was interrupted continues."""
-    from flows.display import Display
-    from flows.display import console as open_console
+    from flows.display import Display, open_console
     from tasks.pipeline import Pipeline
 
     console = open_console()

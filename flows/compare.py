@@ -31,7 +31,7 @@ def compare(recipes: Sequence[str], *, seeds: Sequence[int], home: Path, overrid
         for seed in seeds:
             here = [*overrides, f"seed={seed}"]
             if display:
-                display.console.rule(f"{recipe}, seed {seed}", align="left")
+                display.console.print(f"{recipe}, seed {seed}", style="bold", highlight=False, markup=False)
             post_training(recipe, home=str(home), overrides=here, profile=profile, until="evaluate", display=display)
             pipeline = Pipeline.open(recipe, home=home, overrides=here, profile=profile)
             results = json.loads((pipeline.artifact("evaluate").path / "results.json").read_text())

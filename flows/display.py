@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,31 @@ from components.types import Artifact
 SHOWN = ("loss", "accuracy", "validation", "margin", "tokens_per_second")
 
 
-UNBROKEN = 10_000
-"""Columns of what is no terminal: more than any line has."""
+class Log(Console):
+    """What is no terminal: an event, an address and a row of a table on one line each, for whoever searches it, with nothing behind it."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(width=10_000, **options)  # columns: more than any line has
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        with self.capture() as captured:
+            super().print(*objects, **options)
+        said = "\n".join(line.rstrip() for line in captured.get().split("\n"))
+        super().print(said, end="", markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
-def console(**options: Any) -> Console:
-    """Standard output. A log keeps an event, an address and a row of a table on one line each, for whoever searches it."""
+def open_console(**options: Any) -> Console:
+    """Standard output."""
     made = Console(**options)
-    return made if made.is_terminal else Console(width=UNBROKEN, **options)
+    return made if made.is_terminal else Log(**options)
+
+
+def table_of(*columns: str, right: Collection[str] = (), **each: Any) -> Table:
+    """An empty table without lines. Columns in `right` hold numbers; `each` is an option of every column."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", **each)
+    return table
 
 
 class Display:
@@ -84,9 +101,7 @@ class Display:
         self.task = None
 
     def table(self) -> Table:
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for column in ("stage", "", "seconds", "result"):
-            table.add_column(column, justify="right" if column == "seconds" else "left")
+        table = table_of("stage", "", "seconds", "result", right=["seconds"])
         for name, state, seconds, found in self.rows:
             table.add_row(name, state, f"{seconds:.0f}" if seconds else "", escape(found))
         return table

@@ -29,13 +29,12 @@ def compare(names: Annotated[list[str], typer.Argument(help="Two runs, by name o
 
 
 def _runs(first: str, other: str, home: Path) -> None:
-    from rich.console import Console
-
+    from flows.display import open_console
     from tasks.differences import differences, find_run
 
     paths = find_run(first, home), find_run(other, home)
     found = differences(*paths)
-    console = Console(highlight=False)
+    console = open_console(highlight=False)
     names = [path.resolve().name for path in paths]
     for title, rows in (("recipe", found.recipe), ("code", found.code), ("package", found.packages)):
         if rows:
@@ -55,8 +54,6 @@ def _runs(first: str, other: str, home: Path) -> None:
 
 
 def _recipes(names: Sequence[str], seeds: int, home: Path, overrides: Sequence[str], profile: str | None, metric: str) -> None:
-    from rich.console import Console
-
     from components.recipe import load
 
     for name in names:
@@ -64,9 +61,9 @@ def _recipes(names: Sequence[str], seeds: int, home: Path, overrides: Sequence[s
     quiet_platforms(home)
     start_servers()
     from flows.compare import compare as run_all
-    from flows.display import Display
+    from flows.display import Display, open_console
 
-    console = Console()
+    console = open_console()
     with Display(console) as display:
         found = run_all(names, seeds=range(seeds), home=home, overrides=overrides, profile=profile, metric=metric, display=display)
     console.print(_table([metric, "mean", "95 % interval", "by seed"], [
@@ -76,11 +73,10 @@ def _recipes(names: Sequence[str], seeds: int, home: Path, overrides: Sequence[s
 
 def _table(columns: list[str], rows: Any) -> Any:
     from rich.markup import escape
-    from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    from flows.display import table_of
+
+    table = table_of(*columns, overflow="fold")
     for row in rows:
         table.add_row(*(escape(cell) for cell in row))
     return table

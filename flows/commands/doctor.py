@@ -13,12 +13,12 @@ COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 def doctor(home: Home = OUT) -> None:
     """Check packages, servers, disk, GPU, DVC remote and downloads in seconds. Exit code 1 when something fails."""
-    from rich.console import Console
     from rich.markup import escape
 
+    from flows.display import open_console
     from tasks.doctor import examine
 
-    console, worst = Console(highlight=False, soft_wrap=True), set()
+    console, worst = open_console(highlight=False, soft_wrap=True), set()
     for finding in examine(home, Path.cwd()):
         worst.add(finding.state)
         do = f" → {escape(finding.do)}" if finding.do else ""

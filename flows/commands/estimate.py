@@ -22,20 +22,16 @@ def check_fits(pipeline: Any) -> None:
 
 def print_estimate(console: Any, pipeline: Any) -> None:
     """The table and its sums; a profile that cannot fit is refused after it. Raises `RecipeError`."""
-    from rich.table import Table
-
     from components.estimates.capacity import gb, refuse_what_cannot_fit
+    from flows.display import table_of
     from tasks.calibration import costs_of, this_machine
 
     costs, rates, shape = costs_of(pipeline, measured=True)
     hardware = pipeline.profile.hardware
     made = {s.stage.name for s in pipeline.status() if s.state == "done"}
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("stage")
     priced = hardware.price_per_hour is not None
-    for column in ("memory", "disk", "learnt", "scored", "sampled", "time", *([hardware.currency] if priced else ())):
-        table.add_column(column, justify="right")
-    table.add_column("mostly")
+    numbers = ["memory", "disk", "learnt", "scored", "sampled", "time", *([hardware.currency] if priced else ())]
+    table = table_of("stage", *numbers, "mostly", right=numbers)
     for cost in costs:
         most = max(cost.memory, key=lambda name: (name != "process", cost.memory[name]))
         table.add_row(cost.stage.name, gb(cost.bytes), gb(cost.disk) if cost.disk else "", *(_tokens(v) for v in (cost.learn, cost.score, cost.sample)),

@@ -17,18 +17,14 @@ def gc(home: Home = OUT,
        lower_is_better: Annotated[bool, typer.Option("--lower-is-better")] = False,
        yes: Annotated[bool, typer.Option("--yes", help="Remove; without it, only show.")] = False) -> None:
     """Show, or with --yes remove, what no registered version and no living or recent run needs."""
-    from rich.console import Console
     from rich.filesize import decimal
-    from rich.table import Table
 
+    from flows.display import open_console, table_of
     from tasks.retention import Policy, survey, sweep
 
     policy = Policy(keep_days, keep_last, best, metric, lower_is_better)
     found = (sweep if yes else survey)(home, policy)
-    console = Console(highlight=False)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("removed" if yes else "would go", "what", "made", "frees"):
-        table.add_column(column, justify="right" if column == "frees" else "left", no_wrap=True)
+    console, table = open_console(highlight=False), table_of("removed" if yes else "would go", "what", "made", "frees", right=["frees"], no_wrap=True)
     for entry in sorted(found.go, key=lambda e: -e.size):
         table.add_row(str(entry.path.relative_to(home.resolve())), entry.what, entry.made[:16].replace("T", " "), decimal(entry.size))
     if found.go:

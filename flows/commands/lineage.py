@@ -16,15 +16,13 @@ Model = Annotated[str, typer.Argument(help="A registered name, name:version or n
 def lineage(model: Model, home: Home = OUT,
             picture: Annotated[Path | None, typer.Option(help="The SVG file; else lineage/<stage>.svg of its run.")] = None) -> None:
     """Show what made a checkpoint: data digests, recipe, code, package versions, parents, numbers."""
-    from rich.console import Console
-
-    from flows.display import headline
+    from flows.display import headline, open_console
     from tasks.drawing import draw
     from tasks.lineage import resolve
     from tasks.registry import events
 
     made, version = resolve(model, home)
-    console = Console(highlight=False, soft_wrap=True)
+    console = open_console(highlight=False, soft_wrap=True)
     title = f"{version.name} version {version.version}" if version else made["product"]
     console.print(f"[bold]{title}[/bold]{' (' + ', '.join(version.aliases) + ')' if version and version.aliases else ''}")
     for word, text in facts(made):
@@ -35,7 +33,7 @@ def lineage(model: Model, home: Home = OUT,
         for event in events(version):
             console.print(f"{'history':<10} {event['at'][:16]} {event['action']} ({event['alias']}) by {event['by']}: {event['why']}",
                           markup=False)
-    Console(highlight=False, width=None if console.is_terminal else 160).print(tree(made))
+    console.print(tree(made), soft_wrap=False)
     notes = {name: headline(stage.get("meta", {})) for name, stage in made["stages"].items()}
     folder = home / "runs" / made["run"] if made["run"] and (home / "runs" / made["run"]).is_dir() else Path(".")
     target = picture or folder / "lineage" / f"{made['product']}.svg"

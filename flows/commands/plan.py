@@ -11,27 +11,24 @@ from flows.commands.options import OUT, Home, ProfileOption, Set
 
 
 def plan(recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = None,  # noqa: B006
-              estimate: Annotated[bool, typer.Option("--estimate", help="Memory, disk, tokens, time and cost too.")] = False) -> None:
+         estimate: Annotated[bool, typer.Option("--estimate", help="Memory, disk, tokens, time and cost too.")] = False) -> None:
     """Say what `run` would do, stage by stage, without doing it. A profile that cannot fit is refused."""
-    from rich.console import Console
-
+    from flows.display import open_console
     from tasks.pipeline import Pipeline
 
-    console, pipeline = Console(), Pipeline.open(recipe, home=home, overrides=set, profile=profile)
+    console, pipeline = open_console(), Pipeline.open(recipe, home=home, overrides=set, profile=profile)
     print_plan(console, pipeline, full=not estimate)
     (print_estimate(console, pipeline) if estimate else check_fits(pipeline))
 
 
 def print_plan(console: Any, pipeline: Any, *, full: bool = False) -> None:
-    from rich.table import Table
+    from flows.display import table_of
 
     console.print(sizes(pipeline.recipe, pipeline.profile))
     statuses = pipeline.status()
     done = sum(s.state == "done" for s in statuses)
     if full:
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for column in ("stage", "would", "key", "from"):
-            table.add_column(column)
+        table = table_of("stage", "would", "key", "from")
         for s in statuses:
             table.add_row(s.stage.name, {"done": "keep", "resume": "continue", "run": "make"}[s.state], s.stage.key[:12],
                           ", ".join(dict.fromkeys(s.stage.inputs.values())))
@@ -41,13 +38,10 @@ def print_plan(console: Any, pipeline: Any, *, full: bool = False) -> None:
 
 def sizes(recipe: Any, profile: Any) -> Any:
     """Every quantity by its unit, derived from the recipe and its profile."""
-    from rich.table import Table
-
     from components.piece import describe
+    from flows.display import table_of
 
-    table = Table(box=None, pad_edge=False, header_style="bold", title=None)
-    table.add_column("quantity")
-    table.add_column("value", justify="right")
+    table = table_of("quantity", "value", right=["value"])
 
     def row(name: str, value: Any) -> None:
         if value is not None:

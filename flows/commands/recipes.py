@@ -15,30 +15,25 @@ app = typer.Typer(help="List, explain and check recipes.", no_args_is_help=True)
 @app.command("list")
 def list_recipes() -> None:
     """Every recipe that ships, with what it is about."""
-    from rich.console import Console
-    from rich.table import Table
-
     from components.recipe import load, names
+    from flows.display import open_console, table_of
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("recipe", "paper", "about"):
-        table.add_column(column)
+    table = table_of("recipe", "paper", "about")
     for name in names():
         loaded, _ = load(name)
         table.add_row(name, loaded.paper, loaded.about)
-    Console().print(table)
+    open_console().print(table)
 
 
 @app.command()
 def explain(recipe: str, profile: ProfileOption = None) -> None:
     """The resolved recipe, every default written out, and its derived sizes."""
-    from rich.console import Console
-
     from components.recipe import dump, load
+    from flows.display import open_console
 
     loaded, chosen = load(recipe, profile=profile)
     typer.echo(dump(loaded, chosen))  # as it is: what Rich prints it wraps
-    Console(highlight=False).print(sizes(loaded, chosen))
+    open_console(highlight=False).print(sizes(loaded, chosen))
 
 
 @app.command("check")

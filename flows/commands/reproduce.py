@@ -17,14 +17,13 @@ def reproduce(model: Model, home: Home = OUT,
               into: Annotated[Path | None, typer.Option(help="Replay in this empty directory and keep it.")] = None,
               anew: Annotated[bool, typer.Option(help="Fetch data and models from their addresses.")] = False) -> None:
     """Replay a checkpoint in a fresh home: are the weights the same, bit for bit? Exit code 1 when they are not."""
-    from rich.console import Console
-
+    from flows.display import open_console
     from tasks.lineage import resolve
     from tasks.reproduce import reproduce as replay
     from tasks.reproduce import surroundings
 
     made, version = resolve(model, home)
-    console = Console(highlight=False, soft_wrap=True)
+    console = open_console(highlight=False, soft_wrap=True)
     title = f"{version.name} version {version.version}" if version else made["product"]
     console.print(f"Replaying {title}: {len(made['stages'])} stages of run {made['run']}, recipe {made['recipe']}.", markup=False)
     changed = surroundings(made)

@@ -14,12 +14,10 @@ from flows.commands.options import OUT, Home
 
 def show(run: Annotated[str | None, typer.Argument(help="A run's name; the newest when left out.")] = None, home: Home = OUT) -> None:
     """Show a run: its stages, what they found, what made them."""
-    from rich.console import Console
     from rich.markup import escape
-    from rich.table import Table
 
     from components.store import read_manifest
-    from flows.display import result
+    from flows.display import open_console, result, table_of
     from tasks.spending import said
 
     runs = sorted((home / "runs").glob("*/run.json"), key=lambda p: p.stat().st_mtime) if (home / "runs").is_dir() else []
@@ -28,11 +26,9 @@ def show(run: Annotated[str | None, typer.Argument(help="A run's name; the newes
     if not runs:
         raise RecipeError(f"no run {run!r} under {home / 'runs'}" if run else f"there is no run under {home / 'runs'} yet; `ratchet run chat` makes one")
     state = json.loads(runs[-1].read_text())
-    console, folder = Console(), runs[-1].parent
+    console, folder = open_console(), runs[-1].parent
     console.print(f"[bold]{folder.name}[/bold]  recipe {state.get('recipe')}  {state.get('state')}  code {state.get('revision', '')[:12]}")
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("stage", "key", "seconds", "result"):
-        table.add_column(column)
+    table = table_of("stage", "key", "seconds", "result")
     for name, key in state.get("stages", {}).items():
         manifest = read_manifest(folder / "stages" / name)
         table.add_row(name, key[:12], *(["", "not made"] if manifest is None else

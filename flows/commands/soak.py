@@ -21,11 +21,10 @@ def soak(home: Home = OUT,
          tries: Annotated[int, typer.Option(help="Trials of each fault.")] = 3, seed: int = 0) -> None:
     """Strike a pipeline at random moments, resume it, compare its weights and metrics with an undisturbed run's. Exit code 1
     unless every trial is survived. Works in <home>/soak, with an MLflow and a Prefect server of its own on loopback."""
-    from rich.console import Console
     from rich.markup import escape
-    from rich.table import Table
 
     from components.errors import RecipeError, nearest
+    from flows.display import open_console, table_of
     from flows.soak.servers import Servers
     from flows.soak.trials import Soak
     from tasks.orphans import leave_nothing_behind
@@ -35,7 +34,7 @@ def soak(home: Home = OUT,
     for name in fault:
         if name not in FAULTS:
             raise RecipeError(f"--fault: no fault named {name!r}{nearest(name, FAULTS)}")
-    console, folder = Console(highlight=False), (home / "soak").resolve()
+    console, folder = open_console(highlight=False), (home / "soak").resolve()
     base = folder / "base"
     overrides = [*SMALL.get(recipe, []), *set]
     pipeline = Pipeline.open(recipe, home=base, overrides=overrides, profile=profile)
@@ -61,9 +60,7 @@ def soak(home: Home = OUT,
         for name, complaints, tally in trials.trials(names, tries):
             tallies[name] = tally
             console.print(f"{name}: {tally.survived} of {tally.tried}" + "".join(f"\n  {escape(c)}" for c in complaints), soft_wrap=True)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("fault", "survived", "tried", "what the run said of it"):
-        table.add_column(column)
+    table = table_of("fault", "survived", "tried", "what the run said of it")
     for name, tally in tallies.items():
         table.add_row(name, str(tally.survived), str(tally.tried), escape("\n".join(s[:160] for s in sorted(tally.sentences)[:3])))
     console.print(table)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
 from components.plan import Stage
 from components.types import Artifact
 from flows.cli import app
-from flows.display import Display, headline, records
+from flows.commands.plan import print_plan
+from flows.display import Display, headline, open_console, records
+from tasks.pipeline import Pipeline
 from tasks.watchers import numbers_of
 
 DRAFTS = {"records": 7168, "groups": 3179, "parse: has 1 speakers, not two": 3151, "normalise: text tidied": 1290, "remove_broken: one character": 4,
@@ -39,6 +42,22 @@ def test_the_table_at_the_end_and_the_log_name_the_records() -> None:
     assert "select 1: done in 3 s  half [/done]\nselect 1: records: 64 groups before; 3 ties" in log
     assert "half [/done]" in table and "records: 64 groups before; 3 ties; 2 margins" in table and table.count("records") == 1
     assert headline({"counts": SELECT, "steps": 3}) == "3 steps"
+
+
+def test_in_a_log_nothing_stands_behind_the_last_word_of_a_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The table before a run, the one after it, and a row that is a terminal's width twice over."""
+    console = open_console()
+    print_plan(console, Pipeline.open("online_dpo", home=tmp_path, profile="test"), full=True)
+    with Display(console) as display:
+        for counts in ({}, SELECT):
+            display.finished(Stage("select_1", "select", "groups", {}), Artifact("groups", Path(), "k", meta={"counts": counts}), reused=True, seconds=0.0)
+        console.print(display.table())
+    console.print("[bold]a[/bold] [/done] ", markup=False)
+    console.print()
+    said = capsys.readouterr().out.splitlines()
+    assert [line for line in said if line != line.rstrip()] == []
+    assert {"stage would key from", "reward models 1", "stage seconds result"} <= {" ".join(line.split()) for line in said}
+    assert said[-2:] == ["[bold]a[/bold] [/done]", ""] and any("59 groups after best_worst" in line for line in said)
 
 
 def test_show_prints_the_records_and_mlflow_gets_every_count(publish, run_of, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from components.plan import Stage
 from components.recipe import dump, load
 from components.types import Artifact
 from flows.cli import _where, app
-from flows.display import Display, console
+from flows.display import Display, open_console
 from tasks.pipeline import Pipeline
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -81,7 +81,7 @@ def test_an_explained_recipe_is_yaml_whole() -> None:
 def test_a_log_has_a_line_an_event(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     stage, long = Stage("annotate_1", "annotate", "groups", {}), "answers " * 30 + "end"
-    with Display(console()) as display:
+    with Display(open_console()) as display:
         display.started(stage, tmp_path)
         display.spoke -= 60
         display.progressed(stage, {"step": 120, "of": 384, "unit": "answers", "metrics": {}})
@@ -93,7 +93,7 @@ def test_a_log_has_a_line_an_event(capsys: pytest.CaptureFixture[str], monkeypat
     assert said[:4] == ["annotate 1: started", "annotate 1: 120 of 384 answers", "annotate 1: step 3 of 8  margin 0.25",
                         f"annotate 1: done in 24 s  {long}"]
     assert len(said) == 6 and long in said[5]
-    assert console(force_terminal=True).width == Console(force_terminal=True).width, "a terminal keeps its own"
+    assert open_console(force_terminal=True).width == Console(force_terminal=True).width, "a terminal keeps its own"
 
 
 def test_a_terminal_shows_what_is_counted() -> None:
@@ -109,11 +109,11 @@ def test_a_terminal_shows_what_is_counted() -> None:
 def test_what_is_not_there_is_not_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     pipeline = Pipeline.open("sft", home=tmp_path, profile="test")  # as after `run --until curate`
     pipeline.run.open("recipe: {}\n")
-    _where(console(), pipeline)
+    _where(open_console(), pipeline)
     said = capsys.readouterr().out
     assert str(pipeline.run.path) in said and "model" not in said and "report" not in said
     made = tmp_path / "store" / "sft"
     made.mkdir(parents=True)
     pipeline.run.link("sft", made)
-    _where(console(), pipeline)
+    _where(open_console(), pipeline)
     assert f"model      {pipeline.run.path / 'stages' / 'sft'}\n" in capsys.readouterr().out
