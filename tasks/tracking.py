@@ -13,6 +13,7 @@ grandchild a round; times are those of the work, not of the shipping.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -42,6 +43,7 @@ class Tracking:
         self.home, self.experiment, self.every_seconds, self.live = Path(home), experiment, every_seconds, live
         self.run_dir: Path | None = None
         self.problem: str | None = None  # why the last attempt to ship failed
+        self._failures = 0
         self._stop, self._wake, self._thread = threading.Event(), threading.Event(), None
 
     def open_run(self, run_dir: Path, name: str, params: Mapping[str, Any], tags: Mapping[str, Any] | None = None) -> None:
@@ -101,14 +103,16 @@ class Tracking:
         return self.problem is None
 
     def run_id(self, stage: str = ROOT, wait_seconds: float = 0.0) -> str | None:
-        """MLflow's id of a run once it was shipped, else None after `wait_seconds`."""
-        end = time.monotonic() + wait_seconds
-        while True:
+        """MLflow's id of a run once it was shipped, else None: after `wait_seconds`, or three failures a second apart."""
+        end, enough = time.monotonic() + wait_seconds, self._failures + 3
+        for poll in itertools.count():
             runs = read_json(shipped_file(self.run_dir, self.home)).get("runs", {})
-            if "id" in runs.get(stage, {}) or time.monotonic() >= end:
-                return runs.get(stage, {}).get("id")
-            self._wake.set()
+            if "id" in runs.get(stage, {}) or self._failures >= enough or time.monotonic() >= end:
+                break
+            if poll % 10 == 0:
+                self._wake.set()
             time.sleep(0.1)
+        return runs.get(stage, {}).get("id")
 
     def page(self, artifact: str, wait_seconds: float = 0.0) -> str | None:
         """The address of an artifact of the pipeline's run among MLflow's pages; None where no server shows them (`ratchet ui` is
@@ -133,16 +137,17 @@ class Tracking:
     def _serve(self) -> None:
         """The side thread: ship, sleep, and after a failure sleep longer. Ends after one last try."""
         assert self.run_dir is not None
-        shipper, pause = Shipper(self.run_dir, self.home), self.every_seconds
-        with contextlib.closing(shipper):
+        shipper, pause = None, self.every_seconds
+        with contextlib.ExitStack() as stack:
             while True:
                 last = self._stop.is_set()
                 try:
+                    shipper = shipper or stack.enter_context(contextlib.closing(Shipper(self.run_dir, self.home)))
                     shipper.ship()
                     self.problem, pause = None, self.every_seconds
                 except Exception as error:  # whatever MLflow does, the flow goes on
                     self.problem = redacted(f"{type(error).__name__}: {str(error).splitlines()[0][:300] if str(error) else ''}")
-                    pause = min(60.0, pause * 2)
+                    self._failures, pause = self._failures + 1, min(60.0, pause * 2)
                 if last:
                     return
                 self._wake.wait(pause)

@@ -103,6 +103,19 @@ def test_a_side_thread_ships_while_the_work_goes_on(home, tmp_path):
     assert tracking.close(wait_seconds=60)
 
 
+def test_a_run_that_another_process_ships_is_shipped_afterwards(home, tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    write(file, range(3))
+    worked(tmp_path / "run", home, file)  # and killed: `ratchet sync` has it now
+    with contextlib.closing(Shipper(tmp_path / "run", home)):
+        tracking, *_ = worked(tmp_path / "run", home, file, live=True)
+        end = time.monotonic() + 30
+        while tracking.problem is None and time.monotonic() < end:
+            time.sleep(0.05)
+        assert "another process" in (tracking.problem or "")
+    assert tracking.close(wait_seconds=60) and tracking.run_id()
+
+
 @pytest.mark.parametrize("kind", ["dead", "frozen"])
 def test_a_server_that_is_away_stops_nothing_and_loses_nothing(home, tmp_path, monkeypatch, kind):
     file, run = tmp_path / "metrics.jsonl", tmp_path / "run"
@@ -115,6 +128,9 @@ def test_a_server_that_is_away_stops_nothing_and_loses_nothing(home, tmp_path, m
         begin = time.monotonic()
         tracking, *_ = worked(run, home, file, live=True)
         assert time.monotonic() - begin < 0.5
+        if kind == "dead":  # who wants the id asks thrice, and neither waits for nothing nor knocks ten times a second
+            assert tracking.run_id(wait_seconds=60) is None and 3 <= tracking._failures <= 6
+            begin = time.monotonic()
         assert not tracking.close(wait_seconds=3)
         assert time.monotonic() - begin < 6 and tracking.problem
         if kind == "dead":
