@@ -20,18 +20,23 @@ for name, value in {
     "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "DO_NOT_TRACK": "1", "MLFLOW_DISABLE_TELEMETRY": "true",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "PREFECT_LOGGING_LEVEL": "ERROR", "GX_ANALYTICS_ENABLED": "false",
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120", "MPLBACKEND": "Agg",
+    "OMP_NUM_THREADS": "1",  # tests run beside each other: two threads a process wait for each other more than they work
 }.items():
     os.environ.setdefault(name, value)
 
 
 @pytest.fixture(scope="session")
 def tiny_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home whose store holds the tiny model (under a minute) and what tests make beside it."""
+    """A home of this process, whose store holds the tiny model and what tests make beside it. The processes of one `make test`
+    train it once (under a minute): who comes second waits for the store's lock, and takes a copy."""
     from tasks.pipeline import Pipeline
 
-    home = tmp_path_factory.mktemp("home")
-    Pipeline.open("sft", home=home, profile="test").make("model_policy")
-    return home
+    own, shared = tmp_path_factory.mktemp("home"), tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    made = Pipeline.open("sft", home=shared / "tiny", profile="test").make("model_policy").path
+    shutil.copytree(made, own / "store" / made.name)
+    return own
 
 
 @pytest.fixture(scope="session")
