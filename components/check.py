@@ -133,15 +133,12 @@ def _check_section(section: Offline | Online, models: set[str], where: str) -> N
 
 def _check_piece(slot: str, spec: Spec, have: set[str], models: set[str], where: str) -> set[str]:
     description = describe(slot, spec["name"], where=where)
-    _check_reads(description.columns("reads", spec), have, spec["name"], where)
-    writes = set(description.columns("writes", spec))
+    _check_reads(description.named("reads", spec), have, spec["name"], where)
+    writes = set(description.named("writes", spec))
     if slot == "annotate" and writes & have:
         raise RecipeError(f"{where}: {spec['name']!r} writes {sorted(writes & have)}, which is already written")
-    for key in ("model", "models"):
-        for name in [spec[key]] if isinstance(spec.get(key), str) else spec.get(key) or ():
-            if name not in models:
-                raise RecipeError(f"{where}: {spec['name']!r} wants model {name!r}, which nothing makes"
-                                  f"{nearest(name, models)}")
+    for name in sorted(description.named("models", spec) - models):
+        raise RecipeError(f"{where}: {spec['name']!r} wants model {name!r}, which nothing makes{nearest(name, models)}")
     return have | writes
 
 
@@ -156,7 +153,7 @@ def _check_fit(fit: Fit, have: set[str], where: str, *, role: str = "policy", un
         for spec in parts:
             description = describe("objective", spec["name"])
             at = f"{where}.updates.{role}"
-            _check_reads(description.columns("reads", spec), have, spec["name"], at)
+            _check_reads(description.named("reads", spec), have, spec["name"], at)
             if "times" in spec:
                 _check_reads(frozenset({spec["times"]}), have, f"{spec['name']}.times", at)
                 if description.unit not in ("step", "row"):

@@ -39,7 +39,7 @@ def corrected_section(online: Online, cap: float) -> Online:
         updates[role] = []
         for spec in specs:
             description = describe("objective", spec["name"])
-            reads = description.columns("reads", spec)
+            reads = description.named("reads", spec)
             if ("advantages" in reads and "logprobs" in description.asks and "times" not in spec and description.unit in COLUMNS
                     and not {"logprobs.old", "logprobs.sampled"} <= reads):
                 column, piece = COLUMNS[description.unit]
@@ -49,7 +49,7 @@ def corrected_section(online: Online, cap: float) -> Online:
     if not needed:
         return online
     written = {name for spec in [*online.annotate, *online.prepare]
-               for name in describe("annotate", spec["name"]).columns("writes", spec)}
+               for name in describe("annotate", spec["name"]).named("writes", spec)}
     prepare = list(online.prepare)
     for name, options in [("scoring.logprobs.old", {}), *((piece, {"cap": cap}) for piece in dict.fromkeys(needed))]:
         if not describe("annotate", name).writes & written:

@@ -1,4 +1,4 @@
-"""The four functions of online learning on groups in memory, and `improve`, which repeats them step by step."""
+"""What happens to groups between sampling and learning, by rounds and by steps: annotate, select, prepare; and the panel that tells how they are."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Named(NamedTuple):
 
 def pieces(slot: str, specs: Sequence[Mapping[str, Any]]) -> list[Named]:
     """The pieces of a slot, in order. Whoever calls them more than once keeps them, for some have memory."""
-    return [Named(spec["name"], build(slot, spec), describe(slot, spec["name"]).columns("reads", spec)) for spec in specs]
+    return [Named(spec["name"], build(slot, spec), describe(slot, spec["name"]).named("reads", spec)) for spec in specs]
 
 
 def remembering(**slots: Sequence[Named]) -> dict[str, Memory]:
@@ -116,11 +116,9 @@ def _fault(group: Group, column: str, i: int) -> str:
     return f"failed: {column} is {value}" if isinstance(value, Real) and not math.isfinite(value) else ""
 
 
-def select_groups(groups: Sequence[Group], selectors: Sequence[Named], annotators: Sequence[Named], ctx: Context, *,
+def select_groups(groups: Sequence[Group], selectors: Sequence[Named], ctx: Context, *,
                   earlier: Sequence[Group] = ()) -> tuple[list[Group], dict[str, Any]]:
-    """Apply the selectors, put what `earlier` rounds chose before the rest, then apply the annotators that only what was chosen needs:
-    to the earlier groups too, for the models they ask may be others by now. Counts what was left out, and why.
-    """
+    """Apply the selectors, and put what `earlier` rounds chose before the rest. Counts what was left out, and why."""
     counts: Counter[str] = Counter({"groups before": len(groups)})
     chosen = list(groups)
     for name, selector, _ in selectors:
@@ -129,15 +127,28 @@ def select_groups(groups: Sequence[Group], selectors: Sequence[Named], annotator
     if earlier:
         chosen = [*earlier, *chosen]
         counts["groups of earlier rounds"] = len(earlier)
-    for _, annotator, _ in annotators if chosen else ():
-        written = annotator(chosen, ctx)
-        chosen = [g.extended({column: values[i] for column, values in written.items()}) for i, g in enumerate(chosen)]
     return chosen, dict(counts)
+
+
+def prepare_groups(groups: Sequence[Group], annotators: Sequence[Named], ctx: Context) -> list[Group]:
+    """Apply the annotators that only what was chosen needs: to the groups of earlier rounds too, for the models they ask may be
+    others by now."""
+    groups = list(groups)
+    for _, annotator, _ in annotators if groups else ():
+        written = annotator(groups, ctx)
+        groups = [g.extended({column: values[i] for column, values in written.items()}) for i, g in enumerate(groups)]
+    return groups
+
+
+def texts_read(specs: Sequence[Mapping[str, Any]]) -> int:
+    """How often annotators read each answer: once for each model that they ask, and once where they ask none and read no column."""
+    known = [(describe("annotate", spec["name"]), spec) for spec in specs]
+    return sum(len(piece.named("models", spec)) or not piece.reads for piece, spec in known)
 
 
 def reward_columns(specs: Sequence[Mapping[str, Any]]) -> list[str]:
     """The reward columns the annotators write, in order; the last is what selection reads."""
-    return [name for spec in specs for name in sorted(describe("annotate", spec["name"]).columns("writes", spec))
+    return [name for spec in specs for name in sorted(describe("annotate", spec["name"]).named("writes", spec))
             if name.startswith("reward.") and not name.endswith(".status")]
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from components.errors import RecipeError, nearest
+from components.progress import advance
 
 ROOT = Path(__file__).parent
 Unit = Literal["step", "row", "pair", "group"]
@@ -41,11 +42,13 @@ def piece(
     reads: Iterable[str] = (),
     writes: Iterable[str] = (),
     asks: Iterable[str] = (),
+    models: Iterable[str] = (),
     unit: Unit = "row",
     paper: str = "",
 ) -> Callable[[F], F]:
     """Declare a piece. `reads`/`writes` name columns (`{option}` is filled from the recipe), `asks` what the
-    learner must compute, `unit` what may not be split between micro-batches. Returns the function unchanged.
+    learner must compute, `models` whom it asks beside those that its options `model` and `models` name, `unit` what may
+    not be split between micro-batches. Returns the function unchanged.
     """
 
     def mark(function: F) -> F:
@@ -77,13 +80,14 @@ class Description:
     reads: frozenset[str] = frozenset()
     writes: frozenset[str] = frozenset()
     asks: frozenset[str] = frozenset()
+    models: frozenset[str] = frozenset()
     unit: Unit = "row"
     paper: str = ""
     memory: bool = False
     options: Mapping[str, Option] = field(default_factory=dict)
 
-    def columns(self, which: Literal["reads", "writes"], options: Mapping[str, Any]) -> frozenset[str]:
-        """The declared columns with `{option}` filled in; a list option yields one column an entry."""
+    def named(self, which: Literal["reads", "writes", "models"], options: Mapping[str, Any]) -> frozenset[str]:
+        """The declared columns or models with `{option}` filled in; a list option yields one name an entry."""
         names: set[str] = set()
         for template in getattr(self, which):
             fields = re.findall(r"{(\w+)}", template)
@@ -130,12 +134,14 @@ def _read(slot: str, folder: str, path: Path) -> dict[str, Description]:
         )
         name = node.name if isinstance(node, ast.FunctionDef) else _snake(node.name)
         doc = ast.get_docstring(node) or module_doc
+        options = _options(signature) if signature else {}
         pieces[name] = Description(
             slot=slot, name=name, module=f"components.{folder}.{path.stem}", function=node.name, path=path, doc=doc,
             reads=frozenset(said.get("reads", ())), writes=frozenset(said.get("writes", ())),
             asks=frozenset(said.get("asks", ())), unit=said.get("unit", "row"), paper=said.get("paper", ""),
+            models=frozenset([*said.get("models", ()), *(f"{{{option}}}" for option in ("model", "models") if option in options)]),
             memory=any(isinstance(f, ast.FunctionDef) and f.name == "restore" for f in node.body),
-            options=_options(signature) if signature else {},
+            options=options,
         )
     return pieces
 
@@ -236,6 +242,7 @@ def each(function: Callable[..., float]) -> Callable[..., Any]:
                 except Exception as error:  # a reward is anybody's code; its failure is data
                     row.append(None)
                     status.append(f"failed: {type(error).__name__}: {error}")
+                advance()
             values.append(row)
             statuses.append(status)
         return {name: values, f"{name}.status": statuses}

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -18,6 +20,8 @@ from components import ranks
 
 EVERY = 0.5
 """Seconds between two writes."""
+LOOK = 1.0
+"""Seconds between two looks at what others bring."""
 
 
 @dataclass
@@ -36,7 +40,8 @@ _count: _Count | None = None
 def told_in(file: Path) -> Iterator[None]:
     """Inside, what is done of what is expected stands in `file`: {"step", "of", "unit", "time", "metrics": {}}, on the first rank."""
     global _count
-    file.unlink(missing_ok=True)  # an attempt's before this one
+    if ranks.first():
+        file.unlink(missing_ok=True)  # an attempt's before this one
     _count = _Count(file)
     try:
         yield
@@ -45,8 +50,8 @@ def told_in(file: Path) -> Iterator[None]:
 
 
 def expect(unit: str, of: int | None = None) -> None:
-    """From here on, units are counted: `of` of them are to come, None where nobody knows. Without a file, nothing happens."""
-    if _count is not None:
+    """From here on, units are counted: `of` of them are to come, None where nobody knows. Where none are, nothing is told."""
+    if _count is not None and of != 0:
         _count.unit, _count.of, _count.done = unit, of, 0
         _write(_count)
 
@@ -65,6 +70,38 @@ def counted(batches: Iterable[Any]) -> Iterator[Any]:
     for batch in batches:
         yield batch
         advance(len(batch.group))
+
+
+@contextlib.contextmanager
+def arriving(folder: Path) -> Iterator[None]:
+    """Inside, megabytes are counted that come to lie below `folder`: for a download by somebody who does not tell."""
+    expect("MB")
+    before, over = _megabytes(folder), threading.Event()
+
+    def look() -> None:
+        most = 0
+        while not over.wait(LOOK):
+            now = _megabytes(folder) - before
+            if now > most:
+                advance(now - most)
+                most = now
+
+    watcher = threading.Thread(target=look, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+
+
+def _megabytes(folder: Path) -> int:
+    size = 0
+    for where, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):  # it was moved meanwhile
+                size += os.lstat(os.path.join(where, name)).st_size
+    return size // 10**6
 
 
 def _write(count: _Count) -> None:

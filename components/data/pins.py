@@ -14,7 +14,8 @@ import os
 import re
 from pathlib import Path
 
-from components.data.sources import commit, digest, local
+from components.data.hub import commit
+from components.data.sources import digest, local
 from components.schema import Recipe
 from components.store import MANIFEST, write_atomic
 

@@ -11,7 +11,6 @@ What was fetched is a folder with `source.json`, written last and renamed into p
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -22,11 +21,12 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import Any
 
+from components.data import hub
 from components.errors import SourceError, nearest
+from components.progress import arriving
 
 MANIFEST = "source.json"
 CONTENT = "content"
@@ -160,10 +160,12 @@ def _pypi(rest: str, content: Path, sha256: str | None) -> tuple[Path, str]:
     requirement, _, inner = rest.partition("!")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9.!+_-]+", requirement):
         raise SourceError(f"pypi:{rest}: write pypi:name==version, with the exact version, and !inner/path if wanted")
-    with tempfile.TemporaryDirectory(dir=content.parent) as folder:
+    with tempfile.TemporaryDirectory(dir=content.parent) as folder, tempfile.TemporaryDirectory(dir=content.parent) as coming:
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input",
                    "--disable-pip-version-check", "--quiet", "--dest", folder, requirement]
-        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+        with arriving(Path(coming)):  # pip downloads into its temporary folder, and copies when it is there
+            done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False,
+                                  env={**os.environ, "TMPDIR": coming})
         if done.returncode:
             lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
             raise SourceError(f"pip cannot download {requirement}: {lines[-1] if lines else 'no reason given'}; "
@@ -204,70 +206,7 @@ def _hub(rest: str, content: Path, sha256: str | None) -> tuple[Path, str]:
         if not chosen.exists():
             raise SourceError(f"hub:{rest}: there is no {chosen}")
         return _keep(chosen, content, sha256, f"hub:{rest}")
-    asked = _repository(rest)
-    from huggingface_hub import hf_hub_download, snapshot_download
-
-    with _asking(rest, asked):
-        found = Path(hf_hub_download(filename=file, **asked) if file else snapshot_download(**asked))
-    return _keep(found, content, sha256, f"hub:{rest}")
-
-
-def commit(rest: str) -> str | None:
-    """The commit that a `hub:` address means now, None where the hub cannot be asked. Raises `SourceError` as `fetch` does."""
-    asked = _repository(rest)
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError
-
-    with _asking(rest, asked):
-        try:
-            info = HfApi(endpoint=asked["endpoint"]).repo_info(asked["repo_id"], revision=asked["revision"], repo_type=asked["repo_type"], timeout=10)
-        except HfHubHTTPError as error:
-            if error.response.status_code < 500:
-                raise
-            return None
-        except Exception:  # network libraries differ in what they raise
-            return None
-    return str(info.sha)
-
-
-def _repository(rest: str) -> dict[str, Any]:
-    """What the hub's library is asked for."""
-    match = re.fullmatch(r"(?:(datasets|models)/)?([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", rest.partition("!")[0])
-    if not match:
-        raise SourceError(f"hub:{rest}: write hub:org/name, @revision and !file if wanted (datasets/org/name for data)")
-    kind, repository, revision = match.groups()
-    return {"repo_id": repository, "revision": revision, "repo_type": "dataset" if kind == "datasets" else "model",
-            "endpoint": os.environ.get("HF_ENDPOINT")}  # read now: the library reads it once, when first imported
-
-
-@contextlib.contextmanager
-def _asking(rest: str, asked: dict[str, Any]) -> Iterator[None]:
-    """What the hub's library raises, as one sentence about the address."""
-    from huggingface_hub.errors import (
-        EntryNotFoundError,
-        GatedRepoError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
-
-    hub, repository = asked["endpoint"] or "the hub", asked["repo_id"]
-    try:
-        yield
-    except LocalEntryNotFoundError as error:
-        raise SourceError(f"hub:{rest}: cannot download from {hub} and it is not in the cache; "
-                          "check the connection or HF_ENDPOINT") from error
-    except GatedRepoError as error:
-        raise SourceError(f"hub:{rest}: {repository} is gated; accept its terms and log in with `hf auth login`") from error
-    except RevisionNotFoundError as error:
-        raise SourceError(f"hub:{rest}: {repository} has no revision {asked['revision']!r}") from error
-    except RepositoryNotFoundError as error:
-        raise SourceError(f"hub:{rest}: no {asked['repo_type']} repository {repository!r} (or it is private)") from error
-    except EntryNotFoundError as error:
-        raise SourceError(f"hub:{rest}: {repository} has no file {rest.partition('!')[2]!r}") from error
-    except Exception as error:  # network libraries differ in what they raise; one sentence for all
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise SourceError(f"hub:{rest}: cannot download from {hub}: {reason}") from error
+    return _keep(hub.download(rest), content, sha256, f"hub:{rest}")
 
 
 def _keep(found: Path, content: Path, sha256: str | None, what: str) -> tuple[Path, str]:

@@ -275,9 +275,9 @@ class _Known:
                 **({"reward models": 4.0 * self.judge.parameters * judges} if judges else {})}
 
     def passes(self, specs: Sequence[Mapping[str, Any]]) -> float:
-        """Passes of the whole model that these pieces ask for: those that name a model, judges by their depth."""
-        return sum((self.depth if str(s["model"]).startswith("judge") else 1.0) if "model" in s else
-                   float(s["name"] in ("scoring.values", "scoring.logprobs.old")) for s in specs)
+        """Passes of the whole model that these annotators ask for: one of each model they name, judges by their depth."""
+        return sum(self.depth if model.startswith("judge") else 1.0
+                   for spec in specs for model in describe("annotate", spec["name"]).named("models", spec))
 
     def chosen(self, fit: Any, each: int) -> int:
         """Texts a prompt that are learnt from: two for an objective on pairs, else all."""

@@ -18,7 +18,7 @@ def measured(recipe: Recipe) -> dict[str, bool]:
     gold, fluent = recipe.evaluate.gold, bool(recipe.evaluate.perplexity_rows)
     learns = bool(recipe.offline or recipe.online)
     judges = [*(recipe.reward.judges if recipe.reward else ()), *(name for name in recipe.models if name.startswith("judge"))]
-    rewards = {column for spec in recipe.evaluate.metrics for column in describe("annotate", spec["name"]).columns("writes", spec)
+    rewards = {column for spec in recipe.evaluate.metrics for column in describe("annotate", spec["name"]).named("writes", spec)
                if column.startswith("reward.") and not column.endswith(".status")} | {f"reward.{judge}" for judge in judges}
     scores = {**({"gold": "win_rate"} if gold else {}), **{name: f"win_rate_{name.removeprefix('reward.')}" for name in sorted(rewards)}}
     found = dict.fromkeys((f"final.{name}" for name in (*OF_ANSWERS, *scores)), False)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from components.piece import piece
+from components.progress import advance
 from components.sandbox import execute
 from components.types import OK, Columns, Context, Group, Prompt
 
@@ -57,8 +58,12 @@ def unit_tests(groups: Sequence[Group], ctx: Context, *, cpu_seconds: int = 5, w
         passed = execute(program, cpu_seconds=cpu_seconds, wall_seconds=wall_seconds, memory_mib=memory_mib).passed
         return float(passed), OK
 
+    verdicts = []
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        found = iter(list(pool.map(judge, [(g.prompt, t.text) for g in groups for t in g.trajectories])))
+        for verdict in pool.map(judge, [(g.prompt, t.text) for g in groups for t in g.trajectories]):
+            verdicts.append(verdict)
+            advance()
+    found = iter(verdicts)
     judged = [[next(found) for _ in g.trajectories] for g in groups]
     return {"reward.unit_tests": [[value for value, _ in row] for row in judged],
             "reward.unit_tests.status": [[status for _, status in row] for row in judged]}

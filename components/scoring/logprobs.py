@@ -28,7 +28,7 @@ def logprobs(groups: Sequence[Group], ctx: Context, *, model: str = "reference")
     return {f"logprobs.{model}": asked(groups, ctx, model, "logprobs")}
 
 
-@piece(writes=("logprobs.old",), paper="arXiv:1707.06347")
+@piece(writes=("logprobs.old",), models=("policy",), paper="arXiv:1707.06347")
 def old(groups: Sequence[Group], ctx: Context) -> Columns:
     """`logprobs.old`: the policy's own, as it is at the start of the update."""
     return {"logprobs.old": asked(groups, ctx, "policy", "logprobs")}

@@ -19,6 +19,7 @@ from components.evaluation.gold import Encoder, GoldJudge
 from components.evaluation.kl import sequence_kl
 from components.evaluation.report import write_report
 from components.evaluation.win_rate import compare
+from components.loop import texts_read
 from components.piece import build
 from components.protocols import Engine
 from components.run import Job
@@ -99,10 +100,11 @@ def evaluate(job: Job) -> dict[str, Any]:
 
 
 def planned_texts(held_out: Sequence[Group], arms: Sequence[str], judges: Sequence[str], options: Mapping[str, Any]) -> int:
-    """How many texts models will sample or score: each arm's answers, again by each judge, people's replies, and those of the KL."""
+    """How many texts will be sampled or read: each arm's answers, again by each judge and metric, people's replies, and those of the KL."""
     answers = len(held_out) * options["responses_per_prompt"]
     human = sum(len(g.trajectories) for g in held_out[: options["perplexity_rows"]])
-    return len(arms) * (answers * (1 + len(judges)) + human) + (len(held_out) if "initial" in arms else 0)
+    reads = 1 + len(judges) + texts_read(options["metrics"])
+    return len(arms) * (answers * reads + human) + (len(held_out) if "initial" in arms else 0)
 
 
 def sample(engine: Engine, held_out: Sequence[Group], options: Mapping[str, Any]) -> list[Group]:

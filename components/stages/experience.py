@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from components import progress
@@ -13,15 +13,15 @@ from components.engines.choose import engine_of
 from components.errors import DataError, HealthError
 from components.evaluation.certificate import require
 from components.evaluation.gold import GoldJudge
-from components.evaluation.health import check
-from components.loop import annotate_groups, panel, pieces, select_groups
+from components.evaluation.health import ACTIONS, check
+from components.loop import annotate_groups, panel, pieces, prepare_groups, select_groups, texts_read
 from components.models.reward import is_reward_model
 from components.models.value import FILE as VALUE_HEAD
 from components.piece import build
 from components.planned import all_answered
 from components.protocols import Engine
 from components.run import Job
-from components.types import Context
+from components.types import Context, Group
 
 
 def rollout(job: Job) -> dict[str, Any]:
@@ -48,14 +48,16 @@ def annotate(job: Job) -> dict[str, Any]:
     """Score the answers, look at the round's health, keep what may be trained on."""
     options = job.options
     groups = read_groups(job.path("groups") / "groups.parquet")
-    context = context_of(job)
+    context, watched = context_of(job), options["watch"].get("kl_prompts", 0)
+    itself = job.inputs["policy"].digest == job.inputs["initial"].digest
+    asks = watched and not itself
+    progress.expect("texts", texts_read(options["annotate"]) * _answers(groups) + (min(watched, len(groups)) if asks else 0))
     marked, counts = annotate_groups(groups, pieces("annotate", options["annotate"]), context, max_failed=options["max_failed"])
     judge = GoldJudge.load(job.path("gold"), job.path("encoder")) if "gold" in job.inputs else None
-    numbers = panel(marked, options["annotate"], judge=judge, reference=context.models.get("initial"),
-                    kl_prompts=options["watch"].get("kl_prompts", 0), itself=job.inputs["policy"].digest == job.inputs["initial"].digest)
+    numbers = panel(marked, options["annotate"], judge=judge, reference=context.models["initial"] if asks else None, kl_prompts=watched, itself=itself)
     history = [job.inputs["first"].meta["panel"], numbers] if "first" in job.inputs else [numbers]
     verdicts = check(history, options["health"])
-    worst = max((v.action for v in verdicts), key=("warn", "hold", "stop").index, default="ok")
+    worst = max((v.action for v in verdicts), key=ACTIONS.index, default="ok")
     if worst == "stop":
         why = "; ".join(v.reason for v in verdicts if v.action == "stop")
         raise HealthError(f"round {options['round']} was stopped by a health rule: {why}. The policy of the round before "
@@ -71,12 +73,12 @@ def select(job: Job) -> dict[str, Any]:
     context = context_of(job)
     names = sorted((n for n in job.inputs if n.startswith("earlier_")), key=lambda name: int(name.removeprefix("earlier_")))
     earlier = [group for name in names for group in read_groups(job.path(name) / "groups.parquet")]
-    chosen, counts = select_groups(groups, pieces("select", options["select"]), pieces("annotate", options["prepare"]), context,
-                                   earlier=earlier)
+    chosen, counts = select_groups(groups, pieces("select", options["select"]), context, earlier=earlier)
     if not chosen:
         raise DataError(f"round {options['round']}: nothing is left after selection ({counts}); every prompt's answers got "
                         "the same reward. Raise the temperature or the responses a prompt, or look at the rewards")
-    write_groups(job.work.product / "groups.parquet", chosen)
+    progress.expect("texts", texts_read(options["prepare"]) * _answers(chosen))
+    write_groups(job.work.product / "groups.parquet", prepare_groups(chosen, pieces("annotate", options["prepare"]), context))
     return {"counts": counts}
 
 
@@ -89,10 +91,15 @@ def prepare_offline(job: Job) -> dict[str, Any]:
     groups, read = encoded(job.path("data") / f"{options['data']}.parquet", load_tokenizer(job.path("policy")),
                            options["max_tokens"], options["limit"])
     context = context_of(job)
+    progress.expect("texts", texts_read([*options["annotate"], *options["prepare"]]) * _answers(groups))
     marked, scored = annotate_groups(groups, pieces("annotate", options["annotate"]), context, max_failed=options["max_failed"])
-    chosen, counts = select_groups(marked, pieces("select", options["select"]), pieces("annotate", options["prepare"]), context)
-    write_groups(job.work.product / "groups.parquet", chosen)
+    chosen, counts = select_groups(marked, pieces("select", options["select"]), context)
+    write_groups(job.work.product / "groups.parquet", prepare_groups(chosen, pieces("annotate", options["prepare"]), context))
     return {"counts": {**read, **scored, **counts}}
+
+
+def _answers(groups: Sequence[Group]) -> int:
+    return sum(len(g.trajectories) for g in groups)
 
 
 def context_of(job: Job, *, certified: bool = True) -> Context:

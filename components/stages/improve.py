@@ -14,7 +14,7 @@ from components.data.groups import read_groups, write_groups
 from components.engines.agreement import fresh
 from components.engines.choose import engine_of
 from components.errors import DataError
-from components.loop import Named, annotate_groups, panel, pieces, remembering, select_groups
+from components.loop import Named, annotate_groups, panel, pieces, prepare_groups, remembering, select_groups
 from components.packing import order
 from components.piece import build
 from components.planned import all_answered, all_steps
@@ -83,7 +83,8 @@ def improve(job: Job) -> dict[str, Any]:
         numbers = look(marked, options["annotate"])
         held = health(number, numbers, state)
         line |= {f"rollout/{k}": v for k, v in numbers.items()} | {"health/held": float(held)}
-        chosen, selected = ([], {}) if held else select_groups(marked, select, prepare, ctx)
+        chosen, selected = ([], {}) if held else select_groups(marked, select, ctx)
+        chosen = prepare_groups(chosen, prepare, ctx)
         line["select/groups"] = float(len(chosen))
         line |= {f"rollout/{k}": float(v) for k, v in counts.items()} | {f"select/{k}": float(v) for k, v in selected.items()}
         state["counts"] = dict(Counter(state["counts"]) + Counter(counts) + Counter(selected))

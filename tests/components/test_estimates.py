@@ -112,6 +112,12 @@ def test_a_round_counts_what_it_samples_scores_and_learns() -> None:
     assert costs["select_1"].score == 64 * 2 * 90 and costs["optimise_1"].learn == 64 * 2 * 90, "pairs: two answers a prompt"
 
 
+def test_every_member_of_an_ensemble_reads_every_answer() -> None:
+    recipe, profile = load("reward_ensemble", profile="test")
+    costs = {c.stage.name: c for c in estimate(recipe, profile, plan(recipe, profile), SMOL, {"prompts": Split(600, 50.0)}, None, {})}
+    assert costs["annotate_1"].score == 24 * 4 * (50 + 24) * 3 and costs["select_1"].score == 24 * 2 * (50 + 24)
+
+
 def test_a_profile_that_cannot_fit_is_refused_with_what_to_lower() -> None:
     recipe, profile = load("rlhf_workflow_8b", profile="gpu")
     costs = estimate(recipe, profile, plan(recipe, profile), LLAMA_8B, {}, None, {})

@@ -11,7 +11,7 @@ import pytest
 
 from components.data.groups import read_groups, write_groups
 from components.errors import DataError
-from components.loop import Named, annotate_groups, pieces, select_groups
+from components.loop import Named, annotate_groups, pieces, prepare_groups, select_groups, texts_read
 from components.piece import each
 from components.types import Context, Group, Prompt, Trajectory
 
@@ -53,7 +53,7 @@ def test_a_pair_knows_the_models_its_reward_came_from(annotate: list[dict[str, A
               for g in (group("p", "a", "bbbb", "cc"), group("q", "aa", "b", "ccccccc"))]
     marked, _ = annotate_groups(groups, pieces("annotate", annotate), Context(models=models), max_failed=0.0)
     write_groups(tmp_path / "groups.parquet", marked)  # annotating and selecting are two stages
-    chosen, _ = select_groups(read_groups(tmp_path / "groups.parquet"), pieces("select", [{"name": "best_worst", "reward": reward}]), [], Context())
+    chosen, _ = select_groups(read_groups(tmp_path / "groups.parquet"), pieces("select", [{"name": "best_worst", "reward": reward}]), Context())
     assert [pair.prompt.id for pair in chosen] == ["p", "q"]
     assert all(pair.prompt.meta["pair"]["judges"] == judges for pair in chosen)
 
@@ -73,7 +73,7 @@ def test_failed_and_skipped_rewards_are_masked_and_counted() -> None:
         ("whole", ["a", "bb"], [1.0, 2.0]), ("short", ["a", "ccc"], [1.0, 3.0]), ("shorter", ["bb"], [2.0])]
     assert counts == {"groups": 3, "trajectories": 5, "shaky failed": 3, "shaky skipped": 2, "groups short of responses": 2,
                       "groups without any reward": 1}
-    chosen, counts = select_groups(marked, pieces("select", [{"name": "best_worst", "reward": "reward.shaky"}]), [], Context())
+    chosen, counts = select_groups(marked, pieces("select", [{"name": "best_worst", "reward": "reward.shaky"}]), Context())
     assert [[t.text for t in g.trajectories] for g in chosen] == [["bb", "a"], ["ccc", "a"]], "a NaN beside them takes no pair away"
     assert counts == {"groups before": 3, "groups of one answer": 1, "groups after best_worst": 2}
 
@@ -100,7 +100,7 @@ def test_why_prompts_make_no_pair_is_counted_apart() -> None:
               group("twins", "a", "b", "a", r=[3.0, 2.0, 1.0]), group("all the same", "a", "a", r=[1.0, 1.0]), group("small too", "a", "b", r=[2.0, 1.9]),
               group("alone", "a", r=[1.0])]
     selectors = pieces("select", [{"name": "best_worst", "reward": "r", "min_margin": 0.5}])
-    chosen, counts = select_groups(groups, selectors, [], Context())
+    chosen, counts = select_groups(groups, selectors, Context())
     assert [g.prompt.id for g in chosen] == ["pair"]
     assert counts == {"groups before": 7, "ties": 1, "margins under min_margin": 2, "identical texts": 2, "groups of one answer": 1,
                       "groups after best_worst": 1}
@@ -112,6 +112,16 @@ def test_what_earlier_rounds_chose_comes_first_and_is_prepared_anew() -> None:
 
     old = [group("old", "a", "b", **{"r": [1.0, 0.0], "logprobs.reference": [1, 1]})]
     chosen, counts = select_groups([group("new", "a", "b", r=[0.0, 1.0])], pieces("select", [{"name": "best_worst", "reward": "r"}]),
-                                   [Named("prepare", prepare)], Context(round=2), earlier=old)
+                                   Context(round=2), earlier=old)
+    chosen = prepare_groups(chosen, [Named("prepare", prepare)], Context(round=2))
     assert [(g.prompt.id, g.columns["logprobs.reference"]) for g in chosen] == [("old", [2, 2]), ("new", [2, 2])]
     assert counts == {"groups before": 1, "groups after best_worst": 1, "groups of earlier rounds": 1}
+
+
+@pytest.mark.parametrize(("specs", "times"), [
+    ([JUDGED], 1), ([{"name": "rewards.ensemble", "models": ["one", "two", "three"]}], 3), ([{"name": "scoring.logprobs.old"}, {"name": "scoring.entropy"}], 2),
+    ([{"name": "rewards.exact_answer"}, {"name": "rewards.unit_tests"}], 2), ([], 0),
+    ([{"name": "rewards.combine", "rewards": ["reward.judge"]}, {"name": "advantages.group_norm"}, {"name": "scoring.importance"}], 0),
+])
+def test_how_often_an_answer_is_read(specs: list[dict[str, Any]], times: int) -> None:
+    assert texts_read(specs) == times

@@ -28,7 +28,7 @@ def test_wrong_kind_of_value() -> None:
 
 def test_columns_are_filled_from_options() -> None:
     piece = describe("annotate", "scoring.logprobs")
-    assert "logprobs.reference" in piece.columns("writes", {"model": "reference"})
+    assert "logprobs.reference" in piece.named("writes", {"model": "reference"})
 
 
 @pytest.mark.parametrize("slot", SLOTS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,10 @@ from typing import Any
 import pytest
 
 from components import progress
+from components.engines import torch
+from components.rewards.unit_tests import unit_tests
+from components.sandbox import Verdict
+from components.types import Context, Group, Prompt, Trajectory
 from tasks.pipeline import Pipeline
 
 
@@ -38,6 +43,7 @@ def test_what_is_done_of_what_is_expected(tmp_path: Path, told: list[dict[str, A
         progress.expect("answers", 5)
         for number in (1, 3, 4):
             progress.advance(number)
+        progress.expect("pairs", 0)  # none are to come: nothing is told of it
         progress.expect("texts")
         progress.advance(2)
     progress.expect("after the end", 3)
@@ -63,13 +69,17 @@ def test_few_writes(tmp_path: Path, told: list[dict[str, Any]], monkeypatch: pyt
     assert [line["step"] for line in told] == [0, 1000]
 
 
-def test_what_took_minutes_in_silence_counts_to_its_end(fresh_home: Callable[[str], Path], told: list[dict[str, Any]]) -> None:
-    """Curation, the linear probe, a rollout and the evaluation: each counts up, one unit, and does all that it expected."""
+def test_what_took_minutes_in_silence_counts_to_its_end(fresh_home: Callable[[str], Path], told: list[dict[str, Any]],
+                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    """Curation, the linear probe, the stages of two rounds and the evaluation: each counts up, one unit, and does all that it expected."""
+    monkeypatch.setattr(torch, "SCORE_TOKENS", 64)
     pipeline = Pipeline.open("online_dpo", home=fresh_home("home"), profile="test", overrides=[
         "seed=7", "reward.limit=48", "reward.limit_validation=16", "reward.certificate.min_accuracy=0.0", "reward.fit.epochs=0",
-        "reward.linear_probe=true", "online.rounds=1", "online.prompts_per_round=6", "evaluate.prompts=5", "evaluate.perplexity_rows=3"])
+        "reward.linear_probe=true", "online.rounds=2", "online.prompts_per_round=6", "online.watch={kl_prompts: 5}",
+        "online.annotate=[{name: rewards.length}, {name: rewards.reward_model}]",
+        "evaluate.prompts=5", "evaluate.perplexity_rows=3", "evaluate.metrics=[{name: rewards.length}]"])
     expected: dict[str, tuple[str, int | None]] = {}
-    for name, stage in pipeline.stages.items():
+    for name in pipeline.stages:
         told.clear()
         pipeline.make(name)
         if not told:
@@ -77,10 +87,58 @@ def test_what_took_minutes_in_silence_counts_to_its_end(fresh_home: Callable[[st
         assert len({(line["unit"], line["of"]) for line in told}) == 1, name
         done = [line["step"] for line in told]
         assert done == sorted(done) and done[0] == 0 and done[-1] == told[-1]["of"] and len(done) > 2, (name, done)
-        expected[stage.does] = told[-1]["unit"], told[-1]["of"]
+        expected[name] = told[-1]["unit"], told[-1]["of"]
         assert not (pipeline.artifact(name).path / "steps.json").exists()
+    rounds = {f"{stage}_{i}" for i in (1, 2) for stage in ("rollout", "annotate", "select")}
+    assert set(expected) == {"drafts", "reward", "evaluate", *rounds}, "a fit logs its own steps"
     answers = 6 * pipeline.recipe.online.rollout["responses_per_prompt"]  # type: ignore[union-attr]
-    assert expected["rollout"] == ("answers", answers)
-    assert set(expected) == {"curate", "reward", "rollout", "evaluate"}, "a fit logs its own steps"
+    assert expected["rollout_1"] == ("answers", answers)
+    assert expected["annotate_1"] == ("texts", 2 * answers), "for their length, and by the reward model"
+    assert expected["annotate_2"] == ("texts", 2 * answers + 5), "and five of them for the KL"
+    pairs = pipeline.artifact("select_2").meta["counts"]["groups after best_worst"]
+    assert expected["select_2"] == ("texts", 2 * pairs) and 0 < pairs <= 6, "by the reference"
     said = pipeline.artifact("evaluate").meta["counts"]["answers"]
-    assert expected["evaluate"] == ("texts", said + 3 * 2 + said), "sampled; people's replies by both arms; scored by the reward model"
+    assert expected["evaluate"] == ("texts", 3 * said + 3 * 2), "sampled, scored, measured; people's replies by both arms"
+
+
+def test_programs_are_counted_as_they_are_run(tmp_path: Path, told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("components.rewards.unit_tests.execute", lambda *_, **__: Verdict(True))
+    prompt = Prompt("p", (), meta={"test_list": ["assert f() == 1"]})
+    group = Group(prompt, tuple(Trajectory(({"role": "assistant", "content": f"def f(): return {i}"},)) for i in range(3)))
+    with progress.told_in(tmp_path / "steps.json"):
+        progress.expect("texts", 3)
+        unit_tests([group], Context())
+    assert [line["step"] for line in told] == [0, 1, 2, 3]
+
+
+def test_what_others_bring_is_looked_at(tmp_path: Path, told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Megabytes that were there before count for nothing, nor does what is taken away again."""
+    monkeypatch.setattr(progress, "LOOK", 0.01)
+    (tmp_path / "before").write_bytes(bytes(5 * 10**6))
+
+    def wait(megabytes: int) -> None:
+        for _ in range(500):
+            if told[-1]["step"] == megabytes:
+                return
+            time.sleep(0.01)
+        raise AssertionError(f"{told[-1]} where {megabytes} MB lie")
+
+    with progress.told_in(tmp_path / "steps.json"), progress.arriving(tmp_path):
+        (tmp_path / "deep").mkdir()
+        for number in (1, 2):
+            (tmp_path / "deep" / f"{number}").write_bytes(bytes(2 * 10**6))
+            wait(2 * number)
+        (tmp_path / "deep" / "1").unlink()
+        (tmp_path / "deep" / "3").write_bytes(bytes(3 * 10**6))
+        wait(5)
+    assert [line["step"] for line in told] == sorted(line["step"] for line in told) and told[-1]["of"] is None
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_first_rank_alone_writes_and_clears(rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress.ranks, "rank", lambda: rank)
+    (tmp_path / "steps.json").write_text("of another rank or attempt")
+    with progress.told_in(tmp_path / "steps.json"):
+        assert (tmp_path / "steps.json").exists() == bool(rank)
+        progress.expect("texts", 3)
+    assert ('"of": 3' in (tmp_path / "steps.json").read_text()) == (rank == 0)

@@ -6,13 +6,16 @@ import json
 import subprocess
 import sys
 import threading
+import time
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from components import progress
 from components.data.groups import import_groups
-from components.data.sources import commit, digest, fetch
+from components.data.hub import commit
+from components.data.sources import digest, fetch
 from components.errors import SourceError
 
 
@@ -125,6 +128,7 @@ class Hub(http.server.BaseHTTPRequestHandler):
     """As much of the hub's protocol as a download needs."""
 
     asked: list[str] = []  # noqa: RUF012
+    pause = 0.0  # seconds after each megabyte
 
     def log_message(self, *args):
         pass
@@ -147,6 +151,8 @@ class Hub(http.server.BaseHTTPRequestHandler):
                 {"type": "file", "path": name, "size": len(body), "oid": hashlib.sha1(body).hexdigest()}
                 for name, body in HUB.items()
             ]).encode(), "application/json")
+        if path.startswith("/simple/"):  # and of a package index's
+            return self.reply(b'<a href="/org/tiny/resolve/any/tiny_data-1.0-py3-none-any.whl">tiny_data</a>', "text/html")
         name = path.split("/resolve/")[-1].partition("/")[2]
         if "/org/tiny/" in path and name in HUB:
             return self.reply(HUB[name], "application/octet-stream")
@@ -163,8 +169,9 @@ class Hub(http.server.BaseHTTPRequestHandler):
                            "ETag": f'"{hashlib.sha1(body).hexdigest()}"'}.items():
             self.send_header(key, value)
         self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
+        for start in range(0, len(body) if self.command == "GET" else 0, 10**6):
+            self.wfile.write(body[start : start + 10**6])
+            time.sleep(self.pause)
 
 
 @pytest.fixture
@@ -192,6 +199,26 @@ def test_hub_snapshot_file_revision_and_offline_reuse(hub, tmp_path):
     assert any(path.startswith("/datasets/org/tiny/resolve/v1/") for path in Hub.asked)
     before = len(Hub.asked)
     assert fetch("hub:org/tiny", tmp_path / "whole") == whole and len(Hub.asked) == before
+
+
+@pytest.mark.parametrize(("address", "name"), [("hub:org/tiny", "weights.bin"), ("pypi:tiny-data==1.0", "tiny_data-1.0-py3-none-any.whl")])
+def test_a_download_tells_how_much_has_come(address, name, hub, tmp_path, monkeypatch):
+    """Ten megabytes, one each 0.1 s."""
+    big = bytes(10**7) if address.startswith("hub") else wheel(tmp_path / "wheels", {"tiny_data/rows": bytes(10**7)}).read_bytes()
+    monkeypatch.setitem(HUB, name, big)
+    monkeypatch.setattr(Hub, "pause", 0.1)
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 10**6)
+    monkeypatch.setattr(progress, "LOOK", 0.05)
+    monkeypatch.setattr(progress, "EVERY", 0.0)
+    for setting, value in {"PIP_CONFIG_FILE": "/dev/null", "PIP_INDEX_URL": f"http://127.0.0.1:{hub.server_port}/simple", "PIP_NO_CACHE_DIR": "1"}.items():
+        monkeypatch.setenv(setting, value)
+    told, write = [], progress._write
+    monkeypatch.setattr(progress, "_write", lambda count: (told.append((count.unit, count.of, count.done)), write(count)))
+    with progress.told_in(tmp_path / "steps.json"):
+        fetch(address, tmp_path / "raw")
+    assert {(unit, of) for unit, of, _ in told} == {("MB", None)}
+    done = [number for _, _, number in told]
+    assert done == sorted(done) and done[0] == 0 and len(done) > 4 and 5 <= done[-1] <= 10, done
 
 
 def test_hub_failures_are_one_sentence(hub, tmp_path, monkeypatch):

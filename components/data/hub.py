@@ -1,0 +1,82 @@
+"""The Hugging Face hub, by its own library: what an address means today, and its bytes in the library's cache."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from components.errors import SourceError
+from components.progress import arriving
+
+
+def download(rest: str) -> Path:
+    """The file or folder of `org/name[@revision][!file]`, in the cache. Raises `SourceError`."""
+    asked, file = _repository(rest), rest.partition("!")[2]
+    from huggingface_hub import constants, hf_hub_download, snapshot_download
+    from huggingface_hub.file_download import repo_folder_name
+
+    cache = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=asked["repo_id"], repo_type=asked["repo_type"])
+    with _asking(rest, asked), arriving(cache):
+        return Path(hf_hub_download(filename=file, **asked) if file else snapshot_download(**asked))
+
+
+def commit(rest: str) -> str | None:
+    """The commit that a `hub:` address means now, None where the hub cannot be asked. Raises `SourceError` as `download` does."""
+    asked = _repository(rest)
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    with _asking(rest, asked):
+        try:
+            info = HfApi(endpoint=asked["endpoint"]).repo_info(asked["repo_id"], revision=asked["revision"], repo_type=asked["repo_type"], timeout=10)
+        except HfHubHTTPError as error:
+            if error.response.status_code < 500:
+                raise
+            return None
+        except Exception:  # network libraries differ in what they raise
+            return None
+    return str(info.sha)
+
+
+def _repository(rest: str) -> dict[str, Any]:
+    """What the hub's library is asked for."""
+    match = re.fullmatch(r"(?:(datasets|models)/)?([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", rest.partition("!")[0])
+    if not match:
+        raise SourceError(f"hub:{rest}: write hub:org/name, @revision and !file if wanted (datasets/org/name for data)")
+    kind, repository, revision = match.groups()
+    return {"repo_id": repository, "revision": revision, "repo_type": "dataset" if kind == "datasets" else "model",
+            "endpoint": os.environ.get("HF_ENDPOINT")}  # read now: the library reads it once, when first imported
+
+
+@contextlib.contextmanager
+def _asking(rest: str, asked: dict[str, Any]) -> Iterator[None]:
+    """What the hub's library raises, as one sentence about the address."""
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        GatedRepoError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    hub, repository = asked["endpoint"] or "the hub", asked["repo_id"]
+    try:
+        yield
+    except LocalEntryNotFoundError as error:
+        raise SourceError(f"hub:{rest}: cannot download from {hub} and it is not in the cache; "
+                          "check the connection or HF_ENDPOINT") from error
+    except GatedRepoError as error:
+        raise SourceError(f"hub:{rest}: {repository} is gated; accept its terms and log in with `hf auth login`") from error
+    except RevisionNotFoundError as error:
+        raise SourceError(f"hub:{rest}: {repository} has no revision {asked['revision']!r}") from error
+    except RepositoryNotFoundError as error:
+        raise SourceError(f"hub:{rest}: no {asked['repo_type']} repository {repository!r} (or it is private)") from error
+    except EntryNotFoundError as error:
+        raise SourceError(f"hub:{rest}: {repository} has no file {rest.partition('!')[2]!r}") from error
+    except Exception as error:  # network libraries differ in what they raise; one sentence for all
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise SourceError(f"hub:{rest}: cannot download from {hub}: {reason}") from error
