@@ -25,14 +25,14 @@ def one_stage(recipe: str, *, stage: str, key: str, run: str, artifacts: str, ho
     pipeline = Pipeline.again(recipe, home=Path(home), run=f"{run}.{stage}")
     planned, exchange = pipeline.stages.get(stage), Exchange(artifacts)
     if planned is None or planned.key != key:
-        raise ContractError(f"stage {stage!r} has the key {planned.key[:16] if planned else 'of no stage'} by this worker's code, the run's is {key[:16]}; "
-                            "bring both to the same revision")
+        raise ContractError(f"stage {stage!r} has the key {planned.key[:16] if planned else 'of no stage'} by this worker's code, "
+                            f"the run's is {key[:16]}; bring both to the same revision")
     pipeline.watchers[:] = [PrefectPage()]
-    for name in planned.inputs.values():
-        if exchange.pull(pipeline.store, name, pipeline.stages[name].key) is None:
-            raise ContractError(f"stage {stage!r} needs {name} {pipeline.stages[name].key[:16]}, which is not at {artifacts}")
-    pipeline.begin()
+    pipeline.begin()  # before anything is brought, so that `ratchet gc` leaves it
     try:
+        for name in planned.inputs.values():
+            if exchange.pull(pipeline.store, name, pipeline.stages[name].key) is None:
+                raise ContractError(f"stage {stage!r} needs {name} {pipeline.stages[name].key[:16]}, which is not at {artifacts}")
         with sampled(pipeline.run.path / "tracking" / "system.jsonl"):
             with gpu_slots(gpus):
                 made = make(pipeline, stage)

@@ -48,20 +48,24 @@ class Elsewhere:
 
     def _run(self, pipeline: Pipeline, stage: Stage) -> None:
         """Start the stage's run there, or find the one that is under way, and wait for its end. It ends with us if we asked for it."""
+        from httpx import HTTPError
         from prefect.client.orchestration import get_client
         from prefect.deployments import run_deployment
         from prefect.states import Cancelling
 
-        with get_client(sync_client=True) as client, asked(self.deployment):
+        with asked(self.deployment), get_client(sync_client=True) as client:
             mark = f"key:{stage.key[:16]}"
-            run = _under_way(client, mark)
+            run = _under_way(client, mark, self.exchange.address)
             if run is None:
                 given = {"recipe": dump(pipeline.recipe, pipeline.profile), "stage": stage.name, "key": stage.key,
                          "run": pipeline.run.name, "artifacts": self.exchange.address}
-                run = cast(Any, run_deployment(self.deployment, parameters=given, tags=[mark], timeout=0, flow_run_name=f"{pipeline.run.name}-{stage.name}"))
+                run = cast(Any, run_deployment(self.deployment, parameters=given, tags=[mark], timeout=0,
+                                               flow_run_name=f"{pipeline.run.name}-{stage.name}"))
             ours = run.parameters.get("run") == pipeline.run.name
             try:
                 state = _ended(lambda: client.read_flow_run(run.id).state, f"stage {stage.name!r} waits for a worker that takes {self.deployment}")
+            except HTTPError:  # the server is away: what is made there goes on, and is found under way at the next try
+                raise
             except BaseException:
                 if ours:  # another run that needs the same goes on
                     client.set_flow_run_state(run.id, Cancelling(), force=True)
@@ -73,8 +77,8 @@ class Elsewhere:
             raise StageError(f"stage {stage.name!r} on {self.deployment}: {state.name}: {why}", died=state.is_crashed())
 
 
-def _under_way(client: Any, mark: str) -> Any:
-    """The run with this tag that has not ended, whoever asked for it."""
+def _under_way(client: Any, mark: str, address: str) -> Any:
+    """The run with this tag that has not ended and brings its product to this exchange, whoever asked for it."""
     from prefect.client.schemas.filters import (
         FlowRunFilter,
         FlowRunFilterState,
@@ -86,7 +90,7 @@ def _under_way(client: Any, mark: str) -> Any:
     living = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.PAUSED]
     found = client.read_flow_runs(flow_run_filter=FlowRunFilter(
         tags=FlowRunFilterTags(all_=[mark]), state=FlowRunFilterState(type=FlowRunFilterStateType(any_=living))))
-    return found[0] if found else None
+    return next((run for run in found if run.parameters.get("artifacts") == address), None)
 
 
 def _ended(look: Callable[[], Any], waiting: str) -> Any:

@@ -54,21 +54,20 @@ class Exchange:
         self.address, self.root, self.local = address, root.rstrip("/"), isinstance(self.system, LocalFileSystem)
 
     def push(self, artifact: Artifact) -> None:
-        """Put a product there; nothing is sent twice."""
+        """Put a product there, as much of it as is not there already."""
         manifest = read_manifest(artifact.path)
         if manifest is None:
             raise StoreError(f"{artifact.path} holds no finished product to exchange")
         with self._reached("sending", manifest["stage"]):
-            if self.system.exists(self._manifest(manifest["stage"], artifact.digest)):
-                return
-            for name, entry in manifest["files"].items():
+            for name, entry in manifest["files"].items():  # also where the manifest is there: somebody may have removed a damaged file
                 there = self._file(entry)
                 if not self.system.exists(there) or self.system.size(there) != entry["size"]:
                     self._put(artifact.path / name, there)
-            self._put(artifact.path / MANIFEST, self._manifest(manifest["stage"], artifact.digest))
+            if not self.system.exists(there := self._manifest(manifest["stage"], artifact.digest)):
+                self._put(artifact.path / MANIFEST, there)
 
     def pull(self, store: Store, stage: str, key: str) -> Artifact | None:
-        """The product in `store`, brought from here unless the store has it; None when it is not here either.
+        """The product in `store`, brought from here unless the store has it; None when it is not here either, or not all of it.
 
         Raises `StoreError` for a file that is not what its manifest says, `ServiceError` when the address cannot be reached.
         """
@@ -83,9 +82,13 @@ class Exchange:
             with store.working(stage, key) as work:
                 if (known := store.get(stage, key)) is not None:  # somebody was quicker
                     return known
-                shutil.rmtree(work.product)  # what an interrupted stage had written so far
-                for name, entry in manifest["files"].items():
-                    self._get(entry, work.product / name)
+                arriving = work.root / "arriving"  # not among what an interrupted stage has written: that one may yet go on
+                shutil.rmtree(arriving, ignore_errors=True)
+                arriving.mkdir()
+                if not all(self._get(entry, arriving / name) for name, entry in manifest["files"].items()):
+                    return None
+                shutil.rmtree(work.product)
+                arriving.replace(work.product)
                 return store.publish(work, stage, key, manifest["kind"], manifest["parents"], manifest["meta"], manifest["made_with"])
 
     def _manifest(self, stage: str, key: str) -> str:
@@ -108,9 +111,14 @@ class Exchange:
             finally:
                 half.unlink(missing_ok=True)
 
-    def _get(self, entry: Mapping[str, Any], file: Path) -> None:
+    def _get(self, entry: Mapping[str, Any], file: Path) -> bool:
+        """Whether there was such a file; it has arrived whole."""
         found = hashlib.sha256()
-        with disk_errors(f"writing {file}"), self.system.open(self._file(entry), "rb") as there:
+        try:
+            opened = self.system.open(self._file(entry), "rb")
+        except FileNotFoundError:
+            return False
+        with disk_errors(f"writing {file}"), opened as there:
             file.parent.mkdir(parents=True, exist_ok=True)
             with file.open("wb") as here:
                 while chunk := there.read(CHUNK):
@@ -118,7 +126,8 @@ class Exchange:
                     here.write(chunk)
         if found.hexdigest() != entry["sha256"]:
             raise StoreError(f"{self.address}: the file {entry['sha256']} arrived with SHA-256 {found.hexdigest()}; "
-                             "remove it there and run again where it was made")
+                             "remove it there and run again, then it is sent once more")
+        return True
 
     def _check(self, manifest: Any, stage: str, key: str) -> None:
         """What is read from outside is what was asked for, and names no file outside its own folder."""

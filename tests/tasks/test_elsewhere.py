@@ -115,7 +115,7 @@ def test_a_resumed_flow_asks_for_nothing_twice(tmp_path: Path, pipeline: Pipelin
     exchange = Exchange(str(tmp_path / "between"))
     pipeline.elsewhere["sft"] = Elsewhere(exchange, "one_stage/nightly.sft")
     server = meet(Server(RUNNING, DONE, worker=lambda _: exchange.push(finish(Store(tmp_path / "far"), "sft", "b" * 64))))
-    server.living = [SimpleNamespace(id="run-0", parameters={"run": "sft-1"})]
+    server.living = [SimpleNamespace(id="run-0", parameters={"run": "sft-1", "artifacts": exchange.address})]
     pipeline.make("sft")
     assert not server.asked, "one was under way"
     finished = meet(Server())
@@ -149,10 +149,30 @@ def test_it_ends_with_its_flow(tmp_path: Path, pipeline: Pipeline, meet: Any) ->
     assert server.cancelled == ["run-1 Cancelling"]
 
 
+def test_a_server_that_goes_away_meanwhile_ends_nothing(tmp_path: Path, pipeline: Pipeline, meet: Any) -> None:
+    from httpx import ConnectError
+
+    server = meet(Server(RUNNING, ConnectError("refused")))  # type: ignore[arg-type]
+    exchange = Exchange(str(tmp_path / "between"))
+    pipeline.elsewhere["sft"] = Elsewhere(exchange, "one_stage/x")
+    with pytest.raises(ServiceError, match="does not answer about one_stage/x") as error:
+        pipeline.make("sft")
+    assert error.value.retryable and not server.cancelled, "hours of work for a second's silence"
+
+
+def test_a_run_that_brings_its_product_to_another_place_is_not_waited_for(tmp_path: Path, pipeline: Pipeline, meet: Any) -> None:
+    exchange = Exchange(str(tmp_path / "between"))
+    pipeline.elsewhere["sft"] = Elsewhere(exchange, "one_stage/x")
+    server = meet(Server(DONE, worker=lambda _: exchange.push(finish(Store(tmp_path / "far"), "sft", "b" * 64))))
+    server.living = [SimpleNamespace(id="run-0", parameters={"run": "other-2", "artifacts": "s3://bucket/of-another-deployment"})]
+    pipeline.make("sft")
+    assert len(server.asked) == 1
+
+
 def test_two_runs_that_need_the_same_stage_do_not_end_each_other(tmp_path: Path, pipeline: Pipeline, meet: Any) -> None:
     exchange = Exchange(str(tmp_path / "between"))
     pipeline.elsewhere["sft"] = Elsewhere(exchange, "one_stage/x")
-    theirs = SimpleNamespace(id="run-0", parameters={"run": "other-2"})
+    theirs = SimpleNamespace(id="run-0", parameters={"run": "other-2", "artifacts": exchange.address})
     server = meet(Server(RUNNING, KeyboardInterrupt()))  # type: ignore[arg-type]
     server.living = [theirs]
     with pytest.raises(KeyboardInterrupt):
@@ -190,9 +210,11 @@ def test_a_worker_of_another_revision_makes_nothing(tmp_path: Path) -> None:
         one_stage.fn(stage="sft", key="b" * 64, **given)
     with pytest.raises(ContractError, match="stage 'sfft' has the key of no stage"):
         one_stage.fn(stage="sfft", key="b" * 64, **given)
+    assert not (tmp_path / "far" / "runs").exists()
     with pytest.raises(ContractError, match=r"stage 'sft' needs model_policy .*, which is not at"):
         one_stage.fn(stage="sft", key=opened.stages["sft"].key, **given)
-    assert not (tmp_path / "far" / "runs").exists()
+    (told,) = (tmp_path / "far" / "runs").glob("*/run.json")
+    assert json.loads(told.read_text())["state"] == "failed"
 
 
 def test_a_worker_looks_at_its_machine_while_it_makes_a_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
