@@ -166,11 +166,15 @@ def _follow(files: Sequence[Path], stage: Stage, tell: Callable[..., None]) -> C
         now = time.monotonic()
         if now - seen["time"] < 1.0:
             return
-        newest = max(((file.stat().st_mtime_ns, file) for file in files if file.exists()), default=None)
-        if newest is None or newest == seen["newest"]:
+        try:
+            newest = max(((file.stat().st_mtime_ns, file) for file in files if file.exists()), default=None)
+            if newest is None or newest == seen["newest"]:
+                return
+            written = newest[1].read_text().splitlines()
+        except FileNotFoundError:  # an attempt removes what the one before it counted
             return
         seen.update(newest=newest, time=now)
-        for text in reversed(newest[1].read_text().splitlines()):
+        for text in reversed(written):
             try:
                 tell("progressed", stage, json.loads(text))
                 return

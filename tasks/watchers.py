@@ -58,6 +58,7 @@ class MlflowMirror:
         self.pipeline = pipeline
         self.tracking = Tracking(pipeline.store.home)
         self.keys: dict[str, str] = {}
+        self.open: list[str] = []  # keys that no end was told of
         self.read: set[tuple[str, str]] = set()  # what stands among a run's inputs already: product, run
 
     def begin(self) -> None:
@@ -68,19 +69,29 @@ class MlflowMirror:
         self.tracking.log_artifacts([self.pipeline.run.path / "recipe.yaml"])
 
     def end(self, status: str) -> bool:
-        for key in dict.fromkeys(self.keys.values()):
-            self.tracking.close_stage(key, status if status == "FINISHED" else "KILLED")
+        for key in list(self.open):
+            self._close(key, status)
         return self.tracking.close(status)
+
+    def _open(self, name: str, **options: Any) -> str:
+        key = self.tracking.open_stage(name, **options)
+        self.open.append(key)
+        return key
+
+    def _close(self, key: str, status: str) -> None:
+        self.tracking.close_stage(key, status)
+        if key in self.open:  # a stage that failed once is closed again after its second try
+            self.open.remove(key)
 
     def key(self, stage: Stage) -> str:
         name = f"online/round-{stage.round}" if stage.round else stage.name
         if name not in self.keys:
             if stage.round:
                 if "online" not in self.keys:
-                    self.keys["online"] = self.tracking.open_stage("online")
-                self.keys[name] = self.tracking.open_stage(f"round-{stage.round}", parent="online", tags={"iteration": stage.round})
+                    self.keys["online"] = self._open("online")
+                self.keys[name] = self._open(f"round-{stage.round}", parent="online", tags={"iteration": stage.round})
             else:
-                self.keys[name] = self.tracking.open_stage(stage.name, tags={"does": stage.does, "key": stage.key})
+                self.keys[name] = self._open(stage.name, tags={"does": stage.does, "key": stage.key})
         for role, parent in stage.inputs.items():  # the stages of a round share a run: each adds what it reads
             self._input(role, parent, self.keys[name])
         return self.keys[name]
@@ -115,12 +126,12 @@ class MlflowMirror:
         if stage.does == "evaluate":
             self.tracking.log_artifacts(shown)
             self.tracking.log(numbers)
-        if not stage.round:
-            self.tracking.close_stage(key)
+        if not stage.round or stage.name == [s.name for s in self.pipeline.stages.values() if s.round == stage.round][-1]:
+            self._close(key, "FINISHED")
 
     def failed(self, stage: Stage, error: BaseException) -> None:
         self.tracking.tag({"error": f"{type(error).__name__}: {error}"}, self.key(stage))
-        self.tracking.close_stage(self.key(stage), "FAILED" if isinstance(error, Exception) else "KILLED")
+        self._close(self.key(stage), "FAILED" if isinstance(error, Exception) else "KILLED")
 
 
 def numbers_of(tree: Mapping[str, Any], prefix: str = "") -> dict[str, float]:

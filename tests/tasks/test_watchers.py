@@ -7,6 +7,7 @@ import json
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -87,16 +88,37 @@ def test_progress_is_shown_of_long_tasks_and_ends_whole(tmp_path: Path, made: di
     assert made["progress-optimise-1"] == {"description": "optimise 1", "shares": [25.0, 75.0, 100.0]}
 
 
-def test_every_stage_of_a_round_names_the_data_it_read(tmp_path: Path) -> None:
-    """The four stages of a round share an MLflow run; the pairs that DPO learnt from are an input of it, and of the pipeline's."""
+@pytest.fixture
+def mirror(tmp_path: Path) -> MlflowMirror:
+    """Of a pipeline whose stages are all made, begun; it ships nothing."""
     pipeline = Pipeline.open("online_dpo", home=tmp_path, profile="test")
     for stage in pipeline.stages.values():
         with pipeline.store.working(stage.name, stage.key) as work:
             (work.product / "evaluate.parquet").write_text(stage.name)
             pipeline.store.publish(work, stage.name, stage.key, stage.kind, [], {})
-    mirror = MlflowMirror(pipeline)
-    mirror.tracking = Tracking(tmp_path, live=False)
-    mirror.begin()
+    made = MlflowMirror(pipeline)
+    made.tracking = Tracking(tmp_path, live=False)
+    made.begin()
+    return made
+
+
+def test_a_run_that_failed_leaves_what_was_finished_finished(mirror: MlflowMirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for stage in mirror.pipeline.stages.values():
+        mirror.started(stage, tmp_path / "metrics.jsonl")
+        if stage.name == "select_2":
+            mirror.failed(stage, ValueError("no pair is left"))
+            break
+        mirror.finished(stage, mirror.pipeline.artifact(stage.name), reused=False, seconds=1.0)
+    monkeypatch.setattr(mirror.tracking, "close", lambda status: mirror.tracking.close_stage(ROOT, status))
+    mirror.end("FAILED")
+    runs, _ = read_journal(mirror.pipeline.run.path)
+    assert {key for key, run in runs.items() if run.status != "FINISHED"} == {ROOT, "online", "online/round-2"}
+    assert {runs[key].status for key in (ROOT, "online", "online/round-2")} == {"FAILED"}
+
+
+def test_every_stage_of_a_round_names_the_data_it_read(mirror: MlflowMirror, tmp_path: Path) -> None:
+    """The four stages of a round share an MLflow run; the pairs that DPO learnt from are an input of it, and of the pipeline's."""
+    pipeline = mirror.pipeline
     for stage in pipeline.stages.values():
         mirror.started(stage, tmp_path / "metrics.jsonl")
         mirror.finished(stage, pipeline.artifact(stage.name), reused=False, seconds=1.0)
@@ -134,3 +156,11 @@ def test_watchers_hear_the_newest_of_steps_and_counts(tmp_path: Path, monkeypatc
     tick()
     write(count, '{"step": 96}\n')
     assert heard == [("progressed", step) for step in (40, 80, 1, 2, 96)]
+
+
+def test_a_file_that_an_attempt_removes_while_it_is_looked_at_stops_no_stage() -> None:
+    def gone() -> Any:
+        raise FileNotFoundError
+
+    tick = _follow((SimpleNamespace(exists=lambda: True, stat=gone),), Stage("sft", "sft", "weights", {}), pytest.fail)  # type: ignore[arg-type]
+    tick()
