@@ -14,7 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
@@ -54,9 +54,10 @@ def examine(home: Path, workspace: Path) -> Iterator[Finding]:
     ]
     for name, check in checks:
         try:
-            yield check()
+            found = check()
         except Exception as error:
-            yield Finding(name, "fail", f"the check itself broke: {type(error).__name__}: {error}", "report it with this line")
+            found = Finding(name, "fail", f"the check itself broke: {type(error).__name__}: {error}", "report it with this line")
+        yield replace(found, seen=redacted(found.seen))  # addresses may hold a password
 
 
 def python() -> Finding:
@@ -160,11 +161,11 @@ def served(name: str, address: str, do: str) -> Finding:
     began = time.monotonic()
     try:
         with urllib.request.urlopen(address, timeout=ANSWER_SECONDS):
-            return Finding(name, "ok", f"{redacted(address)} answers in {1000 * (time.monotonic() - began):.0f} ms")
+            return Finding(name, "ok", f"{address} answers in {1000 * (time.monotonic() - began):.0f} ms")
     except urllib.error.HTTPError as error:
-        return Finding(name, "fail", f"{redacted(address)} answers {error.code} {error.reason}", do)
+        return Finding(name, "fail", f"{address} answers {error.code} {error.reason}", do)
     except (OSError, ValueError) as error:
-        return Finding(name, "fail", f"{redacted(address)} does not answer: {getattr(error, 'reason', error)}", do)
+        return Finding(name, "fail", f"{address} does not answer: {getattr(error, 'reason', error)}", do)
 
 
 def gpu() -> Finding:

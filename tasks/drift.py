@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from components.errors import redacted
 from components.store import write_atomic
 from tasks.pipeline import Pipeline
 
@@ -199,5 +200,5 @@ def _written(pipeline: Pipeline, kind: str, against: str, found: Sequence[Shift]
 
 
 def _failed(kind: str, error: Exception) -> list[Shift]:
-    log.warning("drift of %s was not looked at: %s: %s", kind, type(error).__name__, error)
+    log.warning("drift of %s was not looked at: %s", kind, redacted(f"{type(error).__name__}: {error}"))
     return []

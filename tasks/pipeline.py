@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from components.data.pins import pinned
-from components.errors import ContractError
+from components.errors import ContractError, redacted
 from components.plan import Stage, plan
 from components.recipe import dump, load, reread
 from components.run import as_request
@@ -155,7 +155,7 @@ class Pipeline:
             try:
                 getattr(watcher, event)(stage, *args, **kwargs)
             except Exception as error:  # a watcher may be wrong, the work goes on
-                print(f"(a watcher failed at {stage.name}: {type(error).__name__}: {error})", file=sys.stderr)
+                print(redacted(f"(a watcher failed at {stage.name}: {type(error).__name__}: {error})"), file=sys.stderr)
 
 
 def _follow(files: Sequence[Path], stage: Stage, tell: Callable[..., None]) -> Callable[[], None]:

@@ -152,9 +152,10 @@ def rollback(name: str, reason: str, *, home: Path) -> tuple[str, str]:
         earlier = [e["replaced"] for e in events(now) if e["alias"] == "champion" and e["action"] == "promoted" and e.get("replaced")]
         if not earlier:
             raise StoreError(f"{name} version {now.version} replaced nobody; `ratchet promote {name} --version N` names another champion")
+        back = one_of(versions, name, earlier[-1])  # before anything is written: it may have been deleted
         mlflow.set_model_version_tag(name, now.version, ROLLED_BACK, reason)
-        point(mlflow, one_of(versions, name, earlier[-1]), "champion", action="rolled back to", why=reason, by_hand=True)
-        return now.version, earlier[-1]
+        point(mlflow, back, "champion", action="rolled back to", why=reason, by_hand=True)
+        return now.version, back.version
 
 
 def _rule(lineage: Mapping[str, Any]) -> Champion:

@@ -155,7 +155,10 @@ def with_bytes(name: str, number: str, *, home: Path) -> str:
     if not path.is_dir() or directory_digest(path) != version.tags["weights"]:
         raise StoreError(f"{name} version {number} has no bytes in the registry, and {path} {'is another by now' if path.is_dir() else 'is gone'}; "
                          f"make it again with `ratchet reproduce {name}:{number} --into FOLDER`")
-    return register(path, name, lineage=saved_lineage(version, home=home) or {}, home=home)
+    metrics, parents = ({tag.removeprefix(kind): value for tag, value in version.tags.items() if tag.startswith(kind)}
+                        for kind in ("metric.", "parent."))
+    return register(path, name, lineage=saved_lineage(version, home=home) or {}, parents=parents,
+                    metrics={k: float(v) for k, v in metrics.items()}, home=home)
 
 
 def champion(name: str, *, home: Path) -> Version | None:

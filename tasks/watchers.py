@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from components.errors import redacted
 from components.plan import Stage
 from components.recipe import dump
 from components.types import Artifact
@@ -199,7 +200,7 @@ class PrefectPage:
         from prefect.artifacts import create_markdown_artifact
 
         if isinstance(error, Exception):
-            create_markdown_artifact(markdown=f"**{type(error).__name__}**\n\n{error}", key=f"error-{_slug(stage.name)}")
+            create_markdown_artifact(markdown=redacted(f"**{type(error).__name__}**\n\n{error}"), key=f"error-{_slug(stage.name)}")
 
 
 def _slug(name: str) -> str:

@@ -12,6 +12,7 @@ import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -266,6 +267,28 @@ def test_messages_hold_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     assert redacted(text) == "401 for *** at https://***@host:5000/api and postgresql://***@db/x, see https://host/a@b"
     for error in (ServiceError(text), StageError(text, died=True)):
         assert str(error) == str(pickle.loads(pickle.dumps(error))) == redacted(text)
+
+
+def test_what_others_say_is_passed_on_without_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+                                                      caplog: pytest.LogCaptureFixture) -> None:
+    """Errors of libraries, on the terminal, in the log and on the Prefect page."""
+    from tasks.drift import watch_data
+    from tasks.watchers import PrefectPage
+
+    error, page = OSError("401 for https://me:planted-in-a-url@host/api"), list[str]()
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    pipeline = Pipeline.open("sft", home=tmp_path, profile="test")
+    pipeline.watchers = [SimpleNamespace(started=fail)]  # type: ignore[list-item]
+    pipeline._tell("started", pipeline.stages["raw"], tmp_path)
+    monkeypatch.setattr("tasks.drift.last_run", fail)
+    watch_data(pipeline)
+    monkeypatch.setattr("prefect.artifacts.create_markdown_artifact", lambda markdown, key: page.append(markdown))
+    PrefectPage().failed(pipeline.stages["raw"], error)
+    said = [capsys.readouterr().err, caplog.text, *page]
+    assert all("401 for https://***@host/api" in text for text in said) and len(said) == 3 and not leaks(tmp_path, *said)
 
 
 TOKEN = SECRETS["HF_TOKEN"]

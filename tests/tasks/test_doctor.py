@@ -22,9 +22,12 @@ def no_servers(monkeypatch):
 
 
 def test_every_check_reports_once_and_a_broken_one_hides_no_other(tmp_path, monkeypatch):
-    monkeypatch.setattr(doctor, "gpu", lambda: 1 / 0)
+    def broken():
+        raise ValueError("nobody at http://me:hunter22@gpu")
+
+    monkeypatch.setattr(doctor, "gpu", broken)
     found = {f.name: f for f in doctor.examine(tmp_path / "home", tmp_path)}
-    assert len(found) == 11 and found["GPU"].state == "fail" and "ZeroDivisionError" in found["GPU"].seen
+    assert len(found) == 11 and found["GPU"].state == "fail" and found["GPU"].seen.endswith("ValueError: nobody at http://***@gpu")
     assert all(f.do for f in found.values() if f.state != "ok") and not (tmp_path / "home").exists()
     assert found["downloads"].seen == "nothing fetched yet" and "no server configured" in found["Prefect"].seen
 

@@ -13,6 +13,7 @@ from components.schema import Champion
 from tasks.promotion import against_champion, promote_by_hand, rollback, spent, with_evidence
 from tasks.registry import champion, events, history, promote, register, saved_lineage, with_bytes
 from tasks.results import comparable, paired, shared_scores
+from tasks.server import client
 
 PASSED, FAILED = {"passed": True, "reasons": ["win rate 0.6 > 0.5"]}, {"passed": False, "reasons": ["tax 1.4 > 1.3"]}
 
@@ -124,6 +125,18 @@ def test_rollback_walks_back_and_stays_back(version, home, tmp_path):
     assert told == ["promoted", "replaced", "rolled back to", "replaced"]
 
 
+def test_a_rollback_to_a_version_that_is_gone_changes_nothing(version, home, tmp_path):
+    name = tmp_path.name
+    one, two = version("one"), version("two", lift=0.5)
+    for number in (one, two):
+        assert promote(name, number, with_evidence(name, number, PASSED, home=home), home=home)
+    client(home).delete_model_version(name, one)
+    before = champion(name, home=home)
+    with pytest.raises(StoreError, match=f"has no version {one}"):
+        rollback(name, "it swears", home=home)
+    assert champion(name, home=home) == before, "marked as rolled back, and yet champion"
+
+
 def test_a_candidate_needs_no_gates(version, home, tmp_path):
     number = version("any")
     promote_by_hand(tmp_path.name, number, "look at this", alias="candidate", home=home)
@@ -155,7 +168,7 @@ def test_a_checkpoint_without_bytes_in_the_registry_gets_them_or_says_where_they
     folder.mkdir()
     (folder / "model.safetensors").write_text("round 2" + name)
     lineage = {"recipe": "chat", "data": {"pairs": "d"}}
-    middle = register(folder, name, lineage=lineage, external=True, home=home)
+    middle = register(folder, name, lineage=lineage, metrics={"optimise.steps": 8.0}, parents={"sft": f"{name}:{first}"}, external=True, home=home)
     before = history(name, home=home)
     with pytest.raises(ContractError, match=f"version {middle} is not promoted: its gates did not pass"):
         promote_by_hand(name, middle, "round 3 talks too much", home=home)
@@ -164,6 +177,7 @@ def test_a_checkpoint_without_bytes_in_the_registry_gets_them_or_says_where_they
     crowned = champion(name, home=home)
     assert overruled and crowned and number == crowned.version != middle and not crowned.external
     assert saved_lineage(crowned, home=home) == lineage
+    assert crowned.tags["metric.optimise.steps"] == "8.0" and crowned.tags["parent.sft"] == f"{name}:{first}", "`ratchet gc --best` ranks by them"
     assert with_bytes(name, middle, home=home) == number, "asked again, the same one"
     (folder / "model.safetensors").write_text("another")
     other = register(folder, name, lineage=lineage, external=True, home=home)
