@@ -54,11 +54,11 @@ def merge(model: Module) -> Module:
 class SwitchedOff:
     """What scores as the policy did before it learnt, without a second model in memory: the learner's own, its adapter off.
 
-    Stands where an engine stands in `Context.models`; it cannot sample.
+    Stands where an engine stands in `Context.models`, by the digest of those `weights`; it cannot sample.
     """
 
-    def __init__(self, learner: Any, tokens: int) -> None:
-        self._learner, self._tokens = learner, tokens
+    def __init__(self, learner: Any, tokens: int, weights: str) -> None:
+        self._learner, self._tokens, self.weights = learner, tokens, weights
 
     def score(self, groups: Sequence[Group], asks: frozenset[str]) -> list[Mapping[str, list[Any]]]:
         """As `Engine.score`: per group, ask -> one list (T) a trajectory."""

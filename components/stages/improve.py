@@ -13,6 +13,7 @@ from components.checkpoints import Log, latest, load_checkpoint, save_checkpoint
 from components.data.groups import read_groups, write_groups
 from components.engines.agreement import fresh
 from components.engines.choose import engine_of
+from components.engines.torch import weights_digest
 from components.errors import DataError
 from components.loop import Named, annotate_groups, panel, pieces, prepare_groups, remembering, select_groups
 from components.packing import order
@@ -61,7 +62,7 @@ def improve(job: Job) -> dict[str, Any]:
     engine = engine_of(profile, current, kind)
     live: dict[str, Any] = {"policy": engine, **({"reference": reference.engine} if reference else {})}
     if reference is None and hasattr(learner.trained, "disable_adapter") and job.inputs["reference"].path == job.inputs["policy"].path:
-        live["reference"] = SwitchedOff(learner, profile["tokens_per_batch"])
+        live["reference"] = SwitchedOff(learner, profile["tokens_per_batch"], weights_digest(job.path("reference")))
     initial = (models if reference else Overlay(models, live)).get("reference") if options["watch"].get("kl_prompts") else None
 
     def look(groups: Sequence[Group], specs: Sequence[Mapping[str, Any]]) -> dict[str, float]:

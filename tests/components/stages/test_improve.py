@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from components.checkpoints import latest
+from components.data.groups import read_groups
 from components.engines.torch import TorchEngine
 from components.errors import DataError, TrainingError
 from components.planned import all_answered
@@ -56,6 +57,20 @@ def test_a_run_with_memory_resumes_bit_for_bit(tiny_home: Path, tmp_path: Path) 
 def test_the_anchor_every_round_keeps_the_reference_at_the_policy(tiny_home: Path, tmp_path: Path) -> None:
     _, steps = improve(prepared(tiny_home, "online.rounds=3", "online.reference={name: every_round}"), tmp_path)
     assert max(abs(s["policy/kl/kl"]) for s in steps) < 1e-4
+
+
+def test_answers_may_be_annotated_by_the_policy_before_it_learnt(tiny_home: Path, tmp_path: Path) -> None:
+    """With LoRA the reference is the learner's own model, its adapter switched off, for whoever asks it and when."""
+    pipeline = prepared(tiny_home, "online.rounds=2", "online.reference=initial", "online.fit.adapter={name: lora, rank: 4}", "online.prepare=[]",
+                        "online.annotate=[{name: rewards.exact_answer}, {name: advantages.group_norm, reward: reward.exact_answer}, "
+                        "{name: scoring.logprobs, model: reference}]")
+    _, steps = improve(pipeline, tmp_path)
+    assert abs(steps[0]["policy/kl/kl"]) < 1e-4 and len(steps) == 2
+    groups = read_groups(tmp_path / "product" / "last_groups.parquet")
+    reference = pipeline.artifact("model_policy").path
+    said = TorchEngine(reference, threads=1).score(groups, frozenset({"logprobs"}))
+    assert max(abs(p - q) for g, row in zip(groups, said, strict=True) for mine, theirs in zip(g.columns["logprobs.reference"], row["logprobs"], strict=True)
+               for p, q in zip(mine, theirs, strict=True)) < 1e-4
 
 
 def test_steps_done_are_steps_planned(tiny_home: Path, tmp_path: Path) -> None:
