@@ -17,7 +17,7 @@ run: install
 	$(BIN)/ratchet run chat
 
 test: install
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 test-slow: install
 	$(BIN)/python -m pytest -m slow
