@@ -51,6 +51,7 @@ def client(home: Path) -> Any:
 
     logging.getLogger("mlflow").setLevel(logging.WARNING)  # it tells of every table of a new database
     logging.getLogger("alembic").setLevel(logging.WARNING)
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # and of every retry, where we say once that the server is away
 
     uri = tracking_uri(home)
     if uri.startswith("sqlite:"):

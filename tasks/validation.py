@@ -8,6 +8,7 @@ functions, since that alone takes seconds, and its context is ephemeral: nothing
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 from collections import Counter, defaultdict
@@ -173,6 +174,7 @@ def judge(tables: Mapping[str, pd.DataFrame], checks: list[Check], docs: Path | 
     import great_expectations as gx
     import great_expectations.expectations as gxe
 
+    logging.getLogger("great_expectations").setLevel(logging.WARNING)  # it tells of every folder it makes
     context = gx.get_context(mode="ephemeral")
     context.variables.progress_bars = {"globally": False}
     source = context.data_sources.add_pandas(name="curated")
