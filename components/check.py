@@ -1,9 +1,11 @@
-"""The dataflow of a recipe, checked before anything heavy is imported: every column is written before it is read."""
+"""A recipe, checked before anything heavy is imported: each column is written before it is read, each gate measured, each size possible."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from components.errors import RecipeError, nearest
 from components.evaluation.gates import WORDS
@@ -13,15 +15,23 @@ from components.piece import describe
 from components.reduce import legal
 from components.schema import Fit, Offline, Online, Recipe, Reward, Spec
 
+LEAST = {
+    **dict.fromkeys(("batch", "max_steps", "rounds", "prompts_per_round", "responses_per_prompt", "prompts", "max_tokens", "members", "layers",
+                     "limit", "limit_validation", "tokens_per_batch", "sampler_rows", "threads", "max_model_len", "tensor_parallel"), 1),
+    **dict.fromkeys(("seed", "validate_every", "patience", "save_every", "perplexity_rows", "transcripts", "kl_prompts"), 0),
+}
+"""The least that whole numbers of a recipe or profile may be, by the last part of their key."""
+
 
 def check(recipe: Recipe, rounds: Mapping[str, Online]) -> None:
     """Walk the columns through every section of a resolved recipe, and through `rounds`: the online section as the rounds
-    that change it run it, by their place in the recipe. The first thing read before it is written is a `RecipeError`.
+    that change it run it, by their place in the recipe. What is read before it is written, or cannot be, is a `RecipeError`.
     """
     _check_names({"name": recipe.name, **{f"models.{n}": n for n in recipe.models},
                   **({"register.model": recipe.register.model} if recipe.register else {})})
     known = {"policy", "reference", *recipe.models, *(recipe.reward.judges if recipe.reward else ())}
     _check_splits(recipe)
+    check_sizes(recipe, "")
     if recipe.sft:
         _check_fit(recipe.sft.fit, set(), "sft.fit")
     if recipe.reward:
@@ -37,9 +47,22 @@ def check(recipe: Recipe, rounds: Mapping[str, Online]) -> None:
         raise RecipeError("online.watch.gold: needs a gold judge; set `evaluate.gold: true`")
     _check_gates(recipe)
     if recipe.register and (score := recipe.register.champion.score):
-        known = ["length", *(name.removeprefix("final.") for name in measured(recipe) if re.match(r"final\.(gold$|reward\.)", name))]
-        if score not in known:
-            raise RecipeError(f"register.champion.score: no {score!r} is measured for each prompt{nearest(score, known)}")
+        scores = ["length", *(name.removeprefix("final.") for name in measured(recipe) if re.match(r"final\.(gold$|reward\.)", name))]
+        if score not in scores:
+            raise RecipeError(f"register.champion.score: no {score!r} is measured for each prompt{nearest(score, scores)}")
+
+
+def check_sizes(value: Any, where: str) -> None:
+    """Raises a `RecipeError` for the first number in a recipe or profile that is smaller than it may be."""
+    if isinstance(value, (list, tuple)):
+        for number, inner in enumerate(value):
+            check_sizes(inner, f"{where}[{number}]")
+    elif isinstance(value, Mapping) or dataclasses.is_dataclass(value):
+        for key, inner in (value if isinstance(value, Mapping) else vars(value)).items():
+            at = f"{where}.{key}" if where else str(key)
+            if isinstance(inner, int) and inner < LEAST.get(str(key), inner):
+                raise RecipeError(f"{at}: {inner}; use {LEAST[str(key)]} or more")
+            check_sizes(inner, at)
 
 
 def known_keys(given: Iterable[object], known: Iterable[str], where: str) -> None:

@@ -25,7 +25,7 @@ class Log:
         self.last: dict[str, float] = {}
         path.parent.mkdir(parents=True, exist_ok=True)
         if ranks.first() and path.exists():
-            kept = [text for text in path.read_text().splitlines() if _step(text) is not None and _step(text) <= after]
+            kept = [text for text in path.read_text().splitlines() if _step(text) <= after]
             write_atomic(path, "".join(text + "\n" for text in kept))  # a kill here loses no step
 
     def __call__(self, values: Mapping[str, float], step: int, of: int | None = None) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import yaml
 
-from components.check import check, known_keys
+from components.check import check, check_sizes, known_keys
 from components.correction import corrected, corrected_again
 from components.errors import RecipeError, nearest, secret_in
 from components.piece import describe, resolve
@@ -73,6 +73,7 @@ def load_profile(name: str) -> Profile:
         raise RecipeError(f"no profile named {name!r}{nearest(name, [p.stem for p in (folder() / 'profiles').glob('*.yaml')])}")
     raw = {"name": path.stem, **_read(path)}
     refuse_secrets(raw, f"profile {name}")
+    check_sizes(raw, f"profile {name}")
     return typing.cast(Profile, conform(Profile, raw, f"profile {name}"))
 
 
@@ -149,7 +150,10 @@ def _override(text: str) -> dict[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise RecipeError(f"override {text!r} is not of the form key.path=value")
-    nested: Any = yaml.safe_load(value)
+    try:
+        nested: Any = yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise RecipeError(f"override {text!r}: not valid YAML: {' '.join(str(error).split())}") from None
     for part in reversed(key.split(".")):
         nested = {part: nested}
     return nested

@@ -32,9 +32,9 @@ class Job:
     def path(self, name: str) -> Path:
         return self.inputs[name].path
 
-    def models(self, *reserved: str) -> dict[str, Artifact]:
-        """The inputs that are weights."""
-        return {k: v for k, v in self.inputs.items() if v.kind == "weights" and k not in reserved}
+    def rounds(self, prefix: str) -> list[int]:
+        """The rounds whose product is an input, by what the plan calls it before the round's number."""
+        return sorted(int(name.removeprefix(prefix)) for name in self.inputs if name.startswith(prefix))
 
 
 def execute(request: Mapping[str, Any]) -> dict[str, Any]:

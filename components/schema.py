@@ -22,7 +22,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Claim:
-    """What the method promises, checked by `flows/compare.py` over seeds."""
+    """What the method promises, for whoever compares the two over seeds (`ratchet compare`)."""
 
     against: str
     metric: str
@@ -37,7 +37,7 @@ class Source:
 
     source: str
     sha256: str | None = None
-    format: Literal["auto", "huggingface", "gguf", "tiny", "data"] = "auto"
+    format: Literal["auto", "huggingface", "gguf", "tiny"] = "auto"
     remote_code: bool = False  # run the code that lies beside the weights, of this model and of those trained from it
     shape: Sizes | None = None  # for `plan` before it is fetched; changes nothing
 

@@ -75,6 +75,12 @@ BRADLEY_TERRY = "[{name: ranking.bradley_terry}]"
     ("register.gates={final.reward.safety: {over: 0.5}}", "register.gates.final.reward.safety: the evaluation of this recipe does not measure it"),
     ("register.gates={length_ratio: {below: 2.0, interval: true}}", "register.gates.length_ratio: is one number without an interval"),
     ("evaluate.gold=false", "needs a gold judge"),
+    ("sft.fit.batch=0", "sft.fit.batch: 0; use 1 or more"),
+    ("online.rollout.max_tokens=-1", "online.rollout.max_tokens: -1; use 1 or more"),
+    ("online.by_round.2.fit.max_steps=0", "online.by_round.2.fit.max_steps: 0; use 1 or more"),
+    ("data.transforms=[{name: length, max_tokens: 0}]", "data.transforms[0].max_tokens: 0; use 1 or more"),
+    ("seed=-1", "seed: -1; use 0 or more"),
+    ("online.rounds=[", "override 'online.rounds=[': not valid YAML: while parsing"),
     ("data.splits={sft: 0.5, reward: 0.5}", "sft.validation: 'sft_validation' is not among data.splits (sft, reward)"),
 ])
 def test_a_name_nobody_knows_is_refused_before_anything_runs(change: str, says: str) -> None:

@@ -15,7 +15,6 @@ The `data` section of a recipe:
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import json
 import math
@@ -171,8 +170,3 @@ def pair_report(groups: Sequence[Group]) -> dict[str, Any]:
                      for i, path in enumerate(group.trajectories)}
     return {"pairs": len(groups), "chosen_is_longer": round(longer / len(sizes), 4), "conversations": len(conversations),
             "positions": dict(sorted(Counter(str(g.prompt.meta.get("position", "")) for g in groups).items()))}
-
-
-def file_digests(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file curation wrote."""
-    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(folder.iterdir()) if p.is_file()}

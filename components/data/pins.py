@@ -12,7 +12,9 @@ import json
 import logging
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from components.data.hub import commit
 from components.data.sources import digest, local
@@ -26,7 +28,7 @@ COMMIT = re.compile(r"@[0-9a-f]{40}(?:!|$)")
 def pinned(recipe: Recipe, home: Path) -> Recipe:
     """The recipe with every unpinned source pinned, but for those that are not there: fetching them says what is wrong.
 
-    A hub that cannot be asked stops nothing that was fetched before: then the commit fetched last into `home` is meant.
+    A hub that cannot be asked stops nothing that was fetched before: then the commit of that branch fetched last into `home` is meant.
     """
     models = {}
     for name, source in recipe.models.items():
@@ -45,22 +47,25 @@ def _pin(address: str, sha256: str | None, home: Path, stage: str) -> tuple[str,
     if sha256 is None and scheme == "hub" and not rest.startswith(("/", ".")) and not COMMIT.search(rest):
         where, bang, file = rest.partition("!")
         repository = where.partition("@")[0]
-        found = commit(rest)
-        if found is None and (found := _fetched(home / "store", stage, f"hub:{repository}@")):
+        found, noted = commit(rest), home / "commits.json"
+        known = _read(noted).get(where, [])
+        if found and found not in known:
+            _note(noted, where, [*known, found])
+        if found is None and (found := _fetched(home / "store", stage, f"hub:{repository}@", known)):
             log.warning("hub:%s cannot be asked what is new; taking commit %s, which was fetched before", where, found[:12])
         if found:
             return f"hub:{repository}@{found}{bang}{file}", None
     return address, sha256
 
 
-def _fetched(store: Path, stage: str, prefix: str) -> str | None:
-    """The commit of what a stage fetched last from a repository."""
+def _fetched(store: Path, stage: str, prefix: str, among: Sequence[str]) -> str | None:
+    """The commit of what a stage fetched last from a repository, `among` those that its branch was seen to mean."""
     found = []
     for file in store.glob(f"{stage}-*/{MANIFEST}"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             source = json.loads(file.read_text())["meta"]["source"]
-            if source.startswith(prefix) and COMMIT.search(source):
-                found.append((file.stat().st_mtime, source.removeprefix(prefix).partition("!")[0]))
+            if source.startswith(prefix) and (made := source.removeprefix(prefix).partition("!")[0]) in among:
+                found.append((file.stat().st_mtime, made))
     return max(found)[1] if found else None
 
 
@@ -77,12 +82,20 @@ class _Remembered:
         if state.st_size < self.LARGE:
             return digest(path)
         name, mark = os.path.realpath(path), [state.st_size, state.st_mtime_ns, state.st_ino]
-        known = {}
-        with contextlib.suppress(OSError, ValueError):
-            known = json.loads(self.file.read_text())
-        if known.get(name, [None])[:-1] != mark:
-            known[name] = [*mark, digest(path)]
-            with contextlib.suppress(OSError):
-                self.file.parent.mkdir(parents=True, exist_ok=True)
-                write_atomic(self.file, json.dumps(known))
-        return known[name][-1]
+        known = _read(self.file).get(name, [None])
+        if known[:-1] != mark:
+            known = [*mark, digest(path)]
+            _note(self.file, name, known)
+        return known[-1]
+
+
+def _read(file: Path) -> dict[str, list[Any]]:
+    with contextlib.suppress(OSError, ValueError):
+        return json.loads(file.read_text())
+    return {}
+
+
+def _note(file: Path, name: str, value: list[Any]) -> None:
+    """Beside what else is noted there; not being able to costs time, later."""
+    with contextlib.suppress(OSError):
+        write_atomic(file, json.dumps({**_read(file), name: value}))

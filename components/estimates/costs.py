@@ -167,7 +167,7 @@ class _Known:
             assert section is not None
             return self.learned(stage, fit, self.split(section.data, section.limit, section.max_tokens), 2, self.shape)
         prompts, _, each = self.asked()
-        return self.learned(stage, fit, Split(prompts, self.length()), self.chosen(fit, each), self.shape)
+        return self.learned(stage, fit, Split(prompts, self.length()), self.chosen(fit["updates"], each), self.shape)
 
     def rollout(self, stage: Stage) -> Cost:
         prompts, answer, each = self.asked()
@@ -183,7 +183,7 @@ class _Known:
 
     def select(self, stage: Stage) -> Cost:
         prompts, _, each = self.asked()
-        rows = prompts * self.chosen(stage.options.get("fit") or self.online.fit, each)
+        rows = prompts * self.chosen(self.online.fit.updates, each)
         passes = self.passes(stage.options["prepare"])
         return Cost(stage, self.scored(0), disk=rows * self.length() * SAVED, score=rows * self.length() * passes, models=1)
 
@@ -191,11 +191,8 @@ class _Known:
         prompts, answer, each = self.asked()
         options = stage.options
         cost = self.learned(stage, options["fit"], Split(prompts * options["rounds"], self.length()), each, self.shape)
-        memory = dict(cost.memory)
-        for name, size in self.sampled(prompts, answer, each).items():
-            memory[name if name == "KV cache" else "process" if name == "process" else "engine"] = size + (
-                memory.get("engine", 0.0) if name not in ("KV cache", "process") else 0.0)
-        cost.memory = memory
+        engine = self.sampled(prompts, answer, each)
+        cost.memory = {**cost.memory, "engine": engine["weights"] + engine["activations"], "KV cache": engine["KV cache"]}
         rows = prompts * each * options["rounds"]
         cost.score = rows * self.length() * self.passes([*options["annotate"], *options["prepare"]]) + rows / each * self.prompt()
         cost.sample, cost.models = float(rows * answer), 2
@@ -204,14 +201,15 @@ class _Known:
     def evaluate(self, stage: Stage) -> Cost:
         options = stage.options
         held = self.split(options["data"], options["prompts"], None)
-        arms = 1 + bool(self.recipe.sft or self.recipe.offline or self.recipe.online) + bool(self.recipe.sft)
+        three = bool(self.recipe.sft and (self.recipe.offline or self.recipe.online))
+        arms = 2 + three
         if held.groups is None:
             return Cost(stage, self.sampled(options["prompts"], options["max_tokens"], 1), score=None, sample=None)
         rows = held.groups * options["responses_per_prompt"]
         judged = rows * (held.tokens + options["max_tokens"]) * (self.depth if self.recipe.reward else 0.0)
         human = min(options["perplexity_rows"], held.groups) * (held.tokens + options["max_tokens"])
         memory = dict(self.sampled(held.groups, options["max_tokens"], options["responses_per_prompt"], held.tokens))
-        if self.recipe.sft:
+        if three:
             memory["SFT policy"] = memory["weights"]
         if self.recipe.reward:
             memory["reward models"] = 4.0 * self.judge.parameters * len(self.recipe.reward.judges)
@@ -279,9 +277,8 @@ class _Known:
         return sum(self.depth if model.startswith("judge") else 1.0
                    for spec in specs for model in describe("annotate", spec["name"]).named("models", spec))
 
-    def chosen(self, fit: Any, each: int) -> int:
+    def chosen(self, updates: Mapping[str, Sequence[Mapping[str, Any]]], each: int) -> int:
         """Texts a prompt that are learnt from: two for an objective on pairs, else all."""
-        updates = fit["updates"] if isinstance(fit, Mapping) else fit.updates
         units = {describe("objective", part["name"]).unit for parts in updates.values() for part in parts}
         return min(2, each) if "pair" in units else each
 

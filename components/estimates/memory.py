@@ -110,8 +110,7 @@ def sampling(shape: Shape, profile: Profile, *, prompt: float, answer: float, ro
     """Bytes by part on one device while answers are written. The built-in engine reads `rows` answers' prompts at once and keeps
     all their keys and values; vLLM reads in chunks and must only have room for the answers to one prompt, more make it faster."""
     if profile.engine == "vllm":
-        vllm = getattr(profile, "vllm", None)
-        half, spread = 2 if getattr(vllm, "dtype", "bfloat16") != "float32" else 4, getattr(vllm, "tensor_parallel", 1)
+        half, spread = 2 if profile.vllm.dtype != "float32" else 4, profile.vllm.tensor_parallel
         return {"weights": half * shape.parameters / spread,
                 "KV cache": cache(shape, prompt=prompt, answer=answer, rows=each, each=each, bytes_each=half) / spread,
                 "activations": passing(shape, PREFILL, half) / spread}

@@ -45,9 +45,9 @@ def check(history: Sequence[Panel], rules: Mapping[str, Mapping[str, Any] | None
     for name, rule in rules.items():
         if rule is None:
             continue
-        limit, action = rule["limit"], rule["action"]
+        judge, limit, action = RULES[name], rule["limit"], rule["action"]
         try:
-            tripped, value, reason = RULES[name](history[0], history[-1], limit)
+            tripped, value, reason = judge(history[0], history[-1], limit)
         except KeyError as missing:
             if len(history) > 1:  # the first round may come before there is anything to measure against
                 found.append(Verdict(name, "warn", math.nan, limit, f"{name} cannot be judged: the round has no {missing}"))

@@ -1,4 +1,4 @@
-"""KL(policy ‖ reference) by Monte Carlo from answers that the policy itself sampled, with an interval over prompts."""
+"""KL(policy ‖ reference) by Monte Carlo from answers that the policy itself sampled."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from components.errors import DataError
-from components.evaluation.bootstrap import Interval, mean_interval
+from components.evaluation.bootstrap import mean_interval
 
 Rows = Sequence[Sequence[float]]
 
@@ -18,19 +18,7 @@ def sequence_kl(sampled: Rows, reference: Rows, masks: Sequence[Sequence[bool]] 
     Rows (T_b,) are log-probs, at temperature 1, of the same sampled tokens under both. Answers drawn colder than that give
     the mean log-ratio of what is really said: drift, not KL.
     """
-    return sequence_kl_interval(sampled, reference, masks, resamples=1)["mean"]
-
-
-def sequence_kl_interval(sampled: Rows, reference: Rows, masks: Sequence[Sequence[bool]] | None = None, *,
-                         resamples: int = 10_000, seed: int = 0) -> Interval:
-    """The same with a bootstrap interval: a unit is one answer, so give one answer a prompt."""
-    return mean_interval([float(row.sum()) for row in _gaps(sampled, reference, masks)], resamples=resamples, seed=seed)
-
-
-def token_kl(sampled: Rows, reference: Rows, masks: Sequence[Sequence[bool]] | None = None) -> float:
-    """Nats a token by estimator k3, r − 1 − log r with r = π_ref / π: unbiased for each step, never negative, steadier."""
-    gaps = np.concatenate(_gaps(sampled, reference, masks))
-    return float(np.mean(np.expm1(-gaps) + gaps)) if len(gaps) else 0.0
+    return mean_interval([float(row.sum()) for row in _gaps(sampled, reference, masks)], resamples=1)["mean"]
 
 
 def _gaps(sampled: Rows, reference: Rows, masks: Sequence[Sequence[bool]] | None) -> list[np.ndarray]:

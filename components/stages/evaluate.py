@@ -70,7 +70,7 @@ def evaluate(job: Job) -> dict[str, Any]:
         numbers[arm] |= {name: _mean([_mean(row) for row in rows]) for name, rows in scores[arm].items()}
     results = {
         "recipe": options["recipe"], "about": options["about"], "arms": {TITLES[a]: numbers[a] for a in arms},
-        "rounds": [{"round": i, **job.inputs[f"scored_{i}"].meta["panel"]} for i in range(1, 100) if f"scored_{i}" in job.inputs],
+        "rounds": [{"round": i, **job.inputs[f"scored_{i}"].meta["panel"]} for i in job.rounds("scored_")],
         "per_prompt": {}, "metrics": {},
     }
     results["per_prompt"] |= {f"final.{name}": [_mean(row) for row in rows] for name, rows in scores["policy"].items()}
@@ -215,10 +215,9 @@ def proxy_over_gold(per_prompt: Mapping[str, Sequence[float]]) -> Interval | Non
 def curves(job: Job) -> dict[str, list[list[float]]]:
     """The training losses of the stages that made the policy and the reward model."""
     found: dict[str, list[list[float]]] = {}
-    names = {"initial": "SFT", "reward_model": "reward model", **{f"round_{i}": f"round {i}" for i in range(1, 100)}}
+    names = {"initial": "SFT", "reward_model": "reward model", **{f"round_{i}": f"round {i}" for i in job.rounds("round_")}}
     for name, title in names.items():
-        file = job.path(name) / "metrics.jsonl" if name in job.inputs else None
-        if file is None or not file.exists():
+        if name not in job.inputs or not (file := job.path(name) / "metrics.jsonl").exists():
             continue
         lines = [json.loads(text) for text in file.read_text().splitlines()]
         losses = [[line["step"], v] for line in lines for k, v in line["metrics"].items() if k.count("/") == 1 and k.endswith("/loss")]

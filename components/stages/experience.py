@@ -71,8 +71,7 @@ def select(job: Job) -> dict[str, Any]:
     options = job.options
     groups = read_groups(job.path("groups") / "groups.parquet")
     context = context_of(job)
-    names = sorted((n for n in job.inputs if n.startswith("earlier_")), key=lambda name: int(name.removeprefix("earlier_")))
-    earlier = [group for name in names for group in read_groups(job.path(name) / "groups.parquet")]
+    earlier = [group for i in job.rounds("earlier_") for group in read_groups(job.path(f"earlier_{i}") / "groups.parquet")]
     chosen, counts = select_groups(groups, pieces("select", options["select"]), context, earlier=earlier)
     if not chosen:
         raise DataError(f"round {options['round']}: nothing is left after selection ({counts}); every prompt's answers got "
@@ -105,27 +104,29 @@ def _answers(groups: Sequence[Group]) -> int:
 def context_of(job: Job, *, certified: bool = True) -> Context:
     """Every model among the inputs as an engine, made only when a piece asks for it. `certified`: what scores needs a
     certificate, for something is optimised against it; a recipe's own measure (`evaluate.metrics`) needs none."""
-    models = Engines({name: job for name in job.models("base")}, certified)
-    return Context(models=models, seed=job.options["seed"], round=job.options.get("round", 0))
+    return Context(models=Engines(job, certified), seed=job.options["seed"], round=job.options.get("round", 0))
 
 
 class Engines(Mapping[str, Any]):
     """Models by name, loaded at first use: a stage that needs one of five loads one."""
 
-    def __init__(self, jobs: Mapping[str, Job], certified: bool) -> None:
-        self._jobs, self._certified = dict(jobs), certified
+    def __init__(self, job: Job, certified: bool) -> None:
+        self._job, self._certified = job, certified
+        self._names = [name for name, artifact in job.inputs.items() if artifact.kind == "weights" and name != "base"]
         self._loaded: dict[str, Engine] = {}
 
     def __getitem__(self, name: str) -> Engine:
+        if name not in self._names:
+            raise KeyError(name)
         if name not in self._loaded:
-            self._loaded[name] = engine(self._jobs[name], name, certified=self._certified)
+            self._loaded[name] = engine(self._job, name, certified=self._certified)
         return self._loaded[name]
 
     def __iter__(self):
-        return iter(self._jobs)
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return len(self._jobs)
+        return len(self._names)
 
 
 def engine(job: Job, name: str, *, certified: bool = True) -> Engine:

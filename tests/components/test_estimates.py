@@ -118,6 +118,16 @@ def test_every_member_of_an_ensemble_reads_every_answer() -> None:
     assert costs["annotate_1"].score == 24 * 4 * (50 + 24) * 3 and costs["select_1"].score == 24 * 2 * (50 + 24)
 
 
+@pytest.mark.parametrize(("recipe", "arms"), [("sft", 2), ("online_dpo", 2), ("chat", 3)])
+def test_every_arm_of_the_evaluation_answers(recipe: str, arms: int) -> None:
+    """The base model and the final one, and SFT between them where something was learnt after it."""
+    chosen, profile = load(recipe, profile="test")
+    assert chosen.evaluate
+    cost = estimate(chosen, profile, plan(chosen, profile), SMOL, {"evaluate": Split(10, 50.0)}, None, {})[-1]
+    assert cost.stage.does == "evaluate"
+    assert cost.sample == arms * 10 * chosen.evaluate.responses_per_prompt * chosen.evaluate.max_tokens
+
+
 def test_a_profile_that_cannot_fit_is_refused_with_what_to_lower() -> None:
     recipe, profile = load("rlhf_workflow_8b", profile="gpu")
     costs = estimate(recipe, profile, plan(recipe, profile), LLAMA_8B, {}, None, {})

@@ -5,9 +5,9 @@ from collections import Counter
 
 import pytest
 
-from components.data.curate import curate, file_digests
+from components.data.curate import curate
 from components.data.groups import read_groups
-from components.data.sources import fetch
+from components.data.sources import digest, fetch
 from tasks.validation import validate_data
 
 SECTION = {
@@ -31,7 +31,7 @@ def test_chitchat_end_to_end(tmp_path):
     assert summary["steps"][0]["in"] == 7168 and summary["steps"][0]["out"] == 4017  # two speakers
     assert summary["ratings"]["most_common"][0] == 5.0 and 0.4 < summary["ratings"]["correlation_log_turns"] < 0.65
     curate(SECTION, source, count, tmp_path / "b", 0)
-    assert file_digests(tmp_path / "a") == file_digests(tmp_path / "b")
+    assert digest(tmp_path / "a") == digest(tmp_path / "b")
 
     report = validate_data(tmp_path / "a", SECTION, tmp_path / "out")
     assert report["quarantined_share"] < 0.005

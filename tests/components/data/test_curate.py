@@ -8,10 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.data.builders import conversation_groups, preference_pairs, prompt_digest, prompt_groups
-from components.data.curate import curate, file_digests, pair_report, rating_report
+from components.data.curate import curate, pair_report, rating_report
 from components.data.groups import read_groups
 from components.data.records import Conversation
-from components.data.sources import fetch
+from components.data.sources import digest, fetch
 from components.data.splits import SHARES, split, split_key
 from components.data.statistics import alternates, statistics
 from components.errors import DataError, GateError, RecipeError
@@ -125,7 +125,7 @@ def test_the_whole_is_repeatable_and_clean(tmp_path):
     source = write([*corpus(), talk("bad", "alone", topic="z")], tmp_path / "rows.jsonl")
     summary = curate(SECTION, source, words, tmp_path / "a", 0)
     curate(SECTION, source, words, tmp_path / "b", 0)
-    assert file_digests(tmp_path / "a") == file_digests(tmp_path / "b")
+    assert digest(tmp_path / "a") == digest(tmp_path / "b")
     assert {p.stem for p in (tmp_path / "a").glob("*.parquet")} == {*SHARES, "statistics"}
     for step in summary["steps"][:4]:
         assert step["in"] == step["out"] + sum(step["dropped"].values()), step

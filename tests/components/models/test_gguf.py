@@ -95,4 +95,8 @@ def test_what_cannot_be_chatted_with_or_read_is_refused(tiny_model: Path, tmp_pa
     (tmp_path / "broken.gguf").write_bytes(b"GGUF, or so it says")
     with pytest.raises(SourceError, match="transformers cannot read this GGUF file"):
         convert_gguf(tmp_path / "broken.gguf", tmp_path / "out")
+    whole = write(tiny_model, tmp_path / "bent.gguf").read_bytes()
+    (tmp_path / "bent.gguf").write_bytes(whole.replace("Ġcoffee".encode(), "Ġcoffef".encode(), 1))  # a token that its merges still name
+    with pytest.raises(SourceError, match=r"transformers cannot read this GGUF file \(Exception: .* out of vocabulary"):
+        convert_gguf(tmp_path / "bent.gguf", tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -31,6 +31,16 @@ def pairs(tiny_model):
     return made
 
 
+@pytest.fixture
+def saved(tiny_model, tmp_path):
+    """A mean-pooled reward model of one layer whose head says something."""
+    model = new_reward(tiny_model, pool="mean", layers=1)
+    with torch.no_grad():
+        model.score.weight.normal_()
+    save_model(model, load_tokenizer(tiny_model), tmp_path)
+    return tmp_path
+
+
 def test_score_is_the_head_on_the_mean_of_the_judged_hidden_states(tiny_model, pairs, tmp_path):
     model = new_reward(tiny_model, pool="mean", layers=1)
     with torch.no_grad():
@@ -75,40 +85,28 @@ def test_penalty_is_chosen_without_a_topic_on_both_sides():
     assert choose_penalty(signal, np.zeros(80), (0.1, 1.0, 10.0)) == (1.0, None)
 
 
-def test_texts_read_once_score_as_pair_by_pair(tiny_model, pairs, tmp_path):
+def test_texts_read_once_score_as_pair_by_pair(saved, pairs):
     """The certificate's scores: windows of one conversation are read together, which changes nothing but the time."""
-    model = new_reward(tiny_model, pool="mean", layers=1)
-    with torch.no_grad():
-        model.score.weight.normal_()
-    save_model(model, load_tokenizer(tiny_model), tmp_path)
-    engine = TorchEngine(tmp_path, kind="reward")
+    engine = TorchEngine(saved, kind="reward")
     twice = [*pairs, pairs[0]]
     together = np.array(score(engine, twice))
     alone = np.array([list(engine.score([pair], frozenset({"scores"}))[0]["scores"]) for pair in twice])
     assert together.shape == (5, 2) and np.allclose(together, alone, atol=1e-5) and np.ptp(alone) > 0.1
 
 
-def test_the_certificate_holds_what_was_saved_against_the_model_in_memory(tiny_model, pairs, tmp_path):
-    model = new_reward(tiny_model, pool="mean", layers=1)
-    with torch.no_grad():
-        model.score.weight.normal_()
-    save_model(model, load_tokenizer(tiny_model), tmp_path)
-    learner = TorchLearner(tmp_path, kind="reward")
-    assert examine(tmp_path, pairs, score_in_memory(learner, pairs, 256), {"min_accuracy": 0.0}, threads=1)["passed"]
+def test_the_certificate_holds_what_was_saved_against_the_model_in_memory(saved, pairs):
+    learner = TorchLearner(saved, kind="reward")
+    assert examine(saved, pairs, score_in_memory(learner, pairs, 256), {"min_accuracy": 0.0}, threads=1)["passed"]
     with torch.no_grad():
         learner.model.score.weight += 0.01  # an update that never reached the disk
-    certificate = examine(tmp_path, pairs, score_in_memory(learner, pairs, 256), {"min_accuracy": 0.0}, threads=1)
+    certificate = examine(saved, pairs, score_in_memory(learner, pairs, 256), {"min_accuracy": 0.0}, threads=1)
     assert not certificate["passed"] and "after reading back" in certificate["reasons"][0]
     assert certificate["conversations"] == 2 and certificate["accuracy"]["n"] == 1
 
 
-def test_arms_judged_together_score_as_arm_by_arm(tiny_model, tmp_path):
+def test_arms_judged_together_score_as_arm_by_arm(saved):
     """Each prompt is read once for all arms. An empty answer has no score, and counts as the worst of all arms."""
-    model = new_reward(tiny_model, pool="mean", layers=1)
-    with torch.no_grad():
-        model.score.weight.normal_()
-    save_model(model, load_tokenizer(tiny_model), tmp_path)
-    context = Context(models={"judge": TorchEngine(tmp_path, kind="reward")}, seed=0)
+    context = Context(models={"judge": TorchEngine(saved, kind="reward")}, seed=0)
     said = {"base": [["yes", "no"], ["maybe"]], "policy": [["", "yes"], ["a long story follows", "fine"]]}
     answers = {arm: [Group(Prompt(str(i), ({"role": "user", "content": SAID[i][0]},)),
                            tuple(Trajectory(({"role": "assistant", "content": text},)) for text in texts))
