@@ -16,7 +16,7 @@ from flows.commands.deploy import deploy
 from flows.commands.doctor import doctor
 from flows.commands.gc import gc
 from flows.commands.lineage import lineage
-from flows.commands.options import OUT, Home, ProfileOption, Set
+from flows.commands.options import OUT, Home, ProfileOption, Set, Until
 from flows.commands.plan import plan, print_plan
 from flows.commands.promote import promote, rollback
 from flows.commands.recipes import app as recipes_app
@@ -24,6 +24,7 @@ from flows.commands.reproduce import reproduce
 from flows.commands.show import show
 from flows.commands.soak import soak
 from flows.startup import STARTUP, quiet_platforms, start_servers
+from tasks.turns import IfRunning
 
 app = typer.Typer(help="Post-training pipelines: data → SFT → reward model → online RLHF → evaluation → registry.",
                   no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -32,8 +33,8 @@ app.add_typer(recipes_app, name="recipes")
 
 @app.command()
 def run(recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = None,  # noqa: B006
-        until: Annotated[str, typer.Option(help="Stop after: curate, train, evaluate, register.")] = "register",
-        if_running: Annotated[Literal["wait", "refuse"], typer.Option(help="What to do while another process makes this run.")] = "wait") -> None:
+        until: Annotated[Until, typer.Option(help="Stop after this.")] = "register",
+        if_running: Annotated[IfRunning, typer.Option(help="What to do while another process makes this run.")] = "wait") -> None:
     """Run a recipe (a name or a file). What is finished is kept, what was interrupted continues."""
     from flows.display import Display, open_console
     from tasks.pipeline import Pipeline
@@ -82,7 +83,7 @@ def ui(home: Home = OUT) -> None:
 
 
 @app.command()
-def stage(part: Annotated[str, typer.Argument(help="fetch, curate, train or evaluate: the stages of dvc.yaml.")],
+def stage(part: Annotated[Literal["fetch", "curate", "train", "evaluate"], typer.Argument(help="One of the stages of dvc.yaml.")],
           recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = None) -> None:  # noqa: B006
     """Run one part of a recipe and lay its data out for DVC. `dvc repro` calls this."""
     from flows.parts import run_part
@@ -131,7 +132,7 @@ def _outside(error: BaseException | None) -> str | None:
     return None
 
 
-def _finished(pipeline: Any, until: str) -> bool:
+def _finished(pipeline: Any, until: Until) -> bool:
     """Whether there is nothing left to do: all stages made and, where the recipe asks for it, their weights registered."""
     file = pipeline.run.path / "run.json"
     if not file.exists() or any(s.state != "done" for s in pipeline.status()):

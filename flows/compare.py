@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from components.errors import RecipeError, nearest
 from components.store import write_atomic
 from tasks.pipeline import Pipeline
 
@@ -35,6 +36,8 @@ def compare(recipes: Sequence[str], *, seeds: Sequence[int], home: Path, overrid
             post_training(recipe, home=str(home), overrides=here, profile=profile, until="evaluate", display=display)
             pipeline = Pipeline.open(recipe, home=home, overrides=here, profile=profile)
             results = json.loads((pipeline.artifact("evaluate").path / "results.json").read_text())
+            if metric not in results["per_prompt"]:
+                raise RecipeError(f"--metric: {recipe} measures no {metric!r} for each prompt{nearest(metric, results['per_prompt'])}")
             rows.append(results["per_prompt"][metric])
         values[recipe] = np.asarray(rows, dtype=float)  # (seeds, prompts)
     first = recipes[0]

@@ -17,6 +17,7 @@ from components.plan import plan as stages_of
 from components.recipe import conform, load, read_yaml
 from flows.alerts import Alert
 from flows.alerts import check as check_alert
+from flows.commands.options import Until
 from tasks.exchange import check as check_address
 from tasks.turns import REGISTRY, IfRunning
 
@@ -77,7 +78,7 @@ class Deployment:
     profile: str | None = None
     overrides: Sequence[str] = ()
     home: str = "out"
-    until: Literal["curate", "train", "evaluate", "register"] = "register"
+    until: Until = "register"
     schedules: Sequence[Schedule] = ()
     if_running: IfRunning = "wait"
     gpus: int = 0

@@ -7,6 +7,7 @@ from typing import Any
 
 from prefect import flow
 
+from flows.commands.options import Until
 from flows.parts import version
 from tasks.drift import watch_data, watch_results
 from tasks.elsewhere import Elsewhere
@@ -21,7 +22,7 @@ from tasks.watchers import watched
 @flow(name="post_training", flow_run_name="{recipe}", persist_result=False, validate_parameters=False)
 def post_training(
     recipe: str, *, home: str = "out", overrides: list[str] | None = None, profile: str | None = None,
-    until: str = "register", if_running: IfRunning = "wait", gpus: int = 0, elsewhere: dict[str, str] | None = None,
+    until: Until = "register", if_running: IfRunning = "wait", gpus: int = 0, elsewhere: dict[str, str] | None = None,
     artifacts: str | None = None, display: Any = None,
 ) -> dict[str, Any]:
     """Run a recipe to the end, or up to `until` (curate, train, evaluate, register). Finished stages are taken as they are.

@@ -40,7 +40,7 @@ def costs_of(pipeline: Pipeline, *, measured: bool) -> tuple[list[Cost], Rates |
     recipe, profile = pipeline.recipe, pipeline.profile
     length = typical_length(pipeline, splits)
     rates = stated_rates(recipe, profile, shape, length=length)
-    why = "the model is not fetched yet" if folder is None else elsewhere(profile, devices()) if rates else ""
+    why = "the model is not fetched yet" if folder is None else why_not_measured(profile, devices()) if rates else ""
     if measured and folder is not None and not why:
         rates = machine_rates(pipeline, folder, round(length))
     elif rates is not None:
@@ -48,7 +48,7 @@ def costs_of(pipeline: Pipeline, *, measured: bool) -> tuple[list[Cost], Rates |
     return estimate(recipe, profile, pipeline.stages, shape, splits, rates, last_seconds(pipeline)), rates, shape
 
 
-def elsewhere(profile: Profile, here: Sequence[str]) -> str:
+def why_not_measured(profile: Profile, here: Sequence[str]) -> str:
     """Why a profile that states its hardware is not measured on a machine with the devices `here`; empty when it can be."""
     stated = profile.hardware
     words = set(stated.device.lower().split())
@@ -60,11 +60,12 @@ def elsewhere(profile: Profile, here: Sequence[str]) -> str:
 
 def devices() -> list[str]:
     """The names of this machine's processor and of its GPUs, as their makers spell them."""
-    found = gpus()
-    if found:
+    found = [machine()]
+    if here := gpus():
         import pynvml
 
-    return [machine(), *(pynvml.nvmlDeviceGetName(gpu) for gpu in found)]
+        found += [pynvml.nvmlDeviceGetName(gpu) for gpu in here]
+    return found
 
 
 def model_shape(pipeline: Pipeline) -> tuple[Shape, Path | None]:

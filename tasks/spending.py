@@ -70,7 +70,7 @@ def _watts(metrics: Mapping[str, float], devices: int) -> float | None:
 
 
 def said(spent: Mapping[str, float], currency: str) -> str:
-    """In words: `0.42 hours, 0.8 cpu hours, 3.3 GB at its peak, 1.2 EUR; for each point of win rate 0.1 EUR`."""
+    """In words: `0.42 hours, 0.8 processor hours, 1.2 EUR, 3.3 GB at its peak; for each point of win rate 0.1 EUR`."""
     units = {"hours": "hours", "cpu_hours": "processor hours", "cost": currency, "gpu_kwh": "kWh of its GPUs as sampled",
              "energy_kwh": "kWh at the stated watts"}
     whole = [f"{spent[name]:g} {unit}" for name, unit in units.items() if name in spent]

@@ -1,7 +1,7 @@
 """DVC: versions of every data set. The store makes data; `publish` lays it out under data/, `commit` gives it a version.
 
 `dvc.yaml` names the stages; whether they were run by `dvc repro` or by the flow, `dvc.lock` says the same. Where there
-is no git checkout or no `.dvc` (a container, an unpacked archive) `commit` and `push` skip with one log line: the run
+is no git checkout or no `.dvc` (a container, an unpacked archive) `commit` skips with one log line: the run
 is as good, its data only has no version in git. Only DVC's command line is used; its Python API is not promised stable.
 """
 
@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from components.errors import ServiceError, StoreError
@@ -70,7 +70,7 @@ def digest(path: Path) -> str:
     return hashlib.md5(json.dumps(entries, sort_keys=True).encode()).hexdigest() + ".dir"
 
 
-def commit(workspace: Path, stages: Sequence[str] | None = None, *, wait_seconds: float = 60.0) -> dict[str, str]:
+def commit(workspace: Path) -> dict[str, str]:
     """`dvc commit --force` for the stages whose outputs all exist; returns output path -> md5 as in dvc.lock.
 
     After it `dvc status` is clean and `dvc repro` has nothing to do. Skips with one line outside a DVC workspace.
@@ -79,23 +79,9 @@ def commit(workspace: Path, stages: Sequence[str] | None = None, *, wait_seconds
     workspace = Path(workspace)
     if not _usable(workspace, "data versions are not recorded"):
         return {}
-    found = _stages(workspace)
-    ready = [name for name, paths in found.items() if (stages is None or name in stages) and all((workspace / p).exists() for p in paths)]
-    if ready:
-        dvc(workspace, "commit", "--force", "--quiet", *ready, wait_seconds=wait_seconds)
+    if ready := [name for name, paths in _stages(workspace).items() if all((workspace / p).exists() for p in paths)]:
+        dvc(workspace, "commit", "--force", "--quiet", *ready)
     return locked(workspace)
-
-
-def push(workspace: Path, *, wait_seconds: float = 60.0) -> bool:
-    """`dvc push` to the default remote; False (with one line) when there is none or no DVC workspace."""
-    workspace = Path(workspace)
-    if not _usable(workspace, "nothing is pushed"):
-        return False
-    if not dvc(workspace, "config", "core.remote", missing_ok=True).strip():
-        log.info("no default DVC remote: data stays on this machine; `dvc remote add -d <name> <address>` adds one")
-        return False
-    dvc(workspace, "push", "--quiet", wait_seconds=wait_seconds)
-    return True
 
 
 def versions(workspace: Path, path: str) -> Iterator[str]:

@@ -14,7 +14,7 @@ from flows.startup import quiet_platforms, start_servers
 
 
 def compare(names: Annotated[list[str], typer.Argument(help="Two runs, by name or directory, or recipes.")], home: Home = OUT,
-            seeds: Annotated[int, typer.Option(help="Of recipes: how many seeds, from 0.")] = 3,
+            seeds: Annotated[int, typer.Option(min=1, help="Of recipes: how many seeds, from 0.")] = 3,
             set: Set = [], profile: ProfileOption = None,  # noqa: B006
             metric: Annotated[str, typer.Option(help="Of recipes: a per-prompt list of the evaluation's results.")] = "win_rate") -> None:
     """Compare two runs: what differed in recipe, code, packages and products, and in results with paired intervals of other − first.
@@ -56,8 +56,10 @@ def _runs(first: str, other: str, home: Path) -> None:
 def _recipes(names: Sequence[str], seeds: int, home: Path, overrides: Sequence[str], profile: str | None, metric: str) -> None:
     from components.recipe import load
 
-    for name in names:
-        load(name, overrides=overrides, profile=profile)  # what is wrong is said before anything starts
+    for name in names:  # what is wrong is said before anything starts
+        recipe, _ = load(name, overrides=overrides, profile=profile)
+        if recipe.evaluate is None:
+            raise RecipeError(f"{name} has no evaluation to compare; add an `evaluate` section")
     quiet_platforms(home)
     start_servers()
     from flows.compare import compare as run_all

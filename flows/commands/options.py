@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 OUT = Path("out")
+Until = Literal["curate", "train", "evaluate", "register"]  # what a run ends with
 Home = Annotated[Path, typer.Option(help="Where runs, products and the tracking database live.")]
 Set = Annotated[list[str], typer.Option("--set", help="Override a recipe key: --set online.rounds=2")]
 ProfileOption = Annotated[str | None, typer.Option("--profile", help="Hardware and sizes: cpu, gpu, ..., or a file of your own.")]

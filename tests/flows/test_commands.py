@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
 from components.errors import ContractError, RecipeError
 from flows.cli import app
+from flows.compare import compare
 from tasks import doctor
 
 
@@ -64,6 +68,23 @@ def test_compare_two_runs(home: Path) -> None:
         ratchet("compare", "one", "two", "chat", "--home", str(home))
     with pytest.raises(RecipeError, match="no recipe named 'chatt'; did you mean 'chat'"):
         ratchet("compare", "chatt", "chat_offline", "--home", str(home))
+
+
+def test_what_cannot_be_compared_is_said_before_anything_runs_or_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flows.commands.compare.start_servers", lambda: pytest.fail("something was started"))
+    with pytest.raises(RecipeError, match="reward_model has no evaluation to compare"):
+        ratchet("compare", "sft", "reward_model", "--home", str(tmp_path))
+    (tmp_path / "results.json").write_text(json.dumps({"per_prompt": {"win_rate": [1.0, 0.0], "final.gold": [0.5, 0.25]}}))
+    made = SimpleNamespace(artifact=lambda _: SimpleNamespace(path=tmp_path))
+    monkeypatch.setattr("flows.compare.Pipeline", SimpleNamespace(open=lambda *_, **__: made))
+    monkeypatch.setattr(importlib.import_module("flows.post_training"), "post_training", lambda *_, **__: None)
+    assert compare(["sft"], seeds=[0], home=tmp_path, metric="final.gold")["arms"]["sft"]["by_seed"] == [0.375]
+    with pytest.raises(RecipeError, match="--metric: sft measures no 'win_rat' for each prompt; did you mean 'win_rate'"):
+        compare(["sft"], seeds=[0], home=tmp_path, metric="win_rat")
+
+
+def test_a_misspelt_end_is_refused_and_does_not_mean_all_of_it() -> None:
+    assert "'trian' is not one of" in ratchet("run", "sft", "--until", "trian", code=2)
 
 
 def test_doctor_exits_by_what_it_finds(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,10 +148,10 @@ def test_a_profile_of_this_machine_is_measured_and_each_stage_priced(fresh_home,
     ({"device": "H100 80GB"}, 2, "one process is measured, not 2 ranks"), ({"device": "H10"}, 1, "this machine has 0 of 1 × H10"), ({}, 1, "")])
 def test_a_machine_is_what_a_profile_means_when_it_has_its_devices(stated: dict, ranks: int, why: str) -> None:
     from components.schema import Hardware, Profile
-    from tasks.calibration import elsewhere
+    from tasks.calibration import why_not_measured
 
     here = ["Linux x86_64 Intel(R) Xeon(R) Platinum 8481C", "NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3"]
-    assert elsewhere(Profile(learner="deepspeed", ranks=ranks, hardware=Hardware(**stated)), here) == why
+    assert why_not_measured(Profile(learner="deepspeed", ranks=ranks, hardware=Hardware(**stated)), here) == why
 
 
 def test_a_plan_that_cannot_fit_is_refused(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from components.recipe import dump, load, names, reread
 from tasks.lineage import lineage
 from tasks.pipeline import Pipeline
 from tasks.reproduce import reproduce, surroundings
-from tasks.versioning import commit, publish, push
+from tasks.versioning import commit, dvc, publish
 
 
 @pytest.mark.parametrize("name", names())
@@ -81,7 +81,7 @@ def test_data_that_has_moved_on_comes_from_the_remote_of_dvc(workspace: Path, tm
         (workspace / "data" / "one.txt").write_text(version)
         (workspace / "metrics.json").write_text("{}")
         commit(workspace)
-        push(workspace)
+        dvc(workspace, "push")
         for arguments in (("add", "-A"), ("commit", "-qm", version)):
             subprocess.run(["git", *arguments], check=True)
         recorded[version] = lineage(pipeline, "raw")

@@ -56,4 +56,4 @@ def test_the_binding_that_is_installed_has_these_calls() -> None:
     pynvml = pytest.importorskip("pynvml")
     for name, call in vars(binding()).items():
         real = getattr(pynvml, name)
-        assert callable(real) and (name == "NVMLError" or real.__code__.co_argcount >= call.__code__.co_argcount or call is refuse)
+        assert callable(real) and (name == "NVMLError" or real.__code__.co_argcount >= call.__code__.co_argcount)

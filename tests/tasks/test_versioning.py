@@ -11,9 +11,11 @@ import yaml
 
 from components.errors import ServiceError, StoreError
 from tasks import versioning
-from tasks.versioning import _equal, commit, digest, dvc, get, locked, publish, push, versions
+from tasks.versioning import _equal, commit, digest, dvc, get, locked, publish, versions
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
 def git(where, *arguments):
     subprocess.run(["git", "-C", where, *arguments], check=True, capture_output=True)
 
@@ -34,7 +36,7 @@ def test_publish_commit_push_and_back_again(workspace, tmp_path):
     assert outs["data/one.txt"] == digest(tmp_path / "v1" / "a.txt")
     assert "up to date" in dvc(workspace, "status")  # as true as after `dvc repro`,
     assert "up to date" in dvc(workspace, "repro")  # whose command would fail if it ran
-    assert push(workspace)
+    dvc(workspace, "push")
     git(workspace, "add", "-A")
     git(workspace, "commit", "-qm", "one")
 
@@ -59,7 +61,7 @@ def test_an_earlier_version_comes_back_from_the_remote(workspace, tmp_path):
         commit(workspace)
         git(workspace, "add", "-A")
         git(workspace, "commit", "-qm", text)
-        push(workspace)
+        dvc(workspace, "push")
     (workspace / "recipe.yaml").write_text("beta: 0.2\n")
     commit(workspace)
     git(workspace, "commit", "-qam", "another dvc.lock, the same data")
@@ -91,7 +93,7 @@ def test_publish_replaces_and_never_writes_through_a_link(tmp_path):
 
 def test_without_a_workspace_it_skips_and_says_so(tmp_path, caplog):
     caplog.set_level("INFO", logger="ratchet.versioning")
-    assert commit(tmp_path) == {} and not push(tmp_path)
+    assert commit(tmp_path) == {}
     assert "has no .dvc" in caplog.text
 
 
