@@ -23,7 +23,7 @@ class Wanted:
     params: dict[str, str] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
     inputs: list[dict[str, Any]] = field(default_factory=list)
-    artifacts: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    artifacts: list[str] = field(default_factory=list)
     points: list[dict[str, Any]] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
     status: str = "RUNNING"
@@ -52,8 +52,8 @@ def read_journal(run_dir: Path) -> tuple[dict[str, Wanted], str]:
             run.points.append(event)
         elif kind == "input":
             run.inputs.append(event)
-        elif kind == "artifact":
-            run.artifacts[event["path"], event["folder"]] = event
+        elif kind == "artifact" and event["path"] not in run.artifacts:
+            run.artifacts.append(event["path"])
         elif kind == "tags":
             run.tags |= event["tags"]
         elif kind == "close":

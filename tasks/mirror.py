@@ -148,15 +148,15 @@ class Shipper:
 
     def _artifacts(self, run: Wanted, done: dict[str, Any]) -> None:
         shipped = done.setdefault("artifacts", {})
-        for path, folder in run.artifacts:
+        for path in run.artifacts:
             if not Path(path).is_file():
-                self.counts["missing"] += f"{folder}|{path}" not in shipped
+                self.counts["missing"] += path not in shipped
                 continue
             now = [os.stat(path).st_size, os.stat(path).st_mtime_ns]
-            if shipped.get(f"{folder}|{path}") == now:
+            if shipped.get(path) == now:
                 continue
-            self._send(self.mlflow.log_artifact, done["id"], path, folder or None)
-            shipped[f"{folder}|{path}"] = now
+            self._send(self.mlflow.log_artifact, done["id"], path)
+            shipped[path] = now
 
     def _new_lines(self, path: str, run_id: str) -> tuple[list[dict[str, Any]], list[Any]] | list[dict[str, Any]]:
         """The complete lines behind the cursor, and the next cursor: (offset, the bytes just before it). A file whose

@@ -96,18 +96,19 @@ class Pipeline:
         inputs = {k: self.artifact(v) for k, v in stage.inputs.items()}
         started = time.monotonic()
         try:
-            artifact = self._made_elsewhere(stage) if stage.does in self.elsewhere else self._made_here(stage, inputs)
+            artifact, ours = (self._made_elsewhere(stage), True) if stage.does in self.elsewhere else self._made_here(stage, inputs)
         except BaseException as error:
             self._tell("failed", stage, error)
             raise
-        self._tell("finished", stage, artifact, reused=False, seconds=time.monotonic() - started)
+        self._tell("finished", stage, artifact, reused=not ours, seconds=time.monotonic() - started if ours else 0.0)
         return artifact
 
-    def _made_here(self, stage: Stage, inputs: Mapping[str, Artifact]) -> Artifact:
+    def _made_here(self, stage: Stage, inputs: Mapping[str, Artifact]) -> tuple[Artifact, bool]:
+        """The product, and whether we made it: another run may have, while we waited for the lock."""
         started, began = time.monotonic(), time.time()
         with self.store.working(stage.name, stage.key) as work:
-            if (artifact := self._take(stage)) is not None:  # another run made it while we waited for the lock
-                return artifact
+            if (artifact := self._take(stage)) is not None:
+                return artifact, False
             self._tell("started", stage, work.metrics)
             meta = launch(as_request(stage.does, stage.options, inputs, work.root), self.run.path / "logs" / f"{stage.name}.log",
                           inline=self.profile.launch == "inline", tick=_follow((work.metrics, work.steps), stage, self._tell))
@@ -120,7 +121,7 @@ class Pipeline:
                                                "revision": revision(), "packages": packages(), "machine": machine()})
                 self.verified.add(artifact.digest)
                 self.run.link(stage.name, artifact.path)
-        return artifact
+        return artifact, True
 
     def _made_elsewhere(self, stage: Stage) -> Artifact:
         self._tell("started", stage, self.store.path(stage.name, stage.key) / "metrics.jsonl")

@@ -55,11 +55,10 @@ class Tracking:
             self._thread = threading.Thread(target=self._serve, name="mlflow-mirror", daemon=True)
             self._thread.start()
 
-    def open_stage(self, name: str, *, parent: str = ROOT, params: Mapping[str, Any] | None = None,
-                   tags: Mapping[str, Any] | None = None) -> str:
+    def open_stage(self, name: str, *, parent: str = ROOT, tags: Mapping[str, Any] | None = None) -> str:
         """A child run; returns its key (`sft`, `rlhf/round-2`), the `stage` of the other calls and a `parent`."""
         key = f"{parent}/{name}" if parent else name
-        self._say("open", key, name=name, parent=parent, params=flatten(params or {}), tags=texts(tags))
+        self._say("open", key, name=name, parent=parent, params={}, tags=texts(tags))
         return key
 
     def follow(self, metrics_file: Path, stage: str = ROOT) -> None:
@@ -75,10 +74,10 @@ class Tracking:
         """The data set a run read, by DVC's digest; `context` such as `training`. The data is never loaded."""
         self._say("input", stage, name=name, path=str(path), digest=digest, context=context)
 
-    def log_artifacts(self, files: Iterable[Path], folder: str = "", stage: str = ROOT) -> None:
+    def log_artifacts(self, files: Iterable[Path], stage: str = ROOT) -> None:
         """Files to copy to the run; one that changes later is copied again."""
         for path in files:
-            self._say("artifact", stage, path=str(Path(path).resolve()), folder=folder)
+            self._say("artifact", stage, path=str(Path(path).resolve()))
 
     def tag(self, tags: Mapping[str, Any], stage: str = ROOT) -> None:
         self._say("tags", stage, tags=texts(tags))

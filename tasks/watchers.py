@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import json
 import platform
 import time
@@ -25,6 +26,7 @@ from tasks.system import sampled
 from tasks.tracking import Tracking
 from tasks.versioning import digest
 
+version_of = functools.cache(digest)  # a product does not change, and many stages read the same
 SHOWN_FILES = ("report.html", "certificate.json", "summary.json", "validation.json", "results.json")
 
 
@@ -101,7 +103,7 @@ class MlflowMirror:
         new = [run for run in (key, ROOT) if (parent, run) not in self.read]
         if new and self.pipeline.stages[parent].kind in ("data", "groups"):
             artifact = self.pipeline.artifact(parent)
-            version = digest(artifact.path)
+            version = version_of(artifact.path)
             for run in new:
                 self.tracking.log_input(parent, artifact.path, version, role, run)
         self.read |= {(parent, run) for run in new}
@@ -123,7 +125,7 @@ class MlflowMirror:
                            "reused": str(reused)}, key)
         shown = [artifact.path / name for name in SHOWN_FILES if (artifact.path / name).exists()]
         shown += sorted((artifact.path / "plots").glob("*.png")) if (artifact.path / "plots").is_dir() else []
-        self.tracking.log_artifacts(shown, "", key)
+        self.tracking.log_artifacts(shown, key)
         if stage.does == "evaluate":
             self.tracking.log_artifacts(shown)
             self.tracking.log(numbers)

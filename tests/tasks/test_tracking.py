@@ -49,7 +49,7 @@ def test_runs_nest_and_shipping_twice_or_resuming_adds_nothing(home, tmp_path):
     data, note = tmp_path / "pairs.jsonl", tmp_path / "report.html"
     note.write_text("<p>1</p>")
     tracking.log_input("pairs", data, "0123456789abcdef0123456789abcdef.dir", "training", child)
-    tracking.log_artifacts([note], "", stage)
+    tracking.log_artifacts([note], stage)
     first = sync(run, home)
     assert first["points"] == 5 and first["runs"] == 3
     again = sync(run, home)

@@ -158,6 +158,21 @@ def test_watchers_hear_the_newest_of_steps_and_counts(tmp_path: Path, monkeypatc
     assert heard == [("progressed", step) for step in (40, 80, 1, 2, 96)]
 
 
+def test_what_another_run_made_while_we_waited_was_not_made_by_us(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, heard = tmp_path / "source.jsonl", []
+    source.write_text('{"prompt": "a", "completion": "b"}\n')
+    ours, theirs = (Pipeline.open("sft", home=tmp_path / "home", profile="test", overrides=[f"data.source=path:{source}"]) for _ in range(2))
+    ours.watchers = [SimpleNamespace(started=pytest.fail, finished=lambda *_, **how: heard.append(how))]  # type: ignore[list-item]
+    wait = ours.store.working
+
+    def working(*stage: str) -> Any:
+        theirs.make("raw")
+        return wait(*stage)
+
+    monkeypatch.setattr(ours.store, "working", working)
+    assert ours.make("raw") == theirs.artifact("raw") and heard == [{"reused": True, "seconds": 0.0}]
+
+
 def test_a_file_that_an_attempt_removes_while_it_is_looked_at_stops_no_stage() -> None:
     def gone() -> Any:
         raise FileNotFoundError
