@@ -51,7 +51,8 @@ def wanted(name: str, alert: Alert, block: Any) -> Any:
     from prefect.events.actions import CallWebhook
     from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 
-    trigger = EventTrigger(expect={event for when in alert.on for event in EVENTS[when]}, match={"prefect.resource.id": ["prefect.flow-run.*", "ratchet.run.*"]},  # type: ignore[arg-type]
+    about: Any = {"prefect.resource.id": ["prefect.flow-run.*", "ratchet.run.*"]}
+    trigger = EventTrigger(expect={event for when in alert.on for event in EVENTS[when]}, match=about,
                            for_each={"prefect.resource.id"}, posture=Posture.Reactive, threshold=1, within=timedelta(0))
     return AutomationCore(name=f"ratchet-{name}", description="from flows/deployments.yaml", trigger=trigger,
                           actions=[CallWebhook(block_document_id=block, payload=TEXT)])

@@ -4,7 +4,8 @@ moved is an event that alerts listen to. Looking never stops a run.
 A distribution is compared by its population stability index, the sum over bins of (p - q) ln(p / q), with the last run's deciles
 as bins. Over 0.2 is the custom's "significant"; with n and m records chance alone gives (1/n + 1/m) chi-squared(bins - 1)
 (Yurdakul, "Statistical Properties of the Population Stability Index", 2018), so the limit is never below what chance reaches once in
-a hundred runs, all comparisons together. What Great Expectations counted is compared as shares: one that grew by half a percent and by four standard errors moved.
+a hundred runs, all comparisons together. What Great Expectations counted is compared as shares: one that grew by half a percent and
+by four standard errors moved.
 """
 
 from __future__ import annotations

@@ -31,7 +31,8 @@ def check(address: str) -> None:
 
     protocol, colon, _ = address.partition("://")
     if not colon and not Path(address).is_absolute():
-        raise RecipeError(f"artifacts: {address!r} would be another folder for every worker; give an absolute path or an address such as s3://bucket/folder")
+        raise RecipeError(f"artifacts: {address!r} would be another folder for every worker; give an absolute path or an address such as "
+                          "s3://bucket/folder")
     if colon and protocol not in known_implementations:
         raise RecipeError(f"artifacts: {redacted(address)}: no file system is named {protocol!r}{nearest(protocol, known_implementations)}")
     if redacted(address) != address:

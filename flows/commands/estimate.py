@@ -34,7 +34,8 @@ def print_estimate(console: Any, pipeline: Any) -> None:
     table = table_of("stage", *numbers, "mostly", right=numbers)
     for cost in costs:
         most = max(cost.memory, key=lambda name: (name != "process", cost.memory[name]))
-        table.add_row(cost.stage.name, gb(cost.bytes), gb(cost.disk) if cost.disk else "", *(_tokens(v) for v in (cost.learn, cost.score, cost.sample)),
+        table.add_row(cost.stage.name, gb(cost.bytes), gb(cost.disk) if cost.disk else "",
+                      *(_tokens(v) for v in (cost.learn, cost.score, cost.sample)),
                       "made" if cost.stage.name in made else _time(cost.seconds),
                       *([_amount(hardware, None if cost.stage.name in made else cost.seconds)] if priced else ()),
                       f"{most} {gb(cost.memory[most])}" if cost.tokens != 0.0 else "")

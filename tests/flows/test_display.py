@@ -50,7 +50,8 @@ def test_in_a_log_nothing_stands_behind_the_last_word_of_a_line(capsys: pytest.C
     print_plan(console, Pipeline.open("online_dpo", home=tmp_path, profile="test"), full=True)
     with Display(console) as display:
         for counts in ({}, SELECT):
-            display.finished(Stage("select_1", "select", "groups", {}), Artifact("groups", Path(), "k", meta={"counts": counts}), reused=True, seconds=0.0)
+            made = Artifact("groups", Path(), "k", meta={"counts": counts})
+            display.finished(Stage("select_1", "select", "groups", {}), made, reused=True, seconds=0.0)
         console.print(display.table())
     console.print("[bold]a[/bold] [/done] ", markup=False)
     console.print()

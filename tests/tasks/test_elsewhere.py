@@ -77,7 +77,8 @@ def meet(monkeypatch: pytest.MonkeyPatch) -> Any:
 def pipeline(tmp_path: Path) -> Pipeline:
     """One finished stage and one that reads it."""
     opened = Pipeline.open("sft", home=tmp_path / "near", profile="test")
-    opened.stages = {"raw": Stage("raw", "fetch_data", "data", {}, key="a" * 64), "sft": Stage("sft", "sft", "weights", {}, {"data": "raw"}, "b" * 64)}
+    opened.stages = {"raw": Stage("raw", "fetch_data", "data", {}, key="a" * 64),
+                     "sft": Stage("sft", "sft", "weights", {}, {"data": "raw"}, "b" * 64)}
     finish(opened.store, "raw", "a" * 64)
     opened.run = RunDirectory(tmp_path / "near", "sft-1")
     return opened
@@ -206,13 +207,14 @@ def test_a_worker_of_another_revision_makes_nothing(tmp_path: Path) -> None:
 
     opened = Pipeline.open("sft", home=tmp_path, profile="test")
     given = {"recipe": dump(opened.recipe, opened.profile), "run": "sft-1", "artifacts": str(tmp_path / "between"), "home": str(tmp_path / "far")}
-    with pytest.raises(ContractError, match=rf"stage 'sft' has the key {opened.stages['sft'].key[:16]} by this worker's code, the run's is bbbbbbbbbbbbbbbb"):
+    ours = opened.stages["sft"].key
+    with pytest.raises(ContractError, match=rf"stage 'sft' has the key {ours[:16]} by this worker's code, the run's is bbbbbbbbbbbbbbbb"):
         one_stage.fn(stage="sft", key="b" * 64, **given)
     with pytest.raises(ContractError, match="stage 'sfft' has the key of no stage"):
         one_stage.fn(stage="sfft", key="b" * 64, **given)
     assert not (tmp_path / "far" / "runs").exists()
     with pytest.raises(ContractError, match=r"stage 'sft' needs model_policy .*, which is not at"):
-        one_stage.fn(stage="sft", key=opened.stages["sft"].key, **given)
+        one_stage.fn(stage="sft", key=ours, **given)
     (told,) = (tmp_path / "far" / "runs").glob("*/run.json")
     assert json.loads(told.read_text())["state"] == "failed"
 

@@ -4,8 +4,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
-import urllib.request
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +12,7 @@ from components.errors import ServiceError, StoreError
 from components.plan import Stage
 from components.schema import Register
 from components.types import Artifact
+from flows.ui import free_port, wait_for
 from tasks.registry import champion, events, history, promote, register, saved_lineage
 from tasks.server import client, experiment_id
 
@@ -27,10 +26,7 @@ def home(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("server")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    folder, port = tmp_path_factory.mktemp("server"), free_port()
     with open(folder / "log", "w") as out:
         process = subprocess.Popen(
             [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1",
@@ -38,14 +34,7 @@ def server(tmp_path_factory):
             env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"},
             cwd=folder, stdout=out, stderr=out, start_new_session=True)
     try:
-        end = time.monotonic() + 120
-        while True:
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1)
-                break
-            except OSError:
-                assert process.poll() is None and time.monotonic() < end, (folder / "log").read_text()[-2000:]
-                time.sleep(0.3)
+        wait_for(f"http://127.0.0.1:{port}/health", process, folder / "log", 120)
         yield f"http://127.0.0.1:{port}"
     finally:
         os.killpg(process.pid, 15)
