@@ -102,6 +102,10 @@ def test_windows_of_one_conversation_do_not_narrow_the_interval():
     assert (clustered["accuracy"]["low"], clustered["accuracy"]["high"]) == pytest.approx((0.4516, 0.6979), abs=1e-4)
     assert clustered["length"]["longer_preferred"]["n"] == clustered["length"]["controlled"]["n"] == 58
     assert alone["passed"] and clustered["passed"] and clustered["conversations"] == 117
+    lengths = np.tile([10.0, 10.0], (138, 1))
+    for near, trials in ((138, 58), (100, 58), (40, 40)):  # of pairs of like length, some; no more trials than they are
+        lengths[near:] = [10.0, 20.0]
+        assert made(scores, lengths, conversations=117, limits={"min_accuracy": None})["length"]["matched"]["n"] == trials
     assert independent(3, 1) == 1 and independent(3, 100) == 3
 
 
