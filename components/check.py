@@ -141,17 +141,26 @@ def _check_section(section: Offline | Online, models: set[str], where: str) -> N
         raise RecipeError(f"{where}.reference: got {section.reference!r} with `cadence: {section.cadence}`; expected `initial`, or "
                           + ("an anchor such as {name: ema}" if steps else "`previous`"))
     if isinstance(section, Online):
-        known_keys(section.health, RULES, f"{where}.health")
-        if section.health.get("reward_without_gold") and not steps and not section.watch.get("gold"):
-            raise RecipeError(f"{where}.health.reward_without_gold: nothing measures the gold score; set {where}.watch.gold to true, or the rule to null")
-        asked = [name for name, rule in section.health.items() if rule is not None]
-        if "kl" in asked and not section.watch.get("kl_prompts"):
-            raise RecipeError(f"{where}.health.kl: nothing measures the KL; say on how many prompts in {where}.watch.kl_prompts, or set the rule to null")
-        if steps and "reward_without_gold" in asked:
-            raise RecipeError(f"{where}.health.reward_without_gold: the gold judge sees rounds, not steps; use it with `cadence: round`, or set it to null")
-        if steps and section.watch.get("gold"):
-            raise RecipeError(f"{where}.watch.gold: the gold judge sees rounds, not steps; use it with `cadence: round`, or set it to false")
+        _check_watched(section, where)
     _check_fit(section.fit, have, f"{where}.fit")
+
+
+def _check_watched(online: Online, where: str) -> None:
+    """Every health rule is known, and what it judges by is measured."""
+    known_keys(online.health, RULES, f"{where}.health")
+    asked = [name for name, rule in online.health.items() if rule is not None]
+    if online.cadence == "step":
+        unseen = "the gold judge sees rounds, not steps; use it with `cadence: round`, or set it to"
+        if "reward_without_gold" in asked:
+            raise RecipeError(f"{where}.health.reward_without_gold: {unseen} null")
+        if online.watch.get("gold"):
+            raise RecipeError(f"{where}.watch.gold: {unseen} false")
+    elif "reward_without_gold" in asked and not online.watch.get("gold"):
+        raise RecipeError(f"{where}.health.reward_without_gold: nothing measures the gold score; set {where}.watch.gold to true, "
+                          "or the rule to null")
+    if "kl" in asked and not online.watch.get("kl_prompts"):
+        raise RecipeError(f"{where}.health.kl: nothing measures the KL; say on how many prompts in {where}.watch.kl_prompts, "
+                          "or set the rule to null")
 
 
 def _check_piece(slot: str, spec: Spec, have: set[str], models: set[str], where: str) -> set[str]:

@@ -103,8 +103,8 @@ def _refuse_loss(dropped: Sequence[tuple[str, Dropped]], records: int, limit: fl
     if limit is None or lost.total() <= limit * records:
         return
     worst = "; ".join(f"{stage}: {reason} ({number / records:.1%})" for (stage, reason), number in lost.most_common(3))
-    raise GateError(f"data.max_dropped: {lost.total()} of {records} records ({lost.total() / records:.1%}) are lost before the split, at most {limit:.1%} "
-                    f"may be; by step: {worst}. See {file}; mend the data, or raise the limit if they are no loss")
+    raise GateError(f"data.max_dropped: {lost.total()} of {records} records ({lost.total() / records:.1%}) are lost before the split, "
+                    f"at most {limit:.1%} may be; by step: {worst}. See {file}; mend the data, or raise the limit if they are no loss")
 
 
 def check_section(section: Mapping[str, Any]) -> None:

@@ -21,8 +21,8 @@ WORDS = {"over": "over", "above": "over", "below": "below", "under": "below"}
 def judge_gates(metrics: Mapping[str, Any], gates: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """{passed, reasons: one sentence a gate, gates: {name: passed}}.
 
-    A metric is a number, a mapping with mean, low and high, or flat: `win_rate.mean`, `win_rate.low`, `win_rate.high`. With no gate at all nothing was examined, so nothing
-    passes. Raises `RecipeError` for a gate that is misspelt or sets no bound.
+    A metric is a number, a mapping with mean, low and high, or flat: `win_rate.mean`, `win_rate.low`, `win_rate.high`. With no gate
+    at all nothing was examined, so nothing passes. Raises `RecipeError` for a gate that is misspelt or sets no bound.
     """
     if not gates:
         return {"passed": False, "reasons": ["the recipe names no gate, so nothing was examined"], "gates": {}}

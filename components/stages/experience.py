@@ -54,7 +54,8 @@ def annotate(job: Job) -> dict[str, Any]:
     progress.expect("texts", texts_read(options["annotate"]) * _answers(groups) + (min(watched, len(groups)) if asks else 0))
     marked, counts = annotate_groups(groups, pieces("annotate", options["annotate"]), context, max_failed=options["max_failed"])
     judge = GoldJudge.load(job.path("gold"), job.path("encoder")) if "gold" in job.inputs else None
-    numbers = panel(marked, options["annotate"], judge=judge, reference=context.models["initial"] if asks else None, kl_prompts=watched, itself=itself)
+    numbers = panel(marked, options["annotate"], judge=judge, reference=context.models["initial"] if asks else None,
+                    kl_prompts=watched, itself=itself)
     history = [job.inputs["first"].meta["panel"], numbers] if "first" in job.inputs else [numbers]
     verdicts = check(history, options["health"])
     worst = max((v.action for v in verdicts), key=ACTIONS.index, default="ok")

@@ -119,7 +119,8 @@ def test_what_earlier_rounds_chose_comes_first_and_is_prepared_anew() -> None:
 
 
 @pytest.mark.parametrize(("specs", "times"), [
-    ([JUDGED], 1), ([{"name": "rewards.ensemble", "models": ["one", "two", "three"]}], 3), ([{"name": "scoring.logprobs.old"}, {"name": "scoring.entropy"}], 2),
+    ([JUDGED], 1), ([{"name": "rewards.ensemble", "models": ["one", "two", "three"]}], 3),
+    ([{"name": "scoring.logprobs.old"}, {"name": "scoring.entropy"}], 2),
     ([{"name": "rewards.exact_answer"}, {"name": "rewards.unit_tests"}], 2), ([], 0),
     ([{"name": "rewards.combine", "rewards": ["reward.judge"]}, {"name": "advantages.group_norm"}, {"name": "scoring.importance"}], 0),
 ])

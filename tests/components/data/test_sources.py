@@ -210,7 +210,8 @@ def test_a_download_tells_how_much_has_come(address, name, hub, tmp_path, monkey
     monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 10**6)
     monkeypatch.setattr(progress, "LOOK", 0.05)
     monkeypatch.setattr(progress, "EVERY", 0.0)
-    for setting, value in {"PIP_CONFIG_FILE": "/dev/null", "PIP_INDEX_URL": f"http://127.0.0.1:{hub.server_port}/simple", "PIP_NO_CACHE_DIR": "1"}.items():
+    served = f"http://127.0.0.1:{hub.server_port}/simple"
+    for setting, value in {"PIP_CONFIG_FILE": "/dev/null", "PIP_INDEX_URL": served, "PIP_NO_CACHE_DIR": "1"}.items():
         monkeypatch.setenv(setting, value)
     told, write = [], progress._write
     monkeypatch.setattr(progress, "_write", lambda count: (told.append((count.unit, count.of, count.done)), write(count)))

@@ -69,7 +69,8 @@ def test_answers_may_be_annotated_by_the_policy_before_it_learnt(tiny_home: Path
     groups = read_groups(tmp_path / "product" / "last_groups.parquet")
     reference = pipeline.artifact("model_policy").path
     said = TorchEngine(reference, threads=1).score(groups, frozenset({"logprobs"}))
-    assert max(abs(p - q) for g, row in zip(groups, said, strict=True) for mine, theirs in zip(g.columns["logprobs.reference"], row["logprobs"], strict=True)
+    assert max(abs(p - q) for g, row in zip(groups, said, strict=True)
+               for mine, theirs in zip(g.columns["logprobs.reference"], row["logprobs"], strict=True)
                for p, q in zip(mine, theirs, strict=True)) < 1e-4
 
 
