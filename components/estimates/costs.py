@@ -206,13 +206,14 @@ class _Known:
         if held.groups is None:
             return Cost(stage, self.sampled(options["prompts"], options["max_tokens"], 1), score=None, sample=None)
         rows = held.groups * options["responses_per_prompt"]
-        judged = rows * (held.tokens + options["max_tokens"]) * (self.depth if self.recipe.reward else 0.0)
+        judges = len(self.recipe.reward.judges) if self.recipe.reward else 0
+        judged = rows * (held.tokens + options["max_tokens"]) * (judges * self.depth + self.passes(options["metrics"]))
         human = min(options["perplexity_rows"], held.groups) * (held.tokens + options["max_tokens"])
         memory = dict(self.sampled(held.groups, options["max_tokens"], options["responses_per_prompt"], held.tokens))
         if three:
             memory["SFT policy"] = memory["weights"]
-        if self.recipe.reward:
-            memory["reward models"] = 4.0 * self.judge.parameters * len(self.recipe.reward.judges)
+        if judges:
+            memory["reward models"] = 4.0 * self.judge.parameters * judges
         return Cost(stage, memory, disk=arms * rows * (held.tokens + options["max_tokens"]) * SAVED,
                     score=arms * (held.groups * held.tokens + judged + human), sample=float(arms * rows * options["max_tokens"]),
                     models=arms)

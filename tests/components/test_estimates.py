@@ -114,8 +114,10 @@ def test_a_round_counts_what_it_samples_scores_and_learns() -> None:
 
 def test_every_member_of_an_ensemble_reads_every_answer() -> None:
     recipe, profile = load("reward_ensemble", profile="test")
-    costs = {c.stage.name: c for c in estimate(recipe, profile, plan(recipe, profile), SMOL, {"prompts": Split(600, 50.0)}, None, {})}
+    splits = {"prompts": Split(600, 50.0), "evaluate": Split(10, 50.0)}
+    costs = {c.stage.name: c for c in estimate(recipe, profile, plan(recipe, profile), SMOL, splits, None, {})}
     assert costs["annotate_1"].score == 24 * 4 * (50 + 24) * 3 and costs["select_1"].score == 24 * 2 * (50 + 24)
+    assert costs["evaluate"].score == 2 * 10 * (50 + (50 + 24) * (3 + 1)), "by two arms: prompts; answers by each judge, and people's replies"
 
 
 @pytest.mark.parametrize(("recipe", "arms"), [("sft", 2), ("online_dpo", 2), ("chat", 3)])
