@@ -21,6 +21,16 @@ def test_a_checkpoint_that_is_further_stays(before: int, after: int, tmp_path: P
     assert [p.name for p in tmp_path.iterdir()] == [f"checkpoint-{max(before, after)}"]
 
 
+def test_of_two_checkpoints_the_further_is_the_latest(tmp_path: Path) -> None:
+    """A kill between saving one and dropping the one before leaves both."""
+    assert latest(tmp_path) is None
+    for step in (9, 10):
+        save_checkpoint(tmp_path / "beside", {"step": step}, {}, {})
+        (tmp_path / "beside" / f"checkpoint-{step}").rename(tmp_path / f"checkpoint-{step}")
+    found = latest(tmp_path)
+    assert found and found.name == "checkpoint-10"
+
+
 def test_a_resumed_log_has_every_step_once(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     log = Log(file, after=0)
