@@ -31,6 +31,14 @@ def test_of_two_checkpoints_the_further_is_the_latest(tmp_path: Path) -> None:
     assert found and found.name == "checkpoint-10"
 
 
+def test_only_the_first_rank_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 5}\n')
+    monkeypatch.setattr("components.ranks.rank", lambda: 1)
+    save_checkpoint(tmp_path, {"step": 5}, {}, {})
+    Log(tmp_path / "metrics.jsonl", after=3)({"loss": 1.0}, 4)
+    assert latest(tmp_path) is None and (tmp_path / "metrics.jsonl").read_text() == '{"step": 5}\n'
+
+
 def test_a_resumed_log_has_every_step_once(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     log = Log(file, after=0)
