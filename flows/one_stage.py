@@ -10,7 +10,7 @@ from components.errors import ContractError
 from tasks.exchange import Exchange
 from tasks.pipeline import Pipeline
 from tasks.stages import make
-from tasks.system import sampled
+from tasks.system import sampled, samples_of
 from tasks.turns import gpu_slots
 from tasks.watchers import PrefectPage
 
@@ -33,10 +33,13 @@ def one_stage(recipe: str, *, stage: str, key: str, run: str, artifacts: str, ho
         for name in planned.inputs.values():
             if exchange.pull(pipeline.store, name, pipeline.stages[name].key) is None:
                 raise ContractError(f"stage {stage!r} needs {name} {pipeline.stages[name].key[:16]}, which is not at {artifacts}")
-        with sampled(pipeline.run.path / "tracking" / "system.jsonl"):
+        samples = samples_of(pipeline.run.path)
+        with sampled(samples):
             with gpu_slots(gpus):
                 made = make(pipeline, stage)
             exchange.push(made)
+        if samples.exists():  # not every machine can be looked at
+            exchange.tell(stage, key, samples)
     except BaseException as error:
         pipeline.end("failed" if isinstance(error, Exception) else "stopped", error=f"{type(error).__name__}: {error}")
         raise

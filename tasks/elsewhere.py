@@ -17,9 +17,11 @@ from typing import Any, cast
 from components.errors import ServiceError, StageError
 from components.plan import Stage
 from components.recipe import dump
+from components.store import write_atomic
 from components.types import Artifact
 from tasks.exchange import Exchange
 from tasks.pipeline import Pipeline
+from tasks.system import on_clock_of, samples_of
 
 log = logging.getLogger("ratchet.elsewhere")
 LOOK = 2.0  # seconds between two looks at a stage's run
@@ -35,15 +37,18 @@ class Elsewhere:
 
     def __call__(self, pipeline: Pipeline, stage: Stage) -> Artifact:
         """The product, in this machine's store. Raises what the stage said as a `StageError`, retryable when its run crashed."""
-        if (made := self.exchange.pull(pipeline.store, stage.name, stage.key)) is not None:
-            return made
-        for name in stage.inputs.values():
-            self.exchange.push(pipeline.artifact(name))
-        self._run(pipeline, stage)
         made = self.exchange.pull(pipeline.store, stage.name, stage.key)
+        if made is None:
+            for name in stage.inputs.values():
+                self.exchange.push(pipeline.artifact(name))
+            self._run(pipeline, stage)
+            made = self.exchange.pull(pipeline.store, stage.name, stage.key)
         if made is None:
             raise StageError(f"stage {stage.name!r}: {self.deployment} says that it is made, and it is not at {self.exchange.address}; "
                              "do both see the same place?")
+        with contextlib.suppress(ServiceError, ValueError, KeyError):  # the product is there, this is only about it
+            if samples := self.exchange.told(stage.name, stage.key, samples_of(pipeline.run.path).name):
+                write_atomic(samples_of(pipeline.run.path, stage.name), on_clock_of(samples_of(pipeline.run.path), samples))
         return made
 
     def _run(self, pipeline: Pipeline, stage: Stage) -> None:

@@ -1,6 +1,7 @@
 """Finished products at an address that several machines see: a folder, or an object store by any name that fsspec knows.
 
     <address>/products/<stage>-<key>.json     a product's manifest, put there last: with it the product is there
+    <address>/products/<stage>-<key>.<name>   what is told about it and is no part of it
     <address>/files/<sha256>                  every file once, by its content
 
 Nothing is taken on trust: each file is hashed while it arrives and has to be the one that its manifest names. Who reaches the
@@ -92,8 +93,24 @@ class Exchange:
                 arriving.replace(work.product)
                 return store.publish(work, stage, key, manifest["kind"], manifest["parents"], manifest["meta"], manifest["made_with"])
 
+    def tell(self, stage: str, key: str, file: Path) -> None:
+        """Put a file about a product, by its name, beside the product."""
+        with self._reached("telling of", stage):
+            self._put(file, self._about(stage, key, file.name))
+
+    def told(self, stage: str, key: str, name: str) -> str | None:
+        """What `tell` put there, None when nothing was."""
+        with self._reached("asking about", stage):
+            try:
+                return self.system.cat_file(self._about(stage, key, name)).decode()
+            except FileNotFoundError:
+                return None
+
     def _manifest(self, stage: str, key: str) -> str:
-        return f"{self.root}/products/{stage}-{key}.json"
+        return self._about(stage, key, "json")
+
+    def _about(self, stage: str, key: str, name: str) -> str:
+        return f"{self.root}/products/{stage}-{key}.{name}"
 
     def _file(self, entry: Mapping[str, Any]) -> str:
         return f"{self.root}/files/{entry['sha256']}"

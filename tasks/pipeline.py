@@ -22,6 +22,7 @@ from tasks.launch import launch
 from tasks.provenance import machine, packages, revision
 from tasks.ranks import ready
 from tasks.spending import gpu_kwh
+from tasks.system import samples_of
 
 
 class Watcher(Protocol):
@@ -113,7 +114,7 @@ class Pipeline:
             meta = launch(as_request(stage.does, stage.options, inputs, work.root), self.run.path / "logs" / f"{stage.name}.log",
                           inline=self.profile.launch == "inline", tick=_follow((work.metrics, work.steps), stage, self._tell))
             seconds = time.monotonic() - started
-            took = gpu_kwh(self.run.path / "tracking" / "system.jsonl", began, time.time(), self.profile.hardware.devices)
+            took = gpu_kwh(samples_of(self.run.path), began, time.time(), self.profile.hardware.devices)
             with self.store.steady():
                 artifact = self.store.publish(work, stage.name, stage.key, stage.kind, [a.digest for a in inputs.values()],
                                               {**meta, "seconds": round(seconds, 1), **({"spent": {**meta["spent"], **took}} if took else {})},

@@ -1,7 +1,8 @@
 """Processor, memory and GPU while a run goes on, under the names of MLflow's own system metrics, so that its page draws them.
 
 MLflow's monitor asks the server from a thread of its own and loses what it cannot send; this one appends a line to
-`<run>/tracking/system.jsonl` and the mirror ships it as it ships everything else. A sample takes about a millisecond.
+`<run>/tracking/system.jsonl` and the mirror ships it as it ships everything else. A sample takes about a millisecond. What the worker of a
+stage elsewhere saw comes with the stage's product.
 """
 
 from __future__ import annotations
@@ -15,6 +16,11 @@ from pathlib import Path
 from typing import Any
 
 EVERY_SECONDS = 10.0
+
+
+def samples_of(run: Path, stage: str = "") -> Path:
+    """Where the samples of a run lie; of a `stage` that another machine made, those of that machine."""
+    return run / "tracking" / (f"system-{stage}.jsonl" if stage else "system.jsonl")
 
 
 @contextlib.contextmanager
@@ -101,6 +107,13 @@ def _gpu(name: str, device: Any) -> dict[str, float]:
         with contextlib.suppress(nvml.NVMLError):
             found[f"{name}_{what}"] = look()
     return found
+
+
+def on_clock_of(file: Path, samples: str) -> str:
+    """Samples of another machine, their steps counted in seconds from where those in `file` begin."""
+    lines = [json.loads(line) for line in samples.splitlines()]
+    first = _first_time(file) or (lines[0]["time"] if lines else 0.0)
+    return "".join(json.dumps({**line, "step": round(line["time"] - first)}) + "\n" for line in lines)
 
 
 def _first_time(file: Path) -> float | None:

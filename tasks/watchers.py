@@ -22,7 +22,7 @@ from tasks.journal import ROOT
 from tasks.pipeline import Pipeline
 from tasks.provenance import packages, revision
 from tasks.spending import spending
-from tasks.system import sampled
+from tasks.system import sampled, samples_of
 from tasks.tracking import Tracking
 from tasks.versioning import digest
 
@@ -37,10 +37,10 @@ def watched(pipeline: Pipeline, display: Any = None) -> Iterator[MlflowMirror]:
     pipeline.watchers[:] = [w for w in (display, mirror, PrefectPage(mirror.tracking)) if w is not None]
     pipeline.begin()
     mirror.begin()
-    system = pipeline.run.path / "tracking" / "system.jsonl"
-    mirror.tracking.follow(system)
+    samples = samples_of(pipeline.run.path)
+    mirror.tracking.follow(samples)
     try:
-        with sampled(system):
+        with sampled(samples):
             yield mirror
     except BaseException as error:
         state = "failed" if isinstance(error, Exception) else "stopped"
@@ -118,6 +118,8 @@ class MlflowMirror:
         key = self.key(stage)
         if (artifact.path / "metrics.jsonl").exists():
             self.tracking.follow(artifact.path / "metrics.jsonl", key)
+        if (samples := samples_of(self.pipeline.run.path, stage.name)).exists():
+            self.tracking.follow(samples, key)
         numbers = {f"{stage.does}.{name}": value for name, value in numbers_of(artifact.meta).items()}
         if numbers:
             self.tracking.log(numbers, stage.round or 0, key)

@@ -21,6 +21,7 @@ from tasks import elsewhere
 from tasks.elsewhere import Elsewhere
 from tasks.exchange import Exchange
 from tasks.pipeline import Pipeline
+from tasks.system import samples_of
 
 
 def state(kind: StateType, message: str | None = None) -> State[Any]:
@@ -100,7 +101,12 @@ def test_the_stage_is_sent_for_its_inputs_are_there_and_the_product_is_taken(tmp
         far = Store(tmp_path / "far")
         assert exchange.pull(far, "raw", "a" * 64), "the input did not lie there"
         exchange.push(finish(far, "sft", asked["parameters"]["key"]))
+        (tmp_path / "system.jsonl").write_text("".join(json.dumps({"step": s, "time": 1060.4 + s, "metrics": {"system/x": s}}) + "\n" for s in (0, 10)))
+        exchange.tell("sft", asked["parameters"]["key"], tmp_path / "system.jsonl")
 
+    ours = samples_of(pipeline.run.path)
+    ours.parent.mkdir(parents=True)
+    ours.write_text(json.dumps({"step": 0, "time": 1000.0, "metrics": {}}) + "\n")
     server = meet(Server(WAITING, RUNNING, DONE, worker=worker))
     pipeline.elsewhere["sft"] = Elsewhere(exchange, "one_stage/nightly.sft")
     made = pipeline.make("sft")
@@ -110,6 +116,22 @@ def test_the_stage_is_sent_for_its_inputs_are_there_and_the_product_is_taken(tmp
     assert {k: v for k, v in asked["parameters"].items() if k != "recipe"} == {
         "stage": "sft", "key": "b" * 64, "run": "sft-1", "artifacts": str(tmp_path / "between")}
     assert pipeline.make("sft") == made and len(server.asked) == 1
+    seen = [json.loads(line) for line in samples_of(pipeline.run.path, "sft").read_text().splitlines()]
+    assert [(line["step"], line["time"], line["metrics"]["system/x"]) for line in seen] == [(60, 1060.4, 0), (70, 1070.4, 10)], "not on our clock"
+
+
+@pytest.mark.parametrize("told", ["", "{", '{"metrics": {}}\n', None])
+def test_what_is_told_of_a_stage_and_makes_no_sense_costs_no_product(told: str | None, tmp_path: Path, pipeline: Pipeline, meet: Any,
+                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    exchange = Exchange(str(tmp_path / "between"))
+    exchange.push(finish(Store(tmp_path / "far"), "sft", "b" * 64))
+    if told is None:
+        monkeypatch.setattr(exchange, "told", Mock(side_effect=ServiceError("away")))
+    else:
+        (tmp_path / "system.jsonl").write_text(told)
+        exchange.tell("sft", "b" * 64, tmp_path / "system.jsonl")
+    pipeline.elsewhere["sft"] = Elsewhere(exchange, "one_stage/nightly.sft")
+    assert pipeline.make("sft").path.exists() and not samples_of(pipeline.run.path, "sft").exists()
 
 
 def test_a_resumed_flow_asks_for_nothing_twice(tmp_path: Path, pipeline: Pipeline, meet: Any) -> None:
@@ -228,5 +250,7 @@ def test_a_worker_looks_at_its_machine_while_it_makes_a_stage(tmp_path: Path, mo
     key = opened.stages["raw"].key
     one_stage.fn(dump(opened.recipe, opened.profile), stage="raw", key=key, run="sft-1", artifacts=between, home=str(tmp_path / "far"))
     assert Exchange(between).pull(Store(tmp_path / "third"), "raw", key)
-    samples = [json.loads(line) for line in (tmp_path / "far" / "runs" / "sft-1.raw" / "tracking" / "system.jsonl").read_text().splitlines()]
+    told = Exchange(between).told("raw", key, "system.jsonl")
+    assert told and told == samples_of(tmp_path / "far" / "runs" / "sft-1.raw").read_text()
+    samples = [json.loads(line) for line in told.splitlines()]
     assert len(samples) >= 2 and samples[0]["metrics"]["system/run_memory_usage_megabytes"] > 0

@@ -17,6 +17,7 @@ from components.types import Artifact
 from tasks.journal import ROOT, read_journal
 from tasks.mirror import shipped_file
 from tasks.pipeline import Pipeline, _follow
+from tasks.system import samples_of
 from tasks.tracking import Tracking
 from tasks.versioning import digest
 from tasks.watchers import MlflowMirror, PrefectPage
@@ -131,6 +132,16 @@ def test_every_stage_of_a_round_names_the_data_it_read(mirror: MlflowMirror, tmp
     for inputs in said.values():
         assert len(inputs) == len(set(inputs)), "each once a run"
         assert all(found == digest(pipeline.artifact(name).path) for name, found in inputs)
+
+
+def test_what_another_machine_saw_is_on_the_page_of_its_stage(mirror: MlflowMirror, tmp_path: Path) -> None:
+    stage = mirror.pipeline.stages["rollout_2"]
+    seen = samples_of(mirror.pipeline.run.path, "rollout_2")
+    seen.write_text(json.dumps({"step": 0, "time": 1.0, "metrics": {"system/x": 1}}) + "\n")
+    for other in ("rollout_1", "rollout_2"):
+        mirror.finished(mirror.pipeline.stages[other], mirror.pipeline.artifact(other), reused=False, seconds=1.0)
+    runs, _ = read_journal(mirror.pipeline.run.path)
+    assert [key for key, run in runs.items() if seen in map(Path, run.files)] == [f"online/round-{stage.round}"]
 
 
 def test_watchers_hear_the_newest_of_steps_and_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
