@@ -364,7 +364,7 @@ def test_cancelling_a_run_ends_its_stage_in_the_other_pool_and_loses_nothing(pre
         eventually(lambda: {*marked(mark, "RATCHET_TEST_MARK")} == {w.pid for w in started.values()}, 60, "the end of what they had started")
         assert first.wait(60) and all(w.poll() is None for w in started.values())
         assert not list(far.glob("store/sft-*")), "it was over before it was cancelled"
-        assert start().wait(300) == 0
+        assert start().wait(300) == 0, "".join((tmp_path / f"{pool}.log").read_text()[-3000:] for pool in ("local", "far"))
     manifests = [read_manifest(path) or {} for home in (near, far, alone) for path in home.glob("store/sft-*")]
     assert len(manifests) == 3 and len({m["content"] for m in manifests}) == 1
 

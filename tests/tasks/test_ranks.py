@@ -130,14 +130,16 @@ def test_recipes_on_two_ranks_end_as_alone(recipe: str, overrides: list[str], st
     alone, together = ([json.loads(line)["metrics"] for line in (product / "metrics.jsonl").read_text().splitlines()] for product in products)
     assert len(alone) == len(together)
     for one, two in zip(alone, together, strict=True):
+        for line in (one, two):
+            line.pop("tokens_per_second", None)  # of the machine, not of the work
         assert two == pytest.approx(one, abs=1e-3, rel=1e-3)
 
 
 @needs_deepspeed
 @pytest.mark.slow
 def test_an_error_of_the_ranks_is_the_stages_own(inputs: dict[str, Artifact], tmp_path: Path) -> None:
-    with pytest.raises(ContractError, match="there is no data set 'nothing'"):
-        launch(request(tmp_path / "work", inputs, data="nothing", learner="deepspeed", ranks=2), tmp_path / "log")
+    with pytest.raises(ContractError, match="there is no data set 'gold'"):
+        launch(request(tmp_path / "work", inputs, data="gold", learner="deepspeed", ranks=2), tmp_path / "log")
 
 
 def test_one_sentence_says_which_rank_and_why(tmp_path: Path) -> None:
