@@ -47,6 +47,7 @@ def bounded() -> Iterator[None]:
 def client(home: Path) -> Any:
     """An `MlflowClient` on `tracking_uri(home)`. Imports mlflow (5 s); a new sqlite file takes 4 s more."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     from mlflow import MlflowClient
 
     logging.getLogger("mlflow").setLevel(logging.WARNING)  # it tells of every table of a new database
