@@ -122,7 +122,7 @@ def headline(meta: Mapping[str, Any]) -> str:
         found += [f"{k} {v:.3g}" for k, v in panel.items() if k.startswith("reward.") or k in ("length", "kl", "gold")]
     if meta.get("best_validation_loss") is not None:
         found.append(f"validation loss {meta['best_validation_loss']:.4f} at step {meta['best_step']}")
-    if "steps" in meta:
+    if meta.get("steps"):
         found.append(f"{meta['steps']} steps{', stopped early' if meta.get('stopped_early') else ''}")
     if "headline" in meta:
         found.append(str(meta["headline"]))

@@ -41,7 +41,7 @@ def test_the_table_at_the_end_and_the_log_name_the_records() -> None:
     log, _, table = console.file.getvalue().partition("stage ")  # type: ignore[attr-defined]
     assert "select 1: done in 3 s  half [/done]\nselect 1: records: 64 groups before; 3 ties" in log
     assert "half [/done]" in table and "records: 64 groups before; 3 ties; 2 margins" in table and table.count("records") == 1
-    assert headline({"counts": SELECT, "steps": 3}) == "3 steps"
+    assert headline({"counts": SELECT, "steps": 3}) == "3 steps" and headline({"steps": 0}) == "", "a linear probe takes none"
 
 
 def test_in_a_log_nothing_stands_behind_the_last_word_of_a_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
