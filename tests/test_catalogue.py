@@ -17,6 +17,9 @@ from components.recipe import load, names
 
 ROOT = Path(__file__).resolve().parent.parent
 METHODS = ["sft", "dpo", "online_dpo", "raft", "reward_model", "reward_ensemble", "rlvr_grpo", "rloo", "ppo", "chat"]
+GENERAL = ["tests/test_catalogue.py", "tests/test_laws.py", "tests/test_boundaries.py", "tests/oracles", "tests/components/test_piece.py",
+           "tests/components/test_recipe.py"]
+"""Tests of whatever pieces and recipes there are."""
 
 
 def test_the_recipes_that_were_promised_ship() -> None:
@@ -43,7 +46,7 @@ def test_every_method_piece_is_cited(slot: str) -> None:
 
 
 def test_a_new_method_is_one_piece_and_one_recipe(tiny_model: Path, tmp_path: Path) -> None:
-    for folder in ("components", "flows", "tasks"):
+    for folder in ("components", "flows", "tasks", "tests"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "components" / "objectives" / "squared.py").write_text('''"""A made-up loss."""
 from components.piece import piece
@@ -52,7 +55,11 @@ from components.types import Batch, Outputs, Terms
 
 @piece(reads=("advantages",), asks=("logprobs",), unit="step", paper="arXiv:0000.00000")
 def squared(out: Outputs, batch: Batch, *, power: float = 2.0) -> Terms:
-    """Nothing anybody should train with."""
+    """Nothing anybody should train with.
+
+    >>> squared(Outputs({"logprobs": torch.tensor([[-3.0, 1.0]])}), batch).loss
+    tensor([[9., 1.]])
+    """
     return Terms(out.logprobs**2)
 ''')
     (tmp_path / "flows" / "recipes" / "squared.yaml").write_text('''schema: 1
@@ -64,19 +71,20 @@ online:
   fit: {updates: {policy: [{name: squared, power: 3.0}]}}
 ''')
 
-    def ratchet(*command: str) -> str:
-        done = subprocess.run([sys.executable, "-m", "flows.cli", *command], cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+    def python(*command: str) -> str:
+        done = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    assert "squared: ok" in ratchet("recipes", "check", "squared")
+    assert "squared: ok" in python("-m", "flows.cli", "recipes", "check", "squared")
+    told = python("-m", "pytest", "--import-mode=importlib", "-q", "-rA", "-k", "not a_new_method", *GENERAL)
+    assert "test_every_objective_has_an_oracle[squared]" in told and "test_masked_steps_never_matter[999.0-squared]" in told
     shutil.copytree(tiny_model, tmp_path / "home" / "store" / tiny_model.name)
     code = ("import sys; from pathlib import Path; from tasks.pipeline import Pipeline\n"
             "run = Pipeline.open('squared', home=Path('home'), profile='test', overrides=['online.rounds=2', 'evaluate.prompts=4'])\n"
             "for name in run.stages: run.make(name)\n"
             "print(run.artifact('improve').meta['steps'])")
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
-    assert done.stdout.strip().endswith("2"), done.stderr
+    assert python("-c", code).strip().endswith("2")
 
 
 def test_every_slot_has_pieces_and_a_recipe_that_uses_one() -> None:

@@ -18,7 +18,7 @@ from torch import nn
 from components.errors import SourceError
 from components.models.attention import register
 from components.models.reward import FILE as REWARD_HEAD
-from components.models.reward import MeanReward, StandardisedHead, load_reward_head, save_reward_head
+from components.models.reward import MeanReward, StandardisedHead, as_token_classifier, load_reward_head, save_reward_head
 from components.models.value import PolicyWithValue, load_value_head, save_value_head
 
 REMOTE_CODE = "remote_code.txt"
@@ -188,7 +188,7 @@ def save_model(model: nn.Module, tokenizer: Any, path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
     beside = Path(tempfile.mkdtemp(prefix=".saving-", dir=path))
     try:
-        plain = model.policy if isinstance(model, PolicyWithValue) else model.backbone if isinstance(model, MeanReward) else model
+        plain = _plain(model)
         implementation = plain.config._attn_implementation
         plain.config._attn_implementation = "sdpa"
         try:
@@ -207,6 +207,13 @@ def save_model(model: nn.Module, tokenizer: Any, path: Path) -> None:
             os.replace(file, path / file.name)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
+
+
+def _plain(model: nn.Module) -> Any:
+    """What transformers has a class for, of a model that is more than that."""
+    if isinstance(model, PolicyWithValue):
+        return model.policy
+    return as_token_classifier(model) or model.backbone if isinstance(model, MeanReward) else model
 
 
 def _load(auto: Any, path: Path, attention: str, **options: Any) -> nn.Module:

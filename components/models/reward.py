@@ -1,10 +1,12 @@
 """A reward model that reads the mean of what it judges: a backbone, and a linear head on standardised mean hidden states.
 
 The last token of a small model holds little of a conversation; the mean over the judged speaker's tokens holds more.
+transformers reads it as a token classifier with one label: the mean of its logits over those tokens is the score.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 
@@ -29,6 +31,15 @@ class StandardisedHead(nn.Module):
     def forward(self, states: Tensor) -> Tensor:
         return ((states - self.centre) / self.scale) @ self.weight.t()
 
+    @torch.no_grad()
+    def as_linear(self) -> nn.Linear:
+        """The same map with nothing to standardise: weight / scale · x − weight / scale · centre."""
+        weight = self.weight.double() / self.scale.double()
+        linear = nn.Linear(weight.shape[1], 1, device=self.weight.device)
+        linear.weight.copy_(weight)
+        linear.bias.copy_(-(weight @ self.centre.double()))
+        return linear
+
 
 class MeanReward(nn.Module):
     """`backbone` is a transformers model without a head, `score` maps the mean of its last hidden states over the judged
@@ -49,10 +60,35 @@ class MeanReward(nn.Module):
         return self.backbone.get_input_embeddings()
 
 
+def as_token_classifier(model: MeanReward) -> nn.Module | None:
+    """The same weights as a token classifier of transformers, whose logits have the score as their mean over the judged tokens: the
+    mean of a linear map is the map of the mean. None for a type of model that has no such class."""
+    from transformers import AutoModelForTokenClassification
+
+    config = copy.deepcopy(model.config)
+    if type(config) not in AutoModelForTokenClassification._model_mapping:
+        return None
+    with torch.device("meta"):
+        classifier = AutoModelForTokenClassification.from_config(config)
+    head = next(name for name, module in classifier.named_children() if isinstance(module, nn.Linear))
+    setattr(classifier, classifier.base_model_prefix, model.backbone)
+    setattr(classifier, head, model.score.as_linear())
+    return classifier
+
+
 def is_reward_model(path: Path) -> bool:
     """Whether a model directory holds something that scores: one of ours, or a classifier of transformers."""
+    return (path / FILE).is_file() or _has_class(path, "SequenceClassification")
+
+
+def is_token_classifier(path: Path) -> bool:
+    """Whether a model directory holds a reward model as `as_token_classifier` makes it."""
+    return _has_class(path, "TokenClassification")
+
+
+def _has_class(path: Path, kind: str) -> bool:
     architectures = json.loads((path / "config.json").read_text()).get("architectures") or []
-    return (path / FILE).is_file() or any("SequenceClassification" in name for name in architectures)
+    return any(name.endswith(f"For{kind}") for name in architectures)
 
 
 def load_reward_head(path: Path, hidden: int) -> StandardisedHead:

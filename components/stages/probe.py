@@ -12,7 +12,7 @@ from components.engines.torch import TorchEngine
 from components.errors import ContractError
 from components.models.load import trusted
 from components.models.reward import FILE as REWARD_HEAD
-from components.models.reward import load_reward_head
+from components.models.reward import is_token_classifier, load_reward_head
 from components.packing import pack
 from components.types import Group, Request
 
@@ -65,9 +65,12 @@ def _saved_logprobs(path: Path) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def _saved_scores(path: Path) -> Callable[[Tensor, Tensor], Tensor]:
-    """(tokens (T,), mask (T,)) -> the score, with the backbone run by transformers alone."""
-    from transformers import AutoModel, AutoModelForSequenceClassification
+    """(tokens (T,), mask (T,)) -> the score by transformers alone; only the head is ours where it has no class for the whole."""
+    from transformers import AutoModel, AutoModelForSequenceClassification, AutoModelForTokenClassification
 
+    if is_token_classifier(path):
+        tagger = AutoModelForTokenClassification.from_pretrained(path, trust_remote_code=trusted(path), **OURS).float().eval()
+        return lambda ids, mask: tagger(input_ids=ids[None]).logits[0][mask].mean()
     if not (path / REWARD_HEAD).is_file():
         classifier = AutoModelForSequenceClassification.from_pretrained(path, trust_remote_code=trusted(path), **OURS).float().eval()
         return lambda ids, mask: classifier(input_ids=ids[None]).logits[0, 0]

@@ -1,5 +1,7 @@
 """Our pieces against the numbers in `losses.yaml`."""
 
+import doctest
+import importlib
 from itertools import pairwise
 from pathlib import Path
 
@@ -50,8 +52,24 @@ def test_objective(case, precision):
         assert float(value) == pytest.approx(expected, rel=tolerance, abs=tolerance)
 
 
-def test_every_objective_has_an_oracle():
-    assert {c["piece"] for c in ORACLES["cases"]} == set(catalogue("objective"))
+def examples(name):
+    """How many examples the docstring of an objective holds, all of them true. They know `torch`, `Outputs`, and `batch`: one row of two steps."""
+    row = torch.zeros(1, dtype=torch.long)
+    batch = Batch({}, torch.ones(1, 2, dtype=torch.bool), {}, row, row, ("p",))
+    piece = getattr(importlib.import_module(describe("objective", name).module), describe("objective", name).function)
+    known = {"torch": torch, "Outputs": Outputs, "batch": batch, piece.__name__: piece}
+    test = doctest.DocTestParser().get_doctest(piece.__doc__, known, name, None, None)
+    found = doctest.DebugRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(test, clear_globs=False)
+    return found.attempted
+
+
+@pytest.mark.parametrize("name", catalogue("objective"))
+def test_every_objective_has_an_oracle(name):
+    assert examples(name) or name in {case["piece"] for case in ORACLES["cases"]}, "work a number: an example in its docstring, or a case"
+
+
+def test_every_case_is_of_an_objective():
+    assert {case["piece"] for case in ORACLES["cases"]} <= set(catalogue("objective"))
 
 
 @pytest.mark.parametrize("case", ORACLES["sums"], ids=lambda c: c["name"])

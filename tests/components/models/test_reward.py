@@ -3,16 +3,20 @@
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModel
+from safetensors.torch import load_file, save_file
+from transformers import AutoModel, AutoModelForTokenClassification, Olmo2Config
 
 from components.chat import encode_group
 from components.engines.torch import TorchEngine
+from components.errors import ContractError
 from components.learners.torch import TorchLearner
 from components.linear import choose_penalty
 from components.models.forward import outputs, reward_states
 from components.models.load import load_reward, load_tokenizer, new_reward, save_model
+from components.models.reward import MeanReward, StandardisedHead
 from components.packing import pack
 from components.stages.evaluate import rewards_of, settled
+from components.stages.probe import verify_saved
 from components.stages.reward import examine, linear_probe, score, score_in_memory
 from components.types import Context, Group, Prompt, Trajectory
 
@@ -52,11 +56,37 @@ def test_score_is_the_head_on_the_mean_of_the_judged_hidden_states(tiny_model, p
     with torch.no_grad():
         ours = outputs(load_reward(tmp_path), "reward", batch, frozenset({"scores"})).scores
         backbone = AutoModel.from_pretrained(tmp_path).float().eval()
+        whole = AutoModelForTokenClassification.from_pretrained(tmp_path).float().eval()
         assert backbone.config.num_hidden_layers == 1
         for row, ids in enumerate(batch.inputs["tokens"]):
-            states = backbone(input_ids=ids[None]).last_hidden_state[0][batch.mask[row, : len(ids)]]
+            judged = batch.mask[row, : len(ids)]
+            assert float(ours[row]) == pytest.approx(float(whole(input_ids=ids[None]).logits[0, judged, 0].mean()), abs=1e-4)
+            states = backbone(input_ids=ids[None]).last_hidden_state[0][judged]
             x = (states.mean(0) - model.score.centre) / model.score.scale
             assert float(ours[row]) == pytest.approx(float(x @ model.score.weight[0]), abs=1e-4)
+
+
+def test_a_type_of_model_without_a_token_classifier_is_saved_as_its_body(tiny_model, pairs, tmp_path):
+    config = Olmo2Config(vocab_size=len(load_tokenizer(tiny_model)), hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+                         num_attention_heads=2, attn_implementation="ratchet")
+    model = MeanReward(AutoModel.from_config(config), StandardisedHead(16)).eval()
+    with torch.no_grad():
+        model.score.weight.normal_()
+    save_model(model, load_tokenizer(tiny_model), tmp_path)
+    assert type(AutoModel.from_pretrained(tmp_path)).__name__ == "Olmo2Model"
+    learner = TorchLearner(tmp_path, kind="reward")
+    assert verify_saved(tmp_path, learner, pairs, kind="reward", tokens=256) < 1e-4
+
+
+def test_a_reward_model_that_transformers_reads_otherwise_is_not_published(saved, pairs):
+    """The head that the loop reads is the certificate's to compare, below."""
+    learner = TorchLearner(saved, kind="reward")
+    assert verify_saved(saved, learner, pairs, kind="reward", tokens=256) < 1e-4
+    tensors = {name: tensor.clone() for name, tensor in load_file(saved / "model.safetensors").items()}
+    tensors["score.weight"] *= 1.1
+    save_file(tensors, saved / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ContractError, match="differs from the trained one"):
+        verify_saved(saved, learner, pairs, kind="reward", tokens=256)
 
 
 @pytest.mark.parametrize("pool", ["last", "mean"])
