@@ -21,6 +21,7 @@ from components.errors import ContractError
 from components.models.attention import Cache, DecodePlan, PrefillPlan
 from components.models.forward import hidden_states, output_head, outputs
 from components.models.load import load_model, load_tokenizer
+from components.models.products import product
 from components.models.value import PolicyWithValue
 from components.packing import pack
 from components.types import Group, Message, Request, Sample
@@ -182,7 +183,7 @@ class _Decoding:
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """(V, R) of hidden states (R, H). The wide product with the vocabulary first is up to 1.7 times as fast on a CPU."""
-        logits = torch.mm(self.head.weight, hidden.t())
+        logits = product(self.head.weight, hidden)
         return logits if self.head.bias is None else logits.add_(self.head.bias[:, None])
 
     def _take(self, rows: Sequence[Row], logits: Tensor) -> None:

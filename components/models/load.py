@@ -17,6 +17,7 @@ from torch import nn
 
 from components.errors import SourceError
 from components.models.attention import register
+from components.models.products import speed_up
 from components.models.reward import FILE as REWARD_HEAD
 from components.models.reward import MeanReward, StandardisedHead, as_token_classifier, load_reward_head, save_reward_head
 from components.models.value import PolicyWithValue, load_value_head, save_value_head
@@ -232,4 +233,6 @@ def _load(auto: Any, path: Path, attention: str, **options: Any) -> nn.Module:
     if attention == "ratchet" and _runs_remote_code(model) and not model._supports_attention_backend:
         raise SourceError(f"{path}: the code of {type(model).__name__} does not use transformers' attention interface, through which rows are "
                           "packed; take a model whose class says _supports_attention_backend")
+    if attention == "ratchet":
+        speed_up(model)
     return model.eval()

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from components.models.products import product
+
 CHUNK = 256
 """Positions whose logits exist at one time: 256 x 49,152 float32 are 50 MB."""
 
@@ -39,7 +41,7 @@ class _Chosen(torch.autograd.Function):
         entropy_slope = hidden.new_empty(hidden.shape) if early and entropy else None
         for at in range(0, number, chunk):
             piece = slice(at, at + chunk)
-            logits = _logits(hidden[piece], weight, bias)
+            logits = product(hidden[piece], weight, bias)
             chosen = logits.gather(1, targets[piece, None])[:, 0]
             lse = torch.logsumexp(logits, 1)
             normaliser[piece] = lse
@@ -50,9 +52,9 @@ class _Chosen(torch.autograd.Function):
             if entropy:
                 entropies[piece] = lse - (p * logits).sum(1)
             if slope is not None:
-                slope[piece] = weight[targets[piece]] - p @ weight
+                slope[piece] = weight[targets[piece]] - product(p, weight.t())
             if entropy_slope is not None:
-                entropy_slope[piece] = _entropy_slope(p, logits, lse, entropies[piece]) @ weight
+                entropy_slope[piece] = product(_entropy_slope(p, logits, lse, entropies[piece]), weight.t())
         ctx.entropy, ctx.chunk, ctx.early = entropy, chunk, early
         if early:
             ctx.save_for_backward(slope, entropy_slope)
@@ -75,7 +77,7 @@ class _Chosen(torch.autograd.Function):
         into_bias = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
         for at in range(0, len(hidden), ctx.chunk):
             piece = slice(at, at + ctx.chunk)
-            logits = _logits(hidden[piece], weight, bias)
+            logits = product(hidden[piece], weight, bias)
             lse = normaliser[piece]
             g = by_logprob[piece, None]
             if ctx.entropy:
@@ -85,16 +87,12 @@ class _Chosen(torch.autograd.Function):
                 into = logits.sub_(lse[:, None]).exp_().mul_(-g)
             into.scatter_add_(1, targets[piece, None], g)
             if into_hidden is not None:
-                torch.mm(into, weight, out=into_hidden[piece])
+                into_hidden[piece] = product(into, weight.t())
             if into_weight is not None:
                 into_weight.addmm_(into.t(), hidden[piece])
             if into_bias is not None:
                 into_bias += into.sum(0)
         return into_hidden, into_weight, into_bias, None, None, None
-
-
-def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return hidden @ weight.t() if bias is None else torch.addmm(bias, hidden, weight.t())
 
 
 def _entropy_slope(p: Tensor, logits: Tensor, lse: Tensor, entropy: Tensor) -> Tensor:

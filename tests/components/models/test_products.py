@@ -1,0 +1,70 @@
+"""Products by oneDNN against torch's own, on whatever processor runs the tests."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from components.models import products
+from components.models.load import load_policy
+from components.models.products import Linear, product, speed_up
+
+
+@pytest.fixture(autouse=True)
+def by_onednn(monkeypatch):
+    monkeypatch.setattr(products, "onednn_is_faster", lambda: True)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(7, 24), (1, 7, 24), (2, 3, 24), (1, 24), (0, 24)])
+@pytest.mark.parametrize("learns", [("rows",), ("weight",), ("rows", "weight"), ("rows", "weight", "bias")])
+def test_products_and_gradients_are_torchs(shape, bias, learns):
+    if "bias" in learns and not bias:
+        pytest.skip("no bias to learn")
+    torch.manual_seed(0)
+    given = {"rows": torch.randn(shape), "weight": torch.randn(10, 24), "bias": torch.randn(10) if bias else None}
+    wanted = torch.randn(*shape[:-1], 10)
+    found = []
+    for multiply in (product, F.linear):
+        own = {k: v if v is None else v.clone().requires_grad_(k in learns) for k, v in given.items()}
+        out = multiply(own["rows"], own["weight"], own["bias"])
+        out.backward(wanted)
+        found.append((out.detach(), [own[k].grad for k in learns]))
+        assert all(own[k] is None or own[k].grad is None for k in own if k not in learns)
+    torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-5)
+
+
+def test_either_may_be_transposed():
+    rows, weight = torch.randn(24, 7), torch.randn(24, 10)
+    torch.testing.assert_close(product(rows.t(), weight.t()), rows.t() @ weight, rtol=1e-5, atol=1e-5)
+
+
+def test_what_onednn_is_not_asked_for_is_torchs_bit_for_bit():
+    rows, weight = torch.randn(7, 24, dtype=torch.float64), torch.randn(10, 24, dtype=torch.float64)
+    assert torch.equal(product(rows, weight), F.linear(rows, weight))
+
+
+def test_the_backward_keeps_nothing_for_a_weight_that_does_not_learn():
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(tuple(t.shape)) or t, lambda t: t):
+        product(torch.randn(7, 24, requires_grad=True), torch.randn(10, 24)).sum().backward()
+    assert kept == [(10, 24)]
+
+
+def test_a_loaded_policy_is_sped_up_and_says_the_same(tiny_model, monkeypatch):
+    ours, plain = load_policy(tiny_model), load_policy(tiny_model, attention="sdpa")
+    changed = [name for name, module in ours.named_modules() if type(module) is Linear]
+    assert changed == [name for name, module in plain.named_modules() if type(module) is nn.Linear] and changed
+    assert list(ours.state_dict()) == list(plain.state_dict())
+    layer = ours.get_submodule(changed[0])
+    rows = torch.randn(3, layer.in_features)
+    torch.testing.assert_close(layer(rows), plain.get_submodule(changed[0])(rows), rtol=1e-5, atol=1e-5)
+
+
+def test_layers_of_other_classes_are_left_alone():
+    class Own(nn.Linear):
+        pass
+
+    model = nn.Sequential(nn.Linear(2, 2), Own(2, 2))
+    speed_up(model)
+    assert [type(module) for module in model] == [Linear, Own]
