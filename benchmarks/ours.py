@@ -1,8 +1,10 @@
 """Our side of every work, as a stage would do it: the same learner, engine, pieces and determinism.
 
-Settings other than `default` switch one trick off from outside, to show what it is worth:
+Training computes activations again instead of keeping them (`gradient_checkpointing: true` of a profile): it is fast enough to pay
+for the memory with a fifth of its speed. `kept` keeps them. Other settings than `default` switch one trick off from outside, to show what it is worth:
 `apart` computes a shared prefix once a row instead of once a group; `full_logits` holds the logits of all positions at
 once; `unpacked` makes a forward pass a unit (row, pair or group) instead of one of many; `prefill_each` reads a prompt once a sample;
+`blas` multiplies by torch's own BLAS where oneDNN would be taken (`components/models/products.py`);
 `not_deterministic` lets torch choose algorithms whose results may differ from run to run; `memory_returned` leaves out the
 allocator settings of `tasks.launch` (see `compare.runner`).
 """
@@ -23,7 +25,7 @@ from benchmarks.child import WARM_UP, Clock, main
 from components.advantages.group_norm import group_norm
 from components.engines.torch import TorchEngine
 from components.learners.torch import TorchLearner
-from components.models import forward
+from components.models import forward, products
 from components.models.attention import PackedPlan
 from components.packing import pack
 from components.recipe import load_profile
@@ -77,7 +79,7 @@ def train(work: str, inputs: dict[str, Any], setting: str) -> dict[str, Any]:
             del engine
             gc.collect()
         learner = TorchLearner(path, kind=kind, learning_rate=inputs["learning_rate"], betas=tuple(inputs["betas"]), eps=inputs["eps"],
-                               weight_decay=inputs["weight_decay"], max_grad_norm=inputs["max_grad_norm"])
+                               weight_decay=inputs["weight_decay"], max_grad_norm=inputs["max_grad_norm"], gradient_checkpointing=setting != "kept")
         update = parts([{**UPDATES[work], "weight": 1.0, "label": work, **({"beta": inputs["beta"]} if work == "dpo" else {})}])
         lines = []
         for groups in steps:
@@ -158,17 +160,19 @@ def sample(inputs: dict[str, Any], setting: str) -> dict[str, Any]:
 @contextmanager
 def switched_off(setting: str) -> Iterator[None]:
     """One trick of ours replaced by what it saves."""
-    kept, strict = (forward.PackedPlan, forward.chosen_logprobs), torch.are_deterministic_algorithms_enabled()
+    kept, strict = (forward.PackedPlan, forward.chosen_logprobs, products.onednn_is_faster), torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(setting != "not_deterministic")
     torch.utils.deterministic.fill_uninitialized_memory = False
     if setting == "apart":
         forward.PackedPlan = lambda rows, siblings: PackedPlan(rows, list(range(len(rows))))
     if setting == "full_logits":
         forward.chosen_logprobs = full_logprobs
+    if setting == "blas":
+        products.onednn_is_faster = lambda: False
     try:
         yield
     finally:
-        forward.PackedPlan, forward.chosen_logprobs = kept
+        forward.PackedPlan, forward.chosen_logprobs, products.onednn_is_faster = kept
         torch.use_deterministic_algorithms(strict)
 
 

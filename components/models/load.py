@@ -19,7 +19,13 @@ from components.errors import SourceError
 from components.models.attention import register
 from components.models.products import speed_up
 from components.models.reward import FILE as REWARD_HEAD
-from components.models.reward import MeanReward, StandardisedHead, as_token_classifier, load_reward_head, save_reward_head
+from components.models.reward import (
+    MeanReward,
+    StandardisedHead,
+    as_token_classifier,
+    load_reward_head,
+    save_reward_head,
+)
 from components.models.value import PolicyWithValue, load_value_head, save_value_head
 
 REMOTE_CODE = "remote_code.txt"

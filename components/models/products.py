@@ -8,11 +8,18 @@ vocabulary. On processors without AVX-512 the two were not told apart, and nothi
 from __future__ import annotations
 
 import functools
+import os
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+CACHED = "32"
+"""Products of different shapes that are remembered by oneDNN and by torch's layer over it: more than a training step makes. Each
+takes 0.7 MB, and a thousand of each are the default; batches of every length would fill them."""
+for variable in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+    os.environ.setdefault(variable, CACHED)  # read when the first product is made
 
 
 @functools.cache

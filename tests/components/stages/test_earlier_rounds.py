@@ -17,7 +17,8 @@ base: online
 about: three rounds that keep their pairs, rewarded by length
 online:
   rounds: 3
-  prompts_per_round: 6
+  prompts_per_round: 8
+  rollout: {name: sample, responses_per_prompt: 4, max_tokens: 24, temperature: 2.0}   # answers that differ, whatever this processor made of the model
   reference: previous
   keep_earlier: true
   annotate: [{name: rewards.length, target: 3}]

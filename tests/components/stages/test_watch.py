@@ -135,7 +135,7 @@ def test_a_held_round_goes_back_before_the_last_update_and_stays_there(tiny_home
 
 def test_a_rule_that_stops_ends_the_steps(tiny_home: Path, tmp_path: Path) -> None:
     pipeline = prepared("rlvr_grpo", tiny_home, "improve", *STEPS, "online.watch={kl_prompts: 8}", "online.health={kl: {limit: 1.0e-3, action: stop}}",
-                        "online.fit.learning_rate=1e-2")
+                        "online.fit.learning_rate=3e-3", "online.fit.min_ended=0.0")
     with pytest.raises(HealthError, match=r"step \d was stopped by a health rule: KL to the initial policy is [\d.]+ nats a sequence"):
         work(pipeline, "improve", tmp_path)
     steps = [json.loads(line)["metrics"] for line in (tmp_path / "product" / "metrics.jsonl").read_text().splitlines()]
@@ -151,12 +151,12 @@ def test_steps_that_are_all_held_learn_nothing(tiny_home: Path, tiny_model: Path
 
 
 def test_a_held_step_is_undone_and_a_killed_run_with_one_resumes_bit_for_bit(tiny_home: Path, tmp_path: Path) -> None:
-    changes = [*STEPS, "online.rounds=6", "online.fit.learning_rate=1e-3"]
+    changes = [*STEPS, "online.rounds=6", "online.fit.learning_rate=1e-3", "online.fit.min_ended=0.0", "online.watch={kl_prompts: 8}"]
     _, free = work(prepared("rlvr_grpo", tiny_home, "improve", *changes), "improve", tmp_path / "free")
-    entropy = [step["rollout/entropy"] for step in free]
-    worst = min(range(1, 6), key=entropy.__getitem__)
-    first = next(i for i in range(6) if entropy[i] <= (limit := (entropy[0] + entropy[worst]) / 2))
-    pipeline = prepared("rlvr_grpo", tiny_home, "improve", *changes, f"online.health={{entropy: {{limit: {limit}, action: hold}}}}")
+    kl = [step["rollout/kl"] for step in free]  # 0 at first, whatever this processor made of the model
+    limit = max(kl) / 2
+    first = next(i for i in range(6) if kl[i] > limit)
+    pipeline = prepared("rlvr_grpo", tiny_home, "improve", *changes, f"online.health={{kl: {{limit: {limit}, action: hold}}}}")
     meta, steps = work(pipeline, "improve", tmp_path / "whole")
     held = [step["health/held"] for step in steps]
     assert first > 0 and held[: first + 1] == [0.0] * first + [1.0], "the first that trips is the one that tripped in the free run"
