@@ -56,8 +56,11 @@ class TorchLearner:
                 module.p = 0.0
             if hasattr(module, "attention_dropout"):
                 module.attention_dropout = 0.0
+        language: Any = self.model.policy if isinstance(self.model, PolicyWithValue) else self.model
+        if kind != "reward" and language.get_output_embeddings().weight is language.get_input_embeddings().weight:
+            # The few rows of a batch go into the gradient that the output layer has left, not through another as large as the vocabulary.
+            language.get_input_embeddings().sparse = True
         if gradient_checkpointing:
-            language = self.model.policy if isinstance(self.model, PolicyWithValue) else self.model
             language.gradient_checkpointing_enable({"use_reentrant": False})
             self.model.train()  # transformers checkpoints only in training mode; all dropout is 0
         # peft adapts the model in place, so `model` stays the way in; `trained` is what merges on export.
@@ -87,6 +90,9 @@ class TorchLearner:
     def step(self) -> dict[str, float]:
         """One AdamW update with the gradient gathered so far; a norm that is not finite is a `TrainingError`."""
         with_grad = [p for p in self.parameters.values() if p.grad is not None]
+        for parameter in with_grad:
+            if parameter.grad is not None and parameter.grad.is_sparse:  # of an embedding whose output layer no loss has asked
+                parameter.grad = parameter.grad.to_dense()
         limit = math.inf if self.max_grad_norm is None else self.max_grad_norm
         norm = float(nn.utils.clip_grad_norm_(with_grad, limit)) if with_grad else 0.0
         if not math.isfinite(norm):

@@ -70,6 +70,32 @@ def test_the_saved_directory_is_the_trained_model(tiny: Path, tmp_path: Path, ad
     assert not torch.equal(before, learner(batch(), ASKS).logprobs.detach())
 
 
+def test_the_gradient_of_a_tied_embedding_is_transformers(tiny: Path) -> None:
+    """It has two parts: of the rows that were read, which comes as these rows alone, and of the output layer."""
+    learner, plain = TorchLearner(tiny), load_policy(tiny, attention="sdpa")
+    for _ in range(2):  # a second micro-batch adds to the first
+        learner.backward(-learner(batch(), ASKS).logprobs.sum())
+    for row, mask in zip(batch().inputs["tokens"], batch().mask, strict=True):
+        logprobs = plain(row[None]).logits[0, :-1].log_softmax(-1)[range(len(row) - 1), row[1:]]
+        (-2 * logprobs[mask[1 : len(row)]].sum()).backward()
+    for model in (learner.model, plain):
+        assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    ours, theirs = (model.get_input_embeddings().weight.grad for model in (learner.model, plain))
+    assert not ours.is_sparse
+    torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-4)
+
+
+def test_a_loss_that_asks_the_output_layer_nothing_moves_the_embedding(tiny: Path) -> None:
+    learner = TorchLearner(tiny, kind="policy_with_value", learning_rate=1e-2)
+    torch.nn.init.ones_(learner.model.value_head.weight)
+    embedding = learner.model.get_input_embeddings().weight
+    before = embedding.detach().clone()
+    learner.backward(learner(batch(), frozenset({"values"})).values.sum())
+    learner.step()
+    moved = (embedding != before).any(1).nonzero()[:, 0].tolist()
+    assert set(moved) == {1, 20, 30, 40, 41, 42, 50}, "the tokens that precede a chosen one"
+
+
 def test_only_what_the_adapter_chose_moves(tiny: Path) -> None:
     learner = TorchLearner(tiny, adapter=lambda m: top_layers(m, count=1), learning_rate=1e-2)
     before = {n: p.clone() for n, p in learner.model.named_parameters()}
