@@ -2,7 +2,7 @@
 
 torch multiplies float32 matrices by MKL, which keeps its AVX-512 kernels for Intel's processors. oneDNN, which torch brings along and
 uses for bfloat16, takes them on any: on two cores of a Zen 5 it is about twice as fast, and three times where few rows meet the
-vocabulary. On processors without AVX-512 the two were not told apart, and nothing changes.
+vocabulary. Without AVX-512 torch's own stay.
 """
 
 from __future__ import annotations
