@@ -20,7 +20,7 @@ KINDS = (("scaled_dot_product", "attention"), ("flash_attention", "attention"), 
 
 def kind(name: str, shapes: list[Any], config: Any) -> str:
     """What an operator is for."""
-    if name in ("aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm"):
+    if name in ("aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm", "mkldnn::_linear_pointwise"):
         sizes = {size for shape in shapes if isinstance(shape, list) for size in shape}
         if config.vocab_size in sizes:
             return "matmul: output layer"
