@@ -442,7 +442,7 @@ def test_on_policy_steps_learn_from_what_vllm_sampled(tiny: Path, tmp_path: Path
     improve(Job(stage.options, inputs, Workspace(tmp_path / "work")))
     steps = [json.loads(line)["metrics"] for line in (tmp_path / "work" / "product" / "metrics.jsonl").read_text().splitlines()]
     assert [step["policy/clip/importance"] for step in steps] == pytest.approx([1.0, 1.0], abs=1e-4)
-    assert abs(steps[0]["policy/entropy/entropy"] - steps[1]["policy/entropy/entropy"]) > 0.01, "the policy moved"
+    assert abs(steps[0]["policy/entropy/entropy"] - steps[1]["policy/entropy/entropy"]) > 1e-3, "the policy moved, by ten times what rounding may"
     gc.collect()
     assert not alive(family(os.getpid()) - before), "the stage left its server behind"
 
