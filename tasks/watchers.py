@@ -8,7 +8,7 @@ import functools
 import json
 import platform
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ from tasks.tracking import Tracking
 from tasks.versioning import digest
 
 version_of = functools.cache(digest)  # a product does not change, and many stages read the same
+AWAY_SECONDS = 300.0
+"""How long a Prefect server that did not answer is left alone: its client tries for more than a minute at every call, and a run has dozens."""
 SHOWN_FILES = ("report.html", "certificate.json", "summary.json", "validation.json", "results.json")
 
 
@@ -150,6 +152,24 @@ def numbers_of(tree: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
     return found
 
 
+def unless_away(method: Callable[..., None]) -> Callable[..., None]:
+    """A method of a `PrefectPage` that does nothing while its server is known to be away."""
+
+    @functools.wraps(method)
+    def call(page: PrefectPage, *args: Any, **options: Any) -> None:
+        from httpx import TransportError
+
+        if time.monotonic() < page.away_until:
+            return
+        try:
+            method(page, *args, **options)
+        except TransportError:
+            page.away_until = time.monotonic() + AWAY_SECONDS
+            raise
+
+    return call
+
+
 class PrefectPage:
     """Artifacts on the page of the Prefect run: progress of long tasks, a table a stage, its pictures, where the report is."""
 
@@ -157,10 +177,12 @@ class PrefectPage:
         self.tracking = tracking
         self.progress: Any = None
         self.last = 0.0
+        self.away_until = 0.0
 
     def started(self, stage: Stage, metrics: Path) -> None:
         self.progress, self.last = None, time.monotonic()
 
+    @unless_away
     def progressed(self, stage: Stage, line: Mapping[str, Any]) -> None:
         from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
@@ -173,6 +195,7 @@ class PrefectPage:
         else:
             update_progress_artifact(self.progress, progress=share)
 
+    @unless_away
     def finished(self, stage: Stage, artifact: Artifact, *, reused: bool, seconds: float) -> None:
         from prefect.artifacts import create_image_artifact, create_table_artifact, update_progress_artifact
 
@@ -200,6 +223,7 @@ class PrefectPage:
         else:
             create_markdown_artifact(markdown=f"Evaluation report: {where}", key="report")
 
+    @unless_away
     def failed(self, stage: Stage, error: BaseException) -> None:
         from prefect.artifacts import create_markdown_artifact
 

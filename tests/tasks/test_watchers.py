@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 
 from components.plan import Stage
@@ -20,7 +21,7 @@ from tasks.pipeline import Pipeline, _follow
 from tasks.system import samples_of
 from tasks.tracking import Tracking
 from tasks.versioning import digest
-from tasks.watchers import MlflowMirror, PrefectPage
+from tasks.watchers import AWAY_SECONDS, MlflowMirror, PrefectPage
 
 KINDS = ("image", "link", "markdown", "table")
 
@@ -55,6 +56,32 @@ def test_a_table_the_pictures_themselves_and_where_the_report_is(tmp_path: Path,
     assert image["image_url"] == "data:image/png;base64," + base64.b64encode(b"png").decode() and image["description"] == "evaluate: win rates"
     assert {"number": "win_rate", "value": "0.684"} in made["table result-evaluate"]["table"]
     assert str(tmp_path / "report.html") in made["markdown report"]["markdown"]
+
+
+def test_a_server_that_is_away_is_asked_once_in_a_while(tmp_path: Path, made: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client waits a minute before it gives up: a run of twenty stages would wait for it most of an hour."""
+    asked, now = [], [1000.0]
+
+    def away(**given: Any) -> None:
+        asked.append(given["key"])
+        raise httpx.ConnectError("refused")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("prefect.artifacts.create_table_artifact", away)
+        patch.setattr("tasks.watchers.time.monotonic", lambda: now[0])
+        page, (stage, artifact) = PrefectPage(), evaluated(tmp_path)
+        with pytest.raises(httpx.ConnectError):  # told by the pipeline
+            page.finished(stage, artifact, reused=False, seconds=3.0)
+        page.finished(stage, artifact, reused=False, seconds=3.0)
+        page.failed(stage, ValueError())
+        assert len(asked) == 1 and not made
+        now[0] += AWAY_SECONDS
+        with pytest.raises(httpx.ConnectError):
+            page.finished(stage, artifact, reused=False, seconds=3.0)
+        assert len(asked) == 2
+        now[0] += AWAY_SECONDS
+    page.finished(stage, artifact, reused=False, seconds=3.0)
+    assert "table result-evaluate" in made, "it is back"
 
 
 def test_the_report_is_linked_where_a_browser_can_follow(tmp_path: Path, made: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
