@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import resource
 import signal
@@ -167,13 +168,16 @@ def unmount(trial: Trial) -> None:
 # --- bytes ----------------------------------------------------------------------------------------------------------
 
 def flip(*patterns: str) -> Callable[[Trial], str | None]:
-    """Kill the run once a file of these names lies in its home, and change one byte of one of them."""
+    """Kill the run once a file of these names lies in its home, and change one byte of one of them. Not of a finished run, which is
+    on its way out: nothing will read it again, so nothing can notice."""
 
     def strike(trial: Trial) -> str | None:
-        if not _found(trial.home, patterns):
+        if not _found(trial.home, patterns) or _finished(trial.home):
             return None
-        kill_flow(trial)
+        killed = kill_flow(trial)
         wait_for_none(trial)
+        if _finished(trial.home):
+            return f"{killed}, which had just finished"
         files = _found(trial.home, patterns)
         if not files:
             return None
@@ -188,6 +192,10 @@ def flip(*patterns: str) -> Callable[[Trial], str | None]:
         return f"byte {at} of {file.relative_to(trial.home)}"
 
     return strike
+
+
+def _finished(home: Path) -> bool:
+    return any(json.loads(file.read_text())["state"] == "finished" for file in (home / "runs").glob("*/run.json"))
 
 
 def _found(home: Path, patterns: tuple[str, ...]) -> list[Path]:

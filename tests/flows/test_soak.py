@@ -188,6 +188,11 @@ def test_an_orphan_is_known_by_its_mark_and_a_flipped_byte_is_one(tmp_path: Path
     trial = Trial(tmp_path, "here", random.Random(0), process=orphan)
     assert trial.processes() == [orphan.pid] and not Trial(tmp_path, "her", random.Random(0)).processes()
     assert flip("*/*.safetensors")(trial) is None and orphan.poll() is None
+    run = tmp_path / "runs" / "a" / "run.json"
+    run.parent.mkdir(parents=True)
+    run.write_text('{"state": "finished"}')
+    assert flip("*/*.parquet")(trial) is None and orphan.poll() is None, "nothing reads it again"
+    run.write_text('{"state": "running"}')
     assert "a.parquet" in str(flip("*/*.parquet")(trial))
     assert orphan.wait(10) and sum(b.bit_count() for b in file.read_bytes()) == 1 and not wait_for_none(trial, 0.0)
 
