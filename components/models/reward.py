@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-FILE = "reward_head.safetensors"
+FILE = "reward_head.st"
+"""A safetensors file under a name of its own: vLLM takes every *.safetensors of a directory for the model's."""
 
 
 class StandardisedHead(nn.Module):
@@ -101,7 +102,7 @@ def load_reward_head(path: Path, hidden: int) -> StandardisedHead:
 
 
 def save_reward_head(head: nn.Module, path: Path) -> None:
-    """Writes `reward_head.safetensors`."""
+    """Writes the head's safetensors with `weight` (1, hidden), `centre` and `scale` (hidden,)."""
     from safetensors.torch import save_file
 
     save_file({name: tensor.detach().cpu().contiguous() for name, tensor in head.state_dict().items()}, path / FILE)

@@ -52,6 +52,7 @@ def test_score_is_the_head_on_the_mean_of_the_judged_hidden_states(tiny_model, p
         model.score.centre.normal_()
         model.score.scale.uniform_(0.5, 2)
     save_model(model, load_tokenizer(tiny_model), tmp_path)
+    assert [file.name for file in tmp_path.glob("*.safetensors")] == ["model.safetensors"], "vLLM would take another for the model's"
     (batch,) = pack(pairs, unit="pair", tokens=1 << 12)
     with torch.no_grad():
         ours = outputs(load_reward(tmp_path), "reward", batch, frozenset({"scores"})).scores
