@@ -132,7 +132,8 @@ def needed(store: Store, policy: Policy) -> dict[str, str]:
 
 
 def _best(versions: list[Version], policy: Policy) -> list[Version]:
-    """The best of each model. Nobody is ranked by a word that nobody has: a misspelt metric must not empty the store."""
+    """The best of each model; all of a model that none of whose versions was measured so, a reward model by win rate. Nobody is
+    ranked by a word that nobody has: a misspelt metric must not empty the store."""
     tag = f"metric.{allowed(policy.metric)}"
     if versions and not any(tag in v.tags for v in versions):
         known = {t.removeprefix("metric.") for v in versions for t in v.tags if t.startswith("metric.")}
@@ -140,8 +141,9 @@ def _best(versions: list[Version], policy: Policy) -> list[Version]:
     sign = 1 if policy.lower_is_better else -1
     found = []
     for name in dict.fromkeys(v.name for v in versions):
-        ranked = sorted((v for v in versions if v.name == name and tag in v.tags), key=lambda v: sign * float(v.tags[tag]))
-        found += ranked[: policy.best]
+        ours = [v for v in versions if v.name == name]
+        ranked = sorted((v for v in ours if tag in v.tags), key=lambda v: sign * float(v.tags[tag]))
+        found += ranked[: policy.best] if ranked else ours
     return found
 
 
