@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from components.data.groups import read_groups
+from components.piece import build
 from components.recipe import load, names
 from tasks.pipeline import Pipeline
 
@@ -24,7 +26,32 @@ def small(recipe: str) -> list[str]:
     return [change for section, changes in SMALL.items() if getattr(loaded, section) for change in changes]
 
 
-@pytest.mark.parametrize("recipe", [name for name in names() if load(name)[0].models["policy"].source.startswith("generate:")])
+TINY = [name for name in names() if load(name)[0].models["policy"].source.startswith("generate:")]
+
+
+@pytest.mark.parametrize("recipe", [name for name in TINY if load(name)[0].online])
+def test_the_data_of_a_recipe_suffice_for_its_rounds_as_it_ships(recipe: str, tiny_home: Path) -> None:
+    pipeline = Pipeline.open(recipe, home=tiny_home, profile="test")
+    for name in ("model_policy", "raw", "drafts", "curated"):
+        pipeline.make(name)
+    online = pipeline.recipe.online
+    prompts = [group.prompt for group in read_groups(pipeline.artifact("curated").path / f"{online.data}.parquet")]
+    choose = build("prompts", online.prompts)
+    assert len(choose(prompts, count=online.prompts_per_round, round=online.rounds, rounds=online.rounds, seed=0)) == online.prompts_per_round
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", TINY)
+def test_a_recipe_runs_as_it_ships(recipe: str, tiny_home: Path) -> None:
+    """With its own sizes, which the tests beside this one make smaller: what `ratchet run` does for whoever tries it."""
+    pipeline = Pipeline.open(recipe, home=tiny_home, profile="cpu")
+    pipeline.begin()
+    for name in pipeline.stages:
+        pipeline.make(name)
+    assert all(s.state == "done" for s in pipeline.status())
+
+
+@pytest.mark.parametrize("recipe", TINY)
 def test_recipe_runs_small(recipe: str, tiny_home: Path) -> None:
     pipeline = Pipeline.open(recipe, home=tiny_home, profile="test", overrides=small(recipe))
     pipeline.begin()
