@@ -7,13 +7,15 @@ compared per seed and held-out prompt, so the difference of two arms is paired i
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from components.errors import RecipeError, nearest
+from components.recipe import load
+from components.schema import Claim
 from components.store import write_atomic
 from tasks.pipeline import Pipeline
 
@@ -22,7 +24,8 @@ def compare(recipes: Sequence[str], *, seeds: Sequence[int], home: Path, overrid
             profile: str | None = None, metric: str = "win_rate", display: Any = None) -> dict[str, Any]:
     """Run every recipe with every seed and compare `metric`, a per-prompt list in the evaluation's results.
 
-    Returns per arm the mean of each seed and of all with a 95 % interval, and each arm's difference to the first.
+    Returns per arm the mean of each seed and of all with a 95 % interval, each arm's difference to the first, and what
+    became of the recipes' claims about each other.
     """
     from flows.post_training import post_training
 
@@ -41,13 +44,28 @@ def compare(recipes: Sequence[str], *, seeds: Sequence[int], home: Path, overrid
             rows.append(results["per_prompt"][metric])
         values[recipe] = np.asarray(rows, dtype=float)  # (seeds, prompts)
     first = recipes[0]
-    table = {"metric": metric, "seeds": list(seeds), "arms": {}, "differences": {}}
+    table = {"metric": metric, "seeds": list(seeds), "arms": {}, "differences": {}, "claims": {}}
     for recipe, matrix in values.items():
         table["arms"][recipe] = {"by_seed": [float(v) for v in matrix.mean(1)], **interval(matrix)}
         if recipe != first:
             table["differences"][f"{first} - {recipe}"] = interval(values[first] - matrix)
+        claim = load(recipe, overrides=overrides, profile=profile)[0].claim
+        if claim is not None and claim.metric == metric and claim.against in values:
+            table["claims"][recipe] = verdict(claim, interval(matrix - values[claim.against]), len(seeds))
     write_atomic(home / "comparisons" / f"{'-vs-'.join(recipes)}.json", json.dumps(table, indent=1))
     return table
+
+
+def verdict(claim: Claim, difference: Mapping[str, float], seeds: int) -> str:
+    """What `difference`, own minus baseline with its interval, says of the claim: shown, refuted, or not decided."""
+    sign = 1.0 if claim.direction == "higher" else -1.0
+    low, high = sorted((sign * difference["low"], sign * difference["high"]))
+    promised = f"{claim.metric} {claim.direction} than {claim.against}" + (f" by more than {claim.at_least:g}" if claim.at_least else "")
+    if seeds < claim.seeds:
+        return f"{promised}: not decided, the claim asks for {claim.seeds} seeds, these are {seeds}"
+    if low > claim.at_least:
+        return f"{promised}: shown"
+    return f"{promised}: {'refuted' if high < claim.at_least else 'not shown, the interval holds both'}"
 
 
 def interval(matrix: np.ndarray, *, draws: int = 10_000, seed: int = 0) -> dict[str, float]:

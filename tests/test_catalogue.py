@@ -31,7 +31,9 @@ def test_a_recipe_is_short_cited_and_planned(name: str) -> None:
     recipe, profile = load(name)
     text = (ROOT / "flows" / "recipes" / f"{name}.yaml").read_text()
     lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
-    assert recipe.paper.startswith("arXiv:") and len(lines) <= (32 if recipe.profile == "node" else 20), "a published recipe has more to say"
+    assert recipe.paper.startswith("arXiv:") and 5 <= len(lines) <= (32 if recipe.profile == "node" else 20), "a published recipe has more to say"
+    if recipe.claim is not None:
+        assert load(recipe.claim.against)[0].evaluate is not None and recipe.evaluate is not None, "a claim is checked by `ratchet compare`"
     stages = plan(recipe, profile)
     assert len({stage.key for stage in stages.values()}) == len(stages)
     for stage in stages.values():

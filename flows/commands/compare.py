@@ -71,6 +71,8 @@ def _recipes(names: Sequence[str], seeds: int, home: Path, overrides: Sequence[s
     console.print(_table([metric, "mean", "95 % interval", "by seed"], [
         (name, f"{row['mean']:.3f}", f"[{row['low']:.3f}, {row['high']:.3f}]", " ".join(f"{v:.3f}" for v in row.get("by_seed", [])))
         for name, row in {**found["arms"], **found["differences"]}.items()]))
+    for name, says in found["claims"].items():
+        console.print(f"{name} claims {says}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _table(columns: list[str], rows: Any) -> Any:

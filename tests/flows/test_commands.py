@@ -6,13 +6,15 @@ import importlib
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from components.errors import ContractError, RecipeError
+from components.schema import Claim
 from flows.cli import app
-from flows.compare import compare
+from flows.compare import compare, verdict
 from tasks import doctor
 
 
@@ -81,6 +83,31 @@ def test_what_cannot_be_compared_is_said_before_anything_runs_or_by_its_name(tmp
     assert compare(["sft"], seeds=[0], home=tmp_path, metric="final.gold")["arms"]["sft"]["by_seed"] == [0.375]
     with pytest.raises(RecipeError, match="--metric: sft measures no 'win_rat' for each prompt; did you mean 'win_rate'"):
         compare(["sft"], seeds=[0], home=tmp_path, metric="win_rat")
+
+
+def test_a_claim_is_shown_only_by_enough_seeds_and_an_interval_beyond_it() -> None:
+    higher = Claim(against="sft", metric="win_rate", at_least=0.01, seeds=3)
+    assert verdict(higher, {"low": 0.02, "high": 0.05}, 3) == "win_rate higher than sft by more than 0.01: shown"
+    assert verdict(higher, {"low": -0.02, "high": 0.05}, 3).endswith("not shown, the interval holds both")
+    assert verdict(higher, {"low": -0.02, "high": 0.005}, 3).endswith("refuted")
+    assert "the claim asks for 3 seeds, these are 2" in verdict(higher, {"low": 0.02, "high": 0.05}, 2)
+    lower = Claim(against="sft", metric="final.length", direction="lower", at_least=1.0)
+    assert verdict(lower, {"low": -5.0, "high": -2.0}, 3).endswith("shown") and verdict(lower, {"low": 2.0, "high": 5.0}, 3).endswith("refuted")
+
+
+def test_compare_says_what_became_of_the_claims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wins = {"chat": [0.75, 1.0], "chat_offline": [0.5, 0.5]}
+
+    def opened(recipe: str, **_: Any) -> SimpleNamespace:
+        (tmp_path / recipe).mkdir(exist_ok=True)
+        (tmp_path / recipe / "results.json").write_text(json.dumps({"per_prompt": {"win_rate": wins[recipe]}}))
+        return SimpleNamespace(artifact=lambda _: SimpleNamespace(path=tmp_path / recipe))
+
+    monkeypatch.setattr("flows.compare.Pipeline", SimpleNamespace(open=opened))
+    monkeypatch.setattr(importlib.import_module("flows.post_training"), "post_training", lambda *_, **__: None)
+    for recipes in (["chat", "chat_offline"], ["chat_offline", "chat"]):
+        assert compare(recipes, seeds=range(3), home=tmp_path)["claims"] == {"chat": "win_rate higher than chat_offline: shown"}
+    assert compare(["chat"], seeds=range(3), home=tmp_path)["claims"] == {}, "its baseline was not run"
 
 
 def test_a_misspelt_end_is_refused_and_does_not_mean_all_of_it() -> None:
