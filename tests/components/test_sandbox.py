@@ -1,4 +1,4 @@
-"""Nothing a confined program tries succeeds. Every attack below does succeed when nobody confines it."""
+"""Nothing a confined program tries succeeds. Every one of `ATTACKS` does succeed when nobody confines it."""
 
 from __future__ import annotations
 
@@ -72,6 +72,77 @@ def test_an_attack_fails_here_and_succeeds_outside(name: str, planted, tmp_path:
     assert sorted(os.listdir(tmp_path)) == ["key", "victim"]
     free = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env={**os.environ})
     assert free.returncode == 0, f"the attack is none: {free.stderr}"
+
+
+CALLER = """
+import os, sys
+from components.sandbox import execute
+program = "import time\\ntime.sleep(0.5)\\n" + sys.argv[1].replace("PARENT", str(os.getpid()))  # there long enough to be counted
+verdict = execute(program, cpu_seconds=1, wall_seconds=60)
+print("still here:", verdict)
+"""
+
+
+def session(leader: int) -> set[int]:
+    """The living processes of a session; a fork stays in it, and no confined process may leave it."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        try:
+            fields = (entry / "stat").read_text().rpartition(")")[2].split() if entry.name.isdigit() else []
+        except OSError:  # gone meanwhile
+            continue
+        if fields and int(fields[3]) == leader and fields[0] != "Z":
+            found.add(int(entry.name))
+    return found
+
+
+def attacked(program: str) -> tuple[str, int]:
+    """Run it confined, by a caller in a process of its own: what the caller said last, and the most processes that the
+    program's session ever held. Were there a second one, both would be killed here before they are many."""
+    caller = subprocess.Popen([sys.executable, "-c", CALLER, program], cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    children = Path(f"/proc/{caller.pid}/task/{caller.pid}/children")
+    leader, most = 0, 0
+    while caller.poll() is None:
+        leader = leader or next(map(int, children.read_text().split()), 0)
+        now = session(leader) if leader else set()
+        most = max(most, len(now))
+        if len(now) > 1:
+            os.killpg(leader, signal.SIGKILL)
+        time.sleep(0.002)
+    assert leader and not session(leader), "something of the program is left"
+    assert caller.stdout is not None
+    return caller.stdout.read(), most
+
+
+@pytest.mark.parametrize(("program", "why"), [
+    ("import os\nwhile True: os.fork()", "PermissionError"),
+    ("import os\nwhile True:\n    try: os.fork()\n    except OSError: pass", "CPU time"),
+    ("import ctypes\nfork = ctypes.CDLL(None).fork\nwhile True: fork()", "CPU time"),
+])
+def test_a_fork_bomb_makes_no_process(program: str, why: str) -> None:
+    said, most = attacked(program)
+    assert said.startswith("still here: Verdict(passed=False") and why in said and most == 1
+
+
+def test_a_second_process_would_be_seen() -> None:
+    """The count itself: one fork that nobody confines."""
+    free = subprocess.Popen([sys.executable, "-c", "import os, time\nos.fork()\ntime.sleep(600)"], start_new_session=True)
+    end = time.monotonic() + 60
+    while len(session(free.pid)) < 2 and time.monotonic() < end:
+        time.sleep(0.05)
+    assert len(session(free.pid)) == 2
+    os.killpg(free.pid, signal.SIGKILL)
+    free.wait()
+    while session(free.pid) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not session(free.pid)
+
+
+@pytest.mark.parametrize("program", ["import os\nos.kill(os.getppid(), 9)", "import os\nos.kill(PARENT, 9)", "import os\nos.killpg(os.getpgid(PARENT), 9)",
+                                     "import signal\nsignal.pidfd_send_signal(__import__('os').pidfd_open(PARENT), 9)"])
+def test_its_parent_outlives_it(program: str) -> None:
+    said, most = attacked(program)
+    assert most == 1 and said.startswith("still here: Verdict(passed=False, reason='PermissionError")
 
 
 def test_honest_code_passes_with_the_standard_library() -> None:

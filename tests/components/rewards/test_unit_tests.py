@@ -35,6 +35,13 @@ def test_the_forms_an_answer_takes() -> None:
     assert values == [1.0] * 4 + [0.0] * 5 and set(status) == {"ok"}
 
 
+def test_an_attack_earns_nothing_and_this_process_lives_on() -> None:
+    """Never run outside the sandbox."""
+    bomb, killer = ("```python\nimport os\ndef add(a, b):\n    " + body + "\n    return a + b\n```"
+                    for body in ("while True: os.fork()", "os.kill(os.getppid(), 9)"))
+    assert judged(PROBLEM, bomb, killer, "    return a + b\n") == ([0.0, 0.0, 1.0], ["ok"] * 3)
+
+
 def test_mbpp_and_a_prompt_without_tests() -> None:
     mbpp = Prompt("m", ({"role": "user", "content": "Write twice(x)."},), meta={"test_list": ["assert twice(2) == 4", "assert twice(0) == 0"]})
     assert judged(mbpp, "def twice(x): return 2 * x", "def twice(x): return x + 2")[0] == [1.0, 0.0]
