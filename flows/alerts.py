@@ -1,7 +1,7 @@
 """Who is told what: `alerts` of `flows/deployments.yaml` as automations of the Prefect server that POST to a webhook.
 
     alerts:
-      people: {url_from: RATCHET_ALERT_URL, on: [failed, late, drift]}
+      people: {url_from: RATCHET_ALERT_URL, on: [failed, late, drift, health]}
 
 `url_from` names the environment variable that holds the address when `ratchet deploy` is called. What is sent is JSON with one key,
 `text`, which Slack, Mattermost and Teams' workflows understand.
@@ -16,14 +16,16 @@ from datetime import timedelta
 from typing import Any, Literal
 
 from components.errors import RecipeError
+from tasks.alerts import HEALTH
 from tasks.drift import EVENT
 
-When = Literal["failed", "late", "drift", "cancelled"]
+When = Literal["failed", "late", "drift", "health", "cancelled"]
 EVENTS: Mapping[str, Sequence[str]] = {
     "failed": ("prefect.flow-run.Failed", "prefect.flow-run.Crashed", "prefect.flow-run.TimedOut"),
     "late": ("prefect.flow-run.Late",),
     "cancelled": ("prefect.flow-run.Cancelled",),
     "drift": (EVENT,),
+    "health": (HEALTH,),
 }
 # One line for people: our own message where the event has one, else the run, what became of it, and where to look.
 TEXT = ('{"text": {{ (event.payload.get("message") or ("run " ~ event.resource.name ~ ": " ~ event.event ~ " " '
@@ -35,7 +37,7 @@ class Alert:
     """A webhook and what it is called for."""
 
     url_from: str
-    on: Sequence[When] = ("failed", "drift")
+    on: Sequence[When] = ("failed", "drift", "health")
 
 
 def check(name: str, alert: Alert) -> None:

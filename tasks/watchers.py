@@ -1,4 +1,4 @@
-"""Who watches a pipeline: the MLflow mirror and the Prefect page. Both may fail without harm."""
+"""Who watches a pipeline: the MLflow mirror, the Prefect page and the alarm. Each may fail without harm."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from components.errors import redacted
 from components.plan import Stage
 from components.recipe import dump
 from components.types import Artifact
+from tasks.alerts import Alarm
 from tasks.journal import ROOT
 from tasks.pipeline import Pipeline
 from tasks.provenance import packages, revision
@@ -36,7 +37,7 @@ SHOWN_FILES = ("report.html", "certificate.json", "summary.json", "validation.js
 def watched(pipeline: Pipeline, display: Any = None) -> Iterator[MlflowMirror]:
     """Attach the watchers, open the run, and close it with what became of it."""
     mirror = MlflowMirror(pipeline)
-    pipeline.watchers[:] = [w for w in (display, mirror, PrefectPage(mirror.tracking)) if w is not None]
+    pipeline.watchers[:] = [w for w in (display, mirror, PrefectPage(mirror.tracking), Alarm(pipeline)) if w is not None]
     pipeline.begin()
     mirror.begin()
     samples = samples_of(pipeline.run.path)

@@ -35,7 +35,7 @@ def written(folder: Path, **alerts: Any) -> Path:
 
 @pytest.mark.parametrize(("alert", "said"), [
     ({"url_from": "https://hooks.example/x"}, "alerts.people.url_from: the address of a webhook is a secret; name the environment variable"),
-    ({"url_from": "URL", "on": ["fialed"]}, "'fialed' is not one of failed, late, drift, cancelled; did you mean 'failed'"),
+    ({"url_from": "URL", "on": ["fialed"]}, "'fialed' is not one of failed, late, drift, health, cancelled; did you mean 'failed'"),
     ({"url_from": "URL", "on": []}, "alerts.people.on: nothing to tell of"),
     ({"url_form": "URL"}, "unknown key 'url_form'; did you mean 'url_from'"),
 ])
@@ -95,11 +95,16 @@ def webhook() -> Iterator[tuple[str, list[str]]]:
 
 TELL = """
 from prefect import flow
-from tasks.alerts import tell
+from types import SimpleNamespace
+from components.errors import HealthError
+from components.plan import Stage
+from tasks.alerts import Alarm, tell
 @flow(name="toy", persist_result=False)
 def toy():
     raise ValueError("the disk is on fire")
 tell("ratchet.drift", "toy-1", 'data moved: "rating" 7 -> 5', {"recipe": "toy"})
+run = SimpleNamespace(run=SimpleNamespace(name="toy-1"), recipe=SimpleNamespace(name="toy"))
+Alarm(run).failed(Stage("annotate_2", "annotate", "groups", {}, round=2), HealthError("round 2 was stopped: KL is 41"))
 try:
     toy()
 except ValueError:
@@ -108,7 +113,7 @@ except ValueError:
 
 
 @pytest.mark.slow
-def test_a_server_tells_people_of_failures_and_drift(webhook: tuple[str, list[str]], tmp_path: Path) -> None:
+def test_a_server_tells_people_of_failures_drift_and_health(webhook: tuple[str, list[str]], tmp_path: Path) -> None:
     address, told = webhook
     port = free_port()
     env = {**os.environ, "PREFECT_HOME": str(tmp_path / "prefect"), "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
@@ -119,7 +124,7 @@ def test_a_server_tells_people_of_failures_and_drift(webhook: tuple[str, list[st
                                   env=env, stdout=out, stderr=out, start_new_session=True)
     try:
         wait_for(f"http://127.0.0.1:{port}/api/health", server, log, 300)
-        file = written(tmp_path, people={"url_from": "RATCHET_ALERT_URL", "on": ["failed", "drift"]})
+        file = written(tmp_path, people={"url_from": "RATCHET_ALERT_URL", "on": ["failed", "drift", "health"]})
         said = ""
 
         def ratchet(*more: str) -> str:
@@ -133,11 +138,12 @@ def test_a_server_tells_people_of_failures_and_drift(webhook: tuple[str, list[st
         assert ratchet().endswith("Nothing to change.\n")
         subprocess.run([sys.executable, "-c", TELL], env=env, cwd=ROOT, check=True, capture_output=True)
         end = time.monotonic() + 180
-        while time.monotonic() < end and len(told) < 2:
+        while time.monotonic() < end and len(told) < 3:
             time.sleep(0.5)
     finally:
         os.killpg(server.pid, signal.SIGTERM)
         server.wait(30)
     assert 'data moved: "rating" 7 -> 5' in told, told
+    assert any(text.startswith("toy-1: ") and "the run was stopped: round 2 was stopped: KL is 41" in text for text in told), told
     assert any("prefect.flow-run.Failed" in text and "the disk is on fire" in text for text in told), told
     assert SECRET not in said + log.read_text() + file.read_text(), "the address of the webhook was printed"

@@ -1,0 +1,90 @@
+"""The alarm: people hear of health rules that tripped and of gates that failed, once, by the run that found out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from components.errors import HealthError, StageError, TrainingError
+from components.evaluation.gates import judge_gates
+from components.plan import Stage
+from components.types import Artifact
+from tasks import alerts, watchers
+from tasks.alerts import HEALTH, Alarm
+from tasks.pipeline import Pipeline
+
+ANNOTATE = Stage("annotate_2", "annotate", "groups", {}, round=2)
+TRIPPED = {"verdict": "hold", "verdicts": ["entropy is 0.10 nats a token; at least 0.3 allowed", "80% of the answers were cut; at most 50% allowed"]}
+STOPPED = "round 2 was stopped by a health rule: KL to the initial policy is 41.00 nats a sequence; at most 40 allowed"
+GATES = {"win_rate": {"over": 0.5}, "proxy_over_gold": {"below": 0.25}}
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    found: list[Any] = []
+    monkeypatch.setattr(alerts, "tell", lambda *what: found.append(what))
+    return found
+
+
+@pytest.fixture
+def alarm() -> Alarm:
+    return Alarm(SimpleNamespace(run=SimpleNamespace(name="toy-1"), recipe=SimpleNamespace(name="toy")))  # type: ignore[arg-type]
+
+
+def made(meta: dict[str, Any]) -> Artifact:
+    return Artifact("groups", Path("nowhere"), "k" * 64, (), meta)
+
+
+def examined(folder: Path, gates: dict[str, Any], **metrics: float) -> tuple[Stage, Artifact]:
+    (folder / "results.json").write_text(json.dumps({"verdict": judge_gates(metrics, gates)}))
+    return Stage("evaluate", "evaluate", "report", {}), Artifact("report", folder, "k" * 64, (), {"passed": False})
+
+
+def test_a_rule_that_tripped_is_told_with_what_it_says(alarm: Alarm, told: list[Any]) -> None:
+    for action in ("warn", "hold"):
+        alarm.finished(ANNOTATE, made({**TRIPPED, "verdict": action}), reused=False, seconds=1.0)
+        event, run, message, more = told.pop()
+        assert (event, run) == (HEALTH, "toy-1") and more == {"recipe": "toy", "stage": "annotate_2", "found": TRIPPED["verdicts"]}
+        assert message == f"toy-1: {ANNOTATE.title}: health rules tripped ({action}): {'; '.join(TRIPPED['verdicts'])}"
+    alarm.finished(ANNOTATE, made({"verdict": "ok", "verdicts": []}), reused=False, seconds=1.0)
+    alarm.finished(ANNOTATE, made(TRIPPED), reused=True, seconds=0.0)  # told by the run that made it
+    assert not told
+
+
+@pytest.mark.parametrize(("error", "heard"), [
+    (HealthError(STOPPED), True),
+    (StageError(f"stage 'annotate_2' on one_stage/x: Failed: HealthError: {STOPPED}"), True),  # made by another worker
+    (StageError("stage 'annotate' was killed by SIGKILL"), False), (TrainingError("the loss is nan"), False), (KeyboardInterrupt(), False)])
+def test_a_rule_that_stopped_the_run_is_told_and_other_failures_are_another_alert(error: BaseException, heard: bool, alarm: Alarm, told: list[Any]) -> None:
+    alarm.failed(ANNOTATE, error)
+    assert [(event, STOPPED in message) for event, _, message, _ in told] == [(HEALTH, True)] * heard
+
+
+@pytest.mark.parametrize(("metrics", "said"), [
+    ({"win_rate": 0.7, "proxy_over_gold": 0.1}, ""),
+    ({"win_rate": 0.7, "proxy_over_gold": 0.31}, "proxy_over_gold: failed, its value 0.31 is not below 0.25"),
+    ({"win_rate": 0.4, "proxy_over_gold": 0.31}, "win_rate: failed, its value 0.4 is not over 0.5; proxy_over_gold: failed, its value 0.31 is not below 0.25"),
+    ({"win_rate": 0.7}, "proxy_over_gold: failed, the evaluation did not measure it"),
+])
+def test_gates_that_failed_are_told_and_no_others(metrics: dict[str, float], said: str, alarm: Alarm, told: list[Any], tmp_path: Path) -> None:
+    alarm.finished(*examined(tmp_path, GATES, **metrics), reused=False, seconds=1.0)
+    assert [message.startswith(f"toy-1: evaluate: gates failed: {said}") for _, _, message, _ in told] == [True] * bool(said)
+
+
+def test_a_recipe_without_gates_has_none_that_failed(alarm: Alarm, told: list[Any], tmp_path: Path) -> None:
+    alarm.finished(*examined(tmp_path, {}), reused=False, seconds=1.0)
+    assert not told
+
+
+def test_every_run_has_an_alarm(told: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchers, "MlflowMirror", lambda _: SimpleNamespace(begin=lambda: None, end=lambda _: True, tracking=SimpleNamespace(
+        follow=lambda _: None, log=lambda _: None)))
+    pipeline = Pipeline.open("raft", home=tmp_path, profile="test")
+    with pytest.raises(HealthError), watchers.watched(pipeline):
+        pipeline._tell("failed", pipeline.stages["annotate_1"], error := HealthError(STOPPED))
+        raise error
+    assert [(event, run) for event, run, _, _ in told] == [(HEALTH, pipeline.run.name)]
