@@ -128,8 +128,7 @@ def _check(one: Deployment, plan: Plan, templates: Mapping[str, Any]) -> None:
     if "/" in one.name:
         raise RecipeError(f"{where}: a name has no '/'")
     _check_place(one.work_pool, one.gpus, f"{where}: work_pool", plan, templates)
-    if plan.work_pools[one.work_pool.name].type != "process" and not Path(one.home).is_absolute():
-        raise RecipeError(f"{where}: home {one.home!r} would be lost with its container; name the mounted folder, such as /data")
+    _check_home(one.home, plan.work_pools[one.work_pool.name], where)
     for number, schedule in enumerate(one.schedules):
         _check_schedule(schedule, f"{where}: schedules[{number}]")
     try:
@@ -141,6 +140,7 @@ def _check(one: Deployment, plan: Plan, templates: Mapping[str, Any]) -> None:
         if name not in does:
             raise RecipeError(f"{at}: no stage of {one.recipe} does {name!r}{nearest(name, does)}")
         _check_place(place, place.gpus, at, plan, templates)
+        _check_home(place.home, plan.work_pools[place.name], at)
         if place.name == one.work_pool.name:
             raise RecipeError(f"{at}: {place.name!r} is the flow's own pool, where it would wait for a place that the flow holds; leave it out")
     if one.stages:
@@ -161,6 +161,12 @@ def _check_place(place: Place, gpus: int, where: str, plan: Plan, templates: Map
             raise RecipeError(f"{where}.job_variables: unknown key {key!r}{nearest(key, variables)}")
     if gpus < 0 or gpus > plan.slots.get("gpu", 0):
         raise RecipeError(f"{where}: asks for {gpus} GPUs, slots.gpu is {plan.slots.get('gpu', 0)}")
+
+
+def _check_home(home: str, pool: WorkPool, where: str) -> None:
+    """What a run can be resumed from lies there: its checkpoints and products."""
+    if pool.type != "process" and not Path(home).is_absolute():
+        raise RecipeError(f"{where}: home {home!r} would be lost with its container; name the mounted folder, such as /data")
 
 
 def _check_schedule(schedule: Schedule, where: str) -> None:

@@ -47,6 +47,13 @@ def test_the_file_in_git_is_right() -> None:
     assert {one.name for one in plan.deployments} and set(templates) == set(plan.work_pools)
 
 
+def test_what_the_file_in_git_shows_in_a_comment_is_right_too(tmp_path: Path) -> None:
+    shown = re.sub(r"^( +)# (artifacts|stages): ", r"\1\2: ", (ROOT / "flows/deployments.yaml").read_text(), flags=re.M)
+    (tmp_path / "deployments.yaml").write_text(shown.replace("../infra", str(ROOT / "infra")))
+    plan, _ = read(tmp_path / "deployments.yaml")
+    assert [one.name for one in plan.deployments if one.stages and one.artifacts] == ["nightly"]
+
+
 @pytest.mark.parametrize(("wrong", "said"), [
     ({"recipie": "sft"}, r"deployments\[0\].recipie: unknown key 'recipie'; did you mean 'recipe'"),
     ({"recipe": "stf"}, "deployment 'toy': no recipe named 'stf'; did you mean 'sft'"),
@@ -66,6 +73,7 @@ def test_the_file_in_git_is_right() -> None:
     ({"stages": {"sft": {"name": "faar"}}}, "stages.sft: no work pool named 'faar'; did you mean 'far'"),
     ({"stages": {"sft": {"name": "far", "gpus": 3}}}, "stages.sft: asks for 3 GPUs, slots.gpu is 2"),
     ({"stages": {"sft": {"name": "far", "job_variables": {"workng_dir": "x"}}}}, "stages.sft.job_variables: unknown key 'workng_dir'"),
+    ({"stages": {"sft": {"name": "cluster"}}, "artifacts": "s3://a/b"}, "stages.sft: home 'out' would be lost with its container"),
     ({"stages": {"sft": {"name": "local"}}}, "stages.sft: 'local' is the flow's own pool"),
     ({"stages": {"sft": {"name": "far"}}}, "deployment 'toy': stages in other pools need `artifacts`"),
     ({"stages": {"sft": {"name": "far"}}, "artifacts": "here"}, "deployment 'toy': artifacts: 'here' would be another folder for every worker"),
@@ -175,7 +183,7 @@ def test_the_registry_has_a_limit_of_one_whatever_the_file_says(tmp_path: Path) 
 
 
 def test_stages_in_another_pool_have_a_deployment_of_their_own(tmp_path: Path) -> None:
-    server, far = Server(), {"sft": {"name": "far", "home": "/far"}, "evaluate": {"name": "cluster", "gpus": 1}}
+    server, far = Server(), {"sft": {"name": "far", "home": "/far"}, "evaluate": {"name": "cluster", "gpus": 1, "home": "/data"}}
     made = deploy(written(tmp_path, stages=far, artifacts="s3://bucket/artifacts"), server)
     assert set(made) >= {"toy", "toy.sft", "toy.evaluate"} and {what for what, _ in made.values()} == {"create"}
     assert {what for what, _ in deploy(written(tmp_path, stages=far, artifacts="s3://bucket/artifacts"), server).values()} == {"keep"}
