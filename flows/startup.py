@@ -35,11 +35,10 @@ def start_servers(forks: bool = False) -> None:
 
     Prefect's ends with this process and is deaf to Ctrl-C: a terminal sends that to every process of the group, and a run that was
     stopped must still find its server to tell it so."""
-    own = "PREFECT_API_URL" not in os.environ
-    if own:
-        from tasks.orphans import leave_nothing_behind
+    from tasks.orphans import leave_nothing_behind
 
-        leave_nothing_behind()
+    leave_nothing_behind()
+    own = "PREFECT_API_URL" not in os.environ
     if forks:
         from tasks.launch import prepare
 

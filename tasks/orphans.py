@@ -1,7 +1,7 @@
 """Nothing of a run outlives it, however it ends. Run as a script, this file is the one that waits for the end.
 
-A stage's process watches its flow by itself (`tasks/launch.py`); the server that Prefect starts for a run without one does
-not, and a run that is killed with SIGKILL can end nothing. So a small process holds one end of a pipe and takes down
+A stage's process watches its flow by itself (`tasks/launch.py`). The server that Prefect starts for a run without one does
+not, the stages' fork server does not while it loads, and a run that is killed with SIGKILL can end nothing. So a small process holds one end of a pipe and takes down
 whatever carries the run's mark in its environment once the kernel closes the other.
 """
 

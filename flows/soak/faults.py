@@ -81,16 +81,20 @@ def kill_engine(trial: Trial) -> str | None:
     if not inside:
         return None
     pid = trial.random.choice(inside)
-    said = _command(pid).replace(b"\0", b" ").decode(errors="replace").strip()
+    said = _said(pid)
     with contextlib.suppress(OSError):
         os.kill(pid, signal.SIGKILL)
-    return f"engine {pid} ({said[:60]})"
+    return f"engine {pid} ({said})"
 
 
 def _command(pid: int) -> bytes:
     with contextlib.suppress(OSError):  # gone meanwhile
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     return b""
+
+
+def _said(pid: int) -> str:
+    return _command(pid).replace(b"\0", b" ").decode(errors="replace").strip()[:60]
 
 
 def _session(pid: int) -> int:
@@ -203,17 +207,18 @@ def _found(home: Path, patterns: tuple[str, ...]) -> list[Path]:
                   if p.is_file() and p.stat().st_size and not any(part.startswith(".") and part != ".work" for part in p.relative_to(home).parts))
 
 
-def wait_for_none(trial: Trial, seconds: float = 20.0) -> list[int]:
-    """What of the trial still lives when its time to go is over; those are then killed."""
+def wait_for_none(trial: Trial, seconds: float = 20.0) -> list[str]:
+    """What of the trial still lives when its time to go is over, number and command; those are then killed."""
     end = time.monotonic() + seconds
     while (left := trial.processes()) and time.monotonic() < end:
         if trial.process is not None:
             trial.process.poll()
         time.sleep(0.1)
+    told = [f"{pid} ({_said(pid)})" for pid in left]
     for pid in left:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    return left
+    return told
 
 
 FAULTS: dict[str, Fault] = {

@@ -115,12 +115,12 @@ class Soak:
                 trial.process.wait(limit)
             if trial.process.poll() is None:
                 complaints.append(f"the run hung for {limit:.0f} s")
-        complaints += [f"process {pid} was left behind" for pid in wait_for_none(trial)]
+        complaints += [f"process {one} was left behind" for one in wait_for_none(trial)]
         complaints += _unexplained(trial.process.returncode, log, fault.kills and bool(trial.notes.get("struck")), tally)
         fault.mend(trial)
         for _ in range(4):
             code, said = self.go(trial, self.run, limit=limit)
-            complaints += [f"process {pid} was left behind by the resumed run" for pid in wait_for_none(trial)]
+            complaints += [f"process {one} was left behind by the resumed run" for one in wait_for_none(trial)]
             damaged = trial.notes.get("damaged")
             if code and (told := REMOVE.search(said)) and damaged:
                 tally.sentences.update(SENTENCE.findall(said))

@@ -39,3 +39,30 @@ def test_a_killed_process_leaves_nothing_behind(how: str) -> None:
     if left:
         os.kill(int(child), signal.SIGKILL)
     assert left == (how == "unguarded"), "without the guard the child stays, with it it goes"
+
+
+LOADING = """
+import os, sys, tasks.launch
+tasks.launch.PRELOAD[:] = ["slow_to_load"]
+from flows.startup import start_servers
+start_servers(forks=True)
+from multiprocessing.forkserver import _forkserver
+print(_forkserver._forkserver_pid, flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_fork_server_that_is_still_loading_ends_with_its_killed_flow(tmp_path: Path) -> None:
+    """By itself it would look for its parent only once torch and the rest are loaded: half a minute on a busy machine."""
+    (tmp_path / "slow_to_load.py").write_text("import time\ntime.sleep(600)\n")
+    process = subprocess.Popen([sys.executable, "-c", LOADING], cwd=ROOT, text=True, stdout=subprocess.PIPE, env={
+        **os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "PREFECT_API_URL": "http://127.0.0.1:9/api"})
+    assert process.stdout is not None
+    server = int(process.stdout.readline())
+    assert process.wait(60) == -signal.SIGKILL
+    end = time.monotonic() + 20
+    while (alive := Path(f"/proc/{server}").exists()) and time.monotonic() < end:
+        time.sleep(0.05)
+    if alive:
+        os.kill(server, signal.SIGKILL)
+    assert not alive
