@@ -115,30 +115,41 @@ def team(postgres: int, tmp_path: Path) -> Iterator[dict[str, str]]:
                 boto3.client("s3", endpoint_url=store["AWS_ENDPOINT_URL"], aws_access_key_id="key", aws_secret_access_key="secret",
                              region_name="us-east-1").create_bucket(Bucket="ratchet")
         for child, (name, (address, _, _)) in zip(running, servers.items(), strict=True):
-            if name != "prefect":  # its health asks for the password too
-                wait_for(address, child, tmp_path / f"{name}.log", 600)
+            wait_for(address, child, tmp_path / f"{name}.log", 600)  # no server's health asks for a password
         client = {**base, "PREFECT_API_URL": f"http://127.0.0.1:{prefect}/api", "PREFECT_API_AUTH_STRING": f"admin:{PASSWORD}",
                   "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{mlflow}", "MLFLOW_TRACKING_USERNAME": "admin", "MLFLOW_TRACKING_PASSWORD": PASSWORD,
-                  "PREFECT_WORKER_QUERY_SECONDS": "2", "PREFECT_RUNNER_POLL_FREQUENCY": "2"}
-        eventually(lambda: asked(client, "GET", "/health"), 600, "the Prefect server")
+                  "PREFECT_WORKER_QUERY_SECONDS": "2"}
         yield {**client, "S3": store["AWS_ENDPOINT_URL"]}
     finally:
         for child in reversed(running):
             stop(child)
 
 
+def call(address: str, body: Any, login: str | None, method: str = "POST") -> Any:
+    """What an API answers to who logs in with `user:password`, or not at all."""
+    token = {"Authorization": f"Basic {base64.b64encode(login.encode()).decode()}"} if login else {}
+    request = urllib.request.Request(address, method=method, data=None if body is None else json.dumps(body).encode(),
+                                     headers={"Content-Type": "application/json", **token})
+    with urllib.request.urlopen(request, timeout=20) as answer:
+        return json.loads(answer.read() or "true")
+
+
 def asked(env: dict[str, str], method: str, path: str, body: Any = None) -> Any:
     """The Prefect API's answer, as the page gets it; None while nobody answers."""
-    token = base64.b64encode(env["PREFECT_API_AUTH_STRING"].encode()).decode()
-    request = urllib.request.Request(env["PREFECT_API_URL"] + path, method=method, data=None if body is None else json.dumps(body).encode(),
-                                     headers={"Authorization": f"Basic {token}", "Content-Type": "application/json"})
     try:
-        with urllib.request.urlopen(request, timeout=20) as answer:
-            return json.loads(answer.read() or "true")
+        return call(env["PREFECT_API_URL"] + path, body, env["PREFECT_API_AUTH_STRING"], method)
     except urllib.error.HTTPError:
         raise
     except OSError:
         return None
+
+
+def status(address: str, body: Any, login: str | None) -> int:
+    try:
+        call(address, body, login)
+    except urllib.error.HTTPError as error:
+        return error.code
+    return 200
 
 
 def eventually(true: Callable[[], Any], seconds: float, what: str) -> Any:
@@ -170,6 +181,13 @@ def marked(mark: str) -> dict[int, str]:
     return found
 
 
+def stage_of(processes: dict[int, str]) -> int:
+    """The process of the stage that is being made: the fork server's child."""
+    servers = {pid for pid, command in processes.items() if "multiprocessing.forkserver" in command}
+    (stage,) = (pid for pid in servers if int((Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[1]) in servers)
+    return stage
+
+
 def git(where: Path, *arguments: str) -> None:
     subprocess.run(["git", "-C", where, "-c", "user.name=t", "-c", "user.email=t@t", *arguments], check=True, capture_output=True)
 
@@ -183,6 +201,24 @@ def workspace_of(home: Path, s3: str) -> Path:
     dvc(home, "remote", "add", "-d", "team", "s3://ratchet/dvc")
     dvc(home, "remote", "modify", "team", "endpointurl", s3)
     return home
+
+
+def test_nobody_comes_in_without_the_password(team: dict[str, str], tmp_path: Path) -> None:
+    for address, body in ((f"{team['PREFECT_API_URL']}/flows/count", {}), (f"{team['MLFLOW_TRACKING_URI']}/api/2.0/mlflow/experiments/search", {"max_results": 1})):
+        logins = (None, "admin:another-password", f"nobody:{PASSWORD}", f"admin:{PASSWORD}")
+        assert [status(address, body, login) for login in logins] == [401, 401, 401, 200], address
+
+    def doctor(**more: str) -> dict[str, str]:
+        done = subprocess.run([sys.executable, "-m", "flows.cli", "doctor", "--home", str(tmp_path / "none")], env={**team, **more}, cwd=tmp_path,
+                              capture_output=True, text=True)
+        assert PASSWORD not in done.stdout + done.stderr and "another-password" not in done.stdout + done.stderr
+        return {line.split()[1]: line for line in done.stdout.splitlines() if len(line.split()) > 1}
+
+    found = doctor()
+    assert all(found[name].startswith("ok") and "lets us in" in found[name] for name in ("MLflow", "Prefect")), found
+    found = doctor(PREFECT_API_AUTH_STRING="admin:another-password", MLFLOW_TRACKING_PASSWORD="another-password")
+    for name, variable in (("MLflow", "MLFLOW_TRACKING_PASSWORD"), ("Prefect", "PREFECT_API_AUTH_STRING")):
+        assert found[name].startswith("fail") and "(401)" in found[name] and f"{variable} to what the server has" in found[name], found
 
 
 def test_the_pipeline_on_a_team_server(team: dict[str, str], fresh_home: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,8 +276,12 @@ def test_the_pipeline_on_a_team_server(team: dict[str, str], fresh_home: Callabl
         eventually(lambda: any('"step": 3,' in f.read_text() for f in home.glob("store/.work/sft-*/product/metrics.jsonl")), 600, "training")
         before = marked(str(tmp_path))
         assert len(before) > 3, f"worker, flow, fork server, stage; seen: {before}"
+        stage, begun = stage_of(before), time.monotonic()
         asked(team, "POST", f"/flow_runs/{run}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}, "force": False})
+        eventually(lambda: stage not in marked(str(tmp_path)), 30, "the end of the training child")
+        took = time.monotonic() - begun
         eventually(lambda: state(run) == "CANCELLED", 180, "cancelling")
+        print(f"cancelled: the training child was gone after {took:.1f} s, the run CANCELLED after {time.monotonic() - begun:.1f} s")
         eventually(lambda: all(pid == worker.pid for pid in marked(str(tmp_path))), 60, f"still there: {marked(str(tmp_path))}")
         assert worker.poll() is None
         (cancelled,) = [f for f in home.glob("runs/*/run.json") if json.loads(f.read_text())["state"] != "finished"]
