@@ -35,7 +35,7 @@ def one_stage(recipe: str, *, stage: str, key: str, run: str, artifacts: str, ho
                 raise ContractError(f"stage {stage!r} needs {name} {pipeline.stages[name].key[:16]}, which is not at {artifacts}")
         samples = samples_of(pipeline.run.path)
         with sampled(samples):
-            with gpu_slots(gpus):
+            with gpu_slots(gpus) as pipeline.devices:
                 made = make(pipeline, stage)
             exchange.push(made)
         if samples.exists():  # not every machine can be looked at

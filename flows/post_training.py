@@ -77,9 +77,9 @@ def online_round(pipeline: Any, number: int, gpus: int = 0) -> None:
 
 
 def make_on_gpus(pipeline: Pipeline, name: str, gpus: int) -> None:
-    """Make a stage with slots that are held only while it is made here. One made elsewhere takes its own there, and would wait
+    """Make a stage with slots and GPUs that are held only while it is made here. One made elsewhere takes its own there, and would wait
     for ever for those that its leader, or the leader of another run that waits likewise, kept meanwhile."""
     stage = pipeline.stages[name]
     here = stage.does not in pipeline.elsewhere and pipeline.store.get(name, stage.key) is None
-    with gpu_slots(gpus if here else 0):
+    with gpu_slots(gpus if here else 0) as pipeline.devices:
         make(pipeline, name)

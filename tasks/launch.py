@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 from typing import Any
@@ -30,13 +30,14 @@ fault it in anew, a hundred thousand pages a step (10 to 20 % of the time of Smo
 
 
 def launch(request: Mapping[str, Any], log: Path, *, inline: bool = False,
-           tick: Callable[[], None] | None = None) -> dict[str, Any]:
-    """Execute the stage and return its meta. What it prints goes to `log`.
+           tick: Callable[[], None] | None = None, devices: Sequence[str] = ()) -> dict[str, Any]:
+    """Execute the stage and return its meta. What it prints goes to `log`. It sees the GPUs `devices`, as CUDA_VISIBLE_DEVICES
+    names them, and no others; without any those that this process sees.
 
     Raises the stage's own `RatchetError`; anything else, or a process that dies, becomes a `StageError` that carries
     the cause. `tick` is called about five times a second while waiting.
     """
-    if inline and ranks_of(request) == 1:
+    if inline and ranks_of(request) == 1 and not devices:  # CUDA reads its variable once a process: GPUs of its own take a process of its own
         from components.run import execute
 
         return execute(request)
@@ -44,7 +45,7 @@ def launch(request: Mapping[str, Any], log: Path, *, inline: bool = False,
     context = multiprocessing.get_context("forkserver")
     receive, send = context.Pipe(duplex=False)
     log.parent.mkdir(parents=True, exist_ok=True)
-    child = context.Process(target=_child, args=(dict(request), send, str(log), os.getpid()), daemon=False)
+    child = context.Process(target=_child, args=(dict(request), send, str(log), os.getpid(), tuple(devices)), daemon=False)
     with _without_main():
         child.start()
     send.close()
@@ -104,7 +105,9 @@ def _environment(more: Mapping[str, str]) -> Iterator[None]:
             os.environ.pop(name, None)  # another thread may have been first
 
 
-def _child(request: dict[str, Any], send: Any, log: str, parent: int) -> None:
+def _child(request: dict[str, Any], send: Any, log: str, parent: int, devices: tuple[str, ...]) -> None:
+    if devices:  # for the fork server, which other stages share, has touched no GPU; ranks and a vLLM server inherit it
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
     os.setsid()
     die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle

@@ -52,6 +52,7 @@ class Pipeline:
     run: RunDirectory
     watchers: list[Watcher] = field(default_factory=list)
     verified: set[str] = field(default_factory=set)  # keys of products whose every byte this object has seen to be right
+    devices: tuple[str, ...] = ()  # the GPUs that a stage made now sees, as CUDA_VISIBLE_DEVICES names them; none: those that we see
     elsewhere: dict[str, Callable[[Pipeline, Stage], Artifact]] = field(default_factory=dict)  # what a stage does -> who makes it instead of us
 
     @classmethod
@@ -112,7 +113,8 @@ class Pipeline:
                 return artifact, False
             self._tell("started", stage, work.metrics)
             meta = launch(as_request(stage.does, stage.options, inputs, work.root), self.run.path / "logs" / f"{stage.name}.log",
-                          inline=self.profile.launch == "inline", tick=_follow((work.metrics, work.steps), stage, self._tell))
+                          inline=self.profile.launch == "inline", tick=_follow((work.metrics, work.steps), stage, self._tell),
+                          devices=self.devices)
             seconds = time.monotonic() - started
             took = gpu_kwh(samples_of(self.run.path), began, time.time(), self.profile.hardware.devices)
             with self.store.steady():

@@ -8,14 +8,19 @@ stage elsewhere saw comes with the stage's product.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
+import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from components.errors import RecipeError
+
 EVERY_SECONDS = 10.0
+DRIVER = Path("/dev/nvidiactl")  # there where a program can use NVIDIA's driver
 
 
 def samples_of(run: Path, stage: str = "") -> Path:
@@ -90,6 +95,35 @@ def gpus() -> list[Any]:
         return [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
     except pynvml.NVMLError:
         return []
+
+
+def visible_gpus() -> dict[str, str]:
+    """The GPUs this process may use, in order: what each is called on the whole machine -> what CUDA_VISIBLE_DEVICES calls it.
+
+    Those listed there where it is set, else all that the driver has; torch, which would touch them, is not asked. On the whole machine
+    a GPU is its UUID: the jobs of a scheduler may each call theirs 0. Without the binding it is what the list says. Raises `RecipeError`
+    where there is a driver, and neither a list nor an answer.
+    """
+    listed, uuids = os.environ.get("CUDA_VISIBLE_DEVICES"), _uuids()
+    if listed is None and not uuids and DRIVER.exists():
+        raise RecipeError("`gpus` are asked for, and NVIDIA's driver does not tell which this machine has; pip install 'ratchet-rlhf[scale]', "
+                          "or list them in CUDA_VISIBLE_DEVICES")
+    said = (name.strip() for name in listed.split(",")) if listed is not None else map(str, range(len(uuids)))
+    return {_uuid(name, uuids): name for name in itertools.takewhile(lambda name: name not in ("", "-1"), said)}  # CUDA stops there too
+
+
+def _uuids() -> list[str]:
+    if not (devices := gpus()):
+        return []
+    import pynvml
+
+    return [pynvml.nvmlDeviceGetUUID(device) for device in devices]
+
+
+def _uuid(name: str, uuids: Sequence[str]) -> str:
+    """The one of `uuids` that CUDA means by `name`, its number or beginning; a slice of a GPU (MIG) has a name of its own."""
+    found = uuids[int(name):][:1] if name.isdecimal() else [uuid for uuid in uuids if uuid.startswith(name)]
+    return found[0] if len(found) == 1 else name
 
 
 def _gpu(name: str, device: Any) -> dict[str, float]:

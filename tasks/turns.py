@@ -1,9 +1,9 @@
-"""Whose turn it is: a run is made by one process at a time, and runs share the GPUs by counted slots.
+"""Whose turn it is: a run is made by one process at a time, and no GPU is given to two.
 
-A run, the registry and the DVC workspace are held by `flock` on a file: the kernel frees it when its holder dies,
+A run, the registry, the DVC workspace and each GPU are held by `flock` on a file: the kernel frees it when its holder dies,
 SIGKILL included, so nothing is ever left to clear by hand. (Stages that two runs share are held by the store itself.)
-GPU slots are a global concurrency limit of the Prefect server, which sees all machines; so is the registry's turn among
-workers that share no disk.
+GPU slots are a global concurrency limit of the Prefect server, which sees all machines and counts; which GPU it is, the
+machine decides. So is the registry's turn among workers that share no disk.
 """
 
 from __future__ import annotations
@@ -13,19 +13,24 @@ import fcntl
 import json
 import logging
 import os
+import re
 import socket
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
-from components.errors import BusyError, ServiceError
+from components.errors import BusyError, RecipeError, ServiceError, StoreError
 from components.store import disk_errors
+from tasks.system import visible_gpus
 
 log = logging.getLogger("ratchet.turns")
 
 IfRunning = Literal["wait", "refuse"]
 REGISTRY = "ratchet-registry"  # the limit that `ratchet deploy` makes for the model registry
+GPU_LOCKS = Path("/tmp/ratchet-gpus")  # of all users of the machine; TMPDIR may be a user's own
+LOOK_SECONDS = 1.0  # between two looks for free GPUs
 LEASE_SECONDS = 90.0  # the slots of a holder that was killed come back within this and the server's next look (15 s)
 
 
@@ -47,15 +52,99 @@ def held(lock: Path, what: str, if_running: IfRunning = "wait") -> Iterator[None
                 raise BusyError(f"{what} is held by {holder}; wait for it to end, or let this one wait (if_running: wait)") from None
             log.warning("%s is held by %s; waiting for it", what, holder)
             fcntl.flock(file, fcntl.LOCK_EX)
-        file.truncate(0)
-        file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S%z")}))
-        file.flush()
+        _sign(file)
         yield
 
 
-def gpu_slots(count: int) -> contextlib.AbstractContextManager[None]:
-    """Hold `count` slots of the Prefect server's limit `gpu`, waiting for them; 0 asks nobody."""
-    return slots("gpu", count) if count else contextlib.nullcontext()
+@contextlib.contextmanager
+def gpu_slots(count: int) -> Iterator[tuple[str, ...]]:
+    """Hold `count` slots of the Prefect server's limit `gpu` and as many GPUs of this machine, waiting for them; 0 asks nobody.
+
+    Gives what CUDA_VISIBLE_DEVICES shall name to whoever works meanwhile: nothing where the machine has no GPU, and slots are counted
+    all the same. Raises `RecipeError` where it has fewer than asked, and what `slots` raises.
+    """
+    if not count:
+        yield ()
+        return
+    here = visible_gpus()
+    if here and count > len(here):
+        raise RecipeError(f"`gpus: {count}`, and this machine has {len(here)} ({', '.join(here.values())}; CUDA_VISIBLE_DEVICES, where it is set, "
+                          f"lists all there are); ask for at most {len(here)}")
+    with slots("gpu", count), gpus_of(here, count if here else 0) as given:
+        yield given
+
+
+@contextlib.contextmanager
+def gpus_of(here: Mapping[str, str], count: int) -> Iterator[tuple[str, ...]]:
+    """Hold `count` of the GPUs `here` (`visible_gpus`) for this process alone, and give what CUDA_VISIBLE_DEVICES calls them.
+
+    All at once or none: who waits keeps nothing that another waits for. Of two who reach for the same at once one gets them, as both
+    go through the GPUs in one order and the first who cannot get enough lets go.
+    """
+    told = False
+    while True:
+        with contextlib.ExitStack() as files:
+            given, busy = _free(here, count, files)
+            if len(given) == count:
+                yield given
+                return
+        if not told:
+            log.warning("waiting for %d of the GPUs %s: %s", count, ", ".join(here.values()),
+                        ", ".join(f"{here[gpu]} is held by {_holder(_gpu_lock(gpu))}" for gpu in busy))
+            told = True
+        time.sleep(LOOK_SECONDS)
+
+
+def _free(here: Mapping[str, str], count: int, files: contextlib.ExitStack) -> tuple[tuple[str, ...], list[str]]:
+    """What was free, held as long as `files`, and what was not; no further than there is hope for `count`."""
+    given, busy = [], []
+    for gpu, name in here.items():
+        if len(given) == count or len(here) - len(busy) < count:
+            break
+        try:
+            file = files.enter_context(_opened(_gpu_lock(gpu)))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            busy.append(gpu)
+            continue
+        except OSError as error:
+            raise StoreError(f"GPU {name} cannot be held: {error}; every user of this machine must be able to write in {GPU_LOCKS} "
+                             "(mode 1777), which is made when it is not there") from error
+        if os.fstat(file.fileno()).st_nlink == 0:  # who cleans the folder of temporary files was quicker: the next look makes it anew
+            busy.append(gpu)
+            continue
+        with contextlib.suppress(OSError):  # a full disk: the lock is what counts
+            _sign(file)
+        given.append(name)
+    return tuple(given), busy
+
+
+def _gpu_lock(gpu: str) -> Path:
+    return GPU_LOCKS / re.sub(r"[^\w-]", "_", gpu)
+
+
+def _opened(lock: Path) -> IO[str]:
+    """The file `lock`, made when it is not there, in a folder where every user may make files and remove his own.
+
+    Folder and file get their rights under another name, so that nobody meets them without. What is there is opened and not
+    created: the kernel refuses that for a file of another user in such a folder (fs.protected_regular).
+    """
+    while True:
+        with contextlib.suppress(FileNotFoundError):
+            return os.fdopen(os.open(lock, os.O_RDWR | os.O_NOFOLLOW), "r+")
+        if not lock.parent.is_dir():
+            made = tempfile.mkdtemp(prefix=f".{lock.parent.name}-", dir=lock.parent.parent)
+            os.chmod(made, 0o1777)
+            try:
+                os.rename(made, lock.parent)
+            except OSError:  # another process was quicker
+                os.rmdir(made)
+        file, name = tempfile.mkstemp(prefix=f".{lock.name}-", dir=lock.parent)
+        os.fchmod(file, 0o666)
+        os.close(file)
+        with contextlib.suppress(FileExistsError):
+            os.link(name, lock)
+        os.unlink(name)
 
 
 @contextlib.contextmanager
@@ -91,6 +180,13 @@ def registry_turn(home: Path) -> Iterator[None]:
         except ServiceError as error:
             log.debug("the model registry is held in %s alone: %s", home, error)
         yield
+
+
+def _sign(file: IO[str]) -> None:
+    """Write down who holds it, past the buffer: what a full disk does not take would be tried again as the file is closed."""
+    said = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S%z")}
+    os.ftruncate(file.fileno(), 0)
+    os.pwrite(file.fileno(), json.dumps(said).encode(), 0)
 
 
 def _holder(lock: Path) -> str:

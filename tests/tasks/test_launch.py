@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
@@ -58,6 +59,40 @@ def test_the_fork_server_asks_nothing_of_a_gpu() -> None:
     done = subprocess.run([sys.executable, "-c", asked.rpartition("\n")[0]], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "asked for a GPU" in subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True).stderr
+
+
+SPY = """
+import os, subprocess
+import components.run, tasks.launch
+def execute(request):
+    from components import ranks
+    return {"process": os.getpid(), "sees": ranks.gather(subprocess.run("echo $CUDA_VISIBLE_DEVICES", shell=True, capture_output=True, text=True).stdout)}
+components.run.execute = execute
+tasks.launch.PRELOAD.append("spy")
+"""
+STAGES = """
+import json, os, sys
+from pathlib import Path
+import spy
+from tasks.launch import launch
+fit = {"fit": {}, "profile": {"ranks": 2}}
+for options, given in [({}, {}), ({}, {"devices": ("1",)}), ({}, {}), ({}, {"inline": True}), ({}, {"inline": True, "devices": ("GPU-3", "GPU-2")}),
+                       (fit, {"devices": ("0", "1")})]:
+    told = launch({"does": "sft", "options": options, "work": sys.argv[1]}, Path(sys.argv[1], "log"), **given)
+    print(json.dumps([told["process"] == os.getpid(), *map(str.strip, told["sees"])]))
+print(json.dumps(os.environ["CUDA_VISIBLE_DEVICES"]))
+"""
+
+
+def test_a_stage_and_what_it_starts_see_the_gpus_it_is_given(tmp_path: Path) -> None:
+    """Without any, those that the flow sees; the next stage of the same fork server sees nothing of it. `inline` gives way."""
+    (tmp_path / "spy.py").write_text(SPY)
+    root = Path(__file__).resolve().parents[2]
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{root}", "CUDA_VISIBLE_DEVICES": "0,1,2"}
+    done = subprocess.run([sys.executable, "-c", STAGES, str(tmp_path)], cwd=root, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr + (tmp_path / "log").read_text()
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [
+        [False, "0,1,2"], [False, "1"], [False, "0,1,2"], [True, "0,1,2"], [False, "GPU-3,GPU-2"], [False, "0,1", "0,1"], "0,1,2"]
 
 
 def test_a_killed_stage_is_a_retryable_error_that_names_the_signal(tmp_path: Path) -> None:

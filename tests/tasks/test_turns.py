@@ -1,10 +1,12 @@
-"""Two processes at once: the second waits or refuses, and a holder that is killed leaves nothing to clear."""
+"""Two processes at once: the second waits or refuses, no GPU is given to both, and a holder that is killed leaves nothing to clear."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -13,12 +15,16 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from components.errors import BusyError
-from tasks.turns import REGISTRY, gpu_slots, held, registry_turn
+from components.errors import BusyError, RecipeError, StageError, StoreError
+from tasks import system, turns
+from tasks.pipeline import Pipeline
+from tasks.system import visible_gpus
+from tasks.turns import REGISTRY, gpu_slots, gpus_of, held, registry_turn
 
 ROOT = Path(__file__).resolve().parents[2]
 HOLD = """
@@ -127,6 +133,7 @@ class Limit:
 def lead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """lead("home", gpus=2) -> [{stage: slots in use while it is made}], of runs at once whose rollouts are made elsewhere on one GPU."""
     flow, limit, meet, used = importlib.import_module("flows.post_training"), Limit(), threading.Barrier(2), dict[str, dict[str, int]]()
+    seen = dict[str, tuple[str, ...]]()
 
     def make(pipeline: Any, name: str) -> None:
         there = pipeline.stages[name].does in pipeline.elsewhere
@@ -134,7 +141,10 @@ def lead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
             meet.wait(60)  # both leaders have come as far
         with gpu_slots(1 if there else 0):
             used[pipeline.store.home.name][name] = 2 - limit.free
+            seen[name] = pipeline.devices
 
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # a machine without GPUs
+    monkeypatch.setattr(turns, "GPU_LOCKS", tmp_path / "gpus")
     monkeypatch.setattr("prefect.concurrency.sync.concurrency", limit)
     monkeypatch.setattr(flow, "watched", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(flow, "watch_data", lambda _: None)
@@ -149,6 +159,7 @@ def lead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
                 done.result()
         return [used[home] for home in homes]
 
+    run.seen = seen  # type: ignore[attr-defined]
     return run
 
 
@@ -161,6 +172,257 @@ def test_a_leader_holds_slots_for_what_is_made_here_alone(lead: Callable[..., An
 def test_two_leaders_do_not_wait_for_each_other_for_ever(lead: Callable[..., Any]) -> None:
     one, two = lead("one", "two", gpus=1)
     assert one.keys() == two.keys() and min(one["optimise_2"], two["optimise_2"]) > 0
+
+
+def test_a_stage_is_given_the_gpus_that_are_held_for_it(lead: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    lead("home", gpus=1)
+    assert lead.seen["reward"] == lead.seen["optimise_2"] == ("4",) and lead.seen["raw"] == lead.seen["curated"] == ()
+    assert lead.seen["rollout_1"] == (), "made elsewhere: the leader sees no GPU for it"
+
+
+def test_a_stage_s_process_is_told_which(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline, told = Pipeline.open("sft", home=tmp_path, profile="test"), dict[str, Any]()
+
+    def launch(*_: Any, **given: Any) -> None:
+        told.update(given)
+        raise StageError("as far as this goes")
+
+    monkeypatch.setattr("tasks.pipeline.launch", launch)
+    pipeline.devices = ("GPU-1",)
+    with pytest.raises(StageError, match="as far"):
+        pipeline.make("model_policy")
+    assert told["devices"] == ("GPU-1",)
+
+
+def test_a_stage_for_another_worker_is_given_gpus_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from components.recipe import dump
+
+    one_stage, seen = importlib.import_module("flows.one_stage"), []
+    led = Pipeline.open("sft", home=tmp_path / "home", profile="test")
+
+    def make(pipeline: Pipeline, _: str) -> None:
+        seen.append(pipeline.devices)
+        raise StageError("as far as this goes")
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    monkeypatch.setattr(turns, "GPU_LOCKS", tmp_path / "gpus")
+    monkeypatch.setattr("prefect.concurrency.sync.concurrency", Limit())
+    monkeypatch.setattr(one_stage, "make", make)
+    with pytest.raises(StageError, match="as far"):
+        one_stage.one_stage.fn(dump(led.recipe, led.profile), stage="model_policy", key=led.stages["model_policy"].key, run="r",
+                               artifacts=str(tmp_path / "between"), home=str(tmp_path / "far"), gpus=2)
+    assert seen == [("4", "5")]
+
+
+# --- the GPUs of one machine -------------------------------------------------------------------------------------------
+
+TAKE = """
+import sys
+from pathlib import Path
+from tasks import system, turns
+turns.GPU_LOCKS, turns.LOOK_SECONDS = Path(sys.argv[1]), 0.05
+with turns.gpus_of(system.visible_gpus(), int(sys.argv[2])) as given:
+    print(",".join(given), flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def take(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """take("0,1", 1): a process that takes one of the two GPUs, and says which, until its input is closed."""
+    started = []
+
+    def start(visible: str, count: int) -> subprocess.Popen[str]:
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": visible}
+        started.append(subprocess.Popen([sys.executable, "-c", TAKE, str(tmp_path / "gpus"), str(count)], cwd=ROOT, env=env,
+                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        return started[-1]
+
+    yield start
+    for child in started:
+        with child:
+            child.kill()
+
+
+def said(stream: Any) -> str:
+    """The next line, which must come within a minute."""
+    assert select.select([stream], [], [], 60)[0], "it waits for ever"
+    return stream.readline().strip()
+
+
+@pytest.mark.parametrize("end", ["returns", "is killed"])
+def test_two_processes_get_two_gpus_and_a_third_waits_until_one_ends(end: str, take: Callable[..., subprocess.Popen[str]]) -> None:
+    first, second = take("0,1", 1), take("0,1", 1)
+    gpus = [said(first.stdout), said(second.stdout)]
+    assert sorted(gpus) == ["0", "1"]
+    third = take("0,1", 1)
+    assert "waiting for 1 of the GPUs 0, 1: 0 is held by process" in said(third.stderr)
+    assert not select.select([third.stdout], [], [], 0.5)[0], "it did not wait"
+    if end == "is killed":
+        second.kill()
+    else:
+        assert second.stdin is not None
+        second.stdin.close()
+    assert said(third.stdout) == gpus[1] and first.poll() is None
+
+
+def test_who_waits_for_several_keeps_none_from_others(take: Callable[..., subprocess.Popen[str]]) -> None:
+    """Two runs that want both GPUs would else each keep one for ever."""
+    first = take("0,1", 1)
+    held_by_first = said(first.stdout)
+    both = [take("0,1", 2), take("1,0", 2)]
+    assert all("waiting for 2" in said(child.stderr) for child in both)
+    other = take("0,1", 1)
+    assert {held_by_first, said(other.stdout)} == {"0", "1"}, "who waits kept a GPU"
+    first.kill()
+    other.kill()
+    ready = select.select([child.stdout for child in both], [], [], 60)[0]
+    assert len(ready) == 1
+    (one,) = (child for child in both if child.stdout in ready)
+    assert sorted(said(one.stdout).split(",")) == ["0", "1"] and not select.select([c.stdout for c in both if c is not one], [], [], 0.5)[0]
+    one.kill()
+    assert sorted(said(next(child for child in both if child is not one).stdout).split(",")) == ["0", "1"]
+
+
+def test_of_many_who_reach_at_once_no_two_hold_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "GPU_LOCKS", tmp_path / "gpus")
+    monkeypatch.setattr(turns, "LOOK_SECONDS", 0.001)
+    here, now, most = {name: name for name in "0123"}, list[str](), list[int]()
+
+    def work(count: int) -> None:
+        for _ in range(20):
+            with gpus_of(here, count) as given:
+                now.extend(given)
+                assert len(given) == count and len(now) == len(set(now)), "a GPU was given to two"
+                most.append(len(now))
+                time.sleep(0.001)
+                for name in given:
+                    now.remove(name)
+
+    with ThreadPoolExecutor(6) as pool:
+        for done in [pool.submit(work, count) for count in (1, 1, 2, 2, 3, 4)]:
+            done.result(120)
+    assert max(most) == 4
+
+
+def test_every_user_of_the_machine_can_hold_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "GPU_LOCKS", tmp_path / "gpus")
+    umask = os.umask(0o077)
+    try:
+        with gpus_of({"GPU-a": "0", "MIG-GPU-b/1/0": "MIG-GPU-b/1/0"}, 2) as given:
+            assert given == ("0", "MIG-GPU-b/1/0")
+    finally:
+        os.umask(umask)
+    assert (tmp_path / "gpus").stat().st_mode & 0o7777 == 0o1777
+    assert {file.name: file.stat().st_mode & 0o777 for file in (tmp_path / "gpus").iterdir()} == {"GPU-a": 0o666, "MIG-GPU-b_1_0": 0o666}
+
+
+def test_a_full_disk_takes_no_gpu_from_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only who holds it could not be written down."""
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(turns, "GPU_LOCKS", tmp_path / "gpus")
+    monkeypatch.setattr(os, "pwrite", full)
+    with gpus_of({"0": "0"}, 1) as given:
+        assert given == ("0",)
+
+
+def test_a_lock_that_was_swept_away_holds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who cleans /tmp may remove the file between our opening and our holding it: the next to come would make another."""
+    monkeypatch.setattr(turns, "GPU_LOCKS", tmp_path / "gpus")
+    monkeypatch.setattr(turns, "LOOK_SECONDS", 0.01)
+    opened, swept = turns._opened, []
+
+    def sweep(lock: Path) -> Any:
+        file = opened(lock)
+        if not swept:
+            swept.append(lock.unlink())
+        return file
+
+    monkeypatch.setattr(turns, "_opened", sweep)
+    with gpus_of({"0": "0"}, 1):
+        assert swept and (tmp_path / "gpus" / "0").exists()
+
+
+def test_a_place_for_locks_that_cannot_be_used_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gpus").write_text("")
+    monkeypatch.setattr(turns, "GPU_LOCKS", tmp_path / "gpus")
+    with pytest.raises(StoreError, match=r"GPU 0 cannot be held: .*every user of this machine must be able to write in .*gpus"), gpus_of({"0": "0"}, 1):
+        pass
+    (tmp_path / "gpus").unlink()
+    (tmp_path / "gpus").mkdir()
+    (tmp_path / "gpus" / "0").symlink_to(tmp_path / "precious")
+    (tmp_path / "precious").write_text("kept")
+    with pytest.raises(StoreError, match="GPU 0 cannot be held"), gpus_of({"0": "0"}, 1):
+        pass
+    assert (tmp_path / "precious").read_text() == "kept"
+
+
+def test_more_gpus_than_there_are_is_an_error_and_none_asks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    @contextlib.contextmanager
+    def concurrency(name: str, occupy: int, **_: Any) -> Iterator[None]:
+        asked.append(occupy)
+        yield
+
+    monkeypatch.setattr("prefect.concurrency.sync.concurrency", concurrency)
+    monkeypatch.setattr(turns, "GPU_LOCKS", tmp_path / "gpus")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    with pytest.raises(RecipeError, match=r"`gpus: 3`, and this machine has 2 \(2, 3; .*ask for at most 2"), gpu_slots(3):
+        pass
+    with gpu_slots(0) as given:
+        assert given == () and not asked and not (tmp_path / "gpus").exists()
+    with gpu_slots(2) as given:
+        assert given == ("2", "3") and asked == [2]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with gpu_slots(3) as given:
+        assert given == () and asked == [2, 3], "a machine without GPUs counts slots, as before"
+
+
+def binding(*uuids: str) -> SimpleNamespace:
+    """`pynvml` where the driver has these GPUs."""
+    return SimpleNamespace(NVMLError=OSError, nvmlInit=lambda: None, nvmlDeviceGetCount=lambda: len(uuids),
+                           nvmlDeviceGetHandleByIndex=lambda number: number, nvmlDeviceGetUUID=lambda handle: uuids[handle])
+
+
+@pytest.mark.parametrize(("listed", "found"), [
+    (None, {"GPU-aa": "0", "GPU-ab": "1"}), ("1", {"GPU-ab": "1"}), ("1, 0", {"GPU-ab": "1", "GPU-aa": "0"}), ("", {}), ("-1", {}),
+    ("0,-1,1", {"GPU-aa": "0"}), ("0,0", {"GPU-aa": "0"}), ("GPU-ab", {"GPU-ab": "GPU-ab"}), ("GPU-a", {"GPU-a": "GPU-a"}),
+    ("MIG-x", {"MIG-x": "MIG-x"}), ("7", {"7": "7"})])
+def test_the_gpus_are_those_listed_or_what_the_driver_has(listed: str | None, found: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number and a UUID of one GPU are one lock; what is not one of the driver's is taken as it is."""
+    monkeypatch.setitem(sys.modules, "pynvml", binding("GPU-aa", "GPU-ab"))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if listed is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
+    gpus = visible_gpus()
+    assert list(gpus.items()) == list(found.items())
+
+
+def test_a_gpu_s_number_and_its_beginning_are_one_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", binding("GPU-8932f937-d72c", "GPU-11111111-0000"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8932")
+    assert visible_gpus() == {"GPU-8932f937-d72c": "GPU-8932"}
+
+
+def test_without_the_binding_gpus_must_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(system, "DRIVER", tmp_path / "nvidiactl")
+    assert visible_gpus() == {}
+    (tmp_path / "nvidiactl").touch()
+    with pytest.raises(RecipeError, match=r"does not tell .*'ratchet-rlhf\[scale\]', or list them in CUDA_VISIBLE_DEVICES"):
+        visible_gpus()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert visible_gpus() == {"0": "0", "1": "1"}
+
+
+def test_the_binding_that_is_installed_has_these_calls() -> None:
+    pynvml = pytest.importorskip("pynvml")
+    assert all(callable(getattr(pynvml, name)) for name in vars(binding()))
 
 
 @pytest.mark.slow
