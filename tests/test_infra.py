@@ -118,6 +118,15 @@ def test_containers_do_not_run_as_root_and_install_what_is_locked() -> None:
     assert copied == allowed
 
 
+def test_no_image_takes_gpus_by_itself() -> None:
+    """Where NVIDIA's runtime is the default one it gives every GPU to an image that says `all`, and to one that says CUDA_VERSION alone."""
+    said = {target: dict(pair.split("=", 1) for word, rest in stages()[target] if word == "ENV" for pair in rest.split() if "=" in pair)
+            for target in TARGETS}
+    assert not [name for env in said.values() for name in env if name in ("NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "CUDA_VERSION")]
+    wanted = {target: set(filter(None, env.get("NVIDIA_DRIVER_CAPABILITIES", "").split(","))) for target, env in said.items()}
+    assert wanted == {"cpu": set(), "gpu": {"compute", "utility"}, "vllm": {"compute", "utility"}}, "NVML, which tells GPUs apart, is a utility"
+
+
 def test_what_the_images_install_is_locked() -> None:
     import tomllib
 
