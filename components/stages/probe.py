@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,7 +44,7 @@ def verify_saved(path: Path, learner: Any, groups: Sequence[Group], *, kind: str
             for row, ids in enumerate(batch.inputs["tokens"]):
                 mask = batch.mask[row, : len(ids)]
                 mine = ours[row] if kind == "reward" else ours[row, : len(ids)][mask]
-                worst = max(worst, float((theirs(ids, mask) - mine).abs().max()))
+                worst = max(worst, float((theirs(ids, mask) - mine).abs().nan_to_num(nan=math.inf).max()))
     worst = ranks.once(lambda: worst)
     if not worst <= RELOAD_TOLERANCE[precision]:
         raise ContractError(f"{path}: the saved model differs from the trained one by {worst:.2g} in {ask} "

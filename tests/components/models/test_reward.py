@@ -79,12 +79,13 @@ def test_a_type_of_model_without_a_token_classifier_is_saved_as_its_body(tiny_mo
     assert verify_saved(tmp_path, learner, pairs, kind="reward", tokens=256) < 1e-4
 
 
-def test_a_reward_model_that_transformers_reads_otherwise_is_not_published(saved, pairs):
+@pytest.mark.parametrize("factor", [1.1, np.nan])
+def test_a_reward_model_that_transformers_reads_otherwise_is_not_published(saved, pairs, factor):
     """The head that the loop reads is the certificate's to compare, below."""
     learner = TorchLearner(saved, kind="reward")
     assert verify_saved(saved, learner, pairs, kind="reward", tokens=256) < 1e-4
     tensors = {name: tensor.clone() for name, tensor in load_file(saved / "model.safetensors").items()}
-    tensors["score.weight"] *= 1.1
+    tensors["score.weight"] *= factor
     save_file(tensors, saved / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ContractError, match="differs from the trained one"):
         verify_saved(saved, learner, pairs, kind="reward", tokens=256)
