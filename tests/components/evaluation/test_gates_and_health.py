@@ -7,6 +7,7 @@ import pytest
 from components.errors import RecipeError
 from components.evaluation.gates import judge_gates
 from components.evaluation.health import RULES, check
+from components.recipe import load, plain
 
 FLAT = {"win_rate.mean": 0.6, "win_rate.low": 0.52, "win_rate.high": 0.68, "perplexity_ratio": 1.1, "distinct_2_ratio": 0.9}
 GATES = {"win_rate": {"over": 0.5, "interval": True}, "perplexity_ratio": {"below": 1.3}, "distinct_2_ratio": {"above": 0.7}}
@@ -69,6 +70,16 @@ def test_each_rule_trips_on_its_own_illness_only(name):
     assert check([FIRST, FIRST], rules) == []
     tripped = check([FIRST, {**FIRST, **illness}], rules)
     assert [v.rule for v in tripped] == [name] and tripped[0].action == "stop" and tripped[0].limit == limit
+
+
+def test_the_chat_recipe_watches_by_every_rule_and_a_run_that_was_well_trips_none():
+    """The panels of its first and last round, seed 0."""
+    health = plain(load("chat")[0])["online"]["health"]
+    assert set(health) == set(RULES)
+    rounds = [{"length": 22.1, "truncated": 0.263, "entropy": 2.000, "distinct_2": 0.597, "kl": 0.0, "reward.judge": -0.0116, "gold": 0.028, "gold.error": 0.0167},
+              {"length": 32.6, "truncated": 0.661, "entropy": 1.927, "distinct_2": 0.495, "kl": 2.44, "reward.judge": 0.0088, "gold": 0.074, "gold.error": 0.0182}]
+    assert check(rounds, health) == []
+    assert [v.rule for v in check([rounds[0], {**rounds[1], "entropy": 0.1}], health)] == ["entropy"]
 
 
 def test_length_may_not_collapse_either_and_gold_that_rises_is_well():
