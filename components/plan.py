@@ -118,7 +118,6 @@ def plan(recipe: Recipe, profile: Profile) -> dict[str, Stage]:
         inputs = {"base": base, "initial": initial, "policy": policy, "data": data, **judges, **gold, **others}
         inputs |= {f"round_{i + 1}": stage for i, stage in enumerate(rounds)}
         inputs |= {f"scored_{i + 1}": f"annotate_{i + 1}" for i in range(len(rounds)) if f"annotate_{i + 1}" in stages}
-        inputs |= {"reward_model": "reward"} if "reward" in stages else {}
         add("evaluate", "evaluate", "report",
             {**plain(recipe.evaluate), "gates": plain(recipe.register.gates) if recipe.register else {},
              "recipe": recipe.name, "about": recipe.about, "resolved": plain(recipe)},

@@ -44,6 +44,13 @@ def calibration(bins: Sequence[Mapping[str, float]], path: Path, *, error: float
     return _save(figure, path)
 
 
+def certificate(found: Mapping[str, Any], folder: Path, *, suffix: str = "") -> dict[str, Path]:
+    """The two pictures of a certificate, a reward model's or the gold judge's: `calibration<suffix>` and `length_bias<suffix>` -> file."""
+    drawn = (calibration(found["reliability"], folder / f"calibration{suffix}.png", error=found["calibration_error"]),
+             length_bias(found["length"], found["accuracy"], folder / f"length_bias{suffix}.png"))
+    return {path.stem: path for path in drawn}
+
+
 @_styled
 def win_rates(rows: Mapping[str, Mapping[str, float]], path: Path) -> Path:
     """Label → {mean, low, high}: one horizontal interval a row around the 50 % line, in the given order."""
@@ -100,7 +107,7 @@ def lengths(arms: Mapping[str, Sequence[float]], path: Path) -> Path:
 @_styled
 def length_bias(length: Mapping[str, Any], accuracy: Mapping[str, float], path: Path) -> Path:
     """Certificate's `length` section: accuracy as it is, with length taken out, at equal length, and of length alone."""
-    rows = {"reward model": accuracy, "length taken out": length["controlled"], "equal lengths only": length["matched"],
+    rows = {"as it scores": accuracy, "length taken out": length["controlled"], "equal lengths only": length["matched"],
             "the longer one": length["longer_preferred"]}
     rows = {name: row for name, row in rows.items() if row}
     figure, axes = _figure(5.4, 4.2)

@@ -6,7 +6,7 @@
     metrics           flat numbers, intervals as `<name>.mean`, `.low`, `.high` (`win_rate_vs_sft`, ...)
     verdict           what `gates.judge_gates` returned
     rounds            [{round, reward.<name>, gold, kl, length, ...}]
-    certificate       of the reward model; `gold` the gold judge's
+    certificates      name → certificate of each reward model; `gold` the gold judge's
     lengths           title → tokens of each answer          curves   name → [[step, value], ...]
     transcripts       [{prompt: messages, human, answers: {title: text}, gold: {title: score}}]
     lineage           [{name, digest, ...}]                  configuration   mapping or text
@@ -23,7 +23,7 @@ from typing import Any
 from components.evaluation import plots
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
-PICTURES = ("win_rates", "rounds", "lengths", "calibration", "length_bias", "training")
+PICTURES = ("win_rates", "rounds", "lengths", "training")
 UNITS = {  # metric → how a reader calls it, number of decimals or per cent
     "length": ("length, tokens", ".1f"), "truncated": ("cut by the limit", ".1%"), "ended": ("end by themselves", ".1%"),
     "empty": ("empty", ".1%"), "refusal_like": ("refusal-like", ".1%"), "repetitive": ("repetitive", ".1%"),
@@ -49,7 +49,7 @@ def write_report(out: Path, results: Mapping[str, Any]) -> Path:
     environment.filters |= {"label": label, "number": number, "interval": interval}
     configuration = results.get("configuration")
     page = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
-        results=dict.fromkeys(("recipe", "about", "verdict", "certificate", "gold", "transcripts", "lineage"), None) | dict(results),
+        results=dict.fromkeys(("recipe", "about", "verdict", "certificates", "gold", "transcripts", "lineage"), None) | dict(results),
         headline=headline(results), pictures=pictures, arms=_table(results.get("arms") or {}), rounds=_rounds(results.get("rounds") or []),
         wins=win_rates(results.get("metrics") or {}),
         configuration=configuration if isinstance(configuration, str | None) else json.dumps(configuration, indent=1, default=str),
@@ -68,10 +68,9 @@ def draw(results: Mapping[str, Any], folder: Path) -> dict[str, Path]:
         made["rounds"] = plots.rounds(results["rounds"], folder / "rounds.png")
     if results.get("lengths"):
         made["lengths"] = plots.lengths(results["lengths"], folder / "lengths.png")
-    if certificate := results.get("certificate"):
-        made["calibration"] = plots.calibration(certificate["reliability"], folder / "calibration.png",
-                                                error=certificate["calibration_error"])
-        made["length_bias"] = plots.length_bias(certificate["length"], certificate["accuracy"], folder / "length_bias.png")
+    certificates = results.get("certificates") or {}
+    for name, certificate in certificates.items():
+        made |= plots.certificate(certificate, folder, suffix=f"_{name}" if len(certificates) > 1 else "")
     if results.get("curves"):
         made["training"] = plots.training(results["curves"], folder / "training.png")
     return made

@@ -83,8 +83,7 @@ def evaluate(job: Job) -> dict[str, Any]:
     if "initial" in opponents and human:
         results["metrics"] |= {f"perplexity_ratio.{end}": v for end, v in perplexity_ratio(human["policy"], human["initial"], masks).items()}
     results["verdict"] = judge_gates(results["metrics"], options["gates"])
-    certificate = job.inputs["reward_model"].meta.get("certificate") if "reward_model" in job.inputs else None
-    results["certificate"] = certificate
+    results["certificates"] = {name: found for name in judges_of(job) if (found := job.inputs[name].meta.get("certificate"))}
     results["gold"] = job.inputs["gold"].meta["certificate"] if "gold" in job.inputs else None
     results["lengths"] = {TITLES[a]: [sum(t.mask) for g in answers[a] for t in g.trajectories] for a in arms}
     results["curves"] = curves(job)
@@ -212,10 +211,17 @@ def proxy_over_gold(per_prompt: Mapping[str, Sequence[float]]) -> Interval | Non
     return difference([_mean(wins) for wins in zip(*proxies, strict=True)], per_prompt["win_rate"])
 
 
+def judges_of(job: Job) -> list[str]:
+    """The reward models among the inputs."""
+    return [name for name in job.inputs if name.startswith("judge")]
+
+
 def curves(job: Job) -> dict[str, list[list[float]]]:
-    """The training losses of the stages that made the policy and the reward model."""
+    """The training losses of the stages that made the policy and the reward models."""
     found: dict[str, list[list[float]]] = {}
-    names = {"initial": "SFT", "reward_model": "reward model", **{f"round_{i}": f"round {i}" for i in job.rounds("round_")}}
+    judges = judges_of(job)
+    titles = {name: name.replace("_", " ") if len(judges) > 1 else "reward model" for name in judges}
+    names = {"initial": "SFT", **titles, **{f"round_{i}": f"round {i}" for i in job.rounds("round_")}}
     for name, title in names.items():
         if name not in job.inputs or not (file := job.path(name) / "metrics.jsonl").exists():
             continue

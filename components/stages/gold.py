@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from components.data.groups import read_groups
+from components.evaluation import plots
 from components.evaluation.gold import train_gold
 from components.run import Job
 
 
 def gold(job: Job) -> dict[str, Any]:
-    """Fit the judge on the pairs of the `gold` split that neither policy nor reward model sees."""
+    """Fit the judge on the pairs of the `gold` split that neither policy nor reward model sees, and draw its certificate."""
     pairs = read_groups(job.path("data") / "gold.parquet")
     held_out = read_groups(job.path("data") / "gold_validation.parquet")
-    return {"certificate": train_gold(pairs, held_out, job.path("encoder"), job.work.product)}
+    certificate = train_gold(pairs, held_out, job.path("encoder"), job.work.product)
+    plots.certificate(certificate, job.work.product / "plots")
+    return {"certificate": certificate}

@@ -13,6 +13,7 @@ import torch
 
 from components import progress, ranks
 from components.engines.torch import TorchEngine
+from components.evaluation import plots
 from components.evaluation.bootstrap import Interval
 from components.evaluation.certificate import certify, conversations_of, independent, share
 from components.linear import bradley_terry, choose_penalty, topics_of
@@ -33,7 +34,7 @@ AGAIN = 8
 
 
 def reward(job: Job) -> dict[str, Any]:
-    """Train member `member` of the reward models and certify it on held-out pairs."""
+    """Train member `member` of the reward models, certify it on held-out pairs, and draw the certificate."""
     options = job.options
     seed = options["seed"] + 1000 * options["member"]
     tokenizer = load_tokenizer(job.path("policy"))
@@ -55,6 +56,7 @@ def reward(job: Job) -> dict[str, Any]:
     certificate = ranks.once(lambda: examine(job.work.product, held_out, trained, limits, threads=profile["threads"], cross_validated=crossed))
     if ranks.first():
         write_atomic(job.work.product / "certificate.json", json.dumps(certificate, indent=1))
+        plots.certificate(certificate, job.work.product / "plots")
     return {"counts": counts, "linear_probe": probe, **summary, "certificate": certificate}
 
 

@@ -66,3 +66,6 @@ def test_recipe_runs_small(recipe: str, tiny_home: Path) -> None:
         folder = pipeline.artifact("evaluate").path
         results = json.loads((folder / "results.json").read_text())
         assert results["metrics"] and (folder / "report.html").stat().st_size > 5_000
+        judges = pipeline.recipe.reward.judges if pipeline.recipe.reward else []
+        assert list(results["certificates"]) == judges and len(list((folder / "plots").glob("calibration*.png"))) == len(judges)
+        assert {"reward model"} if len(judges) == 1 else {name.replace("_", " ") for name in judges} <= set(results["curves"])

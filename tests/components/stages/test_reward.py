@@ -1,0 +1,55 @@
+"""What a reward stage leaves: a directory that transformers loads, a certificate, and its pictures, the same bytes each time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer
+
+from components.data.groups import write_groups
+from components.evaluation import plots
+from components.run import Job
+from components.stages import gold as stage
+from components.store import Workspace
+from components.types import Artifact, Group, Prompt, Trajectory
+from tasks.pipeline import Pipeline
+
+PICTURES = {"calibration.png", "length_bias.png"}
+
+
+@pytest.mark.parametrize(("pool", "auto"), [("last", AutoModelForSequenceClassification), ("mean", AutoModelForTokenClassification)])
+def test_a_reward_model_is_published_with_its_certificate_and_pictures(pool: str, auto: type, tiny_home: Path, tmp_path: Path) -> None:
+    pipeline = Pipeline.open("reward_model", home=tiny_home, profile="test", overrides=[
+        f"reward.pool={pool}", "reward.limit=48", "reward.limit_validation=24", "reward.certificate.min_accuracy=0.0"])
+    for name in pipeline.stages:
+        made = pipeline.make(name)
+    certificate = json.loads((made.path / "certificate.json").read_text())
+    assert certificate == made.meta["certificate"] and certificate["passed"]
+    assert {p.name for p in (made.path / "plots").iterdir()} == PICTURES
+    for name, again in plots.certificate(certificate, tmp_path).items():
+        assert again.read_bytes() == (made.path / "plots" / f"{name}.png").read_bytes()
+    model, loading = auto.from_pretrained(made.path, output_loading_info=True)
+    assert not any(loading.values())
+    batch = AutoTokenizer.from_pretrained(made.path)(["hello", "how are you today?"], padding=True, return_tensors="pt")
+    with torch.no_grad():
+        assert model(**batch).logits.isfinite().all()
+
+
+def test_the_gold_judge_draws_its_certificate_and_the_same_bytes_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificate = {"reliability": [{"confidence": 0.6, "accuracy": 0.5, "pairs": 4}], "calibration_error": 0.1,
+                   "accuracy": {"mean": 0.5, "low": 0.2, "high": 0.8}, "length": {
+                       "controlled": {"mean": 0.5, "low": 0.2, "high": 0.8}, "matched": None, "longer_preferred": {"mean": 0.7, "low": 0.4, "high": 0.9}}}
+    monkeypatch.setattr(stage, "train_gold", lambda *_: certificate)
+    pair = Group(Prompt("p", ()), tuple(Trajectory(({"role": "assistant", "content": text},)) for text in "ab"))
+    for name in ("gold", "gold_validation"):
+        write_groups(tmp_path / f"{name}.parquet", [pair])
+    inputs = {role: Artifact("data", tmp_path, "0") for role in ("data", "encoder")}
+    drawn = []
+    for once in ("a", "b"):
+        work = Workspace(tmp_path / once)
+        assert stage.gold(Job({}, inputs, work)) == {"certificate": certificate}
+        drawn.append({p.name: p.read_bytes() for p in (work.product / "plots").iterdir()})
+    assert set(drawn[0]) == PICTURES and drawn[0] == drawn[1]
