@@ -84,6 +84,7 @@ class Limits(TypedDict, total=False):
     max_length_correlation: float | None
     reload_tolerance: float | None
     batch_tolerance: float | None
+    padding_tolerance: float | None
 
 
 class Watch(TypedDict, total=False):

@@ -25,7 +25,8 @@ LIMITS: dict[str, float | None] = {
     "max_calibration_error": None,
     "max_length_correlation": None,
     "reload_tolerance": 1e-4,      # score of the trained model in memory against the one read back
-    "batch_tolerance": 1e-3,       # score alone against score in a batch: padding must not matter
+    "batch_tolerance": 1e-3,       # score alone against score in a batch of ours, which packs
+    "padding_tolerance": 1e-3,     # score by transformers alone against padded; both in float32, whatever the learner's precision was
 }
 BINS = 10
 MATCHED = 0.1
@@ -34,10 +35,12 @@ MATCHED = 0.1
 @dataclass(frozen=True)
 class Certificate:
     """Everything measured, and the verdict. Shares in 0..1; `reliability` is a list of bins. `cross_validated` is of the linear
-    probe the model began as, over the pairs it was trained on, each topic judged by a fit to the others."""
+    probe the model began as, over the pairs it was trained on, each topic judged by a fit to the others. `notes` say what its
+    users must know although it passed."""
 
     passed: bool
     reasons: list[str]
+    notes: list[str]
     pairs: int
     conversations: int
     accuracy: Interval
@@ -50,16 +53,21 @@ class Certificate:
     length: dict[str, Any]
     reload_difference: float
     batch_difference: float
+    padding_side: str | None
+    padding_difference: dict[str, float] | None
     limits: dict[str, float | None]
 
 
 def certify(*, scores: Sequence[Sequence[float]], lengths: Sequence[Sequence[float]], trained: Sequence[Sequence[float]],
             alone: Sequence[Sequence[float]], conversations: int | None = None, cross_validated: Interval | None = None,
+            padding_side: str | None = None, padding_difference: Mapping[str, float] | None = None,
             limits: Mapping[str, float | None] | None = None) -> dict[str, Any]:
     """The certificate, as JSON takes it, from (chosen, rejected) scores (N,2) and lengths (N,2) of held-out pairs.
 
     `scores` are those of the saved model. `trained` and `alone` are the first pairs' again: by the model in memory that was
     saved, and one pair at a time. `conversations`: how many the pairs come from (`conversations_of`; absent: two a pair).
+    `padding_difference`: by side, how far a score by transformers moves when texts are padded there; `padding_side` is where the
+    saved tokenizer pads. Both absent of what transformers has no class for.
     Raises `DataError` without pairs, `ContractError` for non-finite scores, `RecipeError` for an unknown limit.
     """
     bounds = _limits(limits or {})
@@ -86,9 +94,13 @@ def certify(*, scores: Sequence[Sequence[float]], lengths: Sequence[Sequence[flo
         "length": length_bias(deltas, np.asarray(lengths, dtype=float), trials),
         "reload_difference": _worst(pairs, trained, "trained"),
         "batch_difference": _worst(pairs, alone, "alone"),
+        "padding_side": padding_side,
+        "padding_difference": None if padding_difference is None else {
+            side: worst if math.isfinite(worst) else math.inf for side, worst in padding_difference.items()},
     }
-    reasons = _failures(measured, bounds)
-    return asdict(Certificate(passed=not reasons, reasons=reasons, limits=bounds, **measured))
+    padded, notes = _padding(measured, bounds)
+    reasons = _failures(measured, bounds) + padded
+    return asdict(Certificate(passed=not reasons, reasons=reasons, notes=notes, limits=bounds, **measured))
 
 
 def require(certificate: Mapping[str, Any] | None, name: str = "the reward model") -> Mapping[str, Any]:
@@ -195,6 +207,23 @@ def _failures(measured: Mapping[str, Any], bounds: Mapping[str, float | None]) -
     ]
     return [f"{what} is {got:.4g}, expected {how} {bound:g}" for what, got, bound, how in checks
             if bound is not None and (got < bound if how == "at least" else got > bound)]
+
+
+def _padding(measured: Mapping[str, Any], bounds: Mapping[str, float | None]) -> tuple[list[str], list[str]]:
+    """What is wrong with each side that is not safe to pad on: reasons to fail, and notes.
+
+    The side of the saved tokenizer is where everybody pads who does not say otherwise, so there a wrong score fails. The other one
+    is only noted: transformers numbers learned positions (GPT-2's) from the first column, padded or not, which is no fault of the weights.
+    """
+    reasons: list[str] = []
+    notes: list[str] = []
+    bound, own = bounds["padding_tolerance"], measured["padding_side"]
+    for side, worst in (measured["padding_difference"] or {}).items():
+        if bound is not None and worst > bound:
+            other = "as its tokenizer pads" if side == own else f"while its tokenizer pads on the {own}"
+            (reasons if side == own else notes).append(
+                f"not safe to pad on the {side}, {other}: difference by transformers is {worst:.4g}, expected at most {bound:g}")
+    return reasons, notes
 
 
 def _limits(given: Mapping[str, float | None]) -> dict[str, float | None]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, final
 
 from components import ranks
 from components.engines.agreement import as_groups, gap, require_agreement
 from components.engines.torch import TorchEngine
 from components.errors import ContractError
-from components.models.load import trusted
+from components.models.load import load_tokenizer, trusted
 from components.models.reward import FILE as REWARD_HEAD
 from components.models.reward import is_token_classifier, load_reward_head
 from components.packing import pack
@@ -23,22 +23,26 @@ if TYPE_CHECKING:
 RELOAD_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.25}
 """Of a log-prob or score, by the learner's precision: what is saved is in float32."""
 MIN_TOKENS = 96
+SPARE = 8
+"""Columns of padding that the longest text gets too, where the model has so many positions."""
 OURS = {"local_files_only": True, "use_safetensors": True}
 
 
-def verify_saved(path: Path, learner: Any, groups: Sequence[Group], *, kind: str, tokens: int, precision: str = "float32") -> float:
+def verify_saved(path: Path, learner: Any, groups: Sequence[Group], *, kind: str, tokens: int, precision: str = "float32",
+                 ask: Callable[[Any], None] | None = None) -> float:
     """Largest difference between the learner and the saved directory as transformers itself loads it.
 
     Log-probs of chosen steps for a policy, scores for a reward model. Over 1e-4 (of a learner in float32) is a `ContractError`.
+    `ask` gets what was loaded for this (a `SavedReward`), on the first rank.
     """
     import torch
 
-    ask = "scores" if kind == "reward" else "logprobs"
-    theirs = None if not ranks.first() else _saved_scores(path) if kind == "reward" else _saved_logprobs(path)
+    what = "scores" if kind == "reward" else "logprobs"
+    theirs = None if not ranks.first() else SavedReward(path) if kind == "reward" else _saved_logprobs(path)
     worst = 0.0
     with torch.no_grad():
         for batch in pack(groups, unit="group", tokens=tokens):
-            ours = getattr(learner(batch, frozenset({ask})), ask)
+            ours = getattr(learner(batch, frozenset({what})), what)
             if theirs is None:
                 continue  # every rank computes, the first compares
             for row, ids in enumerate(batch.inputs["tokens"]):
@@ -47,8 +51,10 @@ def verify_saved(path: Path, learner: Any, groups: Sequence[Group], *, kind: str
                 worst = max(worst, float((theirs(ids, mask) - mine).abs().nan_to_num(nan=math.inf).max()))
     worst = ranks.once(lambda: worst)
     if not worst <= RELOAD_TOLERANCE[precision]:
-        raise ContractError(f"{path}: the saved model differs from the trained one by {worst:.2g} in {ask} "
+        raise ContractError(f"{path}: the saved model differs from the trained one by {worst:.2g} in {what} "
                             f"(at most {RELOAD_TOLERANCE[precision]} expected); it is not published")
+    if ask is not None and theirs is not None:
+        ask(theirs)
     return worst
 
 
@@ -65,19 +71,54 @@ def _saved_logprobs(path: Path) -> Callable[[Tensor, Tensor], Tensor]:
     return logprobs
 
 
-def _saved_scores(path: Path) -> Callable[[Tensor, Tensor], Tensor]:
-    """(tokens (T,), mask (T,)) -> the score by transformers alone; only the head is ours where it has no class for the whole."""
-    from transformers import AutoModel, AutoModelForSequenceClassification, AutoModelForTokenClassification
+@final
+class SavedReward:
+    """A reward model's directory as transformers reads it; only the head is ours where transformers has no class for the whole."""
 
-    if is_token_classifier(path):
-        tagger = AutoModelForTokenClassification.from_pretrained(path, trust_remote_code=trusted(path), **OURS).float().eval()
-        return lambda ids, mask: tagger(input_ids=ids[None]).logits[0][mask].mean()
-    if not (path / REWARD_HEAD).is_file():
-        classifier = AutoModelForSequenceClassification.from_pretrained(path, trust_remote_code=trusted(path), **OURS).float().eval()
-        return lambda ids, mask: classifier(input_ids=ids[None]).logits[0, 0]
-    backbone = AutoModel.from_pretrained(path, trust_remote_code=trusted(path), **OURS).float().eval()
-    head = load_reward_head(path, backbone.config.hidden_size)
-    return lambda ids, mask: head(backbone(input_ids=ids[None]).last_hidden_state[0][mask].mean(0))[0]
+    def __init__(self, path: Path) -> None:
+        from transformers import AutoModel, AutoModelForSequenceClassification, AutoModelForTokenClassification
+
+        self.path, self.by_token = path, is_token_classifier(path)
+        self.whole = self.by_token or not (path / REWARD_HEAD).is_file()
+        auto = AutoModelForTokenClassification if self.by_token else AutoModelForSequenceClassification if self.whole else AutoModel
+        self.model = auto.from_pretrained(path, trust_remote_code=trusted(path), **OURS).float().eval()
+        self.head = None if self.whole else load_reward_head(path, self.model.config.hidden_size)
+
+    def __call__(self, ids: Tensor, judged: Tensor) -> Tensor:
+        """The score () of tokens (T,), of which some are judged (T,)."""
+        return self.scores({"input_ids": ids[None]}, judged[None])[0]
+
+    def scores(self, inputs: Mapping[str, Tensor], judged: Tensor) -> Tensor:
+        """The scores (B,) of what a tokenizer gives, of which some tokens are judged (B, T)."""
+        import torch
+
+        out = self.model(**inputs)
+        if self.whole and not self.by_token:
+            return out.logits[:, 0]
+        means = torch.stack([row[mask].mean(0) for row, mask in zip(out.logits if self.whole else out.last_hidden_state, judged, strict=True)])
+        return (self.head(means) if self.head else means)[:, 0]
+
+    def padding(self, groups: Sequence[Group]) -> dict[str, Any]:
+        """How far the scores of the groups' texts move when they are one batch, padded by the saved tokenizer on the left and on the
+        right, as `certify` takes it. Nothing of a directory that transformers alone cannot score."""
+        import torch
+
+        if not self.whole:
+            return {}
+        tokenizer, config = load_tokenizer(self.path), self.model.config.get_text_config()
+        rows = [(torch.as_tensor(t.inputs["tokens"]), torch.as_tensor(t.mask)) for group in groups for t in group.trajectories]
+        longest = max(len(ids) for ids, _ in rows)
+        width = max(longest, min(longest + SPARE, getattr(config, "max_position_embeddings", None) or longest + SPARE))
+        found: dict[str, float] = {}
+        with torch.no_grad():
+            alone = torch.stack([self(*row) for row in rows])
+            for side in ("left", "right"):
+                inputs = tokenizer.pad({"input_ids": [ids.tolist() for ids, _ in rows]}, padding="max_length", max_length=width,
+                                       padding_side=side, return_attention_mask=True, return_tensors="pt")
+                text = inputs["attention_mask"].bool()
+                judged = torch.zeros_like(text).masked_scatter(text, torch.cat([mask for _, mask in rows]))
+                found[side] = float((self.scores(inputs, judged) - alone).abs().max())
+        return {"padding_side": tokenizer.padding_side, "padding_difference": found}
 
 
 def probe(path: Path, learner: Any, groups: Sequence[Group], profile: Mapping[str, Any], *, seed: int, min_ended: float) -> dict[str, float]:

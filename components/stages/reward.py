@@ -47,13 +47,15 @@ def reward(job: Job) -> dict[str, Any]:
         progress.expect("texts", sum(len(family.trajectories) for family in read) + 2 * len(held_out[:AGAIN]))
     start, probe = ranks.once(lambda: begin(job, pairs, tokenizer, seed))
     members = dataclasses.replace(job, options={**options, "seed": seed})
-    profile, trained = options["profile"], list[list[float]]()
+    profile, trained, padding = options["profile"], list[list[float]](), dict[str, Any]()
     summary = learn(members, start, pairs, held_out, kind="reward",
-                    ask=lambda learner: trained.extend(score_in_memory(learner, held_out[:AGAIN], profile["tokens_per_batch"])))
+                    ask=lambda learner: trained.extend(score_in_memory(learner, held_out[:AGAIN], profile["tokens_per_batch"])),
+                    ask_saved=lambda saved: padding.update(saved.padding(uneven(held_out[:AGAIN]))))
     right = probe["cross_validated"] if probe else None
     crossed = None if right is None else share(right, independent(len(pairs), conversations_of(pairs)))
     limits = {"reload_tolerance": RELOAD_TOLERANCE[profile["precision"]], **options["certificate"]}
-    certificate = ranks.once(lambda: examine(job.work.product, held_out, trained, limits, threads=profile["threads"], cross_validated=crossed))
+    certificate = ranks.once(lambda: examine(job.work.product, held_out, trained, limits, threads=profile["threads"], cross_validated=crossed,
+                                             **padding))
     if ranks.first():
         write_atomic(job.work.product / "certificate.json", json.dumps(certificate, indent=1))
         plots.certificate(certificate, job.work.product / "plots")
@@ -108,14 +110,20 @@ def texts_of(pairs: Sequence[Group]) -> tuple[list[Group], np.ndarray]:
 
 
 def examine(path: Path, pairs: Sequence[Group], trained: Sequence[Sequence[float]], limits: Any, *, threads: int | None,
-            cross_validated: Interval | None = None) -> dict[str, Any]:
+            cross_validated: Interval | None = None, **padding: Any) -> dict[str, Any]:
     """The certificate of a saved reward model on held-out pairs, read back from disk as the loop will read it. `trained` holds the
-    scores of the first of them by the model in memory that was saved."""
+    scores of the first of them by the model in memory that was saved, `padding` what `SavedReward.padding` found."""
     engine = TorchEngine(path, kind="reward", threads=threads)
     alone = [score(engine, [pair])[0] for pair in pairs[:AGAIN]]
     lengths = [[sum(t.mask) for t in pair.trajectories] for pair in pairs]
     return certify(scores=score(engine, pairs), lengths=lengths, trained=trained, alone=alone, conversations=conversations_of(pairs),
-                   cross_validated=cross_validated, limits=limits)
+                   cross_validated=cross_validated, limits=limits, **padding)
+
+
+def uneven(pairs: Sequence[Group]) -> list[Group]:
+    """The shortest and the longest of the pairs, which together need the most padding."""
+    ordered = sorted(pairs, key=lambda pair: max(len(t.inputs["tokens"]) for t in pair.trajectories))
+    return [ordered[0], ordered[-1]]
 
 
 def score_in_memory(learner: Any, pairs: Sequence[Group], tokens: int) -> list[list[float]]:

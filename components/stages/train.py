@@ -47,9 +47,9 @@ def optimise(job: Job) -> dict[str, Any]:
 
 
 def learn(job: Job, policy: Path, groups: Sequence[Group], validation: Sequence[Group], *, kind: str = "policy",
-          ask: Callable[[Any], None] | None = None) -> dict[str, Any]:
+          ask: Callable[[Any], None] | None = None, ask_saved: Callable[[Any], None] | None = None) -> dict[str, Any]:
     """Fit, save as a plain model directory, read it back and compare, and see that it still ends its answers. `ask` gets the
-    trained learner, on every rank."""
+    trained learner, on every rank, `ask_saved` what was read back, on the first."""
     options, profile = job.options["fit"], job.options["profile"]
     learner = make_learner(policy, kind, options, profile, len(groups))
     updates = {role: parts(specs) for role, specs in options["updates"].items()}
@@ -57,7 +57,7 @@ def learn(job: Job, policy: Path, groups: Sequence[Group], validation: Sequence[
                   seed=job.options["seed"], progress=job.work.progress, metrics=job.work.metrics, validation=validation)
     learner.save(job.work.product)
     summary["reload_difference"] = verify_saved(job.work.product, learner, groups[:4], kind=kind, tokens=profile["tokens_per_batch"],
-                                                precision=profile["precision"])
+                                                precision=profile["precision"], ask=ask_saved)
     if ask is not None:
         ask(learner)
     if kind != "reward":

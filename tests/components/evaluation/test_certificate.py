@@ -1,6 +1,7 @@
 """The certificate: numbers worked by hand, scikit-learn's calibration, and every way to be refused."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -85,12 +86,27 @@ def test_length_covariate_agrees_with_scikit_learn():
     assert (got["score"], got["length"]) == pytest.approx(tuple(mirrored), abs=1e-3)
 
 
-def test_reload_and_padding_are_bounded():
+def test_reload_and_batches_are_bounded():
     scores = np.array([[2.0, 1], [3, 0], [1, 0]])
     assert made(scores)["passed"]
     assert "reading back" in made(scores, trained=scores[:2] + 1e-3)["reasons"][0]
     assert "batch" in made(scores, alone=scores[:1] + 0.01)["reasons"][0]
     assert not made(scores, alone=scores[:1] * np.nan)["passed"]
+
+
+@pytest.mark.parametrize("wrong", [0.2, np.nan])
+def test_padding_fails_where_the_tokenizer_pads_and_is_noted_elsewhere(wrong):
+    scores = [[2.0, 1], [3, 0]]
+    whole = made(scores, padding_side="right", padding_difference={"left": 1e-6, "right": 1e-3})
+    assert whole["passed"] and whole["notes"] == [] and whole["padding_difference"] == {"left": 1e-6, "right": 1e-3}
+    noted = made(scores, padding_side="right", padding_difference={"left": wrong, "right": 0.0})
+    assert noted["passed"] and noted["reasons"] == []
+    assert re.fullmatch(r"not safe to pad on the left, while its tokenizer pads on the right: .* is (0\.2|inf), expected at most 0\.001", noted["notes"][0])
+    failed = made(scores, padding_side="left", padding_difference={"left": wrong, "right": 0.0})
+    assert not failed["passed"] and failed["notes"] == []
+    assert failed["reasons"][0].startswith("not safe to pad on the left, as its tokenizer pads: difference by transformers is ")
+    assert made(scores, padding_side="left", padding_difference={"left": 0.2, "right": 0.0}, limits={"padding_tolerance": None})["passed"]
+    assert made(scores)["padding_difference"] is None
 
 
 def test_windows_of_one_conversation_do_not_narrow_the_interval():

@@ -47,7 +47,7 @@ def results():
         "rounds": [{"round": i, "reward.judge": 0.2 * i, "gold": 0.1 * i, "kl": 1.5 * (i - 1), "length": 11 + i, "distinct_2": 0.8 - 0.01 * i} for i in (1, 2, 3)],
         "verdict": judge_gates(metrics, {"win_rate_vs_sft": {"over": 0.5, "interval": True}, "perplexity_ratio": {"below": 1.3}}),
         "certificates": {"judge": certify(scores=scores, lengths=lengths, trained=scores[:8], alone=scores[:8], conversations=40,
-                                          cross_validated=share(0.5028, 208))},
+                                          padding_side="right", padding_difference={"left": 0.5, "right": 3e-7}, cross_validated=share(0.5028, 208))},
         "gold": {"pairs": 300, "conversations": 200, "accuracy": {"mean": 0.58, "low": 0.51, "high": 0.65}, "matched_length": None,
                  "length_controlled": {"mean": 0.57, "low": 0.5, "high": 0.64}},
         "lengths": {"SFT": rng.poisson(11, 100).tolist(), "final": rng.poisson(14, 100).tolist()},
@@ -70,7 +70,8 @@ def test_the_page_is_whole_self_contained_and_escaped(tmp_path):
     assert "&lt;script&gt;alert(1)" in page and "hi &lt;b&gt;there" in page and "&lt;/pre&gt;" in page
     text = " ".join(parser.text)
     for shown in ("61.0% of cases", "55.0% to 67.0%, 120 prompts", "rose by 4.3%", "win_rate_vs_sft: passed", "ab" * 32, "(empty)", "what the person wrote",
-                  "The certificate of the reward model", "from 40 conversations", "50.3% [43.5%, 57.0%]"):
+                  "The certificate of the reward model", "from 40 conversations", "50.3% [43.5%, 57.0%]", "padded on the left", "5.0e-01", "3.0e-07",
+                  "not safe to pad on the left, while its tokenizer pads on the right"):
         assert shown in text
     assert {p.name for p in (tmp_path / "plots").iterdir()} == {f"{n}.png" for n in ("win_rates", "rounds", "lengths", "calibration", "length_bias", "training")}
 
@@ -78,11 +79,11 @@ def test_the_page_is_whole_self_contained_and_escaped(tmp_path):
 def test_every_member_of_an_ensemble_shows_its_certificate(tmp_path):
     whole = results()
     one = whole["certificates"]["judge"]
-    failed = {**one, "passed": False, "reasons": ["held-out pairs is 2, expected at least 9"]}
+    failed = {**one, "passed": False, "reasons": ["held-out pairs is 2, expected at least 9"], "padding_difference": None}
     page = write_report(tmp_path, {"certificates": {"judge_1": one, "judge_2": failed}}).read_text()
     for shown in ("The certificate of judge 1", "The certificate of judge 2", "held-out pairs is 2"):
         assert page.count(shown) == 1
-    assert page.count("data:image/png") == 4
+    assert page.count("padded on the left by transformers") == 1 and page.count("data:image/png") == 4
     assert {p.name for p in (tmp_path / "plots").iterdir()} == {f"{n}_judge_{i}.png" for n in ("calibration", "length_bias") for i in (1, 2)}
 
 

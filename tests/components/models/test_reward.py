@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModel, AutoModelForTokenClassification, Olmo2Config
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    GPT2Config,
+    Olmo2Config,
+)
 
 from components.chat import encode_group
 from components.engines.torch import TorchEngine
@@ -16,8 +23,8 @@ from components.models.load import load_reward, load_tokenizer, new_reward, save
 from components.models.reward import MeanReward, StandardisedHead
 from components.packing import pack
 from components.stages.evaluate import rewards_of, settled
-from components.stages.probe import verify_saved
-from components.stages.reward import examine, linear_probe, score, score_in_memory
+from components.stages.probe import SavedReward, verify_saved
+from components.stages.reward import examine, linear_probe, score, score_in_memory, uneven
 from components.types import Context, Group, Prompt, Trajectory
 
 SAID = [("hello there", "what a lovely day"), ("how are you", "fine thanks"), ("tell me a joke", "no"), ("go on", "a long story follows")]
@@ -77,6 +84,52 @@ def test_a_type_of_model_without_a_token_classifier_is_saved_as_its_body(tiny_mo
     assert type(AutoModel.from_pretrained(tmp_path)).__name__ == "Olmo2Model"
     learner = TorchLearner(tmp_path, kind="reward")
     assert verify_saved(tmp_path, learner, pairs, kind="reward", tokens=256) < 1e-4
+    assert SavedReward(tmp_path).padding(pairs) == {}, "transformers alone cannot score with it, so its users cannot pad either"
+
+
+def spread_head(model):
+    with torch.no_grad():
+        model.score.weight.normal_(generator=torch.Generator().manual_seed(0))
+    return model
+
+
+@pytest.mark.parametrize("pool", ["last", "mean"])
+def test_a_saved_reward_model_scores_the_same_padded_on_either_side(tiny_model, pairs, tmp_path, pool):
+    """As a Llama does: its rotary positions are relative. The engine, which packs, agrees."""
+    save_model(spread_head(new_reward(tiny_model, pool=pool)), load_tokenizer(tiny_model), tmp_path)
+    saved = SavedReward(tmp_path)
+    found = saved.padding(uneven(pairs))
+    assert found["padding_side"] == "right" and set(found["padding_difference"]) == {"left", "right"}
+    assert max(found["padding_difference"].values()) < 1e-4
+    alone = [saved(torch.as_tensor(t.inputs["tokens"]), torch.as_tensor(t.mask)).item() for t in pairs[0].trajectories]
+    assert alone == pytest.approx(score(TorchEngine(tmp_path, kind="reward"), pairs[:1])[0], abs=1e-4)
+    assert abs(alone[0] - alone[1]) > 1e-2
+
+
+@pytest.mark.parametrize("pool", ["last", "mean"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_learned_positions_make_the_left_unsafe(tiny_model, pairs, tmp_path, pool, side):
+    """transformers numbers GPT-2's positions from the first column; whether that fails is the saved tokenizer's to say. Its positions
+    are just enough for the longest text."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model, padding_side=side)
+    longest = max(len(t.inputs["tokens"]) for pair in pairs for t in pair.trajectories)
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=len(tokenizer), n_embd=16, n_layer=1, n_head=2, n_positions=longest, eos_token_id=tokenizer.eos_token_id,
+                        bos_token_id=None, pad_token_id=tokenizer.pad_token_id)
+    save_model(AutoModelForCausalLM.from_config(config), tokenizer, tmp_path / "policy")
+    save_model(spread_head(new_reward(tmp_path / "policy", pool=pool)), tokenizer, tmp_path / "reward")
+    learner, found = TorchLearner(tmp_path / "reward", kind="reward"), {}
+    verify_saved(tmp_path / "reward", learner, pairs, kind="reward", tokens=256, ask=lambda saved: found.update(saved.padding(uneven(pairs))))
+    assert found["padding_side"] == side
+    assert found["padding_difference"]["right"] < 1e-4 and found["padding_difference"]["left"] > 0.01
+    certificate = examine(tmp_path / "reward", pairs, score_in_memory(learner, pairs, 256), {"min_accuracy": 0.0}, threads=1, **found)
+    said = certificate["notes"] if side == "right" else certificate["reasons"]
+    assert certificate["passed"] == (side == "right") and len(said) == 1 and said[0].startswith("not safe to pad on the left")
+
+
+def test_the_pairs_that_are_padded_differ_in_length(pairs):
+    lengths = [max(len(t.inputs["tokens"]) for t in pair.trajectories) for pair in pairs]
+    assert [max(len(t.inputs["tokens"]) for t in pair.trajectories) for pair in uneven(pairs)] == [min(lengths), max(lengths)]
 
 
 @pytest.mark.parametrize("factor", [1.1, np.nan])

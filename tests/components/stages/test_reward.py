@@ -27,7 +27,9 @@ def test_a_reward_model_is_published_with_its_certificate_and_pictures(pool: str
     for name in pipeline.stages:
         made = pipeline.make(name)
     certificate = json.loads((made.path / "certificate.json").read_text())
-    assert certificate == made.meta["certificate"] and certificate["passed"]
+    assert certificate == made.meta["certificate"] and certificate["passed"] and certificate["notes"] == []
+    assert certificate["padding_side"] == "right" and set(certificate["padding_difference"]) == {"left", "right"}
+    assert max(certificate["padding_difference"].values()) < 1e-4
     assert {p.name for p in (made.path / "plots").iterdir()} == PICTURES
     for name, again in plots.certificate(certificate, tmp_path).items():
         assert again.read_bytes() == (made.path / "plots" / f"{name}.png").read_bytes()
