@@ -209,7 +209,7 @@ class PrefectPage:
         create_table_artifact(table=rows, key=f"result-{_slug(stage.name)}", description=f"{stage.title}: what it found")
         for plot in sorted((artifact.path / "plots").glob("*.png")):  # the bytes themselves: the server may not see our files
             create_image_artifact(image_url="data:image/png;base64," + base64.b64encode(plot.read_bytes()).decode(),
-                                  key=f"plot-{_slug(plot.stem)}", description=f"{stage.title}: {plot.stem.replace('_', ' ')}")
+                                  key=f"plot-{_slug(stage.name)}-{_slug(plot.stem)}", description=f"{stage.title}: {plot.stem.replace('_', ' ')}")
         if (artifact.path / "report.html").exists():
             self._report(artifact.path / "report.html")
 

@@ -51,8 +51,8 @@ def evaluated(path: Path) -> tuple[Stage, Artifact]:
 
 def test_a_table_the_pictures_themselves_and_where_the_report_is(tmp_path: Path, made: dict[str, dict[str, Any]]) -> None:
     PrefectPage().finished(*evaluated(tmp_path), reused=False, seconds=3.0)
-    assert set(made) == {"table result-evaluate", "image plot-win-rates", "markdown report"}
-    image = made["image plot-win-rates"]
+    assert set(made) == {"table result-evaluate", "image plot-evaluate-win-rates", "markdown report"}
+    image = made["image plot-evaluate-win-rates"]
     assert image["image_url"] == "data:image/png;base64," + base64.b64encode(b"png").decode() and image["description"] == "evaluate: win rates"
     assert {"number": "win_rate", "value": "0.684"} in made["table result-evaluate"]["table"]
     assert str(tmp_path / "report.html") in made["markdown report"]["markdown"]
