@@ -9,10 +9,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from components.data.statistics import SCHEMA
 from components.plan import Stage
 from components.recipe import dump, load
 from components.types import Artifact
@@ -65,6 +67,29 @@ def test_run_then_nothing_to_do(fresh_home: Callable[[str], Path]) -> None:
 def test_plan_changes_nothing(tmp_path: Path) -> None:
     done = ratchet("plan", "chat", "--home", str(tmp_path / "none"), cwd=tmp_path)
     assert "21 to do" in done.stdout and not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(("change", "makes"), [
+    ("fit.learning_rate=1e-5", ["optimise_2"]),
+    ("rollout.temperature=0.7", ["rollout_2", "annotate_2", "select_2", "optimise_2"]),
+])
+def test_a_round_that_is_changed_is_planned_anew_and_none_before_it(change: str, makes: list[str], fresh_home: Callable[[str], Path]) -> None:
+    home = fresh_home("home")
+    pipeline = Pipeline.open("online_dpo", home=home, profile="test", overrides=["online.rounds=3"])
+    for stage in [s.stage for s in pipeline.status() if s.state != "done"]:  # a finished run, without the work
+        with pipeline.store.working(stage.name, stage.key) as work:
+            pq.write_table(SCHEMA.empty_table(), work.product / "statistics.parquet")  # which the plan reckons with
+            pipeline.store.publish(work, stage.name, stage.key, stage.kind, [], {})
+
+    def planned(*more: str) -> dict[str, str]:
+        done = CliRunner().invoke(app, ["plan", "online_dpo", "--profile", "test", "--home", str(home), "--set", "online.rounds=3", *more])
+        assert done.exit_code == 0, done.output
+        rows = [line.split() for line in done.output.splitlines()]
+        return {row[0]: row[1] for row in rows if row and row[0] in pipeline.stages}
+
+    makes = [*makes, *(f"{step}_3" for step in ("rollout", "annotate", "select", "optimise")), "evaluate"]
+    assert planned() == dict.fromkeys(pipeline.stages, "keep")
+    assert planned("--set", f"online.by_round.2.{change}") == {name: "make" if name in makes else "keep" for name in pipeline.stages}
 
 
 def test_recipes_explain_is_the_resolved_recipe(tmp_path: Path) -> None:
