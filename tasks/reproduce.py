@@ -16,7 +16,7 @@ from typing import Any
 
 from components.errors import ContractError, RecipeError, StoreError
 from components.plan import Stage
-from components.store import MANIFEST, Store, content, read_manifest
+from components.store import MANIFEST, Store, content, file_digest, read_manifest
 from components.types import Artifact
 from tasks.pipeline import Pipeline, Watcher
 from tasks.provenance import machine, packages, revision
@@ -78,19 +78,25 @@ def reproduce(made: Mapping[str, Any], into: Path, *, home: Path, anew: bool = F
 
 
 def bring(pipeline: Pipeline, stage: Stage, recorded: Mapping[str, Any], places: Iterable[Path]) -> Artifact | None:
-    """A copy of the recorded bytes, every file checked against its SHA-256; None when no place has them."""
+    """A copy of the recorded bytes, every one of them read and compared; None when no place has them."""
     for place in places:
-        manifest = _manifest(place, recorded["content"])
-        if manifest is None:
+        if _read(place) != recorded["content"]:
             continue
-        try:
-            pipeline.store.verify(Artifact(manifest["kind"], place, recorded["key"]))
-        except (StoreError, OSError):
-            continue
+        made_with = {word: recorded[word] for word in ("revision", "packages", "machine") if word in recorded}
         with pipeline.store.working(stage.name, stage.key) as work:
-            shutil.copytree(place, work.product, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))
-            return pipeline.store.publish(work, stage.name, stage.key, stage.kind, (), manifest["meta"], manifest.get("made_with"))
+            shutil.copytree(place, work.product, dirs_exist_ok=True)
+            (work.product / MANIFEST).unlink(missing_ok=True)
+            return pipeline.store.publish(work, stage.name, stage.key, stage.kind, (), recorded["meta"], made_with)
     return None
+
+
+def _read(place: Path) -> str:
+    """The `content` of a directory by its bytes, for data/ holds no manifest; '' when they cannot be read."""
+    files = [file for file in place.rglob("*") if file.is_file() and file != place / MANIFEST]  # or links to files, in DVC's cache
+    try:
+        return content({str(file.relative_to(place)): {"sha256": file_digest(file)} for file in files})
+    except OSError:
+        return ""
 
 
 def _places(stage: Stage, recorded: Mapping[str, Any], home: Path, beside: Path) -> Iterator[Path]:
@@ -98,9 +104,9 @@ def _places(stage: Stage, recorded: Mapping[str, Any], home: Path, beside: Path)
     data = f"data/{stage.name}"
     yield from (Store(home).path(stage.name, recorded["key"]), Path(data))
     for commit in versions(Path(), data):
-        if (get(Path(), f"{data}/{MANIFEST}", commit, beside / MANIFEST) and _manifest(beside, recorded["content"])
-                and get(Path(), data, commit, beside / commit)):
+        if get(Path(), data, commit, beside / commit):
             yield beside / commit
+            shutil.rmtree(beside / commit)
 
 
 def _manifest(place: Path, expected: str) -> dict[str, Any] | None:

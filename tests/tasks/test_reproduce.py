@@ -88,6 +88,8 @@ def test_data_that_has_moved_on_comes_from_the_remote_of_dvc(workspace: Path, tm
         shutil.rmtree(home)
     source.unlink()
     shutil.rmtree(workspace / ".dvc" / "cache")
+    (outcome,) = reproduce(recorded["second"], tmp_path / "latest", home=tmp_path / "second")
+    assert outcome.state == "brought", "by its bytes: data/ holds no manifest"
     (outcome,) = reproduce(recorded["first"], tmp_path / "again", home=tmp_path / "first")
     assert outcome.state == "brought" and not list((tmp_path / "again").glob(".brought-*"))
     with pytest.raises(SourceError, match=r"chats\.jsonl"):
