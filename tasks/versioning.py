@@ -16,19 +16,22 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from components.errors import ServiceError, StoreError
+from components.store import DATED, MANIFEST
 
 log = logging.getLogger("ratchet.versioning")
+UNVERSIONED = (MANIFEST, *DATED)  # of a product: when, how long and by what code it was made
 BUSY = ("is busy", "Unable to acquire lock", "waiting for a lock")
 
 
 def publish(artifact: Path, target: Path) -> bool:
     """Make `target` (a file or directory) equal to `artifact`; returns False when it already was.
 
-    Files are hard-linked from the store where the disk allows, else copied: beside the target first, then exchanged
+    What only tells of the making of a product (`UNVERSIONED`) is left out: the same data is the same version, whenever and wherever
+    it was made. Files are hard-linked from the store where the disk allows, else copied: beside the target first, then exchanged
     in one step, so that a reader sees the old or the new, never a half. Nothing is ever written through `target`:
     its old files may be links into DVC's cache, and are only unlinked. Raises `StoreError`.
     """
@@ -43,7 +46,7 @@ def publish(artifact: Path, target: Path) -> bool:
         for leftover in target.parent.glob(f".{target.name}.new-*"):  # of a killed process
             _remove(leftover)
         if artifact.is_dir():
-            shutil.copytree(artifact, new, copy_function=_link_or_copy)
+            shutil.copytree(artifact, new, copy_function=_link_or_copy, ignore=lambda folder, _: UNVERSIONED if Path(folder) == artifact else ())
         else:
             _link_or_copy(artifact, new)
         if not target.is_symlink() and target.exists() and (target.is_dir() or new.is_dir()):
@@ -58,15 +61,14 @@ def publish(artifact: Path, target: Path) -> bool:
 
 
 def digest(path: Path) -> str:
-    """DVC's md5 of a file, or of a directory (with `.dir`): the digest that stands in dvc.lock. Ignores .dvcignore."""
+    """DVC's md5 of a file, or of a directory (with `.dir`) as `publish` lays it out: the digest that stands in dvc.lock. Ignores .dvcignore."""
     path = Path(path)
     if not path.exists():
         raise StoreError(f"cannot digest {path}: it does not exist")
     if path.is_file():
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "md5").hexdigest()
-    files = {p.relative_to(path).as_posix(): p for p in path.rglob("*") if p.is_file()}
-    entries = [{"md5": digest(files[name]), "relpath": name} for name in sorted(files)]
+    entries = [{"md5": digest(path / name), "relpath": name} for name in sorted(_files(path, UNVERSIONED))]
     return hashlib.md5(json.dumps(entries, sort_keys=True).encode()).hexdigest() + ".dir"
 
 
@@ -172,13 +174,19 @@ def _link_or_copy(source: str | Path, target: str | Path) -> None:
 
 
 def _equal(one: Path, other: Path) -> bool:
-    """Same files with the same content; files that are one inode are not read."""
+    """Whether `other` holds what `publish` would put there; files that are one inode are not read."""
     if one.is_file() != other.is_file():
         return False
     if one.is_file():
         return os.path.samefile(one, other) or (one.stat().st_size == other.stat().st_size and digest(one) == digest(other))
-    names = [{p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file()} for root in (one, other)]
-    return names[0] == names[1] and all(_equal(one / name, other / name) for name in names[0])
+    names = _files(one, UNVERSIONED)
+    return names == _files(other) and all(_equal(one / name, other / name) for name in names)
+
+
+def _files(folder: Path, without: Collection[str] = ()) -> set[str]:
+    """Relative paths of the files of a directory, but for those which these entries of its top are or hold."""
+    found = (p.relative_to(folder) for p in folder.rglob("*") if p.is_file())
+    return {path.as_posix() for path in found if path.parts[0] not in without}
 
 
 def _exchange(new: Path, target: Path) -> None:

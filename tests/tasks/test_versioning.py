@@ -91,6 +91,23 @@ def test_publish_replaces_and_never_writes_through_a_link(tmp_path):
         publish(tmp_path / "nothing", target)
 
 
+def test_the_same_data_is_the_same_version_whenever_it_was_made(tmp_path):
+    """A product's manifest, metrics and pages tell the time of its making; what a user's own data calls so is data."""
+    target, versions_seen = tmp_path / "data", set()
+    for time in ("monday", "tuesday"):
+        product = made(tmp_path / time, "first")
+        (product / "deep" / "manifest.json").write_text("the user's")
+        for name in ("manifest.json", "metrics.jsonl", "data_docs/index.html"):
+            (product / name).parent.mkdir(exist_ok=True)
+            (product / name).write_text(time)
+        assert publish(product, target) == (time == "monday")
+        versions_seen |= {digest(product), digest(target)}
+        assert {p.relative_to(target).as_posix() for p in target.rglob("*") if p.is_file()} == {"a.txt", "deep/b.txt", "deep/manifest.json"}
+    assert len(versions_seen) == 1
+    (target / "manifest.json").write_text("of a version that published it")
+    assert publish(product, target) and not (target / "manifest.json").exists()
+
+
 def test_without_a_workspace_it_skips_and_says_so(tmp_path, caplog):
     caplog.set_level("INFO", logger="ratchet.versioning")
     assert commit(tmp_path) == {}
