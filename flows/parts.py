@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -57,10 +58,11 @@ def lay_out(pipeline: Pipeline, workspace: Path, parts: Sequence[str] = PARTS) -
 def version(pipeline: Pipeline, workspace: Path) -> dict[str, str]:
     """What a flow under Prefect ends with: lay everything out and `dvc commit`, so dvc.lock is as true as after `dvc repro`.
 
-    Only the recipe that dvc.yaml names is versioned here; another recipe's data stays in the store alone.
+    Only the recipe that dvc.yaml names, by its name or its file's, is versioned here; another recipe's data stays in the store alone.
     """
     stages = workspace / "dvc.yaml"
-    if not stages.exists() or f"ratchet stage train {pipeline.recipe.name}\n" not in stages.read_text():
+    named = re.search(r"ratchet stage train (\S+)", stages.read_text()) if stages.exists() else None
+    if named is None or re.sub(r".*/|\.ya?ml$", "", named[1]) != pipeline.recipe.name:
         return {}
     with held(pipeline.store.home / "workspace.lock", f"the DVC workspace {workspace}"):  # else two runs would mix under data/
         lay_out(pipeline, workspace)

@@ -1,0 +1,87 @@
+"""DVC and the flow are not two masters: whichever made the data, dvc.lock says the same, and the other has nothing to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flows.ui import free_port, wait_for
+from tasks.versioning import dvc, locked
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPE = {"schema": 1, "about": "The smallest with data, groups, weights and an evaluation.", "base": "offline", "profile": "test",
+          "data": {"source": "generate:tiny_pairs?size=200&seed=1"}, "register": None,
+          "offline": {"limit": 8, "fit": {"updates": {"policy": [{"name": "preference.dpo"}]}}},
+          "evaluate": {"prompts": 2, "max_tokens": 4, "perplexity_rows": 2}}
+
+
+def git(where: Path, *arguments: str) -> None:
+    subprocess.run(["git", "-C", where, "-c", "user.name=t", "-c", "user.email=t@t", *arguments], check=True, capture_output=True)
+
+
+@pytest.fixture
+def prefect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """One Prefect server and one MLflow file for all commands of a test, which would else start their own."""
+    port = free_port()
+    for name, value in {"PREFECT_HOME": tmp_path / "prefect", "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path / 'mlflow.db'}"}.items():
+        monkeypatch.setenv(name, str(value))
+    with (tmp_path / "prefect.log").open("w") as log:
+        server = subprocess.Popen([sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port), "--no-services"],
+                                  stdout=log, stderr=log, start_new_session=True)
+    try:
+        wait_for(f"http://127.0.0.1:{port}/api/health", server, tmp_path / "prefect.log", 300)
+        monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{port}/api")
+        yield
+    finally:
+        server.kill()
+        server.wait()
+
+
+@pytest.fixture
+def workspace(fresh_home: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout with the stages of this one's dvc.yaml for a recipe of its own; `ratchet` is on the path."""
+    where = fresh_home("work/out").parent
+    stages: dict[str, Any] = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+    for stage in stages.values():
+        stage.update(cmd=stage["cmd"].removesuffix("chat") + "mine.yaml", params=[{"mine.yaml": None}],
+                     deps=[dep for dep in stage.get("deps", []) if dep.startswith("data/")])
+    (where / "dvc.yaml").write_text(yaml.safe_dump({"stages": stages}, sort_keys=False))
+    (where / "mine.yaml").write_text(yaml.safe_dump(RECIPE))
+    (where / ".gitignore").write_text("/out\n")
+    shutil.copytree(ROOT / ".dvc", where / ".dvc", ignore=shutil.ignore_patterns("tmp", "cache", "config.local"))
+    git(where, "init", "-q")
+    command = tmp_path / "bin" / "ratchet"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m flows.cli "$@"\n')
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{command.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    return where
+
+
+def test_both_orders_make_the_same_versions(workspace: Path, prefect: None, tmp_path: Path, tiny_model: Path) -> None:
+    dvc(workspace, "repro")
+    made = locked(workspace)
+    assert list(made) == ["data/raw", "data/curated", "data/quarantined", "data/rounds", "metrics.json", "plots/rounds.json"]
+    git(workspace, "add", "-A")
+    git(workspace, "commit", "-qm", "by dvc repro")
+
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "clone", "-q", workspace, clone], check=True)
+    (clone / "dvc.lock").unlink()  # or who did nothing would have it right
+    shutil.copytree(tiny_model, clone / "out" / "store" / tiny_model.name)
+    subprocess.run(["ratchet", "run", "mine.yaml"], cwd=clone, check=True, capture_output=True)
+    assert (clone / "dvc.lock").read_text() == (workspace / "dvc.lock").read_text()
+    assert "up to date" in dvc(clone, "repro")
+
+    shown = json.loads(dvc(clone, "metrics", "show", "--json"))[""]["data"]["metrics.json"]["data"]
+    assert shown == json.loads((clone / "metrics.json").read_text()) and shown
