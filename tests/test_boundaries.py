@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -54,10 +53,13 @@ def test_checking_a_recipe_imports_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_help_loads_no_torch() -> None:
-    code = ("import sys; from typer.testing import CliRunner; import flows.cli as c;"
-            "r = CliRunner().invoke(c.app, ['--help']); assert r.exit_code == 0, r.output;"
-            "print([m for m in ('torch', 'prefect', 'mlflow', 'yaml') if m in sys.modules])")
-    started = time.monotonic()
+def test_help_takes_under_half_a_second() -> None:
+    """Of the processor, Python's own start included: a busy machine changes nothing. Nothing heavy is loaded for it."""
+    code = ("import sys, time; sys.argv = ['ratchet', '--help']; from flows.cli import main\n"
+            "try: main()\n"
+            "except SystemExit as end: said = end.code\n"
+            "taken, heavy = time.process_time(), {'torch', 'prefect', 'mlflow', 'numpy', 'yaml'} & set(sys.modules)\n"
+            "print(said, taken < 0.5, sorted(heavy), taken, file=sys.stderr)")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert done.stdout.strip() == "[]", f"help imported {done.stdout} in {time.monotonic() - started:.1f} s"
+    assert done.stderr.startswith("0 True [] "), done.stderr
+    assert "recipes" in done.stdout
