@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from components.data.groups import read_groups
 from components.errors import ContractError, DataError, RecipeError, SourceError, StoreError, TrainingError
 from components.recipe import load
 from components.store import disk_errors
@@ -152,12 +154,32 @@ def test_a_pickled_model_is_never_loaded(tmp_path: Path, tiny_home: Path, tiny_m
     assert not (tmp_path / "pwned").exists()
 
 
-def test_a_nan_loss_names_the_term_and_the_prompts(tiny_home: Path) -> None:
-    pipeline = Pipeline.open("sft", home=tiny_home, profile="test",
-                             overrides=["sft.limit=32", "sft.fit.learning_rate=1e30", "sft.fit.warmup=0.0", "sft.fit.max_grad_norm=1e30"])
-    with pytest.raises(TrainingError, match=r"likelihood|gradient"):
-        for name in pipeline.stages:
-            pipeline.make(name)
+@pytest.mark.parametrize(("changes", "says"), [
+    (["sft.fit.updates.policy=[{name: likelihood, reduce: token_mean, weight: {name: linear, start: 1.0, end: 1.0e+60, steps: 2}}]"],
+     r"the loss term 'likelihood' is inf on prompts (?P<prompts>[\w-]+(, [\w-]+){4}); the last checkpoint is kept\. "
+     r"Lower the learning rate or look at these records"),
+    (["sft.fit.learning_rate=1e30", "sft.fit.warmup=0.0", "sft.fit.max_grad_norm=1e30"],
+     r"the gradient norm of update 2 is nan; the weights were not touched\. Lower the learning rate or look at the records of this step"),
+])
+def test_a_loss_that_is_not_finite_is_named_and_loses_nothing(changes: list[str], says: str, tiny_home: Path) -> None:
+    pipeline = Pipeline.open("sft", home=tiny_home, profile="test", overrides=["sft.limit=32", "sft.fit.save_every=1", *changes])
+
+    def work() -> dict[str, bytes]:
+        (folder,) = tiny_home.glob(f"store/.work/sft-{pipeline.stages['sft'].key[:16]}")
+        return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+    kept = []
+    for _ in range(2):  # the same recipe goes on from its checkpoint, to the same end
+        with pytest.raises(TrainingError) as stopped:
+            for name in pipeline.stages:
+                pipeline.make(name)
+        said = re.fullmatch(says, str(stopped.value))
+        assert said, str(stopped.value)
+        kept.append(work())
+    assert kept[0] == kept[1] and {"product/metrics.jsonl", "progress/checkpoint-1/tensors.safetensors"} < set(kept[0]), "step 1 was made twice"
+    if "prompts" in said.groupdict():
+        known = {group.prompt.id for group in read_groups(pipeline.artifact("curated").path / "sft.parquet")}
+        assert set(said["prompts"].split(", ")) <= known
 
 
 def test_a_full_disk(tmp_path: Path) -> None:

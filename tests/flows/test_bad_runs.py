@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import resource
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,8 +19,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.data.groups import read_groups
+from components.state import load_state
 from flows.cli import main
+from tasks.pipeline import Pipeline
 
+ROOT = Path(__file__).resolve().parents[2]
 ROWS = [{"prompt": f"what is {i} and {i * 7}?", "completion": f"it is {i * 8}, said {i % 5} times", "label": True} for i in range(80)]
 
 
@@ -51,6 +57,14 @@ def ratchet(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capture
         return Done(code, out + err, [line for line in err.splitlines() if line.startswith("error: ")])
 
     return run
+
+
+def apart(*arguments: str, cwd: Path) -> Done:
+    """The command in a process of its own, where it may start servers, with none of the settings that tests give Prefect."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_TRACKING"))} | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-m", "flows.cli", *arguments, "--home", "home", "--profile", "test"], cwd=cwd, env=env,
+                          capture_output=True, text=True)
+    return Done(done.returncode, done.stdout + done.stderr, [line for line in done.stderr.splitlines() if line.startswith("error: ")])
 
 
 def recipe(folder: Path, source: str, more: str = "") -> Path:
@@ -130,6 +144,40 @@ def test_a_conversation_of_5000_turns_without_a_transform_that_cuts(folder: Path
     summary = json.loads((drafts / "summary.json").read_text())
     noted = {reason for step in summary["steps"] for reason in [*step["dropped"], *step["changed"]]}
     assert any("token" in reason or "cut" in reason or "long" in reason for reason in noted), noted
+
+
+OVERFLOWS = """
+sft:
+  fit:
+    save_every: 1
+    batch: 8
+    updates: {policy: [{name: likelihood, reduce: token_mean, weight: {name: linear, start: 1.0, end: 1.0e+60, steps: 2}}]}
+"""
+
+
+def test_a_loss_that_is_not_finite(folder: Path, ratchet: Ratchet) -> None:
+    """The run stops with the prompts' names; what was made is kept, and so is the last checkpoint. The mended recipe goes on."""
+    source, home = written(folder, "rows.jsonl", ROWS), folder / "home"
+    file = recipe(folder, source, OVERFLOWS)
+    for part in ("fetch", "curate"):
+        done = ratchet("stage", part, str(file))
+        assert done.code == 0, done.said
+    before = {made.name: made.stat().st_ino for made in (home / "store").glob("[!.]*")}
+    done = apart("run", str(file), "--until", "train", cwd=folder)
+    said = re.fullmatch(r"error: (the loss term 'likelihood' is inf on prompts (?P<prompts>.+); the last checkpoint is kept\. "
+                        r"Lower the learning rate or look at these records)", refused(done))
+    assert said and "a watcher failed" not in done.said, done.said
+    pipeline = Pipeline.open(file, home=home, profile="test")
+    assert set(said["prompts"].split(", ")) < {group.prompt.id for group in read_groups(pipeline.artifact("curated").path / "sft.parquet")}
+    state = json.loads((pipeline.run.path / "run.json").read_text())
+    assert state["state"] == "failed" and said[1] in state["error"]
+    assert load_state(next((home / "store/.work").glob("sft-*/progress/checkpoint-*")))["state"]["step"] == 1
+    assert {made.name: made.stat().st_ino for made in (home / "store").glob("[!.]*")} == before
+
+    recipe(folder, source, "sft: {fit: {batch: 8}}")
+    would = dict(line.split()[:2] for line in ratchet("plan", str(file)).said.splitlines() if line.split()[1:2] in (["keep"], ["make"]))
+    assert would == {"model_policy": "keep", "raw": "keep", "drafts": "keep", "curated": "keep", "sft": "make", "evaluate": "make"}
+    assert Pipeline.open(file, home=home, profile="test").make("sft").meta["steps"] > 1
 
 
 def test_a_full_disk(folder: Path, ratchet: Ratchet) -> None:
