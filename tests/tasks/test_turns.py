@@ -365,6 +365,7 @@ def test_more_gpus_than_there_are_is_an_error_and_none_asks_nobody(tmp_path: Pat
 
     @contextlib.contextmanager
     def concurrency(name: str, occupy: int, **_: Any) -> Iterator[None]:
+        assert occupy <= len(visible_gpus() or range(9)), "the slots come, the GPUs never"
         asked.append(occupy)
         yield
 
