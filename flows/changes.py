@@ -17,6 +17,8 @@ from tasks.turns import REGISTRY
 
 OURS = "ratchet"  # the tag of deployments that this file owns
 FLOW, STAGE_FLOW = "post_training", "one_stage"
+MAKE_SECRET = ("python -c \"from getpass import getpass; from prefect.blocks.system import Secret; "
+               "Secret(value=getpass()).save('{}')\"")  # asks for the value, which then stands in no shell's history
 EPOCH = datetime(2020, 1, 1, tzinfo=UTC)  # where intervals are counted from: a fixed day, so that deploying again moves nothing
 
 
@@ -36,8 +38,10 @@ def changes(plan: Plan, templates: Mapping[str, Any], client: Any, workspace: Pa
     one) finds, in the order to carry them out; last the deployments of ours that the file no longer names. `workspace` is where
     process workers run.
 
-    Raises `RecipeError` for a pool that the server has with another type: it would take its queued runs along.
+    Raises `RecipeError` for a pool that the server has with another type: it would take its queued runs along; and for a block that
+    a run would refer to and the server has not got.
     """
+    _check_blocks(plan, templates, client)
     wanted = {name for one in plan.deployments for name in (one.name, *(stage_deployment(one, does) for does in one.stages))}
     found = [_pool(name, pool, templates[name], client) for name, pool in plan.work_pools.items()]
     found += [_slots(name, limit, client) for name, limit in {**plan.slots, REGISTRY: 1}.items()]
@@ -49,6 +53,28 @@ def changes(plan: Plan, templates: Mapping[str, Any], client: Any, workspace: Pa
         if known.name not in wanted:
             found.append(Change("deployment", known.name, "remove", (), lambda i=known.id: client.delete_deployment(i)))
     return found
+
+
+def _check_blocks(plan: Plan, templates: Mapping[str, Any], client: Any) -> None:
+    """Prefect looks for them only when a worker starts a run, and that run crashes."""
+    for place in (place for one in plan.deployments for place in (one.work_pool, *one.stages.values())):
+        for slug, name in sorted(_blocks(templates[place.name], place.job_variables)):
+            if not name or _or_none(client.read_block_document_by_name, name, slug, False) is None:  # False: without its secrets
+                raise RecipeError(f"runs in work pool {place.name!r} refer to the {slug} block {name!r}, which the Prefect server has not got; "
+                                  f"make it with: {MAKE_SECRET.format(name) if slug == 'secret' else f'prefect block create {slug}'}")
+
+
+def _blocks(template: Mapping[str, Any], given: Mapping[str, Any]) -> set[tuple[str, str]]:
+    """Type and name of the blocks that a run with the job variables `given` refers to: the template's, but where `given` says otherwise."""
+    from prefect.utilities.templating import PlaceholderType, find_placeholders
+
+    defaults = {key: one["default"] for key, one in template["variables"]["properties"].items() if "default" in one}
+    dotted = {key.removeprefix("env."): value for key, value in given.items() if key.startswith("env.")}
+    merged = (part for part in (defaults.get("env"), dotted, given.get("env")) if isinstance(part, Mapping))  # all others replace
+    env = {key: value for part in merged for key, value in part.items()}
+    found = find_placeholders([template["job_configuration"], {**defaults, **given, "env": env}])
+    parts = [(*one.name.split("."), "") for one in found if one.type is PlaceholderType.BLOCK_DOCUMENT]  # prefect.blocks.TYPE.NAME[.KEY]
+    return {(slug, name) for _, _, slug, name, *_ in parts}
 
 
 def _pool(name: str, pool: WorkPool, template: Mapping[str, Any], client: Any) -> Change:
@@ -161,10 +187,10 @@ def _owned(client: Any) -> list[Any]:
                                    deployment_filter=DeploymentFilter(tags=DeploymentFilterTags(all_=[OURS])))
 
 
-def _or_none(read: Callable[[str], Any], name: str) -> Any:
+def _or_none(read: Callable[..., Any], *named: Any) -> Any:
     from prefect.exceptions import ObjectNotFound
 
     try:
-        return read(name)
+        return read(*named)
     except ObjectNotFound:
         return None

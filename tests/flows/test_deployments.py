@@ -30,7 +30,8 @@ from tasks.turns import REGISTRY
 ROOT = Path(__file__).resolve().parents[2]
 POOLS = {"local": {"type": "process", "base_job_template": str(ROOT / "infra/work_pools/process.json")},
          "far": {"type": "process", "base_job_template": str(ROOT / "infra/work_pools/process.json")},
-         "cluster": {"type": "kubernetes", "base_job_template": str(ROOT / "infra/work_pools/kubernetes.json")}}
+         "cluster": {"type": "kubernetes", "base_job_template": str(ROOT / "infra/work_pools/kubernetes.json")},
+         "docker": {"type": "docker", "base_job_template": str(ROOT / "infra/work_pools/docker.json")}}
 
 
 def written(folder: Path, **deployment: Any) -> Path:
@@ -93,6 +94,7 @@ class Server:
         self.pools: dict[str, Any] = {}
         self.limits: dict[str, Any] = {}
         self.deployments: dict[str, Any] = {}
+        self.blocks: dict[str, Any] = {}
 
     @staticmethod
     def _read(kept: dict[str, Any], name: str) -> Any:
@@ -113,6 +115,10 @@ class Server:
 
     def read_deployments(self, **_: Any) -> list[Any]:
         return list(self.deployments.values())
+
+    def read_block_document_by_name(self, name: str, slug: str, include_secrets: bool = True) -> Any:
+        assert not include_secrets, "deploying needs to know that it is there, not what it holds"
+        return self._read(self.blocks, f"{slug}/{name}")
 
     def create_work_pool(self, pool: Any) -> None:
         self.pools[pool.name] = pool
@@ -194,6 +200,27 @@ def test_stages_in_another_pool_have_a_deployment_of_their_own(tmp_path: Path) -
     assert (evaluate.work_pool_name, evaluate.parameters["gpus"], evaluate.job_variables) == ("cluster", 1, {"gpus": 1})
     changed = deploy(written(tmp_path), server)
     assert {name: changed[name][0] for name in ("toy", "toy.sft", "toy.evaluate")} == {"toy": "update", "toy.sft": "remove", "toy.evaluate": "remove"}
+
+
+@pytest.mark.parametrize("asked", [
+    {"home": "/data", "work_pool": {"name": "docker"}},
+    {"stages": {"sft": {"name": "docker", "home": "/data"}}, "artifacts": "s3://bucket/artifacts"},
+    {"work_pool": {"name": "local", "job_variables": {"env": {"PASSWORD": "{{ prefect.blocks.secret.mlflow-password.value }}"}}}},
+    {"work_pool": {"name": "local", "job_variables": {"env.PASSWORD": "of {{ prefect.blocks.secret.mlflow-password }}"}}},
+])
+def test_a_block_that_no_run_would_find_is_named_before_anything_is_made(asked: dict[str, Any], tmp_path: Path) -> None:
+    server = Server()
+    with pytest.raises(RecipeError, match=r"secret block 'mlflow-password', .* make it with: python -c .*save\('mlflow-password'\)"):
+        deploy(written(tmp_path, **asked), server)
+    assert not server.pools and not server.deployments
+    server.blocks["secret/mlflow-password"] = "..."
+    assert deploy(written(tmp_path, **asked), server)["toy"][0] == "create"
+
+
+@pytest.mark.parametrize("variables", [{"env": {"MLFLOW_TRACKING_PASSWORD": "{{ $PASSWORD }}"}}, {"env.MLFLOW_TRACKING_PASSWORD": "none"}])
+def test_a_block_that_no_run_refers_to_need_not_be_there(variables: dict[str, Any], tmp_path: Path) -> None:
+    pool = {"name": "docker", "job_variables": variables}
+    assert deploy(written(tmp_path, home="/data", work_pool=pool), Server())["toy"][0] == "create"
 
 
 # --- a real server and a real worker ------------------------------------------------------------------------------
