@@ -223,6 +223,14 @@ def test_a_block_that_no_run_refers_to_need_not_be_there(variables: dict[str, An
     assert deploy(written(tmp_path, home="/data", work_pool=pool), Server())["toy"][0] == "create"
 
 
+def test_runs_in_docker_find_the_team_s_servers_in_their_network() -> None:
+    """Prefect would hand them the worker's own address, which from a container is another machine's."""
+    run = json.loads((ROOT / "infra/work_pools/docker.json").read_text())["variables"]["properties"]["env"]["default"]
+    worker = yaml.safe_load((ROOT / "infra/compose.yaml").read_text())["services"]["worker"]["environment"]
+    for name in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI", "AWS_ENDPOINT_URL"):
+        assert run[name] == worker[name]
+
+
 # --- a real server and a real worker ------------------------------------------------------------------------------
 
 
