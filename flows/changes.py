@@ -156,10 +156,11 @@ def _in_pool(place: Place, pool: str, gpus: int, workspace: Path) -> dict[str, A
 
 
 def _for_gpus(pool: str, count: int) -> dict[str, Any]:
-    """How containers ask for devices; a process sees those of its machine."""
+    """How containers ask for devices. A process sees those of its machine, and so does a container of Docker, whose `count: 1` is
+    the first GPU for everyone: there a stage holds those it was given (`tasks/turns.py`). Kubernetes hands each out once."""
     if not count or pool == "process":
         return {}
-    return {"gpus": count} if pool == "kubernetes" else {"device_requests": [{"count": count, "capabilities": [["gpu"]]}]}
+    return {"gpus": count} if pool == "kubernetes" else {"device_requests": [{"count": -1, "capabilities": [["gpu"]]}]}
 
 
 def _spoken(schedules: Sequence[Any]) -> list[str]:

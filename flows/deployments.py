@@ -66,7 +66,7 @@ class StagePlace(Place):
 
 @dataclass(frozen=True)
 class Deployment:
-    """One recipe on a schedule. `gpus` counts slots of the limit `gpu` and, in containers, the devices asked for.
+    """One recipe on a schedule. `gpus` counts slots of the limit `gpu` and the GPUs of its machine that a stage then holds.
 
     `stages` names, by what a stage does (`sft`, `rollout`, ...), those that are made in another pool than the flow's; they
     exchange products at the address `artifacts`, a folder or an object store that every worker reaches.

@@ -26,7 +26,7 @@ from components.errors import RecipeError
 from flows.changes import changes
 from flows.deployments import read
 from flows.ui import free_port
-from tasks.turns import REGISTRY
+from tasks.turns import GPU_LOCKS, REGISTRY
 
 ROOT = Path(__file__).resolve().parents[2]
 POOLS = {"local": {"type": "process", "base_job_template": str(ROOT / "infra/work_pools/process.json")},
@@ -175,6 +175,12 @@ def test_containers_ask_for_the_gpus_that_the_slots_count(tmp_path: Path) -> Non
     deploy(written(tmp_path, gpus=2, home="/data", work_pool=pool), server)
     made = server.deployments["post_training/toy"]
     assert made.job_variables == {"gpus": 2, "node_selector": {"zone": "a"}} and made.parameters["gpus"] == 2
+    server.blocks["secret/mlflow-password"] = "..."
+    deploy(written(tmp_path, gpus=2, home="/data", work_pool={"name": "docker"}), server)
+    made = server.deployments["post_training/toy"]
+    assert made.job_variables["device_requests"][0]["count"] == -1 and made.parameters["gpus"] == 2, "all, of which a stage holds two"
+    volumes = json.loads((ROOT / "infra/work_pools/docker.json").read_text())["variables"]["properties"]["volumes"]["default"]
+    assert f"ratchet_gpus:{GPU_LOCKS}" in volumes, "or containers would not know of each other's"
 
 
 def test_the_registry_has_a_limit_of_one_whatever_the_file_says(tmp_path: Path) -> None:
