@@ -37,7 +37,7 @@ SHOWN_FILES = ("report.html", "certificate.json", "summary.json", "validation.js
 def watched(pipeline: Pipeline, display: Any = None) -> Iterator[MlflowMirror]:
     """Attach the watchers, open the run, and close it with what became of it."""
     mirror = MlflowMirror(pipeline)
-    pipeline.watchers[:] = [w for w in (display, mirror, PrefectPage(mirror.tracking), Alarm(pipeline)) if w is not None]
+    pipeline.watchers[:] = [w for w in (display, mirror, PrefectPage(mirror.tracking, pipeline.recipe.paper), Alarm(pipeline)) if w is not None]
     pipeline.begin()
     mirror.begin()
     samples = samples_of(pipeline.run.path)
@@ -172,10 +172,11 @@ def unless_away(method: Callable[..., None]) -> Callable[..., None]:
 
 
 class PrefectPage:
-    """Artifacts on the page of the Prefect run: progress of long tasks, a table a stage, its pictures, where the report is."""
+    """Artifacts on the page of the Prefect run: progress of long tasks, a table a stage, its pictures, the recipe's paper (`arXiv:…`),
+    where the report is."""
 
-    def __init__(self, tracking: Tracking | None = None) -> None:
-        self.tracking = tracking
+    def __init__(self, tracking: Tracking | None = None, paper: str = "") -> None:
+        self.tracking, self.paper = tracking, paper
         self.progress: Any = None
         self.last = 0.0
         self.away_until = 0.0
@@ -200,6 +201,7 @@ class PrefectPage:
     def finished(self, stage: Stage, artifact: Artifact, *, reused: bool, seconds: float) -> None:
         from prefect.artifacts import create_image_artifact, create_table_artifact, update_progress_artifact
 
+        self._paper()
         if self.progress is not None:
             update_progress_artifact(self.progress, progress=100.0)
             self.progress = None
@@ -212,6 +214,14 @@ class PrefectPage:
                                   key=f"plot-{_slug(stage.name)}-{_slug(plot.stem)}", description=f"{stage.title}: {plot.stem.replace('_', ' ')}")
         if (artifact.path / "report.html").exists():
             self._report(artifact.path / "report.html")
+
+    def _paper(self) -> None:
+        from prefect.artifacts import create_link_artifact
+
+        if self.paper.startswith("arXiv:"):
+            create_link_artifact(link=f"https://arxiv.org/abs/{self.paper.removeprefix('arXiv:')}", link_text=self.paper, key="paper",
+                                 description="Where the recipe's method is from.")
+            self.paper = ""  # once a run
 
     def _report(self, file: Path) -> None:
         """Where the report is: a browser follows no file:// from a server's page, and the file may be another machine's."""

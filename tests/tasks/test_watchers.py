@@ -58,6 +58,14 @@ def test_a_table_the_pictures_themselves_and_where_the_report_is(tmp_path: Path,
     assert str(tmp_path / "report.html") in made["markdown report"]["markdown"]
 
 
+def test_the_page_links_to_the_recipes_paper_once(tmp_path: Path, made: dict[str, dict[str, Any]]) -> None:
+    page, finished = PrefectPage(paper="arXiv:2405.07863"), evaluated(tmp_path)
+    page.finished(*finished, reused=False, seconds=3.0)
+    assert made.pop("link paper")["link"] == "https://arxiv.org/abs/2405.07863"
+    page.finished(*finished, reused=False, seconds=3.0)
+    assert "link paper" not in made
+
+
 def test_a_server_that_is_away_is_asked_once_in_a_while(tmp_path: Path, made: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Its client waits a minute before it gives up: a run of twenty stages would wait for it most of an hour."""
     asked, now = [], [1000.0]
