@@ -246,7 +246,8 @@ def prefect(tmp_path: Path) -> Iterator[dict[str, str]]:
     """A Prefect server on loopback; yields the environment that points at it."""
     port = free_port()
     env = {**os.environ, "PREFECT_HOME": str(tmp_path / "prefect"), "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
-           "PYTHONPATH": str(ROOT), "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "2", "PREFECT_WORKER_QUERY_SECONDS": "2"}
+           "PYTHONPATH": str(ROOT), "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "2", "PREFECT_WORKER_QUERY_SECONDS": "2",
+           "PREFECT_SERVER_SERVICES_CANCELLATION_CLEANUP_LOOP_SECONDS": "3600"}  # it ends within 20 s what we are to end at once
     with (tmp_path / "server.log").open("w") as log:
         server = subprocess.Popen([sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
                                   env=env, stdout=log, stderr=log, start_new_session=True)
