@@ -78,11 +78,13 @@ def load_profile(name: str) -> Profile:
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` on `base`: mappings merge, everything else replaces; a piece of another name replaces the whole piece."""
+    """`over` on `base`: mappings merge, everything else replaces; a piece of another name replaces the whole piece. The 2 of a file
+    and the "2" of a command line are one key."""
     if "name" in base and "name" in over and "fit" not in base and "schema" not in base and base["name"] != over["name"]:
         return dict(over)
-    merged = dict(base)
-    for key, value in over.items():
+    merged, known = dict(base), {str(key): key for key in base}
+    for name, value in over.items():
+        key = known.get(str(name), name)
         below = merged.get(key)
         merged[key] = merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
     return merged

@@ -57,7 +57,6 @@ BRADLEY_TERRY = "[{name: ranking.bradley_terry}]"
     ("online.health.lenght_ratio={limit: 2.0}", "online.health.lenght_ratio: unknown key 'lenght_ratio'; did you mean 'length_ratio'?"),
     ("online.health.kl.limt=3", "online.health.kl.limt: unknown key 'limt'; did you mean 'limit'?"),
     ("online.health.kl.action=hlat", "online.health.kl.action: 'hlat' is not one of warn, hold, stop"),
-    ("online.health.entropy={action: warn}", "online.health.entropy: needs 'limit'"),
     ("online.watch.kl_prompts=0", "online.health.kl: nothing measures the KL; say on how many prompts in online.watch.kl_prompts"),
     ("online.cadence=step", "online.health.reward_without_gold: the gold judge sees rounds, not steps; use it with `cadence: round`"),
     ("online={cadence: step, health: {reward_without_gold: null}}", "online.watch.gold: the gold judge sees rounds, not steps"),
@@ -89,6 +88,11 @@ def test_a_name_nobody_knows_is_refused_before_anything_runs(change: str, says: 
     with pytest.raises(RecipeError) as refused:
         load("chat", overrides=[change])
     assert says in str(refused.value)
+
+
+def test_a_health_rule_needs_its_limit() -> None:
+    with pytest.raises(RecipeError, match="online.health.entropy: needs 'limit'"):
+        load("online_dpo", overrides=["online.health.entropy={action: warn}"])
 
 
 def test_a_missing_data_file(tmp_path: Path, tiny_home: Path) -> None:

@@ -116,7 +116,7 @@ def test_every_member_of_an_ensemble_reads_every_answer() -> None:
     recipe, profile = load("reward_ensemble", profile="test")
     splits = {"prompts": Split(600, 50.0), "evaluate": Split(10, 50.0)}
     costs = {c.stage.name: c for c in estimate(recipe, profile, plan(recipe, profile), SMOL, splits, None, {})}
-    assert costs["annotate_1"].score == 24 * 4 * (50 + 24) * 3 and costs["select_1"].score == 24 * 2 * (50 + 24)
+    assert costs["annotate_1"].score == 12 * 4 * (50 + 24) * 3 and costs["select_1"].score == 12 * 2 * (50 + 24)
     assert costs["evaluate"].score == 2 * 10 * (50 + (50 + 24) * (3 + 1)), "by two arms: prompts; answers by each judge, and people's replies"
 
 

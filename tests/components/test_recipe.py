@@ -12,7 +12,7 @@ import yaml
 from components import sections
 from components.errors import RecipeError
 from components.plan import plan
-from components.recipe import dump, load, merge, names
+from components.recipe import dump, for_round, load, merge, names
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -145,6 +145,15 @@ def test_overrides_and_a_missing_file(tmp_path: Path) -> None:
         load(tmp_path / "absent.yaml")
     with pytest.raises(RecipeError, match="not valid YAML"):
         load(write(tmp_path, "a: [1"))
+
+
+def test_a_round_is_one_whether_a_file_or_the_command_line_names_it(tmp_path: Path) -> None:
+    """YAML reads 2 as a number, `--set online.by_round.2…` is a word."""
+    file = write(tmp_path, f"{ONLINE}  by_round: {{2: {{fit: {{learning_rate: 1.0e-5}}}}}}\n")
+    recipe, _ = load(file, overrides=["online.by_round.2.fit.epochs=2"])
+    assert recipe.online is not None
+    second = for_round(recipe.online, 2)
+    assert (second.fit.learning_rate, second.fit.epochs) == (1e-5, 2) and for_round(recipe.online, 1).fit.epochs == 1
 
 
 def test_a_profile_is_a_name_or_a_file(tmp_path: Path) -> None:
