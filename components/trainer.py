@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -131,9 +131,8 @@ def measure(learner: Learner, update: Sequence[Part], groups: Sequence[Group], *
                 weight = part.weight if isinstance(part.weight, float) else part.weight.value()
                 term = weight * reduce(part.reduce, terms.loss, batch, totals[part.label])
                 if not math.isfinite(float(term.detach())):
-                    raise TrainingError(f"the loss term {part.label!r} is {float(term.detach())} on prompts "
-                                        f"{', '.join(sorted(set(batch.ids))[:5])}; the last checkpoint is kept. "
-                                        "Lower the learning rate or look at these records")
+                    raise TrainingError(f"the loss term {part.label!r} is {float(term.detach())} on prompts {_some(batch.ids)}; "
+                                        "the last checkpoint is kept. Lower the learning rate or look at these records")
                 loss = term if loss is None else loss + term
                 if number < real:
                     meter.add(f"{part.label}/loss", terms.loss, batch)
@@ -146,6 +145,11 @@ def measure(learner: Learner, update: Sequence[Part], groups: Sequence[Group], *
     told = ranks.gather((value, meter))
     meter.become([other for _, other in told])
     return math.fsum(part for part, _ in told)
+
+
+def _some(prompts: Iterable[str]) -> str:
+    """The first five of them, for a sentence."""
+    return ", ".join(sorted(set(prompts))[:5])
 
 
 def _cost(group: Group) -> int:
@@ -161,7 +165,10 @@ def one_step(learners: Mapping[str, Learner], updates: Mapping[str, Sequence[Par
         meter = Meter()
         line[f"{role}/loss"] = measure(learners[role], update, groups, tokens=tokens, backward=True, meter=meter)
         line |= {f"{role}/{name}": value for name, value in meter.means().items()}
-        line |= {f"{role}/{name}": value for name, value in learners[role].step().items()}
+        try:
+            line |= {f"{role}/{name}": value for name, value in learners[role].step().items()}
+        except TrainingError as error:  # a learner knows no prompts
+            raise TrainingError(f"{error} (prompts {_some(group.prompt.id for group in groups)})") from error
         for part in update:
             for knob in part.memories().values():
                 knob.update(line)
