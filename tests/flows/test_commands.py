@@ -100,7 +100,7 @@ def test_compare_says_what_became_of_the_claims(tmp_path: Path, monkeypatch: pyt
 
     def opened(recipe: str, **_: Any) -> SimpleNamespace:
         (tmp_path / recipe).mkdir(exist_ok=True)
-        (tmp_path / recipe / "results.json").write_text(json.dumps({"per_prompt": {"win_rate": wins[recipe]}}))
+        (tmp_path / recipe / "results.json").write_text(json.dumps({"per_prompt": {"win_rate": wins[recipe], "final.gold": wins[recipe]}}))
         return SimpleNamespace(artifact=lambda _: SimpleNamespace(path=tmp_path / recipe))
 
     monkeypatch.setattr("flows.compare.Pipeline", SimpleNamespace(open=opened))
@@ -108,6 +108,7 @@ def test_compare_says_what_became_of_the_claims(tmp_path: Path, monkeypatch: pyt
     for recipes in (["chat", "chat_offline"], ["chat_offline", "chat"]):
         assert compare(recipes, seeds=range(3), home=tmp_path)["claims"] == {"chat": "win_rate higher than chat_offline: shown"}
     assert compare(["chat"], seeds=range(3), home=tmp_path)["claims"] == {}, "its baseline was not run"
+    assert compare(recipes, seeds=range(3), home=tmp_path, metric="final.gold")["claims"] == {}, "it claims nothing of that metric"
 
 
 def test_a_misspelt_end_is_refused_and_does_not_mean_all_of_it() -> None:
