@@ -9,6 +9,7 @@
     ├── TrainingError      a loss is not finite, nothing to train on
     ├── HealthError        a health rule of the recipe said `stop`
     ├── StoreError         disk full, damaged or half-written artifact
+    │   └── DamageError    bytes are no longer those that were written: what can be made again, is
     ├── SandboxError       this machine cannot confine model-written code, so none is run
     ├── BusyError          another process holds the run, and this one was told not to wait
     ├── ServiceError       a server (tracking, orchestration, engine) cannot be reached   [retryable]
@@ -87,6 +88,10 @@ class HealthError(RatchetError):
 
 
 class StoreError(RatchetError, OSError):
+    pass
+
+
+class DamageError(StoreError):
     pass
 
 

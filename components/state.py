@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from components import types
-from components.errors import StoreError
+from components.errors import DamageError, StoreError
 from components.store import disk_errors, file_digest, write_atomic
 
 FILES = ("tensors.safetensors", "state.json")
@@ -42,17 +42,19 @@ def save_state(folder: Path, state: Mapping[str, Any]) -> None:
 
 
 def load_state(folder: Path) -> dict[str, Any]:
-    """The state that `save_state` wrote. A damaged one is a `StoreError`."""
+    """The state that `save_state` wrote. Raises `DamageError` for other bytes, `StoreError` where they cannot be read at all."""
     from safetensors.torch import load_file
 
     try:
         for name, known in json.loads((folder / "sha256.json").read_text()).items():
             if file_digest(folder / name) != known:
-                raise ValueError(f"{name} is damaged: its SHA-256 is not the one it was saved with")
+                raise ValueError(f"the SHA-256 of {name} is not the one it was saved with")
         tensors = load_file(folder / "tensors.safetensors")
         return _join(json.loads((folder / "state.json").read_text()), tensors)
     except Exception as error:
-        raise StoreError(f"the checkpoint at {folder} cannot be read ({error}); remove {folder} to start the stage again") from error
+        if isinstance(error, OSError | MemoryError) and not isinstance(error, FileNotFoundError):
+            raise StoreError(f"the checkpoint at {folder} cannot be read: {error}") from error
+        raise DamageError(f"the checkpoint at {folder} is damaged: {error}") from error
 
 
 def _split(value: Any, tensors: dict[str, Any], path: str) -> Any:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from components.errors import StoreError, redacted
+from components.errors import DamageError, StoreError, redacted
 from components.types import Artifact
 
 MANIFEST = "manifest.json"
@@ -99,6 +99,11 @@ class Workspace:
     def steps(self) -> Path:
         return self.root / "steps.json"
 
+    def restart(self) -> None:
+        """Begin at the beginning. What there was is kept aside until the product is whole."""
+        os.replace(self.progress, self.root / f"damaged-{time.time_ns()}")
+        self.progress.mkdir()
+
 
 class Store:
     def __init__(self, home: Path) -> None:
@@ -109,7 +114,7 @@ class Store:
         return self.root / f"{stage}-{key[:16]}"
 
     def get(self, stage: str, key: str) -> Artifact | None:
-        """The finished artifact, or None. A directory whose files do not match its manifest is not finished."""
+        """The finished artifact, or None. `DamageError` when its files have not the sizes that its manifest names."""
         path = self.path(stage, key)
         manifest = read_manifest(path)
         if manifest is None or manifest["key"] != key:
@@ -117,9 +122,17 @@ class Store:
         for name, entry in manifest["files"].items():
             file = path / name
             if not file.is_file() or file.stat().st_size != entry["size"]:
-                raise StoreError(f"{file} is damaged: expected {entry['size']} bytes, found "
-                                 f"{file.stat().st_size if file.is_file() else 'nothing'}; remove {path} to make it again")
+                raise DamageError(f"{file} is damaged: expected {entry['size']} bytes, found "
+                                  f"{file.stat().st_size if file.is_file() else 'nothing'}; a run makes it again")
         return Artifact(manifest["kind"], path, key, tuple(manifest["parents"]), manifest["meta"])
+
+    def intact(self, stage: str, key: str) -> Artifact | None:
+        """The finished artifact with every byte of it compared, None when there is none or it is damaged."""
+        with contextlib.suppress(DamageError):
+            if (artifact := self.get(stage, key)) is not None:
+                self.verify(artifact)
+                return artifact
+        return None
 
     @contextlib.contextmanager
     def working(self, stage: str, key: str) -> Iterator[Workspace]:
@@ -148,7 +161,11 @@ class Store:
     def publish(self, workspace: Workspace, stage: str, key: str, kind: str, parents: Sequence[str],
                 meta: Mapping[str, Any], made_with: Mapping[str, Any] | None = None) -> Artifact:
         """Seal the product: hash, sync, manifest last, rename. After this the artifact exists; before it did not.
-        `made_with` says what made it: the stage's options, its inputs by role, code revision and package versions."""
+        `made_with` says what made it: the stage's options, its inputs by role, code revision and package versions.
+
+        In the place of a damaged one, which is kept aside. `StoreError` when it is not what that one was, for then whatever was
+        built upon the old one would not follow from the new one; of a report, upon which nothing is built, nothing is asked.
+        """
         target = self.path(stage, key)
         with disk_errors(f"publishing {stage}"):
             entries = {}
@@ -163,7 +180,11 @@ class Store:
                         "content": content(entries), "files": entries}
             write_atomic(workspace.product / MANIFEST, json.dumps(manifest, indent=1))
             if target.exists():  # a damaged or foreign directory: keep it aside rather than mix with it
-                os.replace(target, target.with_name(f".replaced-{target.name}-{int(time.time())}"))
+                before = read_manifest(target) or {}
+                if kind != "report" and before.get("key") == key and content(before["files"]) == before.get("content") != manifest["content"]:
+                    raise StoreError(f"{target} is damaged, and was made again with another result, which products that were built upon it "
+                                     f"do not follow from; bring its bytes back, or remove {target} to go on with the new ones")
+                os.replace(target, target.with_name(f".replaced-{target.name}-{time.time_ns()}"))
             os.replace(workspace.product, target)
             shutil.rmtree(workspace.root, ignore_errors=True)
         artifact = self.get(stage, key)
@@ -171,12 +192,11 @@ class Store:
         return artifact
 
     def verify(self, artifact: Artifact) -> None:
-        """Compare every byte with the manifest; `StoreError` names the first file that differs."""
+        """Compare every byte with the manifest; `DamageError` names the first file that differs."""
         manifest = read_manifest(artifact.path) or {"files": {}}
         for name, entry in manifest["files"].items():
             if file_digest(artifact.path / name) != entry["sha256"]:
-                raise StoreError(f"{artifact.path / name} is damaged: its SHA-256 is not the one in its manifest; "
-                                 f"remove {artifact.path} and run again to make it anew")
+                raise DamageError(f"{artifact.path / name} is damaged: its SHA-256 is not the one in its manifest; a run makes it again")
 
 
 def read_manifest(path: Path) -> dict[str, Any] | None:

@@ -80,6 +80,6 @@ def make_on_gpus(pipeline: Pipeline, name: str, gpus: int) -> None:
     """Make a stage with slots and GPUs that are held only while it is made here. One made elsewhere takes its own there, and would wait
     for ever for those that its leader, or the leader of another run that waits likewise, kept meanwhile."""
     stage = pipeline.stages[name]
-    here = stage.does not in pipeline.elsewhere and pipeline.store.get(name, stage.key) is None
+    here = stage.does not in pipeline.elsewhere and pipeline.take(stage) is None
     with gpu_slots(gpus if here else 0) as pipeline.devices:
         make(pipeline, name)

@@ -270,7 +270,7 @@ def downloads(home: Path) -> Finding:
             else:
                 sized += 1
         except (RatchetError, OSError) as error:
-            return Finding("downloads", "fail", str(error), f"remove {path} and run again to fetch it anew")
+            return Finding("downloads", "fail", str(error), "run the recipe again")
     if not hashed and not sized:
         return Finding("downloads", "ok", "nothing fetched yet")
     return Finding("downloads", "ok", f"{hashed} agree with their SHA-256" + (f", {sized} more with their sizes" if sized else ""))

@@ -69,11 +69,11 @@ class Exchange:
                 self._put(artifact.path / MANIFEST, there)
 
     def pull(self, store: Store, stage: str, key: str) -> Artifact | None:
-        """The product in `store`, brought from here unless the store has it; None when it is not here either, or not all of it.
+        """The product in `store`, brought from here unless the store has it intact; None when it is not here either, or not all of it.
 
         Raises `StoreError` for a file that is not what its manifest says, `ServiceError` when the address cannot be reached.
         """
-        if (known := store.get(stage, key)) is not None:
+        if (known := store.intact(stage, key)) is not None:
             return known
         with self._reached("bringing", stage):
             try:
@@ -82,7 +82,7 @@ class Exchange:
                 return None
             self._check(manifest, stage, key)
             with store.working(stage, key) as work:
-                if (known := store.get(stage, key)) is not None:  # somebody was quicker
+                if (known := store.intact(stage, key)) is not None:  # somebody was quicker
                     return known
                 arriving = work.root / "arriving"  # not among what an interrupted stage has written: that one may yet go on
                 shutil.rmtree(arriving, ignore_errors=True)

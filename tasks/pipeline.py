@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,18 +12,20 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from components.data.pins import pinned
-from components.errors import ContractError, redacted
+from components.errors import ContractError, DamageError, redacted
 from components.plan import Stage, plan
 from components.recipe import dump, load, reread
 from components.run import as_request
 from components.schema import Profile, Recipe
-from components.store import RunDirectory, Store, digest
+from components.store import RunDirectory, Store, Workspace, digest
 from components.types import Artifact
 from tasks.launch import launch
 from tasks.provenance import machine, packages, revision
 from tasks.ranks import ready
 from tasks.spending import gpu_kwh
 from tasks.system import samples_of
+
+log = logging.getLogger("ratchet.pipeline")
 
 
 class Watcher(Protocol):
@@ -52,6 +55,7 @@ class Pipeline:
     run: RunDirectory
     watchers: list[Watcher] = field(default_factory=list)
     verified: set[str] = field(default_factory=set)  # keys of products whose every byte this object has seen to be right
+    damaged: set[str] = field(default_factory=set)  # keys of those where it has not
     devices: tuple[str, ...] = ()  # the GPUs that a stage made now sees, as CUDA_VISIBLE_DEVICES names them; none: those that we see
     elsewhere: dict[str, Callable[[Pipeline, Stage], Artifact]] = field(default_factory=dict)  # what a stage does -> who makes it instead of us
 
@@ -74,7 +78,10 @@ class Pipeline:
         """Stage by stage: done already, to be continued, or to be run."""
         found = []
         for stage in self.stages.values():
-            artifact = self.store.get(stage.name, stage.key)
+            try:
+                artifact = self.store.get(stage.name, stage.key)
+            except DamageError:
+                artifact = None
             begun = (self.store.root / ".work" / f"{stage.name}-{stage.key[:16]}" / "progress")
             state = "done" if artifact else "resume" if begun.is_dir() and any(begun.iterdir()) else "run"
             found.append(Status(stage, state, artifact))
@@ -88,10 +95,9 @@ class Pipeline:
         return artifact
 
     def make(self, name: str) -> Artifact:
-        """The product of a stage: taken from the store when it is there, else made, checked and published."""
+        """The product of a stage: taken from the store when it is there and undamaged, else made, checked and published."""
         stage = self.stages[name]
-        self.run.hold()
-        artifact = self._take(stage)
+        artifact = self.take(stage)
         if artifact is not None:
             self._tell("finished", stage, artifact, reused=True, seconds=0.0)
             return artifact
@@ -109,12 +115,15 @@ class Pipeline:
         """The product, and whether we made it: another run may have, while we waited for the lock."""
         started, began = time.monotonic(), time.time()
         with self.store.working(stage.name, stage.key) as work:
-            if (artifact := self._take(stage)) is not None:
+            if (artifact := self.take(stage)) is not None:
                 return artifact, False
             self._tell("started", stage, work.metrics)
-            meta = launch(as_request(stage.does, stage.options, inputs, work.root), self.run.path / "logs" / f"{stage.name}.log",
-                          inline=self.profile.launch == "inline", tick=_follow((work.metrics, work.steps), stage, self._tell),
-                          devices=self.devices)
+            try:
+                meta = self._launch(stage, inputs, work)
+            except DamageError as error:  # of what an attempt before this one had kept
+                log.warning("%s; it is kept aside, and %s begins at the beginning", error, stage.name)
+                work.restart()
+                meta = self._launch(stage, inputs, work)
             seconds = time.monotonic() - started
             took = gpu_kwh(samples_of(self.run.path), began, time.time(), self.profile.hardware.devices)
             with self.store.steady():
@@ -126,21 +135,34 @@ class Pipeline:
                 self.run.link(stage.name, artifact.path)
         return artifact, True
 
+    def _launch(self, stage: Stage, inputs: Mapping[str, Artifact], work: Workspace) -> dict[str, Any]:
+        return launch(as_request(stage.does, stage.options, inputs, work.root), self.run.path / "logs" / f"{stage.name}.log",
+                      inline=self.profile.launch == "inline", tick=_follow((work.metrics, work.steps), stage, self._tell),
+                      devices=self.devices)
+
     def _made_elsewhere(self, stage: Stage) -> Artifact:
         self._tell("started", stage, self.store.path(stage.name, stage.key) / "metrics.jsonl")
         self.elsewhere[stage.does](self, stage)
-        artifact = self._take(stage)
+        artifact = self.take(stage)
         assert artifact is not None, "it was brought a moment ago, and what a living run plans to use is not swept away"
         return artifact
 
-    def _take(self, stage: Stage) -> Artifact | None:
-        """The stage's product if it is there, linked to this run before `ratchet gc` could take it away."""
+    def take(self, stage: Stage) -> Artifact | None:
+        """The stage's product if it is there, linked to this run before `ratchet gc` could take it away. A damaged one is never built
+        upon: it counts as not there, and this is said once."""
+        self.run.hold()
         with self.store.steady():
-            artifact = self.store.get(stage.name, stage.key)
+            try:
+                artifact = self.store.get(stage.name, stage.key)
+                if artifact is not None and artifact.digest not in self.verified:
+                    self.store.verify(artifact)
+            except DamageError as error:
+                if stage.key not in self.damaged:
+                    log.warning("%s", error)
+                    self.damaged.add(stage.key)
+                return None
             if artifact is not None:
-                if artifact.digest not in self.verified:
-                    self.store.verify(artifact)  # a damaged one is never built upon
-                    self.verified.add(artifact.digest)
+                self.verified.add(artifact.digest)
                 self.run.link(stage.name, artifact.path)
             return artifact
 

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
+import components.trainer
 from components.data.groups import read_groups
 from components.errors import ContractError, DataError, RecipeError, SourceError, StoreError, TrainingError
 from components.recipe import load
-from components.store import disk_errors
+from components.store import disk_errors, file_digest
 from tasks.pipeline import Pipeline
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -193,16 +194,56 @@ def test_a_full_disk(tmp_path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_damaged_artifact_is_found_and_named(fresh_home: Callable[[str], Path]) -> None:
-    home = fresh_home("damaged")
-    file = next(home.glob("store/model_policy-*/model.safetensors"))
-    Pipeline.open("sft", home=home, profile="test").make("model_policy")
+def test_a_damaged_product_is_named_and_made_again(fresh_home: Callable[[str], Path], caplog: pytest.LogCaptureFixture) -> None:
+    def made() -> Pipeline:
+        pipeline = Pipeline.open("sft", home=fresh, profile="test")
+        pipeline.make("raw")
+        return pipeline
+
+    fresh = fresh_home("damaged")
+    file = next(p for p in made().artifact("raw").path.iterdir() if p.name.startswith("source"))
     good = file.read_bytes()
-    file.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))  # of the right size
-    with pytest.raises(StoreError, match=r"model\.safetensors is damaged: its SHA-256"):
-        Pipeline.open("sft", home=home, profile="test").make("model_policy")
-    file.write_bytes(good)
-    with file.open("ab") as handle:
-        handle.write(b"x")
-    with pytest.raises(StoreError, match=r"model\.safetensors is damaged"):
-        Pipeline.open("sft", home=home, profile="test").make("model_policy")
+    for number, bad in enumerate((good[:-1] + bytes([good[-1] ^ 1]), good + b"x"), 1):  # of the right size, and not
+        file.write_bytes(bad)
+        pipeline = made()
+        assert file.read_bytes() == good and pipeline.status()[1].state == "done"
+        said = [record.message for record in caplog.records if "is damaged" in record.message]
+        assert len(said) == number and said[-1].startswith(f"{file} is damaged: ") and said[-1].endswith("; a run makes it again")
+    assert pipeline.status()[1].stage.name == "raw"
+    file.write_bytes(bad)
+    assert pipeline.status()[1].state == "run"
+
+
+def test_a_damaged_checkpoint_is_named_and_its_stage_begins_at_the_beginning(fresh_home: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch,
+                                                                            caplog: pytest.LogCaptureFixture) -> None:
+    """Both that of a step and the best one, which nothing but the whole stage can make again."""
+    options = ["sft.limit=32", "sft.fit.save_every=1", "sft.fit.validate_every=1", "sft.fit.epochs=2", "sft.fit.learning_rate=0.03", "sft.fit.min_ended=0.0"]
+
+    def made(home: Path) -> tuple[str, dict[str, object]]:
+        pipeline = Pipeline.open("sft", home=home, profile="test", overrides=options)
+        for name in list(pipeline.stages)[:-1]:
+            pipeline.make(name)
+        artifact = pipeline.artifact("sft")
+        return file_digest(artifact.path / "model.safetensors"), {k: v for k, v in artifact.meta.items() if k in ("steps", "best_step")}
+
+    truth = made(fresh_home("undisturbed"))
+    assert truth[1]["best_step"] != truth[1]["steps"], "the best state is read at the end"
+    saved = components.trainer.save_checkpoint
+
+    def killed(progress: Path, state: dict[str, int], *rest: object) -> None:
+        saved(progress, state, *rest)
+        if state["step"] == 3:
+            raise KeyboardInterrupt
+
+    for name in ("checkpoint-3", "best"):
+        home = fresh_home(name)
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(components.trainer, "save_checkpoint", killed)
+            made(home)
+        (folder,) = home.glob(f"store/.work/sft-*/progress/{name}")
+        file = folder / "tensors.safetensors"
+        file.write_bytes(file.read_bytes()[:-1] + b"x")
+        caplog.clear()
+        assert made(home) == truth
+        (said,) = [record.message for record in caplog.records if "is damaged" in record.message]
+        assert said.startswith(f"the checkpoint at {folder} is damaged: ") and said.endswith("it is kept aside, and sft begins at the beginning")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from components.errors import StoreError
+from components.errors import DamageError, StoreError
 from components.state import load_state, save_state
 from components.types import Group, Prompt, Span, Trajectory
 
@@ -44,7 +44,7 @@ def test_saving_replaces_and_damage_is_one_sentence(tmp_path: Path) -> None:
     assert load_state(tmp_path / "s")["step"] == 2
     file = tmp_path / "s" / "tensors.safetensors"
     file.write_bytes(file.read_bytes()[:-5])
-    with pytest.raises(StoreError, match="cannot be read"):
+    with pytest.raises(DamageError, match="is damaged"):
         load_state(tmp_path / "s")
 
 
@@ -56,5 +56,14 @@ def test_one_flipped_bit_is_noticed(tmp_path: Path, name: str) -> None:
     at = len(content) - 1 if name.endswith("safetensors") else content.index(b"17")
     content[at] ^= 1  # still a readable file, with another number in it
     file.write_bytes(content)
-    with pytest.raises(StoreError, match="damaged"):
+    with pytest.raises(DamageError, match=f"the SHA-256 of {name}"):
         load_state(tmp_path / "c")
+
+
+def test_what_cannot_be_read_just_now_is_not_called_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a stage would begin at the beginning because too many files were open."""
+    save_state(tmp_path / "s", {"step": 1})
+    monkeypatch.setattr("components.state.file_digest", lambda _: (_ for _ in ()).throw(OSError(24, "Too many open files")))
+    with pytest.raises(StoreError, match=r"cannot be read: .*Too many open files") as raised:
+        load_state(tmp_path / "s")
+    assert not isinstance(raised.value, DamageError)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import threading
 from pathlib import Path
 
 import pytest
 
-from components.errors import StoreError
+from components.errors import DamageError, StoreError
 from components.store import MANIFEST, RunDirectory, Store, digest, disk_errors, write_atomic
 
 KEY = digest("a key")
@@ -57,11 +58,44 @@ def test_damage_is_found(tmp_path: Path) -> None:
     made = make(store)
     file = made.path / "deep" / "file.txt"
     file.write_text("jello")  # same size: only the digest tells
-    with pytest.raises(StoreError, match=r"file\.txt is damaged"):
+    with pytest.raises(DamageError, match=r"file\.txt is damaged"):
         store.verify(made)
+    assert store.get("sft", KEY) and store.intact("sft", KEY) is None
     file.write_text("shorter"[:3])
-    with pytest.raises(StoreError, match="expected 5 bytes, found 3"):
+    with pytest.raises(DamageError, match="expected 5 bytes, found 3"):
         store.get("sft", KEY)
+    assert store.intact("sft", KEY) is None
+    assert make(store) == made == store.intact("sft", KEY)
+    (aside,) = store.root.glob(".replaced-sft-*")
+    assert (aside / "deep" / "file.txt").read_text() == "sho"
+
+
+def test_what_takes_the_place_of_a_damaged_product_is_what_that_was(tmp_path: Path) -> None:
+    """Else what was built upon the old one would not follow from the new one, and nothing would say so."""
+    store = Store(tmp_path)
+    made = make(store)
+    (made.path / "deep" / "file.txt").write_text("jello")
+    with pytest.raises(StoreError, match=f"made again with another result.* or remove {made.path} to go on"):
+        make(store, "another")
+    assert (made.path / "deep" / "file.txt").read_text() == "jello" and not list(store.root.glob(".replaced-*"))
+    with store.working("sft", KEY) as work:
+        assert (work.product / "deep" / "file.txt").read_text() == "another", "the work is kept for whoever accepts it"
+        shutil.rmtree(work.product)
+        work.product.mkdir()
+    text = (made.path / MANIFEST).read_text()
+    (made.path / MANIFEST).write_text(text.replace('"sha256": "', '"sha256": "0', 1))  # a manifest that contradicts itself proves nothing
+    assert make(store, "another").path == made.path and (made.path / "deep" / "file.txt").read_text() == "another"
+
+
+def test_of_a_report_another_result_is_taken(tmp_path: Path) -> None:
+    """It tells of seconds and watts, and nothing is built upon it."""
+    store = Store(tmp_path)
+    for text in ("60 s", "61 s"):
+        with store.working("evaluate", KEY) as work:
+            (work.product / "report.html").write_text(text)
+            made = store.publish(work, "evaluate", KEY, "report", [], {})
+        assert (made.path / "report.html").read_text() == text
+        (made.path / "report.html").write_text("none")
 
 
 def test_one_process_at_a_time_works_on_a_stage(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import pytest
 from components.errors import StoreError
 from components.store import RunDirectory, Store, digest
 from flows.soak.faults import FAULTS, MARK, Trial, flip, kill_engine, wait_for_none
-from flows.soak.trials import REMOVE, Soak, Tally, Truth, _differences, _look, _points, _unexplained
+from flows.soak.trials import Soak, Tally, Truth, _differences, _look, _points, _unexplained
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = """
@@ -47,24 +47,27 @@ OPTIONS = ["sft.limit=96", "sft.fit.save_every=1"]
 TOY = """
 import hashlib, json, sys, time
 from pathlib import Path
-from components.errors import RatchetError, StoreError
+from components.errors import DamageError, RatchetError
 from components.store import RunDirectory, Store, disk_errors, write_atomic
 
 def sha(text):
     return hashlib.sha256(text.encode()).hexdigest()
 
 def make(stage, product, steps):
-    found = store.get(stage, sha(stage))
-    if found is not None:
-        store.verify(found)
-        return run.link(stage, found.path)
+    try:
+        if (found := store.get(stage, sha(stage))) is not None:
+            store.verify(found)
+            return run.link(stage, found.path)
+    except DamageError as error:
+        print(error)
     with store.working(stage, sha(stage)) as work:
         saved, state = work.progress / "checkpoint-1" / "state", {"step": 0, "value": "", "lines": []}
         if saved.exists():
             digest, _, body = saved.read_bytes().partition(b" ")
-            if hashlib.sha256(body).hexdigest().encode() != digest:
-                raise StoreError(f"the checkpoint at {saved.parent} cannot be read; remove {saved.parent} to start again")
-            state = json.loads(body)
+            if hashlib.sha256(body).hexdigest().encode() == digest:
+                state = json.loads(body)
+            else:
+                print(f"the checkpoint at {saved.parent} is damaged: it is not what was saved")
         for step in range(state["step"] + 1, steps + 1):
             state = {"step": step, "value": sha(state["value"] + str(step)), "lines": [*state["lines"], {"step": step, "metrics": {"loss": 1 / step}}]}
             body = json.dumps(state)
@@ -97,7 +100,7 @@ def test_a_sound_program_survives_every_fault_of_bytes_disk_and_death(tmp_path: 
     for name, tally in tallies.items():
         assert not tally.complaints and tally.survived == tally.tried >= 1, f"{name}: {tally}"
     said = " ".join(sentence for tally in tallies.values() for sentence in tally.sentences)
-    assert "cannot be read" in said and "groups.parquet is damaged" in said and ("the disk is full" in said or "ulimit -f" in said)
+    assert "the checkpoint at" in said and "groups.parquet is damaged" in said and ("the disk is full" in said or "ulimit -f" in said)
 
 
 def test_a_run_that_was_over_before_its_moment_came_is_struck_once_more(tmp_path: Path) -> None:
@@ -109,8 +112,9 @@ def test_a_run_that_was_over_before_its_moment_came_is_struck_once_more(tmp_path
 
 
 @pytest.mark.parametrize(("fault", "sound", "broken", "complaint"), [
-    ("checkpoint", "hashlib.sha256(body).hexdigest().encode() != digest", "False", "resumed|differ|is not a step"),
-    ("parquet", "store.verify(found)", "pass", "damaged"),
+    ("checkpoint", "hashlib.sha256(body).hexdigest().encode() == digest", "True", "nothing was said of the damage"),
+    ("checkpoint", "hashlib.sha256(body).hexdigest().encode() == digest", "True", "resumed|differ|is not a step"),
+    ("parquet", "store.verify(found)", "pass", "SHA-256 is not the one in its manifest"),
     ("flow", 'sha(state["value"] + str(step))', 'sha(state["value"] + str(time.time()))', "weights differ"),
     ("flow", 'state = json.loads(body)', 'state = {**json.loads(body), "lines": []}', "values are lost"),
     ("disk", "except RatchetError as error", "except ZeroDivisionError as error", "0 sentences why"),
@@ -140,7 +144,7 @@ def test_a_small_soak(base: Path, tmp_path: Path) -> None:
     ((_, complaints, tally),) = soak.trials(["checkpoint"], 1)
     assert soak.truth is not None and len(soak.truth.weights) == 2 and soak.truth.steps
     assert not complaints and (tally.tried, tally.survived) == (1, 1)
-    assert any("the checkpoint at" in sentence and "remove" in sentence for sentence in tally.sentences), tally.sentences
+    assert any("the checkpoint at" in sentence and "begins at the beginning" in sentence for sentence in tally.sentences), tally.sentences
 
 
 def test_a_line_that_is_no_metric_is_complained_of(tmp_path: Path) -> None:
@@ -235,8 +239,7 @@ def test_a_soak_of_engines_wants_a_profile_that_starts_one(tmp_path: Path) -> No
         soak(home=tmp_path, fault=["engine"])
 
 
-def test_what_an_error_tells_its_reader_to_remove_is_found() -> None:
-    assert (found := REMOVE.search("error: /a/b.parquet is damaged: x; remove /a and run again to make it anew")) and found.group(1) == "/a"
+def test_the_faults_are_those_that_were_asked_for() -> None:
     assert set(FAULTS) >= {"flow", "stage", "prefect", "mlflow", "network", "disk", "checkpoint", "parquet", "download"}
     assert re.fullmatch(r"[a-z]+", "".join(FAULTS))
 
