@@ -123,6 +123,18 @@ def test_a_changed_byte_is_seen_on_arrival(tmp_path: Path) -> None:
     assert arrived is not None and (arrived.path / "a").read_text() == "12345"
 
 
+def test_a_product_that_is_damaged_here_is_brought_again(tmp_path: Path) -> None:
+    """A worker takes its inputs so: what its own store says to have is not always what it has."""
+    made, exchange, there = product(tmp_path / "here", a="12345"), Exchange(str(tmp_path / "between")), Store(tmp_path / "there")
+    exchange.push(made)
+    for bad in ("12346", "123456"):
+        arrived = exchange.pull(there, "sft", made.digest)
+        assert arrived is not None and (arrived.path / "a").read_text() == "12345"
+        (arrived.path / "a").write_text(bad)
+    arrived = exchange.pull(there, "sft", made.digest)
+    assert arrived is not None and arrived == there.intact("sft", made.digest)
+
+
 @pytest.mark.parametrize(("address", "said"), [
     ("artifacts", "would be another folder for every worker"),
     ("s4://bucket/folder", "no file system is named 's4'; did you mean 's3'"),
