@@ -49,13 +49,15 @@ def run(recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = N
     print_plan(console, pipeline)
     quiet_platforms(home)
     start_servers(forks=pipeline.profile.launch == "child")
+    from prefect.exceptions import Abort
+
     from flows.post_training import post_training
 
     with Display(console) as display:
         try:
             done = post_training(recipe, home=str(home), overrides=list(set), profile=profile, until=until,
                                  if_running=if_running, display=display)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, Abort):  # here, or on its page
             console.print("Stopped. Everything finished is kept; the same command continues from here.")
             raise typer.Exit(130) from None
     console.print(display.table())

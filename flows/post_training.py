@@ -9,6 +9,7 @@ from prefect import flow
 
 from flows.commands.options import Until
 from flows.parts import version
+from tasks.cancelling import ended_from_its_page
 from tasks.drift import watch_data, watch_results
 from tasks.elsewhere import Elsewhere
 from tasks.exchange import Exchange
@@ -33,7 +34,7 @@ def post_training(
     """
     pipeline = Pipeline.open(recipe, home=Path(home), overrides=overrides or (), profile=profile)
     pipeline.elsewhere |= {does: Elsewhere(Exchange(artifacts or ""), deployment) for does, deployment in (elsewhere or {}).items()}
-    with held(pipeline.run.path / "lock", f"run {pipeline.run.name}", if_running), watched(pipeline, display) as mirror:
+    with ended_from_its_page(), held(pipeline.run.path / "lock", f"run {pipeline.run.name}", if_running), watched(pipeline, display) as mirror:
         curate(pipeline)
         watch_data(pipeline)
         if until == "curate":

@@ -13,6 +13,7 @@ import os
 import resource
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -237,9 +238,12 @@ FAULTS: dict[str, Fault] = {
 
 @contextlib.contextmanager
 def prepared(fault: Fault, trial: Trial) -> Iterator[None]:
+    """Who ends the soak with SIGTERM meanwhile finds no disk of ours left."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         fault.prepare(trial)
         yield
     finally:
         unmount(trial)
+        signal.signal(signal.SIGTERM, before)
 

@@ -458,6 +458,33 @@ def test_cancelling_a_run_ends_its_stage_in_the_other_pool_and_loses_nothing(pre
     assert len(manifests) == 3 and len({m["content"] for m in manifests}) == 1
 
 
+@pytest.mark.slow
+def test_a_run_that_was_started_by_hand_is_cancelled_from_its_page(prefect: dict[str, str], fresh_home: Callable[[str], Path]) -> None:
+    from tasks.orphans import marked
+
+    home = fresh_home("user")
+    options = ["--set", "sft.limit=240", "--set", "sft.fit.batch=4", "--set", "sft.fit.epochs=200", "--set", "sft.fit.validate_every=0",
+               "--set", "sft.fit.save_every=5"]
+    mark = str(home)
+    run = subprocess.Popen([sys.executable, "-m", "flows.cli", "run", "sft", "--profile", "soak", "--home", str(home), *options], cwd=home,
+                           env=prefect | {"RATCHET_TEST_MARK": mark}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        eventually(lambda: list(home.glob("store/.work/sft-*/progress/checkpoint-*")), 300, "a checkpoint")
+        (leader,) = post(prefect, "flow_runs/filter", {})
+        theirs, asked = {*marked(mark, "RATCHET_TEST_MARK")}, time.monotonic()
+        assert len(theirs) > 1, "the stage's process among them"
+        post(prefect, f"flow_runs/{leader['id']}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}, "force": False})
+        eventually(lambda: not marked(mark, "RATCHET_TEST_MARK"), 120, "the end of all its processes")
+        print(f"{len(theirs)} processes were gone {time.monotonic() - asked:.1f} s after they were cancelled")
+        said = run.communicate(timeout=60)[0]
+    finally:
+        run.kill()
+    assert run.returncode == 130 and "Stopped. Everything finished is kept" in said and "Traceback" not in said, said[-3000:]
+    assert states(prefect) == ["CANCELLED"]
+    (told,) = home.glob("runs/*/run.json")
+    assert json.loads(told.read_text())["state"] == "stopped" and list(home.glob("store/.work/sft-*/progress/checkpoint-*")), "it can go on"
+
+
 SLOTS = """
 import sys, time
 from pathlib import Path

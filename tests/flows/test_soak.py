@@ -182,6 +182,18 @@ def test_it_would_notice(tmp_path: Path) -> None:
     assert not _unexplained(-9, log, True, Tally()) and not _unexplained(0, log, False, Tally())
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gets a disk of its own")
+def test_a_soak_that_is_told_to_end_leaves_no_disk_behind(tmp_path: Path) -> None:
+    program = ("import random, sys, time; from pathlib import Path; from flows.soak.faults import FAULTS, Trial, prepared\n"
+               "with prepared(FAULTS['disk'], Trial(Path(sys.argv[1]), 'x', random.Random(0))): print(flush=True); time.sleep(60)")
+    home = tmp_path / "home"
+    home.mkdir()
+    child = subprocess.Popen([sys.executable, "-c", program, str(home)], env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE)
+    assert child.stdout and child.stdout.readline() and home.is_mount()
+    child.terminate()
+    assert child.wait(20) == 128 + signal.SIGTERM and not home.is_mount()
+
+
 def test_an_orphan_is_known_by_its_mark_and_a_flipped_byte_is_one(tmp_path: Path) -> None:
     orphan = subprocess.Popen(["cat"], env={**os.environ, MARK: "here"}, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     os.write(orphan.stdin.fileno(), b"x")  # its echo: between fork and exec its environment is not yet readable

@@ -1,0 +1,76 @@
+"""A run that was started by hand ends from its Prefect page. (With a real server: tests/flows/test_deployments.py.)"""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prefect.client.schemas.objects import StateType
+from prefect.exceptions import Abort
+from prefect.states import State
+
+from tasks import cancelling
+
+
+class Server:
+    """The calls made of Prefect's client; what it raises or says of the run, look by look, and its last word again and again."""
+
+    def __init__(self, *said: Any) -> None:
+        self.said, self.set = list(said), []
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: Any) -> None: ...
+
+    def read_flow_run(self, run: str) -> Any:
+        now = self.said.pop(0) if len(self.said) > 1 else self.said[0]
+        if isinstance(now, Exception):
+            raise now
+        return SimpleNamespace(state=State(type=now))
+
+    def set_flow_run_state(self, run: str, state: State[Any], *, force: bool) -> None:
+        self.set.append((run, state.type, force))
+
+
+def during(server: Server, monkeypatch: pytest.MonkeyPatch, seconds: float = 5.0, deployment: str | None = None) -> None:
+    run = SimpleNamespace(id="run-1", deployment_id=deployment)
+    monkeypatch.setattr("prefect.client.orchestration.get_client", lambda **_: server)
+    monkeypatch.setattr("prefect.context.FlowRunContext.get", lambda: SimpleNamespace(flow_run=run))
+    monkeypatch.setattr(cancelling, "LOOK", 0.01)
+    with cancelling.ended_from_its_page():
+        time.sleep(seconds)
+
+
+@pytest.mark.parametrize("said", [StateType.CANCELLING, StateType.CANCELLED])
+def test_it_ends_and_is_cancelled(said: StateType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the server was away for a look."""
+    server = Server(StateType.RUNNING, ConnectionError("away"), StateType.RUNNING, said)
+    with pytest.raises(Abort) as raised:
+        during(server, monkeypatch)
+    assert server.set == [("run-1", StateType.CANCELLED, True)] and raised.value.state.is_cancelled()  # type: ignore[attr-defined]
+
+
+def test_what_nobody_cancelled_goes_on_and_nobody_watches_it_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(StateType.RUNNING)
+    during(server, monkeypatch, 0.2)
+    server.said = [StateType.CANCELLED]
+    time.sleep(0.2)  # an interrupt would come here
+    assert not server.set and not any(thread.name.endswith("(_watch)") for thread in threading.enumerate())
+
+
+def test_a_worker_s_run_is_its_worker_s_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(StateType.CANCELLING)
+    during(server, monkeypatch, 0.2, deployment="nightly")
+    assert not server.set
+
+
+def test_ctrl_c_stays_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(StateType.RUNNING)
+    monkeypatch.setattr(time, "sleep", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        during(server, monkeypatch)
+    assert not server.set
