@@ -18,11 +18,8 @@ PARTS = ("fetch", "curate", "train", "evaluate")
 def run_part(part: str, recipe: str, *, home: Path, overrides: Sequence[str] = (), profile: str | None = None) -> None:
     """Make the stages of one part and lay their data out under `data/`. From `train` on it is the flow."""
     pipeline = Pipeline.open(recipe, home=home, overrides=overrides, profile=profile)
-    if part == "fetch":
-        for name in ("raw", *(n for n in pipeline.stages if n.startswith("model_"))):
-            pipeline.make(name)
-    elif part == "curate":
-        for name in ("drafts", "curated"):
+    if part in ("fetch", "curate"):  # the latter looks at what was fetched first, as the flow does: it may be damaged
+        for name in (*(n for n in pipeline.stages if n.startswith("model_")), "raw", *(("drafts", "curated") if part == "curate" else ())):
             pipeline.make(name)
     else:
         from flows.post_training import post_training

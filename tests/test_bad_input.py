@@ -18,6 +18,7 @@ from components.data.groups import read_groups
 from components.errors import ContractError, DataError, RecipeError, SourceError, StoreError, TrainingError
 from components.recipe import load
 from components.store import disk_errors, file_digest
+from flows.parts import run_part
 from tasks.pipeline import Pipeline
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -194,7 +195,8 @@ def test_a_full_disk(tmp_path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_damaged_product_is_named_and_made_again(fresh_home: Callable[[str], Path], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_product_is_named_and_made_again(fresh_home: Callable[[str], Path], caplog: pytest.LogCaptureFixture,
+                                                        monkeypatch: pytest.MonkeyPatch) -> None:
     def made() -> Pipeline:
         pipeline = Pipeline.open("sft", home=fresh, profile="test")
         pipeline.make("raw")
@@ -212,6 +214,10 @@ def test_a_damaged_product_is_named_and_made_again(fresh_home: Callable[[str], P
     assert pipeline.status()[1].stage.name == "raw"
     file.write_bytes(bad)
     assert pipeline.status()[1].state == "run"
+    monkeypatch.chdir(fresh)
+    file.write_bytes(bad[:-2] + b"x\n")
+    run_part("curate", "sft", home=fresh, profile="test")  # as `dvc repro` does, for which what it fetched has not changed
+    assert file.read_bytes() == good and len([r for r in caplog.records if "is damaged" in r.message]) == 3
 
 
 def test_a_damaged_checkpoint_is_named_and_its_stage_begins_at_the_beginning(fresh_home: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch,
