@@ -12,11 +12,13 @@ from uuid import UUID
 
 LOOK = 2.0
 """Seconds between two looks at what the page says."""
+SIGNAL = signal.SIGUSR1
+"""Not that of Ctrl-C, to which a run in the background of a script is deaf."""
 
 
 @contextlib.contextmanager
 def ended_from_its_page() -> Iterator[None]:
-    """Inside a flow, in its main thread: once somebody cancels it on its page, it ends as by Ctrl-C. Then raises Prefect's `Abort`, and the
+    """Inside a flow, in the main thread: once somebody cancels it on its page, it ends as by Ctrl-C. Then raises Prefect's `Abort`, and the
     run is Cancelled and not Crashed."""
     from prefect.client.orchestration import get_client
     from prefect.context import FlowRunContext
@@ -25,11 +27,17 @@ def ended_from_its_page() -> Iterator[None]:
 
     context = FlowRunContext.get()
     run = context.flow_run if context else None
-    if run is None or run.deployment_id is not None:
+    if run is None or run.deployment_id is not None or threading.current_thread() is not threading.main_thread():
         yield
         return
-    asked, over = threading.Event(), threading.Event()
-    threading.Thread(target=_watch, args=(run.id, asked, over), daemon=True).start()
+    asked, over, turn = threading.Event(), threading.Event(), threading.Lock()
+
+    def interrupt(*_: Any) -> None:
+        asked.set()
+        raise KeyboardInterrupt
+
+    before = signal.signal(SIGNAL, interrupt)
+    threading.Thread(target=_watch, args=(run.id, over, turn), daemon=True).start()
     try:
         yield
     except KeyboardInterrupt:
@@ -42,16 +50,19 @@ def ended_from_its_page() -> Iterator[None]:
         abort.state = cancelled  # type: ignore[attr-defined]  the engine looks for it
         raise abort from None
     finally:
-        over.set()
+        with turn:  # or a signal that is on its way would meet no handler, and end the process
+            over.set()
+        signal.signal(SIGNAL, before)
 
 
-def _watch(run: UUID, asked: threading.Event, over: threading.Event) -> None:
+def _watch(run: UUID, over: threading.Event, turn: threading.Lock) -> None:
     from prefect.client.orchestration import get_client
 
     while not over.wait(LOOK):
         with contextlib.suppress(Exception), get_client(sync_client=True) as client:  # away: the run goes on, and is looked at again
             state = client.read_flow_run(run).state
-            if not over.is_set() and state is not None and (state.is_cancelling() or state.is_cancelled()):
-                asked.set()
-                os.kill(os.getpid(), signal.SIGINT)
+            if state is not None and (state.is_cancelling() or state.is_cancelled()):
+                with turn:
+                    if not over.is_set():
+                        os.kill(os.getpid(), SIGNAL)
                 return

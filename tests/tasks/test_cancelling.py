@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from types import SimpleNamespace
@@ -45,6 +46,13 @@ def during(server: Server, monkeypatch: pytest.MonkeyPatch, seconds: float = 5.0
         time.sleep(seconds)
 
 
+@pytest.fixture(autouse=True)
+def in_the_background(request: pytest.FixtureRequest) -> None:
+    """Of a script, whose shell makes what it starts there deaf to Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
+
+
 @pytest.mark.parametrize("said", [StateType.CANCELLING, StateType.CANCELLED])
 def test_it_ends_and_is_cancelled(said: StateType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the server was away for a look."""
@@ -56,9 +64,11 @@ def test_it_ends_and_is_cancelled(said: StateType, monkeypatch: pytest.MonkeyPat
 
 def test_what_nobody_cancelled_goes_on_and_nobody_watches_it_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server(StateType.RUNNING)
+    handler = signal.getsignal(cancelling.SIGNAL)
     during(server, monkeypatch, 0.2)
+    assert signal.getsignal(cancelling.SIGNAL) is handler
     server.said = [StateType.CANCELLED]
-    time.sleep(0.2)  # an interrupt would come here
+    time.sleep(0.2)  # the signal would come here, and end us
     assert not server.set and not any(thread.name.endswith("(_watch)") for thread in threading.enumerate())
 
 
