@@ -29,7 +29,7 @@ from flows.soak.faults import FAULTS, MARK, Fault, Trial, prepared, wait_for_non
 Command = Callable[[Path], Sequence[str]]
 PATIENCE = 20.0  # times the undisturbed run's duration until a run counts as hanging, on a machine that may be busy
 SENTENCE = re.compile(r"^error: \S.*$", re.MULTILINE)
-DAMAGE = re.compile(r"^.* is damaged: .*$", re.MULTILINE)  # what a run says of bytes that it makes again
+DAMAGE = re.compile(r"(?:the checkpoint at )?/\S+ is damaged: .*")  # what a run says of bytes that it makes again
 
 
 @dataclass(frozen=True)
