@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import components.trainer
+import flows.post_training as flow
 from components.data.groups import read_groups
 from components.errors import ContractError, DataError, RecipeError, SourceError, StoreError, TrainingError
 from components.recipe import load
@@ -218,6 +220,27 @@ def test_a_damaged_product_is_named_and_made_again(fresh_home: Callable[[str], P
     file.write_bytes(bad[:-2] + b"x\n")
     run_part("curate", "sft", home=fresh, profile="test")  # as `dvc repro` does, for which what it fetched has not changed
     assert file.read_bytes() == good and len([r for r in caplog.records if "is damaged" in r.message]) == 3
+
+
+def test_a_damaged_product_is_made_again_on_gpus(fresh_home: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is there needs none, and one whose bytes changed only looks as if it were there."""
+    asked: list[int] = []
+
+    @contextlib.contextmanager
+    def slots(number: int) -> Iterator[tuple[str, ...]]:
+        asked.append(number)
+        yield ()
+
+    monkeypatch.setattr(flow, "gpu_slots", slots)
+    monkeypatch.setattr(flow, "make", lambda pipeline, name: pipeline.make(name))
+    home = fresh_home("gpus")
+    for damaged in (False, False, True):
+        pipeline = Pipeline.open("sft", home=home, profile="test")
+        if damaged:
+            file = pipeline.artifact("raw").path / "source.jsonl"
+            file.write_bytes(file.read_bytes()[:-2] + b"x\n")
+        flow.make_on_gpus(pipeline, "raw", 2)
+    assert asked == [2, 0, 2]
 
 
 def test_a_damaged_checkpoint_is_named_and_its_stage_begins_at_the_beginning(fresh_home: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch,
