@@ -123,4 +123,4 @@ class SplitEngine:
 def _torch(profile: Mapping[str, Any], path: Path, kind: Kind) -> TorchEngine:
     from components.engines.torch import TorchEngine
 
-    return TorchEngine(path, rows=profile["sampler_rows"], kind=kind, threads=profile["threads"])
+    return TorchEngine(path, rows=profile["sampler_rows"], kind=kind, threads=profile["threads"], precision=profile["precision"])

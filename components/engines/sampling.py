@@ -17,13 +17,16 @@ def sample(logits: Tensor, uniforms: Tensor, temperature: Tensor, top_k: Tensor,
 
     logits (V, R): a row's logits are a column, as `weight @ hidden.T` makes them; uniforms (R,) in [0, 1); temperature (R,),
     0 takes the likeliest; top_k (R,), 0 is off; top_p (R,), 1 is off (arXiv 1904.09751). Tokens that are cut off get -inf
-    in `logits`, which is otherwise left alone. The log-probs are the learner's own `logprobs`, so importance ratios start at 1
-    whatever the temperature was. A row's token depends on its own logits and uniform alone. Nothing is sorted where both are off.
+    in `logits`, which is otherwise left alone; the tokens lie beside it, the settings on the host. The log-probs are the learner's
+    own `logprobs`, so importance ratios start at 1 whatever the temperature was. A row's token depends on its own logits and
+    uniform alone. Nothing is sorted where both are off.
     """
     top = logits.amax(0)
     greedy = temperature == 0
     temperature = temperature.masked_fill(greedy, 1.0)
-    same = bool((temperature == 1).all())
+    same, any_greedy = bool((temperature == 1).all()), bool(greedy.any())
+    cut = ((top_k > 0) | (top_p < 1)).nonzero()[:, 0].tolist()
+    uniforms, temperature, greedy = (given.to(logits.device) for given in (uniforms, temperature, greedy))
     normaliser = torch.zeros_like(top)
     blocks = logits.new_empty(-(-len(logits) // BLOCK), logits.shape[1])
     for at, chunk in zip(range(0, len(blocks), BLOCKS_AT_ONCE), logits.split(BLOCK * BLOCKS_AT_ONCE)):
@@ -31,12 +34,12 @@ def sample(logits: Tensor, uniforms: Tensor, temperature: Tensor, top_k: Tensor,
         sums = _block_sums(below.exp() if not same else below.exp_())
         normaliser += sums.sum(0)
         blocks[at : at + BLOCKS_AT_ONCE] = sums if same else _block_sums(below.div_(temperature).exp_())
-    for row in ((top_k > 0) | (top_p < 1)).nonzero()[:, 0].tolist():
+    for row in cut:
         weights = _cut(((logits[:, row] - top[row]) / temperature[row]).exp_(), int(top_k[row]), float(top_p[row]))
         logits[:, row].masked_fill_(weights == 0, -torch.inf)
         blocks[:, row] = _block_sums(weights[:, None])[:, 0]
     tokens = _invert(logits, blocks, uniforms, top, temperature)
-    if greedy.any():
+    if any_greedy:
         tokens = torch.where(greedy, logits.argmax(0), tokens)
     return tokens, logits.gather(0, tokens[None])[0] - top - normaliser.log()
 
@@ -54,7 +57,7 @@ def _invert(logits: Tensor, blocks: Tensor, uniforms: Tensor, top: Tensor, tempe
     target = (uniforms.double() * totals[:, -1])[:, None]
     block = torch.searchsorted(totals, target, right=True).clamp(max=blocks.shape[0] - 1)
     before = F.pad(totals, (1, 0)).gather(1, block)
-    within = block * BLOCK + torch.arange(BLOCK)
+    within = block * BLOCK + torch.arange(BLOCK, device=logits.device)
     found = logits.t().gather(1, within.clamp(max=len(logits) - 1)).masked_fill(within >= len(logits), -torch.inf)
     inside = ((found - top[:, None]) / temperature[:, None]).exp_().double().cumsum(1)
     # The block's own sum may round below what is left of the target: stay under it, so no token of weight 0 is taken.

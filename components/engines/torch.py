@@ -1,4 +1,4 @@
-"""The built-in engine: samples and scores on one machine with plain torch."""
+"""The built-in engine: samples and scores with plain torch, on one GPU or on the host."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from components.contract import contract
 from components.engines.sampling import sample
 from components.errors import ContractError
 from components.models.attention import Cache, DecodePlan, PrefillPlan
+from components.models.device import answering, placed
 from components.models.forward import hidden_states, output_head, outputs
 from components.models.load import load_model, load_tokenizer
 from components.models.products import product
@@ -44,7 +45,8 @@ class Row:
 
 @final
 class TorchEngine:
-    """Answers in float32 with up to `rows` answers at a time; a prompt is read once for all its samples.
+    """Answers with up to `rows` answers at a time; a prompt is read once for all its samples. On a GPU weights are held in
+    `precision`, on the host in float32; heads, softmax and log-probs are float32 everywhere.
 
     Sampled log-probs are the model's own at temperature 1, the learner's `logprobs`, whatever temperature drew the token.
     The randomness of sample i of a request is (request.seed, i) alone.
@@ -53,18 +55,20 @@ class TorchEngine:
     weights: str
 
     def __init__(self, path: Path, *, rows: int = 64, kind: Literal["policy", "policy_with_value", "reward"] = "policy",
-                 threads: int | None = None) -> None:
+                 threads: int | None = None, precision: Literal["float32", "bfloat16"] = "float32") -> None:
         if threads:
             torch.set_num_threads(threads)
         self.rows, self.kind = rows, kind
+        self.dtype = answering(precision)
         self.load(path)
 
     def load(self, path: Path) -> None:
         """Answer with the weights of this directory from now on. `ContractError` when its tokenizer cannot be used."""
         path = Path(path)
-        self.model = load_model(path, self.kind).requires_grad_(False)
+        self.model: Any = None  # a GPU need not hold two
+        self.model = placed(load_model(path, self.kind, dtype=self.dtype)).requires_grad_(False)
         self.tokenizer = load_tokenizer(path)
-        self.contract = contract(self.tokenizer, self.model.config)
+        self.contract = contract(self.tokenizer, self.model.config, str(self.dtype).removeprefix("torch."))
         self.weights = weights_digest(path)
 
     def encode(self, group: Group) -> Group:
@@ -122,13 +126,14 @@ class _Decoding:
 
     def __init__(self, engine: TorchEngine, requests: Sequence[Request]) -> None:
         self.language = engine.model.policy if isinstance(engine.model, PolicyWithValue) else engine.model
-        self.head = output_head(self.language)
+        head = output_head(self.language)
+        self.weight, self.bias = head.weight.float(), None if head.bias is None else head.bias.float()
         self.requests = requests
         self.width = max(r.count for r in requests)
         self.capacity = max(engine.rows, self.width)
         slots = min(len(requests), self.capacity, 2 * -(-self.capacity // min(r.count for r in requests)))
         longest = max(len(r.tokens) for r in requests)
-        self.cache = Cache(self.language.config, slots=slots, prompt=longest, rows=min(self.capacity, sum(r.count for r in requests)),
+        self.cache = Cache(self.language, slots=slots, prompt=longest, rows=min(self.capacity, sum(r.count for r in requests)),
                            answer=max(r.max_tokens for r in requests))
         self.free = list(range(slots))[::-1]
         # Prompts of like length share the cache's width best; a request's answers do not depend on its neighbours.
@@ -158,8 +163,8 @@ class _Decoding:
         prompts = [torch.tensor(list(self.requests[i].tokens), dtype=torch.long) for i, _ in chosen]
         plan = PrefillPlan(prompts, self.cache, [slot for _, slot in chosen])
         hidden = hidden_states(self.language, plan.tokens, plan.positions, plan)
-        last = torch.stack([index[-1] for index in plan.index])
-        counts = torch.tensor([self.requests[i].count for i, _ in chosen])
+        last = torch.stack([index[-1] for index in plan.index]).to(hidden.device)
+        counts = torch.tensor([self.requests[i].count for i, _ in chosen], device=hidden.device)
         logits = self._logits(hidden[last]).repeat_interleave(counts, 1)
         new = [Row(i, n, slot, numpy.random.default_rng([self.requests[i].seed, n]).random(self.requests[i].max_tokens))
                for i, slot in chosen for n in range(self.requests[i].count)]
@@ -183,8 +188,8 @@ class _Decoding:
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """(V, R) of hidden states (R, H). The wide product with the vocabulary first is up to 1.7 times as fast on a CPU."""
-        logits = product(self.head.weight, hidden)
-        return logits if self.head.bias is None else logits.add_(self.head.bias[:, None])
+        logits = product(self.weight, hidden.float())
+        return logits if self.bias is None else logits.add_(self.bias[:, None])
 
     def _take(self, rows: Sequence[Row], logits: Tensor) -> None:
         """Draw and append a token for each of these rows."""

@@ -1,4 +1,4 @@
-"""The learner on one machine: a model, AdamW, and rows in, outputs out."""
+"""The learner on one GPU or on the host: a model, AdamW, and rows in, outputs out."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from components.errors import ContractError, TrainingError
+from components.models.device import placed
 from components.models.forward import outputs
 from components.models.load import load_model, load_tokenizer, save_model
 from components.models.value import PolicyWithValue
@@ -64,7 +65,7 @@ class TorchLearner:
             language.gradient_checkpointing_enable({"use_reentrant": False})
             self.model.train()  # transformers checkpoints only in training mode; all dropout is 0
         # peft adapts the model in place, so `model` stays the way in; `trained` is what merges on export.
-        self.trained = adapter(self.model) if adapter else self.model
+        self.trained = placed(adapter(self.model) if adapter else self.model)
         self.parameters = {n: p for n, p in self.trained.named_parameters() if p.requires_grad}
         if not self.parameters:
             raise TrainingError("the adapter left nothing to learn: every parameter is frozen")
@@ -79,8 +80,9 @@ class TorchLearner:
         self.schedule = {"peak": learning_rate, "schedule": schedule, "warmup": warmup_steps, "total": total_steps}
 
     def __call__(self, batch: Batch, asks: frozenset[str]) -> Outputs:
-        """See `components.models.forward.outputs`. Builds a graph where gradients are enabled."""
-        return outputs(self.model, self.kind, batch, asks)
+        """See `components.models.forward.outputs`. Builds a graph where gradients are enabled. What comes back lies on the host,
+        whatever computed it."""
+        return Outputs({name: values.cpu() for name, values in outputs(self.model, self.kind, batch, asks).values_by_ask.items()})
 
     def backward(self, loss: Tensor) -> None:
         """Adds the gradient of `loss`. A loss no trained parameter has a part in (all rows masked) adds nothing."""
@@ -108,10 +110,12 @@ class TorchLearner:
         return {"grad_norm": norm, "learning_rate": now}
 
     def state(self) -> dict[str, Any]:
-        """Trained weights, optimiser and step: what `restore` needs to go on bit for bit. Copies; nothing is shared."""
+        """Trained weights, optimiser and step: what `restore` needs to go on bit for bit. Copies on the host; nothing is shared."""
+        optimiser = self.optimiser.state_dict()
         return {
-            "weights": {name: p.detach().clone() for name, p in self.parameters.items()},
-            "optimiser": copy.deepcopy(self.optimiser.state_dict()),
+            "weights": {name: p.detach().to("cpu", copy=True) for name, p in self.parameters.items()},
+            "optimiser": {"state": {i: {key: value.to("cpu", copy=True) for key, value in kept.items()} for i, kept in optimiser["state"].items()},
+                          "param_groups": copy.deepcopy(optimiser["param_groups"])},
             "steps": self.steps,
         }
 

@@ -150,17 +150,20 @@ class PrefillPlan(PackedPlan):
 class Cache:
     """Preallocated keys and values, a list over layers: of each prompt once, and of each row's own answer.
 
-    prompt_* (slots, kv heads, prompt, d); own_* (rows, kv heads, answer, d). Live rows are always rows 0..n-1.
+    prompt_* (slots, kv heads, prompt, d); own_* (rows, kv heads, answer, d), as the model's weights in type and place. Live
+    rows are always rows 0..n-1.
     """
 
-    def __init__(self, config: Any, *, slots: int, prompt: int, rows: int, answer: int) -> None:
+    def __init__(self, model: Any, *, slots: int, prompt: int, rows: int, answer: int) -> None:
+        config, like = model.config, next(model.parameters())
         heads = config.num_key_value_heads
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         layers = range(config.num_hidden_layers)
-        self.prompt_keys = [torch.zeros(slots, heads, prompt, size) for _ in layers]
-        self.prompt_values = [torch.zeros(slots, heads, prompt, size) for _ in layers]
-        self.own_keys = [torch.zeros(rows, heads, answer, size) for _ in layers]
-        self.own_values = [torch.zeros(rows, heads, answer, size) for _ in layers]
+        self.prompt_keys = [like.new_zeros(slots, heads, prompt, size) for _ in layers]
+        self.prompt_values = [like.new_zeros(slots, heads, prompt, size) for _ in layers]
+        self.own_keys = [like.new_zeros(rows, heads, answer, size) for _ in layers]
+        self.own_values = [like.new_zeros(rows, heads, answer, size) for _ in layers]
+        self.device = like.device
 
     def move(self, source: int, target: int, length: int) -> None:
         """Row `source` becomes row `target`: how the hole of a finished row is filled."""
@@ -176,17 +179,18 @@ class DecodePlan:
     """
 
     def __init__(self, cache: Cache, *, slots: Sequence[int], prompt_lengths: Tensor, width: int, place: Tensor, lengths: Tensor) -> None:
-        self.cache, self.width, self.place, self.lengths = cache, width, place, lengths
+        self.cache, self.width = cache, width
         self.rows, self.count = len(lengths), len(slots)
         consecutive = list(slots) == list(range(slots[0], slots[0] + len(slots)))
-        self.slots = slice(slots[0], slots[0] + len(slots)) if consecutive else torch.tensor(list(slots))
+        self.slots = slice(slots[0], slots[0] + len(slots)) if consecutive else torch.tensor(list(slots), device=cache.device)
         self.prompt, self.own = int(prompt_lengths.max()), int(lengths.max()) + 1
-        blocked = torch.arange(self.prompt) >= prompt_lengths[:, None]
-        blocked = blocked[place // width]
-        later = torch.arange(self.own) > lengths[:, None]
-        mask = torch.zeros(self.rows, self.prompt + self.own).masked_fill_(torch.cat([blocked, later], 1), -torch.inf)
+        prompt_lengths, self.place, self.lengths = (numbers.to(cache.device) for numbers in (prompt_lengths, place, lengths))
+        blocked = torch.arange(self.prompt, device=cache.device) >= prompt_lengths[:, None]
+        blocked = blocked[self.place // width]
+        later = torch.arange(self.own, device=cache.device) > self.lengths[:, None]
+        mask = torch.zeros(self.rows, self.prompt + self.own, device=cache.device).masked_fill_(torch.cat([blocked, later], 1), -torch.inf)
         self.mask = mask[:, None, None]
-        self.row = torch.arange(self.rows)
+        self.row = torch.arange(self.rows, device=cache.device)
         self._grids: dict[int, Tensor] = {}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
@@ -201,7 +205,7 @@ class DecodePlan:
         prompt_values = self.cache.prompt_values[layer][self.slots, :, : self.prompt]
         shared = self._ungrid(grid @ prompt_keys.transpose(-1, -2), kv, group)
         own = q @ own_keys[: self.rows, :, : self.own].transpose(-1, -2)
-        weights = torch.cat([shared, own], -1).add_(self.mask).softmax(-1)
+        weights = torch.cat([shared, own], -1).float().add_(self.mask).softmax(-1).to(q.dtype)
         out = self._ungrid(self._grid(weights[..., : self.prompt]) @ prompt_values, kv, group)
         out = out + weights[..., self.prompt :] @ own_values[: self.rows, :, : self.own]
         return out.reshape(1, self.rows, heads, size)

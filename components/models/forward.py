@@ -25,7 +25,7 @@ def outputs(model: nn.Module, kind: str, batch: Batch, asks: frozenset[str]) -> 
     if not asks <= ASKS[kind]:
         raise ContractError(f"a model of kind {kind!r} cannot give {', '.join(sorted(asks - ASKS[kind]))}; it gives {', '.join(sorted(ASKS[kind]))}")
     if kind == "reward":
-        return Outputs({"scores": model.score(reward_states(model, batch))[:, 0].float()})
+        return Outputs({"scores": _read(model.score, reward_states(model, batch)).float()})
     rows = list(batch.inputs["tokens"])
     plan = PackedPlan(rows, batch.group.tolist())
     language = model.policy if isinstance(model, PolicyWithValue) else model
@@ -33,9 +33,9 @@ def outputs(model: nn.Module, kind: str, batch: Batch, asks: frozenset[str]) -> 
     if batch.mask[:, 0].any():
         row = int(batch.mask[:, 0].nonzero()[0])
         raise ContractError(f"prompt {batch.ids[row]!r}: the first token of a row is marked as chosen, but nothing precedes it")
-    row, step = batch.mask.nonzero(as_tuple=True)
     before = torch.cat([index[batch.mask[b, : len(index)].nonzero()[:, 0] - 1] for b, index in enumerate(plan.index)])
-    states = hidden[before]
+    states = hidden[before.to(hidden.device)]
+    row, step = batch.mask.nonzero().to(hidden.device).unbind(1)
     found: dict[str, Tensor] = {}
 
     def spread(values: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ def outputs(model: nn.Module, kind: str, batch: Batch, asks: frozenset[str]) -> 
         if entropy is not None:
             found["entropy"] = spread(entropy)
     if "values" in asks:
-        found["values"] = spread(model.value_head(states)[:, 0])
+        found["values"] = spread(_read(model.value_head, states))
     return Outputs({name: found[name] for name in asks})
 
 
@@ -60,8 +60,14 @@ def reward_states(model: nn.Module, batch: Batch) -> Tensor:
     plan = PackedPlan(list(batch.inputs["tokens"]), batch.group.tolist())
     hidden = hidden_states(model, plan.tokens, plan.positions, plan)
     if isinstance(model, MeanReward):
-        return torch.stack([hidden[places[batch.mask[b, : len(places)]]].mean(0) for b, places in enumerate(plan.index)])
-    return hidden[torch.stack([places[-1] for places in plan.index])]
+        judged = [places[batch.mask[b, : len(places)]].to(hidden.device) for b, places in enumerate(plan.index)]
+        return torch.stack([hidden[places].float().mean(0) for places in judged])
+    return hidden[torch.stack([places[-1] for places in plan.index]).to(hidden.device)]
+
+
+def _read(head: nn.Module, states: Tensor) -> Tensor:
+    """What a head with one output says of states (N, H): (N,), in its own precision, which may be finer than the model's."""
+    return head(states.to(next(head.parameters()).dtype))[:, 0]
 
 
 def hidden_states(language: nn.Module, tokens: Tensor, positions: Tensor, plan: object) -> Tensor:

@@ -130,31 +130,33 @@ def load_tokenizer(path: Path) -> Any:
     return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=trusted(path))
 
 
-def load_policy(path: Path, *, attention: str = "ratchet") -> nn.Module:
-    """The causal language model of a directory in float32, ready for plans (`attention="ratchet"`) or plain ("sdpa")."""
+def load_policy(path: Path, *, attention: str = "ratchet", dtype: torch.dtype = torch.float32) -> nn.Module:
+    """The causal language model of a directory on the host, ready for plans (`attention="ratchet"`) or plain ("sdpa")."""
     from transformers import AutoModelForCausalLM
 
-    return _load(AutoModelForCausalLM, Path(path), attention)
+    return _load(AutoModelForCausalLM, Path(path), attention, dtype)
 
 
-def load_reward(path: Path, *, attention: str = "ratchet") -> nn.Module:
-    """The scalar reward model of a directory: a `MeanReward` where its head lies beside, else a sequence classifier with one label."""
+def load_reward(path: Path, *, attention: str = "ratchet", dtype: torch.dtype = torch.float32) -> nn.Module:
+    """The scalar reward model of a directory: a `MeanReward` where its head lies beside, else a sequence classifier with one label.
+    The head is in float32 whatever the `dtype` of the rest: in bfloat16 a score has 8 bits, and many answers the same."""
     from transformers import AutoModel, AutoModelForSequenceClassification
 
     if (Path(path) / REWARD_HEAD).is_file():
-        backbone = _load(AutoModel, Path(path), attention)
+        backbone = _load(AutoModel, Path(path), attention, dtype)
         return MeanReward(backbone, load_reward_head(Path(path), backbone.config.hidden_size)).eval()
-    model = _load(AutoModelForSequenceClassification, Path(path), attention)
+    model = _load(AutoModelForSequenceClassification, Path(path), attention, dtype)
     if model.config.num_labels != 1:
         raise SourceError(f"{path}: a reward model has one label, this one has {model.config.num_labels}")
+    model.score.float()
     return model
 
 
-def load_model(path: Path, kind: str, *, attention: str = "ratchet") -> nn.Module:
-    """`policy`, `policy_with_value` (a fresh head of zeros where none is saved beside) or `reward`."""
+def load_model(path: Path, kind: str, *, attention: str = "ratchet", dtype: torch.dtype = torch.float32) -> nn.Module:
+    """`policy`, `policy_with_value` (a fresh head of zeros where none is saved beside) or `reward`, on the host; heads in float32."""
     if kind == "reward":
-        return load_reward(path, attention=attention)
-    policy = load_policy(path, attention=attention)
+        return load_reward(path, attention=attention, dtype=dtype)
+    policy = load_policy(path, attention=attention, dtype=dtype)
     if kind == "policy":
         return policy
     if kind == "policy_with_value":
@@ -181,8 +183,8 @@ def new_reward(policy_path: Path, *, layers: int | None = None, pool: Literal["l
         config.layer_types = config.layer_types[: config.num_hidden_layers]
     config.num_labels, config.pad_token_id = 1, load_tokenizer(policy_path).pad_token_id
     if pool == "mean":
-        return MeanReward(_load(AutoModel, policy_path, attention, config=config), StandardisedHead(config.hidden_size)).eval()
-    model = _load(AutoModelForSequenceClassification, policy_path, attention, config=config)
+        return MeanReward(_load(AutoModel, policy_path, attention, torch.float32, config=config), StandardisedHead(config.hidden_size)).eval()
+    model = _load(AutoModelForSequenceClassification, policy_path, attention, torch.float32, config=config)
     with torch.no_grad():
         drawn = torch.randn(model.score.weight.shape, generator=torch.Generator().manual_seed(seed))
         model.score.weight.copy_(drawn / (config.hidden_size + 1) ** 0.5)
@@ -223,7 +225,7 @@ def _plain(model: nn.Module) -> Any:
     return as_token_classifier(model) or model.backbone if isinstance(model, MeanReward) else model
 
 
-def _load(auto: Any, path: Path, attention: str, **options: Any) -> nn.Module:
+def _load(auto: Any, path: Path, attention: str, dtype: torch.dtype, **options: Any) -> nn.Module:
     if not (path / "config.json").is_file():
         raise SourceError(f"{path}: holds no config.json, so it is not a model directory")
     if not any(path.glob("*.safetensors")):
@@ -234,7 +236,7 @@ def _load(auto: Any, path: Path, attention: str, **options: Any) -> nn.Module:
                           "transformers knows")
     if attention == "ratchet":
         register()
-    model = auto.from_pretrained(path, dtype=torch.float32, attn_implementation=attention, local_files_only=True,
+    model = auto.from_pretrained(path, dtype=dtype, attn_implementation=attention, local_files_only=True,
                                  trust_remote_code=trusted(path), use_safetensors=True, **options)
     if attention == "ratchet" and _runs_remote_code(model) and not model._supports_attention_backend:
         raise SourceError(f"{path}: the code of {type(model).__name__} does not use transformers' attention interface, through which rows are "

@@ -1,0 +1,237 @@
+"""Engine and learner on a pretended GPU: bit for bit what they do on the host, with everything where it must be."""
+
+from __future__ import annotations
+
+import copy
+import json
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from components.adapters.lora import lora
+from components.engines import choose
+from components.engines import torch as engines
+from components.engines.torch import TorchEngine
+from components.errors import ContractError
+from components.learners.torch import TorchLearner
+from components.models import products
+from components.models.attention import Cache
+from components.models.device import answering, here, placed
+from components.models.forward import reward_states
+from components.models.load import load_model, load_tokenizer, new_reward, save_model
+from components.models.tiny import train_tiny
+from components.packing import pack
+from components.recipe import plain
+from components.schema import Profile, Vllm
+from components.types import Group, Prompt, Request, Trajectory
+from tests.pretend import DEVICE, There, pretended
+
+SAID = ("What is 3 + 4?", "hi", "tell me about the sea", "9 + 9 =", "do you like dogs?")
+ASKS = {"policy": {"logprobs", "entropy"}, "policy_with_value": {"logprobs", "entropy", "values"}, "last": {"scores"}, "mean": {"scores"}}
+
+
+@pytest.fixture(autouse=True)
+def one_arithmetic(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Of what torch has several ways to compute, the one that it has everywhere."""
+    monkeypatch.setattr(products, "onednn_is_faster", lambda: False)
+    with sdpa_kernel(SDPBackend.MATH):
+        yield
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A model of each kind. Their activation is GELU: torch composes SiLU's slope otherwise on devices that it does not know."""
+    paths = {kind: tmp_path_factory.mktemp(kind) for kind in ASKS}
+    policy = paths["policy"]
+    train_tiny(policy, steps=3, hidden=64, layers=2, batch=8)
+    config = policy / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "hidden_act": "gelu"}))
+    torch.manual_seed(0)
+    made = {"policy_with_value": load_model(policy, "policy_with_value"), "last": new_reward(policy), "mean": new_reward(policy, pool="mean")}
+    for kind, model in made.items():
+        head: Any = model.value_head if kind == "policy_with_value" else model.score
+        nn.init.normal_(head.weight)
+        save_model(model, load_tokenizer(policy), paths[kind])
+    return paths
+
+
+def engine_of(path: Path, kind: str, **options: Any) -> TorchEngine:
+    return aligned(TorchEngine(path, rows=5, kind="reward" if kind in ("last", "mean") else kind, **options))
+
+
+def aligned(owner: Any) -> Any:
+    """With weights where torch would put them, not where a file was mapped to: products round by where memory begins."""
+    if not any(isinstance(p, There) for p in owner.model.parameters()):
+        for parameter in owner.model.parameters():
+            parameter.data = parameter.data.clone()
+    return owner
+
+
+def groups() -> list[Group]:
+    return [Group(Prompt(said, ({"role": "user", "content": said},)), tuple(
+        Trajectory(({"role": "assistant", "content": text},)) for text in ("Hello!", "Hello! How are you?", "7"))) for said in SAID]
+
+
+@pytest.mark.parametrize("kind", list(ASKS))
+def test_scores_are_the_host_s(models: dict[str, Path], kind: str) -> None:
+    expected = engine_of(models[kind], kind).score(groups(), frozenset(ASKS[kind]))
+    with pretended():
+        engine = engine_of(models[kind], kind)
+        assert engine.score(groups(), frozenset(ASKS[kind])) == expected
+        assert all(isinstance(t, There) for t in (*engine.model.parameters(), *engine.model.buffers()))
+
+
+def requests(engine: TorchEngine) -> list[Request]:
+    settings = [(1.0, 0, 1.0), (0.0, 0, 1.0), (0.7, 0, 1.0), (0.7, 5, 1.0), (1.3, 0, 0.4)]
+    return [Request(engine.encode_prompt([{"role": "user", "content": said}]), count=1 + i % 3, max_tokens=9 - 3 * (i % 3), seed=i,
+                    temperature=temperature, top_k=top_k, top_p=top_p)
+            for i, (said, (temperature, top_k, top_p)) in enumerate(zip(SAID, settings, strict=True))]
+
+
+@pytest.mark.parametrize("kind", ["policy", "policy_with_value"])
+def test_answers_are_the_host_s(models: dict[str, Path], kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More answers than rows, of several lengths: prompts wait, rows move into holes, slots in use are not neighbours."""
+    moved, listed = [], []
+    monkeypatch.setattr(Cache, "move", lambda self, *places, move=Cache.move: moved.append(places) or move(self, *places))
+    monkeypatch.setattr(engines, "DecodePlan", lambda *a, plan=engines.DecodePlan, **k: listed.append(plan(*a, **k)) or listed[-1])
+    engine = engine_of(models[kind], kind)
+    expected = engine.generate(requests(engine))
+    with pretended():
+        moved.clear(), listed.clear()
+        assert engine_of(models[kind], kind).generate(requests(engine)) == expected
+    assert moved and any(isinstance(plan.slots, Tensor) for plan in listed)
+
+
+@pytest.mark.parametrize("adapter", [None, lora], ids=["full", "lora"])
+@pytest.mark.parametrize("kind", ["policy_with_value", "last", "mean"])
+def test_a_learner_learns_keeps_and_saves_what_it_does_on_the_host(models: dict[str, Path], tmp_path: Path, kind: str, adapter: Any) -> None:
+    asks = frozenset(ASKS[kind])
+    encoded = [engine_of(models["policy"], "policy").encode(group) for group in groups()]
+    batch = pack(encoded, unit="group", tokens=9999)[0]
+
+    def learn(out: Path) -> Any:
+        learner = aligned(TorchLearner(models[kind], kind="reward" if "scores" in asks else kind, adapter=adapter, learning_rate=1e-2))
+        told = []
+
+        def update() -> None:
+            given = learner(batch, asks).values_by_ask
+            assert all(type(values) is Tensor for values in given.values()), "losses are computed on the host"
+            learner.backward(sum((values.square() - values).sum() for values in given.values()))
+            told.append(({ask: values.tolist() for ask, values in given.items()}, learner.step()))
+
+        update(), update()
+        state = learner.state()
+        kept = copy.deepcopy(state)
+        update()  # must not reach into `state`
+        learner.save(out)
+        learner.restore(state)
+        update()
+        assert told[2] == told[3]
+        return told, kept, state, {type(p.data) for p in learner.parameters.values()}
+
+    told, kept, state, _ = learn(tmp_path / "host")
+    with pretended():
+        there = learn(tmp_path / "there")
+    assert there[0] == told and there[3] == {There}
+    flat = [torch.utils._pytree.tree_leaves(given) for given in (kept, state, *there[1:3])]
+    assert all(type(value) is Tensor and torch.equal(value, first) if isinstance(first, Tensor) else value == first
+               for given in flat[1:] for first, value in zip(flat[0], given, strict=True))
+    for file in (tmp_path / "host").iterdir():
+        assert file.read_bytes() == (tmp_path / "there" / file.name).read_bytes(), file.name
+
+
+def test_a_learner_of_the_host_goes_on_elsewhere(models: dict[str, Path]) -> None:
+    batch = pack([engine_of(models["policy"], "policy").encode(group) for group in groups()], unit="group", tokens=9999)[0]
+
+    def update(learner: TorchLearner) -> dict[str, float]:
+        learner.backward(-learner(batch, frozenset({"logprobs"})).logprobs.sum())
+        return learner.step()
+
+    learner = aligned(TorchLearner(models["policy"], gradient_checkpointing=True))
+    update(learner)
+    state = learner.state()
+    expected = update(learner)
+    with pretended():
+        there = TorchLearner(models["policy"])
+        there.restore(state)
+        assert update(there) == expected
+
+
+@pytest.mark.parametrize("kind", list(ASKS))
+def test_half_precision_is_the_gpu_s_alone_and_never_the_heads(models: dict[str, Path], kind: str) -> None:
+    asks = frozenset(ASKS[kind])
+    exact = engine_of(models[kind], kind, precision="bfloat16")
+    assert {p.dtype for p in exact.model.parameters()} == {torch.float32}, "on the host"
+    with pretended():
+        engine = engine_of(models[kind], kind, precision="bfloat16")
+        head = {"last": "score", "mean": "score", "policy_with_value": "value_head"}.get(kind, "no head")
+        assert {p.dtype for n, p in engine.model.named_parameters() if not n.startswith(head)} == {torch.bfloat16}
+        assert {p.dtype for n, p in engine.model.named_parameters() if n.startswith(head)} <= {torch.float32}
+        scored = engine.score(groups(), asks)
+        if kind == "mean":
+            batch = pack([engine.encode(group) for group in groups()], unit="group", tokens=9999)[0]
+            assert reward_states(engine.model, batch).dtype == torch.float32
+        if kind == "policy":
+            answers = engine.generate(requests(engine))
+            written = [Group(Prompt("p", ()), (Trajectory((), {"tokens": [*r.tokens, *s.tokens]}, [False] * len(r.tokens) + [True] * len(s.tokens)),))
+                       for r, samples in zip(requests(engine), answers, strict=True) for s in samples]
+            said = [row["logprobs"][0][-len(s.tokens):] for row, s in
+                    zip(engine.score(written, frozenset({"logprobs"})), (s for samples in answers for s in samples), strict=True)]
+            for ours, sample in zip(said, (s for samples in answers for s in samples), strict=True):
+                assert ours == pytest.approx(sample.logprobs, abs=0.05)
+                assert any(p != float(torch.tensor(p).bfloat16()) for p in sample.logprobs), "the softmax was taken in half precision"
+    for row, other in zip(scored, exact.score(groups(), asks), strict=True):
+        for ask in asks:
+            ours, theirs = (torch.tensor(torch.utils._pytree.tree_leaves(given[ask])) for given in (row, other))
+            torch.testing.assert_close(ours, theirs, atol=0.25, rtol=0)
+            assert not torch.equal(ours, theirs) and not torch.equal(ours, ours.bfloat16().float())
+
+
+def test_the_profile_s_precision_reaches_what_scores(models: dict[str, Path]) -> None:
+    profile = plain(Profile(threads=1, learner="deepspeed", precision="bfloat16", engine="vllm", vllm=Vllm(server="http://127.0.0.1:9")))
+    with pretended():
+        assert choose.engine_of(profile, models["mean"], "reward").dtype == torch.bfloat16
+        assert choose.engine_of(profile, models["policy"]).model.dtype == torch.bfloat16
+    assert choose.engine_of(profile, models["policy"]).model.dtype == torch.float32
+
+
+def test_a_gpu_never_holds_the_weights_before_beside_the_new(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = TorchEngine(models["policy"])
+    before, seen = weakref.ref(engine.model), []
+    monkeypatch.setattr(engines, "load_model", lambda *a, **k: seen.append(before()) or load_model(*a, **k))
+    engine.load(models["policy"])
+    assert seen == [None]
+
+
+def test_a_gpu_without_room_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(nn.Linear, "to", full)
+    with pytest.raises(ContractError, match=r"Linear: its weights take 0\.4 GB and the GPU has no room .*`vllm.cache_gb`"):
+        placed(nn.Linear(10_000, 10_000, device="meta"))
+
+
+def test_without_a_gpu_all_is_on_the_host_in_float32() -> None:
+    if not torch.cuda.is_available():
+        assert here() == torch.device("cpu") and answering("bfloat16") == torch.float32
+
+
+def test_what_is_left_on_the_host_is_refused(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pretence finds mistakes: each of these is an error on a GPU, or a transfer in the middle of a pass."""
+    with pretended():
+        far, near = torch.arange(6.0, device=DEVICE).view(2, 3), torch.arange(3)
+        for mistake in (lambda: far + near, lambda: far[:, near], lambda: torch.cat([far[0], near]), lambda: far.index_add_(1, near, far)):
+            with pytest.raises(RuntimeError, match="same device"):
+                mistake()
+        assert (far * torch.tensor(2.0)).cpu().tolist() == [[0.0, 2.0, 4.0], [6.0, 8.0, 10.0]], "a single number may lie anywhere"
+        engine = TorchEngine(models["policy"])
+        monkeypatch.setattr(Cache, "__init__", lambda self, *a, init=Cache.__init__, **k: init(self, *a, **k) or setattr(self, "device", "cpu"))
+        with pytest.raises(RuntimeError, match="same device"):
+            engine.generate(requests(engine))
