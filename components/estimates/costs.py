@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from components.estimates.memory import PROCESS, Layout, Parts, sampling, scoring, trained, training
+from components.estimates.memory import PROCESS, SCORED, Layout, Parts, answering, sampling, scoring, trained, training
 from components.estimates.shape import Shape
 from components.piece import describe
 from components.plan import Stage
@@ -192,7 +192,7 @@ class _Known:
         options = stage.options
         cost = self.learned(stage, options["fit"], Split(prompts * options["rounds"], self.length()), each, self.shape)
         engine = self.sampled(prompts, answer, each)
-        cost.memory = {**cost.memory, "engine": engine["weights"] + engine["activations"], "KV cache": engine["KV cache"]}
+        cost.memory = {**cost.memory, "engine": sum(engine.values()) - engine["KV cache"] - engine["process"], "KV cache": engine["KV cache"]}
         rows = prompts * each * options["rounds"]
         cost.score = rows * self.length() * self.passes([*options["annotate"], *options["prepare"]]) + rows / each * self.prompt()
         cost.sample, cost.models = float(rows * answer), 2
@@ -211,9 +211,9 @@ class _Known:
         human = min(options["perplexity_rows"], held.groups) * (held.tokens + options["max_tokens"])
         memory = dict(self.sampled(held.groups, options["max_tokens"], options["responses_per_prompt"], held.tokens))
         if three:
-            memory["SFT policy"] = memory["weights"]
+            memory["SFT policy"] = float(answering(self.profile) * self.shape.parameters)
         if judges:
-            memory["reward models"] = 4.0 * self.judge.parameters * judges
+            memory["reward models"] = float(answering(self.profile) * self.judge.parameters * judges)
         return Cost(stage, memory, disk=arms * rows * (held.tokens + options["max_tokens"]) * SAVED,
                     score=arms * (held.groups * held.tokens + judged + human), sample=float(arms * rows * options["max_tokens"]),
                     models=arms)
@@ -251,13 +251,15 @@ class _Known:
 
     def learned(self, stage: Stage, fit: Mapping[str, Any], split: Split, rows: int, shape: Shape) -> Cost:
         """A fit on `split`, each of whose groups holds `rows` texts. Its worst moment is learning, or saving: a checkpoint is a
-        copy of what learns and of Adam's state, and the finished weights are read back beside the learner."""
+        copy on the host of what learns and of Adam's state, and the finished weights are read back in float32 beside the learner,
+        by an engine that answers where the learner learns."""
         packed = min(self.profile.tokens_per_batch, fit["batch"] * rows * split.tokens)
         parts, host = training(shape, fit["adapter"], self.layout, max(packed, rows * split.tokens))
         memory = {"process": PROCESS, **parts}
-        if not self.layout.loaded:
+        gpu = self.profile.hardware.memory_gb is not None
+        if gpu or not self.layout.loaded:
             learns, _ = trained(shape, fit["adapter"])
-            saving = max((self.layout.weight + self.layout.optimiser) * learns, 4.0 * shape.parameters)
+            saving = max(0 if gpu else (self.layout.weight + self.layout.optimiser) * learns, 4.0 * shape.parameters)
             memory["saving"] = max(0.0, saving - parts["activations"] - parts["gradients"])
         groups = split.groups
         passed = None if groups is None else min(groups * fit["epochs"], self.steps(fit, groups) * fit["batch"]) * rows * split.tokens
@@ -269,9 +271,9 @@ class _Known:
         return {"process": PROCESS, **sampling(self.shape, self.profile, prompt=prompt, answer=answer, rows=rows, each=each)}
 
     def scored(self, judges: int) -> Parts:
-        """One scoring model, and reward models, which the built-in engine holds in float32 whatever samples."""
-        return {"process": PROCESS, **scoring(self.shape, self.profile, min(2048, self.profile.tokens_per_batch)),
-                **({"reward models": 4.0 * self.judge.parameters * judges} if judges else {})}
+        """One scoring model, and reward models."""
+        return {"process": PROCESS, **scoring(self.shape, self.profile, min(SCORED, self.profile.tokens_per_batch)),
+                **({"reward models": float(answering(self.profile) * self.judge.parameters * judges)} if judges else {})}
 
     def passes(self, specs: Sequence[Mapping[str, Any]]) -> float:
         """Passes of the whole model that these annotators ask for: one of each model they name, judges by their depth."""

@@ -18,6 +18,7 @@ from components.schema import Profile
 Parts = Mapping[str, float]
 CHUNK = 256          # positions whose logits exist at one time (components/models/logprobs.py)
 PREFILL = 8192       # tokens of a prompt that vLLM reads at once
+SCORED = 2048        # tokens that the built-in engine scores at once (components/engines/torch.py)
 PROCESS = 0.6e9      # python, torch and transformers before a model is loaded
 RESERVE = 0.1        # of a device: the allocator's gaps, the CUDA context, kernels' scratch
 
@@ -106,20 +107,33 @@ def cache(shape: Shape, *, prompt: float, answer: float, rows: int, each: int, b
     return 2 * shape.layers * shape.key_value * bytes_each * (slots * prompt + rows * answer)
 
 
+def answering(profile: Profile) -> int:
+    """Bytes of a weight in the built-in engine: the learner's precision on a GPU, which a profile states, float32 on the host."""
+    return 2 if profile.precision == "bfloat16" and profile.hardware.memory_gb is not None else 4
+
+
 def sampling(shape: Shape, profile: Profile, *, prompt: float, answer: float, rows: int, each: int) -> Parts:
     """Bytes by part on one device while answers are written. The built-in engine reads `rows` answers' prompts at once and keeps
-    all their keys and values; vLLM reads in chunks and must only have room for the answers to one prompt, more make it faster."""
+    all their keys and values; vLLM reads in chunks and must only have room for the answers to one prompt, more make it faster, and
+    beside it the built-in engine scores."""
     if profile.engine == "vllm":
         half, spread = 2 if profile.vllm.dtype != "float32" else 4, profile.vllm.tensor_parallel
         return {"weights": half * shape.parameters / spread,
                 "KV cache": cache(shape, prompt=prompt, answer=answer, rows=each, each=each, bytes_each=half) / spread,
-                "activations": passing(shape, PREFILL, half) / spread}
-    return {"weights": 4.0 * shape.parameters, "KV cache": cache(shape, prompt=prompt, answer=answer, rows=rows, each=each, bytes_each=4),
-            "activations": max(passing(shape, prompt * -(-rows // max(each, 1)), 4), logits(shape, rows))}
+                "activations": passing(shape, PREFILL, half) / spread,
+                "scorer": sum(scoring(shape, profile, min(SCORED, profile.tokens_per_batch)).values())}
+    own = answering(profile)
+    return {"weights": float(own * shape.parameters), "output layer": _float_head(shape, own),
+            "KV cache": cache(shape, prompt=prompt, answer=answer, rows=rows, each=each, bytes_each=own),
+            "activations": max(passing(shape, prompt * -(-rows // max(each, 1)), own), logits(shape, rows))}
 
 
 def scoring(shape: Shape, profile: Profile, tokens: float) -> Parts:
-    """Bytes by part while the log-probs of given texts are taken from one model."""
-    if profile.engine == "vllm":
-        return sampling(shape, profile, prompt=tokens, answer=1, rows=1, each=1)
-    return {"weights": 4.0 * shape.parameters, "activations": passing(shape, tokens, 4)}
+    """Bytes by part while the log-probs of given texts are taken from one model: by the built-in engine, whatever samples."""
+    own = answering(profile)
+    return {"weights": float(own * shape.parameters), "output layer": _float_head(shape, own), "activations": passing(shape, tokens, own)}
+
+
+def _float_head(shape: Shape, own: int) -> float:
+    """The output layer once more in float32, for the softmax, where the weights are in half precision."""
+    return 4.0 * shape.vocabulary * shape.hidden if own < 4 else 0.0

@@ -133,12 +133,37 @@ def test_every_arm_of_the_evaluation_answers(recipe: str, arms: int) -> None:
 def test_a_profile_that_cannot_fit_is_refused_with_what_to_lower() -> None:
     recipe, profile = load("rlhf_workflow_8b", profile="gpu")
     costs = estimate(recipe, profile, plan(recipe, profile), LLAMA_8B, {}, None, {})
-    with pytest.raises(RecipeError, match=r"profile 'gpu' cannot run stage 'sft': it needs 13\d\.\d GB on one H100 80GB \(optimiser 96\.4 GB.*"
+    with pytest.raises(RecipeError, match=r"profile 'gpu' cannot run stage 'sft': it needs 14\d\.\d GB on one H100 80GB \(optimiser 96\.4 GB.*"
                                           r"there are 80\.0 GB of which 10% stay free; train less of it \(adapter: \{name: lora\}"):
         refuse_what_cannot_fit(profile, costs, (1e15, 1e15))
     smaller = [f"{section}.fit.adapter={{name: lora}}" for section in ("sft", "reward", "online")]
     recipe, profile = load("rlhf_workflow_8b", profile="gpu", overrides=smaller)
     refuse_what_cannot_fit(profile, estimate(recipe, profile, plan(recipe, profile), LLAMA_8B, {}, None, {}), (1e15, 1e15))
+
+
+def test_what_answers_on_a_gpu_is_in_the_learner_s_precision_and_counted_there() -> None:
+    recipe, profile = load("rlhf_workflow_8b", profile="gpu")
+    known = {c.stage.name: c.memory for c in estimate(recipe, profile, plan(recipe, profile), LLAMA_8B, {}, None, {})}
+    weights, head = 2 * 8_030_261_248, 4 * 128256 * 4096
+    judge = 2 * LLAMA_8B.first(recipe.reward.layers if recipe.reward else None).parameters
+    assert known["annotate_1"]["weights"] == known["evaluate"]["SFT policy"] == weights
+    assert known["annotate_1"]["reward models"] == known["evaluate"]["reward models"] == judge
+    assert known["annotate_1"]["output layer"] == head, "the softmax reads it in float32"
+    assert "KV cache" not in known["annotate_1"], "nothing samples there"
+    for stage in ("rollout_1", "evaluate"):
+        assert known[stage]["scorer"] == pytest.approx(weights + head, rel=0.05), "beside vLLM"
+    sft = known["sft"]
+    assert sft["saving"] + sft["activations"] + sft["gradients"] == 2 * weights, "read back in float32, where a step's own were before"
+
+
+def test_without_a_gpu_what_answers_is_in_float32() -> None:
+    import dataclasses
+
+    recipe, profile = load("chat", profile="cpu")
+    for precision in ("float32", "bfloat16"):
+        chosen = dataclasses.replace(profile, learner="deepspeed", precision=precision)
+        known = {c.stage.name: c.memory for c in estimate(recipe, chosen, plan(recipe, chosen), SMOL, {}, None, {})}
+        assert known["annotate_1"]["weights"] == 4 * SMOL.parameters and not known["annotate_1"]["output layer"]
 
 
 @pytest.mark.parametrize("profile", ["node", "cluster"])
