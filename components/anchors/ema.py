@@ -17,4 +17,5 @@ def ema(reference: Mapping[str, Tensor], policy: Mapping[str, Tensor], *, follow
     """follow x policy + (1 - follow) x reference, weight by weight: the soft update of Trust Region DPO."""
     if reference.keys() != policy.keys():
         raise ContractError(f"ema: reference and policy differ in weights, e.g. {sorted(reference.keys() ^ policy.keys())[:3]}")
-    return {name: reference[name].lerp(weight, follow) if weight.is_floating_point() else weight for name, weight in policy.items()}
+    return {name: reference[name].lerp(weight.to(reference[name].dtype), follow) if weight.is_floating_point() else weight
+            for name, weight in policy.items()}

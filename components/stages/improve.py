@@ -48,7 +48,8 @@ def improve(job: Job) -> dict[str, Any]:
                                                      annotate=annotate, select=select, prepare=prepare)}
     reference = None
     if options["reference"] != "initial":
-        start = engine_of({**profile, "engine": "torch"}, job.path("reference"), kind)  # an anchor moves its weights in memory
+        exact = {**profile, "engine": "torch", "precision": "float32"}  # an anchor moves its weights in memory, by less than half precision tells
+        start = engine_of(exact, job.path("reference"), kind)
         reference = remembered["reference"] = Reference(start, build("anchor", options["reference"]))
     health = remembered["health"] = Health(options, learner)
     state: dict[str, Any] = {"step": 0, "updates": 0, "counts": {}, "held": 0}

@@ -18,3 +18,9 @@ def test_anchor(spec, expected):
 def test_ema_of_different_models():
     with pytest.raises(ContractError, match="'x'"):
         build("anchor", {"name": "ema"})(OLD, {"w": NEW["w"], "x": NEW["w"]})
+
+
+def test_ema_of_a_policy_in_half_precision_loses_no_small_step():
+    """On a GPU the policy that is followed may be held in bfloat16, whose neighbours near 1 are 0.008 apart."""
+    moved = build("anchor", {"name": "ema", "follow": 0.01})({"w": torch.tensor([1.0])}, {"w": torch.tensor([1.125], dtype=torch.bfloat16)})["w"]
+    assert moved.dtype == torch.float32 and moved.tolist() == pytest.approx([1.00125])
