@@ -8,6 +8,7 @@ Outside a DVC workspace, so that nobody's `data/` is touched: the `dvc commit` a
 from __future__ import annotations
 
 import argparse
+import gc
 import shutil
 import subprocess
 import sys
@@ -96,3 +97,4 @@ if __name__ == "__main__":
     parser.add_argument("--until")
     given = parser.parse_args()
     in_one_process(given.home, given.until)
+    gc.freeze()  # as `ratchet` ends

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import sys
+from gc import freeze
 from typing import Annotated, Any, Literal
 
 import typer
@@ -23,7 +25,7 @@ from flows.commands.recipes import app as recipes_app
 from flows.commands.reproduce import reproduce
 from flows.commands.show import show
 from flows.commands.soak import soak
-from flows.startup import STARTUP, quiet_platforms, start_servers
+from flows.startup import quiet_platforms, servers
 from tasks.turns import IfRunning
 
 app = typer.Typer(help="Post-training pipelines: data → SFT → reward model → online RLHF → evaluation → registry.",
@@ -48,12 +50,11 @@ def run(recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = N
         return
     print_plan(console, pipeline)
     quiet_platforms(home)
-    start_servers(forks=pipeline.profile.launch == "child")
-    from prefect.exceptions import Abort
+    with servers(forks=pipeline.profile.launch == "child"), Display(console) as display:
+        from prefect.exceptions import Abort
 
-    from flows.post_training import post_training
+        from flows.post_training import post_training
 
-    with Display(console) as display:
         try:
             done = post_training(recipe, home=str(home), overrides=list(set), profile=profile, until=until,
                                  if_running=if_running, display=display)
@@ -91,9 +92,8 @@ def stage(part: Annotated[Literal["fetch", "curate", "train", "evaluate"], typer
     from flows.parts import run_part
 
     quiet_platforms(home)
-    if part not in ("fetch", "curate"):  # which no flow makes
-        start_servers()
-    run_part(part, recipe, home=home, overrides=set, profile=profile)
+    with servers() if part not in ("fetch", "curate") else contextlib.nullcontext():  # which no flow makes
+        run_part(part, recipe, home=home, overrides=set, profile=profile)
 
 
 for command in (plan, show, compare, deploy, lineage, reproduce, promote, rollback, gc, doctor, soak):
@@ -113,6 +113,8 @@ def main() -> None:
             raise
         typer.echo(f"error: {redacted(why)}; what is finished is kept, the same command continues", err=True)
         sys.exit(1)
+    finally:
+        freeze()  # or Python looks through all of it once more as it ends, for a second
 
 
 OUTSIDE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EIO, errno.EMFILE,
@@ -123,9 +125,6 @@ def _outside(error: BaseException | None) -> str | None:
     """The cause of an error that is nobody's mistake here, in a sentence: the Prefect server went away, the disk is full."""
     while error is not None:
         text = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-        if "ephemeral Prefect" in text:
-            return (f"Prefect's own server did not start within {os.environ[STARTUP]} s: the machine is too busy; raise {STARTUP}, or start "
-                    "`prefect server start` and set PREFECT_API_URL")
         if type(error).__module__.split(".")[0] in ("httpx", "httpcore") or "Failed to reach API" in text:
             return f"the Prefect server at {os.environ.get('PREFECT_API_URL', 'an address of this machine')} cannot be reached ({text})"
         if isinstance(error, OSError) and error.errno in OUTSIDE:

@@ -1,12 +1,13 @@
-"""What a command that runs stages sets and starts before Prefect and MLflow are imported."""
+"""What a command that runs stages sets before Prefect and MLflow are imported, and starts."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-import signal
+from collections.abc import Iterator
 from pathlib import Path
 
-STARTUP = "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"
+from tasks.prefect_server import STARTUP, start
 
 
 def quiet_platforms(home: Path) -> None:
@@ -30,25 +31,27 @@ def quiet_platforms(home: Path) -> None:
         os.environ.setdefault(name, value)
 
 
-def start_servers(forks: bool = False) -> None:
-    """What takes seconds to start, side by side: the stages' fork server if `forks`, and Prefect's own server unless there is another.
-
-    Prefect's ends with this process and is deaf to Ctrl-C: a terminal sends that to every process of the group, and a run that was
-    stopped must still find its server to tell it so."""
+@contextlib.contextmanager
+def servers(forks: bool = False) -> Iterator[None]:
+    """What flows need, started side by side: the stages' fork server if `forks`, and Prefect's own server unless there is another, while
+    this process imports what it needs of Prefect. Raises `ServiceError` when the server does not answer."""
     from tasks.orphans import leave_nothing_behind
 
     leave_nothing_behind()
-    own = "PREFECT_API_URL" not in os.environ
+    own = None
+    if "PREFECT_API_URL" not in os.environ:
+        own = start(Path(os.environ["PREFECT_HOME"]))
     if forks:
         from tasks.launch import prepare
 
         prepare()
-    if own:
-        heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # what is started now inherits this
-        try:
-            from prefect.client.orchestration import get_client
+    from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
-            with get_client(sync_client=True):
-                pass
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, heard)
+    import flows.post_training  # noqa: F401
+
+    if own is None:
+        yield
+        return
+    own.wait(float(os.environ[STARTUP]))
+    with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):  # nobody listens, and every flow waits a second for its thread to end
+        yield

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import multiprocessing
 import os
 import signal
@@ -112,6 +113,7 @@ def _child(request: dict[str, Any], send: Any, log: str, parent: int, devices: t
     die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     write_to(log)
+    gc.freeze()  # what the fork server had loaded stays: no need to look through it for garbage again and again
     try:
         from components.run import execute
 

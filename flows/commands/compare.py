@@ -10,7 +10,7 @@ import typer
 
 from components.errors import RecipeError
 from flows.commands.options import OUT, Home, ProfileOption, Set
-from flows.startup import quiet_platforms, start_servers
+from flows.startup import quiet_platforms, servers
 
 
 def compare(names: Annotated[list[str], typer.Argument(help="Two runs, by name or directory, or recipes.")], home: Home = OUT,
@@ -61,12 +61,11 @@ def _recipes(names: Sequence[str], seeds: int, home: Path, overrides: Sequence[s
         if recipe.evaluate is None:
             raise RecipeError(f"{name} has no evaluation to compare; add an `evaluate` section")
     quiet_platforms(home)
-    start_servers()
     from flows.compare import compare as run_all
     from flows.display import Display, open_console
 
     console = open_console()
-    with Display(console) as display:
+    with servers(), Display(console) as display:
         found = run_all(names, seeds=range(seeds), home=home, overrides=overrides, profile=profile, metric=metric, display=display)
     console.print(_table([metric, "mean", "95 % interval", "by seed"], [
         (name, f"{row['mean']:.3f}", f"[{row['low']:.3f}, {row['high']:.3f}]", " ".join(f"{v:.3f}" for v in row.get("by_seed", [])))

@@ -73,7 +73,7 @@ def test_compare_two_runs(home: Path) -> None:
 
 
 def test_what_cannot_be_compared_is_said_before_anything_runs_or_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.commands.compare.start_servers", lambda: pytest.fail("something was started"))
+    monkeypatch.setattr("flows.commands.compare.servers", lambda: pytest.fail("something was started"))
     with pytest.raises(RecipeError, match="reward_model has no evaluation to compare"):
         ratchet("compare", "sft", "reward_model", "--home", str(tmp_path))
     (tmp_path / "results.json").write_text(json.dumps({"per_prompt": {"win_rate": [1.0, 0.0], "final.gold": [0.5, 0.25]}}))

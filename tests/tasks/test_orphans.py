@@ -44,11 +44,11 @@ def test_a_killed_process_leaves_nothing_behind(how: str) -> None:
 LOADING = """
 import os, sys, tasks.launch
 tasks.launch.PRELOAD[:] = ["slow_to_load"]
-from flows.startup import start_servers
-start_servers(forks=True)
-from multiprocessing.forkserver import _forkserver
-print(_forkserver._forkserver_pid, flush=True)
-os.kill(os.getpid(), 9)
+from flows.startup import servers
+with servers(forks=True):
+    from multiprocessing.forkserver import _forkserver
+    print(_forkserver._forkserver_pid, flush=True)
+    os.kill(os.getpid(), 9)
 """
 
 

@@ -1,0 +1,73 @@
+"""The server of a run that has no other: it answers, ends, says why it does not, and its first database is made once a machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from components.errors import ServiceError
+from tasks import prefect_server
+from tasks.prefect_server import PrefectServer, kept
+
+
+def tables(database: Path) -> dict[str, int]:
+    """Rows of every table."""
+    with contextlib.closing(sqlite3.connect(database)) as open_:
+        names = [name for (name,) in open_.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        return {name: open_.execute(f'SELECT count(*) FROM "{name}"').fetchone()[0] for name in names}
+
+
+def served(folder: Path, work: str = "pass") -> str:
+    """What a process says that starts a server in `folder`, does `work` and ends."""
+    code = f"""
+import os, urllib.request
+from pathlib import Path
+from tasks.prefect_server import start
+server = start(Path({str(folder)!r}))
+print("copied" if server.unkept is None else "migrates")
+server.wait(120)
+print(urllib.request.urlopen(os.environ["PREFECT_API_URL"] + "/health").read().decode(), server.process.pid, flush=True)
+{work}
+"""
+    folder.mkdir(exist_ok=True)
+    env = {**{k: v for k, v in os.environ.items() if k != "PREFECT_API_URL"}, "PREFECT_HOME": str(folder)}
+    return subprocess.run([sys.executable, "-c", code], env=env, cwd=Path(__file__).parents[2], text=True, capture_output=True, check=True).stdout
+
+
+def test_the_second_home_of_a_machine_begins_with_the_database_that_the_first_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    run = "from prefect import flow\nflow(name='work')(lambda: None)()"
+    said = served(tmp_path / "one", run).split()
+    assert said[:2] == ["migrates", "true"] and not Path(f"/proc/{said[2]}").exists(), "it ends with its process"
+    assert tables(tmp_path / "one" / "prefect.db")["flow_run"] == 1 and tables(kept())["flow_run"] == 0
+    assert served(tmp_path / "two", run).split()[:2] == ["copied", "true"]
+    assert tables(tmp_path / "two" / "prefect.db")["flow_run"] == 1 and tables(kept())["flow_run"] == 0
+    assert served(tmp_path / "one").split()[0] == "copied" and tables(tmp_path / "one" / "prefect.db")["flow_run"] == 1, "what is there stays"
+    prefect_server._keep(tmp_path / "one" / "prefect.db")
+    assert tables(kept())["flow_run"] == 0, "a database with runs in it is nobody's beginning"
+
+
+def test_a_machine_without_a_place_for_it_does_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert not prefect_server._take(tmp_path / "prefect.db") and not (tmp_path / "prefect.db").exists()
+    prefect_server._keep(tmp_path / "prefect.db")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file"]
+
+
+def test_a_server_that_does_not_come_up_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+    with pytest.raises(ServiceError, match="ended with exit code 3 before it answered"):
+        PrefectServer("http://127.0.0.1:9/api", ended).wait(60)
+    silent = subprocess.Popen(["sleep", "60"])
+    with pytest.raises(ServiceError, match=r"did not start within 0.2 s: the machine is too busy; raise PREFECT_SERVER"):
+        PrefectServer("http://127.0.0.1:9/api", silent).wait(0.2)
+    PrefectServer("", silent).stop()
+    assert silent.returncode == -signal.SIGTERM
