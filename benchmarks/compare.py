@@ -121,19 +121,19 @@ def compare(work: Work, peers: Sequence[Peer], measure: Measure, *, repeats: int
         return result
 
     pairs: dict[tuple[str, str], list[tuple[Result, Result]]] = {}
-    wanted = {peer.name: peer.settings for peer in peers}
+    wanted = {peer: peer.settings for peer in peers}
     for _ in range(repeats):
         ours = go("ours", "default")
         if "error" in ours:
             raise RuntimeError(f"our own side of {work.name!r} failed: {ours['error']}")
         for peer in peers:
-            for setting in wanted[peer.name]:
+            for setting in wanted[peer]:
                 theirs = go(peer.name, setting)
                 if "error" not in theirs:
                     pairs.setdefault((peer.name, setting), []).append((ours, theirs))
             tried = [s for s in peer.settings if (peer.name, s) in pairs]
-            wanted[peer.name] = tuple(sorted(tried, key=lambda s: _quality(pairs[peer.name, s][0], work.loose))[-1:])
-    rows = [row(work, peer, wanted[peer.name][0], pairs[peer.name, wanted[peer.name][0]]) for peer in peers if wanted[peer.name]]
+            wanted[peer] = tuple(sorted(tried, key=lambda s: _quality(pairs[peer.name, s][0], work.loose))[-1:])
+    rows = [row(work, peer, wanted[peer][0], pairs[peer.name, wanted[peer][0]]) for peer in peers if wanted[peer]]
     return rows, kept
 
 

@@ -1,4 +1,4 @@
-"""The training works by TRL's trainers, in float32 on the CPU, without dropout or gradient checkpointing.
+"""The training works by TRL's trainers, in float32 on the CPU, without dropout; gradients are checkpointed where a setting says so.
 
 Token ids and step order are given, so every step sees the inputs ours sees. A step is timed from the end of the step before
 to its own end, data loading included. The sum of TRL's micro-batch losses is the loss of a step.
@@ -20,6 +20,9 @@ from trl.data_utils import pack_dataset
 
 from benchmarks.child import WARM_UP, Clock, main
 from benchmarks.peer_transformers import mean_logprobs
+
+CHECKPOINTING = "+checkpointing"
+"""The end of a setting in which activations are computed again, as ours are."""
 
 
 class Watch(TrainerCallback):
@@ -61,12 +64,13 @@ def in_order(trainer: type) -> type:
     return InOrder
 
 
-def options(inputs: dict[str, Any], steps: int, **more: Any) -> dict[str, Any]:
+def options(inputs: dict[str, Any], steps: int, setting: str, **more: Any) -> dict[str, Any]:
     return {
         "output_dir": tempfile.mkdtemp(), "max_steps": steps, "learning_rate": inputs["learning_rate"], "adam_beta1": inputs["betas"][0],
         "adam_beta2": inputs["betas"][1], "adam_epsilon": inputs["eps"], "weight_decay": inputs["weight_decay"],
         "max_grad_norm": inputs["max_grad_norm"], "optim": "adamw_torch_fused", "lr_scheduler_type": "constant", "warmup_steps": 0,
-        "per_device_train_batch_size": inputs["batch"], "bf16": False, "fp16": False, "use_cpu": True, "gradient_checkpointing": False,
+        "per_device_train_batch_size": inputs["batch"], "bf16": False, "fp16": False, "use_cpu": True,
+        "gradient_checkpointing": setting.endswith(CHECKPOINTING),
         "logging_steps": 1, "save_strategy": "no", "report_to": "none", "disable_tqdm": True, "dataloader_num_workers": 0,
         "dataloader_pin_memory": False, **more,
     }
@@ -100,8 +104,8 @@ def sft(inputs: dict[str, Any], setting: str) -> dict[str, Any]:
         more |= {"packing": True, "per_device_train_batch_size": 1, "max_length": max(len(r["input_ids"]) for r in data)}
     else:
         data = Dataset.from_list([row for step in rows for row in step])
-        more |= {"padding_free": setting == "padding_free"}
-    trainer = in_order(SFTTrainer)(model=policy(inputs), args=SFTConfig(**options(inputs, len(steps), **more)), train_dataset=data,
+        more |= {"padding_free": setting.startswith("padding_free")}
+    trainer = in_order(SFTTrainer)(model=policy(inputs), args=SFTConfig(**options(inputs, len(steps), setting, **more)), train_dataset=data,
                                    processing_class=AutoTokenizer.from_pretrained(inputs["model"]))
     return run(trainer, [sum(len(r["tokens"]) for r in step) for step in steps], lambda m: mean_logprobs(m, inputs["probe"], inputs["pad"]))
 
@@ -110,7 +114,7 @@ def reward(inputs: dict[str, Any], setting: str) -> dict[str, Any]:
     steps = inputs["pairs"]
     data = Dataset.from_list([{"chosen_ids": p["prompt"] + p["chosen"], "rejected_ids": p["prompt"] + p["rejected"]} for s in steps for p in s])
     model = AutoModelForSequenceClassification.from_pretrained(inputs["reward_model"], dtype=torch.float32, attn_implementation="sdpa")
-    trainer = in_order(RewardTrainer)(model=model, args=RewardConfig(**options(inputs, len(steps), max_length=None)), train_dataset=data,
+    trainer = in_order(RewardTrainer)(model=model, args=RewardConfig(**options(inputs, len(steps), setting, max_length=None)), train_dataset=data,
                                       processing_class=AutoTokenizer.from_pretrained(inputs["reward_model"]))
 
     def scores(model: Any) -> list[float]:
@@ -136,7 +140,7 @@ def dpo(inputs: dict[str, Any], setting: str) -> dict[str, Any]:
 
     data = Dataset.from_list([{f"{k}_ids": p[k] for k in ("prompt", "chosen", "rejected")} for s in steps for p in s])
     more = {"beta": inputs["beta"], "max_length": None, "precompute_ref_log_probs": setting == "precomputed"}
-    trainer = Given(model=policy(inputs), args=DPOConfig(**options(inputs, len(steps), **more)), train_dataset=data,
+    trainer = Given(model=policy(inputs), args=DPOConfig(**options(inputs, len(steps), setting, **more)), train_dataset=data,
                     processing_class=AutoTokenizer.from_pretrained(inputs["model"]))
     return run(trainer, pair_tokens(inputs), lambda m: mean_logprobs(m, inputs["probe"], inputs["pad"]), sum(clock.seconds))
 
@@ -159,10 +163,10 @@ def grpo(inputs: dict[str, Any], setting: str) -> dict[str, Any]:
     def reward(prompts: list[str], **rest: Any) -> list[float]:
         return [groups[int(p)]["rewards"][n % count] for n, p in enumerate(prompts)]  # not by text: siblings may say the same
 
-    size = int(setting)
+    size = int(setting.removesuffix(CHECKPOINTING))
     more = {"per_device_train_batch_size": size, "gradient_accumulation_steps": len(steps[0]) * count // size, "num_generations": count,
             "max_completion_length": inputs["max_tokens"], "loss_type": "grpo", "beta": 0.0, "shuffle_dataset": False}
-    trainer = watched(GRPOTrainer)(model=policy(inputs), args=GRPOConfig(**options(inputs, len(steps), **more)), reward_funcs=reward, rollout_func=given,
+    trainer = watched(GRPOTrainer)(model=policy(inputs), args=GRPOConfig(**options(inputs, len(steps), setting, **more)), reward_funcs=reward, rollout_func=given,
                                    train_dataset=Dataset.from_list([{"prompt": str(i)} for i in range(len(groups))]),
                                    processing_class=AutoTokenizer.from_pretrained(inputs["model"]))
     tokens = [sum(len(g["prompt"]) + len(c) for g in step for c in g["completions"]) for step in steps]

@@ -98,17 +98,19 @@ def test_the_best_setting_that_agrees_is_the_one_compared_with() -> None:
     asked: list[tuple[str, str]] = []
     answers = {("ours", "default"): [made(1.0, 2.0, 300), made(2.0, 2.0, 330)],
                ("trl", "slow"): [made(4.0, 2.0, 600), made(6.0, 2.00001, 600)],
-               ("trl", "slower"): [made(5.0, 2.0, 500)], ("trl", "wrong"): [made(0.5, 2.1, 100)]}
+               ("trl", "slower"): [made(5.0, 2.0, 500)], ("trl", "wrong"): [made(0.5, 2.1, 100)], ("trl", "lean"): [made(8.0, 2.0, 310), made(8.0, 2.0, 310)]}
 
     def measure(side: str, work: str, setting: str) -> Result:
         asked.append((side, setting))
         return answers[side, setting].pop(0)
 
-    rows, kept = compare(Work("sft", "a step", ()), [Peer("trl", ("slow", "slower", "wrong"), 3.0, 0.6)], measure, repeats=2, say=lambda line: None)
-    assert asked == [("ours", "default"), ("trl", "slow"), ("trl", "slower"), ("trl", "wrong"), ("ours", "default"), ("trl", "slow")]
-    (row,) = rows
+    peers = [Peer("trl", ("slow", "slower", "wrong"), 3.0, 0.6), Peer("trl", ("lean",))]
+    rows, kept = compare(Work("sft", "a step", ()), peers, measure, repeats=2, say=lambda line: None)
+    assert asked == [("ours", "default"), *(("trl", s) for s in ("slow", "slower", "wrong", "lean")), ("ours", "default"), ("trl", "slow"), ("trl", "lean")]
+    row, lean = rows
     assert row.setting == "slow" and (row.speed, row.speed_low, row.speed_high) == pytest.approx((3.5, 3.0, 4.0))
-    assert row.memory == pytest.approx((300 / 600 + 330 / 600) / 2) and row.verdict == "reached" and len(kept) == 6
+    assert row.memory == pytest.approx((300 / 600 + 330 / 600) / 2) and row.verdict == "reached" and len(kept) == 8
+    assert lean.setting == "lean" and lean.speed == pytest.approx(6.0) and lean.verdict == ""
 
 
 def test_a_comparison_that_disagrees_is_no_result(tmp_path: Path) -> None:
