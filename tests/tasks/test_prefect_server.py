@@ -16,6 +16,8 @@ from components.errors import ServiceError
 from tasks import prefect_server
 from tasks.prefect_server import PrefectServer, kept
 
+ROOT = Path(__file__).parents[2]
+
 
 def tables(database: Path) -> dict[str, int]:
     """Rows of every table."""
@@ -38,7 +40,7 @@ print(urllib.request.urlopen(os.environ["PREFECT_API_URL"] + "/health").read().d
 """
     folder.mkdir(exist_ok=True)
     env = {**{k: v for k, v in os.environ.items() if k != "PREFECT_API_URL"}, "PREFECT_HOME": str(folder)}
-    return subprocess.run([sys.executable, "-c", code], env=env, cwd=Path(__file__).parents[2], text=True, capture_output=True, check=True).stdout
+    return subprocess.run([sys.executable, "-c", code], env=env, cwd=ROOT, text=True, capture_output=True, check=True).stdout
 
 
 def test_the_second_home_of_a_machine_begins_with_the_database_that_the_first_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,6 +54,24 @@ def test_the_second_home_of_a_machine_begins_with_the_database_that_the_first_ma
     assert served(tmp_path / "one").split()[0] == "copied" and tables(tmp_path / "one" / "prefect.db")["flow_run"] == 1, "what is there stays"
     prefect_server._keep(tmp_path / "one" / "prefect.db")
     assert tables(kept())["flow_run"] == 0, "a database with runs in it is nobody's beginning"
+
+
+BEATS = """
+from pathlib import Path
+from flows.startup import quiet_platforms, servers
+quiet_platforms(Path.cwd())
+with servers():
+    from prefect.settings import get_current_settings
+    print(get_current_settings().flows.heartbeat_frequency)
+"""
+
+
+@pytest.mark.parametrize(("address", "seconds"), [(None, "None"), ("http://127.0.0.1:9/api", "180")])
+def test_a_flow_sends_heartbeats_to_a_server_of_many_runs_alone(tmp_path: Path, address: str | None, seconds: str) -> None:
+    """They tell such a server which runs are dead. With ours nobody asks, and Prefect's thread for them makes each flow wait a second."""
+    env = {**{k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}, "PYTHONPATH": str(ROOT), **({"PREFECT_API_URL": address} if address else {})}
+    done = subprocess.run([sys.executable, "-c", BEATS], env=env, cwd=tmp_path, text=True, capture_output=True, check=True)
+    assert done.stdout.split() == [seconds]
 
 
 def test_a_machine_without_a_place_for_it_does_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
