@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import json
 import os
 import shutil
@@ -196,7 +197,7 @@ def new_reward(policy_path: Path, *, layers: int | None = None, pool: Literal["l
 def _deepspeed_left_out() -> Iterator[None]:
     """As it saves, transformers looks whether DeepSpeed wraps the model, and imports it for that, which imports MLflow: 1.5 s and 100 MB
     in every process that learns. What was never imported wraps nothing."""
-    if "deepspeed" in sys.modules:
+    if "deepspeed" in sys.modules or importlib.util.find_spec("deepspeed") is None:
         yield
         return
     from accelerate.utils import other
