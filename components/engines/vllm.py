@@ -178,6 +178,7 @@ def engine_arguments(options: Mapping[str, Any], rows: int) -> dict[str, Any]:
                  "enforce_eager": options["eager"]}
     if options["cache_gb"] is not None:
         arguments["kv_cache_memory_bytes"] = int(options["cache_gb"] * 2**30)
+        arguments["gpu_memory_utilization"] = 0.01  # the share that must be free at the start; a learner may hold most of the GPU by then
     return arguments
 
 

@@ -114,12 +114,13 @@ def answering(profile: Profile) -> int:
 
 def sampling(shape: Shape, profile: Profile, *, prompt: float, answer: float, rows: int, each: int) -> Parts:
     """Bytes by part on one device while answers are written. The built-in engine reads `rows` answers' prompts at once and keeps
-    all their keys and values; vLLM reads in chunks and must only have room for the answers to one prompt, more make it faster, and
+    all their keys and values; vLLM reads in chunks and has its `cache_gb`, or must at least have room for the answers to one prompt, and
     beside it the built-in engine scores."""
     if profile.engine == "vllm":
         half, spread = 2 if profile.vllm.dtype != "float32" else 4, profile.vllm.tensor_parallel
+        least = cache(shape, prompt=prompt, answer=answer, rows=each, each=each, bytes_each=half) / spread
         return {"weights": half * shape.parameters / spread,
-                "KV cache": cache(shape, prompt=prompt, answer=answer, rows=each, each=each, bytes_each=half) / spread,
+                "KV cache": max(least, (profile.vllm.cache_gb or 0.0) * 2**30),
                 "activations": passing(shape, PREFILL, half) / spread,
                 "scorer": sum(scoring(shape, profile, min(SCORED, profile.tokens_per_batch)).values())}
     own = answering(profile)

@@ -152,6 +152,7 @@ def test_what_answers_on_a_gpu_is_in_the_learner_s_precision_and_counted_there()
     assert "KV cache" not in known["annotate_1"], "nothing samples there"
     for stage in ("rollout_1", "evaluate"):
         assert known[stage]["scorer"] == pytest.approx(weights + head, rel=0.05), "beside vLLM"
+        assert known[stage]["KV cache"] == profile.vllm.cache_gb * 2**30, "which takes what it was given"
     sft = known["sft"]
     assert sft["saving"] + sft["activations"] + sft["gradients"] == 2 * weights, "read back in float32, where a step's own were before"
 
