@@ -35,7 +35,7 @@ STAGES = {  # what a stage does -> the module that holds the function of that na
     "improve": "components.stages.improve",
     "evaluate": "components.stages.evaluate",
 }
-PLACE = ("name", "ranks", "zero_stage", "offload_optimizer", "offload_parameters")
+PLACE = ("name", "ranks", "machines", "zero_stage", "offload_optimizer", "offload_parameters")
 """Of a profile: where work is done. No part of a product's key, so that a stage goes on with other ranks than it began with."""
 NOT_SEEDED = ("fetch_data", "fetch_model", "make_tiny", "curate", "validate", "gold")  # the same whatever the run's seed
 

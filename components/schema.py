@@ -210,12 +210,14 @@ class Hardware:
 
 @dataclass(frozen=True)
 class Profile:
-    """Hardware and sizes; never the method. `ranks` processes learn together (one a GPU where there are any), each with
-    `threads`; `zero_stage` and the offload switches say what DeepSpeed divides among them or keeps on the host."""
+    """Hardware and sizes; never the method. `ranks` processes learn together (one a GPU where there are any), as many on each of
+    `machines` (`ratchet join`), each with `threads`; `zero_stage` and the offload switches say what DeepSpeed divides among them or
+    keeps on the host."""
 
     name: str = "cpu"
     learner: Literal["torch", "deepspeed"] = "torch"
     ranks: int = 1
+    machines: int = 1
     zero_stage: Literal[0, 1, 2, 3] = 2
     offload_optimizer: bool = False
     offload_parameters: bool = False
@@ -234,6 +236,9 @@ class Profile:
         wrong = {
             f"ranks: {self.ranks}; at least 1 process learns": self.ranks < 1,
             f"ranks: {self.ranks} with `learner: torch`, which is one process; take `learner: deepspeed`": torch and self.ranks > 1,
+            f"machines: {self.machines}; there is at least this one": self.machines < 1,
+            f"ranks: {self.ranks} on `machines: {self.machines}`; each starts as many ranks: take a multiple of {self.machines}":
+                self.machines > 0 and self.ranks % self.machines > 0,
             "precision: bfloat16 with `learner: torch`, which learns in float32; take `learner: deepspeed`": torch and self.precision != "float32",
             f"precision: bfloat16 with `zero_stage: {zero}`, which keeps no float32 weights and gradients beside; take 2 or 3":
                 not torch and zero < 2 and self.precision != "float32",
