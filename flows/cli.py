@@ -17,6 +17,7 @@ from flows.commands.compare import compare
 from flows.commands.deploy import deploy
 from flows.commands.doctor import doctor
 from flows.commands.gc import gc
+from flows.commands.join import join
 from flows.commands.lineage import lineage
 from flows.commands.options import OUT, Home, ProfileOption, Set, Until
 from flows.commands.plan import plan, print_plan
@@ -96,7 +97,7 @@ def stage(part: Annotated[Literal["fetch", "curate", "train", "evaluate"], typer
         run_part(part, recipe, home=home, overrides=set, profile=profile)
 
 
-for command in (plan, show, compare, deploy, lineage, reproduce, promote, rollback, gc, doctor, soak):
+for command in (plan, show, compare, deploy, lineage, reproduce, promote, rollback, gc, doctor, soak, join):
     app.command()(command)
 
 

@@ -32,8 +32,9 @@ from components.schema import Profile
 from components.store import RunDirectory, Store
 from components.types import Artifact, Group, Prompt, Trajectory
 from tasks.launch import launch
+from tasks.machines import Call, Word
 from tasks.pipeline import Pipeline
-from tasks.ranks import _why, ranks_of
+from tasks.ranks import ranks_of, why
 
 needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="the extra `scale` is not installed")
 
@@ -142,26 +143,29 @@ def test_an_error_of_the_ranks_is_the_stages_own(inputs: dict[str, Artifact], tm
         launch(request(tmp_path / "work", inputs, data="gold", learner="deepspeed", ranks=2), tmp_path / "log")
 
 
-def test_one_sentence_says_which_rank_and_why(tmp_path: Path) -> None:
-    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+def test_one_sentence_says_which_rank_and_why() -> None:
+    def said(machines: int, *words: Word) -> RatchetError:
+        call = Call({"does": "sft"}, "a.log", 2 * machines, machines, "", 0, "", {})
+        return why(call, {0: "one", 1: "other"}, dict(enumerate(words)))
 
-    def why(exitcode: int, **notes: tuple[str, str]) -> RatchetError:
-        folder = tmp_path / str(len(list(tmp_path.iterdir())))
-        folder.mkdir()
-        for rank, (kind, text) in notes.items():
-            (folder / f"{rank[1:]}.json").write_text(json.dumps({"kind": kind, "text": text}))
-        failure = ProcessFailure(local_rank=1, pid=1, exitcode=exitcode, error_file="")
-        return _why("sft", 2, {1: failure}, folder, "a.log")
+    def of(exitcode: int, **notes: tuple[str, str]) -> RatchetError:
+        return said(1, Word({1: exitcode}, {int(rank[1:]): {"kind": kind, "text": text} for rank, (kind, text) in notes.items()}))
 
     echo = ("RuntimeError", "Connection closed by peer")
-    died = why(-9, r0=echo)
+    died = of(-9, r0=echo)
     assert isinstance(died, StageError) and died.retryable and str(died).startswith("stage 'sft': rank 1 of 2 was killed by SIGKILL")
-    own = why(1, r0=echo, r1=("TrainingError", "the loss is nan"))
+    own = of(1, r0=echo, r1=("TrainingError", "the loss is nan"))
     assert type(own) is TrainingError and str(own) == "the loss is nan"
-    assert "rank 1 of 2 ran out of memory" in str(why(1, r1=("MemoryError", "")))
-    other = why(1, r1=("KeyError", "'policy'"))
+    assert "rank 1 of 2 ran out of memory" in str(of(1, r1=("MemoryError", "")))
+    other = of(1, r1=("KeyError", "'policy'"))
     assert not other.retryable and "rank 1 of 2 failed: KeyError: 'policy'" in str(other) and "a.log" in str(other)
-    assert "rank 1: exit code 3" in str(why(3))
+    assert "rank 1: exit code 3" in str(of(3))
+
+    echoed = Word({0: 1}, {0: {"kind": "RuntimeError", "text": "Connection closed by peer"}})
+    assert str(said(2, echoed, Word({3: -9}))).startswith("stage 'sft': rank 3 of 4 on other was killed by SIGKILL")
+    assert "(log: a.1.log)" in str(said(2, echoed, Word({3: -9})))
+    gone = said(2, echoed, Word(left="was lost"))
+    assert gone.retryable and str(gone).startswith("stage 'sft': other with ranks 2 to 3 of 4 was lost; the other ranks were stopped; run again")  # type: ignore[attr-defined]
 
 
 FAILING = """
@@ -194,6 +198,8 @@ def test_only_what_learns_takes_more_than_one_process() -> None:
 
 @pytest.mark.parametrize(("profile", "why"), [
     ({"ranks": 2}, "ranks: 2 with `learner: torch`"), ({"learner": "deepspeed", "ranks": 0}, "at least 1"),
+    ({"learner": "deepspeed", "ranks": 6, "machines": 4}, "ranks: 6 on `machines: 4`; each starts as many ranks: take a multiple of 4"),
+    ({"machines": 0}, "machines: 0; there is at least this one"),
     ({"precision": "bfloat16"}, "learns in float32"), ({"offload_optimizer": True}, "an offload with `learner: torch`"),
     ({"learner": "deepspeed", "precision": "bfloat16", "zero_stage": 1}, "keeps no float32 weights"),
     ({"learner": "deepspeed", "offload_optimizer": True, "zero_stage": 0}, "take 1, 2 or 3"),
@@ -217,7 +223,7 @@ def test_without_deepspeed_a_profile_that_needs_it_is_one_sentence(tmp_path: Pat
 def test_where_work_is_done_is_no_part_of_its_key() -> None:
     recipe, profile = load("sft", profile="test")
     many = dataclasses.replace(profile, learner="deepspeed", launch="child")
-    more = dataclasses.replace(many, ranks=8, zero_stage=3, offload_optimizer=True, offload_parameters=True)
+    more = dataclasses.replace(many, ranks=8, machines=4, zero_stage=3, offload_optimizer=True, offload_parameters=True)
     one, other = plan(recipe, many), plan(recipe, more)
     assert {n: s.key for n, s in one.items()} == {n: s.key for n, s in other.items()}
     assert other["sft"].options["profile"]["ranks"] == 8
