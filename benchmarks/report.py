@@ -83,6 +83,7 @@ def curves(path: Path, points: Sequence[Mapping[str, Any]]) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
     axes = list(dict.fromkeys(p["axis"] for p in points))
     figure, panels = plt.subplots(1, len(axes), figsize=(3.6 * len(axes), 3.2), squeeze=False)
@@ -90,7 +91,13 @@ def curves(path: Path, points: Sequence[Mapping[str, Any]]) -> None:
         for work in dict.fromkeys(p["work"] for p in points if p["axis"] == axis):
             line = [p for p in points if p["axis"] == axis and p["work"] == work]
             panel.plot([p["value"] for p in line], [p["tokens_per_second"] for p in line], marker="o", markersize=3, label=work)
-        panel.set(xscale="log", yscale="log", xlabel=axis, title="tokens/s" if axis == axes[0] else "")
+        panel.set(xscale="log", yscale="log", xlabel=axis, ylabel="tokens/s" if axis == axes[0] else "")
+        values = sorted({p["value"] for p in points if p["axis"] == axis})
+        panel.set_xticks(values, [f"{value:g}" for value in values], fontsize=8)
+        panel.yaxis.set(major_locator=LogLocator(subs=(1, 2, 5)), major_formatter=StrMethodFormatter("{x:,.0f}"))
+        for side in (panel.xaxis, panel.yaxis):
+            side.set_minor_locator(NullLocator())
+        panel.tick_params(axis="y", labelsize=8)
         panel.legend(fontsize=7, frameon=False)
         panel.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
