@@ -1,7 +1,8 @@
-"""A DVC workspace in a git repository, with a remote of its own."""
+"""What several tests of tasks start from: a DVC workspace in a git repository, with a remote of its own; and what the stage `sft` reads."""
 
 from __future__ import annotations
 
+import random
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from components.data.groups import write_groups
+from components.models.tiny import conversation, train_tiny
+from components.types import Artifact, Group, Prompt, Trajectory
 from tasks.versioning import dvc
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,3 +34,17 @@ def workspace(tmp_path: Path) -> Path:
     (where / "dvc.yaml").write_text(yaml.safe_dump(PIPELINE))
     (where / "recipe.yaml").write_text("beta: 0.1\n")
     return where
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Artifact]:
+    """A policy and 32 conversations: what the stage `sft` reads."""
+    policy, data, dice = tmp_path_factory.mktemp("policy"), tmp_path_factory.mktemp("data"), random.Random(0)
+    train_tiny(policy, steps=3, hidden=64, layers=2, batch=8)
+    groups = []
+    for number in range(32):
+        messages = conversation(dice)
+        first = next(i for i, message in enumerate(messages) if message["role"] == "assistant")
+        groups.append(Group(Prompt(str(number), tuple(messages[:first])), (Trajectory(tuple(messages[first:])),)))
+    write_groups(data / "sft.parquet", groups)
+    return {"policy": Artifact("weights", policy, "p"), "data": Artifact("data", data, "d")}

@@ -7,7 +7,6 @@ import dataclasses
 import importlib.util
 import json
 import os
-import random
 import re
 import shutil
 import signal
@@ -21,13 +20,11 @@ from typing import Any
 
 import pytest
 
-from components.data.groups import write_groups
 from components.errors import StageError
 from components.models.load import load_policy
-from components.models.tiny import conversation, train_tiny
 from components.recipe import load, plain
 from components.run import as_request
-from components.types import Artifact, Group, Prompt, Trajectory
+from components.types import Artifact
 from tasks.joining import Member, calls, unfit
 from tasks.launch import launch
 from tasks.machines import CALL, Call, Leader, address, code, interface, lead
@@ -55,20 +52,6 @@ def join(was=components.ranks.join):
     {}
 components.ranks.join = join
 """
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Artifact]:
-    """A policy and 32 conversations: what the stage `sft` reads."""
-    policy, data, dice = tmp_path_factory.mktemp("policy"), tmp_path_factory.mktemp("data"), random.Random(0)
-    train_tiny(policy, steps=3, hidden=64, layers=2, batch=8)
-    groups = []
-    for number in range(32):
-        messages = conversation(dice)
-        first = next(i for i, message in enumerate(messages) if message["role"] == "assistant")
-        groups.append(Group(Prompt(str(number), tuple(messages[:first])), (Trajectory(tuple(messages[first:])),)))
-    write_groups(data / "sft.parquet", groups)
-    return {"policy": Artifact("weights", policy, "p"), "data": Artifact("data", data, "d")}
 
 
 def request(home: Path, inputs: dict[str, Artifact], epochs: int = 3, **profile: Any) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import importlib.util
 import json
 import multiprocessing
 import os
-import random
 import re
 import signal
 import subprocess
@@ -21,16 +20,14 @@ from typing import Any
 import pytest
 
 from components import ranks
-from components.data.groups import write_groups
 from components.errors import ContractError, RatchetError, RecipeError, StageError, TrainingError
 from components.models.load import load_policy
-from components.models.tiny import conversation, train_tiny
 from components.plan import plan
 from components.recipe import load, plain
 from components.run import as_request
 from components.schema import Profile
 from components.store import RunDirectory, Store
-from components.types import Artifact, Group, Prompt, Trajectory
+from components.types import Artifact
 from tasks.launch import launch
 from tasks.machines import Call, Word
 from tasks.pipeline import Pipeline
@@ -52,20 +49,6 @@ def make(line: Pipeline, last: str) -> Path:
         if name == last:
             return artifact.path
     raise AssertionError(f"no stage {last!r}")
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Artifact]:
-    """A policy and 32 conversations: what the stage `sft` reads."""
-    policy, data, dice = tmp_path_factory.mktemp("policy"), tmp_path_factory.mktemp("data"), random.Random(0)
-    train_tiny(policy, steps=3, hidden=64, layers=2, batch=8)
-    groups = []
-    for number in range(32):
-        messages = conversation(dice)
-        first = next(i for i, message in enumerate(messages) if message["role"] == "assistant")
-        groups.append(Group(Prompt(str(number), tuple(messages[:first])), (Trajectory(tuple(messages[first:])),)))
-    write_groups(data / "sft.parquet", groups)
-    return {"policy": Artifact("weights", policy, "p"), "data": Artifact("data", data, "d")}
 
 
 def request(work: Path, inputs: dict[str, Artifact], data: str = "sft", **profile: Any) -> dict[str, Any]:
