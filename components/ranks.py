@@ -6,6 +6,7 @@ processes of one run only.
 
 from __future__ import annotations
 
+import atexit
 import datetime
 import os
 import sys
@@ -33,6 +34,7 @@ def join() -> None:
         distributed.init_process_group(backend, timeout=PATIENCE)
     else:
         distributed.init_process_group(backend, store=distributed.HashStore(), rank=0, world_size=1)
+    atexit.register(_leave)
 
 
 def count() -> int:
@@ -94,6 +96,15 @@ def spread(items: Sequence[T], work: Callable[[list[T]], Sequence[Any]], cost: C
     for part in gather(list(zip(mine, work([items[i] for i in mine]) if mine else [], strict=True))):
         found.update(part)
     return [found[i] for i in range(len(items))]
+
+
+def _leave() -> None:
+    """An interpreter that ends while gloo's thread still holds the last work aborts (pytorch#190489), after all was done. A rank that
+    failed does not wait for what it left unfinished with the others."""
+    from torch import distributed
+
+    if distributed.is_initialized() and not hasattr(sys, "last_value"):
+        distributed.destroy_process_group()
 
 
 def _joined() -> Any:
