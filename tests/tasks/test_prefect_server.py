@@ -74,6 +74,18 @@ def test_a_flow_sends_heartbeats_to_a_server_of_many_runs_alone(tmp_path: Path, 
     assert done.stdout.split() == [seconds]
 
 
+def test_who_began_meanwhile_keeps_his_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two runs may begin a home at one moment: both see no database, and the second copy must not take the first one's place."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    kept().parent.mkdir(parents=True)
+    kept().write_bytes(b"empty")
+    (tmp_path / "home").mkdir()
+    assert prefect_server._take(tmp_path / "home" / "prefect.db")
+    (tmp_path / "home" / "prefect.db").write_bytes(b"with runs")
+    assert not prefect_server._take(tmp_path / "home" / "prefect.db")
+    assert [file.read_bytes() for file in (tmp_path / "home").iterdir()] == [b"with runs"], "and no copy stays behind"
+
+
 def test_a_machine_without_a_place_for_it_does_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
