@@ -18,11 +18,12 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
 from components.errors import ServiceError
+from tasks.turns import held
 
 STARTUP = "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"
 """How long it may take, as Prefect's own setting has it."""
@@ -33,11 +34,13 @@ GRACE = 5.0
 
 @dataclass
 class PrefectServer:
-    """A server that is starting or runs; `address` is that of its API. `unkept`: its new database, of which no copy is kept yet."""
+    """A server that is starting or runs; `address` is that of its API. `unkept`: its new database, of which no copy is kept yet, and
+    `making`: that it is being made, which ends when the server answers."""
 
     address: str
     process: subprocess.Popen[bytes]
     unkept: Path | None = None
+    making: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def wait(self, seconds: float) -> None:
         """Until it answers. `ServiceError` when it ends or has not answered after `seconds`."""
@@ -54,6 +57,7 @@ class PrefectServer:
                                f"Prefect's own server ended with exit code {self.process.returncode} before it answered; what it said stands above")
         if self.unkept:
             _keep(self.unkept)
+        self.making.close()
 
     def stop(self) -> None:
         self.process.terminate()
@@ -70,8 +74,20 @@ def start(folder: Path) -> PrefectServer:
 
     It ends with this process and is deaf to Ctrl-C: a terminal sends that to every process of the group, and a run that was
     stopped must still find its server to tell it so."""
-    database = folder / "prefect.db"
-    unkept = None if database.exists() or _take(database) else database
+    with contextlib.ExitStack() as turn:
+        turn.enter_context(held(folder / "database.lock", f"Prefect's new database of {folder}"))  # two servers that make one end each other
+        database = folder / "prefect.db"
+        unkept = None if database.exists() or _take(database) else database
+        server = PrefectServer(*_begin(), unkept)
+        if unkept:
+            server.making = turn.pop_all()
+    atexit.register(server.stop)
+    os.environ["PREFECT_API_URL"] = server.address
+    return server
+
+
+def _begin() -> tuple[str, subprocess.Popen[bytes]]:
+    """The address and the process of a server that starts."""
     with socket.create_server(("127.0.0.1", 0)) as listening:  # handed over open, so that nobody takes the port and early callers wait
         heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # what is started now inherits this
         try:
@@ -81,11 +97,7 @@ def start(folder: Path) -> PrefectServer:
                 env={**os.environ, **SETTINGS}, pass_fds=[listening.fileno()])
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, heard)
-        address = f"http://127.0.0.1:{listening.getsockname()[1]}/api"
-    server = PrefectServer(address, process, unkept)
-    atexit.register(server.stop)
-    os.environ["PREFECT_API_URL"] = address
-    return server
+        return f"http://127.0.0.1:{listening.getsockname()[1]}/api", process
 
 
 def kept() -> Path:
@@ -95,9 +107,9 @@ def kept() -> Path:
 
 
 def _take(database: Path) -> bool:
-    """Begin with the kept database; whether it was there and nobody else has begun meanwhile."""
+    """Begin with the kept database; whether it was there."""
     with contextlib.suppress(OSError, RuntimeError), tempfile.TemporaryDirectory(dir=database.parent) as folder:  # no home, no right to read
-        os.link(shutil.copyfile(kept(), Path(folder) / "copy"), database)
+        os.replace(shutil.copyfile(kept(), Path(folder) / "copy"), database)
         return True
     return False
 

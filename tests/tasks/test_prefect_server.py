@@ -29,12 +29,22 @@ def tables(database: Path) -> dict[str, int]:
 def served(folder: Path, work: str = "pass") -> str:
     """What a process says that starts a server in `folder`, does `work` and ends."""
     code = f"""
-import os, urllib.request
+import fcntl, os, urllib.request
 from pathlib import Path
 from tasks.prefect_server import start
 server = start(Path({str(folder)!r}))
-print("copied" if server.unkept is None else "migrates")
+
+def turn():
+    with Path({str(folder / "database.lock")!r}).open() as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return "free"
+        except BlockingIOError:
+            return "held"
+
+print("copied" if server.unkept is None else "migrates", turn())
 server.wait(120)
+print(turn())
 print(urllib.request.urlopen(os.environ["PREFECT_API_URL"] + "/health").read().decode(), server.process.pid, flush=True)
 {work}
 """
@@ -47,9 +57,10 @@ def test_the_second_home_of_a_machine_begins_with_the_database_that_the_first_ma
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     run = "from prefect import flow\nflow(name='work')(lambda: None)()"
     said = served(tmp_path / "one", run).split()
-    assert said[:2] == ["migrates", "true"] and not Path(f"/proc/{said[2]}").exists(), "it ends with its process"
+    assert said[:4] == ["migrates", "held", "free", "true"], "a second server waits until the first has made the database: two would end each other"
+    assert not Path(f"/proc/{said[4]}").exists(), "it ends with its process"
     assert tables(tmp_path / "one" / "prefect.db")["flow_run"] == 1 and tables(kept())["flow_run"] == 0
-    assert served(tmp_path / "two", run).split()[:2] == ["copied", "true"]
+    assert served(tmp_path / "two", run).split()[:4] == ["copied", "free", "free", "true"]
     assert tables(tmp_path / "two" / "prefect.db")["flow_run"] == 1 and tables(kept())["flow_run"] == 0
     assert served(tmp_path / "one").split()[0] == "copied" and tables(tmp_path / "one" / "prefect.db")["flow_run"] == 1, "what is there stays"
     prefect_server._keep(tmp_path / "one" / "prefect.db")
@@ -72,18 +83,6 @@ def test_a_flow_sends_heartbeats_to_a_server_of_many_runs_alone(tmp_path: Path, 
     env = {**{k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}, "PYTHONPATH": str(ROOT), **({"PREFECT_API_URL": address} if address else {})}
     done = subprocess.run([sys.executable, "-c", BEATS], env=env, cwd=tmp_path, text=True, capture_output=True, check=True)
     assert done.stdout.split() == [seconds]
-
-
-def test_who_began_meanwhile_keeps_his_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two runs may begin a home at one moment: both see no database, and the second copy must not take the first one's place."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
-    kept().parent.mkdir(parents=True)
-    kept().write_bytes(b"empty")
-    (tmp_path / "home").mkdir()
-    assert prefect_server._take(tmp_path / "home" / "prefect.db")
-    (tmp_path / "home" / "prefect.db").write_bytes(b"with runs")
-    assert not prefect_server._take(tmp_path / "home" / "prefect.db")
-    assert [file.read_bytes() for file in (tmp_path / "home").iterdir()] == [b"with runs"], "and no copy stays behind"
 
 
 def test_a_machine_without_a_place_for_it_does_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
