@@ -14,7 +14,7 @@ from benchmarks.compare import ROOT, compare, runner, tricks
 from benchmarks.environments import python_of
 from benchmarks.works import WORKS
 from components.errors import RatchetError
-from tasks.launch import ALLOCATOR
+from tasks.launch import ENVIRONMENT
 
 OTHERS = ("growth", "orchestration")
 OWN = ("transformers",)  # peers that are part of our own environment
@@ -70,7 +70,7 @@ def measure_all(given: argparse.Namespace, wanted: list[str]) -> None:
                 report.write(out, "tricks", worth, worth_kept, head)
         print((out / "peers.md").read_text())
     if "growth" in wanted:
-        points = growth.measured(given.model, out, given.threads, {**environment, **ALLOCATOR}, say)
+        points = growth.measured(given.model, out, given.threads, {**environment, **ENVIRONMENT}, say)
         if points:
             report.save_csv(out / "growth.csv", points)
             report.curves(out / "growth.png", points)

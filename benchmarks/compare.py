@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.works import Peer, Work
-from tasks.launch import ALLOCATOR
+from tasks.launch import ENVIRONMENT
 
 ROOT = Path(__file__).resolve().parent.parent
 TOLERANCE = 1e-4
 """How far two libraries may be apart: |a - b| <= TOLERANCE x max(1, |b|), so absolute for losses, relative for large sums."""
 TIMEOUT = 3600.0
+SWITCHES = {"memory_returned": "GLIBC_TUNABLES", "awake": "GOMP_SPINCOUNT"}
+"""Settings of ours that leave out a variable of a stage's environment."""
 
 Result = dict[str, Any]
 """What a process measured (see `child.main`), or `error` with the end of what it said."""
@@ -58,7 +60,7 @@ class Row:
 
 
 def runner(pythons: Mapping[str, Path], inputs: Path, threads: int) -> Measure:
-    """Measures a side in a fresh child process with `threads` threads; ours with the allocator settings of a stage's process."""
+    """Measures a side in a fresh child process with `threads` threads; ours with the environment of a stage's process."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1",
                    "TOKENIZERS_PARALLELISM": "false", "TRL_EXPERIMENTAL_SILENCE": "1"}
 
@@ -66,8 +68,8 @@ def runner(pythons: Mapping[str, Path], inputs: Path, threads: int) -> Measure:
         module = "benchmarks.ours" if side == "ours" else f"benchmarks.peer_{side}"
         command = [str(pythons.get(side, sys.executable)), "-m", module, "--work", work, "--setting", setting, "--inputs", str(inputs.resolve()),
                    "--threads", str(threads)]
-        kept = ALLOCATOR if side == "ours" and setting != "memory_returned" else {}
-        return child(command, {**environment, **kept})
+        given = {name: value for name, value in ENVIRONMENT.items() if name != SWITCHES.get(setting)} if side == "ours" else {}
+        return child(command, {**environment, **given})
 
     return measure
 

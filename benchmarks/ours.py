@@ -5,8 +5,8 @@ for the memory with a fifth of its speed. `kept` keeps them. Other settings than
 `apart` computes a shared prefix once a row instead of once a group; `full_logits` holds the logits of all positions at
 once; `unpacked` makes a forward pass a unit (row, pair or group) instead of one of many; `prefill_each` reads a prompt once a sample;
 `blas` multiplies by torch's own BLAS where oneDNN would be taken (`components/models/products.py`);
-`not_deterministic` lets torch choose algorithms whose results may differ from run to run; `memory_returned` leaves out the
-allocator settings of `tasks.launch` (see `compare.runner`).
+`not_deterministic` lets torch choose algorithms whose results may differ from run to run; `memory_returned` and
+`awake` leave out a variable of the environment that `tasks.launch` gives a stage (see `compare.runner`).
 """
 
 from __future__ import annotations

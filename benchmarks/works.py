@@ -45,7 +45,7 @@ WORKS: dict[str, Work] = {work.name: work for work in (
     Work("grpo", "GRPO update, 4 prompts × 8 completions (given)", (Peer("trl", ("8", "16"), 4.0, 0.6), Peer("trl", ("8+checkpointing",))),
          ("kept", "blas", "apart", "full_logits", "unpacked", "not_deterministic"), TRAINING),
     Work("sample", "sampling 64 prompts × 8 completions with log-probs",
-         (Peer("transformers", ("32", "64", "128"), 4.0), Peer("vllm", ("eager", "compiled"), 6.0)), ("blas", "prefill_each")),
+         (Peer("transformers", ("32", "64", "128"), 4.0), Peer("vllm", ("eager", "compiled"), 6.0)), ("blas", "prefill_each", "awake")),
     Work("score", "scoring 8 prompts × 8 responses", (Peer("transformers", ("one",), 2.0, 0.3), Peer("transformers", ("16",))), ("blas", "apart", "full_logits")),
     Work("score_single", "scoring 24 responses to 24 prompts", (Peer("transformers", ("one",), 2.0, 0.3), Peer("transformers", ("8",))), ("blas", "full_logits")),
 )}

@@ -16,7 +16,7 @@ import pytest
 
 from components.errors import SourceError, StageError
 from components.run import as_request
-from tasks.launch import ALLOCATOR, PRELOAD, launch
+from tasks.launch import ENVIRONMENT, PRELOAD, launch
 
 
 def test_an_error_crosses_the_process_border(tmp_path: Path) -> None:
@@ -34,18 +34,38 @@ def test_a_stage_returns_its_meta(tmp_path: Path) -> None:
     assert (tmp_path / "work" / "product" / "source.jsonl").read_text() == "{}\n"
 
 
-def test_a_stage_keeps_the_memory_it_frees(tmp_path: Path) -> None:
-    """What is freed and asked for again is not faulted in anew; the flow's own environment stays as it was."""
-    test_a_stage_returns_its_meta(tmp_path)
-    server = multiprocessing.forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
-    known = dict(pair.split("=", 1) for pair in Path(f"/proc/{server}/environ").read_text().split("\0") if pair)
-    assert known.keys() >= ALLOCATOR.keys() and not os.environ.keys() & ALLOCATOR.keys()
+def test_a_stage_keeps_the_memory_it_frees() -> None:
+    """What is freed and asked for again is not faulted in anew."""
     again = ("import ctypes, resource; c = ctypes.CDLL(None); c.malloc.restype = ctypes.c_void_p; n = 64 << 20\n"
              "def use(): p = ctypes.c_void_p(c.malloc(n)); c.memset(p, 1, n); c.free(p)\n"
              "use(); before = resource.getrusage(0).ru_minflt; use(); print(resource.getrusage(0).ru_minflt - before)")
     faults = [int(subprocess.run([sys.executable, "-c", again], env={**os.environ, **more}, capture_output=True, text=True, check=True).stdout)
-              for more in ({}, ALLOCATOR)]
+              for more in ({}, ENVIRONMENT)]
     assert faults[0] > 1000 > 10 * faults[1], faults
+
+
+def test_the_threads_of_a_stage_wait_awake_for_a_short_time_only() -> None:
+    """It is the OpenMP which torch brings that has to hear it."""
+    shown = subprocess.run([sys.executable, "-c", "import torch"], env={**os.environ, **ENVIRONMENT, "OMP_DISPLAY_ENV": "VERBOSE"}, capture_output=True, text=True)
+    assert f"GOMP_SPINCOUNT = '{ENVIRONMENT['GOMP_SPINCOUNT']}'" in shown.stderr
+
+
+@pytest.mark.parametrize(("own", "left_out"), [({}, set()), ({"GLIBC_TUNABLES": "mine", "OMP_WAIT_POLICY": "ACTIVE"}, set(ENVIRONMENT))])
+def test_a_stage_has_an_environment_of_its_own_but_for_what_a_user_sets(tmp_path: Path, own: dict[str, str], left_out: set[str]) -> None:
+    """And the flow's own stays as it was."""
+    code = """
+import multiprocessing.forkserver, os
+from pathlib import Path
+from tasks import launch
+before = dict(os.environ)
+launch.prepare()
+assert dict(os.environ) == before
+print(Path(f"/proc/{multiprocessing.forkserver._forkserver._forkserver_pid}/environ").read_text().replace(chr(0), chr(10)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **own}, capture_output=True, text=True, check=True)
+    known = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
+    assert {name for name, value in ENVIRONMENT.items() if known.get(name) != value.split(":")[0]} == left_out  # glibc cuts at each colon what it has read
+    assert known.items() >= own.items()
 
 
 def test_the_fork_server_asks_nothing_of_a_gpu() -> None:
