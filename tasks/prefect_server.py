@@ -75,7 +75,7 @@ def start(folder: Path) -> PrefectServer:
     It ends with this process and is deaf to Ctrl-C: a terminal sends that to every process of the group, and a run that was
     stopped must still find its server to tell it so."""
     with contextlib.ExitStack() as turn:
-        turn.enter_context(held(folder / "database.lock", f"Prefect's new database of {folder}"))  # two servers that make one end each other
+        turn.enter_context(held(folder / "database.lock", f"Prefect's database of {folder}"))  # two servers that make one end each other
         database = folder / "prefect.db"
         unkept = None if database.exists() or _take(database) else database
         server = PrefectServer(*_begin(), unkept)

@@ -18,6 +18,7 @@ from benchmarks.works import TRAINING, Peer, Work
 from components.data.groups import write_groups
 from components.models.tiny import conversation
 from components.types import Group, Prompt, Trajectory
+from tasks.launch import ENVIRONMENT
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +85,16 @@ def test_a_trick_is_back_after_its_measurement(inputs: dict[str, Any]) -> None:
 def test_a_process_of_its_own_reports_its_own_peak(inputs: dict[str, Any]) -> None:
     found = runner({}, Path(inputs["file"]), 1)("transformers", "score_single", "8")
     assert found["peak_mib"] > 100 and found["threads"] == 1 and set(found["versions"]) == {"torch", "transformers"}
+
+
+@pytest.mark.parametrize(("side", "setting", "given"), [
+    ("ours", "default", {"GLIBC_TUNABLES", "GOMP_SPINCOUNT"}), ("ours", "memory_returned", {"GOMP_SPINCOUNT"}),
+    ("ours", "awake", {"GLIBC_TUNABLES"}), ("trl", "default", set())])
+def test_ours_alone_has_what_a_stage_is_given_but_for_what_is_switched_off(side: str, setting: str, given: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ENVIRONMENT:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("benchmarks.compare.child", lambda command, environment: dict(environment))
+    assert ENVIRONMENT.keys() & runner({}, Path("inputs"), 1)(side, "sample", setting).keys() == given
 
 
 def test_a_process_that_fails_says_why() -> None:
