@@ -13,7 +13,7 @@ from components.evaluation.health import RULES
 from components.evaluation.measured import ENDS, measured
 from components.piece import describe
 from components.reduce import legal
-from components.schema import Fit, Offline, Online, Recipe, Reward, Spec
+from components.schema import Demonstrate, Fit, Offline, Online, Recipe, Reward, Spec
 
 LEAST = {
     **dict.fromkeys(("batch", "max_steps", "rounds", "prompts_per_round", "responses_per_prompt", "prompts", "max_tokens", "members", "layers",
@@ -32,6 +32,8 @@ def check(recipe: Recipe, rounds: Mapping[str, Online]) -> None:
     known = {"policy", "reference", *recipe.models, *(recipe.reward.judges if recipe.reward else ())}
     _check_splits(recipe)
     check_sizes(recipe, "")
+    if recipe.demonstrate:
+        _check_demonstrate(recipe, recipe.demonstrate)
     if recipe.sft:
         _check_fit(recipe.sft.fit, set(), "sft.fit")
     if recipe.reward:
@@ -84,13 +86,34 @@ def _check_names(names: Mapping[str, str]) -> None:
 def _check_splits(recipe: Recipe) -> None:
     """Where the recipe says which splits there are, nothing may read another."""
     splits = recipe.data.get("splits")
-    read = {f"{name}.{key}": getattr(section, key) for name in ("sft", "reward", "offline", "online", "evaluate")
-            if (section := getattr(recipe, name)) for key in ("data", "validation") if hasattr(section, key)}
+    made = recipe.demonstrate
+    read = {f"{name}.{key}": getattr(section, key) for name in ("demonstrate", "sft", "reward", "offline", "online", "evaluate")
+            if (section := getattr(recipe, name)) and not (made and name in ("sft", "reward"))
+            for key in ("data", "validation") if hasattr(section, key)}
     if recipe.evaluate and recipe.evaluate.gold:
         read |= {"evaluate.gold": "gold", "evaluate.gold (its certificate)": "gold_validation"}
     for where, name in read.items():
         if splits and name and name not in splits:
             raise RecipeError(f"{where}: {name!r} is not among data.splits ({', '.join(splits)}); give it a share there, or read another")
+
+
+def _check_demonstrate(recipe: Recipe, section: Demonstrate) -> None:
+    """Columns in order, and every section that reads what is made here finds it."""
+    have = {"logprobs.sampled"}
+    for spec in section.annotate:
+        have = _check_piece("annotate", spec, have, {"policy"}, "demonstrate.annotate")
+    for kind in ("sft", "reward"):
+        wanted = getattr(recipe, kind)
+        for spec in getattr(section, kind):
+            _check_piece("select", spec, have, {"policy"}, f"demonstrate.{kind}")
+        if wanted is None:
+            continue
+        if not getattr(section, kind):
+            raise RecipeError(f"demonstrate.{kind}: names no selector, but the section `{kind}` learns from what it makes; name one, "
+                              f"or remove the section `{kind}`")
+        if (wanted.data, wanted.validation or f"{kind}_validation") != (kind, f"{kind}_validation"):
+            raise RecipeError(f"{kind}.data: with a `demonstrate` section expected {kind!r} and {kind + '_validation'!r}, "
+                              f"got {wanted.data!r} and {wanted.validation!r}")
 
 
 def _check_reward(reward: Reward) -> None:

@@ -15,7 +15,8 @@ from typing import Any
 
 from components.piece import ROOT, describe
 from components.recipe import for_round, plain
-from components.schema import Fit, Online, Profile, Recipe
+from components.schema import Demonstrate, Fit, Online, Profile, Recipe
+from components.sections import PROMPT_SECTIONS
 from components.store import digest
 
 STAGES = {  # what a stage does -> the module that holds the function of that name
@@ -24,6 +25,7 @@ STAGES = {  # what a stage does -> the module that holds the function of that na
     "make_tiny": "components.stages.tiny",
     "curate": "components.stages.curate",
     "validate": "tasks.validation",
+    "demonstrate": "components.stages.demonstrate",
     "sft": "components.stages.train",
     "optimise": "components.stages.train",
     "reward": "components.stages.reward",
@@ -81,19 +83,21 @@ def plan(recipe: Recipe, profile: Profile) -> dict[str, Stage]:
     base = "model_policy"
     raw = add("raw", "fetch_data", "data", {k: recipe.data.get(k) for k in ("source", "sha256")}, heavy=False)
     transforms = [("transform", t) for t in recipe.data.get("transforms", ())]
+    transforms += [("transform", t) for name in PROMPT_SECTIONS for t in (recipe.data.get(name) or {}).get("transforms", ())]
     drafts = add("drafts", "curate", "data", {"section": recipe.data}, {"raw": raw, "policy": base}, transforms, heavy=False)
     data = add("curated", "validate", "data", {"section": recipe.data}, {"drafts": drafts}, heavy=False)
 
     policy = base
+    examples = _demonstrations(add, recipe, recipe.demonstrate, base, data) if recipe.demonstrate else data
     if recipe.sft:
-        policy = add("sft", "sft", "weights", plain(recipe.sft), {"policy": policy, "data": data}, _fit_pieces(recipe.sft.fit))
+        policy = add("sft", "sft", "weights", plain(recipe.sft), {"policy": policy, "data": examples}, _fit_pieces(recipe.sft.fit))
     initial = policy
     judges: dict[str, str] = {}
     if recipe.reward:
         for member, name in enumerate(recipe.reward.judges):
             options = {**plain(recipe.reward), "member": member}
             judges[name] = add(f"reward_{name}" if recipe.reward.members > 1 else "reward", "reward", "weights", options,
-                               {"policy": initial, "data": data}, _fit_pieces(recipe.reward.fit))
+                               {"policy": initial, "data": examples}, _fit_pieces(recipe.reward.fit))
     gold: dict[str, str] = {}
     if recipe.evaluate and recipe.evaluate.gold:
         add("gold", "gold", "weights", {}, {"encoder": "model_encoder", "data": data})
@@ -123,6 +127,15 @@ def plan(recipe: Recipe, profile: Profile) -> dict[str, Stage]:
              "recipe": recipe.name, "about": recipe.about, "resolved": plain(recipe)},
             inputs, [("annotate", m) for m in recipe.evaluate.metrics])
     return stages
+
+
+def _demonstrations(add: Any, recipe: Recipe, section: Demonstrate, base: str, data: str) -> str:
+    """The data sets that a recipe makes of the base model's answers, validated as the curated ones are."""
+    pieces = [("rollout", section.rollout), *(("annotate", s) for s in section.annotate),
+              *(("select", s) for s in [*section.sft, *section.reward])]
+    made = add("demonstrated", "demonstrate", "groups", plain(section), {"policy": base, "data": data}, pieces)
+    splits = {f"{kind}{end}": 1.0 for kind in ("sft", "reward") if getattr(section, kind) for end in ("", "_validation")}
+    return add("demonstrations", "validate", "groups", {"section": {**plain(recipe.data), "splits": splits}}, {"drafts": made}, heavy=False)
 
 
 def _rounds(add: Any, recipe: Recipe, online: Online, policy: str, data: str, judges: Mapping[str, str],

@@ -19,7 +19,8 @@ from components.check import check, check_sizes, known_keys
 from components.correction import corrected, corrected_again
 from components.errors import RecipeError, nearest, secret_in
 from components.piece import describe, resolve
-from components.schema import SCHEMA, Online, Profile, Recipe, Spec
+from components.schema import SCHEMA, Demonstrate, Online, Profile, Recipe, Spec
+from components.sections import PROMPT_SECTIONS
 
 OBJECTIVE_KEYS = ("weight", "reduce", "label", "times")
 YAML = (".yaml", ".yml")  # a name that ends so is a file's
@@ -221,7 +222,12 @@ def _conform_record(kind: type, value: Any, where: str) -> Any:
 def _resolved(recipe: Recipe) -> Recipe:
     """Every piece with its defaults written out."""
     transforms = [resolve("transform", spec, where=f"data.transforms[{i}]") for i, spec in enumerate(recipe.data.get("transforms", ()))]
-    changes: dict[str, Any] = {"data": {**recipe.data, "transforms": transforms}}
+    own = {name: {**part, "transforms": [resolve("transform", spec, where=f"data.{name}.transforms[{i}]")
+                                         for i, spec in enumerate(part["transforms"])]}
+           for name in PROMPT_SECTIONS if (part := recipe.data.get(name)) and "transforms" in part}
+    changes: dict[str, Any] = {"data": {**recipe.data, "transforms": transforms, **own}}
+    if recipe.demonstrate:
+        changes["demonstrate"] = _resolved_demonstrate(recipe.demonstrate)
     for name in ("sft", "reward", "offline", "online"):
         section = getattr(recipe, name)
         if section is not None:
@@ -233,6 +239,12 @@ def _resolved(recipe: Recipe) -> Recipe:
         metrics = [resolve("annotate", s, where="evaluate.metrics") for s in recipe.evaluate.metrics]
         changes["evaluate"] = dataclasses.replace(recipe.evaluate, metrics=metrics)
     return dataclasses.replace(recipe, **changes)
+
+
+def _resolved_demonstrate(section: Demonstrate) -> Demonstrate:
+    here = {slot: [resolve("annotate" if slot == "annotate" else "select", s, where=f"demonstrate.{slot}") for s in getattr(section, slot)]
+            for slot in ("annotate", "sft", "reward")}
+    return dataclasses.replace(section, rollout=resolve("rollout", section.rollout, where="demonstrate.rollout"), **here)
 
 
 def _resolved_section(section: Any, name: str) -> Any:

@@ -65,6 +65,21 @@ class Fit:
 
 
 @dataclass(frozen=True)
+class Demonstrate:
+    """Data sets made from the base model's own answers: `rollout` samples them on the splits `data` and `validation`, `annotate`
+    scores them, the selectors of `sft` make demonstrations and those of `reward` preference pairs. The sections `sft` and `reward`
+    of the recipe then read these in place of the curated splits of the same names."""
+
+    rollout: Spec
+    annotate: Sequence[Spec]
+    data: Split = "demonstrate"
+    validation: Split = "demonstrate_validation"
+    sft: Sequence[Spec] = ()
+    reward: Sequence[Spec] = ()
+    max_failed: float = 0.1
+
+
+@dataclass(frozen=True)
 class Sft:
     fit: Fit
     data: Split = "sft"
@@ -264,6 +279,7 @@ class Recipe:
     profile: str = "cpu"
     seed: int = 0
     claim: Claim | None = None
+    demonstrate: Demonstrate | None = None
     sft: Sft | None = None
     reward: Reward | None = None
     offline: Offline | None = None

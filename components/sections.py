@@ -8,7 +8,11 @@ from typing import Any, Literal, TypedDict
 
 Spec = Mapping[str, Any]
 Split = Literal["sft", "sft_validation", "reward", "reward_validation", "gold", "gold_validation", "pairs", "pairs_validation",
-                "prompts", "prompts_validation", "evaluate", "evaluate_validation"]
+                "prompts", "prompts_validation", "evaluate", "evaluate_validation", "demonstrate", "demonstrate_validation"]
+
+
+PROMPT_SECTIONS = ("prompts", "evaluate", "demonstrate")
+"""The parts of `data` that make prompts to answer; each may have `transforms` of its own, applied after splitting."""
 
 
 class Sizes(TypedDict, total=False):
@@ -32,6 +36,7 @@ class Conversations(TypedDict, total=False):
 
 
 class Contexts(TypedDict, total=False):
+    transforms: Sequence[Spec]
     max_tokens: int
     min_turns: int
     max_turns: int
@@ -62,6 +67,7 @@ class Data(TypedDict, total=False):
     sft: Conversations | None
     prompts: Contexts | None
     evaluate: Contexts | None
+    demonstrate: Contexts | None
     reward: Pairs | None
     gold: Pairs | None
     pairs: Pairs | None

@@ -7,7 +7,8 @@ The `data` section of a recipe:
     splits                      split: share. A name says what is built: sft, prompts, evaluate, reward, gold, pairs,
                                 each also with `_validation`
     near_threshold              likeness at which a record is dropped from the later of two splits; null: not compared
-    sft, prompts, evaluate, reward, gold, pairs      options of the builder of that name (`builders.py`)
+    sft, prompts, evaluate, demonstrate, reward, gold, pairs      options of the builder of that name (`builders.py`), and
+                                `transforms`: pieces applied to the records of these splits alone, after splitting
     max_dropped                 share of the source's records that parsing and the transforms may lose, copies of kept ones
                                 aside; 0.25 unless given, null: any
     max_quarantined, min_groups, min_topics, max_topic_share, rating_range, languages      what `tasks/validation.py` reads
@@ -74,7 +75,9 @@ def curate(section: Mapping[str, Any], source: Path, count_tokens: CountTokens, 
     note("split", len(records), Sifted([r for part in parts.values() for r in part], crossing))
     built: dict[str, list[Group]] = {}
     for name, part in parts.items():
-        options = section.get(kind_of(name)) or {}
+        options = dict(section.get(kind_of(name)) or {})
+        for spec in options.pop("transforms", ()):
+            part = note(f"{spec['name']} of {name}", len(part), build("transform", spec)(part, count_tokens))
         built[name] = note(f"build {name}", len(part), BUILDERS[kind_of(name)](part, count_tokens, seed, **options))
     write_quarantine(out / "quarantine.jsonl", quarantine)
     if empty := [name for name, groups in built.items() if not groups]:
@@ -118,7 +121,7 @@ def check_section(section: Mapping[str, Any]) -> None:
     for kind, builder in BUILDERS.items():
         known = [p.name for p in inspect.signature(builder).parameters.values() if p.kind is p.KEYWORD_ONLY]
         for key in section.get(kind) or ():
-            if key not in known:
+            if key not in (*known, "transforms"):
                 raise RecipeError(f"data.{kind}: no option {key!r}{nearest(key, known)}")
     for number, spec in enumerate(section.get("transforms") or ()):
         describe("transform", spec if isinstance(spec, str) else spec.get("name", ""), where=f"data.transforms[{number}]")

@@ -25,6 +25,7 @@ CountTokens = Callable[[Sequence[Message]], int]
 class Conversation:
     """One raw record. `opening` messages are a prompt given by the data (0: the builder chooses); `rejected` is the
     worse continuation of a preference row, `answer` the reference of a verifiable prompt, `rating` a mean of people's.
+    `topic_as_system`: the topic is also the system message; otherwise it only decides the split.
     """
 
     id: str
@@ -37,11 +38,12 @@ class Conversation:
     answer: str | None = None
     source: str = ""
     meta: Mapping[str, Any] = field(default_factory=dict)
+    topic_as_system: bool = True
 
     @property
     def head(self) -> tuple[Message, ...]:
-        """The topic as a system message, unless the record brings its own."""
-        if self.topic and not (self.messages and self.messages[0]["role"] == "system"):
+        """The topic as a system message, unless the record brings its own or keeps the topic out of the conversation."""
+        if self.topic and self.topic_as_system and not (self.messages and self.messages[0]["role"] == "system"):
             return ({"role": "system", "content": self.topic},)
         return ()
 

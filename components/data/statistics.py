@@ -21,6 +21,7 @@ from components.data.language import language_of
 from components.data.near import near_earlier, shingles
 from components.data.records import CountTokens
 from components.data.scrub import scrubbed
+from components.sections import PROMPT_SECTIONS
 from components.types import Group, Message
 
 SCHEMA = pa.schema([
@@ -73,7 +74,7 @@ def _row(split: str, number: int, group: Group, count: CountTokens, bound: int |
     prompt, paths = group.prompt.messages, [path.messages for path in group.trajectories]
     whole = [(*prompt, *messages) for messages in paths] or [prompt]
     text = "\n".join(m["content"] for m in (*prompt, *(m for messages in paths for m in messages)) if m["role"] != "system")
-    length = max(count(messages) for messages in (whole if kind_of(split) not in ("prompts", "evaluate") else [prompt]))
+    length = max(count(messages) for messages in (whole if kind_of(split) not in PROMPT_SECTIONS else [prompt]))
     ratings = group.columns.get("rating") or [group.prompt.meta.get("rating")]
     margin = group.columns.get("margin")
     gap = margin[0] if margin else None

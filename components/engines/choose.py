@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from components.engines.vllm import Backend, VllmEngine
 
 Kind = Literal["policy", "policy_with_value", "reward"]
-SAMPLE = ("rollout", "improve", "evaluate")
+SAMPLE = ("demonstrate", "rollout", "improve", "evaluate")
 """What stages do in which a policy answers. The others can be made where no vLLM is."""
 
 

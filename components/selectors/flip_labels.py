@@ -1,0 +1,24 @@
+"""Mistakes of an annotator."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from components.piece import piece
+from components.types import Context, Group
+
+
+@piece(paper="arXiv:2401.06080")
+def flip_labels(groups: Sequence[Group], ctx: Context, *, share: float = 0.0) -> list[Group]:
+    """The same pairs with chosen and rejected exchanged in a `share` of them, as people do who err. Which ones depends on seed and
+    prompt id alone; the columns keep their places (the margin stays the margin of the label).
+    """
+    made = []
+    for number, group in enumerate(groups):
+        drawn = int.from_bytes(hashlib.sha256(f"{ctx.seed}/flip/{group.prompt.id}/{number}".encode()).digest()[:8]) / 2**64
+        if drawn < share:
+            ctx.counts["labels flipped"] += 1
+            group = Group(group.prompt, group.trajectories[::-1], group.columns)
+        made.append(group)
+    return made

@@ -1,0 +1,41 @@
+"""Demonstrations: the best verified answer of each prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from components.advantages.read import rewards_of
+from components.evaluation.diversity import words
+from components.piece import piece
+from components.types import Context, Group, Trajectory
+
+
+def repetition(text: str) -> float:
+    """Share of the words of a text that it has said before: 0 where all are distinct."""
+    found = words(text)
+    return 1 - len(set(found)) / len(found) if found else 0.0
+
+
+def likelihood(trajectory: Trajectory) -> float:
+    """Mean log-prob of the sampled tokens by the sampler, in nats a token."""
+    sampled = [p for p, chosen in zip(trajectory.logprobs or (), trajectory.mask, strict=False) if chosen]
+    return sum(sampled) / len(sampled) if sampled else 0.0
+
+
+@piece(reads=("{reward}", "logprobs.sampled"), paper="arXiv:2308.01825")
+def verified(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.instructions", at_least: float = 1.0,
+             keep: int = 1) -> list[Group]:
+    """Groups of one: the `keep` answers of a prompt whose reward is `at_least` that much, those that repeat themselves least first,
+    among equals the most likely ones by the model that sampled them (rejection sampling for SFT, RFT). Copies count once; a prompt
+    without such an answer is left out.
+    """
+    made: list[Group] = []
+    for group in groups:
+        good: dict[str, int] = {}
+        for i, value in enumerate(rewards_of(group, reward)):
+            if value >= at_least:
+                good.setdefault(group.trajectories[i].text.strip(), i)
+        ctx.counts["prompts without a verified answer"] += not good
+        ranked = sorted(good.values(), key=lambda i: (repetition(group.trajectories[i].text), -likelihood(group.trajectories[i])))
+        made += [group.take([i]) for i in ranked[:keep]]
+    return made
