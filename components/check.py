@@ -45,7 +45,13 @@ def check(recipe: Recipe, rounds: Mapping[str, Online]) -> None:
         have, arms = set[str](), {"base", "initial", "policy"}
         for spec in recipe.evaluate.metrics:
             have = _check_piece("annotate", spec, have, (known | arms) - {"reference", "encoder"}, "evaluate.metrics")
-    if recipe.online and recipe.online.watch.get("gold") and not (recipe.evaluate and recipe.evaluate.gold):
+        for spec in recipe.evaluate.measures:
+            _check_piece("measure", spec, set(), (known | arms) - {"reference"}, "evaluate.measures")
+        if recipe.evaluate.best_of:
+            best: set[str] = set()
+            for spec in recipe.evaluate.best_of.annotate:
+                best = _check_piece("annotate", spec, best, (known | arms) - {"reference", "encoder"}, "evaluate.best_of.annotate")
+    if recipe.online and recipe.online.watch.get("gold") is True and not (recipe.evaluate and recipe.evaluate.gold):
         raise RecipeError("online.watch.gold: needs a gold judge; set `evaluate.gold: true`")
     _check_gates(recipe)
     if recipe.register and (score := recipe.register.champion.score):

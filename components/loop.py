@@ -152,13 +152,13 @@ def reward_columns(specs: Sequence[Mapping[str, Any]]) -> list[str]:
             if name.startswith("reward.") and not name.endswith(".status")]
 
 
-def panel(groups: Sequence[Group], specs: Sequence[Mapping[str, Any]], *, judge: Any = None, reference: Any = None,
+def panel(groups: Sequence[Group], specs: Sequence[Mapping[str, Any]], *, gold: Sequence[Sequence[float]] | None = None, reference: Any = None,
           kl_prompts: int = 0, itself: bool = False) -> dict[str, float]:
     """The round at a glance: reward, length, truncation, entropy, diversity, KL to the initial policy, gold score.
 
     Entropy and KL are means of -log p and log p - log p_initial over the drawn answers, p at temperature 1. Answers drawn
     at temperature 1 make them unbiased; drawn colder, they are the surprise and the drift of what is really said.
-    `itself`: the initial policy drew the answers, so its KL is zero and nobody is asked.
+    `gold`: the gold score of each answer, one list a group. `itself`: the initial policy drew the answers, so its KL is zero and nobody is asked.
     """
     from components.evaluation.diversity import distinct_n
 
@@ -185,12 +185,10 @@ def panel(groups: Sequence[Group], specs: Sequence[Mapping[str, Any]], *, judge:
         totals = [sum((p - q) * m for p, q, m in zip(g.trajectories[0].logprobs or (), row["logprobs"][0], g.trajectories[0].mask, strict=True))
                   for g, row in zip(firsts, scored, strict=True)]
         numbers["kl"] = sum(totals) / len(totals)
-    if judge is not None:
-        scores = judge.score_replies([[*g.prompt.messages, *g.trajectories[i].messages] for g, i in rows])
-        numbers["gold"] = float(sum(scores) / len(rows))
+    if gold is not None:
+        numbers["gold"] = fmean(score for row in gold for score in row)
         if len(groups) > 1:
-            flat = iter(scores)
-            numbers["gold.error"] = stdev(fmean(next(flat) for _ in g.trajectories) for g in groups) / len(groups) ** 0.5  # over prompts
+            numbers["gold.error"] = stdev(fmean(row) for row in gold) / len(groups) ** 0.5  # over prompts
     return numbers
 
 

@@ -34,6 +34,7 @@ SLOTS: dict[str, tuple[str, ...]] = {  # slot of a recipe -> folders it draws on
     "anchor": ("anchors",),
     "knob": ("knobs",),
     "transform": ("data",),
+    "measure": ("measures",),
 }
 
 

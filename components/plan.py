@@ -120,12 +120,15 @@ def plan(recipe: Recipe, profile: Profile) -> dict[str, Stage]:
         policy, rounds = _rounds(add, recipe, recipe.online, policy, data, judges, gold, others)
     if recipe.evaluate:
         inputs = {"base": base, "initial": initial, "policy": policy, "data": data, **judges, **gold, **others}
+        if "encoder" in recipe.models:
+            inputs["encoder"] = "model_encoder"
         inputs |= {f"round_{i + 1}": stage for i, stage in enumerate(rounds)}
         inputs |= {f"scored_{i + 1}": f"annotate_{i + 1}" for i in range(len(rounds)) if f"annotate_{i + 1}" in stages}
         add("evaluate", "evaluate", "report",
             {**plain(recipe.evaluate), "gates": plain(recipe.register.gates) if recipe.register else {},
              "recipe": recipe.name, "about": recipe.about, "resolved": plain(recipe)},
-            inputs, [("annotate", m) for m in recipe.evaluate.metrics])
+            inputs, [*(("annotate", m) for m in recipe.evaluate.metrics), *(("measure", m) for m in recipe.evaluate.measures),
+                     *(("annotate", m) for m in (recipe.evaluate.best_of.annotate if recipe.evaluate.best_of else ()))])
     return stages
 
 
@@ -143,6 +146,7 @@ def _rounds(add: Any, recipe: Recipe, online: Online, policy: str, data: str, ju
     initial, previous, made = policy, policy, []
     held: list[str] = []  # selections that together hold what each earlier round chose, once
     whole = online
+    watched = [online.watch["gold"]] if isinstance(online.watch.get("gold"), Mapping) else []
     for i in range(1, whole.rounds + 1):
         online = for_round(whole, i)
         current = initial if online.sample_from == "initial" else policy
@@ -151,9 +155,9 @@ def _rounds(add: Any, recipe: Recipe, online: Online, policy: str, data: str, ju
                       {"policy": current, "data": data}, [("rollout", online.rollout), ("prompts", online.prompts)], round=i)
         marked = add(f"annotate_{i}", "annotate", "groups",
                      {**_pick(online, "annotate", "max_failed", "watch", "health"), "round": i},
-                     {"groups": answers, "policy": current, "initial": initial, **judges, **(gold if online.watch.get("gold") else {}), **others,
-                      **({"first": "annotate_1"} if i > 1 else {})},
-                     [("annotate", s) for s in online.annotate], round=i)
+                     {"groups": answers, "policy": current, "initial": initial, **judges, **(gold if online.watch.get("gold") is True else {}), **others,
+                      **{f"scored_{j}": f"annotate_{j}" for j in range(1, i)}},
+                     [("annotate", s) for s in [*online.annotate, *watched]], round=i)
         reference = initial if online.reference == "initial" else current
         earlier = {f"earlier_{j + 1}": s for j, s in enumerate(held)} if online.keep_earlier else {}
         chosen = add(f"select_{i}", "select", "groups", {**_pick(online, "select", "prepare"), "round": i},

@@ -237,7 +237,11 @@ def _resolved(recipe: Recipe) -> Recipe:
         changes["register"] = dataclasses.replace(recipe.register, gates=gates)
     if recipe.evaluate:
         metrics = [resolve("annotate", s, where="evaluate.metrics") for s in recipe.evaluate.metrics]
-        changes["evaluate"] = dataclasses.replace(recipe.evaluate, metrics=metrics)
+        measures = [resolve("measure", s, where="evaluate.measures") for s in recipe.evaluate.measures]
+        best_of = recipe.evaluate.best_of
+        if best_of:
+            best_of = dataclasses.replace(best_of, annotate=[resolve("annotate", s, where="evaluate.best_of.annotate") for s in best_of.annotate])
+        changes["evaluate"] = dataclasses.replace(recipe.evaluate, metrics=metrics, measures=measures, best_of=best_of)
     return dataclasses.replace(recipe, **changes)
 
 

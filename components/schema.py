@@ -153,13 +153,28 @@ class Online:
 
 
 @dataclass(frozen=True)
+class BestOf:
+    """The final policy answers with the best of `n` samples by the last reward that the annotators write."""
+
+    annotate: Sequence[Spec]
+    n: int = 4
+
+
+@dataclass(frozen=True)
 class Evaluate:
+    """What is measured on held-out prompts. `metrics` are rewards, each compared by win rate and by mean; `measures` describe the
+    quality of the answers, each compared with the base model and with SFT; `by` names numbers or words in a prompt's `meta`
+    (`instruction.family`), by whose values the first metric is told apart."""
+
     data: Split = "evaluate"
     prompts: int = 64
     responses_per_prompt: int = 1
     max_tokens: int = 48
     temperature: float = 1.0
     metrics: Sequence[Spec] = ()
+    measures: Sequence[Spec] = ()
+    by: Sequence[str] = ()
+    best_of: BestOf | None = None
     gold: bool = False
     perplexity_rows: int = 64
     transcripts: int = 12

@@ -11,7 +11,7 @@ Split = Literal["sft", "sft_validation", "reward", "reward_validation", "gold", 
                 "prompts", "prompts_validation", "evaluate", "evaluate_validation", "demonstrate", "demonstrate_validation"]
 
 
-PROMPT_SECTIONS = ("prompts", "evaluate", "demonstrate")
+PROMPT_SECTIONS = ("prompts", "evaluate", "demonstrate", "demonstrate_validation")
 """The parts of `data` that make prompts to answer; each may have `transforms` of its own, applied after splitting."""
 
 
@@ -68,6 +68,7 @@ class Data(TypedDict, total=False):
     prompts: Contexts | None
     evaluate: Contexts | None
     demonstrate: Contexts | None
+    demonstrate_validation: Contexts | None
     reward: Pairs | None
     gold: Pairs | None
     pairs: Pairs | None
@@ -94,9 +95,10 @@ class Limits(TypedDict, total=False):
 
 
 class Watch(TypedDict, total=False):
-    """What each round is told beside its rewards: the gold judge's score, and the KL to the initial policy over so many prompts."""
+    """What each round measures besides its rewards. `gold`: the score that health rules hold the rewards against, by the gold judge
+    (true) or by an annotator that writes one reward, such as a verifier. `kl_prompts`: KL to the initial policy over so many prompts."""
 
-    gold: bool
+    gold: bool | Spec
     kl_prompts: int
 
 

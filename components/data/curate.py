@@ -7,8 +7,9 @@ The `data` section of a recipe:
     splits                      split: share. A name says what is built: sft, prompts, evaluate, reward, gold, pairs,
                                 each also with `_validation`
     near_threshold              likeness at which a record is dropped from the later of two splits; null: not compared
-    sft, prompts, evaluate, demonstrate, reward, gold, pairs      options of the builder of that name (`builders.py`), and
-                                `transforms`: pieces applied to the records of these splits alone, after splitting
+    sft, prompts, evaluate, demonstrate, reward, gold, pairs      options of the builder of that name (`builders.py`); those that
+                                make prompts also `transforms`: pieces applied to the records of the split alone, after splitting.
+                                `demonstrate_validation` is like `demonstrate` unless it is there
     max_dropped                 share of the source's records that parsing and the transforms may lose, copies of kept ones
                                 aside; 0.25 unless given, null: any
     max_quarantined, min_groups, min_topics, max_topic_share, rating_range, languages      what `tasks/validation.py` reads
@@ -32,7 +33,7 @@ from components.data.statistics import kind_of, statistics
 from components.errors import DataError, GateError, RecipeError, nearest
 from components.piece import build, describe
 from components.progress import advance, expect
-from components.sections import Data
+from components.sections import PROMPT_SECTIONS, Data
 from components.types import Group
 
 Summary = dict[str, Any]
@@ -75,7 +76,7 @@ def curate(section: Mapping[str, Any], source: Path, count_tokens: CountTokens, 
     note("split", len(records), Sifted([r for part in parts.values() for r in part], crossing))
     built: dict[str, list[Group]] = {}
     for name, part in parts.items():
-        options = dict(section.get(kind_of(name)) or {})
+        options = dict(section.get(name) or section.get(kind_of(name)) or {})
         for spec in options.pop("transforms", ()):
             part = note(f"{spec['name']} of {name}", len(part), build("transform", spec)(part, count_tokens))
         built[name] = note(f"build {name}", len(part), BUILDERS[kind_of(name)](part, count_tokens, seed, **options))
@@ -118,7 +119,8 @@ def check_section(section: Mapping[str, Any]) -> None:
     for name in section.get("splits") or ():
         if kind_of(name) not in BUILDERS:
             raise RecipeError(f"data.splits: no way to build {name!r}{nearest(name, [*BUILDERS, *SHARES])}")
-    for kind, builder in BUILDERS.items():
+    for kind in section.keys() & {*BUILDERS, *PROMPT_SECTIONS}:
+        builder = BUILDERS[kind_of(kind)]
         known = [p.name for p in inspect.signature(builder).parameters.values() if p.kind is p.KEYWORD_ONLY]
         for key in section.get(kind) or ():
             if key not in (*known, "transforms"):
@@ -137,7 +139,7 @@ def _offered(records: Sequence[Conversation]) -> dict[str, float]:
 
 def _bound(section: Mapping[str, Any], name: str) -> int | None:
     builder = BUILDERS[kind_of(name)]
-    return (section.get(kind_of(name)) or {}).get("max_tokens", inspect.signature(builder).parameters["max_tokens"].default)
+    return (section.get(name) or section.get(kind_of(name)) or {}).get("max_tokens", inspect.signature(builder).parameters["max_tokens"].default)
 
 
 def write_quarantine(path: Path, dropped: Sequence[tuple[str, Dropped]]) -> None:

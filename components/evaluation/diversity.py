@@ -9,12 +9,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from components.evaluation.bootstrap import Interval
+
 WORD = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")
 
 
 def words(text: str) -> list[str]:
     """Lower-case words and punctuation marks."""
     return WORD.findall(text.lower())
+
+
+def repetition(text: str) -> float:
+    """Share of the words and marks of a text that it has used before: 0 where all are distinct."""
+    found = words(text)
+    return 1 - len(set(found)) / len(found) if found else 0.0
 
 
 def distinct_n(texts: Sequence[str], n: int) -> float:
@@ -34,6 +42,27 @@ def distinct_n_ratio(texts: Sequence[str], others: Sequence[str], n: int) -> flo
     most = min(map(len, sets))
     ours, theirs = (len(set(grams[:most])) for grams in sets)
     return ours / theirs if theirs else math.nan
+
+
+def distinct_n_interval(texts: Sequence[Sequence[str]], others: Sequence[Sequence[str]], n: int, *, level: float = 0.95, halves: int = 200,
+                        seed: int = 0) -> Interval:
+    """`distinct_n_ratio` of two arms that answered the same prompts (one list of answers a prompt), with an interval over prompts.
+
+    Distinct n-grams are no mean, and drawing a prompt twice would count as a repetition. The interval is that of the delete-half
+    jackknife (Shao and Wu, 1989): the spread of the ratio over random halves of the prompts is its standard error.
+    """
+    from scipy.stats import norm
+
+    rng, total = np.random.default_rng(seed), len(texts)
+    mean = distinct_n_ratio(_flat(texts), _flat(others), n)
+    drawn = [np.sort(rng.choice(total, max(1, total // 2), replace=False)) for _ in range(halves)]
+    spread = float(np.std([distinct_n_ratio(_flat([texts[i] for i in half]), _flat([others[i] for i in half]), n) for half in drawn]))
+    reach = float(norm.ppf((1 + level) / 2)) * spread
+    return Interval(mean=mean, low=mean - reach, high=mean + reach, n=total)
+
+
+def _flat(rows: Sequence[Sequence[str]]) -> list[str]:
+    return [text for row in rows for text in row]
 
 
 def self_bleu(texts: Sequence[str], *, n: int = 4, limit: int = 200, seed: int = 0) -> float:

@@ -21,10 +21,13 @@ def measured(recipe: Recipe) -> dict[str, bool]:
     rewards = {column for spec in recipe.evaluate.metrics for column in describe("annotate", spec["name"]).named("writes", spec)
                if column.startswith("reward.") and not column.endswith(".status")} | {f"reward.{judge}" for judge in judges}
     scores = {**({"gold": "win_rate"} if gold else {}), **{name: f"win_rate_{name.removeprefix('reward.')}" for name in sorted(rewards)}}
-    found = dict.fromkeys((f"final.{name}" for name in (*OF_ANSWERS, *scores)), False)
+    measures = [spec["name"] for spec in recipe.evaluate.measures]
+    found = dict.fromkeys((f"final.{name}" for name in (*OF_ANSWERS, *scores, *measures)), False)
     found |= {"final.embedding_spread": False} if gold else {}
     found |= {"final.perplexity": False} if fluent else {}
-    for other in ("base", "sft") if recipe.sft and learns else ("base",):
+    others = ("base", "sft") if recipe.sft and (learns or recipe.evaluate.best_of) else ("base",)
+    found |= dict.fromkeys((f"{name}_vs_{other}" for other in others if measures for name in (*measures, "distinct_2_ratio")), True)
+    for other in others:
         found |= dict.fromkeys((f"{name}_vs_{other}" for score, wins in scores.items() for name in (wins, f"{wins}_lc", f"{score}_gain")), True)
     if recipe.sft and learns:
         found |= {"kl_to_sft": False, "distinct_2_ratio": False, "length_ratio": False}

@@ -5,15 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from components.advantages.read import rewards_of
-from components.evaluation.diversity import words
+from components.evaluation.diversity import repetition
 from components.piece import piece
 from components.types import Context, Group, Trajectory
-
-
-def repetition(text: str) -> float:
-    """Share of the words of a text that it has said before: 0 where all are distinct."""
-    found = words(text)
-    return 1 - len(set(found)) / len(found) if found else 0.0
 
 
 def likelihood(trajectory: Trajectory) -> float:

@@ -17,9 +17,10 @@ from components.evaluation.fluency import perplexity, perplexity_ratio
 from components.evaluation.gates import judge_gates
 from components.evaluation.gold import Encoder, GoldJudge
 from components.evaluation.kl import sequence_kl
+from components.evaluation.quality import diversity_against, flattened, quality, quality_against, slices, tag
 from components.evaluation.report import write_report
 from components.evaluation.win_rate import compare
-from components.loop import texts_read
+from components.loop import reward_columns, texts_read
 from components.piece import build
 from components.protocols import Engine
 from components.run import Job
@@ -31,6 +32,7 @@ from components.types import Columns, Context, Group
 Ragged = list[list[float]]
 ARMS = ("base", "initial", "policy")
 TITLES = {"base": "base", "initial": "SFT", "policy": "final"}
+KEYS = {"base": "base", "initial": "sft"}
 
 
 def evaluate(job: Job) -> dict[str, Any]:
@@ -39,7 +41,9 @@ def evaluate(job: Job) -> dict[str, Any]:
     records = read_groups(job.path("data") / f"{options['data']}.parquet")
     held_out = records[: options["prompts"]]
     arms = [a for i, a in enumerate(ARMS) if job.inputs[a].digest not in [job.inputs[b].digest for b in ARMS[:i]]]
-    if "policy" not in arms:  # nothing was trained after the initial policy: it is the final one
+    if "policy" not in arms and options["best_of"]:  # the same weights, another way to answer
+        arms.append("policy")
+    elif "policy" not in arms:  # nothing was trained after the initial policy: it is the final one
         arms = [a for a in arms if a != "initial"] + ["policy"]
     judge = GoldJudge.load(job.path("gold"), job.path("encoder")) if "gold" in job.inputs else None
     encoder = judge.encoder if judge else Encoder(job.path("encoder")) if "encoder" in job.inputs else None
@@ -56,7 +60,8 @@ def evaluate(job: Job) -> dict[str, Any]:
             engine = engine_of(options["profile"], job.path(arm))
         else:
             engine.load(job.path(arm))
-        answers[arm] = sample(engine, held_out, options)
+        best_of = options["best_of"] if arm == "policy" else None
+        answers[arm] = best(sample(engine, held_out, options, best_of["n"]), best_of, context) if best_of else sample(engine, held_out, options)
         write_groups(job.work.product / f"answers_{arm}.parquet", answers[arm])
         numbers[arm] = describe_answers(answers[arm], encoder)
         if options["perplexity_rows"]:
@@ -66,14 +71,16 @@ def evaluate(job: Job) -> dict[str, Any]:
     for arm, more in rewards_of(answers, context).items():
         scores[arm] |= more
     scores, unscored = settled(scores)
+    measured = measures_of(answers, options, Context(models=Overlay(context.models, {"base": engine_of(options["profile"], job.path("base")),
+                                                                                     **({"encoder": encoder} if encoder else {})})))
     for arm in arms:
-        numbers[arm] |= {name: _mean([_mean(row) for row in rows]) for name, rows in scores[arm].items()}
+        numbers[arm] |= {name: _mean([_mean(row) for row in rows]) for name, rows in {**scores[arm], **measured[arm]}.items()}
     results = {
         "recipe": options["recipe"], "about": options["about"], "arms": {TITLES[a]: numbers[a] for a in arms},
         "rounds": [{"round": i, **job.inputs[f"scored_{i}"].meta["panel"]} for i in job.rounds("scored_")],
         "per_prompt": {}, "metrics": {},
     }
-    results["per_prompt"] |= {f"final.{name}": [_mean(row) for row in rows] for name, rows in scores["policy"].items()}
+    results["per_prompt"] |= {f"final.{name}": [_mean(row) for row in rows] for name, rows in {**scores["policy"], **measured["policy"]}.items()}
     opponents = [a for a in arms if a != "policy"]
     for against in opponents:
         contrast(results, answers, scores, against)
@@ -82,6 +89,7 @@ def evaluate(job: Job) -> dict[str, Any]:
     summarise(results, answers, numbers, opponents)
     if "initial" in opponents and human:
         results["metrics"] |= {f"perplexity_ratio.{end}": v for end, v in perplexity_ratio(human["policy"], human["initial"], masks).items()}
+    describe_quality(results, answers, scores, measured, opponents, options["by"])
     results["verdict"] = judge_gates(results["metrics"], options["gates"])
     results["certificates"] = {name: found for name in judges_of(job) if (found := job.inputs[name].meta.get("certificate"))}
     results["gold"] = job.inputs["gold"].meta["certificate"] if "gold" in job.inputs else None
@@ -89,7 +97,7 @@ def evaluate(job: Job) -> dict[str, Any]:
     results["curves"] = curves(job)
     results["lineage"] = [{"name": name, "kind": a.kind, "digest": a.digest[:16]} for name, a in job.inputs.items()]
     results["configuration"] = options["resolved"]
-    results["transcripts"] = transcripts(answers, scores, arms, options["transcripts"])
+    results["transcripts"] = transcripts(answers, scores, arms, options["transcripts"], options["by"], results["measure"])
     write_atomic(job.work.product / "results.json", json.dumps(results, indent=1))
     write_report(job.work.product, results)
     counts = {"prompts": len(held_out), "prompts over the limit": len(records) - len(held_out),
@@ -106,12 +114,68 @@ def planned_texts(held_out: Sequence[Group], arms: Sequence[str], judges: Sequen
     return len(arms) * (answers * reads + human) + (len(held_out) if "initial" in arms else 0)
 
 
-def sample(engine: Engine, held_out: Sequence[Group], options: Mapping[str, Any]) -> list[Group]:
-    """Answers to the held-out prompts; the same seed a prompt for every arm."""
-    spec = {"name": "sample", "responses_per_prompt": options["responses_per_prompt"], "max_tokens": options["max_tokens"],
+def sample(engine: Engine, held_out: Sequence[Group], options: Mapping[str, Any], times: int = 1) -> list[Group]:
+    """Answers to the held-out prompts, `times` as many as the recipe asks for; the same seed a prompt for every arm."""
+    spec = {"name": "sample", "responses_per_prompt": options["responses_per_prompt"] * times, "max_tokens": options["max_tokens"],
             "temperature": options["temperature"]}
     ctx = Context(models={"policy": engine}, seed=options["seed"], round=0)
     return build("rollout", spec)([g.prompt for g in held_out], ctx)
+
+
+def best(groups: Sequence[Group], best_of: Mapping[str, Any], context: Context) -> list[Group]:
+    """Of each `n` answers in order the one with the highest reward, the last that the annotators write; the first among equals."""
+    scored = list(groups)
+    for spec in best_of["annotate"]:
+        columns = build("annotate", spec)(scored, context)
+        scored = [g.extended({name: rows[i] for name, rows in columns.items()}) for i, g in enumerate(scored)]
+    name, n = reward_columns(best_of["annotate"])[-1], best_of["n"]
+    chosen = []
+    for group, marked in zip(groups, scored, strict=True):
+        values = [-math.inf if v is None else v for v in marked.columns[name]]
+        chosen.append(group.take([max(range(i, i + n), key=values.__getitem__) for i in range(0, len(values), n)]))
+    return chosen
+
+
+def measures_of(answers: Mapping[str, list[Group]], options: Mapping[str, Any], ctx: Context) -> dict[str, dict[str, Ragged]]:
+    """Arm -> measure -> one number an answer."""
+    specs = [(spec["name"], build("measure", spec)) for spec in options["measures"]]
+    return {arm: {name: measure(groups, ctx) for name, measure in specs} for arm, groups in answers.items()}
+
+
+def describe_quality(results: dict[str, Any], answers: Mapping[str, list[Group]], scores: Mapping[str, Mapping[str, Ragged]],
+                     measured: Mapping[str, Mapping[str, Ragged]], opponents: Sequence[str], by: Sequence[str]) -> None:
+    """Measures by arm and against the other arms, diversity, and the first metric by kind of prompt."""
+    metrics = results["metrics"]
+    results["measure"] = next(iter(_metrics_of(scores["policy"])), None)
+    results["quality"] = {name: {TITLES[arm]: row for arm, row in arms.items()} for name, arms in quality(measured).items()}
+    for other in opponents:
+        found = quality_against(measured, "policy", other)
+        if measured["policy"]:
+            found["distinct_2_ratio"] = diversity_against(answers, "policy", other)
+        metrics |= flattened({f"{name}_vs_{KEYS[other]}": row for name, row in found.items()})
+        results[f"quality_vs_{KEYS[other]}"] = found
+    if results["measure"]:
+        rates = {TITLES[arm]: rows[results["measure"]] for arm, rows in scores.items()}
+        results["rates"] = {title: mean_interval([_mean(row) for row in rows]) for title, rows in rates.items()}
+        results["slices"] = slices(answers["policy"], rates, by)
+        results["proxy_gold"] = proxy_gold(results["rounds"])
+
+
+def proxy_gold(rounds: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
+    """Round by round the reward that was optimised (the last one written) and the gold score, with two standard errors."""
+    found = []
+    for row in rounds:
+        rewards = [name for name in row if name.startswith("reward.")]
+        if rewards and "gold" in row:
+            reach = 1.96 * row.get("gold.error", 0.0)
+            found.append({"round": row["round"], "proxy": row[rewards[-1]], "gold": row["gold"],
+                          "gold_low": row["gold"] - reach, "gold_high": row["gold"] + reach})
+    return found
+
+
+def _metrics_of(scores: Mapping[str, Any]) -> list[str]:
+    """The scores that a recipe's own metrics gave: neither the gold judge nor a reward model."""
+    return [name for name in scores if name != "gold" and not name.removeprefix("reward.").startswith("judge")]
 
 
 def describe_answers(groups: Sequence[Group], encoder: Encoder | None) -> dict[str, float]:
@@ -186,7 +250,7 @@ def settled(scores: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, dict[str
 
 def contrast(results: dict[str, Any], answers: Mapping[str, list[Group]], scores: Mapping[str, dict[str, Ragged]], against: str) -> None:
     """Final against one other arm: win rates with paired intervals, raw and length-controlled, by every score."""
-    key = "base" if against == "base" else "sft"
+    key = KEYS[against]
     lengths = {arm: [[float(sum(t.mask)) for t in g.trajectories] for g in answers[arm]] for arm in ("policy", against)}
     for score, mine in scores["policy"].items():
         theirs = scores[against][score]
@@ -255,13 +319,16 @@ def summarise(results: dict[str, Any], answers: Mapping[str, list[Group]], numbe
 
 
 def transcripts(answers: Mapping[str, list[Group]], scores: Mapping[str, dict[str, Ragged]], arms: Sequence[str],
-                count: int) -> list[dict[str, Any]]:
-    """The first prompts with every arm's first answer side by side."""
+                count: int, by: Sequence[str], measure: str | None) -> list[dict[str, Any]]:
+    """The first prompts with every arm's first answer side by side; where the measure is 0 or 1, whether each was right."""
     shown = []
     for i, group in enumerate(answers["policy"][:count]):
+        right = {TITLES[a]: scores[a][measure][i][0] for a in arms} if measure else {}
         shown.append({"prompt": [dict(m) for m in group.prompt.messages], "human": group.prompt.answer,
                       "answers": {TITLES[a]: answers[a][i].trajectories[0].text for a in arms},
-                      "gold": {TITLES[a]: scores[a]["gold"][i][0] for a in arms if "gold" in scores[a]}})
+                      "gold": {TITLES[a]: scores[a]["gold"][i][0] for a in arms if "gold" in scores[a]},
+                      **({"verified": {title: value == 1 for title, value in right.items()}} if right and {*right.values()} <= {0, 1} else {}),
+                      "tags": {name.rpartition(".")[2]: str(tag(group, name)) for name in by if tag(group, name) is not None}})
     return shown
 
 
@@ -270,6 +337,13 @@ def headline(results: Mapping[str, Any]) -> str:
     if "win_rate_vs_sft.mean" in metrics:
         return (f"wins {metrics['win_rate_vs_sft.mean']:.1%} against SFT by the gold judge "
                 f"[{metrics['win_rate_vs_sft.low']:.1%}, {metrics['win_rate_vs_sft.high']:.1%}]")
+    measure = results["measure"]
+    if measure and f"{measure}_gain_vs_base.mean" in metrics:
+        parts = [f"{measure.removeprefix('reward.')} {metrics[f'final.{measure}']:.1%}"]
+        parts += [f"{100 * metrics[f'{measure}_gain_vs_{key}.mean']:+.1f} points over {name} [{100 * metrics[f'{measure}_gain_vs_{key}.low']:.1f}, "
+                 f"{100 * metrics[f'{measure}_gain_vs_{key}.high']:.1f}]" for key, name in (("base", "base"), ("sft", "SFT"))
+                 if f"{measure}_gain_vs_{key}.mean" in metrics]
+        return ", ".join(parts)
     first = next((k for k in metrics if k.startswith("final.reward.")), None)
     return f"{first.removeprefix('final.')} {metrics[first]:.3f}" if first else f"length {metrics['final.length']:.1f}"
 

@@ -53,10 +53,9 @@ def annotate(job: Job) -> dict[str, Any]:
     asks = watched and not itself
     progress.expect("texts", texts_read(options["annotate"]) * _answers(groups) + (min(watched, len(groups)) if asks else 0))
     marked, counts = annotate_groups(groups, pieces("annotate", options["annotate"]), context, max_failed=options["max_failed"])
-    judge = GoldJudge.load(job.path("gold"), job.path("encoder")) if "gold" in job.inputs else None
-    numbers = panel(marked, options["annotate"], judge=judge, reference=context.models["initial"] if asks else None,
+    numbers = panel(marked, options["annotate"], gold=gold_scores(job, marked, context), reference=context.models["initial"] if asks else None,
                     kl_prompts=watched, itself=itself)
-    history = [job.inputs["first"].meta["panel"], numbers] if "first" in job.inputs else [numbers]
+    history = [*(job.inputs[f"scored_{i}"].meta["panel"] for i in job.rounds("scored_")), numbers]
     verdicts = check(history, options["health"])
     worst = max((v.action for v in verdicts), key=ACTIONS.index, default="ok")
     if worst == "stop":
@@ -65,6 +64,24 @@ def annotate(job: Job) -> dict[str, Any]:
                           "is kept; change `online.health` or the cause and run again")
     write_groups(job.work.product / "groups.parquet", marked)
     return {"counts": counts, "panel": numbers, "verdict": worst, "verdicts": [v.reason for v in verdicts]}
+
+
+def gold_scores(job: Job, groups: Sequence[Group], context: Context) -> list[list[float]] | None:
+    """The gold score of every answer, one list a group, by the gold judge or by the annotator that `watch.gold` names; None where
+    nothing measures it. Raises `DataError` when the annotator has no score for an answer."""
+    spec = job.options["watch"].get("gold")
+    if isinstance(spec, Mapping):
+        columns = build("annotate", spec)(groups, context)
+        (name,) = (c for c in columns if c.startswith("reward.") and not c.endswith(".status"))
+        for group, row in zip(groups, columns[name], strict=True):
+            if any(value is None for value in row):
+                raise DataError(f"online.watch.gold: {spec['name']} has no score for an answer to prompt {group.prompt.id!r}; expected a number each")
+        return [list(row) for row in columns[name]]
+    if "gold" not in job.inputs:
+        return None
+    judge = GoldJudge.load(job.path("gold"), job.path("encoder"))
+    flat = iter(judge.score_replies([[*g.prompt.messages, *t.messages] for g in groups for t in g.trajectories]))
+    return [[next(flat) for _ in g.trajectories] for g in groups]
 
 
 def select(job: Job) -> dict[str, Any]:
