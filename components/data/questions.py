@@ -9,24 +9,28 @@ from dataclasses import replace
 from components.data.records import Conversation, CountTokens, Dropped, Sifted
 from components.piece import piece
 
-STARTS = ("what's|whats|what|who's|who|whose|whom|where's|where|when's|when|why|how's|hows|how|which|if|do|does|did|don't|doesn't|didn't|"
-          "are|aren't|is|isn't|was|were|have|haven't|has|can|could|would|wouldn't|will|should")
-START = re.compile(rf"(?:{STARTS})\b", re.IGNORECASE)
-FILLER = re.compile(r"(?:(?:so|oh|ooh|ah|ahh|haha\w*|hehe\w*|lol|well|ok|okay|k|cool|nice|wow|yeah|yes|yep|ya|no|nope|hmm*|umm*|interesting|"
-                    r"and|but|also|anyway|anyways|then|wait|dang|gotcha|sweet|awesome|true|right|sure|hey|hi|hello|man|dude|by the way|btw|"
-                    r"out of curiosity|just curious|really|alright|now|or|good|great)\b[\s,.:;-]*)+", re.IGNORECASE)
-RUN_ON = re.compile(r"(?<=[\w)]) (?=(?:What|Who|Where|When|Why|How|Which|If|Do|Does|Did|Are|Is|Was|Were|Have|Has|Can|Could|Would|"
-                    r"Will|Should|So|But|And|Oh|Haha|Well|Cool|Nice)\b)")
+END = re.compile(r"\?[\s?!]*\Z")
+START = re.compile(
+    r"(?:(?:what|who|where|when|how)(?:'?s)?|whose|whom|why|which|if|do|does|did|don't|doesn't|didn't|are|aren't|is|"
+    r"isn't|was|were|have|haven't|has|can|could|would|wouldn't|will|should)\b", re.IGNORECASE)
+FILLER = re.compile(
+    r"(?:(?:so|oh|ooh|ah|ahh|haha\w*|hehe\w*|lol|well|ok|okay|k|cool|nice|wow|yeah|yes|yep|ya|no|nope|hmm*|umm*|and|"
+    r"but|or|also|anyways?|then|wait|dang|gotcha|sweet|awesome|true|right|sure|hey|hi|hello|man|dude|by the way|btw|"
+    r"good|interesting|out of curiosity|just curious|really|alright|now|great)\b[\s,.:;-]*)+", re.IGNORECASE)
+RUN_ON = re.compile(
+    r"(?<=[\w)]) (?=(?:What|Who|Where|When|Why|How|Which|If|Do|Does|Did|Are|Is|Was|Were|Have|Has|Can|Could|Would|Will|"
+    r"Should|So|But|And|Oh|Haha|Well|Cool|Nice)\b)")
 CONTEXT = re.compile(
     r"\b(?:it|its|it's|they|they're|theyre|them|their|theirs|he|he's|him|his|she|she's|her|hers|this|these|those|there|"
-    r"here|then|yours?elf|yours|mine|too|else|either|neither|other|others|another|ones|same|such|so|instead|prompts?|chat\w*|scoreboard|"
-    r"what about|how about|you mean|you guys|were you saying|you say|again|still|yet|though|tho|thats|that's|which one|"
-    r"like that|about that|of that|with that|for that|in that|to that|at that|from that|by that|is that|was that|"
-    r"did that|do that|does that|are that|on that|that one|that was|that is)\b|\bthat\s*\?", re.IGNORECASE)
+    r"here|then|yours?elf|yours|mine|too|else|either|neither|others?|another|ones|same|such|so|instead|again|still|yet|"
+    r"tho|though|what about|how about|you mean|you saying|you say|thats|that's|which one|prompts?|chat\w*|scoreboard|"
+    r"the question|my answer|(?:like|about|of|with|for|in|to|at|from|by|is|was|did|do|does|are|on|see|know|figure|tell me) that|"
+    r"that (?:one|was|is|show|movie))\b|\b(?:that|any|more|left)\s*\?|\b(?:lol|(?:ha|he){2,}\w*)\b", re.IGNORECASE)
 
 
 @piece()
-def questions(records: Sequence[Conversation], count_tokens: CountTokens, *, min_words: int = 5, max_words: int = 25) -> Sifted:
+def questions(records: Sequence[Conversation], count_tokens: CountTokens, *, min_words: int = 5,
+              max_words: int = 25) -> Sifted:
     """Every message of a conversation, by either speaker, that ends in a question becomes a record `<conversation>-<n>`
     with one user message: the last sentence, less interjections in front of it, of `min_words` to `max_words` words.
 
@@ -41,7 +45,7 @@ def questions(records: Sequence[Conversation], count_tokens: CountTokens, *, min
     for record in records:
         found = False
         for number, message in enumerate(record.messages):
-            if message["role"] not in ("user", "assistant") or not message["content"].rstrip().endswith("?"):
+            if message["role"] not in ("user", "assistant") or not END.search(message["content"]):
                 continue
             question = asked(message["content"])
             if not question or not min_words <= len(question.split()) <= max_words:
@@ -53,9 +57,10 @@ def questions(records: Sequence[Conversation], count_tokens: CountTokens, *, min
                 dropped.append(Dropped(key, "asked before", question, copy=True))
                 continue
             known.add(same)
-            kept.append(replace(record, id=key, messages=({"role": "user", "content": question},), opening=1, rating=None, ratings={},
-                                rejected=(), answer=None, topic_as_system=False,
-                                meta={**record.meta, "question": key, "conversation": record.id}))
+            kept.append(replace(
+                record, id=key, messages=({"role": "user", "content": question},), opening=1, rating=None, ratings={},
+                rejected=(), answer=None, topic_as_system=False,
+                meta={**record.meta, "question": key, "conversation": record.id}))
         if not found:
             dropped.append(Dropped(record.id, "no question that stands alone", record.as_json()))
     return Sifted(kept, dropped, {"questions too short, too long or in need of their context": unusable})
@@ -63,7 +68,8 @@ def questions(records: Sequence[Conversation], count_tokens: CountTokens, *, min
 
 def asked(text: str) -> str:
     """The question that a message ends in, if it stands alone; "" otherwise."""
-    last = re.split(r"(?<=[.!?])[\"')]*\s+|\n+|(?<=\s)[:;=]-?[()DP]\s+", re.sub(r"[\s?!]*\?[\s?!]*$", "?", text.strip()))[-1]
+    text = text.rstrip(" \t\n?!") + "?"
+    last = re.split(r"(?<=[.!?])[\"')]*\s+|\n+|(?<=\s)[:;=]-?[()DP]\s+", text)[-1]
     last = RUN_ON.split(last)[-1]
     last = FILLER.sub("", last, count=1) if FILLER.match(last) else last
     if not START.match(last) or CONTEXT.search(last) or re.search(r"[^\x20-\x7e]|[*_<>{}\[\]\"]|https?:", last):

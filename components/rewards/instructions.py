@@ -1,10 +1,12 @@
 """Verifiable instructions: one table of families, their checkers, and the reward that an answer obeys its instruction.
 
 The conventions are those of IFEval (google-research, instruction_following_eval): words are runs of `\\w`, bullets are
-lines that start with `*` or `-`, an end phrase is compared without case, outer space and quotation marks. We differ in this:
-a keyword counts as a whole word only; final punctuation after an end phrase is ignored; no language detection; exact
-sentence and paragraph counts; paragraphs are parted by blank lines; JSON is an object or a list; and a cheat never passes.
-A sentence ends at a run of . ! ? before space or end, or at a line's end; usual abbreviations and initials end none.
+lines that start with `*` or `-`, an end phrase is compared without case, outer space and quotation marks.
+Differences: a keyword counts as a whole word only; final punctuation after an end phrase is ignored; no language is
+detected; sentence and paragraph counts are exact; paragraphs are separated by blank lines; JSON is an object or a list;
+exactly one option is in a fixed answer; a form without content (an empty title, bullet or placeholder) does not count;
+and an answer that `cheats` never passes. A sentence ends at a run of . ! ? before space or the end, or at the end of a
+line; usual abbreviations and initials end none.
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ Draw = Callable[[random.Random, str], Params]
 
 @dataclass(frozen=True)
 class Family:
-    """One kind of instruction. `ifeval` is the IFEval id ("": none); the last `held_out_wordings` templates, and the whole
-    family where `held_out`, are for evaluation only. `draw(rng, question)` gives JSON values for template and checker.
+    """One kind of instruction. `ifeval` is the IFEval id ("": none). The last `held_out_wordings` templates are for
+    evaluation only, and so is a whole family with `held_out`. `draw(rng, question)` gives JSON values for template and
+    checker, `obeys(text, **params)` decides.
     """
 
     name: str
@@ -72,7 +75,8 @@ def count(text: str, word: str) -> int:
 
 
 def _begins(text: str, phrase: str) -> bool:
-    return re.match(rf"{re.escape(phrase)}(?!\w)", text.strip(), re.IGNORECASE) is not None and len(words(text)) > len(words(phrase))
+    found = re.match(rf"{re.escape(phrase)}(?!\w)", text.strip(), re.IGNORECASE)
+    return found is not None and bool(words(text.strip()[found.end():]))
 
 
 def _ends(text: str, phrase: str) -> bool:
@@ -90,8 +94,9 @@ def _quoted(text: str) -> bool:
 
 
 def _title(text: str) -> bool:
-    titles = [t for t in re.findall(r"<<([^\n]+?)>>", text) if words(t) and words(t) not in (["title"], ["your", "title"])]
-    return bool(titles) and bool(words(re.sub(r"<<[^\n]+?>>", "", text)))
+    titles = [words(title) for title in re.findall(r"<<([^\n]+?)>>", text)]
+    rest = words(re.sub(r"<<[^\n]+?>>", "", text))
+    return bool(rest) and any(title not in ([], ["title"], ["your", "title"]) for title in titles)
 
 
 def _highlighted(text: str) -> bool:
@@ -124,7 +129,8 @@ def _json(text: str) -> bool:
         value = json.loads(text)
     except (ValueError, RecursionError):
         return False
-    return isinstance(value, (dict, list)) and bool(re.search(r"\w", json.dumps(list(value.values()) if isinstance(value, dict) else value)))
+    said = list(value.values()) if isinstance(value, dict) else value
+    return isinstance(said, list) and bool(words(json.dumps(said, ensure_ascii=False)))
 
 
 def _paragraphs(text: str, n: int) -> bool:
@@ -145,14 +151,15 @@ def _number_list(text: str, n: int) -> bool:
     return [int(number) for number in NUMBERED.findall(text)] == list(range(1, n + 1))
 
 
-WORDS = ("because", "friend", "music", "today", "family", "happy", "world", "always", "really", "maybe", "people", "home",
-         "learn", "interesting", "enjoy", "favorite", "sometimes", "different")
+WORDS = ("because", "friend", "music", "today", "family", "happy", "world", "always", "really", "maybe", "people",
+         "home", "learn", "interesting", "enjoy", "favorite", "sometimes", "different")
 BEGINNINGS = ("Well", "Honestly", "To be honest", "In my opinion", "I think", "Good question", "Sure", "Let me think")
-ENDINGS = ("That is my answer.", "Have a nice day.", "I hope that helps.", "Thanks for asking.", "That is what I think.",
-           "Talk to you soon.")
+ENDINGS = ("That is my answer.", "Have a nice day.", "I hope that helps.", "Thanks for asking.",
+           "That is what I think.", "Talk to you soon.")
 LETTERS = {"b": 3, "k": 2, "v": 3, "w": 4, "x": 1, "j": 1, "z": 1, "q": 1}
-AUXILIARY = re.compile(r"(?:am|is|are|was|were|do|does|did|have|has|had|can|could|will|would|should|shall|may|might)(?:n'?t)?\b|won'?t\b",
-                       re.IGNORECASE)
+AUXILIARY = re.compile(
+    r"(?:am|is|are|was|were|do|does|did|have|has|had|can|could|will|would|should|shall|may|might|won't)(?:n'?t)?\b",
+    re.IGNORECASE)
 YES_NO = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 OPEN = ("It depends.", "I have no idea.", "I would rather not say.")
 
@@ -272,7 +279,8 @@ _TABLE = (
         'Use the word "{word}" at least {n} times.',
         'The word "{word}" must appear at least {n} times in your answer.',
         'Your answer must contain the word "{word}" {n} or more times.', 'Say the word "{word}" at least {n} times.',
-    ), lambda rng, question: {"word": _fresh(rng, question, 1)[0], "n": 2}, lambda text, word, n: count(text, word) >= n, held_out=True),
+    ), lambda rng, question: {"word": _fresh(rng, question, 1)[0], "n": 2},
+        lambda text, word, n: count(text, word) >= n, held_out=True),
     Family("exclude_word", "keywords:forbidden_words", (
         'Do not use the word "{word}".', 'Answer without the word "{word}".',
         'Your answer must not contain the word "{word}".', 'Avoid the word "{word}".',
@@ -288,7 +296,7 @@ _TABLE = (
     ), _letter, lambda text, letter, n: text.lower().count(letter) >= n),
     Family("include_number", "", (
         "Include a number written in digits.", "Your answer must contain at least one digit.",
-        "Use at least one number in digits, such as 7.", "Mention a number, written with digits.",
+        "Use at least one number in digits.", "Mention a number, written with digits.",
         "Put a number in digits somewhere in your answer.", "At least one digit must appear in your answer.",
     ), _nothing, lambda text: re.search(r"\d", text) is not None),
     Family("title", "detectable_format:title", (
@@ -365,35 +373,53 @@ def instruction_text(family: str, wording: int, params: Mapping[str, Any]) -> st
 
 
 def cheats(text: str, instruction: Mapping[str, Any], question: str = "") -> bool:
-    """An answer that is no answer: no word, the instruction inside it, over three quarters of its words the
-    instruction's (from four words on), or the question repeated with fewer than three words added.
+    """Whether an answer says nothing of its own, compared as words without case and punctuation.
 
-    A fixed answer among options is the instruction's own words, so only its repetition is refused.
+    It cheats without a word, with the instruction in it (any wording), with the question repeated and fewer than three
+    words added, with one word as more than half of six or more, or with three quarters of four or more words from the
+    instruction, demanded phrases aside. A fixed answer consists of the instruction's words and is spared the last rule.
     """
-    said, told, asked = words(text), words(instruction["text"]), words(question)
-    whole = f" {' '.join(said)} "
-    if not said or (told and f" {' '.join(told)} " in whole):
+    said, params = words(text), instruction["params"]
+    whole = _joined(text)
+    if not said or (question.strip() and _joined(question) in whole and len(_without(whole, question).split()) < 3):
         return True
-    if asked and (echo := f" {' '.join(asked)} ") in whole and len(whole.replace(echo, " ").split()) < 3:
+    wordings = range(len(FAMILIES[instruction["family"]].wordings))
+    told = [instruction["text"], *(instruction_text(instruction["family"], wording, params) for wording in wordings)]
+    if any(_joined(one) in whole for one in told):
         return True
-    own = [word for word in said if word not in set(told)]
-    return instruction["family"] != "choice" and len(said) >= 4 and len(own) < len(said) / 4
+    if len(said) >= 6 and max(map(said.count, set(said))) > len(said) / 2:
+        return True
+    for value in params.values():
+        whole = _without(whole, value) if isinstance(value, str) else whole
+    rest, theirs = whole.split(), set(words(instruction["text"]))
+    return "options" not in params and len(rest) >= 4 and sum(word in theirs for word in rest) >= 0.75 * len(rest)
+
+
+def _joined(text: str) -> str:
+    return f" {' '.join(words(text))} "
+
+
+def _without(joined: str, phrase: str) -> str:
+    return joined.replace(_joined(phrase), " ")
 
 
 def obeys(text: str, instruction: Mapping[str, Any], question: str = "") -> bool:
-    """Whether `text` obeys `instruction` = {"family", "wording", "params", "text", "kind"} and is no cheat; with `question`
-    an answer that only repeats it is one too. Raises `KeyError` for an unknown family.
+    """Whether `text` obeys `instruction` = {"family", "wording", "params", "text", "kind"} and does not cheat.
+
+    With `question` (the user's message without the instruction) an answer that only repeats it is refused too. Raises
+    `KeyError` for an unknown family.
     """
     family = FAMILIES[instruction["family"]]
-    return not cheats(text, instruction, question) and family.obeys(text, **instruction["params"])
+    return family.obeys(text, **instruction["params"]) and not cheats(text, instruction, question)
 
 
 @piece(writes=("reward.instructions", "reward.instructions.status"), paper="arXiv:2311.07911")
 @each
 def instructions(prompt: Prompt, trajectory: Trajectory, *, must_end: bool = True) -> float:
-    """1 when the answer obeys `prompt.meta["instruction"]` and, with `must_end`, ended by itself; else 0, an empty one too.
+    """1 when the answer obeys `prompt.meta["instruction"]` and, with `must_end`, ended by itself; 0 otherwise.
 
-    A verifiable reward (IFEval's instructions, Tulu 3's RLVR). A prompt without an instruction is a failure of the reward.
+    A verifiable reward (Tulu 3's RLVR on IFEval's instructions). An empty answer is a 0; a prompt without an
+    instruction is a failure of the reward.
     """
     instruction = prompt.meta.get("instruction")
     if not instruction:
