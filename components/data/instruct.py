@@ -27,8 +27,8 @@ def instruct(records: Sequence[Conversation], count_tokens: CountTokens, *, held
     `held_out` is the share of out-of-distribution instructions: half of it from held-out families, half held-out
     wordings of the trained ones; all others are trained families in trained wordings. `per_question` above 1 makes that
     many records of a question, `<id>-1` and on, with different families and one `meta["question"]`. The instructions
-    follow from `seed` and the record's id alone, evenly over the families. The question takes the place of a missing topic, so
-    that its records stay in one split. Raises `RecipeError` for options out of range.
+    follow from `seed` and the record's id alone, evenly over the families. The question takes the place of a missing
+    topic, so that its records stay in one split. Raises `RecipeError` for options out of range.
     """
     if not 0 <= held_out <= 1:
         raise RecipeError(f"instruct: 'held_out' is a share from 0 to 1, got {held_out}")

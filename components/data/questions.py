@@ -24,8 +24,8 @@ CONTEXT = re.compile(
     r"\b(?:it|its|it's|they|they're|theyre|them|their|theirs|he|he's|him|his|she|she's|her|hers|this|these|those|there|"
     r"here|then|yours?elf|yours|mine|too|else|either|neither|others?|another|ones|same|such|so|instead|again|still|yet|"
     r"tho|though|what about|how about|you mean|you saying|you say|thats|that's|which one|prompts?|chat\w*|scoreboard|"
-    r"the question|my answer|(?:like|about|of|with|for|in|to|at|from|by|is|was|did|do|does|are|on|see|know|figure|tell me) that|"
-    r"that (?:one|was|is|show|movie))\b|\b(?:that|any|more|left)\s*\?|\b(?:lol|(?:ha|he){2,}\w*)\b", re.IGNORECASE)
+    r"the question|my answer|(?:like|about|of|with|for|in|to|at|from|by|is|was|did|do|does|are|on|see|know|figure|"
+    r"tell me) that|that (?:one|was|is|show|movie))\b|\b(?:that|any|more|left)\s*\?|\b(?:lol|(?:ha|he){2,}\w*)\b", re.IGNORECASE)
 
 
 @piece()
