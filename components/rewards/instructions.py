@@ -234,7 +234,7 @@ _TABLE = (
         "Answer in all lowercase letters.", "Use only lowercase letters.",
         "Your answer must be in lower case, without capital letters.", "Do not use any capital letters.",
         "Write everything in lower case.", "No capital letters are allowed in your answer.",
-    ), _nothing, str.islower),
+    ), _nothing, str.islower, held_out=True),  # SmolLM2-135M-Instruct never obeys it, of 96 tries
     Family("all_capitals", "change_case:english_capital", (
         "Answer in all capital letters.", "Use only capital letters.",
         "Your answer must be in upper case, without lowercase letters.", "Do not use any lowercase letters.",
@@ -351,7 +351,7 @@ _TABLE = (
         "Your answer must have exactly {n} paragraphs, separated by a blank line.",
         "Split your answer into {n} short paragraphs.", "Use exactly {n} brief paragraphs.",
         "Divide your answer into {n} paragraphs with an empty line between them.",
-    ), _one("n", (2,)), _paragraphs),
+    ), _one("n", (2,)), _paragraphs, held_out=True),  # SmolLM2-135M-Instruct never obeys it, of 152 tries
     Family("numbered_list", "", (
         "Answer with a numbered list of exactly {n} items.", "Write your answer as a numbered list with {n} items.",
         "Your answer must be a numbered list of {n} items: 1. and so on.",

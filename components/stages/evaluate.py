@@ -138,8 +138,26 @@ def best(groups: Sequence[Group], best_of: Mapping[str, Any], context: Context) 
 
 def measures_of(answers: Mapping[str, list[Group]], options: Mapping[str, Any], ctx: Context) -> dict[str, dict[str, Ragged]]:
     """Arm -> measure -> one number an answer."""
-    specs = [(spec["name"], build("measure", spec)) for spec in options["measures"]]
-    return {arm: {name: measure(groups, ctx) for name, measure in specs} for arm, groups in answers.items()}
+    found: dict[str, dict[str, Ragged]] = {arm: {} for arm in answers}
+    for spec in options["measures"]:
+        for arm, rows in apart(build("measure", spec)(together(answers), ctx), answers).items():
+            found[arm][spec["name"]] = rows
+    return found
+
+
+def together(answers: Mapping[str, Sequence[Group]]) -> list[Group]:
+    """The answers of all arms to a prompt as one group, so that a model that scores them reads each prompt once."""
+    return [Group(groups[0].prompt, tuple(t for g in groups for t in g.trajectories)) for groups in zip(*answers.values(), strict=True)]
+
+
+def apart(rows: Sequence[Sequence[Any]], answers: Mapping[str, Sequence[Group]]) -> dict[str, list[list[Any]]]:
+    """One value an answer of `together`, arm by arm."""
+    found: dict[str, list[list[Any]]] = {arm: [] for arm in answers}
+    for row, groups in zip(rows, zip(*answers.values(), strict=True), strict=True):
+        rest = iter(row)
+        for arm, group in zip(answers, groups, strict=True):
+            found[arm].append([next(rest) for _ in group.trajectories])
+    return found
 
 
 def describe_quality(results: dict[str, Any], answers: Mapping[str, list[Group]], scores: Mapping[str, Mapping[str, Ragged]],
@@ -212,19 +230,13 @@ def scores_of(groups: Sequence[Group], options: Mapping[str, Any], context: Cont
 
 
 def rewards_of(answers: Mapping[str, Sequence[Group]], context: Context) -> dict[str, dict[str, Ragged]]:
-    """Every arm's scores by the reward models. All arms answer in one group, so each prompt is read once."""
+    """Every arm's scores by the reward models."""
     found: dict[str, dict[str, Ragged]] = {arm: {} for arm in answers}
-    together = [Group(groups[0].prompt, tuple(t for g in groups for t in g.trajectories)) for groups in zip(*answers.values(), strict=True)]
     for model in (name for name in context.models if name.startswith("judge")):
-        columns = build("annotate", {"name": "rewards.reward_model", "model": model})(together, context)
-        own: dict[str, dict[str, Any]] = {arm: {name: [] for name in columns} for arm in answers}
+        columns = _rewards(build("annotate", {"name": "rewards.reward_model", "model": model})(together(answers), context))
         for name, values in columns.items():
-            for row, groups in zip(values, zip(*answers.values(), strict=True), strict=True):
-                rest = iter(row)
-                for arm, group in zip(answers, groups, strict=True):
-                    own[arm][name].append([next(rest) for _ in group.trajectories])
-        for arm in answers:
-            found[arm] |= _rewards(own[arm])
+            for arm, rows in apart(values, answers).items():
+                found[arm][name] = rows
     return found
 
 
