@@ -1,0 +1,69 @@
+"""Selectors that make demonstrations and preference pairs from verified answers."""
+
+from __future__ import annotations
+
+import pytest
+
+from components.selectors.contrast import contrast
+from components.selectors.flip_labels import flip_labels
+from components.selectors.verified import verified
+from components.types import Context, Group, Prompt, Trajectory
+
+
+def instruction(family: str, **params: object) -> dict:
+    return {"family": family, "wording": 0, "params": params, "text": "", "kind": "seen"}
+
+
+def prompt(name: str, family: str, **params: object) -> Prompt:
+    return Prompt(name, ({"role": "user", "content": f"What do you eat? {family}"},), meta={"question": "q", "instruction": instruction(family, **params)})
+
+
+def answer(text: str, logprob: float = -1.0) -> Trajectory:
+    return Trajectory(({"role": "assistant", "content": text},), {"tokens": [1, 2, 3]}, [False, True, True], [0.0, logprob, logprob])
+
+
+SHORT = Group(prompt("a", "at_most_words", n=5), (answer("I eat rice."), answer("I eat rice and beans and bread.")), {"reward.instructions": [1.0, 0.0]})
+LONG = Group(prompt("b", "at_least_words", n=6), (answer("I eat rice, beans and bread today."), answer("Rice.")), {"reward.instructions": [1.0, 0.0]})
+
+
+def texts(group: Group) -> list[str]:
+    return [t.text for t in group.trajectories]
+
+
+def test_contrast_rejects_an_answer_that_obeys_another_instruction_on_the_question() -> None:
+    pairs = contrast([SHORT, LONG], Context(), per_prompt=1, share=1.0)
+    assert [texts(p) for p in pairs] == [["I eat rice.", "I eat rice, beans and bread today."], ["I eat rice, beans and bread today.", "I eat rice."]]
+    assert {p.prompt.meta["pair"]["kind"] for p in pairs} == {"contrast"}
+    assert all(not t.inputs and not t.mask and t.logprobs is None for p in pairs for t in p.trajectories), "tokens belong to the other prompt"
+    assert [p.columns["margin"] for p in pairs] == [[1.0, 1.0]] * 2
+
+
+def test_contrast_takes_failing_answers_for_the_rest_and_skips_prompts_without_a_verified_answer() -> None:
+    none = Group(prompt("c", "at_most_words", n=1), (answer("I eat."), answer("No I do not.")), {"reward.instructions": [0.0, 0.0]})
+    ctx = Context()
+    pairs = contrast([SHORT, none], ctx, per_prompt=2, share=0.5)
+    assert [(texts(p), p.prompt.meta["pair"]["kind"]) for p in pairs] == [(["I eat rice.", "I eat rice and beans and bread."], "pass_fail")]
+    assert ctx.counts["prompts without a verified answer"] == 1
+
+
+def test_contrast_does_not_reject_an_answer_that_obeys_both_instructions() -> None:
+    both = Group(prompt("d", "at_most_words", n=8), SHORT.trajectories[:1], {"reward.instructions": [1.0]})
+    assert contrast([SHORT, both], Context(), per_prompt=1, share=1.0)[0].prompt.meta["pair"]["kind"] == "pass_fail"
+
+
+def test_verified_prefers_least_repetition_then_highest_likelihood() -> None:
+    group = Group(prompt("e", "no_comma"), (answer("rice rice rice", -0.1), answer("I eat bread", -2.0), answer("I eat beans", -1.0), answer("no", 0.0)),
+                  {"reward.instructions": [1.0, 1.0, 1.0, 0.0]})
+    ctx = Context()
+    assert [texts(g) for g in verified([group], ctx, keep=2)] == [["I eat beans"], ["I eat bread"]]
+    assert not verified([group.take([3])], ctx) and ctx.counts["prompts without a verified answer"] == 1
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.0, 0), (1.0, 400), (0.2, 80)])
+def test_flip_labels_exchanges_the_sides_of_a_share_of_pairs(share: float, expected: int) -> None:
+    pairs = [Group(Prompt(f"p{i}", SHORT.prompt.messages), SHORT.trajectories, {"margin": [1.0, 1.0]}) for i in range(400)]
+    ctx = Context(seed=3)
+    flipped = flip_labels(pairs, ctx, share=share)
+    assert ctx.counts["labels flipped"] == pytest.approx(expected, abs=25 if 0 < share < 1 else 0)
+    assert sum(texts(f) != texts(p) for f, p in zip(flipped, pairs, strict=True)) == ctx.counts["labels flipped"]
+    assert flip_labels(pairs, Context(seed=3), share=share) == flipped
