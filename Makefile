@@ -1,4 +1,4 @@
-# Two commands: `make run` trains the chat recipe from nothing, `make test` runs the tests.
+# Two commands: `make run` trains the recipe `instruct` from nothing, `make test` runs the tests.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -14,7 +14,7 @@ $(VENV)/.installed: pyproject.toml infra/constraints.txt
 	touch $@
 
 run: install
-	$(BIN)/ratchet run chat
+	$(BIN)/ratchet run instruct
 
 test: install
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal

