@@ -1,4 +1,4 @@
-"""Demonstrations: the best verified answer of each prompt."""
+"""Demonstrations: the best verified answers of each prompt."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ def likelihood(trajectory: Trajectory) -> float:
 
 @piece(reads=("{reward}", "logprobs.sampled"), paper="arXiv:2308.01825")
 def verified(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.instructions", at_least: float = 1.0,
-             keep: int = 1) -> list[Group]:
-    """Groups of one: the `keep` answers of a prompt whose reward is `at_least` that much, those that repeat themselves least first,
-    among equals the most likely ones by the model that sampled them (rejection sampling for SFT, RFT). Copies count once; a prompt
-    without such an answer is left out.
+             max_repetition: float = 0.4, keep: int = 1) -> list[Group]:
+    """Groups of one: the `keep` most likely answers of a prompt, by mean log-prob a token of the model that sampled them, among those
+    whose reward is `at_least` that much and of whose words no more than `max_repetition` were said before (rejection sampling, RFT).
+    Copies count once; a prompt without such an answer is left out.
+
+    Least repetition is no ranking: the shortest answers repeat nothing, and a model that imitates those alone forgets how to be long.
     """
     made: list[Group] = []
     for group in groups:
         good: dict[str, int] = {}
         for i, value in enumerate(rewards_of(group, reward)):
-            if value >= at_least:
+            if value >= at_least and repetition(group.trajectories[i].text) <= max_repetition:
                 good.setdefault(group.trajectories[i].text.strip(), i)
         ctx.counts["prompts without a verified answer"] += not good
-        ranked = sorted(good.values(), key=lambda i: (repetition(group.trajectories[i].text), -likelihood(group.trajectories[i])))
+        ranked = sorted(good.values(), key=lambda i: -likelihood(group.trajectories[i]))
         made += [group.take([i]) for i in ranked[:keep]]
     return made

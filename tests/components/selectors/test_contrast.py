@@ -51,7 +51,7 @@ def test_contrast_does_not_reject_an_answer_that_obeys_both_instructions() -> No
     assert contrast([SHORT, both], Context(), per_prompt=1, share=1.0)[0].prompt.meta["pair"]["kind"] == "pass_fail"
 
 
-def test_verified_prefers_least_repetition_then_highest_likelihood() -> None:
+def test_verified_prefers_the_highest_likelihood_among_answers_that_do_not_repeat_themselves() -> None:
     group = Group(prompt("e", "no_comma"), (answer("rice rice rice", -0.1), answer("I eat bread", -2.0), answer("I eat beans", -1.0), answer("no", 0.0)),
                   {"reward.instructions": [1.0, 1.0, 1.0, 0.0]})
     ctx = Context()
