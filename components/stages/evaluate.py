@@ -92,6 +92,7 @@ def evaluate(job: Job) -> dict[str, Any]:
     describe_quality(results, answers, scores, measured, opponents, options["by"])
     results["verdict"] = judge_gates(results["metrics"], options["gates"])
     results["certificates"] = {name: found for name in judges_of(job) if (found := job.inputs[name].meta.get("certificate"))}
+    results["pairs_from"] = "verifier" if options["resolved"].get("demonstrate") else "people"
     results["gold"] = job.inputs["gold"].meta["certificate"] if "gold" in job.inputs else None
     results["lengths"] = {TITLES[a]: [sum(t.mask) for g in answers[a] for t in g.trajectories] for a in arms}
     results["curves"] = curves(job)
@@ -174,6 +175,8 @@ def describe_quality(results: dict[str, Any], answers: Mapping[str, list[Group]]
         results[f"quality_vs_{KEYS[other]}"] = found
     if results["measure"]:
         rates = {TITLES[arm]: rows[results["measure"]] for arm, rows in scores.items()}
+        if {value for rows in rates.values() for row in rows for value in row} <= {0.0, 1.0}:
+            results["measure_name"] = "verified " + results["measure"].removeprefix("reward.").replace("_", " ")
         results["rates"] = {title: mean_interval([_mean(row) for row in rows]) for title, rows in rates.items()}
         results["slices"] = slices(answers["policy"], rates, by)
         results["proxy_gold"] = proxy_gold(results["rounds"])
