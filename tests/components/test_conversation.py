@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ def last(answers: Iterator[Answer]) -> Answer:
 
 def test_answer_grows_by_a_token_and_equals_the_engines(model: Conversation) -> None:
     texts = [(answer.text, answer.stop) for answer in model.answer("hi", GREEDY, 0)]
-    assert len(texts) > 3 and all(later.startswith(text) for (text, _), (later, _) in zip(texts, texts[1:]))
+    assert len(texts) > 3 and all(later.startswith(text) for (text, _), (later, _) in pairwise(texts))
     assert {stop for _, stop in texts[:-1]} == {""} and texts[-1][1] == "end"
     request = model._request([{"role": "user", "content": "hi"}], GREEDY, 0)
     assert texts[-1][0] == model.engine.decode(model.engine.generate([request])[0][0].tokens)
