@@ -81,8 +81,13 @@ def launch(request: Mapping[str, Any], log: Path, *, inline: bool = False,
 def prepare() -> None:
     """Start the fork server unless it runs. It loads its modules by itself; the first stage waits for it."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
-    with _environment({k: v for k, v in ENVIRONMENT.items() if k != "GOMP_SPINCOUNT" or "OMP_WAIT_POLICY" not in os.environ}):
+    with _environment(environment()):
         ensure_running()
+
+
+def environment() -> dict[str, str]:
+    """`ENVIRONMENT` as far as the user's own variables leave it in force; a process sets it before it loads torch."""
+    return {k: v for k, v in ENVIRONMENT.items() if k != "GOMP_SPINCOUNT" or "OMP_WAIT_POLICY" not in os.environ}
 
 
 @contextlib.contextmanager

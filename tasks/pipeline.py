@@ -186,7 +186,7 @@ class Pipeline:
 
 def _follow(files: Sequence[Path], stage: Stage, tell: Callable[..., None]) -> Callable[[], None]:
     """Report the last line of what was written last, at most once a second."""
-    seen: dict[str, Any] = {"newest": None, "time": 0.0}
+    seen: dict[str, Any] = {"newest": None, "time": float("-inf")}
 
     def tick() -> None:
         now = time.monotonic()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, final
 
@@ -100,15 +100,27 @@ class TorchEngine:
     @torch.inference_mode()
     def generate(self, requests: Sequence[Request]) -> list[list[Sample]]:
         """`count` samples a request, in order. A finished row's place is taken by the next prompt's as soon as they fit."""
+        self._check(requests)
+        return _Decoding(self, requests).run() if requests else []
+
+    @torch.inference_mode()
+    def stream(self, request: Request) -> Iterator[int]:
+        """The token ids of one sample as they are drawn, its stop token included: those of `generate`'s first sample."""
+        self._check([request])
+        decoding, given = _Decoding(self, [replace(request, count=1)]), 0
+        while decoding.step():
+            finished = decoding.done[0][0]
+            tokens = finished.tokens if finished else decoding.live[0].tokens
+            yield from tokens[given:]
+            given = len(tokens)
+
+    def _check(self, requests: Sequence[Request]) -> None:
         if self.kind == "reward":
             raise ContractError("a reward model cannot generate; give the rollout a policy")
         for request in requests:
             if not len(request.tokens) or request.max_tokens < 1 or request.count < 1:
                 raise ContractError(f"a request needs tokens, max_tokens and count; got {len(request.tokens)}, "
                                     f"{request.max_tokens} and {request.count}")
-        if not requests:
-            return []
-        return _Decoding(self, requests).run()
 
 
 def weights_digest(path: Path) -> str:
@@ -143,12 +155,19 @@ class _Decoding:
         self.done: list[list[Sample | None]] = [[None] * r.count for r in requests]
 
     def run(self) -> list[list[Sample]]:
-        while self.waiting or self.live:
-            self._admit()
-            if self.live:
-                self._take(self.live, self._decode())
-                self._retire()
+        while self.step():
+            pass
         return [[s for s in samples if s is not None] for samples in self.done]
+
+    def step(self) -> bool:
+        """Admit what fits and draw the next token of every live row; False when no row is left."""
+        if not self.waiting and not self.live:
+            return False
+        self._admit()
+        if self.live:
+            self._take(self.live, self._decode())
+            self._retire()
+        return True
 
     def _admit(self) -> None:
         """Read as many waiting prompts as fit, and draw the first token of their answers."""

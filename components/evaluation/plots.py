@@ -9,10 +9,11 @@ from typing import Any
 
 BLUE, ORANGE, GREEN, GREY, RED = "#2563a8", "#d9772b", "#3a8f5c", "#8a8f98", "#b83a3a"
 COLOURS = (BLUE, ORANGE, GREEN, GREY, RED)
+MARKERS = ("o", "s", "D", "^", "v")  # so that colour is not all that tells arms apart
 STYLE: dict[Any, Any] = {
     "figure.dpi": 110, "savefig.dpi": 150, "font.size": 10, "axes.spines.top": False, "axes.spines.right": False,
     "axes.grid": True, "grid.color": "#e6e8eb", "axes.axisbelow": True, "axes.titlesize": 11, "axes.titleweight": "bold",
-    "axes.titlelocation": "left", "legend.frameon": False, "svg.hashsalt": "ratchet", "axes.edgecolor": "#9aa0a8",
+    "axes.titlelocation": "left", "legend.frameon": False, "svg.hashsalt": "ratchet", "text.parse_math": False, "axes.edgecolor": "#9aa0a8",
 }
 
 
@@ -45,16 +46,18 @@ def calibration(bins: Sequence[Mapping[str, float]], path: Path, *, error: float
 
 
 def certificate(found: Mapping[str, Any], folder: Path, *, suffix: str = "") -> dict[str, Path]:
-    """The two pictures of a certificate, a reward model's or the gold judge's: `calibration<suffix>` and `length_bias<suffix>` -> file."""
-    drawn = (calibration(found["reliability"], folder / f"calibration{suffix}.png", error=found["calibration_error"]),
-             length_bias(found["length"], found["accuracy"], folder / f"length_bias{suffix}.png"))
+    """The pictures of a certificate: `calibration<suffix>`, `length_bias<suffix>` and, where it was measured, `best_of_n<suffix>` -> file."""
+    drawn = [calibration(found["reliability"], folder / f"calibration{suffix}.png", error=found["calibration_error"]),
+             length_bias(found["length"], found["accuracy"], folder / f"length_bias{suffix}.png")]
+    if found.get("best_of_n"):
+        drawn.append(best_of_n(found["best_of_n"], folder / f"best_of_n{suffix}.png"))
     return {path.stem: path for path in drawn}
 
 
 @_styled
 def win_rates(rows: Mapping[str, Mapping[str, float]], path: Path) -> Path:
     """Label → {mean, low, high}: one horizontal interval a row around the 50 % line, in the given order."""
-    figure, axes = _figure(7.2, 1.2 + 0.45 * len(rows))
+    figure, axes = _figure(6.2, 1.2 + 0.45 * len(rows))
     for place, row in enumerate(reversed(list(rows.values()))):
         colour = GREEN if row["low"] > 0.5 else RED if row["high"] < 0.5 else GREY
         axes.plot([row["low"], row["high"]], [place, place], color=colour, linewidth=3, solid_capstyle="round")
@@ -64,7 +67,7 @@ def win_rates(rows: Mapping[str, Mapping[str, float]], path: Path) -> Path:
     axes.set_yticks(range(len(rows)), list(reversed(list(rows))))
     low, high = min(r["low"] for r in rows.values()), max(r["high"] for r in rows.values())
     axes.set(xlim=(max(0, min(0.4, low - 0.05)), min(1.02, max(0.6, high + 0.05))), ylim=(-0.6, len(rows) - 0.25),
-             xlabel="win rate, 95% interval over prompts", title="Who is preferred")
+             xlabel="win rate, 95% interval over prompts", title="Win rates")
     axes.xaxis.set_major_formatter("{x:.0%}")
     axes.grid(axis="y", visible=False)
     return _save(figure, path)
@@ -84,6 +87,70 @@ def rounds(rows: Sequence[Mapping[str, float]], path: Path) -> Path:
         axes.set(title=title, xlabel="round")
         axes.set_xticks([row.get("round", i + 1) for i, row in enumerate(rows)])
         axes.margins(x=0.15, y=0.2)
+    return _save(figure, path)
+
+
+@_styled
+def best_of_n(found: Mapping[str, Mapping[str, float]], path: Path) -> Path:
+    """Number of answers n -> interval of the true rate of the one that the reward model scores highest; n on a logarithmic axis."""
+    figure, axes = _figure(5.4, 3.6)
+    rows = sorted((int(n), row) for n, row in found.items() if n.isdigit())
+    axes.plot([n for n, _ in rows], [row["mean"] for _, row in rows], "-", color=BLUE, linewidth=1.2)
+    for n, row in rows:
+        _interval(axes, row, n, colour=BLUE, marker="o")
+    axes.set(xlabel="n answers, of which the reward model picks one", ylabel="true rate", title="Best of n")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks([n for n, _ in rows], [str(n) for n, _ in rows])
+    axes.minorticks_off()
+    axes.yaxis.set_major_formatter(_per_cent())
+    axes.margins(x=0.08, y=0.15)
+    return _save(figure, path)
+
+
+@_styled
+def slices(rows: Mapping[str, Mapping[str, Mapping[str, float]]], path: Path, *, title: str) -> Path:
+    """Row label -> name of an arm -> interval of a rate: one dot an arm with its interval, the arms of a row below each other."""
+    arms = list(dict.fromkeys(arm for row in rows.values() for arm in row))
+    figure, axes = _figure(6.2, 1.2 + (0.1 + 0.13 * len(arms)) * len(rows))
+    for place, row in enumerate(reversed(list(rows.values()))):
+        for number, arm in enumerate(arms):
+            if arm in row:
+                at = place + 0.7 / len(arms) * ((len(arms) - 1) / 2 - number)
+                colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+                axes.plot([row[arm]["low"], row[arm]["high"]], [at, at], color=colour, linewidth=2, solid_capstyle="round")
+                axes.plot(row[arm]["mean"], at, marker, color=colour, markersize=6, label=arm)
+    axes.set_yticks(range(len(rows)), list(reversed(list(rows))))
+    for place in range(1, len(rows)):
+        axes.axhline(place - 0.5, color="#e6e8eb", linewidth=0.8)
+    axes.set(xlim=(-0.02, 1.02), ylim=(-0.5, len(rows) - 0.5), xlabel="rate, 95% interval over prompts", title=title)
+    axes.xaxis.set_major_formatter("{x:.0%}")
+    axes.grid(axis="y", visible=False)
+    handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    figure.legend([handles[arm] for arm in arms], arms, loc="outside lower center", ncols=max(len(arms), 1))
+    return _save(figure, path)
+
+
+@_styled
+def proxy_gold(rows: Sequence[Mapping[str, float]], path: Path) -> Path:
+    """The reward model's mean score (left axis, dashed) and the true rate with its interval (right axis, solid) by round."""
+    figure, left = _figure(6.2, 3.6)
+    right = left.twinx()
+    rounds = [row["round"] for row in rows]
+    proxy, = left.plot(rounds, [row["proxy"] for row in rows], "s--", color=ORANGE, label="reward model's mean score (left axis)")
+    gold, = right.plot(rounds, [row["gold"] for row in rows], "o-", color=GREEN, label="true rate, 95% interval (right axis)")
+    for row in rows:
+        if "gold_low" in row:
+            _interval(right, {"mean": row["gold"], "low": row["gold_low"], "high": row["gold_high"]}, row["round"], colour=GREEN, marker="o")
+    left.set(xlabel="round", title="Reward model against the truth")
+    left.set_ylabel("reward model's mean score", color=ORANGE)
+    right.set_ylabel("true rate", color=GREEN)
+    right.yaxis.set_major_formatter(_per_cent())
+    right.spines["right"].set_visible(True)
+    right.grid(visible=False)
+    left.set_xticks(rounds)
+    left.margins(x=0.08, y=0.15)
+    right.margins(y=0.15)
+    figure.legend(handles=[proxy, gold], loc="outside lower center", ncols=2)
     return _save(figure, path)
 
 
@@ -132,6 +199,19 @@ def training(curves: Mapping[str, Sequence[tuple[float, float]]], path: Path, *,
     axes.set(xlabel="step", ylabel=ylabel, title="Training")
     axes.legend()
     return _save(figure, path)
+
+
+def _per_cent() -> Any:
+    """Ticks of a rate in per cent, with as many decimals as their distance needs."""
+    from matplotlib.ticker import PercentFormatter
+
+    return PercentFormatter(1.0)
+
+
+def _interval(axes: Any, row: Mapping[str, float], at: float, *, colour: str, marker: str) -> None:
+    """A vertical interval around its mean."""
+    axes.plot([at, at], [row["low"], row["high"]], color=colour, linewidth=2, solid_capstyle="round")
+    axes.plot(at, row["mean"], marker, color=colour, markersize=6)
 
 
 def _figure(width: float, height: float, columns: int = 0) -> tuple[Any, Any]:

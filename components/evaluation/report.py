@@ -1,4 +1,5 @@
-"""The report: one self-contained HTML page that a manager can read, with every picture inside and no script.
+"""The report: one self-contained HTML page that a manager can read, with every picture inside. Its one script filters the transcripts,
+which are a plain list without it.
 
 `results` is what the evaluation stage wrote; every part is optional and leaves its section out, never blank:
     recipe, about     the name of the run's recipe and its one sentence
@@ -6,24 +7,38 @@
     metrics           flat numbers, intervals as `<name>.mean`, `.low`, `.high` (`win_rate_vs_sft`, ...)
     verdict           what `gates.judge_gates` returned
     rounds            [{round, reward.<name>, gold, kl, length, ...}]
-    certificates      name → certificate of each reward model; `gold` the gold judge's
+    measure           the metric that the headline is about (`reward.instructions`), `measure_name` as a reader calls it: its gains stand
+                      in `metrics` as `<measure>_gain_vs_sft` and `<measure>_gain_vs_base`, rates in 0..1
+    slices            name of a tag → its value → title → interval with `n`, of the rate of the measure
+    proxy_gold        [{round, proxy, gold, gold_low, gold_high}]: the reward model's mean score and the true rate
+    quality           metric → title → interval; `quality_vs_base` metric → interval of final − base
+    certificates      name → certificate of each reward model, which may have `by_kind` (kind → interval of accuracy) and `best_of_n`
+                      (n → interval of the true rate, `rises` the interval of its rise from the smallest n to the largest)
+    pairs_from        `verifier` where that ordered the certificates' pairs; people did otherwise
+    gold              the gold judge's certificate
     lengths           title → tokens of each answer          curves   name → [[step, value], ...]
-    transcripts       [{prompt: messages, human, answers: {title: text}, gold: {title: score}}]
+    transcripts       [{prompt: messages, human, answers: {title: text}, gold: {title: score}, verified: {title: passed},
+                        tags: {name: value}, worst}]
     lineage           [{name, digest, ...}]                  configuration   mapping or text
 """
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from components.evaluation import plots
+from components.evaluation.transcripts import prepared
 
-TEMPLATE = Path(__file__).with_name("report.html.j2")
-PICTURES = ("win_rates", "rounds", "lengths", "training")
+HERE, NBSP = Path(__file__).parent, "\u00a0"
+TEMPLATE, STYLE, SCRIPT = "report.html.j2", "report.css.j2", "report.js.j2"
+PICTURES = ("win_rates", "rounds", "lengths", "training", "proxy_gold")
+OPTIONAL = ("recipe", "about", "verdict", "certificates", "gold", "lineage", "slices", "proxy_gold", "quality", "quality_vs_base", "measure",
+            "measure_name", "pairs_from")
 UNITS = {  # metric → how a reader calls it, number of decimals or per cent
     "length": ("length, tokens", ".1f"), "truncated": ("cut by the limit", ".1%"), "ended": ("end by themselves", ".1%"),
     "empty": ("empty", ".1%"), "refusal_like": ("refusal-like", ".1%"), "repetitive": ("repetitive", ".1%"),
@@ -31,7 +46,7 @@ UNITS = {  # metric → how a reader calls it, number of decimals or per cent
     "distinct_1": ("distinct words", ".3f"), "distinct_2": ("distinct word pairs", ".3f"), "self_bleu": ("self-BLEU", ".3f"),
     "embedding_spread": ("spread of meaning", ".3f"), "perplexity": ("perplexity on human replies", ".2f"),
     "gold": ("gold judge score", ".3f"), "kl": ("KL to SFT, nats an answer (drawn answers)", ".2f"), "entropy": ("entropy, nats a token", ".2f"),
-    "responses": ("responses", ".0f"), "round": ("round", ".0f"),
+    "rate": ("rate", ".1%"), "responses": ("responses", ".0f"), "round": ("round", ".0f"),
 }
 
 
@@ -40,18 +55,22 @@ def write_report(out: Path, results: Mapping[str, Any]) -> Path:
 
     Everything a model or a person wrote is escaped. Same results, same bytes.
     """
-    from jinja2 import Environment, StrictUndefined
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
 
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     pictures = dict.fromkeys(PICTURES) | {name: _inline(path) for name, path in draw(results, out / "plots").items()}
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"label": label, "number": number, "interval": interval}
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, loader=FileSystemLoader(HERE))
+    environment.filters |= {"label": label, "number": number, "interval": interval, "points": points, "numbers": numbers}
     configuration = results.get("configuration")
-    page = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
-        results=dict.fromkeys(("recipe", "about", "verdict", "certificates", "gold", "transcripts", "lineage"), None) | dict(results),
-        headline=headline(results), pictures=pictures, arms=_table(results.get("arms") or {}), rounds=_rounds(results.get("rounds") or []),
-        wins=win_rates(results.get("metrics") or {}),
+    script = (HERE / SCRIPT).read_text(encoding="utf-8") if results.get("transcripts") else ""
+    page = environment.get_template(TEMPLATE).render(
+        results=dict.fromkeys(OPTIONAL) | dict(results), style=Markup((HERE / STYLE).read_text(encoding="utf-8")), script=Markup(script),
+        script_digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        headline=headline(results), pictures=pictures, arms=_table(results), rounds=_rounds(results.get("rounds") or []),
+        slices={name: _slices(rows) for name, rows in (results.get("slices") or {}).items()}, measure_name=measure_name(results),
+        transcripts=prepared(results.get("transcripts") or []), wins=win_rates(results.get("metrics") or {}),
         configuration=configuration if isinstance(configuration, str | None) else json.dumps(configuration, indent=1, default=str),
     )
     target = out / "report.html"
@@ -66,6 +85,11 @@ def draw(results: Mapping[str, Any], folder: Path) -> dict[str, Path]:
         made["win_rates"] = plots.win_rates(wins, folder / "win_rates.png")
     if results.get("rounds"):
         made["rounds"] = plots.rounds(results["rounds"], folder / "rounds.png")
+    for name, rows in (results.get("slices") or {}).items():
+        shown = {value.replace("_", " "): row for value, row in rows.items()}
+        made[f"slices_{name}"] = plots.slices(shown, folder / f"slices_{name}.png", title=f"{measure_name(results).capitalize()} by {label(name)}")
+    if results.get("proxy_gold"):
+        made["proxy_gold"] = plots.proxy_gold(results["proxy_gold"], folder / "proxy_gold.png")
     if results.get("lengths"):
         made["lengths"] = plots.lengths(results["lengths"], folder / "lengths.png")
     certificates = results.get("certificates") or {}
@@ -77,8 +101,11 @@ def draw(results: Mapping[str, Any], folder: Path) -> dict[str, Path]:
 
 
 def headline(results: Mapping[str, Any]) -> str:
-    """The one sentence: how often the final policy is preferred, by whom, over how many prompts, and what it cost."""
+    """The first sentences: what the final policy gained by the run's measure, or else how often the gold judge prefers it, each with
+    its interval, and what that cost."""
     metrics = results.get("metrics") or {}
+    if text := gains(results):
+        return text + _cost(metrics) + "."
     if "win_rate_vs_sft.mean" not in metrics:
         return "This run has no win rate against the SFT policy; the numbers below describe its answers."
     mean, low, high = (metrics[f"win_rate_vs_sft.{end}"] for end in ("mean", "low", "high"))
@@ -90,6 +117,35 @@ def headline(results: Mapping[str, Any]) -> str:
     if "win_rate_lc_vs_sft.mean" in metrics:
         lc = [metrics[f"win_rate_lc_vs_sft.{end}"] for end in ("mean", "low", "high")]
         text += f"; with length held equal, {lc[0]:.1%} ({lc[1]:.1%} to {lc[2]:.1%})"
+    return text + _cost(metrics) + "."
+
+
+def gains(results: Mapping[str, Any]) -> str:
+    """By how many points the final policy's rate of the measure is above the SFT policy's and the base model's; empty without either."""
+    metrics, measure = results.get("metrics") or {}, results.get("measure")
+    found = []
+    for against, opponent in (("sft", "the SFT policy"), ("base", "the base model")):
+        name = f"{measure}_gain_vs_{against}"
+        if f"{name}.mean" in metrics:
+            row = {end: metrics[f"{name}.{end}"] for end in ("mean", "low", "high")}
+            sure = "better than" if row["low"] > 0 else "worse than" if row["high"] < 0 else "not distinguishable from"
+            found.append(f"{sure} {opponent} ({points(row)})")
+    if not found:
+        return ""
+    over = next((f", {metrics[key]} prompts" for key in (f"{measure}_gain_vs_sft.n", f"{measure}_gain_vs_base.n") if key in metrics), "")
+    rates = [f"{title} {arm[measure]:.1%}" for title, arm in (results.get("arms") or {}).items() if measure in arm]
+    return (f"By {measure_name(results)} the final policy is {' and '.join(found)}: differences with 95% intervals{over}"
+            + (f". Rates: {', '.join(rates)}" if rates else ""))
+
+
+def measure_name(results: Mapping[str, Any]) -> str:
+    """How a reader calls the run's measure."""
+    return results.get("measure_name") or label(results.get("measure") or "rate")
+
+
+def _cost(metrics: Mapping[str, Any]) -> str:
+    """What the gain cost: perplexity, and what only the reward model sees."""
+    text = ""
     if "perplexity_ratio.mean" in metrics:
         mean, low, high = (metrics[f"perplexity_ratio.{end}"] - 1 for end in ("mean", "low", "high"))
         text += f". Perplexity on human replies {'rose' if mean > 0 else 'fell'} by {abs(mean):.1%} ({low:+.1%} to {high:+.1%})"
@@ -97,7 +153,7 @@ def headline(results: Mapping[str, Any]) -> str:
         mean, low, high = (100 * metrics[f"proxy_over_gold.{end}"] for end in ("mean", "low", "high"))
         text += (f". The reward model it was trained on prefers it {abs(mean):.1f} points {'more' if mean > 0 else 'less'} often than the gold judge "
                  f"({low:+.1f} to {high:+.1f}); a gap that grows from run to run is over-optimisation")
-    return text + "."
+    return text
 
 
 def win_rates(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
@@ -131,13 +187,37 @@ def number(value: Any, name: str = "") -> str:
 
 
 def interval(row: Mapping[str, float] | None) -> str:
-    """`61.2 % [55.0 %, 67.1 %]`."""
-    return f"{row['mean']:.1%} [{row['low']:.1%}, {row['high']:.1%}]" if row else "–"
+    """A rate: `61.2% [55.0%, 67.1%]`, whose ends stay on one line."""
+    return f"{row['mean']:.1%} [{row['low']:.1%},{NBSP}{row['high']:.1%}]" if row else "–"
 
 
-def _table(arms: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    names = list(dict.fromkeys(name for numbers in arms.values() for name in numbers))
-    return {"titles": list(arms), "rows": [(name, [arms[title].get(name) for title in arms]) for name in names]}
+def points(row: Mapping[str, float] | None) -> str:
+    """A difference of rates: `+4.2 points [+1.0, +7.4]`."""
+    return f"{100 * row['mean']:+.1f} points [{100 * row['low']:+.1f},{NBSP}{100 * row['high']:+.1f}]" if row else "–"
+
+
+def numbers(row: Mapping[str, float] | None, name: str = "", sign: str = "") -> str:
+    """A metric's interval in its own unit: `21.40 [20.90, 22.00]`; with `sign="+"` a difference."""
+    if not row:
+        return "–"
+    mean, low, high = (("+" if sign and row[end] > 0 else "") + number(row[end], name) for end in ("mean", "low", "high"))
+    return f"{mean} [{low},{NBSP}{high}]"
+
+
+def _table(results: Mapping[str, Any]) -> dict[str, Any]:
+    """The arms' numbers, the measure first and as a rate."""
+    arms, measure = results.get("arms") or {}, results.get("measure")
+    names = sorted(dict.fromkeys(name for numbers in arms.values() for name in numbers), key=lambda name: name != measure)
+    return {"titles": list(arms), "rows": [
+        (measure_name(results) if name == measure else label(name),
+         [number(arms[title].get(name), "rate" if name == measure else name) for title in arms]) for name in names]}
+
+
+def _slices(rows: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict[str, Any]:
+    """A table of intervals by the values of one tag: titles, and (value, how many prompts, intervals)."""
+    titles = list(dict.fromkeys(title for row in rows.values() for title in row))
+    return {"titles": titles, "rows": [(value, max((row[t].get("n", 0) for t in row), default=0), [row.get(t) for t in titles])
+                                       for value, row in rows.items()]}
 
 
 def _rounds(rows: list[Mapping[str, Any]]) -> dict[str, Any]:

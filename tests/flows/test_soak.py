@@ -89,6 +89,10 @@ except RatchetError as error:
 """
 
 
+MANY = 16
+"""Trials at most: on a busy machine a moment drawn from the undisturbed run's duration may come when nothing is left to be damaged."""
+
+
 def toy_soak(folder: Path, program: str = TOY) -> Soak:
     (folder / "base").mkdir()
     return Soak(folder, lambda home: [sys.executable, "-c", program, str(home)], None, folder / "base", env={"PYTHONPATH": str(ROOT)})
@@ -96,11 +100,15 @@ def toy_soak(folder: Path, program: str = TOY) -> Soak:
 
 def test_a_sound_program_survives_every_fault_of_bytes_disk_and_death(tmp_path: Path) -> None:
     """The soak itself, on a program of milliseconds that keeps the store's rules."""
-    tallies = {name: tally for name, complaints, tally in toy_soak(tmp_path).trials(["flow", "disk", "checkpoint", "parquet"], 2)}
-    for name, tally in tallies.items():
-        assert not tally.complaints and tally.survived == tally.tried >= 1, f"{name}: {tally}"
-    said = " ".join(sentence for tally in tallies.values() for sentence in tally.sentences)
-    assert "the checkpoint at" in said and "groups.parquet is damaged" in said and ("the disk is full" in said or "ulimit -f" in said)
+    soak = toy_soak(tmp_path)
+    for names, count, sentences in ((["flow"], 2, ""), (["disk"], MANY, "the disk is full|ulimit -f"), (["checkpoint"], MANY, "the checkpoint at"),
+                                    (["parquet"], MANY, "groups.parquet is damaged")):
+        for name, _, tally in soak.trials(names, count):
+            assert not tally.complaints and tally.survived == tally.tried, f"{name}: {tally}"
+            if sentences and re.search(sentences, " ".join(tally.sentences)):
+                break
+        else:
+            assert not sentences and tally.tried >= 1, f"{name}: {tally}"
 
 
 def test_a_run_that_was_over_before_its_moment_came_is_struck_once_more(tmp_path: Path) -> None:
@@ -121,8 +129,12 @@ def test_a_run_that_was_over_before_its_moment_came_is_struck_once_more(tmp_path
 ])
 def test_an_unsound_program_does_not(fault: str, sound: str, broken: str, complaint: str, tmp_path: Path) -> None:
     assert sound in TOY
-    found = [c for _, complaints, _ in toy_soak(tmp_path, TOY.replace(sound, broken)).trials([fault], 4) for c in complaints]
-    assert any(re.search(complaint, said) for said in found), found
+    found: list[str] = []
+    for _, complaints, _ in toy_soak(tmp_path, TOY.replace(sound, broken)).trials([fault], MANY):
+        found += complaints
+        if any(re.search(complaint, said) for said in complaints):
+            return
+    raise AssertionError(found)
 
 
 @pytest.fixture(scope="module")

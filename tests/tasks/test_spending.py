@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -86,15 +87,20 @@ def test_a_stage_keeps_what_its_gpus_took(tmp_path: Path) -> None:
 
 def test_the_machine_is_sampled_until_the_run_ends_and_goes_on_where_it_was(tmp_path: Path) -> None:
     file = tmp_path / "tracking" / "system.jsonl"
-    with sampled(file, every_seconds=0.1):
-        time.sleep(0.5)
-    first = lines(file.read_bytes())
+
+    def sample_until(number: int) -> list[dict[str, Any]]:
+        """The lines of the file once it has so many; a busy machine takes its time."""
+        end = time.monotonic() + 60
+        with sampled(file, every_seconds=0.1):
+            while (not file.exists() or len(lines(file.read_bytes())) < number) and time.monotonic() < end:
+                time.sleep(0.05)
+        return lines(file.read_bytes())
+
+    first = sample_until(3)
     assert len(first) >= 3 and all(0 < line["metrics"]["system/run_memory_usage_megabytes"] < 1e6 for line in first)
     shifted = [{**line, "time": line["time"] - 100} for line in first]
     file.write_text("".join(json.dumps(line) + "\n" for line in shifted))
-    with sampled(file, every_seconds=0.1):
-        time.sleep(0.3)
-    assert lines(file.read_bytes())[-1]["step"] >= 100, "steps began anew: MLflow would drop them"
+    assert sample_until(len(first) + 1)[-1]["step"] >= 100, "steps began anew: MLflow would drop them"
 
 
 def test_a_sample_costs_next_to_nothing() -> None:

@@ -127,12 +127,12 @@ def test_a_server_that_is_away_stops_nothing_and_loses_nothing(home, tmp_path, m
         monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{server.getsockname()[1]}")
         begin = time.monotonic()
         tracking, *_ = worked(run, home, file, live=True)
-        assert time.monotonic() - begin < 0.5
+        assert time.monotonic() - begin < 10, "it waited for the server"  # whose client would wait minutes
         if kind == "dead":  # who wants the id asks thrice, and neither waits for nothing nor knocks ten times a second
             assert tracking.run_id(wait_seconds=60) is None and 3 <= tracking._failures <= 6
             begin = time.monotonic()
         assert not tracking.close(wait_seconds=3)
-        assert time.monotonic() - begin < 6 and tracking.problem
+        assert time.monotonic() - begin < 30 and tracking.problem
         if kind == "dead":
             with pytest.raises(ServiceError, match="nothing is lost"):
                 sync(run, home)

@@ -176,9 +176,9 @@ def test_five_thousand_turns_are_cut_counted_and_quick():
         calls += 1
         return words(messages)
 
-    start = time.perf_counter()
+    start = time.process_time()
     sifted = length([talk(*["word"] * 5000), talk("a", "b", key="c2"), talk("a", key="c3")], count, max_turns=10**6, max_tokens=1000)
-    assert time.perf_counter() - start < 2 and calls < 60
+    assert time.process_time() - start < 2 and calls < 60
     assert [len(r.messages) for r in sifted.kept] == [500, 2] and sifted.changed == {"cut to the bound": 1}
     assert sifted.reasons() == {"too short": 1}
     assert len(length([talk(*["word"] * 5000)], count, max_turns=200).kept[0].messages) == 200

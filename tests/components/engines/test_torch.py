@@ -66,6 +66,16 @@ def test_answers_do_not_depend_on_their_neighbours(tiny: Path) -> None:
     assert [len(group) for group in together] == [r.count for r in requests]
 
 
+@pytest.mark.parametrize(("temperature", "max_tokens"), [(0.0, 1), (0.0, 2), (0.7, 20)])
+def test_stream_yields_the_tokens_of_generate_one_by_one(tiny: Path, temperature: float, max_tokens: int) -> None:
+    engine = TorchEngine(tiny)
+    for tokens in prompts(engine):
+        request = Request(tokens, max_tokens=max_tokens, temperature=temperature, seed=3)
+        stream = engine.stream(request)
+        first = next(stream)
+        assert (first, *stream) == engine.generate([request])[0][0].tokens
+
+
 def test_a_loaded_engine_answers_with_the_new_weights(tiny: Path, tmp_path: Path) -> None:
     engine, learner = TorchEngine(tiny), TorchLearner(tiny)
     before = engine.weights

@@ -1,5 +1,7 @@
 """The page and its pictures: complete, self-contained, escaped, the same bytes twice."""
 
+import base64
+import hashlib
 import re
 from html.parser import HTMLParser
 
@@ -10,12 +12,13 @@ from components.evaluation import plots
 from components.evaluation.certificate import certify, share
 from components.evaluation.gates import judge_gates
 from components.evaluation.report import headline, number, win_rates, write_report
+from components.evaluation.transcripts import prepared
 
 
 class Wellformed(HTMLParser):
     """Fails on a tag that is closed without being open; remembers what it saw."""
 
-    EMPTY = ("meta", "img", "br")
+    EMPTY = ("meta", "img", "br", "input")
 
     def __init__(self):
         super().__init__()
@@ -30,7 +33,7 @@ class Wellformed(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data):
-        self.text.append(data)
+        self.text.append(data.replace("\u00a0", " "))
 
 
 def results():
@@ -66,7 +69,10 @@ def test_the_page_is_whole_self_contained_and_escaped(tmp_path):
     assert parser.open == []
     images = [attrs["src"] for tag, attrs in parser.seen if tag == "img"]
     assert len(images) == 6 and all(src.startswith("data:image/png;base64,") for src in images)
-    assert not any(tag in ("script", "link", "iframe") for tag, _ in parser.seen) and not re.search(r"https?://", page)
+    assert not any(tag in ("link", "iframe") for tag, _ in parser.seen) and not re.search(r"https?://", page)
+    assert [attrs for tag, attrs in parser.seen if tag == "script"] == [{}], "the page's own script alone"
+    digest = base64.b64encode(hashlib.sha256(re.search(r"<script>(.*?)</script>", page, re.S)[1].encode()).digest()).decode()
+    assert f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'" in page, "a browser runs no other"
     assert "&lt;script&gt;alert(1)" in page and "hi &lt;b&gt;there" in page and "&lt;/pre&gt;" in page
     text = " ".join(parser.text)
     for shown in ("61.0% of cases", "55.0% to 67.0%, 120 prompts", "rose by 4.3%", "win_rate_vs_sft: passed", "ab" * 32, "(empty)", "what the person wrote",
@@ -93,9 +99,89 @@ def test_same_results_same_bytes(tmp_path):
 
 def test_what_is_missing_is_left_out(tmp_path):
     page = write_report(tmp_path, {"recipe": "dpo", "arms": {"final": {"length": 3.0, "odd": None}}, "metrics": {}}).read_text()
-    assert "Who is preferred" not in page and "certificate" not in page and "Round by round" not in page
+    assert "Win rates" not in page and "<script>" not in page and "certificate" not in page and "Round by round" not in page
     assert "no win rate" in page and "–" in page
     write_report(tmp_path, {})
+
+
+def around(mean, width=0.05, **more):
+    return {"mean": mean, "low": mean - width, "high": mean + width, **more}
+
+
+def verified_results():
+    """Results of a run whose answers a verifier checks."""
+    whole = results()
+    arms = {"base": around(0.3, n=60), "SFT": around(0.4, n=60), "final": around(0.55, n=60)}
+    whole["metrics"] |= {f"reward.instructions_gain_vs_{against}.{end}": value for against, mean in (("sft", 0.15), ("base", 0.25))
+                         for end, value in around(mean, n=256).items()}
+    whole["certificates"]["judge"] |= {"by_kind": {"new_family": around(0.61)}, "best_of_n": {
+        "1": around(0.38), "2": around(0.43), "16": around(0.58), "rises": around(0.2)}}
+    return {
+        **whole, "measure": "reward.instructions", "measure_name": "verified instructions", "pairs_from": "verifier",
+        "slices": {"family": {"at_most_words": arms, "<b>": {"final": around(0.5)}}, "kind": {"seen": arms}},
+        "proxy_gold": [{"round": i, "proxy": 0.4 * i, "gold": 0.3 + 0.05 * i, "gold_low": 0.2, "gold_high": 0.6} for i in (1, 2, 3)],
+        "quality": {"perplexity": {"base": around(19.0, 0.5), "final": around(21.4, 0.5)}}, "quality_vs_base": {"perplexity": around(2.4, 1.0)},
+        "transcripts": [talk("10110"[i], "00111"[i], f"answer {i}", family=f, worst=i == 4) for i, f in enumerate(("a_b", "a_b", "c", "<i>", '"x'))],
+    }
+
+
+def talk(sft, final, text, worst=False, **tags):
+    return {"prompt": [{"role": "user", "content": "<q>"}], "answers": {"SFT": text, "final": text}, "tags": tags, "worst": worst,
+            "verified": {"SFT": sft == "1", "final": final == "1"}}
+
+
+def test_verified_run_shows_slices_proxy_quality_and_best_of_n(tmp_path):
+    page = write_report(tmp_path, verified_results()).read_text()
+    parser = Wellformed()
+    parser.feed(page)
+    assert parser.open == [] and "<td>&lt;b&gt;</td>" in page
+    text = " ".join(" ".join(parser.text).split())
+    for shown in ("Verified instructions by family", "at most words 60", "55.0% [50.0%, 60.0%]", "Verified instructions by kind", "Reward model against the truth",
+                  "35.0% [20.0%, 60.0%]", "21.40 [20.90, 21.90]", "+2.40 [+1.40, +3.40]", "accuracy on new family pairs", "61.0% [56.0%, 66.0%]",
+                  "+20.0 points [+15.0, +25.0]", "pairs, each ordered by the verifier", "the verifier's choice is the longer one"):
+        assert shown in text, shown
+    assert "200 held-out human pairs" not in text and "people preferred" not in text
+    assert {p.stem for p in (tmp_path / "plots").iterdir()} >= {"slices_family", "slices_kind", "proxy_gold", "best_of_n"}
+
+
+def test_answers_say_in_words_whether_they_pass(tmp_path):
+    parser = Wellformed()
+    parser.feed(write_report(tmp_path, verified_results()).read_text())
+    assert parser.text.count("✓ passes") == 3 + 3 and parser.text.count("✗ fails") == 2 + 2
+
+
+def test_transcripts_carry_what_the_filters_need_with_counts(tmp_path):
+    page = write_report(tmp_path, verified_results()).read_text()
+    parser = Wellformed()
+    parser.feed(page)
+    talks = [attrs for tag, attrs in parser.seen if tag == "article"]
+    assert [t["data-fits"] for t in talks] == ["1", "2", "3", "3", "0 4"] and [t["data-tag-0"] for t in talks] == ["a_b", "a_b", "c", "<i>", '"x']
+    options = " ".join(" ".join(parser.text).split())
+    for shown in ("all (5)", "final passes where SFT fails (1)", "final fails where SFT passes (1)", "all fail (1)", "all pass (2)",
+                  "worst of the final model (1)", "a b (2)", "c (1)", "<i> (1)"):
+        assert shown in options, shown
+    [form] = [attrs for tag, attrs in parser.seen if tag == "form"]
+    assert "hidden" in form, "the script shows it"
+    assert "were chosen for the final model's lowest" in options and "not chosen by anybody" not in options
+
+
+def test_patterns_that_no_transcript_fits_are_left_out():
+    plain = {"prompt": [], "answers": {"final": "x"}}
+    assert prepared([plain])["patterns"] == [] and prepared([])["talks"] == []
+    assert prepared([plain, {**plain, "verified": {"final": False}}])["patterns"] == [("final fails", 1)]
+    partly = prepared([{**plain, "verified": {"SFT": True}}, {**plain, "verified": {"SFT": False, "final": True}}])
+    assert partly["patterns"] == [("final passes where SFT fails", 1), ("all pass", 1)]
+
+
+@pytest.mark.parametrize(("sft", "base", "words"), [
+    (0.1, 0.2, "better than the SFT policy (+10.0 points [+5.0, +15.0]) and better than the base model (+20.0 points"),
+    (-0.1, 0.01, "worse than the SFT policy (-10.0 points [-15.0, -5.0]) and not distinguishable from the base model (+1.0 points"),
+    (None, 0.1, "final policy is better than the base model (+10.0 points"), (0.05, None, "not distinguishable from the SFT policy (+5.0 points")])
+def test_headline_of_a_measure_claims_what_its_intervals_allow(sft, base, words):
+    gains = {f"reward.x_gain_vs_{against}.{end}": value for against, mean in (("sft", sft), ("base", base)) if mean is not None
+             for end, value in around(mean).items()}
+    line = headline({"metrics": {**gains, "win_rate_vs_sft.mean": 0.6}, "measure": "reward.x", "arms": {"final": {"reward.x": 0.5}}})
+    assert words in line.replace("\u00a0", " ") and line.startswith("By reward (x) the final policy") and line.endswith("Rates: final 50.0%.")
 
 
 @pytest.mark.parametrize(("low", "high", "words"), [(0.52, 0.6, "better than"), (0.4, 0.49, "worse than"), (0.45, 0.55, "not distinguishable")])

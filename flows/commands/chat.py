@@ -1,0 +1,287 @@
+"""`ratchet chat`: a conversation with one or several models in the terminal, side by side where it is wide enough."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from components.errors import RatchetError, RecipeError, nearest
+from flows.commands.options import OUT, Home
+
+if TYPE_CHECKING:
+    from components.conversation import Answer, Conversation, Settings
+
+COLUMN, REFRESH = 38, 0.05
+"""Narrowest column in characters; seconds between two refreshes of the screen."""
+COLOURS = ("cyan", "green", "magenta", "yellow", "blue")
+HELP = """\
+/reset            forget the conversation
+/temperature 0.7  0 always takes the likeliest token
+/tokens 128       the most tokens of an answer
+/system TEXT      instructions before the conversation; without TEXT, none
+/help             this list
+/quit             or Ctrl-D
+Ctrl-C stops the answers; the conversation goes on."""
+
+
+class Chat:
+    """Models by title, the settings they share, and the screen. `seed` None draws a new one for each question."""
+
+    def __init__(self, models: Mapping[str, Conversation], settings: Settings, console: Any, seed: int | None = None) -> None:
+        self.models, self.settings, self.console, self.seed = models, settings, console, seed
+        self.turn = 0
+
+    def ask(self, question: str) -> dict[str, Answer]:
+        """Every model's answer, shown as it is written: side by side, or one after the other on a narrow screen. Ctrl-C stops them all."""
+        from components.conversation import Answer
+
+        seed = secrets.randbits(31) if self.seed is None else self.seed + self.turn
+        self.turn += 1
+        answers = {title: Answer() for title in self.models}
+        together = self.console.is_terminal and self.console.width >= COLUMN * len(answers)
+        streams = {title: model.answer(question, self.settings, seed) for title, model in self.models.items()}
+        with _stoppable() as stopped:
+            for titles in [list(answers)] if together else [[title] for title in answers]:
+                with self._screen(lambda titles=titles: self._layout({title: answers[title] for title in titles})) as refresh:
+                    while (waiting := [title for title in titles if not answers[title].stop]) and not stopped():
+                        for title in waiting:
+                            answers[title] = next(streams[title])
+                        refresh()
+                    for title in waiting:
+                        streams[title].close()
+                        answers[title].stop = "stopped"
+                if stopped():
+                    break
+        for answer in answers.values():
+            answer.stop = answer.stop or "stopped"  # before it began
+        return answers
+
+    @contextlib.contextmanager
+    def _screen(self, layout: Callable[[], Any]) -> Iterator[Callable[[], None]]:
+        """Inside, a call refreshes the screen, which holds as much of the end as fits; afterwards, everything stands there once."""
+        if not self.console.is_terminal:
+            yield lambda: None
+        else:
+            from rich.live import Live
+
+            last = float("-inf")
+
+            def refresh() -> None:
+                nonlocal last
+                if time.monotonic() - last > REFRESH:
+                    live.update(_Tail(layout()), refresh=True)
+                    last = time.monotonic()
+
+            with Live(console=self.console, auto_refresh=False, transient=True) as live:
+                yield refresh
+        self.console.print(layout())
+        if self.console.is_terminal or len(self.models) > 1:
+            self.console.print()
+
+    def _layout(self, answers: Mapping[str, Answer]) -> Any:
+        """A column a model: its title when there are several, the answer, how it ended."""
+        from rich.table import Table
+
+        table = Table.grid(padding=(0, 3, 0, 0), expand=self.console.is_terminal)
+        for _ in answers:
+            table.add_column(ratio=1, overflow="fold")
+        if len(self.models) > 1:
+            table.add_row(*map(self._title, answers))
+        table.add_row(*(_cell(answer) for answer in answers.values()))
+        return table
+
+    def _title(self, title: str) -> Any:
+        from rich.text import Text
+
+        return Text(printable(title), style=f"bold {COLOURS[list(self.models).index(title) % len(COLOURS)]}")
+
+    def banner(self, paths: Mapping[str, Path]) -> Any:
+        """Every model's title and directory."""
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table.grid(padding=(0, 2, 0, 0))
+        for title, path in paths.items():
+            table.add_row(self._title(title), Text(printable(str(path)), style="dim", overflow="fold"))
+        return table
+
+    def command(self, line: str) -> bool:
+        """Carry out a line that begins with `/`; False when it ends the program. Raises `RecipeError` for one that cannot be."""
+        word, _, value = line[1:].strip().partition(" ")
+        value = value.strip()
+        if word in ("quit", "exit"):
+            return False
+        if word == "help":
+            self.console.print(HELP, highlight=False, markup=False)
+        elif word == "reset":
+            for model in self.models.values():
+                model.history = []
+            self.turn = 0
+            self._say("the conversation is forgotten")
+        elif word == "system":
+            self.settings.system = value
+            self._say(f"system: {value}" if value else "no system message")
+        elif word in ("temperature", "tokens"):
+            if value:
+                setattr(self.settings, word, _number(word, value))
+            self._say(f"{word} {getattr(self.settings, word)}")
+        else:
+            known = ("reset", "temperature", "tokens", "system", "help", "quit")
+            raise RecipeError(f"unknown command {word!r}{nearest(word, known)}; /help lists the commands")
+        return True
+
+    def _say(self, text: str) -> None:
+        self.console.print(printable(text), style="dim", highlight=False, markup=False)
+
+    def converse(self) -> None:
+        """Read questions and commands until the end of input."""
+        from rich.text import Text
+
+        typed = sys.stdin.isatty()
+        while True:
+            try:
+                line = input("> " if typed else "").strip()
+                if line and not line.startswith("/"):
+                    self.ask(line)
+                elif line and not self.command(line):
+                    return
+            except KeyboardInterrupt:
+                self.console.print()
+                self._say("Ctrl-D ends")
+            except EOFError:
+                self.console.print()
+                return
+            except RatchetError as error:
+                self.console.print(Text(printable(f"error: {error}"), style="red"))
+
+
+def _cell(answer: Answer) -> Any:
+    from rich.text import Text
+
+    text = printable(answer.text.strip()) or ("(empty)" if answer.stop == "end" else "")
+    note = Text(printable(f"({answer.note})"), style="red" if answer.error else "dim italic") if answer.note else Text()
+    return Text("\n" if text and answer.note else "").join([Text(text, style="" if answer.text.strip() else "dim"), note])
+
+
+class _Tail:
+    """The last lines of something that may be higher than the screen."""
+
+    def __init__(self, whole: Any) -> None:
+        self.whole = whole
+
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+        from rich.segment import Segment
+
+        for line in console.render_lines(self.whole, options, pad=False)[-(console.height - 1):]:
+            yield from line
+            yield Segment.line()
+
+
+def printable(text: str) -> str:
+    """The text with control characters as their pictures (␛): a model's answer must not steer the terminal."""
+    return "".join(chr(0x2400 + ord(c)) if ord(c) < 32 and c not in "\n\t" else "\u2421" if 127 <= ord(c) < 160 else c for c in text)
+
+
+@contextlib.contextmanager
+def _stoppable() -> Iterator[Callable[[], bool]]:
+    """Inside, Ctrl-C only makes the given function true, and keys are not echoed into the answers."""
+    pressed = []
+    before = signal.signal(signal.SIGINT, lambda *_: pressed.append(True))
+    try:
+        with _no_echo():
+            yield lambda: bool(pressed)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def _no_echo() -> Iterator[None]:
+    if not sys.stdin.isatty():
+        yield
+        return
+    import termios
+
+    terminal = sys.stdin.fileno()
+    before = termios.tcgetattr(terminal)
+    silent = list(before)
+    silent[3] &= ~termios.ECHO
+    termios.tcsetattr(terminal, termios.TCSADRAIN, silent)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+
+
+def _number(name: str, text: str) -> float | int:
+    least: float = 1 if name == "tokens" else 0.0
+    try:
+        value = type(least)(text)
+    except ValueError:
+        value = -1
+    if not least <= value < float("inf"):
+        raise RecipeError(f"/{name}: expected a number of at least {least}, got {text!r}")
+    return value
+
+
+def titled(models: Sequence[str], home: Path) -> dict[str, Path]:
+    """Title -> directory of every model named; where titles meet, each says where it comes from."""
+    from tasks.weights import weights_of
+
+    opened = [(name, weights_of(name, home)) for name in dict.fromkeys(models)]
+    titles = [title for _, found in opened for title in found]
+    return {title if titles.count(title) == 1 else f"{name} {title}" if len(found) > 1 else name: path
+            for name, found in opened for title, path in found.items()}
+
+
+def chat(models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="A registered name, name:version or name@alias, a run (its base, "
+                                                     "SFT and final model), a stage's directory or any Hugging Face directory.")],
+         home: Home = OUT,
+         once: Annotated[str | None, typer.Option(help="Print one answer a model to this message and exit.")] = None,
+         as_json: Annotated[bool, typer.Option("--json", help="With --once: the answers as JSON.")] = False,
+         system: Annotated[str, typer.Option(help="Instructions before the conversation.")] = "",
+         temperature: Annotated[float, typer.Option(min=0.0, help="0 always takes the likeliest token.")] = 0.7,
+         tokens: Annotated[int, typer.Option(min=1, help="The most tokens of an answer.")] = 256,
+         seed: Annotated[int | None, typer.Option(min=0, help="The same seed gives the same answers; else each question draws one.")] = None) -> None:
+    """Talk to one or several models, side by side."""
+    if as_json and once is None:
+        raise RecipeError("--json writes the answers to one message; add --once TEXT")
+    paths = titled(models, home)
+    from tasks.launch import environment
+
+    for variable, value in {"TOKENIZERS_PARALLELISM": "false", **environment()}.items():  # torch and tokenizers read them as they load
+        os.environ.setdefault(variable, value)
+    from rich.text import Text
+    from transformers.utils import logging
+
+    from components.conversation import Conversation, Settings
+    from flows.display import open_console
+
+    logging.disable_progress_bar()
+    console = open_console(quiet=as_json)
+    with console.status("loading") if console.is_terminal else contextlib.nullcontext():
+        opened = {title: Conversation(path) for title, path in paths.items()}
+    session = Chat(opened, Settings(temperature, tokens, system), console, secrets.randbits(31) if once and seed is None else seed)
+    if once is not None:
+        answers = session.ask(once)
+        if as_json:
+            typer.echo(json.dumps({"prompt": once, "seed": session.seed, "answers": [
+                {"model": title, "path": str(paths[title]), "text": answer.text, "tokens": len(answer.tokens), "stop": answer.stop,
+                 **({"error": answer.error} if answer.error else {})} for title, answer in answers.items()]}, ensure_ascii=False))
+        if any(answer.error for answer in answers.values()):
+            raise typer.Exit(1)
+        return
+    console.print(session.banner(paths))
+    console.print(Text("/help lists the commands, Ctrl-C stops an answer, Ctrl-D ends", style="dim"))
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401 (`input` edits lines and keeps a history with it)
+    session.converse()

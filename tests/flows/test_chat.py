@@ -1,0 +1,166 @@
+"""`ratchet chat`: one message and an exit, and a person at a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import re
+import select
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from components.errors import RecipeError
+from flows.cli import app
+from flows.commands.chat import printable, titled
+
+ROOT = Path(__file__).resolve().parents[2]
+COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+def ratchet(*arguments: str, code: int = 0) -> str:
+    done = CliRunner().invoke(app, ["chat", *arguments])
+    if done.exception and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+def test_once_prints_one_answer_a_model_and_the_seed_decides_it(tiny_model: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.symlink_to(tiny_model)
+    ask = (str(tiny_model), str(other), "--once", "hi", "--seed", "3", "--tokens", "3", "--temperature", "2")
+    printed = ratchet(*ask)
+    first, second = printed.strip().split("\n\n")
+    assert first.split("\n")[0] == tiny_model.name and second.split("\n")[0] == "other"
+    assert first.split("\n")[1:] == second.split("\n")[1:] and first.endswith("(cut at 3 tokens)")
+    assert ratchet(*ask) == printed != ratchet(*(word if word != "3" else "5" for word in ask))
+
+
+def test_once_as_json(tiny_model: Path) -> None:
+    made = json.loads(ratchet(str(tiny_model), "--once", "What is 3 + 4?", "--json", "--temperature", "0", "--seed", "1"))
+    assert made["prompt"] == "What is 3 + 4?" and made["seed"] == 1
+    [answer] = made["answers"]
+    assert answer["model"] == tiny_model.name and answer["stop"] == "end" and answer["text"].isdigit()
+    with pytest.raises(RecipeError, match="add --once"):
+        ratchet(str(tiny_model), "--json")
+
+
+def test_models_of_one_name_are_titled_by_what_was_given(tmp_path: Path) -> None:
+    for folder in ("a/model", "b/model", "c"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "config.json").write_text("{}")
+    given = [str(tmp_path / folder) for folder in ("a/model", "b/model", "c")]
+    assert list(titled(given, tmp_path)) == [given[0], given[1], "c"]
+
+
+def test_control_characters_do_not_reach_the_terminal() -> None:
+    assert printable("a\x1b[2J\x07\x9b\r\nb\tc é🙂") == "a␛[2J␇␡␍\nb\tc é🙂"
+
+
+class Terminal:
+    """`ratchet chat` on a pseudo-terminal of so many columns."""
+
+    def __init__(self, columns: int, *arguments: str) -> None:
+        self.seen, self.at = "", 0
+        self.pid, self.file = pty.fork()
+        if self.pid == 0:
+            os.chdir(ROOT)
+            env = {**os.environ, "TERM": "xterm-256color", "PYTHONPATH": str(ROOT)}  # not C's own, to which readline adds COLUMNS
+            os.execve(sys.executable, [sys.executable, "-m", "flows.cli", "chat", *arguments], {k: v for k, v in env.items() if k != "NO_COLOR"})
+        termios.tcsetwinsize(self.file, (24, columns))  # before the program, which loads torch first, asks for it
+
+    def expect(self, text: str, seconds: float = 300) -> str:
+        """What came until `text`, without colours."""
+        end = time.monotonic() + seconds
+        while True:
+            plain = COLOURS.sub("", self.seen).replace("\r", "")
+            if text in plain[self.at:]:
+                found = plain[self.at: plain.index(text, self.at) + len(text)]
+                self.at += len(found)
+                return found
+            assert time.monotonic() < end, f"no {text!r} in {plain[self.at:]!r}"
+            if select.select([self.file], [], [], 1)[0]:
+                try:
+                    self.seen += os.read(self.file, 65536).decode(errors="replace")
+                except OSError:  # the program has ended
+                    assert text in plain[self.at:], f"it ended without {text!r}: {plain[self.at:]!r}"
+
+    def rest(self) -> str:
+        """What comes until the program ends, without colours."""
+        with contextlib.suppress(AssertionError):
+            self.expect("\0")
+        return COLOURS.sub("", self.seen).replace("\r", "")
+
+    def type(self, keys: str) -> None:
+        os.write(self.file, keys.encode())
+
+    def code(self) -> int:
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+@pytest.fixture
+def terminal(tiny_model: Path) -> Iterator[Terminal]:
+    made = Terminal(100, str(tiny_model), "--temperature", "0", "--seed", "1")
+    yield made
+    os.close(made.file)
+
+
+def test_person_asks_sets_and_leaves(terminal: Terminal) -> None:
+    terminal.expect("Ctrl-D ends")
+    terminal.expect("> ")
+    terminal.type("What is 3 + 5\x7f4?\r")  # with a key corrected
+    terminal.expect("7")
+    terminal.expect("> ")
+    terminal.type("/tokens 2\r/tokens x\r/temprature\rhi\r")
+    terminal.expect("tokens 2")
+    terminal.expect("expected a number of at least 1, got 'x'")
+    terminal.expect("did you mean 'temperature'")
+    terminal.expect("(cut at 2 tokens)")
+    terminal.expect("> ")
+    terminal.type("\x03")
+    terminal.expect("Ctrl-D ends")
+    terminal.type("/reset\r")
+    terminal.expect("the conversation is forgotten")
+    terminal.expect("> ")
+    terminal.type("\x04")
+    assert terminal.code() == 0
+
+
+def test_ctrl_c_stops_the_answer_and_the_next_question_is_answered(tiny_model: Path, tmp_path: Path) -> None:
+    long = tmp_path / "long"
+    long.mkdir()
+    for file in tiny_model.iterdir():
+        (long / file.name).symlink_to(file)
+    (long / "config.json").unlink()
+    config = json.loads((tiny_model / "config.json").read_text())
+    (long / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 100_000}))
+    person = Terminal(100, str(long), "--temperature", "50", "--tokens", "50000", "--seed", "1")  # which hardly ever draws the stop token
+    person.expect("> ")
+    person.type("hi\r")
+    time.sleep(1)
+    person.type("\x03")
+    person.expect("(stopped)")
+    person.expect("> ")
+    person.type("/temperature 0\r/tokens 30\r/reset\rWhat is 3 + 4?\r")
+    person.expect("forgotten")
+    person.expect("7")
+    person.type("/quit\r")
+    assert person.code() == 0
+    os.close(person.file)
+
+
+@pytest.mark.parametrize(("columns", "titles"), [(120, r"{0} +twin"), (60, r"{0}\s+7\s+twin")])
+def test_answers_stand_side_by_side_where_the_terminal_is_wide_enough(columns: int, titles: str, tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "twin").symlink_to(tiny_model)
+    person = Terminal(columns, str(tiny_model), str(tmp_path / "twin"), "--temperature", "0", "--once", "What is 3 + 4?")
+    screen = person.rest()
+    assert re.search(titles.format(re.escape(tiny_model.name)), screen) and screen.count("7") >= 2
+    assert person.code() == 0

@@ -1,0 +1,86 @@
+"""Names of models: directories, runs, registered versions."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from components.errors import RecipeError, StoreError
+from components.types import Artifact
+from tasks.registry import register
+from tasks.weights import weights_of
+
+
+@pytest.fixture
+def model(publish, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+    def make(stage: str, inputs: dict[str, Artifact] | None = None, architecture: str = "LlamaForCausalLM") -> Artifact:
+        made = publish(stage, inputs)
+        (made.path / "config.json").write_text(json.dumps({"architectures": [architecture]}))
+        return made
+
+    return make
+
+
+def test_directory_is_itself(model, tmp_path: Path) -> None:
+    base = model("model_policy")
+    assert weights_of(str(base.path), tmp_path) == {base.path.name: base.path}
+
+
+def test_evaluated_run_opens_the_models_of_its_report(model, publish, run_of, tmp_path: Path) -> None:
+    base, data = model("model_policy"), publish("curated", kind="data")
+    sft = model("sft", {"policy": base})
+    first, final = model("optimise_1", {"policy": sft}), model("optimise_2", {"policy": sft})
+    report = publish("evaluate", {"base": base, "initial": sft, "policy": final, "data": data}, kind="report", results={})
+    run_of("whole", model_policy=base, curated=data, sft=sft, optimise_1=first, optimise_2=final, evaluate=report)
+    expected = {"base": base.path, "SFT": sft.path, "final": final.path}
+    assert weights_of("whole", tmp_path) == expected == weights_of(str(tmp_path / "runs" / "whole"), tmp_path)
+    assert list(weights_of("whole", tmp_path)) == ["base", "SFT", "final"]
+
+
+@pytest.mark.parametrize(("initial", "policy", "titles"), [("model_policy", "sft", ["base", "final"]), ("sft", "sft", ["base", "final"]),
+                                                           ("model_policy", "model_policy", ["base"])])
+def test_each_model_of_a_run_opens_once(initial: str, policy: str, titles: list[str], model, publish, run_of, tmp_path: Path) -> None:
+    made = {"model_policy": model("model_policy")}
+    made["sft"] = model("sft", {"policy": made["model_policy"]})
+    report = publish("evaluate", {"base": made["model_policy"], "initial": made[initial], "policy": made[policy]}, kind="report", results={})
+    run_of("short", **made, evaluate=report)
+    assert list(weights_of("short", tmp_path)) == titles
+
+
+def test_run_before_its_evaluation_opens_what_it_has(model, run_of, tmp_path: Path) -> None:
+    base = model("model_policy")
+    run_of("begun", model_policy=base)
+    assert weights_of("begun", tmp_path) == {"base": base.path}
+    run_of("empty")
+    with pytest.raises(RecipeError, match="run empty has no model yet"):
+        weights_of("empty", tmp_path)
+
+
+def test_registered_version_is_in_the_store_and_afterwards_in_the_registry(model, tmp_path: Path) -> None:
+    made = model("sft")
+    version = register(made.path, "policy", lineage={"data": {}}, home=tmp_path)
+    assert weights_of("policy", tmp_path) == weights_of(f"policy:{version}", tmp_path) == {"policy:1": made.path}
+    text = (made.path / "model.safetensors").read_text()
+    shutil.rmtree(made.path)
+    assert (weights_of("policy", tmp_path)["policy:1"] / "model.safetensors").read_text() == text
+
+
+def test_external_version_whose_store_is_gone_names_the_remedy(model, tmp_path: Path) -> None:
+    made = model("sft")
+    register(made.path, "policy", lineage={"data": {}}, external=True, home=tmp_path)
+    shutil.rmtree(made.path)
+    with pytest.raises(StoreError, match="ratchet reproduce policy:1"):
+        weights_of("policy", tmp_path)
+
+
+def test_what_is_no_language_model_is_refused_by_its_kind(model, publish, run_of, tmp_path: Path) -> None:
+    run_of("chat-1")
+    for name, says in ((str(model("reward", architecture="LlamaForSequenceClassification").path), "is a reward model"),
+                       (str(publish("curated", kind="data").path), "its stage made data"), ("chat-2", "did you mean 'chat-1'")):
+        with pytest.raises(RecipeError, match=says):
+            weights_of(name, tmp_path)
