@@ -37,7 +37,7 @@ def check(recipe: Recipe, rounds: Mapping[str, Online]) -> None:
     if recipe.sft:
         _check_fit(recipe.sft.fit, set(), "sft.fit")
     if recipe.reward:
-        _check_reward(recipe.reward)
+        _check_reward(recipe.reward, recipe.demonstrate)
     for where, section in {"offline": recipe.offline, "online": recipe.online, **rounds}.items():
         if section is not None:
             _check_section(section, known, where)
@@ -122,7 +122,15 @@ def _check_demonstrate(recipe: Recipe, section: Demonstrate) -> None:
                               f"got {wanted.data!r} and {wanted.validation!r}")
 
 
-def _check_reward(reward: Reward) -> None:
+def _check_reward(reward: Reward, demonstrate: Demonstrate | None) -> None:
+    pieces = [spec["name"] for spec in demonstrate.reward] if demonstrate else []
+    if reward.certificate.get("min_contrast_accuracy") is not None and "contrast" not in pieces:
+        raise RecipeError(f"reward.certificate.min_contrast_accuracy: nothing makes contrast pairs; add {{name: contrast}} to demonstrate.reward "
+                          f"(now {pieces}), or leave the limit out")
+    if reward.certificate.get("best_of_n_rises") and (not demonstrate or demonstrate.rollout.get("responses_per_prompt", 1) < 2):
+        raise RecipeError("reward.certificate.best_of_n_rises: best of n is measured on the verified answers of a `demonstrate` section; expected "
+                          "one with rollout.responses_per_prompt of at least 2, " +
+                          (f"got {demonstrate.rollout.get('responses_per_prompt', 1)}" if demonstrate else "got none") + ". Set it, or leave the limit out")
     probed = reward.linear_probe
     _check_fit(reward.fit, {"margin"}, "reward.fit", role="judge", untrained=probed)
     if not probed or reward.fit.epochs:

@@ -95,9 +95,10 @@ def plan(recipe: Recipe, profile: Profile) -> dict[str, Stage]:
     judges: dict[str, str] = {}
     if recipe.reward:
         for member, name in enumerate(recipe.reward.judges):
-            options = {**plain(recipe.reward), "member": member}
+            options = {**plain(recipe.reward), "member": member, **({"verified_by": plain(recipe.demonstrate.annotate)} if recipe.demonstrate else {})}
             judges[name] = add(f"reward_{name}" if recipe.reward.members > 1 else "reward", "reward", "weights", options,
-                               {"policy": initial, "data": examples}, _fit_pieces(recipe.reward.fit))
+                               {"policy": initial, "data": examples, **({"answers": "demonstrated"} if recipe.demonstrate else {})},
+                               _fit_pieces(recipe.reward.fit))
     gold: dict[str, str] = {}
     if recipe.evaluate and recipe.evaluate.gold:
         add("gold", "gold", "weights", {}, {"encoder": "model_encoder", "data": data})

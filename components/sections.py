@@ -85,6 +85,8 @@ class Limits(TypedDict, total=False):
     """Of a reward model's certificate (`components/evaluation/certificate.py`); null: none."""
 
     min_accuracy: float | None
+    min_contrast_accuracy: float | None
+    best_of_n_rises: bool | None
     min_pairs: int | None
     max_ties: float | None
     max_calibration_error: float | None

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 
 from components.data.pins import pinned
 from components.errors import ContractError, DamageError, redacted
+from components.evaluation.certificate import require
+from components.piece import describe
 from components.plan import Stage, plan
 from components.recipe import dump, load, reread
 from components.run import as_request
@@ -102,6 +104,8 @@ class Pipeline:
             self._tell("finished", stage, artifact, reused=True, seconds=0.0)
             return artifact
         inputs = {k: self.artifact(v) for k, v in stage.inputs.items()}
+        if stage.does == "rollout":
+            self._require_certificates(self.stages[f"annotate_{stage.round}"])
         started = time.monotonic()
         try:
             artifact, ours = (self._made_elsewhere(stage), True) if stage.does in self.elsewhere else self._made_here(stage, inputs)
@@ -110,6 +114,14 @@ class Pipeline:
             raise
         self._tell("finished", stage, artifact, reused=not ours, seconds=time.monotonic() - started if ours else 0.0)
         return artifact
+
+    def _require_certificates(self, scoring: Stage) -> None:
+        """Refuse a reward model without a passed certificate before answers are sampled for it to score."""
+        for spec in scoring.options["annotate"]:
+            for model in describe("annotate", spec["name"]).named("models", spec):
+                source = self.stages.get(scoring.inputs.get(model, ""))
+                if source is not None and source.does == "reward":
+                    require(self.artifact(source.name).meta.get("certificate"), f"the reward model {model!r}")
 
     def _made_here(self, stage: Stage, inputs: Mapping[str, Artifact]) -> tuple[Artifact, bool]:
         """The product, and whether we made it: another run may have, while we waited for the lock."""

@@ -1,6 +1,7 @@
 """The reward model's certificate: how often it is right, how sure it should be, and how much it merely counts words.
 
-Made once from a model read back from disk, on pairs it never saw; a loop refuses a reward model without a passed one.
+Made once from a model read back from disk, on pairs it never saw; a loop refuses a reward model without a passed one. It passes
+only if the low end of the interval of its accuracy is above chance.
 Pairs share conversations, so intervals count at most half as many trials as there are distinct ones: wider than the number
 of pairs suggests, and honest.
 """
@@ -18,8 +19,11 @@ from components.errors import ContractError, DataError, RecipeError, nearest
 from components.evaluation.bootstrap import Interval, wilson
 from components.types import Group
 
+CHANCE = 0.5
 LIMITS: dict[str, float | None] = {
-    "min_accuracy": 0.5,           # held-out share right, ties half
+    "min_accuracy": CHANCE,        # below the low end of the held-out accuracy (ties half), and never under chance; None: not required
+    "min_contrast_accuracy": None, # below the low end of the accuracy on contrast pairs
+    "best_of_n_rises": None,       # True: the low end of the rise of the true rate from n = 1 to the largest n is above 0
     "min_pairs": 1,
     "max_ties": 0.05,              # share of pairs with exactly equal scores
     "max_calibration_error": None,
@@ -35,7 +39,8 @@ MATCHED = 0.1
 @dataclass(frozen=True)
 class Certificate:
     """Everything measured, and the verdict. Shares in 0..1; `reliability` is a list of bins. `cross_validated` is of the linear
-    probe the model began as, over the pairs it was trained on, each topic judged by a fit to the others. `notes` say what its
+    probe the model began as, over the pairs it was trained on, each topic judged by a fit to the others. `by_kind` is the accuracy by
+    kind of pair (`contrast`, `pass_fail`), `best_of_n` what `components/evaluation/best_of_n.py` returns. `notes` say what its
     users must know although it passed."""
 
     passed: bool
@@ -44,6 +49,8 @@ class Certificate:
     pairs: int
     conversations: int
     accuracy: Interval
+    by_kind: dict[str, Interval]
+    best_of_n: dict[str, Any] | None
     cross_validated: Interval | None
     ties: float
     brier: float
@@ -60,6 +67,7 @@ class Certificate:
 
 def certify(*, scores: Sequence[Sequence[float]], lengths: Sequence[Sequence[float]], trained: Sequence[Sequence[float]],
             alone: Sequence[Sequence[float]], conversations: int | None = None, cross_validated: Interval | None = None,
+            by_kind: Mapping[str, Interval] | None = None, best_of_n: Mapping[str, Any] | None = None,
             padding_side: str | None = None, padding_difference: Mapping[str, float] | None = None,
             limits: Mapping[str, float | None] | None = None) -> dict[str, Any]:
     """The certificate, as JSON takes it, from (chosen, rejected) scores (N,2) and lengths (N,2) of held-out pairs.
@@ -85,6 +93,8 @@ def certify(*, scores: Sequence[Sequence[float]], lengths: Sequence[Sequence[flo
         "pairs": len(pairs),
         "conversations": conversations,
         "accuracy": accuracy(deltas, trials),
+        "by_kind": dict(by_kind or {}),
+        "best_of_n": best_of_n and dict(best_of_n),
         "cross_validated": cross_validated,
         "ties": float((deltas == 0).mean()),
         "brier": float(np.mean((1 - _sigmoid(deltas)) ** 2)),
@@ -99,6 +109,8 @@ def certify(*, scores: Sequence[Sequence[float]], lengths: Sequence[Sequence[flo
             side: worst if math.isfinite(worst) else math.inf for side, worst in padding_difference.items()},
     }
     padded, notes = _padding(measured, bounds)
+    if bounds["min_accuracy"] is None:
+        notes.append("accuracy was not required (`min_accuracy: null`); nothing shows that this reward model is better than chance")
     reasons = _failures(measured, bounds) + padded
     return asdict(Certificate(passed=not reasons, reasons=reasons, notes=notes, limits=bounds, **measured))
 
@@ -120,6 +132,16 @@ def conversations_of(pairs: Sequence[Group]) -> int:
     return len({side.meta.get("conversation") or tuple(m["content"].strip() for m in (*pair.prompt.messages, *side.messages)
                                                        if m["role"] in ("user", "assistant"))[:2]
                 for pair in pairs for side in pair.trajectories})
+
+
+def accuracy_by_kind(scores: Sequence[Sequence[float]], pairs: Sequence[Group]) -> dict[str, Interval]:
+    """Accuracy on the pairs of each kind that the prompts' `meta["pair"]["kind"]` names."""
+    deltas, kinds = np.diff(np.asarray(scores, dtype=float))[:, 0] * -1, [pair.prompt.meta.get("pair", {}).get("kind") for pair in pairs]
+    found = {}
+    for kind in sorted({kind for kind in kinds if kind}):
+        rows = [i for i, own in enumerate(kinds) if own == kind]
+        found[kind] = accuracy(deltas[rows], independent(len(rows), conversations_of([pairs[i] for i in rows])))
+    return found
 
 
 def independent(pairs: int, conversations: int) -> int:
@@ -197,7 +219,6 @@ def _logistic(deltas: np.ndarray, gaps: np.ndarray) -> tuple[float, float]:
 
 def _failures(measured: Mapping[str, Any], bounds: Mapping[str, float | None]) -> list[str]:
     checks = [
-        ("held-out accuracy", measured["accuracy"]["mean"], bounds["min_accuracy"], "at least"),
         ("held-out pairs", measured["pairs"], bounds["min_pairs"], "at least"),
         ("share of tied pairs", measured["ties"], bounds["max_ties"], "at most"),
         ("calibration error", measured["calibration_error"], bounds["max_calibration_error"], "at most"),
@@ -205,8 +226,22 @@ def _failures(measured: Mapping[str, Any], bounds: Mapping[str, float | None]) -
         ("difference after reading back", measured["reload_difference"], bounds["reload_tolerance"], "at most"),
         ("difference alone against in a batch", measured["batch_difference"], bounds["batch_tolerance"], "at most"),
     ]
-    return [f"{what} is {got:.4g}, expected {how} {bound:g}" for what, got, bound, how in checks
-            if bound is not None and (got < bound if how == "at least" else got > bound)]
+    return _uncertain(measured, bounds) + [f"{what} is {got:.4g}, expected {how} {bound:g}" for what, got, bound, how in checks
+                                           if bound is not None and (got < bound if how == "at least" else got > bound)]
+
+
+def _uncertain(measured: Mapping[str, Any], bounds: Mapping[str, float | None]) -> list[str]:
+    """A reason for each interval whose low end is not above its bound."""
+    rises = measured["best_of_n"] and measured["best_of_n"]["rises"]
+    floor = bounds["min_accuracy"]
+    checks: list[tuple[str, Interval | None, float | None, str]] = [
+        ("held-out accuracy", measured["accuracy"], floor if floor is None else max(floor, CHANCE), "the floor" if (floor or 0) > CHANCE else "chance"),
+        ("accuracy on contrast pairs", measured["by_kind"].get("contrast"), bounds["min_contrast_accuracy"], "`min_contrast_accuracy`"),
+        ("rise of the true rate from the best of 1 to the best of all answers", rises, 0.0 if bounds["best_of_n_rises"] else None, "none"),
+    ]
+    return [f"{what} was not measured, expected above {bound:.1%}" if found is None else
+            f"{what} is {found['mean']:.1%} [{found['low']:.1%}, {found['high']:.1%}]; expected the low end of its interval above {bound:.1%} ({name})"
+            for what, found, bound, name in checks if bound is not None and (found is None or not found["low"] > bound)]
 
 
 def _padding(measured: Mapping[str, Any], bounds: Mapping[str, float | None]) -> tuple[list[str], list[str]]:

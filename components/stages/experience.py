@@ -150,9 +150,8 @@ class Engines(Mapping[str, Any]):
 def engine(job: Job, name: str, *, certified: bool = True) -> Engine:
     """The engine of a model input; a reward model without a passed certificate is refused."""
     profile, artifact = job.options["profile"], job.inputs[name]
-    judge = name.startswith("judge")
-    if judge or is_reward_model(artifact.path):
-        if judge or certified:
+    if is_reward_model(artifact.path):
+        if certified:
             require(artifact.meta.get("certificate"), f"the reward model {name!r}")
         return engine_of(profile, artifact.path, "reward")
     kind = "policy_with_value" if (artifact.path / VALUE_HEAD).exists() else "policy"

@@ -12,21 +12,25 @@ import numpy as np
 import torch
 
 from components import progress, ranks
+from components.data.groups import read_groups
 from components.engines.torch import TorchEngine
 from components.evaluation import plots
+from components.evaluation.best_of_n import best_of_n
 from components.evaluation.bootstrap import Interval
-from components.evaluation.certificate import certify, conversations_of, independent, share
+from components.evaluation.certificate import accuracy_by_kind, certify, conversations_of, independent, share
 from components.linear import bradley_terry, choose_penalty, topics_of
+from components.loop import reward_columns
 from components.models.forward import reward_states
 from components.models.load import load_tokenizer, new_reward, save_model
 from components.models.reward import MeanReward
 from components.packing import pack
+from components.rewards.reward_model import judged
 from components.run import Job
 from components.stages.probe import RELOAD_TOLERANCE
 from components.stages.train import encoded, learn
 from components.store import write_atomic
 from components.trainer import steps_planned
-from components.types import Group, Trajectory
+from components.types import Context, Group, Trajectory
 
 PENALTIES = (1.0, 3.0, 10.0, 30.0, 100.0)
 AGAIN = 8
@@ -42,9 +46,10 @@ def reward(job: Job) -> dict[str, Any]:
     held_out, more = encoded(job.path("data") / f"{options['validation']}.parquet", tokenizer, options["max_tokens"],
                              options["limit_validation"])
     counts |= {f"validation {what}": number for what, number in more.items()}
+    answers, truth = verified_answers(job)
     if not steps_planned(len(pairs), options["fit"]):  # else the fit tells its steps
         read = texts_of(held_out)[0] + (texts_of(pairs)[0] if options["linear_probe"] else [])
-        progress.expect("texts", sum(len(family.trajectories) for family in read) + 2 * len(held_out[:AGAIN]))
+        progress.expect("texts", sum(len(family.trajectories) for family in [*read, *answers]) + 2 * len(held_out[:AGAIN]))
     start, probe = ranks.once(lambda: begin(job, pairs, tokenizer, seed))
     members = dataclasses.replace(job, options={**options, "seed": seed})
     profile, trained, padding = options["profile"], list[list[float]](), dict[str, Any]()
@@ -55,11 +60,19 @@ def reward(job: Job) -> dict[str, Any]:
     crossed = None if right is None else share(right, independent(len(pairs), conversations_of(pairs)))
     limits = {"reload_tolerance": RELOAD_TOLERANCE[profile["precision"]], **options["certificate"]}
     certificate = ranks.once(lambda: examine(job.work.product, held_out, trained, limits, threads=profile["threads"], cross_validated=crossed,
-                                             **padding))
+                                             answers=answers, truth=truth, **padding))
     if ranks.first():
         write_atomic(job.work.product / "certificate.json", json.dumps(certificate, indent=1))
         plots.certificate(certificate, job.work.product / "plots")
     return {"counts": counts, "linear_probe": probe, **summary, "certificate": certificate}
+
+
+def verified_answers(job: Job) -> tuple[list[Group], str]:
+    """The base model's answers on the validation split of the demonstrations, and the column that holds their true values (the last
+    reward that was written). No answers where nothing was demonstrated or verified, or each prompt was answered once."""
+    truth = (reward_columns(job.options.get("verified_by", ())) or [""])[-1]
+    groups = read_groups(job.path("answers") / "answers_validation.parquet") if "answers" in job.inputs and truth else []
+    return ([] if max((len(g.trajectories) for g in groups), default=0) < 2 else groups), truth
 
 
 def begin(job: Job, pairs: Sequence[Group], tokenizer: Any, seed: int) -> tuple[Path, dict[str, Any] | None]:
@@ -110,13 +123,16 @@ def texts_of(pairs: Sequence[Group]) -> tuple[list[Group], np.ndarray]:
 
 
 def examine(path: Path, pairs: Sequence[Group], trained: Sequence[Sequence[float]], limits: Any, *, threads: int | None,
-            cross_validated: Interval | None = None, **padding: Any) -> dict[str, Any]:
+            cross_validated: Interval | None = None, answers: Sequence[Group] = (), truth: str = "", **padding: Any) -> dict[str, Any]:
     """The certificate of a saved reward model on held-out pairs, read back from disk as the loop will read it. `trained` holds the
-    scores of the first of them by the model in memory that was saved, `padding` what `SavedReward.padding` found."""
+    scores of the first of them by the model in memory that was saved, `padding` what `SavedReward.padding` found. Best of n is
+    measured on `answers`, whose column `truth` a verifier wrote."""
     engine = TorchEngine(path, kind="reward", threads=threads)
     alone = [score(engine, [pair])[0] for pair in pairs[:AGAIN]]
     lengths = [[sum(t.mask) for t in pair.trajectories] for pair in pairs]
-    return certify(scores=score(engine, pairs), lengths=lengths, trained=trained, alone=alone, conversations=conversations_of(pairs),
+    scores = score(engine, pairs)
+    best = best_of_n(judged(answers, Context({"judge": engine}), "judge")[0], [g.columns[truth] for g in answers]) if answers else None
+    return certify(scores=scores, by_kind=accuracy_by_kind(scores, pairs), best_of_n=best, lengths=lengths, trained=trained, alone=alone, conversations=conversations_of(pairs),
                    cross_validated=cross_validated, limits=limits, **padding)
 
 

@@ -70,6 +70,6 @@ def soak(home: Home = OUT,
 
 SMALL = {  # a minute of work in all the stages that learn
     "online_dpo": ["reward.limit=64", "reward.limit_validation=24", "online.prompts_per_round=6", "online.fit.batch=2", "online.fit.save_every=1",
-                   "reward.fit.save_every=2", "evaluate.prompts=6", "reward.certificate.min_accuracy=0.0"],
+                   "reward.fit.save_every=2", "evaluate.prompts=6", "reward.certificate.min_accuracy=null"],
     "sft": ["sft.limit=96", "sft.fit.save_every=2", "evaluate.prompts=4"],
 }

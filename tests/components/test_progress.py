@@ -74,7 +74,7 @@ def test_what_took_minutes_in_silence_counts_to_its_end(fresh_home: Callable[[st
     """Curation, the linear probe, the stages of two rounds and the evaluation: each counts up, one unit, and does all that it expected."""
     monkeypatch.setattr(torch, "SCORE_TOKENS", 64)
     pipeline = Pipeline.open("online_dpo", home=fresh_home("home"), profile="test", overrides=[
-        "seed=7", "reward.limit=48", "reward.limit_validation=16", "reward.certificate.min_accuracy=0.0", "reward.fit.epochs=0",
+        "seed=7", "reward.limit=48", "reward.limit_validation=16", "reward.certificate.min_accuracy=null", "reward.fit.epochs=0",
         "reward.linear_probe=true", "online.rounds=2", "online.prompts_per_round=6", "online.watch={kl_prompts: 5}",
         "online.annotate=[{name: rewards.length}, {name: rewards.reward_model}]",
         "evaluate.prompts=5", "evaluate.perplexity_rows=3", "evaluate.metrics=[{name: rewards.length}]"])

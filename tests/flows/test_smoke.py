@@ -14,7 +14,7 @@ from tasks.pipeline import Pipeline
 
 SMALL = {  # of whatever sections a recipe has
     "sft": ["sft.limit=48"],
-    "reward": ["reward.limit=64", "reward.limit_validation=24", "reward.certificate.min_accuracy=0.0"],
+    "reward": ["reward.limit=64", "reward.limit_validation=24", "reward.certificate.min_accuracy=null"],
     "offline": ["offline.limit=32"],
     "online": ["online.rounds=2", "online.prompts_per_round=6"],
     "evaluate": ["evaluate.prompts=6"],

@@ -99,7 +99,7 @@ def alive(log: Path) -> list[int]:
 @needs_deepspeed
 @pytest.mark.slow
 @pytest.mark.parametrize(("recipe", "overrides", "stage"), [
-    ("reward_model", ["reward.limit=48", "reward.limit_validation=24", "reward.certificate.min_accuracy=0.0"], "reward"),
+    ("reward_model", ["reward.limit=48", "reward.limit_validation=24", "reward.certificate.min_accuracy=null"], "reward"),
     ("dpo", ["offline.limit=32"], "offline"),
     ("rlvr_grpo", ["online.rounds=3"], "improve"),
     ("ppo", ["online.rounds=2", "online.prompts_per_round=8"], "improve"),

@@ -12,12 +12,14 @@ from sklearn.metrics import brier_score_loss
 from components.errors import ContractError, DataError, RecipeError
 from components.evaluation.certificate import (
     accuracy,
+    accuracy_by_kind,
     calibration,
     certify,
     conversations_of,
     independent,
     length_bias,
     require,
+    share,
 )
 from components.types import Group, Prompt, Trajectory
 
@@ -42,7 +44,7 @@ def test_by_hand():
     brier = np.mean([(1 - expit(d)) ** 2 for d in (1, -1, 0, 3)])
     assert certificate["brier"] == pytest.approx(brier)
     assert certificate["brier"] == pytest.approx(brier_score_loss([1] * 4, expit([1, -1, 0, 3])))
-    assert not certificate["passed"] and "tied" in certificate["reasons"][0]
+    assert not certificate["passed"] and [reason.split(" is ")[0] for reason in certificate["reasons"]] == ["held-out accuracy", "share of tied pairs"]
     json.dumps(certificate)
 
 
@@ -87,7 +89,7 @@ def test_length_covariate_agrees_with_scikit_learn():
 
 
 def test_reload_and_batches_are_bounded():
-    scores = np.array([[2.0, 1], [3, 0], [1, 0]])
+    scores = np.array([[2.0, 1], [3, 0], [1, 0]] * 4)
     assert made(scores)["passed"]
     assert "reading back" in made(scores, trained=scores[:2] + 1e-3)["reasons"][0]
     assert "batch" in made(scores, alone=scores[:1] + 0.01)["reasons"][0]
@@ -96,7 +98,7 @@ def test_reload_and_batches_are_bounded():
 
 @pytest.mark.parametrize("wrong", [0.2, np.nan])
 def test_padding_fails_where_the_tokenizer_pads_and_is_noted_elsewhere(wrong):
-    scores = [[2.0, 1], [3, 0]]
+    scores = [[2.0, 1], [3, 0]] * 4
     whole = made(scores, padding_side="right", padding_difference={"left": 1e-6, "right": 1e-3})
     assert whole["passed"] and whole["notes"] == [] and whole["padding_difference"] == {"left": 1e-6, "right": 1e-3}
     noted = made(scores, padding_side="right", padding_difference={"left": wrong, "right": 0.0})
@@ -110,14 +112,14 @@ def test_padding_fails_where_the_tokenizer_pads_and_is_noted_elsewhere(wrong):
 
 
 def test_windows_of_one_conversation_do_not_narrow_the_interval():
-    """80 of 138 pairs of 117 conversations: Wilson's interval of 58 trials, [45.2, 69.8], and the same verdict."""
-    scores = [[1.0, 0]] * 80 + [[0, 1.0]] * 58
-    alone, clustered = made(scores, limits={"min_accuracy": 80 / 138}), made(scores, conversations=117, limits={"min_accuracy": 80 / 138})
-    assert alone["accuracy"]["n"] == 138 and (alone["accuracy"]["low"], alone["accuracy"]["high"]) == pytest.approx((0.4963, 0.6588), abs=1e-4)
-    assert clustered["accuracy"]["n"] == 58 and clustered["accuracy"]["mean"] == 80 / 138
-    assert (clustered["accuracy"]["low"], clustered["accuracy"]["high"]) == pytest.approx((0.4516, 0.6979), abs=1e-4)
+    """85 of 138 pairs of 117 conversations: Wilson's interval of 58 trials reaches below chance, that of 138 does not."""
+    scores = [[1.0, 0]] * 85 + [[0, 1.0]] * 53
+    alone, clustered = made(scores), made(scores, conversations=117)
+    assert alone["accuracy"]["n"] == 138 and (alone["accuracy"]["low"], alone["accuracy"]["high"]) == pytest.approx((0.5327, 0.6929), abs=1e-4)
+    assert clustered["accuracy"]["n"] == 58 and clustered["accuracy"]["mean"] == 85 / 138
+    assert (clustered["accuracy"]["low"], clustered["accuracy"]["high"]) == pytest.approx((0.4873, 0.7302), abs=1e-4)
     assert clustered["length"]["longer_preferred"]["n"] == clustered["length"]["controlled"]["n"] == 58
-    assert alone["passed"] and clustered["passed"] and clustered["conversations"] == 117
+    assert alone["passed"] and not clustered["passed"] and clustered["conversations"] == 117
     lengths = np.tile([10.0, 10.0], (138, 1))
     for near, trials in ((138, 58), (100, 58), (40, 40)):  # of pairs of like length, some; no more trials than they are
         lengths[near:] = [10.0, 20.0]
@@ -136,17 +138,51 @@ def test_conversations_are_told_by_their_name_or_by_how_they_open():
     assert conversations_of([Group(topic, tuple(named[:2])), Group(topic, tuple(named[2:]))]) == 3
 
 
-def test_limits_decide_and_are_spelt():
-    scores = [[1.0, 0], [1, 0], [0, 1], [1, 0]]
-    assert made(scores, limits={"min_accuracy": 0.75})["passed"]
-    assert not made(scores, limits={"min_accuracy": 0.76})["passed"]
-    assert not made(scores, limits={"min_pairs": 5})["passed"]
+def test_the_low_end_of_the_interval_decides_not_the_mean():
+    """16 of 20: 80 % [58.4 %, 91.9 %]."""
+    scores = [[1.0, 0]] * 16 + [[0, 1.0]] * 4
+    assert made(scores)["passed"] and made(scores, limits={"min_accuracy": 0.58})["passed"]
+    (reason,) = made(scores, limits={"min_accuracy": 0.59})["reasons"]
+    assert reason == "held-out accuracy is 80.0% [58.4%, 91.9%]; expected the low end of its interval above 59.0% (the floor)"
+    assert not made(scores, limits={"min_pairs": 21})["passed"]
     with pytest.raises(RecipeError, match="min_accuracy"):
         made(scores, limits={"min_acuracy": 0.7})
 
 
+@pytest.mark.parametrize("floor", [0.0, 0.5])
+def test_a_model_that_is_not_shown_to_beat_chance_fails_whatever_the_floor(floor):
+    coin = made([[1.0, 0]] * 15 + [[0, 1.0]] * 14, limits={"min_accuracy": floor})
+    assert not coin["passed"] and "expected the low end of its interval above 50.0% (chance)" in coin["reasons"][0]
+
+
+def test_a_recipe_that_does_not_require_accuracy_says_so_in_the_certificate():
+    waived = made([[0.0, 1]] * 4, limits={"min_accuracy": None})
+    assert waived["passed"] and "accuracy was not required" in waived["notes"][0]
+
+
+def test_contrast_pairs_and_best_of_n_have_limits_of_their_own():
+    scores, limits = [[1.0, 0]] * 20, {"min_contrast_accuracy": 0.5, "best_of_n_rises": True}
+    good, coin = share(0.8, 40), share(0.55, 40)
+    rising, flat = {"1": good, "8": good, "rises": good}, {"1": good, "8": good, "rises": {**good, "low": -0.01}}
+    assert made(scores, by_kind={"contrast": good, "pass_fail": coin}, best_of_n=rising, limits=limits)["passed"]
+    assert made(scores, by_kind={"contrast": coin}, best_of_n=flat)["passed"], "no limit, no reason"
+    assert "accuracy on contrast pairs is 55.0%" in made(scores, by_kind={"contrast": coin}, best_of_n=rising, limits=limits)["reasons"][0]
+    assert "best of 1" in made(scores, by_kind={"contrast": good}, best_of_n=flat, limits=limits)["reasons"][0]
+    assert [reason.split(",")[0].rpartition(" ")[2] for reason in made(scores, limits=limits)["reasons"]] == ["measured", "measured"]
+
+
+def test_accuracy_by_kind_is_of_the_pairs_of_that_kind():
+    def pair(kind, i):
+        meta = {} if kind is None else {"pair": {"kind": kind}}
+        return Group(Prompt(str(i), (), meta=meta), tuple(Trajectory(({"role": "assistant", "content": f"{i} {side}"},)) for side in "ab"))
+
+    kinds = ["contrast", "pass_fail", "contrast", None, "pass_fail", "contrast"]
+    found = accuracy_by_kind([[1, 0], [0, 1], [0, 1], [1, 0], [1, 1], [3, 1]], [pair(kind, i) for i, kind in enumerate(kinds)])
+    assert {kind: (row["mean"], row["n"]) for kind, row in found.items()} == {"contrast": (pytest.approx(2 / 3), 3), "pass_fail": (0.25, 2)}
+
+
 def test_require_refuses_absent_and_failed():
-    good = made([[1.0, 0]], trained=[[1.0, 0]], alone=[[1.0, 0]])
+    good = made([[1.0, 0]] * 8)
     assert require(good) is good
     for nothing in (None, {}):
         with pytest.raises(ContractError, match="no certificate"):

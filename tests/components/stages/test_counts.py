@@ -59,7 +59,7 @@ def test_encoding_counts_what_is_cut_dropped_and_over_the_limit(tiny_model: Path
 
 @pytest.mark.parametrize(("recipe", "stage", "changes"), [
     ("sft", "sft", ["sft.limit=48", "sft.limit_validation=7"]),
-    ("reward_model", "reward", ["reward.limit=64", "reward.limit_validation=24", "reward.certificate.min_accuracy=0.0"]),
+    ("reward_model", "reward", ["reward.limit=64", "reward.limit_validation=24", "reward.certificate.min_accuracy=null"]),
 ])
 def test_validation_records_are_counted_as_well(recipe: str, stage: str, changes: list[str], tiny_home: Path) -> None:
     pipeline = Pipeline.open(recipe, home=tiny_home, profile="test", overrides=changes)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import statistics
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 
 from components.data.groups import read_groups
-from components.errors import RecipeError
+from components.engines.torch import TorchEngine
+from components.errors import ContractError, RecipeError
 from components.recipe import load
+from components.rewards.reward_model import reward_model
+from components.types import Context
 from tasks.pipeline import Pipeline
 
 RECIPE = """
@@ -21,14 +26,19 @@ data:
   demonstrate: {transforms: [{name: subset, count: 30}]}
   demonstrate_validation: {transforms: [{name: subset, count: 20}]}
 demonstrate:
-  rollout: {name: sample, responses_per_prompt: 6, max_tokens: 16}
+  rollout: {name: sample, responses_per_prompt: 6, max_tokens: 16, temperature: 2.0}   # so that some answers to a prompt fail
   annotate: [{name: rewards.format, pattern: ".*[.!?]"}]
   sft: [{name: verified, reward: reward.format}]
   reward: [{name: best_worst, reward: reward.format}, {name: flip_labels, share: 0.0}]
 sft:
   fit: {updates: {policy: [{name: likelihood, reduce: token_mean}]}, batch: 8, min_ended: 0.0}
 reward:
-  certificate: {min_accuracy: 0.0}
+  certificate: {min_accuracy: null}   # a few pairs of a tiny model show nothing
+online:
+  annotate: [{name: rewards.reward_model, model: judge}]
+  select: [{name: best_worst, reward: reward.judge}]
+  prepare: [{name: scoring.logprobs, model: reference}]
+  fit: {updates: {policy: [{name: preference.dpo, beta: 0.1}]}}
 """
 
 
@@ -46,7 +56,7 @@ def test_demonstrations_are_verified_answers_and_pairs_of_one_prompt(tiny_home: 
     made = pipeline.artifact("demonstrations").path
     answers = {g.prompt.id: g for g in read_groups(pipeline.artifact("demonstrated").path / "answers.parquet")}
     demonstrations, pairs = read_groups(made / "sft.parquet"), read_groups(made / "reward.parquet")
-    assert len(answers) == 30 and demonstrations and pairs
+    assert answers and demonstrations and pairs
     for group in demonstrations:
         (shown,) = group.trajectories
         assert shown.text.strip()[-1] in ".!?" and shown.text in [t.text for t in answers[group.prompt.id].trajectories]
@@ -56,13 +66,34 @@ def test_demonstrations_are_verified_answers_and_pairs_of_one_prompt(tiny_home: 
     assert validation and not validation & set(answers)
     assert (made / "validation.json").exists() and pipeline.artifact("sft").meta["counts"]["kept"] == len(demonstrations)
     counts = pipeline.artifact("demonstrated").meta["counts"]
-    assert counts["sft: prompts without a verified answer"] == 30 - len(demonstrations)
+    assert counts["sft: prompts without a verified answer"] == len(answers) - len(demonstrations)
+
+
+def test_the_certificate_tells_best_of_n_on_the_verified_answers_and_a_failed_one_stops_before_sampling(tiny_home: Path, tmp_path: Path) -> None:
+    pipeline = Pipeline.open(recipe_file(tmp_path), home=tiny_home, profile="test", overrides=[
+        "reward.certificate={min_accuracy: 0.99, best_of_n_rises: true}", "reward.fit.max_steps=2", "sft=null", "demonstrate.sft=[]"])
+    pipeline.begin()
+    for name in list(pipeline.stages)[: list(pipeline.stages).index("rollout_1")]:
+        pipeline.make(name)
+    certificate = pipeline.artifact("reward").meta["certificate"]
+    answers = read_groups(pipeline.artifact("demonstrated").path / "answers_validation.parquet")
+    answers = [g for g in answers if len(g.trajectories) == 6]
+    scored = reward_model(answers, Context({"judge": TorchEngine(pipeline.artifact("reward").path, kind="reward")}))["reward.judge"]
+    best = certificate["best_of_n"]
+    assert list(best) == ["1", "2", "4", "rises"] and best["rises"]["mean"] == pytest.approx(best["4"]["mean"] - best["1"]["mean"])
+    by_hand = [statistics.fmean(g.columns["reward.format"][max(two, key=lambda i: row[i] if row[i] is not None else -9e9)] for two in combinations(range(6), 2))
+               for g, row in zip(answers, scored, strict=True)]
+    assert best["2"]["mean"] == pytest.approx(statistics.fmean(by_hand))
+    with pytest.raises(ContractError, match=r"the reward model 'judge' failed its certificate: held-out accuracy is .* above 99\.0% \(the floor\)"):
+        pipeline.make("rollout_1")
 
 
 @pytest.mark.parametrize(("change", "where"), [
     ("demonstrate.sft=[]", "demonstrate.sft"), ("reward.data=prompts", "reward.data"),
+    ("reward.certificate.min_contrast_accuracy=0.5", r"reward\.certificate\.min_contrast_accuracy"),
+    ("reward.certificate.best_of_n_rises=true, demonstrate.rollout.responses_per_prompt=1", r"reward\.certificate\.best_of_n_rises"),
     ("demonstrate.annotate=[]", "demonstrate.sft"), ("demonstrate.data=pairs", "demonstrate.data"),
 ])
 def test_a_recipe_whose_demonstrations_nothing_makes_is_refused(change: str, where: str, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=rf"^{where}"):
-        load(recipe_file(tmp_path), overrides=[change])
+        load(recipe_file(tmp_path), overrides=change.split(", "))

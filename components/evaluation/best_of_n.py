@@ -1,0 +1,47 @@
+"""Best-of-n accuracy of a reward model: the true rate of the answer it scores highest among n, with intervals over prompts.
+
+Accuracy on pairs drawn like the training pairs does not show that a reward model can be optimised against (Gao et al., 2022,
+arXiv:2210.10760); a true rate that rises with n does, at least for the answers of the policy that was sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import comb
+from typing import Any
+
+import numpy as np
+
+from components.errors import DataError
+from components.evaluation.bootstrap import difference, mean_interval
+
+SIZES = (1, 2, 4, 8)
+
+
+def best_of_n(scores: Sequence[Sequence[float | None]], truths: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """{"1": interval, "2": interval, ..., "rises": interval of the paired difference between the largest n and n = 1}.
+
+    One row a prompt: the reward model's scores of its answers (None, an answer without a score, is never preferred to one that has
+    one) and their true values. A prompt with fewer answers than the others is left out. Raises `DataError` for fewer than two
+    answers a prompt.
+    """
+    most = max(map(len, truths), default=0)
+    if most < 2:
+        raise DataError(f"best of n: expected at least 2 answers to a prompt, got {most}; raise demonstrate.rollout.responses_per_prompt")
+    whole = [(s, t) for s, t in zip(scores, truths, strict=True) if len(t) == most]
+    sizes = [n for n in SIZES if n <= most]
+    values = {n: [expected_best(s, t, n) for s, t in whole] for n in sizes}
+    return {**{str(n): mean_interval(row) for n, row in values.items()}, "rises": difference(values[sizes[-1]], values[1])}
+
+
+def expected_best(scores: Sequence[float | None], truths: Sequence[float], n: int) -> float:
+    """Mean over all subsets of n answers of the true value of the highest-scored one; ties are broken at random, so tied answers
+    share their mean. The answer of rank r (1 is the lowest) is the best of C(r - 1, n - 1) of the C(k, n) subsets.
+
+    >>> expected_best([0.1, 0.7, 0.4], [0, 1, 0], 2)  # best of {0.1, 0.7}, {0.1, 0.4}, {0.7, 0.4}
+    0.6666666666666666
+    """
+    ranked = np.array([-np.inf if s is None else s for s in scores])
+    known = np.asarray(truths, dtype=float)
+    shared = np.array([known[ranked == s].mean() for s in ranked])[np.argsort(ranked, kind="stable")]
+    return float(sum(comb(rank, n - 1) * value for rank, value in enumerate(shared)) / comb(len(shared), n))
