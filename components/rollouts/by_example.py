@@ -57,8 +57,10 @@ def _question(prompt: Prompt) -> str:
 
 
 def _drawn(fitting: Sequence[tuple[Prompt, str]], ctx: Context, prompt: Prompt) -> tuple[Prompt, str]:
-    number = hashlib.sha256(f"{ctx.seed}/{ctx.round}/{prompt.id}/example".encode()).digest()
-    return fitting[int.from_bytes(number[:8]) % len(fitting)]
+    def key(one: tuple[Prompt, str]) -> bytes:
+        return hashlib.sha256(f"{ctx.seed}/{ctx.round}/{prompt.id}/{one[0].id}/{one[1]}".encode()).digest()
+
+    return min(fitting, key=key)
 
 
 def _after(prompt: Prompt, other: Prompt, answer: str) -> Prompt:

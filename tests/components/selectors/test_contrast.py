@@ -46,6 +46,12 @@ def test_contrast_takes_failing_answers_for_the_rest_and_skips_prompts_without_a
     assert ctx.counts["prompts without a verified answer"] == 1
 
 
+def test_contrast_chooses_an_answer_to_another_instruction_where_the_prompt_has_no_verified_one() -> None:
+    failed = Group(prompt("e", "at_most_words", n=5), LONG.trajectories[:1], {"reward.instructions": [0.0]})
+    pairs = contrast([failed, SHORT], Context(), per_prompt=1, share=0.0)
+    assert texts(pairs[0]) == ["I eat rice.", "I eat rice, beans and bread today."] and pairs[0].prompt.id == "e"
+
+
 def test_contrast_does_not_reject_an_answer_that_obeys_both_instructions() -> None:
     both = Group(prompt("d", "at_most_words", n=8), SHORT.trajectories[:1], {"reward.instructions": [1.0]})
     assert contrast([SHORT, both], Context(), per_prompt=1, share=1.0)[0].prompt.meta["pair"]["kind"] == "pass_fail"
