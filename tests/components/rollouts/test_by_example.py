@@ -26,7 +26,7 @@ class Copycat:
             text = "".join(map(chr, request.tokens))
             self.asked.append(text)
             shown = text.split("|")
-            answer = shown[1] if len(shown) == 3 else "just rice" if text == "free food?" else f"just {text}" if text.startswith("free") else "rice, beans"
+            answer = shown[1] if len(shown) == 3 else "just rice" if text == "free food?" else f"just rice and {len(text)}" if text.startswith("free") else "rice, beans"
             said.append([Sample(tuple(map(ord, answer)) + (0,), (-1.0,) * (len(answer) + 1), "end")] * request.count)
         return said
 
