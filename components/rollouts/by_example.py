@@ -20,29 +20,44 @@ def by_example(prompts: Sequence[Prompt], ctx: Context, *, responses_per_prompt:
     """A group of `responses_per_prompt` answers a prompt, the last `shown` of them drawn after an example (prompt distillation; the
     verified ones teach the model to do without, as in STaR, arXiv 2203.14465).
 
-    An example is another question and a verified answer to it, one turn earlier in the conversation: of those drawn without example in
-    this call, one whose prompt has the same `same` (a key of its meta, dots for inner ones) and another `meta["question"]`. A prompt
-    for which there is none gets all its answers without. Tokens and mask are those of the prompt without its example; an answer that
-    saw one has no `logprobs`, for nobody drew it from that prompt. Which example follows from seed, round and prompt id.
+    An example is another question and a verified answer to it, one turn earlier in the conversation: of those drawn before, one whose
+    prompt has the same `same` (a key of its meta, dots for inner ones) and another `meta["question"]`. The answers after an example are
+    drawn one by one, so that what the first finds helps the next; as long as there is none, without. Tokens and mask are those of the
+    prompt without its example, and the log-probs are None, for nobody drew the answer from that prompt. Which example follows from
+    seed, round and prompt id.
     """
     decoding: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k}
-    groups = sample(prompts, ctx, responses_per_prompt=responses_per_prompt - shown, **decoding)
-    scores = build("annotate", {"name": verifier})(groups, ctx)[reward]
+    engine, verify = ctx.models["policy"], build("annotate", {"name": verifier})
     known: dict[str, list[tuple[Prompt, str]]] = defaultdict(list)
-    for group, row in zip(groups, scores, strict=True):
-        known[str(_at(group.prompt, same))] += [
-            (group.prompt, t.text.strip()) for t, value in zip(group.trajectories, row, strict=True) if value is not None and value >= 1]
-    asked = []
-    for prompt in prompts:
-        fitting = [one for one in known[str(_at(prompt, same))] if _question(one[0]) != _question(prompt)]
-        ctx.counts["prompts with an example"] += bool(fitting)
-        ctx.counts["prompts without an example"] += not fitting
-        asked.append(_after(prompt, *_drawn(fitting, ctx, prompt)) if fitting else prompt)
-    more = sample([replace(prompt, id=f"{prompt.id}/shown") for prompt in asked], ctx, responses_per_prompt=shown, **decoding)
-    engine = ctx.models["policy"]
-    return [Group(group.prompt, (*group.trajectories, *(
-                t if prompt is group.prompt else _without(list(engine.encode_prompt(group.prompt.messages)), t) for t in extra.trajectories)))
-            for group, prompt, extra in zip(groups, asked, more, strict=True)]
+    drawn = sample(prompts, ctx, responses_per_prompt=responses_per_prompt - shown, **decoding)
+    paths = [list(group.trajectories) for group in drawn]
+    for number in range(shown):
+        for group, row in zip(drawn, verify(drawn, ctx)[reward], strict=True):
+            known[str(_at(group.prompt, same))] += [
+                (group.prompt, t.text.strip()) for t, value in zip(group.trajectories, row, strict=True) if value is not None and value >= 1]
+        asked = [_shown(prompt, known[str(_at(prompt, same))], ctx) for prompt in prompts]
+        again = sample([replace(prompt, id=f"{prompt.id}/again-{number}") for prompt in asked], ctx, responses_per_prompt=1, **decoding)
+        drawn = [Group(prompt, tuple(t if after is prompt else _without(list(engine.encode_prompt(prompt.messages)), t) for t in group.trajectories))
+                 for prompt, after, group in zip(prompts, asked, again, strict=True)]
+        for path, group in zip(paths, drawn, strict=True):
+            path += group.trajectories
+    return [Group(prompt, tuple(path)) for prompt, path in zip(prompts, paths, strict=True)]
+
+
+def _shown(prompt: Prompt, known: Sequence[tuple[Prompt, str]], ctx: Context) -> Prompt:
+    """The prompt with another question and its verified answer one turn before its own question; itself where none is known."""
+    def key(one: tuple[Prompt, str]) -> bytes:
+        return hashlib.sha256(f"{ctx.seed}/{ctx.round}/{prompt.id}/{one[0].id}/{one[1]}".encode()).digest()
+
+    fitting = [one for one in known if _question(one[0]) != _question(prompt)]
+    ctx.counts["answers with an example"] += bool(fitting)
+    ctx.counts["answers without an example"] += not fitting
+    if not fitting:
+        return prompt
+    other, answer = min(fitting, key=key)
+    *before, last = prompt.messages
+    turn: list[Message] = [other.messages[-1], {"role": "assistant", "content": answer}]
+    return replace(prompt, messages=(*before, *turn, last))
 
 
 def _at(prompt: Prompt, key: str) -> Any:
@@ -54,20 +69,6 @@ def _at(prompt: Prompt, key: str) -> Any:
 
 def _question(prompt: Prompt) -> str:
     return str(prompt.meta.get("question", prompt.id))
-
-
-def _drawn(fitting: Sequence[tuple[Prompt, str]], ctx: Context, prompt: Prompt) -> tuple[Prompt, str]:
-    def key(one: tuple[Prompt, str]) -> bytes:
-        return hashlib.sha256(f"{ctx.seed}/{ctx.round}/{prompt.id}/{one[0].id}/{one[1]}".encode()).digest()
-
-    return min(fitting, key=key)
-
-
-def _after(prompt: Prompt, other: Prompt, answer: str) -> Prompt:
-    """The prompt with the other's last question and its answer one turn before its own last question."""
-    *before, last = prompt.messages
-    turn: list[Message] = [other.messages[-1], {"role": "assistant", "content": answer}]
-    return replace(prompt, messages=(*before, *turn, last))
 
 
 def _without(tokens: list[int], answer: Trajectory) -> Trajectory:

@@ -48,8 +48,9 @@ def test_a_prompt_sees_a_verified_answer_to_another_question_of_its_family() -> 
     assert [t.text for t in hard.trajectories] == ["rice, beans", "just rice", "just rice"]
     assert [t.text for t in free.trajectories] == ["just rice"] * 3, "its own answer is no example to itself"
     assert [t.text for t in other.trajectories] == ["rice, beans"] * 3, "no verified answer of its family"
-    assert engine.asked[3:] == ["free food?", "free food?|just rice|hard food?", "other food?"]
-    assert dict(ctx.counts) == {"prompts with an example": 1, "prompts without an example": 2}
+    assert engine.asked[3:6] == ["free food?", "free food?|just rice|hard food?", "other food?"]
+    assert engine.asked[6:] == ["hard food?|just rice|free food?", "free food?|just rice|hard food?", "other food?"], "what was found helps the next"
+    assert dict(ctx.counts) == {"answers with an example": 3, "answers without an example": 3}
 
 
 def test_tokens_and_mask_are_those_of_the_prompt_without_its_example() -> None:
