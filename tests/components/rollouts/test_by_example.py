@@ -27,7 +27,7 @@ class Copycat:
             self.asked.append(text)
             shown = text.split("|")
             answer = shown[1] if len(shown) == 3 else "just rice" if text == "free food?" else f"just rice and {len(text)}" if text.startswith("free") else "rice, beans"
-            said.append([Sample(tuple(map(ord, answer)) + (0,), (-1.0,) * (len(answer) + 1), "end")] * request.count)
+            said.append([Sample((*map(ord, answer), 0), (-1.0,) * (len(answer) + 1), "end")] * request.count)
         return said
 
 
