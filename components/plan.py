@@ -163,7 +163,8 @@ def _rounds(add: Any, recipe: Recipe, online: Online, policy: str, data: str, ju
     initial, previous, made = policy, policy, []
     held: list[str] = []  # selections that together hold what each earlier round chose, once
     whole = online
-    watched = [online.watch["gold"]] if isinstance(online.watch.get("gold"), Mapping) else []
+    measure = online.watch.get("gold")
+    watched = [measure] if isinstance(measure, Mapping) else []
     for i in range(1, whole.rounds + 1):
         online = for_round(whole, i)
         current = initial if online.sample_from == "initial" else policy
