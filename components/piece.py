@@ -33,6 +33,7 @@ SLOTS: dict[str, tuple[str, ...]] = {  # slot of a recipe -> folders it draws on
     "adapter": ("adapters",),
     "anchor": ("anchors",),
     "knob": ("knobs",),
+    "parser": ("parsers",),
     "transform": ("data",),
     "measure": ("measures",),
 }

@@ -45,7 +45,6 @@ class Check:
 
 def expectations(section: Mapping[str, Any]) -> list[Check]:
     """The suite for a recipe's `data` section. Values that are absent (an unrated group) are not judged."""
-    low, high = section.get("rating_range") or (1.0, 10.0)
     balance = {key: section.get(key, default) for key, default in BALANCE.items()}
 
     def always(says: str, column: str, value: bool = True) -> Check:
@@ -67,13 +66,14 @@ def expectations(section: Mapping[str, Any]) -> list[Check]:
         always("length is within the bound of its split, in tokens of the policy", "within_token_bound"),
         between("there is at least one token", "tokens", 1, None),
         always("trajectories fit the kind of split", "trajectories_fit"),
-        between("ratings are in their range", "rating", low, high),
-        between("the rejected side's rating is in its range", "rating_rejected", low, high),
         between("the chosen side is rated higher", "rating_gap", 0, None, strict_min=True),
         between("every split has enough groups (data.min_groups)", "groups", balance["min_groups"], None, "splits"),
         between("every topic split has enough topics (data.min_topics)", "topics", balance["min_topics"], None, "splits"),
         between("no topic fills a split (data.max_topic_share)", "max_topic_share", None, balance["max_topic_share"], "splits"),
     ]
+    if bounds := section.get("rating_range"):
+        checks += [between("ratings are in their range", "rating", *bounds),
+                   between("the rejected side's rating is in its range", "rating_rejected", *bounds)]
     names = [t if isinstance(t, str) else t.get("name") for t in section.get("transforms") or ()]
     if "scrub" in names:
         checks.append(always("no personal data is left", "has_personal_data", False))

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from components.data.records import parse
+from components.data.parsing import parse
 from components.data.sources import _unpack, fetch
 from components.errors import RecipeError, ServiceError, SourceError, StageError, redacted
 from components.models.load import REMOTE_CODE, load_policy, load_tokenizer, new_reward, save_model

@@ -8,6 +8,7 @@ import math
 import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -20,7 +21,7 @@ def conversation_groups(
     min_turns: int = 2, min_rating: float | None = None, limit: int | None = None,
 ) -> Sifted:
     """Groups of one for SFT: prompt = topic and first user turn, trajectory = the rest, up to `max_tokens` in all and
-    ending with the assistant. With `min_rating`, unrated records are out too.
+    ending with the assistant. With `min_rating`, unrated records are out too; an answer with `label` false is none to imitate.
     """
     kept: list[Group] = []
     dropped: list[Dropped] = []
@@ -28,6 +29,9 @@ def conversation_groups(
     for record in records:
         if min_rating is not None and (record.rating is None or record.rating < min_rating):
             dropped.append(Dropped(record.id, "rated below min_rating" if record.rating is not None else "not rated"))
+            continue
+        if record.label is False:
+            dropped.append(Dropped(record.id, "its label is false"))
             continue
         messages = record.messages[:prefix_within(record.head, record.messages, max_tokens, count_tokens)]
         while messages and messages[-1]["role"] != "assistant":
@@ -75,6 +79,7 @@ def prompt_groups(
                 continue
             seen.add(key)
             reply = record.messages[k:k + 1] if not record.opening else record.messages[k:]
+            reply = () if record.label is False else reply
             answer = record.answer if record.answer is not None else (reply[-1]["content"] if reply else None)
             name = record.id if record.opening else f"{record.id}:{k}"
             prompt = Prompt(name, context, answer, record.source, _meta(record))
@@ -88,18 +93,21 @@ def preference_pairs(
     positions: Sequence[int] = (8,), max_tokens: int = 512, per_topic: int | None = None, per_conversation: int | None = 4,
     exclude: Sequence[float] = (5.0,), limit: int | None = None,
 ) -> Sifted:
-    """Groups of two, chosen first. Rows that came as pairs stay so. Rated conversations of one topic are cut after the
+    """Groups of two, chosen first. Rows that came as pairs stay so; the best rated answer to a prompt is paired with each one that is
+    rated lower. Rated conversations of one topic are cut after the
     same number of turns (`positions`, even: they end with the assistant) and paired where the mean ratings differ by
     `min_gap`; `exclude` lists ratings that say nothing (a form's default). Bounds: `per_topic` pairs a topic and
     position, `per_conversation` pairs a conversation and position. Prompt = the topic; columns `margin`, `rating`.
     """
     kept = [_given(record) for record in records if record.rejected]
     dropped: list[Dropped] = []
+    answers = [record for record in records if record.opening and record.rating is not None and not record.rejected]
+    kept += _best_against_worse(answers, dropped)
     pool: dict[tuple[str, int], list[Conversation]] = defaultdict(list)
     for record in records:
-        if record.rejected:
+        if record.rejected or (record.opening and record.rating is not None):
             continue
-        why = "no topic" if not record.topic else "not rated" if record.rating is None else (
+        why = "not a pair, and no topic to pair it by" if not record.topic else "not rated" if record.rating is None else (
             "rating says nothing" if record.rating in exclude else "")
         fits = 0 if why else prefix_within(record.head, record.messages[:max(positions, default=0)], max_tokens, count_tokens)
         usable = [p for p in positions if p <= fits and record.messages[p - 1]["role"] == "assistant"]
@@ -134,6 +142,22 @@ def preference_pairs(
     alone = {record.id for rated in pool.values() for record in rated} - paired
     dropped += [Dropped(i, "no partner with a clearly different rating") for i in sorted(alone)]
     return Sifted(_first(kept, limit, seed), dropped, {"identical windows": ties, "over the limit": _over(kept, limit)})
+
+
+def _best_against_worse(answers: Sequence[Conversation], dropped: list[Dropped]) -> list[Group]:
+    """Pairs of the answers to each prompt: the best rated one, the first of several, and each one rated lower."""
+    prompts: dict[str, list[Conversation]] = defaultdict(list)
+    for record in answers:
+        prompts[prompt_digest(record.messages[:record.opening])].append(record)
+    pairs = []
+    for rated in prompts.values():
+        best = max(rated, key=_rating)
+        worse = [record for record in rated if _rating(record) < _rating(best)]
+        pairs += [_given(replace(best, id=f"{best.id}-{record.id}", rejected=record.messages, meta={**best.meta, "margin": _rating(best) - _rating(record)}))
+                  for record in worse]
+        alone = [record for record in rated if record is not best and record not in worse] + ([] if worse else [best])
+        dropped += [Dropped(record.id, "no other answer to its prompt is rated lower") for record in alone]
+    return pairs
 
 
 def _rating(record: Conversation) -> float:
@@ -187,5 +211,5 @@ def _over(groups: list[Group], limit: int | None) -> int:
 
 BUILDERS: Mapping[str, Any] = {
     "sft": conversation_groups, "reward": preference_pairs, "gold": preference_pairs, "pairs": preference_pairs,
-    "prompts": prompt_groups, "evaluate": prompt_groups, "demonstrate": prompt_groups, "preferences": prompt_groups,
+    "prompts": prompt_groups, "evaluate": prompt_groups, "demonstrate": prompt_groups,
 }

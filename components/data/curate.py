@@ -2,14 +2,15 @@
 
 The `data` section of a recipe:
 
-    source, sha256, parser      where from, see `sources.py`; parser: auto | chitchat | rows
+    source, sha256              where from, see `sources.py`
+    parser, columns             `auto`, or a piece of components/parsers; names of columns, see `parsing.py`
     transforms                  pieces in order, each with its options
     splits                      split: share. A name says what is built: sft, prompts, evaluate, reward, gold, pairs,
                                 each also with `_validation`
     near_threshold              likeness at which a record is dropped from the later of two splits; null: not compared
-    sft, prompts, evaluate, demonstrate, preferences, reward, gold, pairs      options of the builder of that name (`builders.py`); those that
+    sft, prompts, evaluate, demonstrate, reward, gold, pairs      options of the builder of that name (`builders.py`); those that
                                 make prompts also `transforms`: pieces applied to the records of the split alone, after splitting.
-                                `demonstrate_validation` and `preferences_validation` are like those without unless they are there
+                                `demonstrate_validation` is like `demonstrate` unless it is there
     max_dropped                 share of the source's records that parsing and the transforms may lose, copies of kept ones
                                 aside; 0.25 unless given, null: any
     max_quarantined, min_groups, min_topics, max_topic_share, rating_range, languages      what `tasks/validation.py` reads
@@ -27,11 +28,12 @@ from typing import Any
 
 from components.data.builders import BUILDERS
 from components.data.groups import save_table, write_groups
-from components.data.records import Conversation, CountTokens, Dropped, Sifted, counted_once, parse
+from components.data.parsing import parse
+from components.data.records import Conversation, CountTokens, Dropped, Sifted, counted_once
 from components.data.splits import SHARES, split
 from components.data.statistics import kind_of, statistics
 from components.errors import DataError, GateError, RecipeError, nearest
-from components.piece import build, describe
+from components.piece import build, describe, resolve
 from components.progress import advance, expect
 from components.sections import PROMPT_SECTIONS, Data
 from components.types import Group
@@ -61,7 +63,7 @@ def curate(section: Mapping[str, Any], source: Path, count_tokens: CountTokens, 
         advance()
         return sifted.kept
 
-    parsed = parse(source, section.get("parser", "auto"))
+    parsed = parse(source, section.get("parser", "auto"), section.get("columns"))
     records: list[Conversation] = note("parse", len(parsed.kept) + len(parsed.dropped), parsed)
     for spec in section.get("transforms") or ():
         spec = {"name": spec} if isinstance(spec, str) else dict(spec)
@@ -125,6 +127,8 @@ def check_section(section: Mapping[str, Any]) -> None:
         for key in section.get(kind) or ():
             if key not in (*known, "transforms"):
                 raise RecipeError(f"data.{kind}: no option {key!r}{nearest(key, known)}")
+    if (parser := section.get("parser", "auto")) != "auto":
+        resolve("parser", parser, where="data.parser")
     for number, spec in enumerate(section.get("transforms") or ()):
         describe("transform", spec if isinstance(spec, str) else spec.get("name", ""), where=f"data.transforms[{number}]")
 
@@ -132,7 +136,7 @@ def check_section(section: Mapping[str, Any]) -> None:
 def _offered(records: Sequence[Conversation]) -> dict[str, float]:
     """The default shares of the splits that such records can fill."""
     answered = any(m["role"] == "assistant" for record in records for m in record.messages)
-    paired = any(record.rejected or (record.topic and record.rating is not None) for record in records)
+    paired = any(record.rejected or ((record.topic or record.opening) and record.rating is not None) for record in records)
     kinds = {"prompts", "evaluate"} | ({"sft"} if answered else set()) | ({"reward", "gold"} if paired else set())
     return {name: share for name, share in SHARES.items() if kind_of(name) in kinds}
 

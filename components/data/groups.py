@@ -245,17 +245,3 @@ def _trajectory(row: dict[str, Any]) -> Trajectory:
         row["actor"] or "", row["weights"] or "", tuple(Span(*span) for span in meta.get("spans", ())),
         tuple(meta["parent"]) if "parent" in meta else None, row["stop"], meta.get("trajectory", {}),
     )
-
-
-def import_groups(path: Path, layout: str = "auto") -> list[Group]:
-    """Groups from a file (or folder) in one of the field's layouts; see `components/data/layouts.py`."""
-    from components.data.layouts import import_layout
-
-    return import_layout(Path(path), layout)
-
-
-def export_groups(groups: Iterable[Group], path: Path, layout: str) -> Path:
-    """Groups to JSONL or Parquet in one of the field's layouts; see `components/data/layouts.py`."""
-    from components.data.layouts import export_layout
-
-    return export_layout(list(groups), Path(path), layout)

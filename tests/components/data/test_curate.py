@@ -182,8 +182,8 @@ def test_losing_too_many_records_stops_with_the_step_and_the_share(tmp_path):
     for limit in (0.34, None):
         curate({**section, "max_dropped": limit}, rows, words, tmp_path / "out", 0)
     write([*corpus(topics=10, each=4)], rows)
-    rows.write_text(rows.read_text() + '{"text": "of no layout"}\n' * 15)
-    with pytest.raises(GateError, match=r"15 of 55 records .* parse: not a record of a known layout \(27.3%\)"):
+    rows.write_text(rows.read_text() + '{"words": "of no layout"}\n' * 15)
+    with pytest.raises(GateError, match=r"15 of 55 records .* parse: no known layout \(27.3%\)"):
         curate(section, rows, words, tmp_path / "stopped", 0)
 
 

@@ -1,7 +1,6 @@
-"""The `groups` file: exact round trips, damage named by row, the field's layouts in and out."""
+"""The `groups` file: exact round trips, damage named by row."""
 
 import hashlib
-import json
 
 import numpy as np
 import pandas as pd
@@ -11,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.data.groups import export_groups, import_groups, read_groups, write_groups
+from components.data.groups import read_groups, write_groups
 from components.errors import DataError, SourceError
 from components.types import Group, Prompt, Span, Trajectory
 
@@ -139,48 +138,3 @@ def test_flipped_byte_and_cut_file_are_noticed(tmp_path):
         read_groups(path)
     with pytest.raises(SourceError, match="no groups file"):
         read_groups(tmp_path / "none.parquet")
-
-
-@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
-@pytest.mark.parametrize(("layout", "columns", "size"), [
-    ("messages", {}, 1), ("preference", {"margin": [2.5, 2.5], "score": [7.5, 5.0]}, 2), ("preference", {}, 2),
-    ("completion", {"label": [True]}, 1), ("completion", {}, 1), ("prompt", {}, 0),
-])
-def test_layouts_round_trip(tmp_path, layout, columns, size, suffix):
-    prompt = pair().prompt
-    paths = (Trajectory((say("assistant", "a"), say("user", "b"), say("assistant", "c"))), Trajectory((say("assistant", "z"),)))
-    groups = [Group(prompt, paths[:size], columns)]
-    path = export_groups(groups, tmp_path / f"x.{suffix}", layout)
-    assert import_groups(path) == groups == import_groups(path, layout) == import_groups(tmp_path)
-
-
-def test_layouts_as_others_write_them(tmp_path):
-    rows = [
-        {"prompt": "hi", "chosen": "hello", "rejected": "no"},
-        {"chosen": [say("user", "hi"), say("assistant", "hello")], "rejected": [say("user", "hi"), say("assistant", "no")]},
-        {"prompt": [say("user", "hi")], "chosen": [say("user", "hi"), say("assistant", "hello")],
-         "rejected": [say("user", "hi"), say("assistant", "no")]},
-    ]
-    path = tmp_path / "x.jsonl"
-    path.write_text("\n".join(map(json.dumps, rows)) + "\n")
-    for group in import_groups(path):
-        assert group.prompt.messages == (say("user", "hi"),) and [t.text for t in group.trajectories] == ["hello", "no"]
-    path.write_text(json.dumps({"conversations": []}) + "\n")
-    with pytest.raises(DataError, match=r"row 0: keys .* fit no layout"):
-        import_groups(path)
-
-
-@pytest.mark.parametrize(("line", "says"), [
-    ('{"messages": [{"role": "user", "content": "hi"}]}', "row 1: the conversation has no assistant turn"),
-    ('{"prompt": "hi", "chosen": "a", "rejected": "a"}', "row 1: chosen and rejected are the same"),
-    ('{"prompt": "hi", "chosen": ', "row 1 is not valid JSON"),
-    ('{"messages": [{"role": "user"}]}', "row 1: a message needs"),
-])
-def test_a_wrong_row_is_named(tmp_path, line, says):
-    path = tmp_path / "x.jsonl"
-    path.write_text('{"prompt": "hi", "completion": "hello"}\n' + line + "\n")
-    with pytest.raises(DataError, match=says):
-        import_groups(path)
-    path.write_text("")
-    with pytest.raises(DataError, match="holds no record"):
-        import_groups(path)

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from components import progress
-from components.data.groups import import_groups
 from components.data.hub import commit
+from components.data.parsing import parse
 from components.data.sources import digest, fetch
 from components.errors import SourceError
 
@@ -308,17 +308,17 @@ def test_generate_reasoning_gym_is_verifiable_and_repeatable(tmp_path):
 
     path = fetch("generate:chain_sum?size=5&seed=3&max_terms=3", tmp_path / "a")
     assert path.read_bytes() == fetch("generate:chain_sum?size=5&seed=3&max_terms=3", tmp_path / "b").read_bytes()
-    groups = import_groups(path)
-    assert len(groups) == 5 and not groups[0].trajectories
-    for group in groups:
+    records = parse(path).kept
+    assert len(records) == 5
+    for record in records:
         score = get_score_answer_fn("chain_sum")
-        assert score(group.prompt.answer, group.prompt.meta) == 1.0 and score("no number", group.prompt.meta) < 1.0
+        assert record.opening == len(record.messages)
+        assert score(record.answer, record.meta) == 1.0 and score("no number", record.meta) < 1.0
 
 
 def test_generate_tiny_language(tmp_path):
-    assert len(import_groups(fetch("generate:tiny_corpus?size=20", tmp_path / "a"))) == 20
-    pairs = import_groups(fetch("generate:tiny_pairs?size=20", tmp_path / "b"))
-    assert all(len(group.trajectories) == 2 for group in pairs)
+    assert len(parse(fetch("generate:tiny_corpus?size=20", tmp_path / "a")).kept) == 20
+    assert all(record.rejected for record in parse(fetch("generate:tiny_pairs?size=20", tmp_path / "b")).kept)
     for what, says in {"tiny_corpus?sise=3": "no option 'sise'; did you mean 'size'", "chain_sums": "did you mean 'chain_sum'",
                        "chain_sum?max_term=3": "did you mean 'max_terms'", "tiny_pairs?size=0": "makes no row"}.items():
         with pytest.raises(SourceError, match=says):

@@ -1,6 +1,5 @@
 """Each rule of curation on small records made by hand; what is bad must be caught and counted."""
 
-import json
 import random
 import time
 
@@ -8,17 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.data.builders import preference_pairs
-from components.data.chitchat import parse_chitchat
 from components.data.duplicates import duplicates, near
 from components.data.language import language
 from components.data.length import length
 from components.data.near import jaccard, near_earlier, shingles
 from components.data.normalise import normalise, tidy
-from components.data.records import Conversation, parse, prefix_within
+from components.data.records import Conversation, prefix_within
 from components.data.remove_broken import remove_broken
 from components.data.scrub import scrub, scrubbed
-from components.errors import DataError, RecipeError
+from components.errors import RecipeError
 from components.piece import build, catalogue
 
 
@@ -34,50 +31,6 @@ def talk(*turns, key="c1", **more):
 
 def ids(records):
     return [record.id for record in records]
-
-
-def test_chitchat_turns(tmp_path):
-    def said(*pairs):
-        return [[{"text": text, "timestamp": "t", "sender": sender}] for sender, text in pairs]
-
-    data = {
-        "good": {"messages": said(("b", "hi"), ("b", "there "), ("a", "hello"), ("b", " "), ("a", "you?")),
-                 "prompt": "What if pigs could fly?", "ratings": {"witty": 1, "upbeat": 2, "interesting": 6}, "start": ""},
-        "alone": {"messages": said(("b", "hi"), ("b", "anyone?")), "prompt": ""},
-        "crowd": {"messages": said(("a", "1"), ("b", "2"), ("c", "3"))},
-        "broken": {"messages": [[{"text": None, "sender": "a"}]]},
-        "no topic": {"messages": said(("a", "1"), ("b", "2"))},
-    }
-    path = tmp_path / "dataset.json"
-    path.write_text(json.dumps(data))
-    sifted = parse_chitchat(path)
-    assert sifted.kept == parse(path).kept
-    assert ids(sifted.kept) == ["good", "no topic"]
-    good = sifted.kept[0]
-    assert [(m["role"], m["content"]) for m in good.messages] == [("user", "hi there"), ("assistant", "hello you?")]
-    assert good.topic == "What if pigs could fly?" and good.rating == 3.0 and sifted.kept[1].topic is None
-    assert sifted.reasons() == {"broken structure": 1, "has 1 speakers, not two": 1, "has 3 speakers, not two": 1}
-
-
-def test_rows_of_every_layout_and_the_ones_that_fit_none(tmp_path):
-    rows = [
-        {"id": "m", "messages": [{"role": "user", "content": "hi"}], "ratings": {"a": 2, "b": 4}, "topic": "t"},
-        {"id": "p", "prompt": "hi", "chosen": "yes", "rejected": "no", "margin": 2}, {"id": "q", "question": "1+1", "answer": 2},
-        {"id": "m", "messages": [{"role": "user", "content": "again"}]}, {"text": "?"}, [],
-    ]
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    sifted = parse(path)
-    assert ids(sifted.kept) == ["m", "p", "q", "m~2"] and sifted.kept[0].rating == 3.0
-    assert sifted.kept[1].opening == 1 and sifted.kept[1].rejected[-1]["content"] == "no"
-    assert preference_pairs(sifted.kept[1:2], words).kept[0].columns == {"margin": [2.0, 2.0]}
-    assert sifted.kept[2].answer == "2"
-    assert sifted.reasons() == {"not a record of a known layout": 2} and "row 4" in sifted.dropped[0].reason
-    path.write_text("")
-    with pytest.raises(DataError, match="holds no usable record"):
-        parse(path)
-    with pytest.raises(RecipeError, match="did you mean 'chitchat'"):
-        parse(path, "chitcat")
 
 
 @pytest.mark.parametrize(("raw", "clean"), [

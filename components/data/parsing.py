@@ -1,0 +1,154 @@
+"""Rows of a source to records, by the pieces in `components/parsers`: one for each published layout.
+
+A parser takes a row and returns its records (several where a row holds several pairs), or raises `ValueError` with what is wrong; its
+`reads` are the columns that a row of the layout has, its `writes` what a record gets besides its prompt. `auto` takes, row by row, the
+parser with the most `reads` among those whose columns are all there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from difflib import SequenceMatcher, get_close_matches
+from pathlib import Path
+from typing import Any
+
+from components.data.files import data_files, read_rows
+from components.data.groups import read_groups
+from components.data.records import Conversation, Dropped, Sifted
+from components.errors import DataError
+from components.piece import Description, build, catalogue
+
+Parser = Callable[[Mapping[str, Any]], Sequence[Conversation]]
+GROUPS = {"group", "prompt_id", "completion"}
+TESTS = ("test", "entry_point", "canonical_solution", "test_list")  # HumanEval's and MBPP's names for what `rewards.unit_tests` reads
+
+
+def parse(path: Path, parser: str | Mapping[str, Any] = "auto", columns: Mapping[str, str] | None = None) -> Sifted:
+    """Records of a file or folder; rows that cannot be read are dropped with the reason. `columns` gives the columns of a layout other
+    names in the file: {layout's: file's}. Raises `DataError` when nothing can be read, `RecipeError` for an unknown parser.
+    """
+    choose = _chooser(parser)
+    kept: list[Conversation] = []
+    dropped: list[Dropped] = []
+    first: Any = None
+    for file in data_files(path):
+        for number, (where, row) in enumerate(read_rows(file)):
+            key = f"{file.name.partition('.')[0]}-{number}"
+            first = row if first is None else first
+            try:
+                if isinstance(row, DataError):
+                    raise ValueError(str(row))
+                if not isinstance(row, Mapping):
+                    raise ValueError(f"the row is a {type(row).__name__}, expected an object with named columns")
+                if set(row) >= GROUPS:
+                    kept.extend(_from_groups(file))
+                    break
+                row = _renamed(row, columns or {})
+                kept.extend(_finished(choose(row)(row), row, str(row.get("id", key))))
+            except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+                dropped.append(Dropped(key, f"{_reason(error)}: {where}", _printable(row)))
+    if not kept:
+        why = f"all {len(dropped)} rows are left out, the first for this: {dropped[0].reason}; it is {_printed(first)}" if dropped else "it is empty"
+        raise DataError(f"{path} holds no usable record: {why}")
+    taken: Counter[str] = Counter()
+    for place, record in enumerate(kept):
+        taken[record.id] += 1
+        if taken[record.id] > 1:
+            kept[place] = replace(record, id=f"{record.id}~{taken[record.id]}")
+    return Sifted(kept, dropped, {"renamed, their id was taken": len(kept) - len(taken)})
+
+
+def _chooser(parser: str | Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Parser]:
+    """The parser of each row."""
+    if parser != "auto":
+        only = build("parser", {"name": parser} if isinstance(parser, str) else parser)
+        return lambda row: only
+    known = catalogue("parser")
+    built = {name: build("parser", {"name": name}) for name in known}
+    chosen: dict[frozenset[str], Parser] = {}
+
+    def choose(row: Mapping[str, Any]) -> Parser:
+        columns = frozenset(name for name, value in row.items() if value is not None)
+        if columns not in chosen:
+            fitting = [d for d in known.values() if d.reads <= columns]
+            if not fitting:
+                raise ValueError(_unknown(columns, known))
+            chosen[columns] = built[max(fitting, key=lambda d: (len(d.reads), len(d.writes), d.name)).name]
+        return chosen[columns]
+
+    return choose
+
+
+def _unknown(columns: frozenset[str], known: Mapping[str, Description]) -> str:
+    """The layout nearest to these columns, and what differs."""
+    def likeness(layout: Description) -> float:
+        return sum(max((SequenceMatcher(None, need, name).ratio() for name in columns), default=0) for need in layout.reads) / len(layout.reads)
+
+    near = max(known.values(), key=lambda d: (likeness(d), len(d.reads), d.name))
+    free = sorted(columns - near.reads)
+    guesses = {need: (get_close_matches(need, free, 1, 0.5) or (free if len(free) == 1 else ["..."]))[0] for need in sorted(near.reads - columns)}
+    mapped = ", ".join(f"{need}: {guess}" for need, guess in guesses.items())
+    return (f"no known layout: the row has the columns {', '.join(sorted(columns)) or '(none)'}; the nearest is `{near.name}` with "
+            f"{', '.join(sorted(near.reads))}, of which {', '.join(guesses)} is not there. If another column is meant, write "
+            f"`data.columns: {{{mapped}}}`; docs/data.md lists the layouts and how to add one")
+
+
+def _renamed(row: Mapping[str, Any], columns: Mapping[str, str]) -> Mapping[str, Any]:
+    """The row under a layout's names; `a.b` is what lies under `b` in the object `a`."""
+    out = dict(row)
+    for name, theirs in columns.items():
+        value: Any = row
+        for part in [theirs] if theirs in row else theirs.split("."):
+            if not isinstance(value, Mapping) or part not in value:
+                raise ValueError(f"data.columns.{name}: the row has no column {theirs!r}, it has {', '.join(map(str, row))}")
+            value = value[part]
+        out.pop(theirs, None)
+        out[name] = value
+    return out
+
+
+def _finished(records: Sequence[Conversation], row: Mapping[str, Any], key: str) -> list[Conversation]:
+    """The records with an id and what any layout may have: topic, ratings, answer, source, meta."""
+    meta = row.get("meta") or {}
+    meta = {**{name: row[name] for name in TESTS if row.get(name) is not None}, **(json.loads(meta) if isinstance(meta, str) else meta)}
+    ratings = {name: float(value) for name, value in (row.get("ratings") or {}).items()}
+    rating = row.get("rating", sum(ratings.values()) / len(ratings) if ratings else None)
+    return [replace(
+        record, id=key if len(records) == 1 else f"{key}-{number}", topic=record.topic or row.get("topic") or None,
+        rating=record.rating if record.rating is not None or rating is None else float(rating), ratings=record.ratings or ratings,
+        answer=record.answer if record.answer is not None or row.get("answer") is None else str(row["answer"]),
+        source=record.source or str(row.get("source") or ""), meta={**meta, **record.meta},
+    ) for number, record in enumerate(records)]
+
+
+def _from_groups(file: Path) -> list[Conversation]:
+    """Records of a file in our own layout (see `groups.py`)."""
+    found = []
+    for group in read_groups(file):
+        prompt = group.prompt
+        told = [prompt.messages + path.messages for path in group.trajectories]
+        if len(told) > 2:
+            raise DataError(f"{file}: group {prompt.id!r} has {len(told)} trajectories; curation takes up to two")
+        found.append(Conversation(
+            prompt.id, told[0] if told else prompt.messages, prompt.meta.get("topic"), opening=len(prompt.messages),
+            rejected=told[1] if len(told) > 1 else (), answer=prompt.answer, source=prompt.source, meta=prompt.meta))
+    return found
+
+
+def _reason(error: Exception) -> str:
+    """What is wrong with a row; a parser that stumbles says so by the kind of its error."""
+    if isinstance(error, KeyError):
+        return f"the column {error} is missing"
+    return str(error) if type(error) in (ValueError, DataError) else f"broken structure: {type(error).__name__} {error}"
+
+
+def _printable(row: Any) -> Any:
+    return str(row) if isinstance(row, Exception) else json.loads(json.dumps(row, default=str))
+
+
+def _printed(row: Any) -> str:
+    text = json.dumps(_printable(row), ensure_ascii=False)
+    return text if len(text) <= 300 else f"{text[:300]}..."

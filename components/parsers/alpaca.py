@@ -1,0 +1,19 @@
+"""Alpaca's instructions (https://github.com/tatsu-lab/stanford_alpaca)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from components.data.messages import message, reply_of, with_system
+from components.data.records import Conversation
+from components.piece import piece
+
+
+@piece(reads=("instruction", "output"), writes=("reply",))
+def alpaca(row: Mapping[str, Any]) -> list[Conversation]:
+    """`instruction`, `input` (may be empty), `output`; `system`, and `history`: earlier pairs of instruction and output."""
+    earlier = [message(role, text) for pair in row.get("history") or () for role, text in zip(("user", "assistant"), pair, strict=True)]
+    asked = "\n\n".join(text for text in (row["instruction"], row.get("input")) if text)
+    prompt = with_system((*earlier, message("user", asked)), row.get("system"))
+    return [Conversation("", (*prompt, *reply_of(row["output"])), opening=len(prompt))]

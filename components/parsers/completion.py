@@ -1,0 +1,17 @@
+"""A prompt and its completion, with or without a label."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from components.data.messages import label_of, prompt_of, reply_of
+from components.data.records import Conversation
+from components.piece import piece
+
+
+@piece(reads=("prompt", "completion"), writes=("reply",))
+def completion(row: Mapping[str, Any]) -> list[Conversation]:
+    """`prompt` and `completion`, each a text or messages; `label`, true or false, says whether people liked it (KTO)."""
+    prompt = prompt_of(row)
+    return [Conversation("", (*prompt, *reply_of(row["completion"])), opening=len(prompt), label=label_of(row.get("label")))]

@@ -1,0 +1,24 @@
+"""HelpSteer and HelpSteer2 as published."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from components.data.messages import message, reply_of
+from components.data.records import Conversation
+from components.piece import piece
+
+TURN = re.compile(r"\n?<extra_id_1>(User|Assistant)\n")
+
+
+@piece(reads=("prompt", "response", "helpfulness"), writes=("reply", "rating"), paper="arXiv:2406.08673")
+def helpsteer(row: Mapping[str, Any], *, score: str = "helpfulness") -> list[Conversation]:
+    """`prompt` (earlier turns behind `<extra_id_1>`) and `response`, rated 0 to 4 by `score` (helpfulness, correctness, ...). Answers to one
+    prompt that are rated differently become pairs.
+    """
+    first, *turns = TURN.split(row["prompt"])
+    prompt = (message("user", first), *(message(name.lower(), text) for name, text in zip(turns[::2], turns[1::2], strict=True)))
+    prompt = prompt[:-1] if prompt[-1] == message("assistant", "") else prompt
+    return [Conversation("", (*prompt, *reply_of(row["response"])), opening=len(prompt), rating=float(row[score]))]

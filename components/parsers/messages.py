@@ -1,0 +1,19 @@
+"""OpenAI's chat format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from components.data.messages import messages_of, with_system
+from components.data.records import Conversation
+from components.piece import piece
+
+
+@piece(reads=("messages",), writes=("reply",))
+def messages(row: Mapping[str, Any]) -> list[Conversation]:
+    """`messages`: objects with `role` (system, developer, user, assistant, tool) and `content` (a text or text parts), `tool_calls`; the
+    functions in `tools`, a `system` text.
+    """
+    turns = with_system(messages_of(row["messages"], "user"), row.get("system"), row.get("tools") or row.get("functions"))
+    return [Conversation("", turns)]

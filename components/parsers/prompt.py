@@ -1,0 +1,29 @@
+"""Prompts to answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from components.data.messages import message, prompt_of
+from components.data.records import Conversation
+from components.piece import piece
+
+
+@piece(reads=("prompt",))
+def prompt(row: Mapping[str, Any], *, marker: str = "####", annotations: bool = False) -> list[Conversation]:
+    """`prompt` (a text or messages) and `answer`, the reference that a verifier compares with. What stands before `marker` in `answer` is
+    a worked solution (GSM8K): it becomes the reply, with its `<<48/2=24>>` only if `annotations`, and the rest the answer.
+    """
+    return asked(row, marker, annotations)
+
+
+def asked(row: Mapping[str, Any], marker: str, annotations: bool) -> list[Conversation]:
+    messages = prompt_of(row)
+    answer = None if row.get("answer") is None else str(row["answer"])
+    if answer is None or (marker not in answer and "\\boxed{" not in answer):
+        return [Conversation("", messages, opening=len(messages), answer=answer)]
+    solution = answer if annotations else re.sub(r"<<[^<>]*>>", "", answer)
+    final = answer.rpartition(marker)[2].strip() if marker in answer else answer
+    return [Conversation("", (*messages, message("assistant", solution)), opening=len(messages), answer=final)]

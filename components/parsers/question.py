@@ -1,0 +1,16 @@
+"""Questions to answer, GSM8K's among them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from components.data.records import Conversation
+from components.parsers.prompt import asked
+from components.piece import piece
+
+
+@piece(reads=("question",), paper="arXiv:2110.14168")
+def question(row: Mapping[str, Any], *, marker: str = "####", annotations: bool = False) -> list[Conversation]:
+    """`question` and `answer` as `prompt` and `answer` of the parser `prompt`: GSM8K as published."""
+    return asked(row, marker, annotations)

@@ -1,0 +1,24 @@
+"""Whole conversations in one text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from components.data.messages import message, transcript
+from components.data.records import Conversation
+from components.piece import piece
+
+
+@piece(reads=("text",))
+def text(row: Mapping[str, Any], *, prompt: str | None = None) -> list[Conversation]:
+    """`text` with marks of turns: `\\n\\nHuman:` (HH-RLHF), `### Human:` or `### Instruction:` (Guanaco, Alpaca), `<|im_start|>user` (ChatML).
+    Text without any is the answer to `prompt`.
+    """
+    turns = transcript(str(row["text"]))
+    if turns:
+        return [Conversation("", turns)]
+    if prompt is None:
+        raise ValueError("the text has no marks of turns, and a policy learns answers: give `data.parser: {name: text, prompt: ...}`, the "
+                         "prompt that every text answers")
+    return [Conversation("", (message("user", prompt), message("assistant", str(row["text"]))), opening=1)]

@@ -1,0 +1,25 @@
+"""UltraFeedback as published."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from components.data.messages import message, reply_of
+from components.data.records import Conversation
+from components.piece import piece
+
+
+@piece(reads=("instruction", "completions"), writes=("reply", "rejected"), paper="arXiv:2310.01377")
+def ultrafeedback(row: Mapping[str, Any], *, score: str = "overall_score", pairs: int = 1) -> list[Conversation]:
+    """`instruction` and `completions`, each with `response` and a `score`: the best one against the `pairs` worst that are rated lower."""
+    prompt = (message("user", row["instruction"]),)
+    rated = sorted(((float(one[score]), one["response"]) for one in row["completions"] if one.get(score) is not None), key=lambda one: one[0])
+    if not rated:
+        raise ValueError(f"no completion has a {score!r}")
+    best, answer = max(rated, key=lambda one: one[0])
+    worse = [one for one in rated if one[0] < best][:pairs]
+    if not worse:
+        raise ValueError("no completion is rated lower than another")
+    return [Conversation("", (*prompt, *reply_of(answer)), opening=1, rejected=(*prompt, *reply_of(other)), meta={"margin": best - low})
+            for low, other in worse]
