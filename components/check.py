@@ -13,7 +13,7 @@ from components.evaluation.health import RULES
 from components.evaluation.measured import ENDS, measured
 from components.piece import describe
 from components.reduce import legal
-from components.schema import Demonstrate, Fit, Offline, Online, Recipe, Reward, Spec
+from components.schema import Demonstrate, Fit, Offline, Online, Preferences, Recipe, Reward, Spec
 
 LEAST = {
     **dict.fromkeys(("batch", "max_steps", "rounds", "prompts_per_round", "responses_per_prompt", "prompts", "max_tokens", "members", "layers",
@@ -34,10 +34,12 @@ def check(recipe: Recipe, rounds: Mapping[str, Online]) -> None:
     check_sizes(recipe, "")
     if recipe.demonstrate:
         _check_demonstrate(recipe, recipe.demonstrate)
+    if recipe.preferences:
+        _check_preferences(recipe, recipe.preferences)
     if recipe.sft:
         _check_fit(recipe.sft.fit, set(), "sft.fit")
     if recipe.reward:
-        _check_reward(recipe.reward, recipe.demonstrate)
+        _check_reward(recipe.reward, recipe.demonstrate, recipe.preferences)
     for where, section in {"offline": recipe.offline, "online": recipe.online, **rounds}.items():
         if section is not None:
             _check_section(section, known, where)
@@ -93,8 +95,8 @@ def _check_splits(recipe: Recipe) -> None:
     """Where the recipe says which splits there are, nothing may read another."""
     splits = recipe.data.get("splits")
     made = recipe.demonstrate
-    read = {f"{name}.{key}": getattr(section, key) for name in ("demonstrate", "sft", "reward", "offline", "online", "evaluate")
-            if (section := getattr(recipe, name)) and not (made and name in ("sft", "reward"))
+    read = {f"{name}.{key}": getattr(section, key) for name in ("demonstrate", "preferences", "sft", "reward", "offline", "online", "evaluate")
+            if (section := getattr(recipe, name)) and not (made and name in ("sft", "reward")) and not (recipe.preferences and name == "reward")
             for key in ("data", "validation") if hasattr(section, key)}
     if recipe.evaluate and recipe.evaluate.gold:
         read |= {"evaluate.gold": "gold", "evaluate.gold (its certificate)": "gold_validation"}
@@ -112,7 +114,7 @@ def _check_demonstrate(recipe: Recipe, section: Demonstrate) -> None:
         wanted = getattr(recipe, kind)
         for spec in getattr(section, kind):
             _check_piece("select", spec, have, {"policy"}, f"demonstrate.{kind}")
-        if wanted is None:
+        if wanted is None or (kind == "reward" and recipe.preferences):
             continue
         if not getattr(section, kind):
             raise RecipeError(f"demonstrate.{kind}: names no selector, but the section `{kind}` learns from what it makes; name one, "
@@ -122,15 +124,33 @@ def _check_demonstrate(recipe: Recipe, section: Demonstrate) -> None:
                               f"got {wanted.data!r} and {wanted.validation!r}")
 
 
-def _check_reward(reward: Reward, demonstrate: Demonstrate | None) -> None:
-    pieces = [spec["name"] for spec in demonstrate.reward] if demonstrate else []
+def _check_preferences(recipe: Recipe, section: Preferences) -> None:
+    have = {"logprobs.sampled"}
+    for spec in section.annotate:
+        have = _check_piece("annotate", spec, have, {"policy"}, "preferences.annotate")
+    for spec in section.select:
+        _check_piece("select", spec, have, {"policy"}, "preferences.select")
+    if recipe.reward is None:
+        raise RecipeError("preferences: makes pairs that nothing reads; add a section `reward`, or leave `preferences` out")
+    if recipe.demonstrate and recipe.demonstrate.reward:
+        raise RecipeError("demonstrate.reward: the reward model learns from `preferences` here; set demonstrate.reward to [], or leave `preferences` out")
+    if (recipe.reward.data, recipe.reward.validation) != ("reward", "reward_validation"):
+        raise RecipeError(f"reward.data: with a `preferences` section expected 'reward' and 'reward_validation', "
+                          f"got {recipe.reward.data!r} and {recipe.reward.validation!r}")
+
+
+def _check_reward(reward: Reward, demonstrate: Demonstrate | None, preferences: Preferences | None) -> None:
+    source = preferences or demonstrate
+    selectors = preferences.select if preferences else demonstrate.reward if demonstrate else []
+    where = "preferences.select" if preferences else "demonstrate.reward"
+    pieces = [spec["name"] for spec in selectors]
     if reward.certificate.get("min_contrast_accuracy") is not None and "contrast" not in pieces:
-        raise RecipeError(f"reward.certificate.min_contrast_accuracy: nothing makes contrast pairs; add {{name: contrast}} to demonstrate.reward "
+        raise RecipeError(f"reward.certificate.min_contrast_accuracy: nothing makes contrast pairs; add {{name: contrast}} to {where} "
                           f"(now {pieces}), or leave the limit out")
-    if reward.certificate.get("best_of_n_rises") and (not demonstrate or demonstrate.rollout.get("responses_per_prompt", 1) < 2):
-        raise RecipeError("reward.certificate.best_of_n_rises: best of n is measured on the verified answers of a `demonstrate` section; expected "
+    if reward.certificate.get("best_of_n_rises") and (not source or source.rollout.get("responses_per_prompt", 1) < 2):
+        raise RecipeError("reward.certificate.best_of_n_rises: best of n is measured on the verified answers of a `preferences` or `demonstrate` section; expected "
                           "one with rollout.responses_per_prompt of at least 2, " +
-                          (f"got {demonstrate.rollout.get('responses_per_prompt', 1)}" if demonstrate else "got none") + ". Set it, or leave the limit out")
+                          (f"got {source.rollout.get('responses_per_prompt', 1)}" if source else "got none") + ". Set it, or leave the limit out")
     probed = reward.linear_probe
     _check_fit(reward.fit, {"margin"}, "reward.fit", role="judge", untrained=probed)
     if not probed or reward.fit.epochs:

@@ -8,14 +8,14 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from components.piece import ROOT, catalogue, describe
 from components.recipe import for_round, plain
-from components.schema import Demonstrate, Fit, Online, Profile, Recipe
+from components.schema import Demonstrate, Fit, Online, Preferences, Profile, Recipe
 from components.sections import PROMPT_SECTIONS
 from components.store import digest
 
@@ -94,12 +94,16 @@ def plan(recipe: Recipe, profile: Profile) -> dict[str, Stage]:
     if recipe.sft:
         policy = add("sft", "sft", "weights", plain(recipe.sft), {"policy": policy, "data": examples}, _fit_pieces(recipe.sft.fit))
     initial = policy
+    made, source = recipe.demonstrate, "demonstrated"
+    if recipe.preferences:
+        made, source = recipe.preferences, "compared"
+        examples = _preferences(add, recipe, recipe.preferences, policy, data)
     judges: dict[str, str] = {}
     if recipe.reward:
         for member, name in enumerate(recipe.reward.judges):
-            options = {**plain(recipe.reward), "member": member, **({"verified_by": plain(recipe.demonstrate.annotate)} if recipe.demonstrate else {})}
+            options = {**plain(recipe.reward), "member": member, **({"verified_by": plain(made.annotate)} if made else {})}
             judges[name] = add(f"reward_{name}" if recipe.reward.members > 1 else "reward", "reward", "weights", options,
-                               {"policy": initial, "data": examples, **({"answers": "demonstrated"} if recipe.demonstrate else {})},
+                               {"policy": initial, "data": examples, **({"answers": source} if made else {})},
                                _fit_pieces(recipe.reward.fit))
     gold: dict[str, str] = {}
     if recipe.evaluate and recipe.evaluate.gold:
@@ -140,8 +144,20 @@ def _demonstrations(add: Any, recipe: Recipe, section: Demonstrate, base: str, d
     pieces = [("rollout", section.rollout), *(("annotate", s) for s in section.annotate),
               *(("select", s) for s in [*section.sft, *section.reward])]
     made = add("demonstrated", "demonstrate", "groups", plain(section), {"policy": base, "data": data}, pieces)
-    splits = {f"{kind}{end}": 1.0 for kind in ("sft", "reward") if getattr(section, kind) for end in ("", "_validation")}
-    return add("demonstrations", "validate", "groups", {"section": {**plain(recipe.data), "splits": splits}}, {"drafts": made}, heavy=False)
+    return _validated(add, recipe, "demonstrations", made, [kind for kind in ("sft", "reward") if getattr(section, kind)])
+
+
+def _preferences(add: Any, recipe: Recipe, section: Preferences, policy: str, data: str) -> str:
+    """The same of the SFT policy's answers: pairs alone."""
+    pieces = [("rollout", section.rollout), *(("annotate", s) for s in section.annotate), *(("select", s) for s in section.select)]
+    options = {key: value for key, value in plain(section).items() if key != "select"}
+    made = add("compared", "demonstrate", "groups", {**options, "sft": (), "reward": plain(section.select)}, {"policy": policy, "data": data}, pieces)
+    return _validated(add, recipe, "preferences", made, ["reward"])
+
+
+def _validated(add: Any, recipe: Recipe, name: str, made: str, kinds: Sequence[str]) -> str:
+    splits = {f"{kind}{end}": 1.0 for kind in kinds for end in ("", "_validation")}
+    return add(name, "validate", "groups", {"section": {**plain(recipe.data), "splits": splits}}, {"drafts": made}, heavy=False)
 
 
 def _rounds(add: Any, recipe: Recipe, online: Online, policy: str, data: str, judges: Mapping[str, str],
@@ -149,7 +165,8 @@ def _rounds(add: Any, recipe: Recipe, online: Online, policy: str, data: str, ju
     initial, previous, made = policy, policy, []
     held: list[str] = []  # selections that together hold what each earlier round chose, once
     whole = online
-    watched = [online.watch["gold"]] if isinstance(online.watch.get("gold"), Mapping) else []
+    measure = online.watch.get("gold")
+    watched = [measure] if isinstance(measure, Mapping) else []
     for i in range(1, whole.rounds + 1):
         online = for_round(whole, i)
         current = initial if online.sample_from == "initial" else policy

@@ -19,7 +19,7 @@ from components.check import check, check_sizes, known_keys
 from components.correction import corrected, corrected_again
 from components.errors import RecipeError, nearest, secret_in
 from components.piece import describe, resolve
-from components.schema import SCHEMA, Demonstrate, Online, Profile, Recipe, Spec
+from components.schema import SCHEMA, Online, Profile, Recipe, Spec
 from components.sections import PROMPT_SECTIONS
 
 OBJECTIVE_KEYS = ("weight", "reduce", "label", "times")
@@ -229,7 +229,9 @@ def _resolved(recipe: Recipe) -> Recipe:
         own["parser"] = resolve("parser", parser, where="data.parser")
     changes: dict[str, Any] = {"data": {**recipe.data, "transforms": transforms, **own}}
     if recipe.demonstrate:
-        changes["demonstrate"] = _resolved_demonstrate(recipe.demonstrate)
+        changes["demonstrate"] = _resolved_samples(recipe.demonstrate, "demonstrate")
+    if recipe.preferences:
+        changes["preferences"] = _resolved_samples(recipe.preferences, "preferences")
     for name in ("sft", "reward", "offline", "online"):
         section = getattr(recipe, name)
         if section is not None:
@@ -247,10 +249,10 @@ def _resolved(recipe: Recipe) -> Recipe:
     return dataclasses.replace(recipe, **changes)
 
 
-def _resolved_demonstrate(section: Demonstrate) -> Demonstrate:
-    here = {slot: [resolve("annotate" if slot == "annotate" else "select", s, where=f"demonstrate.{slot}") for s in getattr(section, slot)]
-            for slot in ("annotate", "sft", "reward")}
-    return dataclasses.replace(section, rollout=resolve("rollout", section.rollout, where="demonstrate.rollout"), **here)
+def _resolved_samples(section: Any, name: str) -> Any:
+    here = {slot: [resolve("annotate" if slot == "annotate" else "select", s, where=f"{name}.{slot}") for s in getattr(section, slot)]
+            for slot in ("annotate", "sft", "reward", "select") if hasattr(section, slot)}
+    return dataclasses.replace(section, rollout=resolve("rollout", section.rollout, where=f"{name}.rollout"), **here)
 
 
 def _resolved_section(section: Any, name: str) -> Any:

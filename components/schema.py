@@ -80,6 +80,19 @@ class Demonstrate:
 
 
 @dataclass(frozen=True)
+class Preferences:
+    """A data set of pairs made from the SFT policy's own answers, which is what the reward model will judge: sampled, scored and
+    selected as in `Demonstrate`. The section `reward` then reads it in place of the curated splits and of `demonstrate.reward`."""
+
+    rollout: Spec
+    annotate: Sequence[Spec]
+    select: Sequence[Spec]
+    data: Split = "preferences"
+    validation: Split = "preferences_validation"
+    max_failed: float = 0.1
+
+
+@dataclass(frozen=True)
 class Sft:
     fit: Fit
     data: Split = "sft"
@@ -296,6 +309,7 @@ class Recipe:
     claim: Claim | None = None
     demonstrate: Demonstrate | None = None
     sft: Sft | None = None
+    preferences: Preferences | None = None
     reward: Reward | None = None
     offline: Offline | None = None
     online: Online | None = None

@@ -8,10 +8,11 @@ from typing import Any, Literal, TypedDict
 
 Spec = Mapping[str, Any]
 Split = Literal["sft", "sft_validation", "reward", "reward_validation", "gold", "gold_validation", "pairs", "pairs_validation",
-                "prompts", "prompts_validation", "evaluate", "evaluate_validation", "demonstrate", "demonstrate_validation"]
+                "prompts", "prompts_validation", "evaluate", "evaluate_validation", "demonstrate", "demonstrate_validation",
+                "preferences", "preferences_validation"]
 
 
-PROMPT_SECTIONS = ("prompts", "evaluate", "demonstrate", "demonstrate_validation")
+PROMPT_SECTIONS = ("prompts", "evaluate", "demonstrate", "demonstrate_validation", "preferences", "preferences_validation")
 """The parts of `data` that make prompts to answer; each may have `transforms` of its own, applied after splitting."""
 
 
@@ -70,6 +71,8 @@ class Data(TypedDict, total=False):
     evaluate: Contexts | None
     demonstrate: Contexts | None
     demonstrate_validation: Contexts | None
+    preferences: Contexts | None
+    preferences_validation: Contexts | None
     reward: Pairs | None
     gold: Pairs | None
     pairs: Pairs | None

@@ -7,6 +7,7 @@ import contextlib
 import functools
 import json
 import platform
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -243,6 +244,7 @@ class PrefectPage:
 
 
 def _slug(name: str) -> str:
-    return name.replace("_", "-").lower()
+    """A key that Prefect takes: lowercase letters, digits and dashes."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 

@@ -211,5 +211,5 @@ def _over(groups: list[Group], limit: int | None) -> int:
 
 BUILDERS: Mapping[str, Any] = {
     "sft": conversation_groups, "reward": preference_pairs, "gold": preference_pairs, "pairs": preference_pairs,
-    "prompts": prompt_groups, "evaluate": prompt_groups, "demonstrate": prompt_groups,
+    "prompts": prompt_groups, "evaluate": prompt_groups, "demonstrate": prompt_groups, "preferences": prompt_groups,
 }

@@ -8,9 +8,9 @@ The `data` section of a recipe:
     splits                      split: share. A name says what is built: sft, prompts, evaluate, reward, gold, pairs,
                                 each also with `_validation`
     near_threshold              likeness at which a record is dropped from the later of two splits; null: not compared
-    sft, prompts, evaluate, demonstrate, reward, gold, pairs      options of the builder of that name (`builders.py`); those that
+    sft, prompts, evaluate, demonstrate, preferences, reward, gold, pairs      options of the builder of that name (`builders.py`); those that
                                 make prompts also `transforms`: pieces applied to the records of the split alone, after splitting.
-                                `demonstrate_validation` is like `demonstrate` unless it is there
+                                `demonstrate_validation` and `preferences_validation` are like those without unless they are there
     max_dropped                 share of the source's records that parsing and the transforms may lose, copies of kept ones
                                 aside; 0.25 unless given, null: any
     max_quarantined, min_groups, min_topics, max_topic_share, rating_range, languages      what `tasks/validation.py` reads

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,23 +26,23 @@ def instruct(records: Sequence[Conversation], count_tokens: CountTokens, *, held
 
     `held_out` is the share of out-of-distribution instructions: half of it from held-out families, half held-out
     wordings of the trained ones; all others are trained families in trained wordings. `per_question` above 1 makes that
-    many records of a question, `<id>-1` and on, with different families and one `meta["question"]`. The instructions
-    follow from `seed` and the record's id alone, evenly over the families. The question takes the place of a missing
-    topic, so that its records stay in one split. Raises `RecipeError` for options out of range.
+    many records of a question, `<id>-1` and on, with different families and one `meta["question"]`. Families are dealt
+    evenly, like cards, in an order that follows from `seed` and the records' ids; neither depends on the records' order.
+    The question takes the place of a missing topic, so that its records stay in one split. Raises `RecipeError` for
+    options out of range.
     """
     if not 0 <= held_out <= 1:
         raise RecipeError(f"instruct: 'held_out' is a share from 0 to 1, got {held_out}")
     if not 1 <= per_question <= len(HELD_OUT):
         raise RecipeError(f"instruct: 'per_question' is a number from 1 to {len(HELD_OUT)}, got {per_question}")
-    kept: list[Conversation] = []
-    dropped: list[Dropped] = []
+    asking = [record for record in records if record.messages and record.messages[-1]["role"] == "user"]
+    questions = {record.id: record.messages[-1]["content"] for record in asking}
+    instructions = drawn(questions, held_out, per_question, seed)
     kinds: Counter[str] = Counter()
-    for record in records:
-        if not record.messages or record.messages[-1]["role"] != "user":
-            dropped.append(Dropped(record.id, "the last message is not the user's", record.as_json()))
-            continue
+    kept: list[Conversation] = []
+    for record in asking:
         *before, last = record.messages
-        for number, instruction in enumerate(drawn(record.id, last["content"], held_out, per_question, seed), start=1):
+        for number, instruction in enumerate(instructions[record.id], start=1):
             kinds[f"instruction: {instruction['kind']}"] += 1
             asked: Message = {"role": "user", "content": f"{last['content'].rstrip()} {instruction['text']}"}
             kept.append(replace(
@@ -50,23 +50,36 @@ def instruct(records: Sequence[Conversation], count_tokens: CountTokens, *, held
                 opening=len(record.messages), topic=record.topic or last["content"],
                 topic_as_system=record.topic_as_system and bool(record.topic),
                 meta={"question": record.id, **record.meta, "instruction": instruction}))
+    dropped = [Dropped(record.id, "the last message is not the user's", record.as_json())
+               for record in records if not (record.messages and record.messages[-1]["role"] == "user")]
     return Sifted(kept, dropped, kinds)
 
 
-def drawn(key: str, question: str, held_out: float, number: int, seed: int) -> list[dict[str, Any]]:
-    """`number` instructions for a question, of different families."""
-    rng = random.Random(hashlib.sha256(f"{seed}/{key}".encode()).digest())
-    taken: set[str] = set()
-    out = []
-    for _ in range(number):
-        place = rng.random()
-        kind = "new_family" if place < held_out / 2 else "new_wording" if place < held_out else "seen"
-        name = rng.choice([f for f in (HELD_OUT if kind == "new_family" else TRAINED) if f not in taken])
-        taken.add(name)
-        family = FAMILIES[name]
-        every = range(len(family.wordings))
-        wording = rng.choice({"seen": family.seen_wordings, "new_wording": family.new_wordings}.get(kind, every))
-        params = family.draw(rng, question)
-        text = instruction_text(name, wording, params)
-        out.append({"family": name, "wording": wording, "params": params, "text": text, "kind": kind})
+def drawn(questions: Mapping[str, str], held_out: float, number: int, seed: int) -> dict[str, list[dict[str, Any]]]:
+    """`number` instructions for each question (id -> text), of different families."""
+    decks: dict[str, list[str]] = {"new_family": [], "new_wording": [], "seen": []}
+    dealer = random.Random(seed)
+    out: dict[str, list[dict[str, Any]]] = {}
+    for key in sorted(questions, key=lambda key: hashlib.sha256(f"{seed}/{key}".encode()).digest()):
+        rng = random.Random(hashlib.sha256(f"{seed}/{key}".encode()).digest())
+        out[key], taken = [], set[str]()
+        for _ in range(number):
+            place = rng.random()
+            kind = "new_family" if place < held_out / 2 else "new_wording" if place < held_out else "seen"
+            name = _dealt(decks[kind], HELD_OUT if kind == "new_family" else TRAINED, taken, dealer)
+            taken.add(name)
+            family = FAMILIES[name]
+            wording = rng.choice({"seen": family.seen_wordings, "new_wording": family.new_wordings}.get(kind, range(len(family.wordings))))
+            params = family.draw(rng, questions[key])
+            text = instruction_text(name, wording, params)
+            out[key].append({"family": name, "wording": wording, "params": params, "text": text, "kind": kind})
     return out
+
+
+def _dealt(deck: list[str], families: Sequence[str], taken: set[str], dealer: random.Random) -> str:
+    """The first family of the deck that is not taken; a deck that has none is put below a new one."""
+    if not set(deck) - taken:
+        deck += dealer.sample(families, len(families))
+    name = next(name for name in deck if name not in taken)
+    deck.remove(name)
+    return name

@@ -16,7 +16,7 @@ from components.types import Group
 Ragged = Sequence[Sequence[float]]
 
 
-def flattened(intervals: Mapping[str, Interval]) -> dict[str, float]:
+def flattened(intervals: Mapping[str, Interval]) -> dict[str, Any]:
     """`name` -> interval as flat metrics: `name.mean`, `name.low`, `name.high`, `name.n`."""
     return {f"{name}.{end}": value for name, ends in intervals.items() for end, value in ends.items()}
 

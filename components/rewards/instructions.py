@@ -105,7 +105,7 @@ def _highlighted(text: str) -> bool:
 
 
 def _postscript(text: str) -> bool:
-    found = re.search(r"(?<!\w)p\.\s?s\.(.*)\Z", text, re.IGNORECASE | re.DOTALL)
+    found = re.search(r"(?<![\w.])p\.\s?s\.(.*)\Z", text, re.IGNORECASE | re.DOTALL)
     return found is not None and bool(words(found.group(1))) and bool(words(text[:found.start()]))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -20,35 +21,33 @@ def contrast(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.ins
 
     `contrast`, a `share` of them: the rejected answer obeys another instruction on the same question (`meta["question"]`) and fails
     this one by `verifier`, so that what distinguishes the two stands in the prompt alone. `pass_fail`: it answers this prompt.
-    Where a prompt lacks one kind the other takes its place. The draw depends on seed and prompt id alone.
+    Where a prompt lacks one kind the other takes its place. Chosen are the prompt's own verified answers; where it has none, answers
+    to another instruction on its question that obey this one too. The draw depends on seed and prompt id alone.
     """
     rescore = build("annotate", {"name": verifier})
-    obeying: dict[str, list[tuple[str, Trajectory]]] = defaultdict(list)
+    asked: dict[str, list[Group]] = defaultdict(list)
     for group in groups:
-        for trajectory, value in zip(group.trajectories, rewards_of(group, reward), strict=True):
-            if value >= 1:
-                obeying[str(group.prompt.meta.get("question"))].append((group.prompt.id, trajectory))
+        asked[str(group.prompt.meta.get("question"))].append(group)
     made: list[Group] = []
     for group in groups:
-        values = rewards_of(group, reward)
-        passing = [i for i, value in enumerate(values) if value >= 1]
-        failing = [i for i, value in enumerate(values) if value < 1]
-        others = [t for owner, t in obeying[str(group.prompt.meta.get("question"))] if owner != group.prompt.id]
-        if others and passing:
-            (scored,) = rescore([Group(group.prompt, tuple(others))], ctx)[reward]
-            others = [bare(t) for t, value in zip(others, scored, strict=True) if value is not None and value < 1]
+        siblings = [other for other in asked[str(group.prompt.meta.get("question"))] if other.prompt.id != group.prompt.id]
+        others = [bare(t) for other in siblings for t in other.trajectories]
+        obeyed = [value >= 1 for other in siblings for value in rewards_of(other, reward)]
+        (scored,) = rescore([Group(group.prompt, tuple(others))], ctx)[reward] if others else ([],)
+        values = [*rewards_of(group, reward), *(math.nan if value is None else value for value in scored)]
+        own = len(group.trajectories)
+        passing = [i for i in range(own) if values[i] >= 1] or [i for i in range(own, len(values)) if values[i] >= 1]
+        found = {"contrast": _drawn([i for i in range(own, len(values)) if obeyed[i - own] and values[i] < 1], ctx, group.prompt.id),
+                 "pass_fail": _drawn([i for i in range(own) if values[i] < 1], ctx, group.prompt.id)}
         ctx.counts["prompts without a verified answer"] += not passing
         wanted = round(per_prompt * share)
-        found = {"contrast": _drawn([*range(len(values), len(values) + len(others))], ctx, group.prompt.id) if passing else [],
-                 "pass_fail": _drawn(failing, ctx, group.prompt.id) if passing else []}
-        kinds = ["contrast"] * wanted + ["pass_fail"] * (per_prompt - wanted)
-        whole = Group(group.prompt, (*group.trajectories, *others), {reward: [*values, *[0.0] * len(others)]})
+        whole = Group(group.prompt, (*group.trajectories, *others), {reward: values})
         chosen = _drawn(passing, ctx, group.prompt.id)
-        for number, kind in enumerate(kinds):
+        for number, kind in enumerate(["contrast"] * wanted + ["pass_fail"] * (per_prompt - wanted)):
             kind = kind if found[kind] else "pass_fail" if found["pass_fail"] else "contrast"
             if not chosen or not found[kind]:
                 break
-            pairs = pair(whole, chosen[number % len(chosen)], found[kind].pop(0), whole.columns[reward], ctx, reward)
+            pairs = pair(whole, chosen[number % len(chosen)], found[kind].pop(0), values, ctx, reward)
             made += [_marked(one, kind) for one in pairs]
             ctx.counts[f"pairs of kind {kind}"] += len(pairs)
     return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from components.advantages.read import rewards_of
@@ -11,9 +12,9 @@ from components.types import Context, Group, Trajectory
 
 
 def likelihood(trajectory: Trajectory) -> float:
-    """Mean log-prob of the sampled tokens by the sampler, in nats a token."""
+    """Mean log-prob of the sampled tokens by the sampler, in nats a token; minus infinity where nobody sampled them from this prompt."""
     sampled = [p for p, chosen in zip(trajectory.logprobs or (), trajectory.mask, strict=False) if chosen]
-    return sum(sampled) / len(sampled) if sampled else 0.0
+    return sum(sampled) / len(sampled) if sampled else -math.inf
 
 
 @piece(reads=("{reward}", "logprobs.sampled"), paper="arXiv:2308.01825")
@@ -21,7 +22,7 @@ def verified(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.ins
              max_repetition: float = 0.4, keep: int = 1) -> list[Group]:
     """Groups of one: the `keep` most likely answers of a prompt, by mean log-prob a token of the model that sampled them, among those
     whose reward is `at_least` that much and of whose words no more than `max_repetition` were said before (rejection sampling, RFT).
-    Copies count once; a prompt without such an answer is left out.
+    Copies count once; answers without log-probs come last; a prompt without such an answer is left out.
 
     Least repetition is no ranking: the shortest answers repeat nothing, and a model that imitates those alone forgets how to be long.
     """

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from prefect.client.schemas.actions import ArtifactCreate
 
 from components.plan import Stage
 from components.types import Artifact
@@ -56,6 +57,14 @@ def test_a_table_the_pictures_themselves_and_where_the_report_is(tmp_path: Path,
     assert image["image_url"] == "data:image/png;base64," + base64.b64encode(b"png").decode() and image["description"] == "evaluate: win rates"
     assert {"number": "win_rate", "value": "0.684"} in made["table result-evaluate"]["table"]
     assert str(tmp_path / "report.html") in made["markdown report"]["markdown"]
+
+
+def test_prefect_takes_every_key(tmp_path: Path, made: dict[str, dict[str, Any]]) -> None:
+    stage, artifact = evaluated(tmp_path)
+    (tmp_path / "plots" / "slices_instruction.family.png").write_bytes(b"png")
+    PrefectPage().finished(stage, artifact, reused=False, seconds=3.0)
+    keys = {key.partition(" ")[2] for key in made}
+    assert {ArtifactCreate(key=key).key for key in keys} == keys and "plot-evaluate-slices-instruction-family" in keys
 
 
 def test_the_page_links_to_the_recipes_paper_once(tmp_path: Path, made: dict[str, dict[str, Any]]) -> None:

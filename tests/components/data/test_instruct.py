@@ -92,12 +92,21 @@ def test_instruct_touches_the_last_user_message_only():
     assert [(d.id, d.reason) for d in made.dropped] == [("answered", "the last message is not the user's")]
 
 
-def test_instruct_follows_from_seed_and_id_alone():
+def test_instruct_follows_from_seed_and_ids_alone():
     records = asks(40)
     made = instruct(records, count, held_out=0.3, seed=1).kept
     assert instruct(records[::-1], count, held_out=0.3, seed=1).kept == made[::-1]
-    assert instruct(records[7:8], count, held_out=0.3, seed=1).kept == made[7:8]
     assert instruct(records, count, held_out=0.3, seed=2).kept != made
+
+
+@pytest.mark.parametrize("each", [1, 3])
+def test_families_are_dealt_evenly(each: int):
+    families = [r.meta["instruction"]["family"] for r in instruct(asks(50), count, per_question=each).kept]
+    assert len(families) == 50 * each
+    numbers = [families.count(name) for name in TRAINED]
+    assert max(numbers) - min(numbers) <= 2
+    for i in range(0, len(families), each):
+        assert len(set(families[i:i + each])) == each
 
 
 def test_instruct_draws_evenly_and_trains_on_nothing_held_out():
@@ -142,7 +151,7 @@ def test_records_of_one_question_stay_in_one_split():
     assert train and held and not train & held
 
 
-@pytest.mark.parametrize("options", [{"held_out": 1.5}, {"held_out": -0.1}, {"per_question": 0}, {"per_question": 7}])
+@pytest.mark.parametrize("options", [{"held_out": 1.5}, {"held_out": -0.1}, {"per_question": 0}, {"per_question": 9}])
 def test_instruct_refuses_options_out_of_range(options):
     with pytest.raises(RecipeError, match=next(iter(options))):
         instruct(asks(1), count, **options)

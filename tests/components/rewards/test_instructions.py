@@ -53,7 +53,7 @@ CASES: dict[str, Case] = {
     "highlight": ({}, ["I like *hot pizza* best.", "I like **pizza**."],
                   ["I like *pizza.", "I like ** best.", "* pizza\n* pasta", "I *like this*."]),
     "postscript": ({}, ["I like pizza. P.S. Rice is fine.", "Pizza.\np. s. rice"],
-                   ["I like pizza. P.S.", "P.S. I like pizza.", "Pizza. PS rice"]),
+                   ["I like pizza. P.S.", "P.S. I like pizza.", "Pizza. PS rice", "Add a postscript that starts with S.P.S. here."]),
     "placeholder": ({}, ["I eat at [place] on Mondays."], ["I eat at (place).", "I eat at [].", "[place]"]),
     "two_responses": ({}, ["I like pizza.\n******\nI like rice.", "******Pizza.******Rice."],
                       ["Pizza. ****** Pizza!", "Pizza. ***** Rice.", "Pizza.******Rice.******Soup.", "Pizza.******",
@@ -91,7 +91,7 @@ def score(prompt: Prompt, *answers: Trajectory, **options: Any) -> tuple[list[fl
 
 def test_the_cases_are_of_every_family() -> None:
     assert set(CASES) == set(FAMILIES) and len(FAMILIES) >= 24
-    assert 5 <= sum(family.held_out for family in FAMILIES.values()) <= 6
+    assert 5 <= sum(family.held_out for family in FAMILIES.values()) <= 8
 
 
 @pytest.mark.parametrize("family", FAMILIES)

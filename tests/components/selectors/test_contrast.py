@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from components.errors import RecipeError
 from components.selectors.contrast import contrast
 from components.selectors.flip_labels import flip_labels
+from components.selectors.largest_margins import largest_margins
 from components.selectors.verified import verified
 from components.types import Context, Group, Prompt, Trajectory
 
@@ -46,6 +48,12 @@ def test_contrast_takes_failing_answers_for_the_rest_and_skips_prompts_without_a
     assert ctx.counts["prompts without a verified answer"] == 1
 
 
+def test_contrast_chooses_an_answer_to_another_instruction_where_the_prompt_has_no_verified_one() -> None:
+    failed = Group(prompt("e", "at_most_words", n=5), LONG.trajectories[:1], {"reward.instructions": [0.0]})
+    pairs = contrast([failed, SHORT], Context(), per_prompt=1, share=0.0)
+    assert texts(pairs[0]) == ["I eat rice.", "I eat rice, beans and bread today."] and pairs[0].prompt.id == "e"
+
+
 def test_contrast_does_not_reject_an_answer_that_obeys_both_instructions() -> None:
     both = Group(prompt("d", "at_most_words", n=8), SHORT.trajectories[:1], {"reward.instructions": [1.0]})
     assert contrast([SHORT, both], Context(), per_prompt=1, share=1.0)[0].prompt.meta["pair"]["kind"] == "pass_fail"
@@ -67,3 +75,14 @@ def test_flip_labels_exchanges_the_sides_of_a_share_of_pairs(share: float, expec
     assert ctx.counts["labels flipped"] == pytest.approx(expected, abs=25 if 0 < share < 1 else 0)
     assert sum(texts(f) != texts(p) for f, p in zip(flipped, pairs, strict=True)) == ctx.counts["labels flipped"]
     assert flip_labels(pairs, Context(seed=3), share=share) == flipped
+
+
+@pytest.mark.parametrize(("share", "kept"), [(1.0, [0, 1, 2, 3, 4]), (0.5, [1, 2, 3]), (0.2, [3]), (0.41, [1, 2, 3])])
+def test_largest_margins_keeps_the_surest_pairs_in_their_order(share: float, kept: list[int]) -> None:
+    pairs = [Group(Prompt(f"p{i}", SHORT.prompt.messages), SHORT.trajectories, {"margin": [m, m]}) for i, m in enumerate([0.1, 2.0, 0.5, 3.0, 0.5])]
+    assert [int(g.prompt.id[1:]) for g in largest_margins(pairs, Context(), share=share)] == kept
+
+
+def test_largest_margins_refuses_a_share_out_of_range() -> None:
+    with pytest.raises(RecipeError):
+        largest_margins([], Context(), share=0.0)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from components.data.groups import read_groups
-from components.engines.torch import TorchEngine
+from components.engines.torch import TorchEngine, weights_digest
 from components.errors import ContractError, RecipeError
 from components.recipe import load
 from components.rewards.reward_model import reward_model
@@ -86,6 +86,33 @@ def test_the_certificate_tells_best_of_n_on_the_verified_answers_and_a_failed_on
     assert best["2"]["mean"] == pytest.approx(statistics.fmean(by_hand))
     with pytest.raises(ContractError, match=r"the reward model 'judge' failed its certificate: held-out accuracy is .* above 99\.0% \(the floor\)"):
         pipeline.make("rollout_1")
+
+
+PREFERENCES = ("data.splits={demonstrate: 0.2, demonstrate_validation: 0.1, preferences: 0.2, preferences_validation: 0.2, prompts: 0.2, evaluate: 0.1}",
+               "preferences={rollout: {name: sample, responses_per_prompt: 6, max_tokens: 16, temperature: 2.0}, annotate: [{name: rewards.format, "
+               "pattern: '.*[.!?]'}], select: [{name: best_worst, reward: reward.format}]}")
+
+
+def test_preferences_are_pairs_of_the_sft_policys_answers(tiny_home: Path, tmp_path: Path) -> None:
+    pipeline = Pipeline.open(recipe_file(tmp_path), home=tiny_home, profile="test", overrides=[*PREFERENCES, "demonstrate.reward=[]"])
+    pipeline.begin()
+    for name in list(pipeline.stages)[: list(pipeline.stages).index("reward") + 1]:
+        pipeline.make(name)
+    pairs = read_groups(pipeline.artifact("preferences").path / "reward.parquet")
+    policy = weights_digest(pipeline.artifact("sft").path)
+    assert pairs and {g.prompt.meta["pair"]["policy"] for g in pairs} == {policy}
+    demonstrated = {g.prompt.id for g in read_groups(pipeline.artifact("demonstrated").path / "answers.parquet")}
+    assert not demonstrated & {g.prompt.id for g in pairs}
+    assert pipeline.artifact("reward").meta["counts"]["kept"] == len(pairs)
+
+
+@pytest.mark.parametrize(("more", "where"), [
+    ((), "demonstrate.reward"), (("demonstrate.reward=[]", "reward=null", "online=null"), "preferences"),
+    (("demonstrate.reward=[]", "reward.data=pairs"), "reward.data"), (("demonstrate.reward=[]", "preferences.data=pairs"), "preferences.data"),
+])
+def test_preferences_that_nothing_reads_or_makes_are_refused(more: tuple[str, ...], where: str, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=rf"^{where}"):
+        load(recipe_file(tmp_path), overrides=[*PREFERENCES, *more])
 
 
 @pytest.mark.parametrize(("change", "where"), [

@@ -17,7 +17,7 @@ about: A policy that learns to be long, watched by a measure that wants it short
 reward: null
 online:
   rounds: 3
-  prompts_per_round: 16
+  prompts_per_round: 10
   annotate: [{name: rewards.length, target: 24}]
   select: [{name: best_worst, reward: reward.length}]
   prepare: [{name: scoring.logprobs, model: reference}]

@@ -1,0 +1,70 @@
+"""Answers drawn with a verified answer to another prompt in sight, over an engine that copies what it was shown."""
+
+from __future__ import annotations
+
+from components.piece import build
+from components.types import Context, Group, Prompt, Sample
+
+
+class Copycat:
+    """Says "x, y" (a comma), but the earlier answer of the conversation if there is one; prompt `free` it answers without comma."""
+
+    weights = "digest"
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def encode_prompt(self, messages):
+        return [ord(c) for c in "|".join(m["content"] for m in messages)]
+
+    def decode(self, tokens):
+        return "".join(chr(t) for t in tokens if t)
+
+    def generate(self, requests):
+        said = []
+        for request in requests:
+            text = "".join(map(chr, request.tokens))
+            self.asked.append(text)
+            shown = text.split("|")
+            answer = shown[1] if len(shown) == 3 else "just rice" if text == "free food?" else f"just rice and {len(text)}" if text.startswith("free") else "rice, beans"
+            said.append([Sample((*map(ord, answer), 0), (-1.0,) * (len(answer) + 1), "end")] * request.count)
+        return said
+
+
+def asked(name: str, family: str = "no_comma") -> Prompt:
+    told = {"family": family, "wording": 0, "params": {}, "text": "Do not use any commas.", "kind": "seen"}
+    return Prompt(name, ({"role": "user", "content": f"{name} food?"},), meta={"question": name, "instruction": told})
+
+
+def drawn(prompts: list[Prompt], **options: object) -> tuple[list[Group], Copycat, Context]:
+    engine = Copycat()
+    ctx = Context(models={"policy": engine}, seed=1)
+    rollout = build("rollout", {"name": "by_example", "responses_per_prompt": 3, "shown": 2, "temperature": 0.8, **options})
+    return rollout(prompts, ctx), engine, ctx
+
+
+def test_a_prompt_sees_a_verified_answer_to_another_question_of_its_family() -> None:
+    (free, hard, other), engine, ctx = drawn([asked("free"), asked("hard"), asked("other", "quotation")])
+    assert [t.text for t in hard.trajectories] == ["rice, beans", "just rice", "just rice"]
+    assert [t.text for t in free.trajectories] == ["just rice"] * 3, "its own answer is no example to itself"
+    assert [t.text for t in other.trajectories] == ["rice, beans"] * 3, "no verified answer of its family"
+    assert engine.asked[3:6] == ["free food?", "free food?|just rice|hard food?", "other food?"]
+    assert engine.asked[6:] == ["hard food?|just rice|free food?", "free food?|just rice|hard food?", "other food?"], "what was found helps the next"
+    assert dict(ctx.counts) == {"answers with an example": 3, "answers without an example": 3}
+
+
+def test_tokens_and_mask_are_those_of_the_prompt_without_its_example() -> None:
+    (_, hard), *_ = drawn([asked("free"), asked("hard")])
+    plain, *shown = hard.trajectories
+    assert plain.logprobs is not None and "example" not in plain.meta
+    for t in shown:
+        assert list(t.inputs["tokens"]) == [*map(ord, "hard food?just rice"), 0]
+        assert list(t.mask) == [False] * len("hard food?") + [True] * (len("just rice") + 1)
+        assert t.logprobs is None and t.meta["example"] is True
+
+
+def test_what_a_prompt_gets_depends_on_no_order() -> None:
+    prompts = [asked(name) for name in ("free", "free too", "free at last", "hard", "harder", "hardest", "the most hard")]
+    there, back = drawn(prompts)[0], drawn(prompts[::-1])[0]
+    assert len({t.text for g in there for t in g.trajectories if g.prompt.id.startswith("hard")}) > 2, "several examples are used"
+    assert {g.prompt.id: [t.text for t in g.trajectories] for g in there} == {g.prompt.id: [t.text for t in g.trajectories] for g in back}
