@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
 
-from components.errors import RecipeError, nearest
-from components.evaluation.gates import WORDS
+from components.conform import known_keys
+from components.errors import RecipeError, SourceError, nearest
 from components.evaluation.health import RULES
 from components.evaluation.measured import ENDS, measured
 from components.piece import describe
 from components.reduce import legal
-from components.schema import Demonstrate, Fit, Offline, Online, Preferences, Recipe, Reward, Spec
-
-LEAST = {
-    **dict.fromkeys(("batch", "max_steps", "rounds", "prompts_per_round", "responses_per_prompt", "prompts", "max_tokens", "members", "layers",
-                     "limit", "limit_validation", "tokens_per_batch", "sampler_rows", "threads", "max_model_len", "tensor_parallel"), 1),
-    **dict.fromkeys(("seed", "validate_every", "patience", "save_every", "perplexity_rows", "transcripts", "kl_prompts"), 0),
-}
-"""The least that whole numbers of a recipe or profile may be, by the last part of their key."""
+from components.schema import Demonstrate, Fit, Offline, Online, Preferences, Profile, Recipe, Reward, Spec
+from components.sections import SHARES
 
 
 def check(recipe: Recipe, rounds: Mapping[str, Online]) -> None:
@@ -30,8 +22,15 @@ def check(recipe: Recipe, rounds: Mapping[str, Online]) -> None:
     _check_names({"name": recipe.name, **{f"models.{n}": n for n in recipe.models},
                   **({"register.model": recipe.register.model} if recipe.register else {})})
     known = {"policy", "reference", *recipe.models, *(recipe.reward.judges if recipe.reward else ())}
+    if "policy" not in recipe.models:
+        raise RecipeError(f"models: needs 'policy', the model that learns; got {', '.join(recipe.models) or 'none'}")
+    if not recipe.data.source:
+        raise RecipeError("data: needs 'source', the address of the data, such as path:conversations.jsonl")
+    if recipe.evaluate and recipe.evaluate.gold and "encoder" not in recipe.models:
+        raise RecipeError("evaluate.gold: the gold judge reads sentence embeddings, and the recipe names no models.encoder; add it, or set evaluate.gold to false")
+    if recipe.sft and recipe.sft.fit.validate_every and recipe.sft.validation is None:
+        raise RecipeError(f"sft.fit.validate_every: {recipe.sft.fit.validate_every}, but sft.validation is null; name its split, or set validate_every to 0")
     _check_splits(recipe)
-    check_sizes(recipe, "")
     if recipe.demonstrate:
         _check_demonstrate(recipe, recipe.demonstrate)
     if recipe.preferences:
@@ -53,7 +52,7 @@ def check(recipe: Recipe, rounds: Mapping[str, Online]) -> None:
             best: set[str] = set()
             for spec in recipe.evaluate.best_of.annotate:
                 best = _check_piece("annotate", spec, best, (known | arms) - {"reference", "encoder"}, "evaluate.best_of.annotate")
-    if recipe.online and recipe.online.watch.get("gold") is True and not (recipe.evaluate and recipe.evaluate.gold):
+    if recipe.online and recipe.online.watch.gold is True and not (recipe.evaluate and recipe.evaluate.gold):
         raise RecipeError("online.watch.gold: needs a gold judge; set `evaluate.gold: true`")
     _check_gates(recipe)
     if recipe.register and (score := recipe.register.champion.score):
@@ -62,25 +61,27 @@ def check(recipe: Recipe, rounds: Mapping[str, Online]) -> None:
             raise RecipeError(f"register.champion.score: no {score!r} is measured for each prompt{nearest(score, scores)}")
 
 
-def check_sizes(value: Any, where: str) -> None:
-    """Raises a `RecipeError` for the first number in a recipe or profile that is smaller than it may be."""
-    if isinstance(value, (list, tuple)):
-        for number, inner in enumerate(value):
-            check_sizes(inner, f"{where}[{number}]")
-    elif isinstance(value, Mapping) or dataclasses.is_dataclass(value):
-        for key, inner in (value if isinstance(value, Mapping) else vars(value)).items():
-            at = f"{where}.{key}" if where else str(key)
-            if isinstance(inner, int) and inner < LEAST.get(str(key), inner):
-                raise RecipeError(f"{at}: {inner}; use {LEAST[str(key)]} or more")
-            check_sizes(inner, at)
+def check_window(recipe: Recipe, profile: Profile) -> None:
+    """vLLM's window holds the longest prompt and its answer."""
+    sections = {"demonstrate": recipe.demonstrate, "preferences": recipe.preferences, "online": recipe.online} if profile.engine == "vllm" else {}
+    for where, section in sections.items():
+        if section is not None:
+            prompt, answer = recipe.data.of(section.data).max_tokens, section.rollout.get("max_tokens", 0)
+            if prompt + answer > profile.vllm.max_model_len:
+                raise RecipeError(f"profile {profile.name}: vllm.max_model_len: {profile.vllm.max_model_len} tokens, but the longest prompt (data.{section.data}"
+                                  f".max_tokens: {prompt}) and answer ({where}.rollout.max_tokens: {answer}) have {prompt + answer}; raise it or lower these")
 
 
-def known_keys(given: Iterable[object], known: Iterable[str], where: str) -> None:
-    """Raises a `RecipeError` for the first key that is not among the `known` ones, with the nearest of them."""
-    known = list(known)
-    for key in given:
-        if key not in known:
-            raise RecipeError(f"{where + '.' if where else ''}{key}: unknown key {key!r}{nearest(str(key), known)}")
+def check_files(recipe: Recipe) -> None:
+    """Every `path:` of the recipe names something, or a `SourceError` says which does not."""
+    for where, address in {"data.source": recipe.data.source, **{f"models.{name}.source": model.source for name, model in recipe.models.items()}}.items():
+        if address.startswith("path:"):
+            from components.data.sources import local
+
+            try:
+                local(address)
+            except SourceError as error:
+                raise SourceError(f"{where}: {error}") from None
 
 
 def _check_names(names: Mapping[str, str]) -> None:
@@ -93,7 +94,7 @@ def _check_names(names: Mapping[str, str]) -> None:
 
 def _check_splits(recipe: Recipe) -> None:
     """Where the recipe says which splits there are, nothing may read another."""
-    splits = recipe.data.get("splits")
+    splits = recipe.data.splits
     made = recipe.demonstrate
     read = {f"{name}.{key}": getattr(section, key) for name in ("demonstrate", "preferences", "sft", "reward", "offline", "online", "evaluate")
             if (section := getattr(recipe, name)) and not (made and name in ("sft", "reward")) and not (recipe.preferences and name == "reward")
@@ -101,13 +102,13 @@ def _check_splits(recipe: Recipe) -> None:
     if recipe.evaluate and recipe.evaluate.gold:
         read |= {"evaluate.gold": "gold", "evaluate.gold (its certificate)": "gold_validation"}
     for where, name in read.items():
-        if splits and name and name not in splits:
-            raise RecipeError(f"{where}: {name!r} is not among data.splits ({', '.join(splits)}); give it a share there, or read another")
+        if name and name not in (splits or SHARES):
+            raise RecipeError(f"{where}: {name!r} is not among data.splits ({', '.join(splits or SHARES)}); give it a share there, or read another")
 
 
 def _check_demonstrate(recipe: Recipe, section: Demonstrate) -> None:
     """Columns in order, and every section that reads what is made here finds it."""
-    have = {"logprobs.sampled"}
+    have = set(describe("rollout", section.rollout["name"]).named("writes", section.rollout))
     for spec in section.annotate:
         have = _check_piece("annotate", spec, have, {"policy"}, "demonstrate.annotate")
     for kind in ("sft", "reward"):
@@ -125,7 +126,7 @@ def _check_demonstrate(recipe: Recipe, section: Demonstrate) -> None:
 
 
 def _check_preferences(recipe: Recipe, section: Preferences) -> None:
-    have = {"logprobs.sampled"}
+    have = set(describe("rollout", section.rollout["name"]).named("writes", section.rollout))
     for spec in section.annotate:
         have = _check_piece("annotate", spec, have, {"policy"}, "preferences.annotate")
     for spec in section.select:
@@ -144,15 +145,15 @@ def _check_reward(reward: Reward, demonstrate: Demonstrate | None, preferences: 
     selectors = preferences.select if preferences else demonstrate.reward if demonstrate else []
     where = "preferences.select" if preferences else "demonstrate.reward"
     pieces = [spec["name"] for spec in selectors]
-    if reward.certificate.get("min_contrast_accuracy") is not None and "contrast" not in pieces:
+    if reward.certificate.min_contrast_accuracy is not None and "contrast" not in pieces:
         raise RecipeError(f"reward.certificate.min_contrast_accuracy: nothing makes contrast pairs; add {{name: contrast}} to {where} "
                           f"(now {pieces}), or leave the limit out")
-    if reward.certificate.get("best_of_n_rises") and (not source or source.rollout.get("responses_per_prompt", 1) < 2):
+    if reward.certificate.best_of_n_rises and (not source or source.rollout.get("responses_per_prompt", 1) < 2):
         raise RecipeError("reward.certificate.best_of_n_rises: best of n is measured on the verified answers of a `preferences` or `demonstrate` section; expected "
                           "one with rollout.responses_per_prompt of at least 2, " +
                           (f"got {source.rollout.get('responses_per_prompt', 1)}" if source else "got none") + ". Set it, or leave the limit out")
     probed = reward.linear_probe
-    _check_fit(reward.fit, {"margin"}, "reward.fit", role="judge", untrained=probed)
+    _check_fit(reward.fit, {"margin"}, "reward.fit", role="judge", untrained=probed, gives=("scores",))
     if not probed or reward.fit.epochs:
         return
     if reward.members > 1:
@@ -173,17 +174,17 @@ def _check_gates(recipe: Recipe) -> None:
     metrics = measured(recipe)
     for name, gate in gates.items():
         at = f"register.gates.{name}"
-        if gate is None or not any(word in gate for word in WORDS):
+        if gate.over is None and gate.below is None:
             raise RecipeError(f"{at}: sets no bound; write `over: <number>` or `below: <number>`")
         base, _, end = name.rpartition(".")
         if name not in metrics and not (end in ENDS and metrics.get(base)):
             raise RecipeError(f"{at}: the evaluation of this recipe does not measure it (null leaves the gate out){nearest(name, metrics)}")
-        if gate.get("interval") and not metrics.get(name):
+        if gate.interval and not metrics.get(name):
             raise RecipeError(f"{at}: is one number without an interval; leave `interval` out")
 
 
 def _check_section(section: Offline | Online, models: set[str], where: str) -> None:
-    have = {"logprobs.sampled"} if isinstance(section, Online) else {"margin"}
+    have = set(describe("rollout", section.rollout["name"]).named("writes", section.rollout)) if isinstance(section, Online) else {"margin"}
     # What chooses the prompts stands where it learns from them: it reads what was scored.
     prompts = [section.prompts] if isinstance(section, Online) else []
     steps = isinstance(section, Online) and section.cadence == "step"
@@ -197,25 +198,48 @@ def _check_section(section: Offline | Online, models: set[str], where: str) -> N
     if isinstance(section, Online) and section.reference != "initial" and isinstance(section.reference, Mapping) != steps:
         raise RecipeError(f"{where}.reference: got {section.reference!r} with `cadence: {section.cadence}`; expected `initial`, or "
                           + ("an anchor such as {name: ema}" if steps else "`previous`"))
+    gives = {"logprobs", "entropy"}
     if isinstance(section, Online):
         _check_watched(section, where)
-    _check_fit(section.fit, have, f"{where}.fit")
+        _check_sampling(section, where)
+        if section.value_head and not steps:
+            raise RecipeError(f"{where}.value_head: got true with `cadence: round`; only `cadence: step` trains a value head")
+        gives |= {"values"} if section.value_head else set()
+    _check_fit(section.fit, have, f"{where}.fit", gives=gives)
+
+
+def _check_sampling(online: Online, where: str) -> None:
+    """A policy gradient is one of the distribution that sampled; the learner's log-probs are those of temperature 1 with nothing cut off."""
+    drawn = online.rollout
+    if drawn.get("temperature") == 0 and drawn.get("responses_per_prompt", 1) > 1:
+        raise RecipeError(f"{where}.rollout.temperature: 0 makes all {drawn['responses_per_prompt']} answers to a prompt the same; expected a number above 0")
+    off = {name: drawn[name] for name, neutral in (("temperature", 1.0), ("top_p", 1.0), ("top_k", 0)) if drawn.get(name, neutral) != neutral}
+    for spec in [spec for parts in online.fit.updates.values() for spec in parts] if off else ():
+        description = describe("objective", spec["name"])
+        if "advantages" in description.reads and "logprobs" in description.asks:
+            name, value = next(iter(off.items()))
+            raise RecipeError(f"{where}.rollout.{name}: got {value} with the policy gradient {spec['name']!r}, whose log-probs are those of temperature 1 "
+                              "with nothing cut off; expected temperature 1, top_p 1 and top_k 0, or an objective that takes any answers (preference.dpo)")
 
 
 def _check_watched(online: Online, where: str) -> None:
     """Every health rule is known, and what it judges by is measured."""
     known_keys(online.health, RULES, f"{where}.health")
-    asked = [name for name, rule in online.health.items() if rule is not None]
+    if isinstance(online.watch.gold, Mapping):
+        named = describe("annotate", online.watch.gold["name"])
+        written = sorted(c for c in named.named("writes", online.watch.gold) if c.startswith("reward.") and not c.endswith(".status"))
+        if len(written) != 1:
+            raise RecipeError(f"{where}.watch.gold: expected an annotator that writes one reward, got {online.watch.gold['name']!r}, which writes {written}")
     if online.cadence == "step":
         unseen = "the gold judge sees rounds, not steps; use it with `cadence: round`, or set it to"
-        if "reward_without_gold" in asked:
+        if "reward_without_gold" in online.health:
             raise RecipeError(f"{where}.health.reward_without_gold: {unseen} null")
-        if online.watch.get("gold"):
+        if online.watch.gold:
             raise RecipeError(f"{where}.watch.gold: {unseen} false")
-    elif "reward_without_gold" in asked and not online.watch.get("gold"):
+    elif "reward_without_gold" in online.health and not online.watch.gold:
         raise RecipeError(f"{where}.health.reward_without_gold: nothing measures the gold score; set {where}.watch.gold to true, "
                           "or the rule to null")
-    if "kl" in asked and not online.watch.get("kl_prompts"):
+    if "kl" in online.health and not online.watch.kl_prompts:
         raise RecipeError(f"{where}.health.kl: nothing measures the KL; say on how many prompts in {where}.watch.kl_prompts, "
                           "or set the rule to null")
 
@@ -231,7 +255,8 @@ def _check_piece(slot: str, spec: Spec, have: set[str], models: set[str], where:
     return have | writes
 
 
-def _check_fit(fit: Fit, have: set[str], where: str, *, role: str = "policy", untrained: bool = False) -> None:
+def _check_fit(fit: Fit, have: set[str], where: str, *, role: str = "policy", untrained: bool = False,
+               gives: Collection[str] = ("logprobs", "entropy")) -> None:
     known_keys(fit.updates, [role], f"{where}.updates")
     if fit.epochs < (0 if untrained else 1):
         raise RecipeError(f"{where}.epochs: {fit.epochs} passes over the data train nothing; use 1 or more"
@@ -239,10 +264,16 @@ def _check_fit(fit: Fit, have: set[str], where: str, *, role: str = "policy", un
     if not any(fit.updates.values()):
         raise RecipeError(f"{where}.updates: nothing to optimise; name at least one objective")
     for role, parts in fit.updates.items():
+        labels = [spec["label"] for spec in parts]
+        if twice := next((label for label in labels if labels.count(label) > 1), None):
+            raise RecipeError(f"{where}.updates.{role}: two objectives have the label {twice!r}, by which metrics and states are kept; give each its own `label`")
         for spec in parts:
             description = describe("objective", spec["name"])
             at = f"{where}.updates.{role}"
             _check_reads(description.named("reads", spec), have, spec["name"], at)
+            if missing := sorted(description.asks - set(gives)):
+                hint = "; set online.value_head to true, with `cadence: step`" if missing == ["values"] else ""
+                raise RecipeError(f"{at}: {spec['name']!r} learns from {', '.join(missing)}, and the {role} model gives {', '.join(sorted(gives))}{hint}")
             if "times" in spec:
                 _check_reads(frozenset({spec["times"]}), have, f"{spec['name']}.times", at)
                 if description.unit not in ("step", "row"):

@@ -12,11 +12,13 @@ import functools
 import importlib
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from components import ranges
+from components.conform import conform, is_number, takes_null
 from components.errors import RecipeError, nearest
 from components.progress import advance
 
@@ -67,6 +69,15 @@ class Option:
     annotation: str
     default: Any = None
     required: bool = False
+
+    @property
+    def kind(self) -> Any:
+        """The annotation as a type; what only the piece's own module can name is not checked."""
+        try:
+            return eval(self.annotation, {**vars(ranges), "int": ranges.Int, "float": ranges.Finite, "bool": ranges.Bool,
+                                          "Any": Any, "Literal": Literal, "Mapping": Mapping, "Sequence": Sequence})
+        except (NameError, SyntaxError):
+            return Any
 
 
 @dataclass(frozen=True)
@@ -185,31 +196,20 @@ def resolve(slot: str, spec: Mapping[str, Any] | str, *, where: str = "", reserv
             raise RecipeError(f"{where or slot}: {spec['name']!r} takes no {key!r}{hint}")
     full: dict[str, Any] = {"name": spec["name"]}
     for option in description.options.values():
-        if option.required and option.name not in given:
+        if option.required and given.get(option.name) is None:
             raise RecipeError(f"{where or slot}: {spec['name']!r} needs {option.name!r} ({option.annotation})")
-        full[option.name] = _checked(given.get(option.name, option.default), option, f"{where or slot}: {spec['name']!r}")
+        kind, value = option.kind, given.get(option.name)
+        if (value is None and not takes_null(kind)) or option.name not in given:  # null: as if not written
+            value = option.default
+        elif not (slot == "objective" and isinstance(value, Mapping) and is_number(kind)):  # a knob in place of a number
+            value = conform(kind, value, f"{where or slot}.{option.name}")
+        full[option.name] = value
+    for name, low in full.items():
+        high = full.get(name.replace("min_", "max_")) if name.startswith("min_") else None
+        if isinstance(low, (int, float)) and isinstance(high, (int, float)) and low > high:
+            raise RecipeError(f"{where or slot}: {spec['name']!r} keeps nothing with {name} {low} over {name.replace('min_', 'max_')} {high}")
     full.update({k: spec[k] for k in reserved if k in spec})
     return full
-
-
-def _checked(value: Any, option: Option, where: str) -> Any:
-    """Refuse a value of the wrong plain type (int where float is fine); leave structured types to the piece."""
-    plain = {"int": int, "float": (int, float), "str": str, "bool": bool}
-    allowed = [plain[part] for part in re.split(r"\s*\|\s*", option.annotation) if part in plain]
-    parts = re.split(r"\s*\|\s*", option.annotation)
-    if not allowed or len(allowed) + ("None" in parts) != len(parts):
-        return value
-    if value is None and "None" in parts:
-        return value
-    if isinstance(value, dict) and "float" in parts:  # a knob in place of a number
-        return value
-    if (isinstance(value, bool) and "bool" not in parts) or not isinstance(value, tuple(_flat(allowed))):
-        raise RecipeError(f"{where}: {option.name!r} must be {option.annotation}, got {value!r}")
-    return value
-
-
-def _flat(kinds: Iterable[Any]) -> list[type]:
-    return [k for kind in kinds for k in (kind if isinstance(kind, tuple) else (kind,))]
 
 
 def build(slot: str, spec: Mapping[str, Any], *, reserved: Iterable[str] = ()) -> Callable[..., Any]:

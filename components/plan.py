@@ -81,10 +81,10 @@ def plan(recipe: Recipe, profile: Profile) -> dict[str, Stage]:
         where = {key: value for key, value in plain(source).items() if key != "shape" and (value or key != "remote_code")}
         add(f"model_{name}", "make_tiny" if source.format == "tiny" else "fetch_model", "weights", where, heavy=False)
     base = "model_policy"
-    raw = add("raw", "fetch_data", "data", {k: recipe.data.get(k) for k in ("source", "sha256")}, heavy=False)
-    transforms = [("transform", t) for t in recipe.data.get("transforms", ())]
-    transforms += [("transform", t) for name in PROMPT_SECTIONS for t in (recipe.data.get(name) or {}).get("transforms", ())]
-    parser = recipe.data.get("parser", "auto")
+    raw = add("raw", "fetch_data", "data", {"source": recipe.data.source, "sha256": recipe.data.sha256}, heavy=False)
+    transforms = [("transform", t) for t in recipe.data.transforms]
+    transforms += [("transform", t) for name in PROMPT_SECTIONS if (part := getattr(recipe.data, name)) for t in part.transforms]
+    parser = recipe.data.parser
     parsers = [("parser", {"name": name}) for name in (catalogue("parser") if parser == "auto" else [parser["name"]])]
     drafts = add("drafts", "curate", "data", {"section": recipe.data}, {"raw": raw, "policy": base}, [*parsers, *transforms], heavy=False)
     data = add("curated", "validate", "data", {"section": recipe.data}, {"drafts": drafts}, heavy=False)
@@ -165,8 +165,7 @@ def _rounds(add: Any, recipe: Recipe, online: Online, policy: str, data: str, ju
     initial, previous, made = policy, policy, []
     held: list[str] = []  # selections that together hold what each earlier round chose, once
     whole = online
-    measure = online.watch.get("gold")
-    watched = [measure] if isinstance(measure, Mapping) else []
+    watched = [online.watch.gold] if isinstance(online.watch.gold, Mapping) else []
     for i in range(1, whole.rounds + 1):
         online = for_round(whole, i)
         current = initial if online.sample_from == "initial" else policy
@@ -175,7 +174,7 @@ def _rounds(add: Any, recipe: Recipe, online: Online, policy: str, data: str, ju
                       {"policy": current, "data": data}, [("rollout", online.rollout), ("prompts", online.prompts)], round=i)
         marked = add(f"annotate_{i}", "annotate", "groups",
                      {**_pick(online, "annotate", "max_failed", "watch", "health"), "round": i},
-                     {"groups": answers, "policy": current, "initial": initial, **judges, **(gold if online.watch.get("gold") is True else {}), **others,
+                     {"groups": answers, "policy": current, "initial": initial, **judges, **(gold if online.watch.gold is True else {}), **others,
                       **{f"scored_{j}": f"annotate_{j}" for j in range(1, i)}},
                      [("annotate", s) for s in [*online.annotate, *watched]], round=i)
         reference = initial if online.reference == "initial" else current

@@ -1,24 +1,26 @@
 """Recipes: short YAML over one base, read strictly into `components/schema.py`, every default written out.
 
 A method file names its `base` and what differs. A mapping is merged into the base's, a list replaces the base's
-list, a piece with another `name` replaces the base's piece. No second level, no interpolation, no conditionals.
+list, a piece with another `name` replaces the base's piece, null removes what the base sets. No interpolation, no conditionals.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import types as pytypes
-import typing
+import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 
-from components.check import check, check_sizes, known_keys
+from components.check import check, check_window
+from components.conform import conform
 from components.correction import corrected, corrected_again
 from components.errors import RecipeError, nearest, secret_in
 from components.piece import describe, resolve
+from components.ranges import Finite
 from components.schema import SCHEMA, Online, Profile, Recipe, Spec
 from components.sections import PROMPT_SECTIONS
 
@@ -42,15 +44,10 @@ def load(recipe: str | Path, *, overrides: Sequence[str] = (), profile: str | No
         path = folder() / f"{recipe}.yaml"
         if not path.exists():
             raise RecipeError(f"no recipe named {str(recipe)!r}{nearest(str(recipe), names())}")
-    raw = _read(path)
-    if raw.get("base"):
-        base = folder() / "bases" / f"{raw['base']}.yaml"
-        if not base.exists():
-            known = [p.stem for p in base.parent.glob("*.yaml")]
-            raise RecipeError(f"{path.name}: no base named {raw['base']!r}{nearest(raw['base'], known)}")
-        raw = merge(_read(base), raw)
+    raw = _over_base(path)
     for override in overrides:
         raw = merge(raw, _override(override))
+    _from(Path.cwd(), raw)
     raw.setdefault("name", path.stem)
     if profile:
         raw["profile"] = profile
@@ -58,11 +55,49 @@ def load(recipe: str | Path, *, overrides: Sequence[str] = (), profile: str | No
     if raw.get("schema") != SCHEMA:
         raise RecipeError(f"{path.name}: schema {raw.get('schema')!r} is not {SCHEMA}, the one this version reads; "
                           f"write `schema: {SCHEMA}` once its keys are checked against the bases")
-    resolved = _resolved(typing.cast(Recipe, conform(Recipe, raw, "")))
+    resolved = _resolved(conform(Recipe, raw, ""))
     hardware = load_profile(resolved.profile)
     resolved = corrected(resolved, hardware)
     check(resolved, _changed_rounds(resolved.online) if resolved.online else {})
+    check_window(resolved, hardware)
     return resolved, hardware
+
+
+def _over_base(path: Path) -> dict[str, Any]:
+    """A recipe's file over its base: one of `bases/`, a recipe that ships, or a file beside it. Of the last two one may stand over one of `bases/`."""
+    raw = _read(path)
+    if not raw.get("base"):
+        return raw
+    base = _base(path, str(raw["base"]))
+    under = _read(base)
+    if under.get("base"):
+        lowest = folder() / "bases" / f"{under['base']}.yaml"
+        if not lowest.exists():
+            raise RecipeError(f"{path.name}: its base {raw['base']!r} stands over {under['base']!r}, expected one of {', '.join(_bases())}; "
+                              "write what differs from one of these")
+        under = merge(_read(lowest), {key: value for key, value in under.items() if key not in ("name", "claim")})
+    return merge(under, raw)
+
+
+def _base(path: Path, name: str) -> Path:
+    if name.endswith(YAML):
+        return path.parent / name
+    for file in (folder() / "bases" / f"{name}.yaml", folder() / f"{name}.yaml"):
+        if file.exists():
+            return file
+    raise RecipeError(f"{path.name}: no base named {name!r}{nearest(name, [*_bases(), *names()])}")
+
+
+def _bases() -> list[str]:
+    return sorted(p.stem for p in (folder() / "bases").glob("*.yaml"))
+
+
+def _from(place: Path, raw: Mapping[str, Any]) -> None:
+    """Makes the relative addresses of files in `raw` those of files under `place`."""
+    models = raw.get("models")
+    for section in [raw.get("data"), *(models.values() if isinstance(models, Mapping) else ())]:
+        if isinstance(section, dict) and str(section.get("source")).startswith("path:"):
+            section["source"] = f"path:{os.path.normpath(place.absolute() / section['source'].removeprefix('path:'))}"
 
 
 def load_profile(name: str) -> Profile:
@@ -74,21 +109,32 @@ def load_profile(name: str) -> Profile:
         raise RecipeError(f"no profile named {name!r}{nearest(name, [p.stem for p in (folder() / 'profiles').glob('*.yaml')])}")
     raw = {"name": path.stem, **_read(path)}
     refuse_secrets(raw, f"profile {name}")
-    check_sizes(raw, f"profile {name}")
-    return typing.cast(Profile, conform(Profile, raw, f"profile {name}"))
+    return conform(Profile, raw, f"profile {name}")
 
 
-def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` on `base`: mappings merge, everything else replaces; a piece of another name replaces the whole piece. The 2 of a file
-    and the "2" of a command line are one key."""
+def merge(base: Mapping[str, Any], over: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """`over` on `base`: mappings merge, everything else replaces; a piece of another name replaces the whole piece. A mapping of
+    numbers over a list changes the items of these numbers, counted from 0; null takes one away."""
     if "name" in base and "name" in over and "fit" not in base and "schema" not in base and base["name"] != over["name"]:
         return dict(over)
-    merged, known = dict(base), {str(key): key for key in base}
-    for name, value in over.items():
-        key = known.get(str(name), name)
-        below = merged.get(key)
-        merged[key] = merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+    merged = dict(base)
+    for key, value in over.items():
+        merged[key] = _on(merged.get(key), value, f"{where}.{key}" if where else key)
     return merged
+
+
+def _on(below: Any, value: Any, where: str) -> Any:
+    if isinstance(below, Mapping) and isinstance(value, Mapping):
+        return merge(below, value, where)
+    if not (isinstance(below, list) and isinstance(value, Mapping) and value and all(str(key).isdigit() for key in value)):
+        return value
+    items = list(below)
+    for key, item in value.items():
+        if int(key) >= len(items):
+            raise RecipeError(f"{where}.{key}: the list has {len(items)} items, counted from 0; write the whole list to add one")
+        one = items[int(key)]
+        items[int(key)] = _on({"name": one} if isinstance(one, str) and isinstance(item, Mapping) else one, item, f"{where}.{key}")
+    return [item for item in items if item is not None]
 
 
 def dump(recipe: Recipe, profile: Profile) -> str:
@@ -98,13 +144,13 @@ def dump(recipe: Recipe, profile: Profile) -> str:
 
 def reread(text: str) -> tuple[Recipe, Profile]:
     """What `dump` wrote, whatever the bases and profiles say by now: how a run is made again."""
-    raw = yaml.safe_load(text)
+    raw = parse_yaml(text)
     if not isinstance(raw, dict) or set(raw) != {"recipe", "profile"}:
         raise RecipeError("not a resolved recipe: expected the two keys `recipe` and `profile` of a run's recipe.yaml")
     refuse_secrets(raw)
-    recipe = typing.cast(Recipe, conform(Recipe, raw["recipe"], ""))
+    recipe = conform(Recipe, raw["recipe"], "")
     check(recipe, _changed_rounds(recipe.online) if recipe.online else {})
-    return recipe, typing.cast(Profile, conform(Profile, raw["profile"], "profile"))
+    return recipe, conform(Profile, raw["profile"], "profile")
 
 
 def refuse_secrets(value: Any, where: str = "") -> None:
@@ -136,13 +182,39 @@ def _read(path: Path) -> dict[str, Any]:
     raw = read_yaml(path, f"no recipe file at {path}; `ratchet recipes` lists the ones that ship")
     if not isinstance(raw, dict):
         raise RecipeError(f"{path}: a recipe is a mapping, got {type(raw).__name__}")
+    if path.parent != folder():  # one that ships means a file of the user's
+        _from(path.parent, raw)
     return raw
+
+
+_Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _Loader(_Base):
+    """YAML whose keys are text as written and stand once, and whose 1e-5 is a number."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[str, Any]:
+        self.flatten_mapping(node)
+        found: dict[str, Any] = {}
+        for key, value in node.value:
+            if key.value in found:
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key.value!r} stands twice", key.start_mark)
+            found[key.value] = self.construct_object(value, deep=True)
+        return found
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789"))
+_Loader.add_constructor("tag:yaml.org,2002:map", lambda loader, node: loader.construct_mapping(node))
+
+
+def parse_yaml(text: str) -> Any:
+    return yaml.load(text, _Loader)
 
 
 def read_yaml(path: Path, missing: str) -> Any:
     """What a YAML file holds. `RecipeError`: `missing` when there is none, where it breaks when it is not YAML."""
     try:
-        return yaml.safe_load(path.read_text())
+        return parse_yaml(path.read_text())
     except FileNotFoundError:
         raise RecipeError(missing) from None
     except yaml.YAMLError as error:
@@ -154,7 +226,7 @@ def _override(text: str) -> dict[str, Any]:
     if not equals or not key:
         raise RecipeError(f"override {text!r} is not of the form key.path=value")
     try:
-        nested: Any = yaml.safe_load(value)
+        nested: Any = parse_yaml(value)
     except yaml.YAMLError as error:
         raise RecipeError(f"override {text!r}: not valid YAML: {' '.join(str(error).split())}") from None
     for part in reversed(key.split(".")):
@@ -162,72 +234,16 @@ def _override(text: str) -> dict[str, Any]:
     return nested
 
 
-def conform(kind: Any, value: Any, where: str) -> Any:
-    """`value` read from YAML as the annotated `kind`, strictly; `where` is the path for messages. Raises `RecipeError`."""
-    origin = typing.get_origin(kind)
-    if kind is Any:
-        return value
-    if origin in (typing.Union, pytypes.UnionType):
-        options = typing.get_args(kind)
-        if value is None and type(None) in options:
-            return None
-        real = [o for o in options if o is not type(None)]
-        return conform(real[-1] if isinstance(value, Mapping) else real[0], value, where)  # a word, or a mapping in its place
-    if origin is Literal:
-        if value not in typing.get_args(kind):
-            allowed = [str(a) for a in typing.get_args(kind)]
-            raise RecipeError(f"{where}: {value!r} is not one of {', '.join(allowed)}{nearest(str(value), allowed)}")
-        return value
-    if dataclasses.is_dataclass(kind) or typing.is_typeddict(kind):
-        return _conform_record(typing.cast(type, kind), value, where)
-    if origin in (dict, Mapping) or origin is getattr(typing, "Mapping", None) or (
-        isinstance(origin, type) and issubclass(origin, Mapping)
-    ):
-        if not isinstance(value, Mapping):
-            raise RecipeError(f"{where}: expected a mapping, got {value!r}")
-        keys, inner = typing.get_args(kind)
-        if typing.get_origin(keys) is Literal:
-            known_keys(value, typing.get_args(keys), where)
-        return {k: conform(inner, v, f"{where}.{k}") for k, v in value.items()}
-    if isinstance(origin, type) and issubclass(origin, Sequence):
-        if isinstance(value, str) or not isinstance(value, Sequence):
-            raise RecipeError(f"{where}: expected a list, got {value!r}")
-        inner = typing.get_args(kind)[0]
-        return [conform(inner, v, f"{where}[{i}]") for i, v in enumerate(value)]
-    if kind is float and isinstance(value, (int, str)) and not isinstance(value, bool):
-        try:
-            return float(value)  # YAML reads 1e-5 as text
-        except ValueError:
-            pass
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise RecipeError(f"{where}: expected {kind.__name__}, got {value!r}")
-    return value
-
-
-def _conform_record(kind: type, value: Any, where: str) -> Any:
-    if not isinstance(value, Mapping):
-        raise RecipeError(f"{where}: expected a mapping with keys of {kind.__name__.lower()}, got {value!r}")
-    hints = typing.get_type_hints(kind)
-    known_keys(value, hints, where)
-    built = {key: conform(hints[key], v, f"{where}.{key}" if where else key) for key, v in value.items()}
-    if typing.is_typeddict(kind):
-        return built
-    missing = [f.name for f in dataclasses.fields(kind)
-               if f.name not in built and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING]
-    if missing:
-        raise RecipeError(f"{where or 'recipe'}: needs {', '.join(repr(m) for m in missing)}")
-    return kind(**built)
-
-
 def _resolved(recipe: Recipe) -> Recipe:
     """Every piece with its defaults written out."""
-    transforms = [resolve("transform", spec, where=f"data.transforms[{i}]") for i, spec in enumerate(recipe.data.get("transforms", ()))]
-    own = {name: {**part, "transforms": [resolve("transform", spec, where=f"data.{name}.transforms[{i}]")
-                                         for i, spec in enumerate(part["transforms"])]}
-           for name in PROMPT_SECTIONS if (part := recipe.data.get(name)) and "transforms" in part}
-    if (parser := recipe.data.get("parser", "auto")) != "auto":
-        own["parser"] = resolve("parser", parser, where="data.parser")
-    changes: dict[str, Any] = {"data": {**recipe.data, "transforms": transforms, **own}}
+    def transforms(specs: Sequence[Spec], where: str) -> list[dict[str, Any]]:
+        return [resolve("transform", spec, where=f"{where}.transforms[{i}]") for i, spec in enumerate(specs)]
+
+    own: dict[str, Any] = {name: dataclasses.replace(part, transforms=transforms(part.transforms, f"data.{name}"))
+           for name in PROMPT_SECTIONS if (part := getattr(recipe.data, name))}
+    if recipe.data.parser != "auto":
+        own["parser"] = resolve("parser", recipe.data.parser, where="data.parser")
+    changes: dict[str, Any] = {"data": dataclasses.replace(recipe.data, transforms=transforms(recipe.data.transforms, "data"), **own)}
     if recipe.demonstrate:
         changes["demonstrate"] = _resolved_samples(recipe.demonstrate, "demonstrate")
     if recipe.preferences:
@@ -236,9 +252,6 @@ def _resolved(recipe: Recipe) -> Recipe:
         section = getattr(recipe, name)
         if section is not None:
             changes[name] = _resolved_section(section, name)
-    if recipe.register:
-        gates = {name: gate for name, gate in recipe.register.gates.items() if gate is not None}
-        changes["register"] = dataclasses.replace(recipe.register, gates=gates)
     if recipe.evaluate:
         metrics = [resolve("annotate", s, where="evaluate.metrics") for s in recipe.evaluate.metrics]
         measures = [resolve("measure", s, where="evaluate.measures") for s in recipe.evaluate.measures]
@@ -268,6 +281,9 @@ def _resolved_section(section: Any, name: str) -> Any:
     if isinstance(section, Online):
         here["rollout"] = resolve("rollout", section.rollout, where=f"{name}.rollout")
         here["prompts"] = resolve("prompts", section.prompts, where=f"{name}.prompts")
+        if isinstance(section.watch.gold, Mapping):
+            gold = resolve("annotate", section.watch.gold, where=f"{name}.watch.gold")
+            here["watch"] = dataclasses.replace(section.watch, gold=gold)
         if isinstance(section.reference, Mapping):
             here["reference"] = resolve("anchor", section.reference, where=f"{name}.reference")
     return dataclasses.replace(section, **here)
@@ -275,11 +291,11 @@ def _resolved_section(section: Any, name: str) -> Any:
 
 def for_round(online: Online, number: int) -> Online:
     """The section as round `number` runs it: `by_round: {2: {fit: {learning_rate: 1e-5}}}` changes round 2 alone."""
-    change = online.by_round.get(str(number), online.by_round.get(number, {}))  # type: ignore[call-overload]
+    change = online.by_round.get(str(number), {})
     if not change:
         return online
     where = f"online.by_round.{number}"
-    merged = typing.cast(Online, conform(Online, merge(plain(online), change), where))
+    merged = conform(Online, merge(plain(online), change), where)
     return corrected_again(_resolved_section(merged, where), online)
 
 
@@ -287,7 +303,7 @@ def _changed_rounds(online: Online) -> dict[str, Online]:
     """The section as each round with changes runs it, by its place in the recipe."""
     for number in online.by_round:
         if not str(number).isdigit() or not 1 <= int(number) <= online.rounds or online.cadence != "round":
-            raise RecipeError(f"online.by_round: {number!r} is no round; the recipe has rounds 1 to {online.rounds}")
+            raise RecipeError(f"online.by_round: {number} is no round; the recipe has rounds 1 to {online.rounds}")
     return {f"online.by_round.{number}": for_round(online, int(number)) for number in online.by_round}
 
 
@@ -297,9 +313,8 @@ def _objective(spec: Spec, where: str) -> dict[str, Any]:
     default = "token_mean" if description.unit == "step" else "unit_mean"
     full = {"weight": 1.0, "reduce": default, "label": full["name"], **full}
     for key, value in full.items():
-        number = key == "weight" or (key in description.options and "float" in description.options[key].annotation)
-        if number and isinstance(value, Mapping):
+        if isinstance(value, Mapping) and key not in ("reduce", "label", "times"):
             full[key] = resolve("knob", value, where=f"{where}: {key!r}")
     if not isinstance(full["weight"], Mapping):
-        full["weight"] = conform(float, full["weight"], f"{where}: 'weight'")
+        full["weight"] = conform(Finite, full["weight"], f"{where}.weight")
     return full

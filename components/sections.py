@@ -1,12 +1,20 @@
-"""Sections of a recipe whose defaults belong to the functions that read them: here are their keys alone, as `components/schema.py`
-wants them, so that reading a recipe loads none of those functions. A test holds the two together."""
+"""Sections of a recipe that stages read as well: data, its limits, certificates, gates. Every default stands here and nowhere else."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypedDict
+from dataclasses import field
+from typing import Annotated, Any, Literal
 
-Spec = Mapping[str, Any]
+from pydantic import BeforeValidator, Field
+from typing_extensions import TypedDict
+
+from components.conform import record
+from components.errors import RecipeError
+from components.ranges import Bool, Count, Finite, Int, Natural, NotNegative, Positive, Share
+
+Spec = Annotated[Mapping[str, Any], BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value)]
+"""A piece with its options; its name alone where it has none."""
 Split = Literal["sft", "sft_validation", "reward", "reward_validation", "gold", "gold_validation", "pairs", "pairs_validation",
                 "prompts", "prompts_validation", "evaluate", "evaluate_validation", "demonstrate", "demonstrate_validation",
                 "preferences", "preferences_validation"]
@@ -16,103 +24,125 @@ PROMPT_SECTIONS = ("prompts", "evaluate", "demonstrate", "demonstrate_validation
 """The parts of `data` that make prompts to answer; each may have `transforms` of its own, applied after splitting."""
 
 
+SHARES = {"sft": 0.20, "sft_validation": 0.04, "reward": 0.29, "reward_validation": 0.09, "prompts": 0.10,
+          "evaluate": 0.06, "gold": 0.14, "gold_validation": 0.08}
+"""The splits of a recipe that names none, as far as its records can fill them."""
+
+
 class Sizes(TypedDict, total=False):
     """Of a model: keys of its config.json."""
 
-    num_hidden_layers: int
-    hidden_size: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    intermediate_size: int
-    vocab_size: int
-    tie_word_embeddings: bool
+    num_hidden_layers: Count
+    hidden_size: Count
+    num_attention_heads: Count
+    num_key_value_heads: Count
+    head_dim: Count
+    intermediate_size: Count
+    vocab_size: Count
+    tie_word_embeddings: Bool
 
 
-class Conversations(TypedDict, total=False):
-    max_tokens: int
-    min_turns: int
-    min_rating: float | None
-    limit: int | None
+@record
+class Conversations:
+    max_tokens: Count = 512
+    min_turns: Natural = 2
+    min_rating: Finite | None = None
+    limit: Count | None = None
 
 
-class Contexts(TypedDict, total=False):
-    transforms: Sequence[Spec]
-    max_tokens: int
-    min_turns: int
-    max_turns: int
-    per_conversation: int
-    limit: int | None
+@record
+class Contexts:
+    transforms: Sequence[Spec] = ()
+    max_tokens: Count = 256
+    min_turns: Natural = 1
+    max_turns: Count = 7
+    per_conversation: Count = 2
+    limit: Count | None = None
+
+    def __post_init__(self) -> None:
+        if self.min_turns > self.max_turns:
+            raise ValueError(f"min_turns {self.min_turns} is over max_turns {self.max_turns}; no conversation has both")
 
 
-class Pairs(TypedDict, total=False):
-    min_gap: float
-    positions: Sequence[int]
-    max_tokens: int
-    per_topic: int | None
-    per_conversation: int | None
-    exclude: Sequence[float]
-    limit: int | None
+@record
+class Pairs:
+    min_gap: NotNegative = 2.0
+    positions: Annotated[Sequence[Count], Field(min_length=1)] = (8,)
+    max_tokens: Count = 512
+    per_topic: Count | None = None
+    per_conversation: Count | None = 4
+    exclude: Sequence[Finite] = (5.0,)
+    limit: Count | None = None
 
 
-class Data(TypedDict, total=False):
+@record
+class Data:
     """Curation (`components/data/curate.py` explains each key), and its limits (`tasks/validation.py`)."""
 
-    source: str
-    sha256: str | None
-    seed: int
-    parser: str | Spec
-    columns: Mapping[str, str]
-    transforms: Sequence[str | Spec]
-    splits: Mapping[Split, float] | None
-    near_threshold: float | None
-    sft: Conversations | None
-    prompts: Contexts | None
-    evaluate: Contexts | None
-    demonstrate: Contexts | None
-    demonstrate_validation: Contexts | None
-    preferences: Contexts | None
-    preferences_validation: Contexts | None
-    reward: Pairs | None
-    gold: Pairs | None
-    pairs: Pairs | None
-    max_dropped: float | None
-    max_quarantined: float
-    min_groups: int
-    min_topics: int
-    max_topic_share: float
-    rating_range: Sequence[float] | None
-    languages: Sequence[str] | None
+    source: str = ""
+    sha256: str | None = None
+    seed: Int = 0
+    parser: Annotated[Literal["auto"] | Spec, Field(union_mode="left_to_right")] = "auto"
+    columns: Mapping[str, str] = field(default_factory=dict)
+    transforms: Sequence[Spec] = ()
+    splits: Mapping[Split, Positive] | None = None
+    near_threshold: Share | None = 0.8
+    sft: Conversations = field(default_factory=Conversations)
+    prompts: Contexts = field(default_factory=Contexts)
+    evaluate: Contexts = field(default_factory=Contexts)
+    demonstrate: Contexts = field(default_factory=Contexts)
+    demonstrate_validation: Contexts | None = None
+    preferences: Contexts = field(default_factory=Contexts)
+    preferences_validation: Contexts | None = None
+    reward: Pairs = field(default_factory=Pairs)
+    gold: Pairs = field(default_factory=Pairs)
+    pairs: Pairs = field(default_factory=Pairs)
+    max_dropped: Share | None = 0.25
+    max_quarantined: Share = 0.02
+    min_groups: Natural = 2
+    min_topics: Natural = 2
+    max_topic_share: Share = 0.9
+    rating_range: Annotated[Sequence[Finite], Field(min_length=2, max_length=2)] | None = None
+    languages: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.rating_range and self.rating_range[0] >= self.rating_range[1]:
+            raise RecipeError(f"data.rating_range: expected the lowest rating and then the highest, got {list(self.rating_range)}")
+
+    def of(self, split: str) -> Conversations | Contexts | Pairs:
+        """The options of the builder that makes a split."""
+        return getattr(self, split, None) or getattr(self, split.removesuffix("_validation"))
 
 
-class Limits(TypedDict, total=False):
+@record
+class Limits:
     """Of a reward model's certificate (`components/evaluation/certificate.py`); null: none."""
 
-    min_accuracy: float | None
-    min_contrast_accuracy: float | None
-    best_of_n_rises: bool | None
-    min_pairs: int | None
-    max_ties: float | None
-    max_calibration_error: float | None
-    max_length_correlation: float | None
-    reload_tolerance: float | None
-    batch_tolerance: float | None
-    padding_tolerance: float | None
+    min_accuracy: Share | None = 0.5         # below the low end of the held-out accuracy (ties half), and never under chance; null: not required
+    min_contrast_accuracy: Share | None = None  # below the low end of the accuracy on contrast pairs
+    best_of_n_rises: Bool | None = None      # true: the low end of the rise of the true rate from n = 1 to the largest n is above 0
+    min_pairs: Natural | None = 1
+    max_ties: Share | None = 0.05            # share of pairs with exactly equal scores
+    max_calibration_error: Share | None = None
+    max_length_correlation: Share | None = None
+    reload_tolerance: NotNegative | None = 1e-4   # score of the trained model in memory against the one read back
+    batch_tolerance: NotNegative | None = 1e-3    # score alone against score in a batch of ours, which packs
+    padding_tolerance: NotNegative | None = 1e-3  # by transformers alone against padded; both in float32, whatever the learner's precision was
 
 
-class Watch(TypedDict, total=False):
+@record
+class Watch:
     """What each round measures besides its rewards. `gold`: the score that health rules hold the rewards against, by the gold judge
     (true) or by an annotator that writes one reward, such as a verifier. `kl_prompts`: KL to the initial policy over so many prompts."""
 
-    gold: bool | Spec
-    kl_prompts: int
+    gold: Bool | Spec = False
+    kl_prompts: Natural = 0
 
 
-class Gate(TypedDict, total=False):
+@record
+class Gate:
     """Bounds of a metric, strict; `interval` holds its interval's end against them instead of its mean."""
 
-    over: float
-    above: float
-    below: float
-    under: float
-    interval: bool
+    over: Finite | None = None
+    below: Finite | None = None
+    interval: Bool = False

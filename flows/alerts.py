@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal
 
+from components.conform import record
 from components.errors import RecipeError
 from tasks.alerts import HEALTH
 from tasks.drift import EVENT
@@ -32,7 +32,7 @@ TEXT = ('{"text": {{ (event.payload.get("message") or ("run " ~ event.resource.n
         '~ (event.payload.get("validated_state", {}).get("message") or "")))[:1500] | trim | tojson }}}')
 
 
-@dataclass(frozen=True)
+@record
 class Alert:
     """A webhook and what it is called for."""
 

@@ -40,11 +40,13 @@ def run(recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = N
         until: Annotated[Until, typer.Option(help="Stop after this.")] = "register",
         if_running: Annotated[IfRunning, typer.Option(help="What to do while another process makes this run.")] = "wait") -> None:
     """Run a recipe (a name or a file). What is finished is kept, what was interrupted continues."""
+    from components.check import check_files
     from flows.display import Display, open_console
     from tasks.pipeline import Pipeline
 
     console = open_console()
     pipeline = Pipeline.open(recipe, home=home, overrides=set, profile=profile)
+    check_files(pipeline.recipe)
     finished = _finished(pipeline, until)
     if finished:
         console.print(f"Nothing to do: all {len(pipeline.stages)} stages of run {pipeline.run.name} are made.")

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal
 
+from components.conform import conform, record
 from components.errors import RecipeError, nearest
 from components.plan import plan as stages_of
-from components.recipe import conform, load, read_yaml
+from components.ranges import Bool, Count, Natural
+from components.recipe import load, read_yaml
 from flows.alerts import Alert
 from flows.alerts import check as check_alert
 from flows.commands.options import Until
@@ -24,7 +26,7 @@ from tasks.turns import REGISTRY, IfRunning
 SCHEMA = 1
 
 
-@dataclass(frozen=True)
+@record
 class WorkPool:
     """Where runs are started: by a `process` worker on its own machine, as Docker containers or as Kubernetes jobs.
 
@@ -33,21 +35,21 @@ class WorkPool:
 
     type: Literal["process", "docker", "kubernetes"]
     base_job_template: str
-    concurrency_limit: int | None = None
+    concurrency_limit: Count | None = None
     description: str = ""
 
 
-@dataclass(frozen=True)
+@record
 class Schedule:
     """`cron` or `interval` (seconds), in a timezone of the tz database."""
 
     cron: str | None = None
-    interval: int | None = None
+    interval: Count | None = None
     timezone: str = "UTC"
-    active: bool = True
+    active: Bool = True
 
 
-@dataclass(frozen=True)
+@record
 class Place:
     """The pool a deployment runs in, and what differs from the pool's template."""
 
@@ -56,15 +58,15 @@ class Place:
     job_variables: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@record
 class StagePlace(Place):
     """The pool that stages of one kind are made in, with the GPUs they take there. `home` is the folder of its worker."""
 
-    gpus: int = 0
+    gpus: Natural = 0
     home: str = "out"
 
 
-@dataclass(frozen=True)
+@record
 class Deployment:
     """One recipe on a schedule. `gpus` counts slots of the limit `gpu` and the GPUs of its machine that a stage then holds.
 
@@ -81,22 +83,22 @@ class Deployment:
     until: Until = "register"
     schedules: Sequence[Schedule] = ()
     if_running: IfRunning = "wait"
-    gpus: int = 0
+    gpus: Natural = 0
     stages: Mapping[str, StagePlace] = field(default_factory=dict)
     artifacts: str | None = None
     description: str = ""
     tags: Sequence[str] = ()
-    paused: bool | None = None  # null leaves what somebody chose on the page
+    paused: Bool | None = None  # null leaves what somebody chose on the page
 
 
-@dataclass(frozen=True)
+@record
 class Plan:
     """The file as a whole. `slots` are global concurrency limits: how many GPUs all runs together may hold."""
 
     schema: int
     deployments: Sequence[Deployment]
     work_pools: Mapping[str, WorkPool]
-    slots: Mapping[str, int] = field(default_factory=dict)
+    slots: Mapping[str, Natural] = field(default_factory=dict)
     alerts: Mapping[str, Alert] = field(default_factory=dict)
 
 
@@ -159,7 +161,7 @@ def _check_place(place: Place, gpus: int, where: str, plan: Plan, templates: Map
     for key in place.job_variables:
         if key.split(".")[0] not in variables:
             raise RecipeError(f"{where}.job_variables: unknown key {key!r}{nearest(key, variables)}")
-    if gpus < 0 or gpus > plan.slots.get("gpu", 0):
+    if gpus > plan.slots.get("gpu", 0):
         raise RecipeError(f"{where}: asks for {gpus} GPUs, slots.gpu is {plan.slots.get('gpu', 0)}")
 
 
@@ -175,8 +177,6 @@ def _check_schedule(schedule: Schedule, where: str) -> None:
 
     if (schedule.cron is None) == (schedule.interval is None):
         raise RecipeError(f"{where}: give cron or interval (seconds), one of them")
-    if schedule.interval is not None and schedule.interval < 1:
-        raise RecipeError(f"{where}: interval is {schedule.interval} seconds, expected 1 or more")
     try:
         CronSchedule(cron=schedule.cron or "0 0 * * *", timezone=schedule.timezone)
     except ValidationError as error:

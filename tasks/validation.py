@@ -17,18 +17,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from components.conform import conform
 from components.data.groups import read_groups, read_parquet, write_groups
 from components.data.statistics import kind_of
 from components.errors import DataError, GateError, SourceError
+from components.sections import Data
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from components.run import Job
-
-MAX_QUARANTINED = 0.02
-BALANCE = {"min_groups": 2, "min_topics": 2, "max_topic_share": 0.9}
-"""What every split must have unless the recipe says otherwise; of topics only splits are judged whose records name them."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +41,8 @@ class Check:
     of: str = "rows"
 
 
-def expectations(section: Mapping[str, Any]) -> list[Check]:
+def expectations(data: Data) -> list[Check]:
     """The suite for a recipe's `data` section. Values that are absent (an unrated group) are not judged."""
-    balance = {key: section.get(key, default) for key, default in BALANCE.items()}
 
     def always(says: str, column: str, value: bool = True) -> Check:
         return Check(says, "ExpectColumnValuesToBeInSet", column, {"value_set": [value]})
@@ -67,19 +64,18 @@ def expectations(section: Mapping[str, Any]) -> list[Check]:
         between("there is at least one token", "tokens", 1, None),
         always("trajectories fit the kind of split", "trajectories_fit"),
         between("the chosen side is rated higher", "rating_gap", 0, None, strict_min=True),
-        between("every split has enough groups (data.min_groups)", "groups", balance["min_groups"], None, "splits"),
-        between("every topic split has enough topics (data.min_topics)", "topics", balance["min_topics"], None, "splits"),
-        between("no topic fills a split (data.max_topic_share)", "max_topic_share", None, balance["max_topic_share"], "splits"),
+        between("every split has enough groups (data.min_groups)", "groups", data.min_groups, None, "splits"),
+        between("every topic split has enough topics (data.min_topics)", "topics", data.min_topics, None, "splits"),
+        between("no topic fills a split (data.max_topic_share)", "max_topic_share", None, data.max_topic_share, "splits"),
     ]
-    if bounds := section.get("rating_range"):
-        checks += [between("ratings are in their range", "rating", *bounds),
-                   between("the rejected side's rating is in its range", "rating_rejected", *bounds)]
-    names = [t if isinstance(t, str) else t.get("name") for t in section.get("transforms") or ()]
-    if "scrub" in names:
+    if data.rating_range:
+        checks += [between("ratings are in their range", "rating", *data.rating_range),
+                   between("the rejected side's rating is in its range", "rating_rejected", *data.rating_range)]
+    if "scrub" in [spec["name"] for spec in data.transforms]:
         checks.append(always("no personal data is left", "has_personal_data", False))
-    if languages := section.get("languages"):
+    if data.languages:
         checks.append(Check("the language is one of the recipe's", "ExpectColumnValuesToBeInSet", "language",
-                            {"value_set": [*languages, "und"]}))
+                            {"value_set": [*data.languages, "und"]}))
     return checks
 
 
@@ -99,11 +95,12 @@ def validate_data(curated: Path, section: Mapping[str, Any], out: Path, *, data_
     """
     import pandas as pd
 
+    data: Data = conform(Data, section, "data")
     frame = pd.DataFrame(read_parquet(_present(curated / "statistics.parquet")))
     splits = list(dict.fromkeys(frame["split"])) if len(frame) else []
     if not splits:
         raise DataError(f"{curated / 'statistics.parquet'} holds no group: there is nothing to validate")
-    if missing := [name for name in section.get("splits") or () if name not in splits]:
+    if missing := [name for name in data.splits or () if name not in splits]:
         raise GateError(f"split {missing[0]!r} of the recipe is not in {curated}; it has {splits}")
     groups = {name: read_groups(curated / f"{name}.parquet") for name in splits}
     for name, members in groups.items():
@@ -114,7 +111,7 @@ def validate_data(curated: Path, section: Mapping[str, Any], out: Path, *, data_
     frame["trajectories_fit"] = [count == wanted.get(kind, min(count, 1)) for kind, count in
                                  zip(frame["kind"], frame["trajectories"], strict=True)]
     by_split = split_frame(frame)
-    checks = expectations(section)
+    checks = expectations(data)
     out.mkdir(parents=True, exist_ok=True)
     results = judge({"rows": frame, "splits": by_split}, checks, out / "data_docs" if data_docs else None)
 
@@ -130,7 +127,7 @@ def validate_data(curated: Path, section: Mapping[str, Any], out: Path, *, data_
         if (curated / file).exists():
             shutil.copyfile(curated / file, out / file)
 
-    limit = section.get("max_quarantined", MAX_QUARANTINED)
+    limit = data.max_quarantined
     share = len(broken) / len(frame)
     stops = [_stop(result, by_split) for result in results["splits"] if not result["success"]]
     stops += [f"split {name!r} is empty after quarantine" for name, members in kept.items() if not members]

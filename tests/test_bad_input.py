@@ -43,57 +43,6 @@ def test_a_misspelt_key(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr and not (tmp_path / "out").exists()
 
 
-BRADLEY_TERRY = "[{name: ranking.bradley_terry}]"
-
-
-@pytest.mark.parametrize(("change", "says"), [
-    ("online.watch.gld=true", "online.watch.gld: unknown key 'gld'; did you mean 'gold'?"),
-    ("models.policy.shape.hiden=3", "models.policy.shape.hiden: unknown key 'hiden'; did you mean 'hidden_size'?"),
-    (f"reward.fit.updates.jugde={BRADLEY_TERRY}", "reward.fit.updates.jugde: unknown key 'jugde'; did you mean 'judge'?"),
-    ("online.fit.updates.polcy=[{name: likelihood}]", "online.fit.updates.polcy: unknown key 'polcy'; did you mean 'policy'?"),
-    ("online.fit.updates.policy=[{name: preference.dpo, beta: {name: linaer, start: 1.0, end: 0.1, steps: 9}}]",
-     "online.fit.updates.policy: 'beta': no knob piece named 'linaer'; did you mean 'linear'?"),
-    ("online.fit.updates.policy=[{name: preference.dpo, weight: {name: linear, strat: 1.0, end: 0.1, steps: 9}}]",
-     "online.fit.updates.policy: 'weight': 'linear' takes no 'strat'; did you mean 'start'?"),
-    ("online.fit.updates.policy=[{name: preference.dpo, reduce: unit_maen}]",
-     "online.fit.updates.policy: 'preference.dpo': no reduction named 'unit_maen'; did you mean 'unit_mean'?"),
-    ("online.fit.updates.policy=[{name: preference.dpo, beta: {start: 1.0}}]", "'beta': a piece needs a `name`"),
-    ("online.health.lenght_ratio={limit: 2.0}", "online.health.lenght_ratio: unknown key 'lenght_ratio'; did you mean 'length_ratio'?"),
-    ("online.health.kl.limt=3", "online.health.kl.limt: unknown key 'limt'; did you mean 'limit'?"),
-    ("online.health.kl.action=hlat", "online.health.kl.action: 'hlat' is not one of warn, hold, stop"),
-    ("online.watch.kl_prompts=0", "online.health.kl: nothing measures the KL; say on how many prompts in online.watch.kl_prompts"),
-    ("online.cadence=step", "online.health.reward_without_gold: the gold judge sees rounds, not steps; use it with `cadence: round`"),
-    ("online={cadence: step, health: {reward_without_gold: null}}", "online.watch.gold: the gold judge sees rounds, not steps"),
-    ("online.by_round.2.health.kll={limit: 2.0}", "online.by_round.2.health.kll: unknown key 'kll'; did you mean 'kl'?"),
-    ("data.max_quarantind=0.1", "data.max_quarantind: unknown key 'max_quarantind'; did you mean 'max_quarantined'?"),
-    ("data.sft.min_ratng=7.0", "data.sft.min_ratng: unknown key 'min_ratng'; did you mean 'min_rating'?"),
-    ("data.gold.positons=[4]", "data.gold.positons: unknown key 'positons'; did you mean 'positions'?"),
-    ("data.splits={stf: 0.5}", "data.splits.stf: unknown key 'stf'; did you mean 'sft'?"),
-    ("data.transforms=[{name: lenght}]", "data.transforms[0]: no transform piece named 'lenght'; did you mean 'length'?"),
-    ("data.transforms=[{name: length, max_tokns: 9}]", "data.transforms[0]: 'length' takes no 'max_tokns'; did you mean 'max_tokens'?"),
-    ("sft.data=stf", "sft.data: 'stf' is not one of"),
-    ("reward.certificate.min_accurcy=0.5", "reward.certificate.min_accurcy: unknown key 'min_accurcy'; did you mean 'min_accuracy'?"),
-    ("register.gates.length_ratio.ovr=0.5", "register.gates.length_ratio.ovr: unknown key 'ovr'; did you mean 'over'?"),
-    ("register.gates.kl_to_sft={interval: false}", "register.gates.kl_to_sft: sets no bound; write `over: <number>` or `below: <number>`"),
-    ("register.gates.win_rate_vs_sftt={over: 0.5}",
-     "register.gates.win_rate_vs_sftt: the evaluation of this recipe does not measure it (null leaves the gate out); did you mean 'win_rate_vs_sft'?"),
-    ("register.gates={final.reward.safety: {over: 0.5}}", "register.gates.final.reward.safety: the evaluation of this recipe does not measure it"),
-    ("register.gates={length_ratio: {below: 2.0, interval: true}}", "register.gates.length_ratio: is one number without an interval"),
-    ("evaluate.gold=false", "needs a gold judge"),
-    ("sft.fit.batch=0", "sft.fit.batch: 0; use 1 or more"),
-    ("online.rollout.max_tokens=-1", "online.rollout.max_tokens: -1; use 1 or more"),
-    ("online.by_round.2.fit.max_steps=0", "online.by_round.2.fit.max_steps: 0; use 1 or more"),
-    ("data.transforms=[{name: length, max_tokens: 0}]", "data.transforms[0].max_tokens: 0; use 1 or more"),
-    ("seed=-1", "seed: -1; use 0 or more"),
-    ("online.rounds=[", "override 'online.rounds=[': not valid YAML: while parsing"),
-    ("data.splits={sft: 0.5, reward: 0.5}", "sft.validation: 'sft_validation' is not among data.splits (sft, reward)"),
-])
-def test_a_name_nobody_knows_is_refused_before_anything_runs(change: str, says: str) -> None:
-    with pytest.raises(RecipeError) as refused:
-        load("chat", overrides=[change])
-    assert says in str(refused.value)
-
-
 def test_a_health_rule_needs_its_limit() -> None:
     with pytest.raises(RecipeError, match=r"online\.health\.entropy: needs 'limit'"):
         load("online_dpo", overrides=["online.health.entropy={action: warn}"])

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 from components.piece import piece
+from components.ranges import BelowOne, Bool, Count, Natural, Positive
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -17,8 +18,8 @@ HEADS = {"score", "value_head", "v_head"}
 
 
 @piece(paper="arXiv:2106.09685")
-def lora(model: Module, *, rank: int = 16, alpha: float = 32.0, dropout: float = 0.0, dora: bool = False, rslora: bool = False,
-         targets: str | list = "all-linear", seed: int = 0) -> Module:
+def lora(model: Module, *, rank: Count = 16, alpha: Positive = 32.0, dropout: BelowOne = 0.0, dora: Bool = False, rslora: Bool = False,
+         targets: str | list = "all-linear", seed: Natural = 0) -> Module:
     """W + (alpha / rank) B A on every linear layer but output and heads (`targets`); B starts at 0, so the model is unchanged at
     first. `dora` splits off the magnitude (arXiv 2402.09353), `rslora` scales by alpha / sqrt(rank) (arXiv 2312.03732).
     Scalar heads, new when added, learn in full. Dropout is 0 by default: on-policy ratios must be 1 at first. `seed` draws A,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from components.errors import RecipeError
 from components.piece import piece
+from components.ranges import Count
 
 if TYPE_CHECKING:
     from torch.nn import Module, ModuleList
@@ -22,7 +23,7 @@ def blocks(model: Module) -> ModuleList:
 
 
 @piece(paper="arXiv:2310.06452")
-def top_layers(model: Module, *, count: int = 4) -> Module:
+def top_layers(model: Module, *, count: Count = 4) -> Module:
     """The last `count` blocks learn, and what comes after them (final norm, heads); embeddings stay fixed, also where
     they are tied to the output. The cited paper trains the last 20 % of its layers.
     """

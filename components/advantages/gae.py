@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from components.advantages.read import rewards_of
 from components.errors import ContractError
 from components.piece import piece
+from components.ranges import Bool, Share
 from components.types import Columns, Context, Group
 
 
@@ -28,8 +29,8 @@ def recursion(rewards: Sequence[float], values: Sequence[float], mask: Sequence[
 
 
 @piece(reads=("{reward}", "values.old"), writes=("advantages", "returns"), paper="arXiv:1506.02438")
-def gae(groups: Sequence[Group], ctx: Context, *, reward: str | list = "reward.judge", discount: float = 1.0,
-        trace: float = 0.95, whiten: bool = True) -> Columns:
+def gae(groups: Sequence[Group], ctx: Context, *, reward: str | list = "reward.judge", discount: Share = 1.0,
+        trace: Share = 0.95, whiten: Bool = True) -> Columns:
     """GAE(gamma, lambda) (eq. 16): per-step advantages and returns, lists (T). A reward that is a number a trajectory
     falls on its last chosen step; a column of lists (T), e.g. `shaped`, is taken step by step.
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from components.advantages.gae import step_rewards
 from components.piece import piece
+from components.ranges import NotNegative
 from components.types import Columns, Context, Group
 
 
@@ -20,7 +21,7 @@ def penalty(group: Group, old: str, beta: float) -> list[list[float]]:
 
 
 @piece(reads=("{reward}", "logprobs.{old}", "logprobs.reference"), writes=("shaped",), paper="arXiv:2203.02155")
-def kl_in_reward(groups: Sequence[Group], ctx: Context, *, reward: str | list = "reward.judge", beta: float = 0.05,
+def kl_in_reward(groups: Sequence[Group], ctx: Context, *, reward: str | list = "reward.judge", beta: NotNegative = 0.05,
                  old: str = "sampled") -> Columns:
     """Reward on the last chosen step less beta (log pi - log ref) at every one, lists (T) (InstructGPT eq. 2): for `gae`."""
     return {"shaped": [
@@ -31,7 +32,7 @@ def kl_in_reward(groups: Sequence[Group], ctx: Context, *, reward: str | list = 
 
 
 @piece(reads=("{reward}", "logprobs.{old}", "logprobs.reference"), writes=("regularised",), paper="arXiv:2402.14740")
-def row(groups: Sequence[Group], ctx: Context, *, reward: str | list = "reward.judge", beta: float = 0.05,
+def row(groups: Sequence[Group], ctx: Context, *, reward: str | list = "reward.judge", beta: NotNegative = 0.05,
         old: str = "sampled") -> Columns:
     """The same summed over the answer, a number a trajectory (RLOO, eq. 3): for advantages that compare whole answers."""
     shaped = kl_in_reward(groups, ctx, reward=reward, beta=beta, old=old)["shaped"]

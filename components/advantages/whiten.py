@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 from components.advantages.read import rewards_of
 from components.piece import piece
+from components.ranges import Positive
 from components.types import Columns, Context, Group
 
 
 @piece(reads=("{reward}",), writes=("advantages",), paper="arXiv:2501.03262")
-def whiten(groups: Sequence[Group], ctx: Context, *, reward: str | list = "reward.judge", epsilon: float = 1e-8) -> Columns:
+def whiten(groups: Sequence[Group], ctx: Context, *, reward: str | list = "reward.judge", epsilon: Positive = 1e-8) -> Columns:
     """(r - mean) / (std + epsilon) over all trajectories of the round, a number each: the global normalisation of
     REINFORCE++ (section 3). Sample deviation (n - 1); when all rewards are equal, exactly 0.
     """

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 from components.errors import ContractError
 from components.piece import piece
+from components.ranges import PositiveShare
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 @piece(paper="arXiv:2404.09656")
-def ema(reference: Mapping[str, Tensor], policy: Mapping[str, Tensor], *, follow: float = 0.6) -> Mapping[str, Tensor]:
+def ema(reference: Mapping[str, Tensor], policy: Mapping[str, Tensor], *, follow: PositiveShare = 0.6) -> Mapping[str, Tensor]:
     """follow x policy + (1 - follow) x reference, weight by weight: the soft update of Trust Region DPO."""
     if reference.keys() != policy.keys():
         raise ContractError(f"ema: reference and policy differ in weights, e.g. {sorted(reference.keys() ^ policy.keys())[:3]}")

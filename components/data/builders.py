@@ -13,12 +13,12 @@ from itertools import combinations
 from typing import Any
 
 from components.data.records import Conversation, CountTokens, Dropped, Sifted, prefix_within
+from components.sections import Contexts, Conversations, Pairs
 from components.types import Group, Message, Prompt, Trajectory
 
 
 def conversation_groups(
-    records: Sequence[Conversation], count_tokens: CountTokens, seed: int = 0, *, max_tokens: int = 512,
-    min_turns: int = 2, min_rating: float | None = None, limit: int | None = None,
+    records: Sequence[Conversation], count_tokens: CountTokens, options: Conversations, seed: int = 0,
 ) -> Sifted:
     """Groups of one for SFT: prompt = topic and first user turn, trajectory = the rest, up to `max_tokens` in all and
     ending with the assistant. With `min_rating`, unrated records are out too; an answer with `label` false is none to imitate.
@@ -27,30 +27,29 @@ def conversation_groups(
     dropped: list[Dropped] = []
     cut = 0
     for record in records:
-        if min_rating is not None and (record.rating is None or record.rating < min_rating):
+        if options.min_rating is not None and (record.rating is None or record.rating < options.min_rating):
             dropped.append(Dropped(record.id, "rated below min_rating" if record.rating is not None else "not rated"))
             continue
         if record.label is False:
             dropped.append(Dropped(record.id, "its label is false"))
             continue
-        messages = record.messages[:prefix_within(record.head, record.messages, max_tokens, count_tokens)]
+        messages = record.messages[:prefix_within(record.head, record.messages, options.max_tokens, count_tokens)]
         while messages and messages[-1]["role"] != "assistant":
             messages = messages[:-1]
         start = record.opening or next((i for i, m in enumerate(messages) if m["role"] == "assistant"), len(messages))
         turns = sum(m["role"] != "system" for m in messages)
-        if start >= len(messages) or turns < min_turns or start == 0:
+        if start >= len(messages) or turns < options.min_turns or start == 0:
             dropped.append(Dropped(record.id, "no assistant turn within max_tokens" if turns < len(record.messages)
                                    else "no assistant turn or under min_turns", record.as_json()))
             continue
         cut += len(messages) < len(record.messages)
         prompt = Prompt(record.id, (*record.head, *messages[:start]), record.answer, record.source, _meta(record))
         kept.append(Group(prompt, (Trajectory(messages[start:]),)))
-    return Sifted(_first(kept, limit, seed), dropped, {"cut to the bound": cut, "over the limit": _over(kept, limit)})
+    return Sifted(_first(kept, options.limit, seed), dropped, {"cut to the bound": cut, "over the limit": _over(kept, options.limit)})
 
 
 def prompt_groups(
-    records: Sequence[Conversation], count_tokens: CountTokens, seed: int = 0, *, max_tokens: int = 256,
-    min_turns: int = 1, max_turns: int = 7, per_conversation: int = 2, limit: int | None = None,
+    records: Sequence[Conversation], count_tokens: CountTokens, options: Contexts, seed: int = 0,
 ) -> Sifted:
     """Contexts of `min_turns` to `max_turns` turns up to a user turn, at most `per_conversation`, no two the same. The
     human's reply is the prompt's `answer` and the group's one trajectory (none where the data has no reply).
@@ -61,9 +60,9 @@ def prompt_groups(
     same = 0
     for record in records:
         skip = record.messages[:1] and record.messages[0]["role"] == "system"
-        fits = prefix_within(record.head, record.messages[:record.opening or max_turns + bool(skip)], max_tokens, count_tokens)
+        fits = prefix_within(record.head, record.messages[:record.opening or options.max_turns + bool(skip)], options.max_tokens, count_tokens)
         spots = [record.opening] if record.opening else [
-            k for k in range(min_turns + bool(skip), len(record.messages))
+            k for k in range(options.min_turns + bool(skip), len(record.messages))
             if record.messages[k - 1]["role"] == "user" and record.messages[k]["role"] == "assistant"]
         within = [k for k in spots if k <= fits]
         if not within:
@@ -71,7 +70,7 @@ def prompt_groups(
             dropped.append(Dropped(record.id, why, record.as_json()))
             continue
         rng = random.Random(f"{seed} {record.id}")
-        for k in sorted(rng.sample(within, min(per_conversation, len(within)))):
+        for k in sorted(rng.sample(within, min(options.per_conversation, len(within)))):
             context = (*record.head, *record.messages[:k])
             key = prompt_digest(context)
             if key in seen:
@@ -84,14 +83,12 @@ def prompt_groups(
             name = record.id if record.opening else f"{record.id}:{k}"
             prompt = Prompt(name, context, answer, record.source, _meta(record))
             kept.append(Group(prompt, (Trajectory(reply),) if reply else ()))
-    return Sifted(_first(kept, limit, seed), dropped,
-                  {"the same context again": same, "over the limit": _over(kept, limit)})
+    return Sifted(_first(kept, options.limit, seed), dropped,
+                  {"the same context again": same, "over the limit": _over(kept, options.limit)})
 
 
 def preference_pairs(
-    records: Sequence[Conversation], count_tokens: CountTokens, seed: int = 0, *, min_gap: float = 2.0,
-    positions: Sequence[int] = (8,), max_tokens: int = 512, per_topic: int | None = None, per_conversation: int | None = 4,
-    exclude: Sequence[float] = (5.0,), limit: int | None = None,
+    records: Sequence[Conversation], count_tokens: CountTokens, options: Pairs, seed: int = 0,
 ) -> Sifted:
     """Groups of two, chosen first. Rows that came as pairs stay so; the best rated answer to a prompt is paired with each one that is
     rated lower. Rated conversations of one topic are cut after the
@@ -108,9 +105,9 @@ def preference_pairs(
         if record.rejected or (record.opening and record.rating is not None):
             continue
         why = "not a pair, and no topic to pair it by" if not record.topic else "not rated" if record.rating is None else (
-            "rating says nothing" if record.rating in exclude else "")
-        fits = 0 if why else prefix_within(record.head, record.messages[:max(positions, default=0)], max_tokens, count_tokens)
-        usable = [p for p in positions if p <= fits and record.messages[p - 1]["role"] == "assistant"]
+            "rating says nothing" if record.rating in options.exclude else "")
+        fits = 0 if why else prefix_within(record.head, record.messages[:max(options.positions, default=0)], options.max_tokens, count_tokens)
+        usable = [p for p in options.positions if p <= fits and record.messages[p - 1]["role"] == "assistant"]
         if not why and not usable:
             why = "too short or too long for every position"
         if why:
@@ -120,15 +117,15 @@ def preference_pairs(
     paired: set[str] = set()
     ties = 0
     for (topic, position), rated in sorted(pool.items()):
-        pairs = sorted((a.id, b.id) for a, b in combinations(rated, 2) if abs(_rating(a) - _rating(b)) >= min_gap)
+        pairs = sorted((a.id, b.id) for a, b in combinations(rated, 2) if abs(_rating(a) - _rating(b)) >= options.min_gap)
         random.Random(f"{seed} {topic} {position}").shuffle(pairs)
         by_id = {record.id: record for record in rated}
         used: dict[str, int] = defaultdict(int)
         made = 0
         for pair in pairs:
-            if per_topic is not None and made >= per_topic:
+            if options.per_topic is not None and made >= options.per_topic:
                 break
-            if per_conversation is not None and max(used[pair[0]], used[pair[1]]) >= per_conversation:
+            if options.per_conversation is not None and max(used[pair[0]], used[pair[1]]) >= options.per_conversation:
                 continue
             better, worse = sorted((by_id[i] for i in pair), key=_rating, reverse=True)
             if better.messages[:position] == worse.messages[:position]:
@@ -141,7 +138,7 @@ def preference_pairs(
             made += 1
     alone = {record.id for rated in pool.values() for record in rated} - paired
     dropped += [Dropped(i, "no partner with a clearly different rating") for i in sorted(alone)]
-    return Sifted(_first(kept, limit, seed), dropped, {"identical windows": ties, "over the limit": _over(kept, limit)})
+    return Sifted(_first(kept, options.limit, seed), dropped, {"identical windows": ties, "over the limit": _over(kept, options.limit)})
 
 
 def _best_against_worse(answers: Sequence[Conversation], dropped: list[Dropped]) -> list[Group]:

@@ -12,13 +12,12 @@ The `data` section of a recipe:
                                 make prompts also `transforms`: pieces applied to the records of the split alone, after splitting.
                                 `demonstrate_validation` and `preferences_validation` are like those without unless they are there
     max_dropped                 share of the source's records that parsing and the transforms may lose, copies of kept ones
-                                aside; 0.25 unless given, null: any
+                                aside; null: any
     max_quarantined, min_groups, min_topics, max_topic_share, rating_range, languages      what `tasks/validation.py` reads
 """
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
 from collections import Counter
@@ -26,21 +25,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from components.conform import conform
 from components.data.builders import BUILDERS
 from components.data.groups import save_table, write_groups
 from components.data.parsing import parse
 from components.data.records import Conversation, CountTokens, Dropped, Sifted, counted_once
-from components.data.splits import SHARES, split
+from components.data.splits import split
 from components.data.statistics import kind_of, statistics
-from components.errors import DataError, GateError, RecipeError, nearest
-from components.piece import build, describe, resolve
+from components.errors import DataError, GateError
+from components.piece import build
 from components.progress import advance, expect
-from components.sections import PROMPT_SECTIONS, Data
+from components.sections import SHARES, Contexts, Data
 from components.types import Group
 
 Summary = dict[str, Any]
-KEYS = tuple(Data.__annotations__)
-MAX_DROPPED = 0.25
 
 
 def curate(section: Mapping[str, Any], source: Path, count_tokens: CountTokens, out: Path, seed: int) -> Summary:
@@ -49,9 +47,9 @@ def curate(section: Mapping[str, Any], source: Path, count_tokens: CountTokens, 
     Same section, source and seed: same bytes. Raises `RecipeError` for the section, `DataError` for the data, `GateError` when
     more than `max_dropped` of the records are lost, with `quarantine.jsonl` written.
     """
-    check_section(section)
+    data: Data = conform(Data, section, "data")
     count_tokens = counted_once(count_tokens)
-    expect("steps", 2 + len(section.get("transforms") or ()) + len(section.get("splits") or SHARES))
+    expect("steps", 2 + len(data.transforms) + len(data.splits or SHARES))
     out.mkdir(parents=True, exist_ok=True)
     quarantine: list[tuple[str, Dropped]] = []
     steps: list[dict[str, Any]] = []
@@ -63,25 +61,24 @@ def curate(section: Mapping[str, Any], source: Path, count_tokens: CountTokens, 
         advance()
         return sifted.kept
 
-    parsed = parse(source, section.get("parser", "auto"), section.get("columns"))
+    parsed = parse(source, data.parser, data.columns)
     records: list[Conversation] = note("parse", len(parsed.kept) + len(parsed.dropped), parsed)
-    for spec in section.get("transforms") or ():
-        spec = {"name": spec} if isinstance(spec, str) else dict(spec)
+    for spec in data.transforms:
         records = note(spec["name"], len(records), build("transform", spec)(records, count_tokens))
     write_quarantine(out / "quarantine.jsonl", quarantine)
     if not records:
         raise DataError(f"no record of {source.name} survives the transforms: {[(s['step'], s['dropped']) for s in steps]}")
-    _refuse_loss(quarantine, steps[0]["in"], section.get("max_dropped", MAX_DROPPED), out / "quarantine.jsonl")
+    _refuse_loss(quarantine, steps[0]["in"], data.max_dropped, out / "quarantine.jsonl")
 
-    shares = section.get("splits") or _offered(records)
-    parts, crossing = split(records, shares, seed, near_threshold=section.get("near_threshold", 0.8))
+    shares = data.splits or _offered(records)
+    parts, crossing = split(records, shares, seed, near_threshold=data.near_threshold)
     note("split", len(records), Sifted([r for part in parts.values() for r in part], crossing))
     built: dict[str, list[Group]] = {}
     for name, part in parts.items():
-        options = dict(section.get(name) or section.get(kind_of(name)) or {})
-        for spec in options.pop("transforms", ()):
+        options = data.of(name)
+        for spec in options.transforms if isinstance(options, Contexts) else ():
             part = note(f"{spec['name']} of {name}", len(part), build("transform", spec)(part, count_tokens))
-        built[name] = note(f"build {name}", len(part), BUILDERS[kind_of(name)](part, count_tokens, seed, **options))
+        built[name] = note(f"build {name}", len(part), BUILDERS[kind_of(name)](part, count_tokens, options, seed))
     write_quarantine(out / "quarantine.jsonl", quarantine)
     if empty := [name for name, groups in built.items() if not groups]:
         why = next(s["dropped"] for s in steps if s["step"] == f"build {empty[0]}")
@@ -89,7 +86,7 @@ def curate(section: Mapping[str, Any], source: Path, count_tokens: CountTokens, 
                         "give it a larger share or loosen its bounds")
     for name, groups in built.items():
         write_groups(out / f"{name}.parquet", groups)
-    bounds = {name: _bound(section, name) for name in built}
+    bounds = {name: data.of(name).max_tokens for name in built}
     save_table(statistics(built, count_tokens, bounds), out / "statistics.parquet")
     summary: Summary = {
         "steps": steps,
@@ -113,37 +110,12 @@ def _refuse_loss(dropped: Sequence[tuple[str, Dropped]], records: int, limit: fl
                     f"at most {limit:.1%} may be; by step: {worst}. See {file}; mend the data, or raise the limit if they are no loss")
 
 
-def check_section(section: Mapping[str, Any]) -> None:
-    """Refuse unknown keys, splits, transforms and options before any work."""
-    for key in section:
-        if key not in KEYS:
-            raise RecipeError(f"data: unknown key {key!r}{nearest(key, KEYS)}")
-    for name in section.get("splits") or ():
-        if kind_of(name) not in BUILDERS:
-            raise RecipeError(f"data.splits: no way to build {name!r}{nearest(name, [*BUILDERS, *SHARES])}")
-    for kind in section.keys() & {*BUILDERS, *PROMPT_SECTIONS}:
-        builder = BUILDERS[kind_of(kind)]
-        known = [p.name for p in inspect.signature(builder).parameters.values() if p.kind is p.KEYWORD_ONLY]
-        for key in section.get(kind) or ():
-            if key not in (*known, "transforms"):
-                raise RecipeError(f"data.{kind}: no option {key!r}{nearest(key, known)}")
-    if (parser := section.get("parser", "auto")) != "auto":
-        resolve("parser", parser, where="data.parser")
-    for number, spec in enumerate(section.get("transforms") or ()):
-        describe("transform", spec if isinstance(spec, str) else spec.get("name", ""), where=f"data.transforms[{number}]")
-
-
 def _offered(records: Sequence[Conversation]) -> dict[str, float]:
     """The default shares of the splits that such records can fill."""
     answered = any(m["role"] == "assistant" for record in records for m in record.messages)
     paired = any(record.rejected or ((record.topic or record.opening) and record.rating is not None) for record in records)
     kinds = {"prompts", "evaluate"} | ({"sft"} if answered else set()) | ({"reward", "gold"} if paired else set())
     return {name: share for name, share in SHARES.items() if kind_of(name) in kinds}
-
-
-def _bound(section: Mapping[str, Any], name: str) -> int | None:
-    builder = BUILDERS[kind_of(name)]
-    return (section.get(name) or section.get(kind_of(name)) or {}).get("max_tokens", inspect.signature(builder).parameters["max_tokens"].default)
 
 
 def write_quarantine(path: Path, dropped: Sequence[tuple[str, Dropped]]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from components.data.near import near_earlier, shingles
 from components.data.records import Conversation, CountTokens, Dropped, Sifted
 from components.piece import piece
+from components.ranges import Count, Natural, Share
 
 
 @piece()
@@ -28,8 +29,8 @@ def duplicates(records: Sequence[Conversation], count_tokens: CountTokens) -> Si
 
 
 @piece()
-def near(records: Sequence[Conversation], count_tokens: CountTokens, *, threshold: float = 0.8, size: int = 3,
-         min_words: int = 20) -> Sifted:
+def near(records: Sequence[Conversation], count_tokens: CountTokens, *, threshold: Share = 0.8, size: Count = 3,
+         min_words: Natural = 20) -> Sifted:
     """Drop records whose runs of `size` words are `threshold` alike (Jaccard) to an earlier kept one's. Those under
     `min_words` are left alone: two greetings are alike without being copies.
     """

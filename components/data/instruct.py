@@ -12,6 +12,7 @@ from typing import Any
 from components.data.records import Conversation, CountTokens, Dropped, Sifted
 from components.errors import RecipeError
 from components.piece import piece
+from components.ranges import Count, Natural, Share
 from components.rewards.instructions import FAMILIES, instruction_text
 from components.types import Message
 
@@ -20,8 +21,8 @@ HELD_OUT = tuple(name for name, family in FAMILIES.items() if family.held_out)
 
 
 @piece(paper="arXiv:2311.07911")
-def instruct(records: Sequence[Conversation], count_tokens: CountTokens, *, held_out: float = 0.0,
-             per_question: int = 1, seed: int = 0) -> Sifted:
+def instruct(records: Sequence[Conversation], count_tokens: CountTokens, *, held_out: Share = 0.0,
+             per_question: Count = 1, seed: Natural = 0) -> Sifted:
     """Append one instruction of `rewards.instructions` to the last user message and keep it as `meta["instruction"]`.
 
     `held_out` is the share of out-of-distribution instructions: half of it from held-out families, half held-out

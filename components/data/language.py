@@ -7,13 +7,14 @@ from collections.abc import Sequence
 
 from components.data.records import Conversation, CountTokens, Dropped, Sifted
 from components.piece import piece
+from components.ranges import Natural
 
 UNDECIDED = "und"
 
 
 @piece()
 def language(records: Sequence[Conversation], count_tokens: CountTokens, *, keep: Sequence[str] = ("en",),
-             min_words: int = 8) -> Sifted:
+             min_words: Natural = 8) -> Sifted:
     """Drop records in another language. Under `min_words` no guess is worth anything: they stay, as undecided."""
     kept: list[Conversation] = []
     dropped: list[Dropped] = []

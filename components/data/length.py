@@ -7,11 +7,12 @@ from dataclasses import replace
 
 from components.data.records import Conversation, CountTokens, Dropped, Sifted, prefix_within
 from components.piece import piece
+from components.ranges import Count, Natural
 
 
 @piece()
-def length(records: Sequence[Conversation], count_tokens: CountTokens, *, min_turns: int = 2, max_turns: int = 200,
-           max_tokens: int = 2048) -> Sifted:
+def length(records: Sequence[Conversation], count_tokens: CountTokens, *, min_turns: Natural = 2, max_turns: Count = 200,
+           max_tokens: Count = 2048) -> Sifted:
     """Cut a conversation after `max_turns` or `max_tokens`, whichever comes first; drop what is then under `min_turns`.
 
     Rows with a fixed prompt (preferences, prompts) are not cut, since the end is the point: too long is dropped.

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 
 from components.data.records import Conversation, CountTokens, Sifted
 from components.piece import piece
+from components.ranges import Bool
 
 QUOTES = str.maketrans({"‘": "'", "’": "'", "‚": "'", "“": '"', "”": '"', "„": '"', "…": "...", "–": "-", "—": "-",
                         "\u00a0": " ", "\u200b": "", "\ufeff": "", "\u2028": "\n", "\u2029": "\n"})
 
 
 @piece()
-def normalise(records: Sequence[Conversation], count_tokens: CountTokens, *, quotes: bool = True) -> Sifted:
+def normalise(records: Sequence[Conversation], count_tokens: CountTokens, *, quotes: Bool = True) -> Sifted:
     """NFC, straight quotes (unless `quotes` is false), no control characters, single spaces, at most one blank line."""
     kept = [record.rewritten(lambda text: tidy(text, quotes)) for record in records]
     return Sifted(kept, [], {"text tidied": sum(a != b for a, b in zip(records, kept, strict=True))})

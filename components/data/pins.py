@@ -34,9 +34,8 @@ def pinned(recipe: Recipe, home: Path) -> Recipe:
     for name, source in recipe.models.items():
         address, sha256 = _pin(source.source, source.sha256, home, f"model_{name}")
         models[name] = dataclasses.replace(source, source=address, sha256=sha256)
-    data = dict(recipe.data)
-    if data.get("source"):
-        data["source"], data["sha256"] = _pin(data["source"], data.get("sha256"), home, "raw")
+    source, sha256 = _pin(recipe.data.source, recipe.data.sha256, home, "raw")
+    data = dataclasses.replace(recipe.data, source=source, sha256=sha256)
     return dataclasses.replace(recipe, models=models, data=data)
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from components.data.records import Conversation, CountTokens, Dropped, Sifted
 from components.piece import piece
+from components.ranges import Count, Natural
 
 END = re.compile(r"\?[\s?!]*\Z")
 START = re.compile(
@@ -29,8 +30,8 @@ CONTEXT = re.compile(
 
 
 @piece()
-def questions(records: Sequence[Conversation], count_tokens: CountTokens, *, min_words: int = 5,
-              max_words: int = 25) -> Sifted:
+def questions(records: Sequence[Conversation], count_tokens: CountTokens, *, min_words: Natural = 5,
+              max_words: Count = 25) -> Sifted:
     """Every message of a conversation, by either speaker, that ends in a question becomes a record `<conversation>-<n>`
     with one user message: the last sentence, less interjections in front of it, of `min_words` to `max_words` words.
 

@@ -9,14 +9,15 @@ from dataclasses import replace
 from components.data.records import Conversation, CountTokens, Dropped, Sifted
 from components.data.scrub import URL
 from components.piece import piece
+from components.ranges import Count, Share
 from components.types import Message
 
 EMPTY = re.compile(rf"(?:{URL.pattern}|\[link\]|[\W_])*", re.IGNORECASE)
 
 
 @piece()
-def remove_broken(records: Sequence[Conversation], count_tokens: CountTokens, *, max_broken: float = 0.05,
-                  max_repeat: int = 40) -> Sifted:
+def remove_broken(records: Sequence[Conversation], count_tokens: CountTokens, *, max_broken: Share = 0.05,
+                  max_repeat: Count = 40) -> Sifted:
     """Drop conversations that are empty or only links, hold over `max_broken` replacement characters (share), or one
     character over `max_repeat` times in a row (`hahaha...` is fine, a stuck key is not). Empty turns are cut out and
     the neighbours, now one speaker's, joined.

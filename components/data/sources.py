@@ -148,7 +148,7 @@ def local(address: str, base: Path | None = None, sha256: str | None = None) -> 
     if not path.exists():
         near = nearest(path.name, [p.name for p in path.parent.iterdir()]) if path.parent.is_dir() else ""
         near = near if "did you mean" in near else ""
-        raise SourceError(f"{address}: there is no file or folder {path}{near or '; a relative path starts where the command is run'}")
+        raise SourceError(f"{address}: there is no file or folder {path}{near or '; a relative path starts at its recipe'}")
     if path.is_dir() and not _files(path):
         raise SourceError(f"{address}: the folder {path} is empty")
     if sha256 is not None:

@@ -16,9 +16,6 @@ from components.data.near import near_earlier, shingles
 from components.data.records import Conversation, Dropped
 from components.errors import DataError, RecipeError
 
-SHARES = {"sft": 0.20, "sft_validation": 0.04, "reward": 0.29, "reward_validation": 0.09, "prompts": 0.10,
-          "evaluate": 0.06, "gold": 0.14, "gold_validation": 0.08}
-
 
 def split_key(record: Conversation) -> str:
     """What may not cross splits."""

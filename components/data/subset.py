@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 from components.data.records import Conversation, CountTokens, Dropped, Sifted
 from components.piece import piece
+from components.ranges import Count, Natural
 
 
 @piece()
-def subset(records: Sequence[Conversation], count_tokens: CountTokens, *, count: int, seed: int = 0) -> Sifted:
+def subset(records: Sequence[Conversation], count_tokens: CountTokens, *, count: Count, seed: Natural = 0) -> Sifted:
     """At most `count` records, drawn by a hash of seed and id, in their order. A record that stays does so whatever the others are."""
     order = sorted(records, key=lambda record: hashlib.sha256(f"{seed} {record.id}".encode()).digest())
     chosen = {record.id for record in order[:count]}

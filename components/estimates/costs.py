@@ -239,7 +239,7 @@ class _Known:
     def split(self, name: str, limit: int | None, longest: int | None) -> Split:
         """Curated, or as the recipe bounds it: `limit` groups of the longest length it allows."""
         made = self.splits.get(name)
-        bound = (self.recipe.data.get(name.removesuffix("_validation")) or {}).get("max_tokens", 256)
+        bound = self.recipe.data.of(name).max_tokens
         groups, tokens = (made.groups, made.tokens) if made else (None, float(bound))
         if limit is not None:
             groups = min(limit, groups) if groups is not None else limit

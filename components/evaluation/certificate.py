@@ -15,23 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from components.errors import ContractError, DataError, RecipeError, nearest
+from components.conform import conform
+from components.errors import ContractError, DataError
 from components.evaluation.bootstrap import Interval, wilson
+from components.sections import Limits
 from components.types import Group
 
 CHANCE = 0.5
-LIMITS: dict[str, float | None] = {
-    "min_accuracy": CHANCE,        # below the low end of the held-out accuracy (ties half), and never under chance; None: not required
-    "min_contrast_accuracy": None, # below the low end of the accuracy on contrast pairs
-    "best_of_n_rises": None,       # True: the low end of the rise of the true rate from n = 1 to the largest n is above 0
-    "min_pairs": 1,
-    "max_ties": 0.05,              # share of pairs with exactly equal scores
-    "max_calibration_error": None,
-    "max_length_correlation": None,
-    "reload_tolerance": 1e-4,      # score of the trained model in memory against the one read back
-    "batch_tolerance": 1e-3,       # score alone against score in a batch of ours, which packs
-    "padding_tolerance": 1e-3,     # score by transformers alone against padded; both in float32, whatever the learner's precision was
-}
 BINS = 10
 MATCHED = 0.1
 
@@ -78,7 +68,7 @@ def certify(*, scores: Sequence[Sequence[float]], lengths: Sequence[Sequence[flo
     saved tokenizer pads. Both absent of what transformers has no class for.
     Raises `DataError` without pairs, `ContractError` for non-finite scores, `RecipeError` for an unknown limit.
     """
-    bounds = _limits(limits or {})
+    bounds = asdict(conform(Limits, limits or {}, "reward.certificate"))
     pairs = np.asarray(scores, dtype=float)
     if pairs.ndim != 2 or pairs.shape[1:] != (2,):
         raise DataError(f"a certificate needs (chosen, rejected) scores of held-out pairs, got shape {pairs.shape}")
@@ -259,13 +249,6 @@ def _padding(measured: Mapping[str, Any], bounds: Mapping[str, float | None]) ->
             (reasons if side == own else notes).append(
                 f"not safe to pad on the {side}, {other}: difference by transformers is {worst:.4g}, expected at most {bound:g}")
     return reasons, notes
-
-
-def _limits(given: Mapping[str, float | None]) -> dict[str, float | None]:
-    for key in given:
-        if key not in LIMITS:
-            raise RecipeError(f"reward.certificate: unknown limit {key!r}{nearest(key, LIMITS)}")
-    return {**LIMITS, **given}
 
 
 def _worst(pairs: np.ndarray, again: Sequence[Sequence[float]], what: str) -> float:

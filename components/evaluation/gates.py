@@ -4,7 +4,7 @@
       win_rate:         {over: 0.5, interval: true}    # the interval's low end must be over 0.5
       perplexity_ratio: {below: 1.3}
       distinct_2_ratio: {over: 0.7}
-Bounds are strict: a tie fails. `above` is another word for `over`, `under` for `below`.
+Bounds are strict: a tie fails.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from components.conform import conform
 from components.errors import RecipeError, nearest
-
-WORDS = {"over": "over", "above": "over", "below": "below", "under": "below"}
+from components.sections import Gate
 
 
 def judge_gates(metrics: Mapping[str, Any], gates: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -32,10 +32,8 @@ def judge_gates(metrics: Mapping[str, Any], gates: Mapping[str, Mapping[str, Any
 
 
 def _gate(name: str, spec: Mapping[str, Any], metrics: Mapping[str, Any]) -> tuple[bool, str]:
-    for key in spec:
-        if key not in (*WORDS, "interval"):
-            raise RecipeError(f"register.gates.{name}: unknown key {key!r}{nearest(key, (*WORDS, 'interval'))}")
-    bounds = [(WORDS[key], float(value)) for key, value in spec.items() if key in WORDS]
+    gate: Gate = conform(Gate, spec, f"register.gates.{name}")
+    bounds = [(side, bound) for side, bound in (("over", gate.over), ("below", gate.below)) if bound is not None]
     if not bounds:
         raise RecipeError(f"register.gates.{name}: sets no bound; write `over: <number>` or `below: <number>`")
     value = metrics.get(name)
@@ -43,7 +41,7 @@ def _gate(name: str, spec: Mapping[str, Any], metrics: Mapping[str, Any]) -> tup
         value = {end: metrics[f"{name}.{end}"] for end in ("mean", "low", "high") if f"{name}.{end}" in metrics}
     if value == {}:
         return False, f"{name}: failed, the evaluation did not measure it{nearest(name, {key.split('.')[0] for key in metrics})}"
-    parts = [_bound(value, side, bound, interval=bool(spec.get("interval"))) for side, bound in bounds]
+    parts = [_bound(value, side, bound, interval=gate.interval) for side, bound in bounds]
     passed = all(p for p, _ in parts)
     return passed, f"{name}: {'passed' if passed else 'failed'}, {' and '.join(text for _, text in parts)}"
 

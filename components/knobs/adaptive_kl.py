@@ -7,6 +7,7 @@ from typing import Any
 
 from components.errors import RecipeError, nearest
 from components.piece import piece
+from components.ranges import NotNegative, Positive
 
 
 @piece(paper="arXiv:1909.08593")
@@ -15,7 +16,7 @@ class AdaptiveKl:
     nats of the metric `metric`, a name in the step's log (`role/label/metric`); one that is not there is a `RecipeError`.
     """
 
-    def __init__(self, *, target: float, initial: float = 0.2, gain: float = 0.1, metric: str = "policy/kl/kl") -> None:
+    def __init__(self, *, target: Positive, initial: NotNegative = 0.2, gain: NotNegative = 0.1, metric: str = "policy/kl/kl") -> None:
         self.target, self.gain, self.metric, self.beta = target, gain, metric, initial
 
     def value(self) -> float:

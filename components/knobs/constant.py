@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from components.piece import piece
+from components.ranges import Finite
 
 
 @piece()
 class Constant:
     """Always `at`."""
 
-    def __init__(self, *, at: float) -> None:
+    def __init__(self, *, at: Finite) -> None:
         self.at = at
 
     def value(self) -> float:

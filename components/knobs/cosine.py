@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from components.piece import piece
+from components.ranges import Count, Finite
 
 
 @piece()
 class Cosine:
     """From `start` to `end` in `steps` optimiser steps, then `end`."""
 
-    def __init__(self, *, start: float, end: float, steps: int) -> None:
+    def __init__(self, *, start: Finite, end: Finite, steps: Count) -> None:
         self.start, self.end, self.steps, self.done = start, end, steps, 0
 
     def value(self) -> float:

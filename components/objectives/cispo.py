@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from components.objectives.clip import log_ratio, step_advantages
 from components.piece import piece
+from components.ranges import NotNegative
 from components.types import Batch, Outputs, Terms
 
 
 @piece(reads=("logprobs.{old}", "advantages"), asks=("logprobs",), unit="step", paper="arXiv:2506.13585")
-def cispo(out: Outputs, batch: Batch, *, low: float = 1.0, high: float = 0.2, old: str = "old") -> Terms:
+def cispo(out: Outputs, batch: Batch, *, low: NotNegative = 1.0, high: NotNegative = 0.2, old: str = "old") -> Terms:
     """-sg(clip(ratio, 1 - low, 1 + high)) A log pi (MiniMax-M1, eq. 4-5), a term a step. The paper sets no lower bound:
     `low` = 1 makes it 0. It tunes `high` without printing a value; 0.2 is ours.
     """

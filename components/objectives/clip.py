@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from components.piece import piece
+from components.ranges import Above1, NotNegative, Positive, Share
 from components.types import Batch, Outputs, Terms
 
 
@@ -35,7 +36,7 @@ def surrogate(ratio: Tensor, advantages: Tensor, low: float, high: float, dual: 
 
 
 @piece(reads=("logprobs.{old}", "advantages"), asks=("logprobs",), unit="step", paper="arXiv:1707.06347")
-def clip(out: Outputs, batch: Batch, *, low: float = 0.2, high: float = 0.2, dual: float | None = None, old: str = "old") -> Terms:
+def clip(out: Outputs, batch: Batch, *, low: Share = 0.2, high: NotNegative = 0.2, dual: Above1 | None = None, old: str = "old") -> Terms:
     """PPO's clipped surrogate (eq. 7), a term a step. `high` > `low` is DAPO's clip-higher; `dual` (> 1) is the dual
     clip of arXiv 1912.09729, which bounds the loss of negative advantages at `dual` times |A|.
     """
@@ -43,7 +44,7 @@ def clip(out: Outputs, batch: Batch, *, low: float = 0.2, high: float = 0.2, dua
 
 
 @piece(reads=("logprobs.{old}", "advantages"), asks=("logprobs",), unit="row", paper="arXiv:2507.18071")
-def row(out: Outputs, batch: Batch, *, low: float = 0.0003, high: float = 0.0004, old: str = "old") -> Terms:
+def row(out: Outputs, batch: Batch, *, low: Share = 0.0003, high: NotNegative = 0.0004, old: str = "old") -> Terms:
     """GSPO (eq. 5-7): one ratio a row, the geometric mean of its steps' ratios; a term a row. A row's advantage is
     the mean over its steps, which for a number a trajectory is that number.
     """
@@ -57,7 +58,7 @@ def mismatch(batch: Batch) -> Tensor:
 
 
 @piece(reads=("logprobs.old", "logprobs.sampled", "advantages"), asks=("logprobs",), unit="step", paper="arXiv:1802.01561")
-def truncated(out: Outputs, batch: Batch, *, low: float = 0.2, high: float = 0.2, cap: float = 2.0) -> Terms:
+def truncated(out: Outputs, batch: Batch, *, low: Share = 0.2, high: NotNegative = 0.2, cap: Positive = 2.0) -> Terms:
     """The clipped surrogate times min(pi_old / pi_sampled, cap), the truncated importance weight of V-trace (eq. 1)
     used against a sampler that disagrees with the learner. The weight carries no gradient.
     """
@@ -66,7 +67,7 @@ def truncated(out: Outputs, batch: Batch, *, low: float = 0.2, high: float = 0.2
 
 
 @piece(reads=("logprobs.old", "logprobs.sampled", "advantages"), asks=("logprobs",), unit="step", paper="arXiv:2510.18855")
-def icepop(out: Outputs, batch: Batch, *, low: float = 0.2, high: float = 0.2, floor: float = 0.5, cap: float = 5.0) -> Terms:
+def icepop(out: Outputs, batch: Batch, *, low: Share = 0.2, high: NotNegative = 0.2, floor: NotNegative = 0.5, cap: Positive = 5.0) -> Terms:
     """The same with the weights outside [floor, cap] set to 0 instead of truncated (IcePop, in the report on Ring-1T): such a step
     teaches nothing, yet still counts in the denominator.
     """

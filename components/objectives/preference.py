@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from components.piece import piece
+from components.ranges import BelowHalf, Bool, NotNegative, Positive
 from components.types import Batch, Outputs, Terms
 
 
@@ -35,14 +36,14 @@ def terms(loss: Tensor, chosen: Tensor, rejected: Tensor) -> Terms:
 
 
 @piece(reads=("logprobs.reference",), asks=("logprobs",), unit="pair", paper="arXiv:2305.18290")
-def dpo(out: Outputs, batch: Batch, *, beta: float = 0.1) -> Terms:
+def dpo(out: Outputs, batch: Batch, *, beta: Positive = 0.1) -> Terms:
     """Direct preference optimisation (eq. 7): -log sigmoid(beta z)."""
     chosen, rejected = log_ratios(out, batch)
     return terms(-logsigmoid(beta * (chosen - rejected)), beta * chosen, beta * rejected)
 
 
 @piece(reads=("logprobs.reference",), asks=("logprobs",), unit="pair", paper="arXiv:2305.18290")
-def cdpo(out: Outputs, batch: Batch, *, beta: float = 0.1, label_smoothing: float = 0.1) -> Terms:
+def cdpo(out: Outputs, batch: Batch, *, beta: Positive = 0.1, label_smoothing: BelowHalf = 0.1) -> Terms:
     """DPO when a share `label_smoothing` of the labels is flipped (Mitchell 2023, "A note on DPO with noisy
     preferences"): -(1-e) log sigmoid(beta z) - e log sigmoid(-beta z). RLHF Workflow (arXiv 2405.07863) uses 0.1.
     """
@@ -53,7 +54,7 @@ def cdpo(out: Outputs, batch: Batch, *, beta: float = 0.1, label_smoothing: floa
 
 
 @piece(reads=("logprobs.reference",), asks=("logprobs",), unit="pair", paper="arXiv:2310.12036")
-def ipo(out: Outputs, batch: Batch, *, beta: float = 0.1) -> Terms:
+def ipo(out: Outputs, batch: Batch, *, beta: Positive = 0.1) -> Terms:
     """Identity preference optimisation (eq. 17): (z - 1/(2 beta))^2, beta being the paper's tau. Log-probs are summed
     over an answer, as the paper writes; some libraries take their mean instead.
     """
@@ -62,14 +63,14 @@ def ipo(out: Outputs, batch: Batch, *, beta: float = 0.1) -> Terms:
 
 
 @piece(reads=("logprobs.reference",), asks=("logprobs",), unit="pair", paper="arXiv:2309.06657")
-def hinge(out: Outputs, batch: Batch, *, beta: float = 0.1) -> Terms:
+def hinge(out: Outputs, batch: Batch, *, beta: Positive = 0.1) -> Terms:
     """Hinge on the DPO margin (RSO's hinge, SLiC with a reference): max(0, 1 - beta z), beta being the paper's gamma."""
     chosen, rejected = log_ratios(out, batch)
     return terms((1 - beta * (chosen - rejected)).clamp(min=0), beta * chosen, beta * rejected)
 
 
 @piece(asks=("logprobs",), unit="pair", paper="arXiv:2405.14734")
-def simpo(out: Outputs, batch: Batch, *, beta: float = 2.0, gamma: float = 1.0) -> Terms:
+def simpo(out: Outputs, batch: Batch, *, beta: Positive = 2.0, gamma: NotNegative = 1.0) -> Terms:
     """SimPO (eq. 6): -log sigmoid(beta (mean log p chosen - mean log p rejected) - gamma). No reference; gamma is the
     target margin in units of reward, not its ratio to beta.
     """
@@ -89,7 +90,7 @@ def orpo(out: Outputs, batch: Batch) -> Terms:
 
 
 @piece(asks=("logprobs",), unit="pair", paper="arXiv:2404.19733")
-def chosen(out: Outputs, batch: Batch, *, per_token: bool = True) -> Terms:
+def chosen(out: Outputs, batch: Batch, *, per_token: Bool = True) -> Terms:
     """Negative log-likelihood of the chosen answer, beside a pair loss; the mean over its tokens (iterative RPO)
     or their sum.
     """

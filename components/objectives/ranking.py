@@ -12,6 +12,7 @@ from torch.nn.functional import logsigmoid
 
 from components.objectives.preference import terms
 from components.piece import piece
+from components.ranges import Finite, NotNegative
 from components.types import Batch, Outputs, Terms
 
 
@@ -29,7 +30,7 @@ def bradley_terry(out: Outputs, batch: Batch) -> Terms:
 
 
 @piece(reads=("margin",), asks=("scores",), unit="pair", paper="arXiv:2307.09288")
-def margin(out: Outputs, batch: Batch, *, scale: float = 1.0) -> Terms:
+def margin(out: Outputs, batch: Batch, *, scale: NotNegative = 1.0) -> Terms:
     """Bradley-Terry with a label margin (Llama 2 eq. 2): the chosen must win by `scale` times the pair's `margin`, read
     from the chosen row.
     """
@@ -46,7 +47,7 @@ def centre(out: Outputs, batch: Batch) -> Terms:
 
 
 @piece(asks=("scores",), unit="pair", paper="arXiv:2310.05199")
-def length_controlled(out: Outputs, batch: Batch, *, slope: float = 1.0) -> Terms:
+def length_controlled(out: Outputs, batch: Batch, *, slope: Finite = 1.0) -> Terms:
     """Bradley-Terry as a product with a length-only expert (the product of experts of arXiv 1909.03683, with length as the bias): the pair's logit is
     score difference + slope x log length ratio. What length explains the score need not learn; the expert is dropped
     when scoring. `slope` is the coefficient of a logistic regression of the label on that log ratio.

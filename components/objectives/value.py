@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 
 from components.piece import piece
+from components.ranges import Positive
 from components.types import Batch, Outputs, Terms
 
 
 @piece(reads=("returns", "values.old"), asks=("values",), unit="step", paper="arXiv:1707.06347")
-def value(out: Outputs, batch: Batch, *, clip: float | None = 0.2) -> Terms:
+def value(out: Outputs, batch: Batch, *, clip: Positive | None = 0.2) -> Terms:
     """Half the squared error of the value against the return, a term a step (PPO eq. 9, L^VF).
 
     With `clip`, the larger of the error and of that with the value kept within `clip` of `values.old`, as the paper's

@@ -9,10 +9,11 @@ from typing import Any
 from components.data.messages import message, prompt_of
 from components.data.records import Conversation
 from components.piece import piece
+from components.ranges import Bool
 
 
 @piece(reads=("prompt",))
-def prompt(row: Mapping[str, Any], *, marker: str = "####", annotations: bool = False) -> list[Conversation]:
+def prompt(row: Mapping[str, Any], *, marker: str = "####", annotations: Bool = False) -> list[Conversation]:
     """`prompt` (a text or messages) and `answer`, the reference that a verifier compares with. What stands before `marker` in `answer` is
     a worked solution (GSM8K): it becomes the reply, with its `<<48/2=24>>` only if `annotations`, and the rest the answer.
     """

@@ -8,9 +8,10 @@ from typing import Any
 from components.data.records import Conversation
 from components.parsers.prompt import asked
 from components.piece import piece
+from components.ranges import Bool
 
 
 @piece(reads=("question",), paper="arXiv:2110.14168")
-def question(row: Mapping[str, Any], *, marker: str = "####", annotations: bool = False) -> list[Conversation]:
+def question(row: Mapping[str, Any], *, marker: str = "####", annotations: Bool = False) -> list[Conversation]:
     """`question` and `answer` as `prompt` and `answer` of the parser `prompt`: GSM8K as published."""
     return asked(row, marker, annotations)

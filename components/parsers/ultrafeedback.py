@@ -8,10 +8,11 @@ from typing import Any
 from components.data.messages import message, reply_of
 from components.data.records import Conversation
 from components.piece import piece
+from components.ranges import Count
 
 
 @piece(reads=("instruction", "completions"), writes=("reply", "rejected"), paper="arXiv:2310.01377")
-def ultrafeedback(row: Mapping[str, Any], *, score: str = "overall_score", pairs: int = 1) -> list[Conversation]:
+def ultrafeedback(row: Mapping[str, Any], *, score: str = "overall_score", pairs: Count = 1) -> list[Conversation]:
     """`instruction` and `completions`, each with `response` and a `score`: the best one against the `pairs` worst that are rated lower."""
     prompt = (message("user", row["instruction"]),)
     rated = sorted(((float(one[score]), one["response"]) for one in row["completions"] if one.get(score) is not None), key=lambda one: one[0])

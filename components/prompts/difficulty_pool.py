@@ -9,6 +9,7 @@ from typing import Any
 from components.advantages.read import rewards_of
 from components.errors import RecipeError
 from components.piece import piece
+from components.ranges import BelowOne, Share
 from components.types import Group, Prompt
 
 
@@ -21,7 +22,7 @@ class DifficultyPool:
     prompts of a step by it; to draw by it, from what earlier steps saw, is ours.
     """
 
-    def __init__(self, *, reward: str = "reward.exact_answer", floor: float = 0.02, momentum: float = 0.5) -> None:
+    def __init__(self, *, reward: str = "reward.exact_answer", floor: Share = 0.02, momentum: BelowOne = 0.5) -> None:
         self.reward, self.floor, self.momentum = reward, floor, momentum
         self.solved: dict[str, float] = {}
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from components.advantages.read import rewards_of
 from components.errors import RecipeError
 from components.piece import piece
+from components.ranges import NotNegative
 from components.types import Columns, Context, Group
 
 
@@ -25,7 +26,7 @@ def combine(groups: Sequence[Group], ctx: Context, *, rewards: list, weights: li
 
 
 @piece(reads=("{reward}",), writes=("reward.length_penalised",), paper="arXiv:2405.07863")
-def length_penalised(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.judge", penalty: float = 0.001) -> Columns:
+def length_penalised(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.judge", penalty: NotNegative = 0.001) -> Columns:
     """`reward.length_penalised`: r - penalty x chosen tokens (RLHF Workflow, section 4.4), in units of the reward a token."""
     return {"reward.length_penalised": [
         [r - penalty * sum(t.mask) for r, t in zip(rewards_of(group, reward), group.trajectories, strict=True)] for group in groups

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from components.piece import piece
+from components.ranges import Bool, NotNegative
 from components.rewards.reward_model import judged
 from components.types import OK, Columns, Context, Group
 
@@ -21,7 +22,7 @@ def aggregate(scores: Sequence[float], how: str, uncertainty: float) -> float:
 
 @piece(writes=("reward.ensemble", "reward.ensemble.status", "scores.{models}"), paper="arXiv:2310.02743")
 def ensemble(groups: Sequence[Group], ctx: Context, *, models: list, how: Literal["mean", "min", "uwo"] = "mean",
-             uncertainty: float = 0.5, standardise: bool = True) -> Columns:
+             uncertainty: NotNegative = 0.5, standardise: Bool = True) -> Columns:
     """`reward.ensemble` from the members' scores (section 3.2), and each member's own as `scores.<model>`.
 
     Bradley-Terry leaves every member its own offset and scale: `standardise` subtracts a member's mean and divides by its

@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import Any
 
 from components.piece import each, piece
+from components.ranges import Bool
 from components.types import Prompt, Trajectory
 
 Params = dict[str, Any]
@@ -415,7 +416,7 @@ def obeys(text: str, instruction: Mapping[str, Any], question: str = "") -> bool
 
 @piece(writes=("reward.instructions", "reward.instructions.status"), paper="arXiv:2311.07911")
 @each
-def instructions(prompt: Prompt, trajectory: Trajectory, *, must_end: bool = True) -> float:
+def instructions(prompt: Prompt, trajectory: Trajectory, *, must_end: Bool = True) -> float:
     """1 when the answer obeys `prompt.meta["instruction"]` and, with `must_end`, ended by itself; 0 otherwise.
 
     A verifiable reward (Tulu 3's RLVR on IFEval's instructions). An empty answer is a 0; a prompt without an

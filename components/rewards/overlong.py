@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from components.piece import each, piece
+from components.ranges import Count
 from components.types import Prompt, Trajectory
 
 
 @piece(writes=("reward.overlong", "reward.overlong.status"), paper="arXiv:2503.14476")
 @each
-def overlong(prompt: Prompt, trajectory: Trajectory, *, maximum: int = 256, cache: int = 64) -> float:
+def overlong(prompt: Prompt, trajectory: Trajectory, *, maximum: Count = 256, cache: Count = 64) -> float:
     """0 up to `maximum - cache` tokens, then falling linearly to -1 at `maximum` and beyond (DAPO, eq. 13)."""
     over = sum(trajectory.mask) - (maximum - cache)
     return -min(max(over / cache, 0.0), 1.0)

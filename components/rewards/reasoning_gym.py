@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from components.piece import each, piece
+from components.ranges import Bool
 from components.rewards.exact_answer import final_answer
 from components.types import Prompt, Trajectory
 
 
 @piece(writes=("reward.reasoning_gym", "reward.reasoning_gym.status"), paper="arXiv:2505.24760")
 @each
-def reasoning_gym(prompt: Prompt, trajectory: Trajectory, *, extract: bool = True) -> float:
+def reasoning_gym(prompt: Prompt, trajectory: Trajectory, *, extract: Bool = True) -> float:
     """The score in [0, 1] that reasoning-gym's own data set gives. `prompt.meta` names it in `source_dataset` and holds its
     entry's `metadata`. `extract` hands over the last boxed answer or number instead of the whole text.
     """

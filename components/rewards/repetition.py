@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from components.piece import each, piece
+from components.ranges import Count, NotNegative
 from components.types import Prompt, Trajectory
 
 
 @piece(writes=("reward.repetition", "reward.repetition.status"), paper="arXiv:2502.03373")
 @each
-def repetition(prompt: Prompt, trajectory: Trajectory, *, n: int = 3, largest: float = 1.0) -> float:
+def repetition(prompt: Prompt, trajectory: Trajectory, *, n: Count = 3, largest: NotNegative = 1.0) -> float:
     """-largest x (1 - distinct n-grams / n-grams) over the answer's tokens (its words, when it has none); 0 when it is
     shorter than n.
     """

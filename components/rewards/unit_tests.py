@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from components.piece import piece
 from components.progress import advance
+from components.ranges import Count, Positive
 from components.sandbox import execute
 from components.types import OK, Columns, Context, Group, Prompt
 
@@ -41,8 +42,8 @@ def program_of(prompt: Prompt, text: str) -> str:
 
 
 @piece(writes=("reward.unit_tests", "reward.unit_tests.status"), paper="arXiv:2107.03374")
-def unit_tests(groups: Sequence[Group], ctx: Context, *, cpu_seconds: int = 5, wall_seconds: float = 30.0,
-               memory_mib: int = 512) -> Columns:
+def unit_tests(groups: Sequence[Group], ctx: Context, *, cpu_seconds: Count = 5, wall_seconds: Positive = 30.0,
+               memory_mib: Count = 512) -> Columns:
     """`reward.unit_tests`: 1 when the code passes all tests of its problem, else 0 (HumanEval, section 2).
 
     The code runs in `components/sandbox.py`, one process an answer, as many at a time as there are cores. Code that

@@ -9,14 +9,15 @@ from dataclasses import replace
 from typing import Any
 
 from components.piece import build, piece
+from components.ranges import Count, Natural, PositiveShare, Temperature
 from components.rollouts.sample import sample
 from components.types import Context, Group, Message, Prompt, Trajectory
 
 
 @piece(paper="arXiv:2209.15189")
-def by_example(prompts: Sequence[Prompt], ctx: Context, *, responses_per_prompt: int = 8, shown: int = 4, same: str = "instruction.family",
-               verifier: str = "rewards.instructions", reward: str = "reward.instructions", max_tokens: int = 128, temperature: float = 1.0, top_p: float = 1.0,
-               top_k: int = 0) -> list[Group]:
+def by_example(prompts: Sequence[Prompt], ctx: Context, *, responses_per_prompt: Count = 8, shown: Count = 4, same: str = "instruction.family",
+               verifier: str = "rewards.instructions", reward: str = "reward.instructions", max_tokens: Count = 128, temperature: Temperature = 1.0, top_p: PositiveShare = 1.0,
+               top_k: Natural = 0) -> list[Group]:
     """A group of `responses_per_prompt` answers a prompt, the last `shown` of them drawn after an example (prompt distillation; the
     verified ones teach the model to do without, as in STaR, arXiv 2203.14465).
 

@@ -6,12 +6,13 @@ import hashlib
 from collections.abc import Sequence
 
 from components.piece import piece
+from components.ranges import Count, Natural, PositiveShare, Temperature
 from components.types import Context, Group, Prompt, Request, Sample, Trajectory
 
 
 @piece(writes=("logprobs.sampled",), paper="arXiv:2405.07863")
-def sample(prompts: Sequence[Prompt], ctx: Context, *, responses_per_prompt: int = 4, max_tokens: int = 128,
-           temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0) -> list[Group]:
+def sample(prompts: Sequence[Prompt], ctx: Context, *, responses_per_prompt: Count = 4, max_tokens: Count = 128,
+           temperature: Temperature = 1.0, top_p: PositiveShare = 1.0, top_k: Natural = 0) -> list[Group]:
     """A group of `responses_per_prompt` answers a prompt. Tokens are prompt and answer, the mask is True on the answer, its
     stop token included; `logprobs` are the sampler's. How it was decoded is in each trajectory's meta.
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from components.piece import piece
+from components.ranges import NotNegative
 from components.selectors.pairs import judged, pair
 from components.types import Context, Group
 
 
 @piece(reads=("{reward}",), writes=("margin",), paper="arXiv:2203.02155")
-def all_pairs(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.judge", min_margin: float = 0.0) -> list[Group]:
+def all_pairs(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.judge", min_margin: NotNegative = 0.0) -> list[Group]:
     """Each two answers of a prompt whose rewards differ, by at least `min_margin`, as a pair, the better one first: K
     answers give up to K(K-1)/2 pairs (InstructGPT, section 3.5). In order of sampling.
     """

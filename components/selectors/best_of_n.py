@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from components.advantages.read import rewards_of
 from components.piece import piece
+from components.ranges import Count
 from components.types import Context, Group
 
 
 @piece(reads=("{reward}",), paper="arXiv:2304.06767")
-def best_of_n(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.judge", keep: int = 1) -> list[Group]:
+def best_of_n(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.judge", keep: Count = 1) -> list[Group]:
     """The `keep` answers of highest reward of each prompt, best first (RAFT). Among equals the first sampled is taken."""
     made = []
     for group in groups:

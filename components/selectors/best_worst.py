@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from components.piece import piece
+from components.ranges import NotNegative
 from components.selectors.pairs import judged, pair
 from components.types import Context, Group
 
 
 @piece(reads=("{reward}",), writes=("margin",), paper="arXiv:2405.07863")
-def best_worst(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.judge", min_margin: float = 0.0,
-               length_penalty: float = 0.0) -> list[Group]:
+def best_worst(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.judge", min_margin: NotNegative = 0.0,
+               length_penalty: NotNegative = 0.0) -> list[Group]:
     """One pair a prompt: highest against lowest r - length_penalty x tokens (RLHF Workflow's max-min). Ties (margin 0),
     margins under `min_margin` and pairs of one same text vanish. Among equals the first sampled is taken.
     """

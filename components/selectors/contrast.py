@@ -10,13 +10,14 @@ from collections.abc import Sequence
 
 from components.advantages.read import rewards_of
 from components.piece import build, piece
+from components.ranges import Count, Share
 from components.selectors.pairs import pair
 from components.types import Context, Group, Trajectory
 
 
 @piece(reads=("{reward}",), writes=("margin",), paper="arXiv:2309.16155")
 def contrast(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.instructions", verifier: str = "rewards.instructions",
-             per_prompt: int = 2, share: float = 0.5) -> list[Group]:
+             per_prompt: Count = 2, share: Share = 0.5) -> list[Group]:
     """Pairs of a verified answer (reward 1) and one that fails, at most `per_prompt` a prompt, of two kinds in the prompt's meta:
 
     `contrast`, a `share` of them: the rejected answer obeys another instruction on the same question (`meta["question"]`) and fails

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 from components.errors import RecipeError
 from components.piece import piece
+from components.ranges import PositiveShare
 from components.types import Context, Group
 
 
 @piece(reads=("margin",), paper="arXiv:2401.12086")
-def largest_margins(groups: Sequence[Group], ctx: Context, *, share: float = 0.5) -> list[Group]:
+def largest_margins(groups: Sequence[Group], ctx: Context, *, share: PositiveShare = 0.5) -> list[Group]:
     """The `share` of the pairs with the largest margin, rounded up, in their order (West-of-N's filter by confidence). Among equals the
     earlier stay. Unlike a fixed `min_margin` it does not depend on the scale of a reward model. Raises `RecipeError` for a share
     outside of 0 to 1."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from components.piece import piece
+from components.ranges import Count, Share
 from components.types import Context, Group
 
 
@@ -16,7 +17,7 @@ class Replay:
     keeps the same object, or its `state()`. The draw depends on seed and round alone.
     """
 
-    def __init__(self, *, share: float = 0.5, capacity: int = 1024) -> None:
+    def __init__(self, *, share: Share = 0.5, capacity: Count = 1024) -> None:
         self.share, self.capacity = share, capacity
         self.memory: list[Group] = []
 

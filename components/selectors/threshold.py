@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from components.advantages.read import rewards_of
 from components.piece import piece
+from components.ranges import Finite
 from components.types import Context, Group
 
 
 @piece(reads=("{reward}",), paper="arXiv:2308.08998")
-def threshold(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.judge", at_least: float = 0.0) -> list[Group]:
+def threshold(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.judge", at_least: Finite = 0.0) -> list[Group]:
     """The answers with a reward of `at_least` that much (the filter of ReST, section 3); a group left empty vanishes."""
     kept = []
     for group in groups:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from components.advantages.read import rewards_of
 from components.evaluation.diversity import repetition
 from components.piece import piece
+from components.ranges import Count, Finite, Share
 from components.types import Context, Group, Trajectory
 
 
@@ -18,8 +19,8 @@ def likelihood(trajectory: Trajectory) -> float:
 
 
 @piece(reads=("{reward}", "logprobs.sampled"), paper="arXiv:2308.01825")
-def verified(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.instructions", at_least: float = 1.0,
-             max_repetition: float = 0.4, keep: int = 1) -> list[Group]:
+def verified(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.instructions", at_least: Finite = 1.0,
+             max_repetition: Share = 0.4, keep: Count = 1) -> list[Group]:
     """Groups of one: the `keep` most likely answers of a prompt, by mean log-prob a token of the model that sampled them, among those
     whose reward is `at_least` that much and of whose words no more than `max_repetition` were said before (rejection sampling, RFT).
     Copies count once; answers without log-probs come last; a prompt without such an answer is left out.

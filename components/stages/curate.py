@@ -20,7 +20,7 @@ def curate(job: Job) -> dict[str, Any]:
     source = next(p for p in sorted(job.path("raw").iterdir()) if p.stem == "source")
     section = job.options["section"]
     try:
-        summary = curation.curate(section, source, functools.partial(count_tokens, tokenizer), job.work.product, section.get("seed", 0))
+        summary = curation.curate(section, source, functools.partial(count_tokens, tokenizer), job.work.product, section["seed"])
     except RatchetError as error:  # about the user's file, not about our copy of it
         raise type(error)(str(error).replace(str(source), section["source"])) from error
     return {"counts": counted(summary), "summary": summary}

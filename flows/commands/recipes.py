@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from flows.commands.options import ProfileOption
+from flows.commands.options import ProfileOption, Set
 from flows.commands.plan import sizes
 
 app = typer.Typer(help="List, explain and check recipes.", no_args_is_help=True)
@@ -26,21 +26,25 @@ def list_recipes() -> None:
 
 
 @app.command()
-def explain(recipe: str, profile: ProfileOption = None) -> None:
+def explain(recipe: str, set: Set = [], profile: ProfileOption = None) -> None:  # noqa: B006
     """The resolved recipe, every default written out, and its derived sizes."""
     from components.recipe import dump, load
     from flows.display import open_console
 
-    loaded, chosen = load(recipe, profile=profile)
+    loaded, chosen = load(recipe, overrides=set, profile=profile)
     typer.echo(dump(loaded, chosen))  # as it is: what Rich prints it wraps
     open_console(highlight=False).print(sizes(loaded, chosen))
 
 
 @app.command("check")
-def check_recipes(recipe: Annotated[str | None, typer.Argument(help="A name or file; all that ship when left out.")] = None) -> None:
+def check_recipes(recipe: Annotated[str | None, typer.Argument(help="A name or file; all that ship when left out.")] = None,
+                  set: Set = [], profile: ProfileOption = None) -> None:  # noqa: B006
     """Check a recipe: keys, pieces, options and the flow of columns."""
+    from components.check import check_files
     from components.recipe import load, names
 
     for name in [recipe] if recipe else names():
-        load(name)
+        loaded, _ = load(name, overrides=set, profile=profile)
+        if recipe:
+            check_files(loaded)
         typer.echo(f"{name}: ok")

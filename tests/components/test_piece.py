@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import re
+from typing import Any
 
 import pytest
 
@@ -22,7 +24,7 @@ def test_unknown_option_names_the_nearest() -> None:
 
 
 def test_wrong_kind_of_value() -> None:
-    with pytest.raises(RecipeError, match="'low' must be float, got 'much'"):
+    with pytest.raises(RecipeError, match=r"objective\.low: expected a number, got 'much'"):
         resolve("objective", {"name": "clip", "low": "much"})
 
 
@@ -59,3 +61,16 @@ def test_a_failing_reward_is_failed_and_none_is_skipped() -> None:
     assert columns["reward.shaky.status"][0][0] == "ok"
     assert columns["reward.shaky.status"][0][1] == "failed: ZeroDivisionError: no"
     assert columns["reward.shaky.status"][0][2].startswith("skipped")
+
+
+@pytest.mark.parametrize("slot", SLOTS)
+def test_every_number_that_a_piece_takes_has_a_range(slot: str) -> None:
+    """A bare int or float takes any: `Finite` and `Int` of components/ranges.py say that any is meant."""
+    for name, piece in catalogue(slot).items():
+        for option in piece.options.values():
+            assert not {"int", "float", "bool"} & set(re.findall(r"\w+", option.annotation)), f"{name}.{option.name}: {option.annotation}"
+            assert option.kind is not Any or option.annotation == "Any", f"{name}.{option.name}: {option.annotation} is not checked"
+
+
+def test_a_number_is_one_however_it_is_spelt() -> None:
+    assert resolve("rollout", {"name": "sample", "temperature": 1}) == resolve("rollout", "sample") == resolve("rollout", {"name": "sample", "top_p": None})

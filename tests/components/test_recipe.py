@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
-import typing
 from pathlib import Path
 
 import pytest
 import yaml
 
-from components import sections
 from components.errors import RecipeError
 from components.plan import plan
 from components.recipe import dump, for_round, load, merge, names
@@ -52,7 +49,7 @@ def test_a_mapping_merges_a_list_replaces_another_piece_replaces() -> None:
     ("onlin: {}", "unknown key 'onlin'; did you mean 'online'"),
     ("online: {rolout: {name: sample}}", "online.rolout: unknown key 'rolout'; did you mean 'rollout'"),
     ("online: {fit: {learning_rat: 1}}", "did you mean 'learning_rate'"),
-    ("online: {rounds: many}", "online.rounds: expected int, got 'many'"),
+    ("online: {rounds: many}", "online.rounds: expected a whole number, got 'many'"),
     ("online: {cadence: steps}", "'steps' is not one of round, step"),
     ("online: {annotate: [{name: advantages.centre, reward: reward.judge}]}", r"reads \['reward.judge'\], which nothing before it writes"),
     ("online: {annotate: [{name: rewards.reward_model, model: jury}]}", "wants model 'jury', which nothing makes"),
@@ -80,6 +77,51 @@ def test_a_mistake_is_one_sentence(tmp_path: Path, change: str, message: str) ->
         load(write(tmp_path, yaml.safe_dump(changed)))
 
 
+def test_a_key_stands_once(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"the key .rounds. stands twice.*line 11"):
+        load(write(tmp_path, f"{ONLINE}  rounds: 2\n  rounds: 3\n"))
+
+
+def test_null_takes_away_what_a_base_sets() -> None:
+    recipe, _ = load("chat", overrides=["register.gates=null", "online.health=null", "online.watch.gold=null", "sft.fit.max_grad_norm=null",
+                                        "online.rollout.temperature=null", "claim=null"])
+    assert recipe.register and recipe.online and recipe.sft
+    assert (recipe.register.gates, recipe.online.health, recipe.online.watch.gold, recipe.sft.fit.max_grad_norm) == ({}, {}, False, None)
+    assert recipe.online.rollout["temperature"] == 1.0 and recipe.claim is None
+    online, _ = load("online_dpo", overrides=["data.splits.reward=null", "data.splits.reward_validation=null", "reward=null", "online.annotate=[rewards.length]",
+                                              "online.select=[{name: best_worst, reward: reward.length}]", "evaluate=null", "register=null"])
+    assert list(online.data.splits or ()) == ["prompts", "evaluate"]
+
+
+def test_spelling_changes_no_key() -> None:
+    def keys(*overrides: str) -> list[str]:
+        return [stage.key for stage in plan(*load("online_dpo", overrides=overrides)).values()]
+
+    assert keys() == keys("online.fit.weight_decay=0", "data.near_threshold=0.8", "online.prompts=disjoint", "data.languages=null")
+
+
+def test_an_item_of_a_list_is_changed_by_its_number() -> None:
+    recipe, _ = load("chat", overrides=["data.transforms.6.max_turns=12", "data.transforms.0=null", "online.annotate.1={name: rewards.length}",
+                                        "online.select.0.reward=reward.length"])
+    assert [t["name"] for t in recipe.data.transforms][:2] == ["remove_broken", "scrub"] and recipe.data.transforms[-1]["max_turns"] == 12
+    assert recipe.online and [a["name"] for a in recipe.online.annotate] == ["rewards.reward_model", "rewards.length"]
+    assert merge({"a": ["normalise"]}, {"a": {"0": {"quotes": False}}}) == {"a": [{"name": "normalise", "quotes": False}]}
+
+
+def test_a_recipe_or_a_file_of_ones_own_is_a_base_once(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("{}")
+    own = write(tmp_path, "schema: 1\nbase: online_dpo\nabout: its method, my data\ndata: {source: 'path:rows.jsonl'}\n")
+    first, shipped = load(own)[0], load("online_dpo")[0]
+    assert first.online == shipped.online and (first.name, first.claim, first.data.source) == ("mine", None, f"path:{tmp_path}/rows.jsonl")
+    (tmp_path / "below").mkdir()
+    second = tmp_path / "below" / "second.yaml"
+    second.write_text("schema: 1\nbase: ../mine.yaml\n")
+    with pytest.raises(RecipeError, match=r"second.yaml: its base '../mine.yaml' stands over 'online_dpo', expected one of chat, "):
+        load(second)
+    write(tmp_path, own.read_text().replace("online_dpo", "online").replace("its method, my data", "mine") + "online: {fit: {updates: {policy: [likelihood]}}}\n")
+    assert load(second)[0].data.source == f"path:{tmp_path}/rows.jsonl", "a path is relative to the file that names it"
+
+
 def test_a_column_written_twice_is_refused(tmp_path: Path) -> None:
     whole = yaml.safe_load(ONLINE)
     whole["online"]["annotate"].append({"name": "advantages.centre", "reward": "reward.exact_answer"})
@@ -89,7 +131,7 @@ def test_a_column_written_twice_is_refused(tmp_path: Path) -> None:
 
 def test_a_model_of_ones_own_may_judge_the_evaluation(tmp_path: Path) -> None:
     """A safety classifier, say: its mean is `final.reward.safety`, which a gate reads."""
-    own = {"models": {"safety": {"source": "path:/models/safety", "format": "huggingface", "sha256": None}},
+    own = {"models": {"safety": {"source": f"path:{tmp_path}", "format": "huggingface", "sha256": None}},
            "evaluate": {"metrics": [{"name": "rewards.reward_model", "model": "safety"}]}}
     recipe, profile = load(write(tmp_path, yaml.safe_dump(merge(yaml.safe_load(ONLINE), own))))
     assert plan(recipe, profile)["evaluate"].inputs["safety"] == "model_safety"
@@ -97,7 +139,7 @@ def test_a_model_of_ones_own_may_judge_the_evaluation(tmp_path: Path) -> None:
 
 def test_a_gate_may_be_on_what_the_recipe_adds(tmp_path: Path) -> None:
     gates = {"final.reward.safety": {"over": 0.9}, "win_rate_safety_vs_base": {"over": 0.5, "interval": True}, "win_rate_safety_vs_base.low": {"over": 0.4}}
-    own = merge(yaml.safe_load(ONLINE), {"models": {"safety": {"source": "path:/models/safety"}}, "register": {"gates": gates}})
+    own = merge(yaml.safe_load(ONLINE), {"models": {"safety": {"source": f"path:{tmp_path}"}}, "register": {"gates": gates}})
     with pytest.raises(RecipeError, match=r"register\.gates\.final\.reward\.safety: the evaluation of this recipe does not measure it"):
         load(write(tmp_path, yaml.safe_dump(own)))
     added = {"metrics": [{"name": "rewards.reward_model", "model": "safety"}]}
@@ -111,26 +153,10 @@ def test_a_gate_may_be_on_what_the_recipe_adds(tmp_path: Path) -> None:
     assert without.register and "perplexity_ratio" not in without.register.gates and "length_ratio" in without.register.gates
 
 
-def test_the_keys_of_a_section_are_those_its_reader_knows() -> None:
-    from components.data.builders import BUILDERS
-    from components.data.statistics import kind_of
-    from components.evaluation.certificate import LIMITS
-    from components.evaluation.gates import WORDS
-
-    def keys(kind: type) -> set[str]:
-        return set(typing.get_type_hints(kind))
-
-    assert keys(sections.Limits) == set(LIMITS) and keys(sections.Gate) == {*WORDS, "interval"}
-    assert {kind_of(name) for name in typing.get_args(sections.Split)} == set(BUILDERS)
-    for kind, builder in BUILDERS.items():
-        options = {p.name for p in inspect.signature(builder).parameters.values() if p.kind is p.KEYWORD_ONLY}
-        assert keys(typing.get_args(typing.get_type_hints(sections.Data)[kind])[0]) == options
-
-
 def test_a_transform_may_be_a_word_alone() -> None:
     recipe, profile = load("sft", overrides=["data.transforms=[normalise, {name: length, max_turns: 9}]"])
     written_out = [{"name": "normalise", "quotes": True}, {"name": "length", "min_turns": 2, "max_turns": 9, "max_tokens": 2048}]
-    assert recipe.data.get("transforms") == written_out and plan(recipe, profile)
+    assert recipe.data.transforms == written_out and plan(recipe, profile)
 
 
 def test_overrides_and_a_missing_file(tmp_path: Path) -> None:
@@ -169,6 +195,14 @@ def test_a_profile_is_a_name_or_a_file(tmp_path: Path) -> None:
         load(file, profile=str(tmp_path / "absent.yaml"))
 
 
+def test_the_longest_prompt_and_its_answer_fit_into_vllm(tmp_path: Path) -> None:
+    own = tmp_path / "ours.yaml"
+    own.write_text("engine: vllm\nvllm: {max_model_len: 136}\n")
+    assert load("chat", profile=str(own))
+    with pytest.raises(RecipeError, match=r"profile ours: vllm.max_model_len: 136 tokens, but the longest prompt .* have 137"):
+        load("chat", profile=str(own), overrides=["online.rollout.max_tokens=41"])
+
+
 def test_passes_that_train_nothing_are_refused() -> None:
     with pytest.raises(RecipeError, match=r"sft\.fit\.epochs: 0 passes"):
         load("sft", overrides=["sft.fit.epochs=0"])
@@ -182,7 +216,7 @@ def test_passes_that_train_nothing_are_refused() -> None:
 
 @pytest.mark.parametrize("objectives", [
     "[{name: ranking.margin}]", "[{name: ranking.length_controlled}]", "[{name: ranking.bradley_terry, weight: 0.5}]",
-    "[{name: ranking.bradley_terry}, {name: ranking.length_penalty}]", "[{name: ranking.bradley_terry}, {name: ranking.bradley_terry}]"])
+    "[{name: ranking.bradley_terry}, {name: ranking.length_penalty}]", "[{name: ranking.bradley_terry}, {name: ranking.bradley_terry, label: again}]"])
 def test_a_probe_alone_fits_plain_bradley_terry(objectives: str) -> None:
     """`chat` trains nothing after its linear probe: what the probe does not read would be accepted and change nothing."""
     change = f"reward.fit.updates.judge={objectives}"

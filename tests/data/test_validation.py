@@ -11,6 +11,7 @@ from components.data.groups import read_groups, save_table, write_groups
 from components.data.statistics import statistics
 from components.errors import DataError, GateError, SourceError
 from components.recipe import load
+from components.sections import Data
 from components.types import Group, Prompt, Trajectory
 from tasks.validation import expectations, judge, validate_data
 
@@ -168,9 +169,9 @@ def test_damage_is_named(tmp_path):
 
 
 def test_the_suite_follows_the_section():
-    says = {check.says for check in expectations({})}
+    says = {check.says for check in expectations(Data())}
     assert "no personal data is left" not in says
-    assert {c.says for c in expectations({"transforms": [{"name": "scrub"}], "languages": ["en"]})} - says == {
+    assert {c.says for c in expectations(Data(transforms=[{"name": "scrub"}], languages=["en"]))} - says == {
         "no personal data is left", "the language is one of the recipe's"}
 
 

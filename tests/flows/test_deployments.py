@@ -65,7 +65,7 @@ def test_what_the_file_in_git_shows_in_a_comment_is_right_too(tmp_path: Path) ->
     ({"schedules": [{"cron": "0 2 * * *", "timezone": "Europe/Berlim"}]}, "timezone 'Europe/Berlim' is not valid; did you mean 'Europe"),
     ({"schedules": [{"cron": "0 2 * * *", "interval": 60}]}, "give cron or interval"),
     ({"schedules": [{}]}, "give cron or interval"),
-    ({"schedules": [{"interval": 0}]}, "interval is 0 seconds"),
+    ({"schedules": [{"interval": 0}]}, "interval: expected 1 or more, got 0"),
     ({"if_running": "wiat"}, "'wiat' is not one of wait, refuse"),
     ({"work_pool": {"name": "locl"}}, "no work pool named 'locl'; did you mean 'local'"),
     ({"work_pool": {"name": "local", "job_variables": {"workng_dir": "x"}}}, "unknown key 'workng_dir'; did you mean 'working_dir'"),

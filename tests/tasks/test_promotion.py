@@ -96,7 +96,7 @@ def test_the_recipe_says_by_what_and_how_surely(version, home, tmp_path):
 
 
 def test_how_a_champion_is_chosen_is_checked_and_trains_nothing_anew():
-    for wrong, said in (("{alpha: 0}", "register.champion.alpha: 0.0 is no probability"), ("{alfa: 0.1}", "did you mean 'alpha'"),
+    for wrong, said in (("{alpha: 0}", "register.champion.alpha: expected a number above 0, got 0"), ("{alfa: 0.1}", "did you mean 'alpha'"),
                         ("{score: reward.judge}", "register.champion.score: .* 'reward.judge'.*did you mean|known")):
         with pytest.raises(RecipeError, match=said):
             load("sft", overrides=[f"register.champion={wrong}"])

@@ -12,9 +12,10 @@ from components.data.curate import curate, pair_report, rating_report
 from components.data.groups import read_groups
 from components.data.records import Conversation
 from components.data.sources import digest, fetch
-from components.data.splits import SHARES, split, split_key
+from components.data.splits import split, split_key
 from components.data.statistics import alternates, statistics
 from components.errors import DataError, GateError, RecipeError
+from components.sections import SHARES, Contexts, Conversations, Pairs
 from components.types import Group, Prompt, Trajectory
 
 
@@ -73,7 +74,7 @@ def test_conversation_groups():
     sifted = conversation_groups(
         [talk("a", "hi there", "hello", "how are you", "fine", "bye", topic="greetings", rating=8.0),
          talk("b", "x", "y", rating=5.0), talk("c", "x", "y"), talk("d", "w " * 90, "y", rating=9.0)],
-        words, max_tokens=12, min_rating=6.0)
+        words, Conversations(max_tokens=12, min_rating=6.0))
     (group,) = sifted.kept  # 1+1 topic, 1+2 user, 1+1 assistant, 1+3 user = 11; the next turn makes 13
     assert [m["role"] for m in group.prompt.messages] == ["system", "user"]
     assert [m["content"] for m in group.trajectories[0].messages] == ["hello"]
@@ -82,12 +83,12 @@ def test_conversation_groups():
 
 def test_prompt_groups():
     record = talk("a", *"abcdefgh", topic="t")
-    sifted = prompt_groups([record, talk("b", *"abcdefgh", topic="t"), talk("c", "alone")], words, max_turns=5, per_conversation=9)
+    sifted = prompt_groups([record, talk("b", *"abcdefgh", topic="t"), talk("c", "alone")], words, Contexts(max_turns=5, per_conversation=9))
     assert [g.prompt.id for g in sifted.kept] == ["a:1", "a:3", "a:5"]
     assert [g.prompt.answer for g in sifted.kept] == ["b", "d", "f"] == [g.trajectories[0].text for g in sifted.kept]
     assert sifted.changed == {"the same context again": 3, "over the limit": 0} and sifted.reasons() == {"no user turn with a reply": 1}
-    assert len(prompt_groups([record], words, per_conversation=2).kept) == 2
-    assert [g.prompt.id for g in prompt_groups([record], words, max_tokens=8, per_conversation=9).kept] == ["a:1", "a:3"]
+    assert len(prompt_groups([record], words, Contexts(per_conversation=2)).kept) == 2
+    assert [g.prompt.id for g in prompt_groups([record], words, Contexts(max_tokens=8, per_conversation=9)).kept] == ["a:1", "a:3"]
 
 
 def test_preference_pairs():
@@ -96,7 +97,7 @@ def test_preference_pairs():
 
     records = [rated("low", 2.0), rated("high", 9.0), rated("near", 8.0), rated("default", 5.0), rated("short", 1.0, 3),
                rated("elsewhere", 1.0, topic="u"), rated("unrated", None)]
-    sifted = preference_pairs(records, words, positions=(4,), min_gap=2.0)
+    sifted = preference_pairs(records, words, Pairs(positions=(4,), min_gap=2.0))
     pairs = {tuple(t.meta["conversation"] for t in g.trajectories): g for g in sifted.kept}
     assert set(pairs) == {("high", "low"), ("near", "low")}
     group = pairs["high", "low"]
@@ -105,10 +106,10 @@ def test_preference_pairs():
     assert all(len(t.messages) == 4 and t.messages[-1]["role"] == "assistant" for t in group.trajectories)
     assert sifted.reasons() == {"rating says nothing": 1, "not rated": 1, "too short or too long for every position": 1,
                                 "no partner with a clearly different rating": 1}
-    assert len(preference_pairs(records, words, positions=(4,), per_conversation=1).kept) == 1
-    assert len(preference_pairs(records, words, positions=(4,), per_topic=1).kept) == 1
+    assert len(preference_pairs(records, words, Pairs(positions=(4,), per_conversation=1)).kept) == 1
+    assert len(preference_pairs(records, words, Pairs(positions=(4,), per_topic=1)).kept) == 1
     twins = [rated("x", 2.0), Conversation("y", rated("x", 2.0).messages, "t", 9.0)]
-    assert not preference_pairs(twins, words, positions=(4,)).kept
+    assert not preference_pairs(twins, words, Pairs(positions=(4,))).kept
 
 
 def write(records, path):
@@ -155,9 +156,9 @@ def test_a_bad_section_or_empty_outcome_is_one_sentence(tmp_path):
     source = write(corpus(), tmp_path / "rows.jsonl")
     for section, says in [
         ({"transfroms": []}, "unknown key 'transfroms'; did you mean 'transforms'"),
-        ({"splits": {"stf": 1.0}}, "no way to build 'stf'"), ({"reward": {"min_gab": 1}}, "no option 'min_gab'; did you mean 'min_gap'"),
-        ({"transforms": ["normalize"]}, r"data.transforms\[0\]: no transform piece named 'normalize'"),
-        ({"splits": {"sft": 0}}, "a share above 0"),
+        ({"splits": {"stf": 1.0}}, r"data.splits.stf: unknown key"), ({"reward": {"min_gab": 1}}, "data.reward.min_gab: unknown key 'min_gab'; did you mean 'min_gap'"),
+        ({"transforms": ["normalize"]}, r"no transform piece named 'normalize'"),
+        ({"splits": {"sft": 0}}, "data.splits.sft: expected a number above 0, got 0"),
     ]:
         with pytest.raises(RecipeError, match=says):
             curate(section, source, words, tmp_path / "out", 0)

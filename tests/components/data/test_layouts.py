@@ -11,6 +11,7 @@ from components.data.builders import conversation_groups, preference_pairs, prom
 from components.data.parsing import parse
 from components.errors import DataError, RecipeError
 from components.piece import catalogue
+from components.sections import Contexts, Conversations, Pairs
 
 
 def words(messages):
@@ -72,7 +73,7 @@ def test_conversations_of_each_layout(tmp_path, name):
     record = one(tmp_path, row)
     assert plain(record.messages) == expected
     assert one(tmp_path, row, name.partition(",")[0]) == record
-    (group,) = conversation_groups([record], words, max_tokens=500).kept
+    (group,) = conversation_groups([record], words, Conversations(max_tokens=500)).kept
     assert plain((*group.prompt.messages, *group.trajectories[0].messages)) == expected
 
 
@@ -109,7 +110,7 @@ PAIRS = {
 @pytest.mark.parametrize("name", PAIRS)
 def test_pairs_of_each_layout(tmp_path, name):
     record = one(tmp_path, PAIRS[name])
-    (group,) = preference_pairs([record], words).kept
+    (group,) = preference_pairs([record], words, Pairs()).kept
     assert plain(group.prompt.messages) == [("user", "Hi.")]
     assert [plain(path.messages) for path in group.trajectories] == [[("assistant", "Hello.")], [("assistant", "No.")]]
     assert group.columns == ({"margin": [2.5, 2.5]} if "score_chosen" in PAIRS[name] else {})
@@ -131,7 +132,7 @@ def test_ultrafeedback_pairs_the_best_with_the_worst(tmp_path):
     assert record.meta == {"margin": 6.5} and record.source == "sharegpt"
     several = parse(written(tmp_path, row), {"name": "ultrafeedback", "pairs": 2}).kept
     assert [r.rejected[1]["content"] for r in several] == ["No.", "Green."] and len({r.id for r in several}) == 2
-    assert len(preference_pairs(several, words).kept) == 2, "several pairs for one prompt"
+    assert len(preference_pairs(several, words, Pairs()).kept) == 2, "several pairs for one prompt"
 
 
 def test_helpsteer_answers_to_one_prompt_become_pairs(tmp_path):
@@ -141,7 +142,7 @@ def test_helpsteer_answers_to_one_prompt_become_pairs(tmp_path):
     long = "Hi.<extra_id_1>Assistant\nHello.\n<extra_id_1>User\nMore?"
     records = parse(written(tmp_path, row("2", 4), row("3", 0), row("two", 4), row("Yes.", 3, long), row("No.", 1, long), row("alone", 2, "?"))).kept
     assert plain(records[3].messages[:3]) == [("user", "Hi."), ("assistant", "Hello."), ("user", "More?")] and records[3].opening == 3
-    sifted = preference_pairs(records, words)
+    sifted = preference_pairs(records, words, Pairs())
     assert [([p.text for p in g.trajectories], g.columns["margin"]) for g in sifted.kept] == [(["2", "3"], [4.0, 4.0]), (["Yes.", "No."], [2.0, 2.0])]
     assert sifted.reasons() == {"no other answer to its prompt is rated lower": 2}
 
@@ -151,7 +152,7 @@ def test_gsm8k_as_published_gives_the_number_and_the_solution(tmp_path):
            "answer": "She sold 48/2 = <<48/2=24>>24 clips in May.\nAltogether 48+24 = <<48+24=72>>72 clips.\n#### 72"}
     record = one(tmp_path, row)
     assert record.answer == "72" and record.messages[1]["content"] == "She sold 48/2 = 24 clips in May.\nAltogether 48+24 = 72 clips.\n#### 72"
-    (group,) = prompt_groups([record], words).kept
+    (group,) = prompt_groups([record], words, Contexts()).kept
     assert group.prompt.answer == "72" and len(group.prompt.messages) == 1
     assert "<<48/2=24>>" in one(tmp_path, row, {"name": "question", "annotations": True}).messages[1]["content"]
     assert one(tmp_path, {"prompt": "1+1?", "answer": 2}).answer == "2"
@@ -162,9 +163,9 @@ def test_what_kto_labels_false_is_never_imitated(tmp_path):
     rows = [{"prompt": f"q{i}", "completion": f"a{i}", "label": label} for i, label in enumerate((True, False, "true", "False", 0, None))]
     records = parse(written(tmp_path, *rows)).kept
     assert [r.label for r in records] == [True, False, True, False, False, None]
-    sifted = conversation_groups(records, words)
+    sifted = conversation_groups(records, words, Conversations())
     assert [g.trajectories[0].text for g in sifted.kept] == ["a0", "a2", "a5"] and sifted.reasons() == {"its label is false": 3}
-    assert [len(g.trajectories) for g in prompt_groups(records, words).kept] == [1, 0, 1, 0, 0, 1]
+    assert [len(g.trajectories) for g in prompt_groups(records, words, Contexts()).kept] == [1, 0, 1, 0, 0, 1]
     with pytest.raises(DataError, match="the label is neither true nor false: 7"):
         parse(written(tmp_path, {"prompt": "q", "completion": "a", "label": 7}))
 

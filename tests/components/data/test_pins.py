@@ -28,7 +28,7 @@ def test_new_lines_in_a_file_are_a_new_run_and_a_touched_file_is_not(tmp_path: P
     data = tmp_path / "chats.jsonl"
     data.write_text('{"prompt": "hi", "completion": "yes", "label": true}\n')
     first = opened(tmp_path, f"path:{data}")
-    assert first.recipe.data["sha256"] == digest(data) and digest(data) in dump(first.recipe, first.profile)
+    assert first.recipe.data.sha256 == digest(data) and digest(data) in dump(first.recipe, first.profile)
     os.utime(data, (1, 1))
     assert opened(tmp_path, f"path:{data}").run.name == first.run.name
     data.write_text(data.read_text() * 2)
@@ -37,7 +37,7 @@ def test_new_lines_in_a_file_are_a_new_run_and_a_touched_file_is_not(tmp_path: P
     assert second.stages["model_policy"].key == first.stages["model_policy"].key
     with pytest.raises(SourceError, match="the recipe pins"):  # the first run, continued, would take what it was not planned with
         Pipeline.again(dump(first.recipe, first.profile), home=tmp_path, run="again").make("raw")
-    assert opened(tmp_path, f"path:{data}", f"data.sha256={'f' * 64}").recipe.data["sha256"] == "f" * 64, "a pin of the user's was replaced"
+    assert opened(tmp_path, f"path:{data}", f"data.sha256={'f' * 64}").recipe.data.sha256 == "f" * 64, "a pin of the user's was replaced"
     absent = opened(tmp_path, f"path:{tmp_path / 'chat.jsonl'}")
     with pytest.raises(SourceError, match=r"there is no file or folder .*chat\.jsonl; did you mean 'chats\.jsonl'"):
         absent.make("raw")

@@ -10,7 +10,7 @@ from components.evaluation.health import RULES, check
 from components.recipe import load, plain
 
 FLAT = {"win_rate.mean": 0.6, "win_rate.low": 0.52, "win_rate.high": 0.68, "perplexity_ratio": 1.1, "distinct_2_ratio": 0.9}
-GATES = {"win_rate": {"over": 0.5, "interval": True}, "perplexity_ratio": {"below": 1.3}, "distinct_2_ratio": {"above": 0.7}}
+GATES = {"win_rate": {"over": 0.5, "interval": True}, "perplexity_ratio": {"below": 1.3}, "distinct_2_ratio": {"over": 0.7}}
 
 
 def passes(metrics, **gate):
@@ -34,7 +34,7 @@ def test_one_failing_gate_fails_all_with_its_reason(change):
 
 def test_directions_ties_and_intervals():
     assert passes({"m": 0.51}, over=0.5) and not passes({"m": 0.49}, over=0.5) and not passes({"m": 0.5}, over=0.5)
-    assert passes({"m": 0.49}, below=0.5) and not passes({"m": 0.51}, under=0.5) and not passes({"m": 0.5}, below=0.5)
+    assert passes({"m": 0.49}, below=0.5) and not passes({"m": 0.51}, below=0.5) and not passes({"m": 0.5}, below=0.5)
     wide = {"m": {"mean": 0.6, "low": 0.45, "high": 0.75}}
     assert passes(wide, over=0.5) and not passes(wide, over=0.5, interval=True)
     assert passes(wide, below=0.8, interval=True) and not passes(wide, below=0.7, interval=True)

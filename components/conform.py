@@ -1,0 +1,126 @@
+"""Values read from YAML as annotated types, by pydantic; the first mistake is one sentence that says where, expected, got, and the nearest name."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeVar, dataclass_transform
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+from typing_extensions import is_typeddict
+
+from components.errors import RecipeError, nearest
+
+T = TypeVar("T")
+EXPECTED = {"int": "a whole number", "float": "a number", "bool": "true or false", "string": "text", "dict": "a mapping", "mapping": "a mapping",
+            "dataclass": "a mapping", "list": "a list", "tuple": "a list", "sequence_str": "a list", "is_instance_of": "a list"}
+"""Of pydantic's error types, without the ending `_type`."""
+BOUNDS = {"greater_than": ("gt", "a number above {}"), "greater_than_equal": ("ge", "{} or more"), "less_than": ("lt", "a number below {}"),
+          "less_than_equal": ("le", "at most {}"), "too_short": ("min_length", "at least {} entries"), "too_long": ("max_length", "at most {} entries")}
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field, Field))
+def record(cls: type[T]) -> type[T]:
+    """A frozen dataclass whose values are checked when it is made."""
+    made: Any = dataclass(frozen=True, config=ConfigDict(extra="forbid"))(cls)
+    init = made.__init__
+
+    @functools.wraps(init)
+    def checked(self: Any, *args: Any, **values: Any) -> None:
+        try:
+            init(self, *args, **values)
+        except ValidationError as error:
+            raise RecipeError(_sentence(error, cls.__name__.lower())) from None
+
+    made.__init__ = checked
+    return made
+
+
+def conform(kind: Any, value: Any, where: str) -> Any:
+    """`value` as the annotated `kind`; `where` is its path for messages. A null where `kind` takes none stands for nothing written.
+    Raises `RecipeError`."""
+    try:
+        return _adapter(kind).validate_python(_without_nulls(kind, value, where))
+    except ValidationError as error:
+        raise RecipeError(_sentence(error, where)) from None
+
+
+def known_keys(given: Iterable[object], known: Iterable[str], where: str) -> None:
+    """Raises a `RecipeError` for the first key that is not among the `known` ones, with the nearest of them."""
+    known = list(known)
+    for key in given:
+        if key not in known:
+            raise RecipeError(f"{where + '.' if where else ''}{key}: unknown key {key!r}{nearest(str(key), known)}")
+
+
+@functools.lru_cache(None)
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind, include_extras=True)
+
+
+def takes_null(kind: Any) -> bool:
+    return kind is Any or kind is type(None) or any(takes_null(part) for part in _members(kind))
+
+
+def is_number(kind: Any) -> bool:
+    """Is it a float in some range, or may it be."""
+    plain = typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind
+    return plain is float or any(is_number(part) for part in _members(kind))
+
+
+def _members(kind: Any) -> tuple[Any, ...]:
+    """The types of a union, of an annotated one too."""
+    if typing.get_origin(kind) is typing.Annotated:
+        return _members(typing.get_args(kind)[0])
+    return typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else ()
+
+
+def _without_nulls(kind: Any, value: Any, where: str) -> Any:
+    """`value` without the keys that hold null where none may stand, its other keys known."""
+    for part in _members(kind) or (kind,):
+        part = typing.get_args(part)[0] if typing.get_origin(part) is typing.Annotated else part
+        origin, inside = typing.get_origin(part), typing.get_args(part)
+        if isinstance(value, Mapping) and (dataclasses.is_dataclass(part) or is_typeddict(part)):
+            hints = _hints(typing.cast(type, part))
+            known_keys(value, hints, where)
+        elif isinstance(value, Mapping) and inside and isinstance(origin, type) and issubclass(origin, Mapping):
+            if typing.get_origin(inside[0]) is Literal:
+                known_keys(value, typing.get_args(inside[0]), where)
+            hints = dict.fromkeys(value, inside[1])
+        elif inside and isinstance(origin, type) and issubclass(origin, Sequence) and isinstance(value, (list, tuple)):
+            return [_without_nulls(inside[0], inner, f"{where}[{i}]") for i, inner in enumerate(value)]
+        else:
+            continue
+        return {key: _without_nulls(hints[key], inner, f"{where}.{key}" if where else str(key))
+                for key, inner in value.items() if inner is not None or takes_null(hints[key])}
+    return value
+
+
+def _sentence(error: ValidationError, where: str) -> str:
+    first = error.errors(include_url=False)[0]
+    kind, got, more = first["type"], first["input"], first.get("ctx", {})
+    path = [p for p in first["loc"] if isinstance(p, int) or not ("[" in p or p in ("bool", "int", "float", "str"))]  # pydantic names members of unions
+    missing = str(path.pop()) if kind in ("missing", "missing_argument") else ""
+    at = where + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path)
+    at = at.lstrip(".")
+    if missing:
+        return f"{at or 'recipe'}: needs {missing!r}"
+    if kind == "value_error":
+        return str(more["error"]) if isinstance(more["error"], RecipeError) else f"{at}: {more['error']}"
+    if kind == "literal_error":
+        allowed = [word.strip("'") for word in str(more["expected"]).replace(" or ", ", ").split(", ")]
+        return f"{at}: {got!r} is not one of {', '.join(allowed)}{nearest(str(got), allowed)}"
+    if kind in BOUNDS:
+        name, text = BOUNDS[kind]
+        return f"{at}: expected {text.format(f'{more[name]:g}')}, got {got!r}"
+    expected = "a finite number" if kind == "finite_number" else EXPECTED.get(kind.removesuffix("_type").removesuffix("_exact"), first["msg"])
+    return f"{at}: expected {expected}, got {got!r}"

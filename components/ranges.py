@@ -1,0 +1,23 @@
+"""Numbers of recipes and of pieces' options, by the range that each may have. None of them takes text, and no number is nan or infinite."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, Strict
+
+Bool = Annotated[bool, Strict()]
+Int = Annotated[int, Strict()]
+Natural = Annotated[int, Strict(), Field(ge=0)]
+Count = Annotated[int, Strict(), Field(ge=1)]
+Finite = Annotated[float, Strict(), Field(allow_inf_nan=False)]
+Positive = Annotated[float, Strict(), Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Strict(), Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Strict(), Field(ge=0, le=1)]
+PositiveShare = Annotated[float, Strict(), Field(gt=0, le=1)]
+Above1 = Annotated[float, Strict(), Field(gt=1, allow_inf_nan=False)]
+BelowHalf = Annotated[float, Strict(), Field(ge=0, lt=0.5)]
+BelowOne = Annotated[float, Strict(), Field(ge=0, lt=1)]
+OpenShare = Annotated[float, Strict(), Field(gt=0, lt=1)]
+Temperature = Annotated[float, Strict(), Field(ge=0, le=10)]
+LearningRate = Annotated[float, Strict(), Field(gt=0, le=1)]

@@ -1,0 +1,28 @@
+"""A catalogue of bad recipes: each is refused by one sentence, by reading alone."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from components.check import check_files
+from components.errors import RatchetError
+from components.recipe import load
+
+CASES = [(recipe, *case) for recipe, cases in yaml.safe_load((Path(__file__).parent / "bad_recipes.yaml").read_text()).items() for case in cases]
+
+
+def test_there_are_a_hundred() -> None:
+    assert len({(recipe, change) for recipe, change, _ in CASES}) == len(CASES) >= 100
+
+
+@pytest.mark.parametrize(("recipe", "change", "says"), CASES)
+def test_a_bad_recipe_is_one_sentence(recipe: str, change: str, says: str) -> None:
+    started = time.process_time()
+    with pytest.raises(RatchetError) as refused:
+        check_files(load(recipe, overrides=[change])[0])
+    assert says in str(refused.value) and "\n" not in str(refused.value)
+    assert time.process_time() - started < 2
