@@ -49,10 +49,11 @@ def piece(
     models: Iterable[str] = (),
     unit: Unit = "row",
     paper: str = "",
+    gold: bool = False,
 ) -> Callable[[F], F]:
     """Declare a piece. `reads`/`writes` name columns (`{option}` is filled from the recipe), `asks` what the
     learner must compute, `models` whom it asks beside those that its options `model` and `models` name, `unit` what may
-    not be split between micro-batches. Returns the function unchanged.
+    not be split between micro-batches, `gold` a verifier that gives a prompt's own `answer` a reward of 1. Returns the function unchanged.
     """
 
     def mark(function: F) -> F:
@@ -96,6 +97,7 @@ class Description:
     models: frozenset[str] = frozenset()
     unit: Unit = "row"
     paper: str = ""
+    gold: bool = False
     memory: bool = False
     options: Mapping[str, Option] = field(default_factory=dict)
 
@@ -151,7 +153,7 @@ def _read(slot: str, folder: str, path: Path) -> dict[str, Description]:
         pieces[name] = Description(
             slot=slot, name=name, module=f"components.{folder}.{path.stem}", function=node.name, path=path, doc=doc,
             reads=frozenset(said.get("reads", ())), writes=frozenset(said.get("writes", ())),
-            asks=frozenset(said.get("asks", ())), unit=said.get("unit", "row"), paper=said.get("paper", ""),
+            asks=frozenset(said.get("asks", ())), unit=said.get("unit", "row"), paper=said.get("paper", ""), gold=said.get("gold", False),
             models=frozenset([*said.get("models", ()), *(f"{{{option}}}" for option in ("model", "models") if option in options)]),
             memory=any(isinstance(f, ast.FunctionDef) and f.name == "restore" for f in node.body),
             options=options,

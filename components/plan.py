@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from components.data.verifiers import verifiers
 from components.piece import ROOT, catalogue, describe
 from components.recipe import for_round, plain
 from components.schema import Demonstrate, Fit, Online, Preferences, Profile, Recipe
@@ -86,7 +87,9 @@ def plan(recipe: Recipe, profile: Profile) -> dict[str, Stage]:
     transforms += [("transform", t) for name in PROMPT_SECTIONS if (part := getattr(recipe.data, name)) for t in part.transforms]
     parser = recipe.data.parser
     parsers = [("parser", {"name": name}) for name in (catalogue("parser") if parser == "auto" else [parser["name"]])]
-    drafts = add("drafts", "curate", "data", {"section": recipe.data}, {"raw": raw, "policy": base}, [*parsers, *transforms], heavy=False)
+    checked = verifiers(recipe)
+    drafts = add("drafts", "curate", "data", {"section": recipe.data, **({"verifiers": checked} if checked else {})}, {"raw": raw, "policy": base},
+                 [*parsers, *transforms, *(("annotate", spec) for spec in checked)], heavy=False)
     data = add("curated", "validate", "data", {"section": recipe.data}, {"drafts": drafts}, heavy=False)
 
     policy = base

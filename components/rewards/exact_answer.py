@@ -40,7 +40,7 @@ def _number(text: str) -> Fraction | None:
         return None
 
 
-@piece(writes=("reward.exact_answer", "reward.exact_answer.status"), paper="arXiv:2411.15124")
+@piece(writes=("reward.exact_answer", "reward.exact_answer.status"), paper="arXiv:2411.15124", gold=True)
 @each
 def exact_answer(prompt: Prompt, trajectory: Trajectory) -> float:
     """1 when the last boxed answer, or else the last number, equals `prompt.answer`, else 0: a verifiable reward

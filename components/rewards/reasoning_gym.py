@@ -8,7 +8,7 @@ from components.rewards.exact_answer import final_answer
 from components.types import Prompt, Trajectory
 
 
-@piece(writes=("reward.reasoning_gym", "reward.reasoning_gym.status"), paper="arXiv:2505.24760")
+@piece(writes=("reward.reasoning_gym", "reward.reasoning_gym.status"), paper="arXiv:2505.24760", gold=True)
 @each
 def reasoning_gym(prompt: Prompt, trajectory: Trajectory, *, extract: Bool = True) -> float:
     """The score in [0, 1] that reasoning-gym's own data set gives. `prompt.meta` names it in `source_dataset` and holds its

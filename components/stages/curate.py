@@ -9,9 +9,13 @@ from typing import Any
 
 from components.chat import count_tokens
 from components.data import curate as curation
+from components.data.groups import read_groups
+from components.data.statistics import kind_of
+from components.data.verifiers import check_gold
 from components.errors import RatchetError
 from components.models.load import load_tokenizer
 from components.run import Job
+from components.sections import PROMPT_SECTIONS
 
 
 def curate(job: Job) -> dict[str, Any]:
@@ -23,7 +27,9 @@ def curate(job: Job) -> dict[str, Any]:
         summary = curation.curate(section, source, functools.partial(count_tokens, tokenizer), job.work.product, section["seed"])
     except RatchetError as error:  # about the user's file, not about our copy of it
         raise type(error)(str(error).replace(str(source), section["source"])) from error
-    return {"counts": counted(summary), "summary": summary}
+    prompts = [group for name in summary["splits"] if kind_of(name) in PROMPT_SECTIONS for group in read_groups(job.work.product / f"{name}.parquet")]
+    gold = check_gold(prompts, job.options.get("verifiers", ()))
+    return {"counts": counted(summary), "summary": summary, "gold": gold}
 
 
 def counted(summary: Mapping[str, Any]) -> dict[str, int]:

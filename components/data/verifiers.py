@@ -1,0 +1,48 @@
+"""Verifiers on the data's own answers: one that counts these as wrong would train on nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from components.errors import GateError
+from components.piece import build, describe
+from components.schema import Recipe
+from components.types import Context, Group, Trajectory
+
+MIN_RIGHT = 0.95
+SCORED = 512
+"""Prompts that are scored at most, the first ones: enough to tell."""
+
+
+def verifiers(recipe: Recipe) -> list[dict[str, Any]]:
+    """The annotators and metrics of a recipe that compare an answer with the prompt's own (`gold` pieces), each once."""
+    specs = [spec for section in (recipe.demonstrate, recipe.offline, recipe.online) if section for spec in section.annotate]
+    specs += recipe.evaluate.metrics if recipe.evaluate else []
+    found: list[dict[str, Any]] = []
+    for spec in map(dict, specs):
+        if describe("annotate", spec["name"]).gold and spec not in found:
+            found.append(spec)
+    return found
+
+
+def check_gold(groups: Sequence[Group], specs: Sequence[Mapping[str, Any]]) -> dict[str, list[int]]:
+    """How many of the prompts' own answers each verifier gives full reward, and of how many. `GateError` with three examples when these are
+    fewer than `MIN_RIGHT`; prompts without an answer are left out.
+    """
+    answered = [group.prompt for group in groups if group.prompt.answer is not None][:SCORED]
+    right: dict[str, list[int]] = {}
+    for spec in specs if answered else ():
+        gold = [Group(prompt, (Trajectory(({"role": "assistant", "content": str(prompt.answer)},)),)) for prompt in answered]
+        columns = build("annotate", spec)(gold, Context())
+        (name,) = (column for column in columns if not column.endswith(".status"))
+        scores = [column[0] for column in columns[name]]
+        wrong = [i for i, score in enumerate(scores) if score is None or score < 1]
+        right[spec["name"]] = [len(scores) - len(wrong), len(scores)]
+        if len(wrong) > (1 - MIN_RIGHT) * len(scores) + 1e-9:
+            shown = "; ".join(f"{answered[i].messages[-1]['content'][:80]!r}, answer {str(answered[i].answer)[-80:]!r}: "
+                              + (f"{scores[i]:g}" if scores[i] is not None else columns[f"{name}.status"][i][0]) for i in wrong[:3])
+            raise GateError(f"{spec['name']} gives the data's own answer full reward for {len(scores) - len(wrong)} of {len(scores)} prompts "
+                            f"({1 - len(wrong) / len(scores):.1%}), expected at least {MIN_RIGHT:.1%}, so it cannot tell right from wrong: {shown}. Choose "
+                            "another verifier, or make `answer` what it compares with (options of `data.parser`, `data.columns`)")
+    return right

@@ -1,0 +1,70 @@
+"""A verifier scores the data's own answers before anything is trained on it."""
+
+import pytest
+
+from components.data.verifiers import check_gold, verifiers
+from components.errors import GateError
+from components.plan import plan
+from components.recipe import load
+from components.types import Group, Prompt, Trajectory
+
+EXACT = {"name": "rewards.exact_answer"}
+
+
+def prompts(*answers):
+    return [Group(Prompt(f"p{i}", ({"role": "user", "content": f"question {i}"},), answer), ()) for i, answer in enumerate(answers)]
+
+
+def test_right_answers_pass_and_so_do_prompts_without_one():
+    assert check_gold(prompts("72", "1,000", "\\boxed{3}", None), [EXACT]) == {"rewards.exact_answer": [3, 3]}
+    assert check_gold(prompts(None), [EXACT]) == {}
+    assert check_gold(prompts("72"), []) == {}
+
+
+def test_answers_that_the_verifier_never_counts_as_right_stop_the_run_with_three_examples():
+    worked = [f"She sold {n}/2 clips.\n#### {n}" for n in range(4)]
+    with pytest.raises(GateError) as found:
+        check_gold([*prompts(*map(str, range(16))), *prompts(*worked)], [EXACT])
+    told = str(found.value)
+    assert "rewards.exact_answer gives the data's own answer full reward for 16 of 20 prompts (80.0%), expected at least 95.0%" in told
+    assert told.count("question") == 3 and "question 0" in told and "#### 0" in told and "#### 3" not in told
+
+
+def test_a_twentieth_may_be_wrong():
+    assert check_gold(prompts(*map(str, range(19)), "no number 7 here"), [EXACT]) == {"rewards.exact_answer": [19, 20]}
+
+
+def test_only_verifiers_are_asked_and_the_plan_hands_them_to_curation():
+    recipe, profile = load("rlvr_grpo")
+    assert [spec["name"] for spec in verifiers(recipe)] == ["rewards.exact_answer"]
+    stages = plan(recipe, profile)
+    assert stages["drafts"].options["verifiers"] == [{"name": "rewards.exact_answer"}]
+    assert not verifiers(load("dpo")[0]) and "verifiers" not in plan(*load("dpo"))["drafts"].options
+
+
+def test_a_verifier_that_fails_on_its_own_answer_says_why():
+    group = Group(Prompt("p", ({"role": "user", "content": "q"},), "5"), (Trajectory(()),))
+    with pytest.raises(GateError, match="failed: ValueError: prompt 'p': meta names no `source_dataset`"):
+        check_gold([group], [{"name": "rewards.reasoning_gym"}])
+
+
+def test_the_stage_of_curation_stops_for_a_verifier_that_is_never_right(monkeypatch, tmp_path):
+    import json
+    from types import SimpleNamespace
+
+    from components.stages import curate as stage
+
+    monkeypatch.setattr(stage, "load_tokenizer", lambda path: None)
+    monkeypatch.setattr(stage, "count_tokens", lambda tokenizer, messages: sum(len(m["content"].split()) for m in messages))
+
+    def run(name, answer):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "source.jsonl").write_text("".join(json.dumps({"question": f"How many are {n} and {n}?", "answer": answer.format(2 * n)}) + "\n"
+                                                              for n in range(40)))
+        section = {"source": "path:mine.jsonl", "splits": {"prompts": 0.5, "evaluate": 0.5}, "near_threshold": None}
+        return stage.curate(SimpleNamespace(path=lambda part: tmp_path / name, options={"section": section, "verifiers": [EXACT]},
+                                            work=SimpleNamespace(product=tmp_path / name / "out")))
+
+    assert run("gsm8k", "They are <<1+1>>{}.\n#### {}".replace("{}.", "two."))["gold"] == {"rewards.exact_answer": [40, 40]}
+    with pytest.raises(GateError, match="for 0 of 40 prompts"):
+        run("prose", "They are {} altogether.")
