@@ -14,7 +14,7 @@ from components.rollouts.sample import sample
 from components.types import Context, Group, Message, Prompt, Trajectory
 
 
-@piece(paper="arXiv:2209.15189")
+@piece(writes=("logprobs.sampled",), paper="arXiv:2209.15189")
 def by_example(prompts: Sequence[Prompt], ctx: Context, *, responses_per_prompt: Count = 8, shown: Count = 4, same: str = "instruction.family",
                verifier: str = "rewards.instructions", reward: str = "reward.instructions", max_tokens: Count = 128, temperature: Temperature = 1.0, top_p: PositiveShare = 1.0,
                top_k: Natural = 0) -> list[Group]:
