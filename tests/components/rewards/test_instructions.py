@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.piece import build, catalogue
-from components.rewards.instructions import FAMILIES, cheats, instruction_text, obeys, sentences, words
+from components.rewards.instructions import (
+    EXAMPLE_QUESTION,
+    EXAMPLES,
+    FAMILIES,
+    cheats,
+    instruction_text,
+    obeys,
+    sentences,
+    words,
+)
 from components.types import Context, Group, Message, Prompt, Trajectory
 
 QUESTIONS = ["What is your favorite food?", "Do you like music and people, because of your family?",
@@ -87,6 +96,13 @@ def said(text: str, **kw: Any) -> Trajectory:
 def score(prompt: Prompt, *answers: Trajectory, **options: Any) -> tuple[list[float | None], list[str]]:
     written = build("annotate", {"name": "rewards.instructions", **options})([Group(prompt, answers)], Context())
     return written["reward.instructions"][0], written["reward.instructions.status"][0]
+
+
+def test_every_trained_family_has_a_written_example_that_obeys() -> None:
+    assert set(EXAMPLES) == {name for name, family in FAMILIES.items() if not family.held_out}
+    for name, (params, answer) in EXAMPLES.items():
+        told = {"family": name, "wording": 0, "params": params, "text": instruction_text(name, 0, params), "kind": "seen"}
+        assert obeys(answer, told, EXAMPLE_QUESTION), name
 
 
 def test_the_cases_are_of_every_family() -> None:

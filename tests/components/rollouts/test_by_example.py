@@ -39,7 +39,7 @@ def asked(name: str, family: str = "no_comma") -> Prompt:
 def drawn(prompts: list[Prompt], **options: object) -> tuple[list[Group], Copycat, Context]:
     engine = Copycat()
     ctx = Context(models={"policy": engine}, seed=1)
-    rollout = build("rollout", {"name": "by_example", "responses_per_prompt": 3, "shown": 2, "temperature": 0.8, **options})
+    rollout = build("rollout", {"name": "by_example", "responses_per_prompt": 3, "shown": 2, "temperature": 0.8, "written": False, **options})
     return rollout(prompts, ctx), engine, ctx
 
 
@@ -50,7 +50,15 @@ def test_a_prompt_sees_a_verified_answer_to_another_question_of_its_family() -> 
     assert [t.text for t in other.trajectories] == ["rice, beans"] * 3, "no verified answer of its family"
     assert engine.asked[3:6] == ["free food?", "free food?|just rice|hard food?", "other food?"]
     assert engine.asked[6:] == ["hard food?|just rice|free food?", "free food?|just rice|hard food?", "other food?"], "what was found helps the next"
-    assert dict(ctx.counts) == {"answers with an example": 3, "answers without an example": 3}
+    assert dict(ctx.counts) == {"answers with found example": 3, "answers with no example": 3}
+
+
+def test_a_written_example_helps_until_an_answer_is_verified() -> None:
+    (hard, _), engine, ctx = drawn([asked("hard"), asked("harder")], written=True)
+    written = "What do you like to eat? Do not use any commas.|I like pasta and bread and cheese.|"
+    assert engine.asked[2:4] == [f"{written}hard food?", f"{written}harder food?"]
+    assert engine.asked[4:] == ["harder food?|I like pasta and bread and cheese.|hard food?", "hard food?|I like pasta and bread and cheese.|harder food?"]
+    assert hard.trajectories[1].text == "I like pasta and bread and cheese." and dict(ctx.counts) == {"answers with written example": 2, "answers with found example": 2}
 
 
 def test_tokens_and_mask_are_those_of_the_prompt_without_its_example() -> None:
