@@ -28,10 +28,10 @@ def conversation_groups(
     cut = 0
     for record in records:
         if options.min_rating is not None and (record.rating is None or record.rating < options.min_rating):
-            dropped.append(Dropped(record.id, "rated below min_rating" if record.rating is not None else "not rated"))
+            dropped.append(Dropped(record.id, "rated below min_rating" if record.rating is not None else "not rated", copy=True))
             continue
         if record.label is False:
-            dropped.append(Dropped(record.id, "its label is false"))
+            dropped.append(Dropped(record.id, "its label is false", copy=True))
             continue
         messages = record.messages[:prefix_within(record.head, record.messages, options.max_tokens, count_tokens)]
         while messages and messages[-1]["role"] != "assistant":
@@ -39,7 +39,8 @@ def conversation_groups(
         start = record.opening or next((i for i, m in enumerate(messages) if m["role"] == "assistant"), len(messages))
         turns = sum(m["role"] != "system" for m in messages)
         if start >= len(messages) or turns < options.min_turns or start == 0:
-            dropped.append(Dropped(record.id, "no assistant turn within max_tokens" if turns < len(record.messages)
+            cut_off = len(messages) < len(record.messages) and any(m["role"] == "assistant" for m in record.messages)
+            dropped.append(Dropped(record.id, "the assistant speaks first" if start == 0 and messages else "no assistant turn within max_tokens" if cut_off
                                    else "no assistant turn or under min_turns", record.as_json()))
             continue
         cut += len(messages) < len(record.messages)
@@ -111,7 +112,7 @@ def preference_pairs(
         if not why and not usable:
             why = "too short or too long for every position"
         if why:
-            dropped.append(Dropped(record.id, why, record.as_json()))
+            dropped.append(Dropped(record.id, why, record.as_json(), copy=True))
         for position in usable:
             pool[str(record.topic), position].append(record)
     paired: set[str] = set()
@@ -137,7 +138,7 @@ def preference_pairs(
             used[pair[1]] += 1
             made += 1
     alone = {record.id for rated in pool.values() for record in rated} - paired
-    dropped += [Dropped(i, "no partner with a clearly different rating") for i in sorted(alone)]
+    dropped += [Dropped(i, "no partner with a clearly different rating", copy=True) for i in sorted(alone)]
     return Sifted(_first(kept, options.limit, seed), dropped, {"identical windows": ties, "over the limit": _over(kept, options.limit)})
 
 
@@ -153,7 +154,7 @@ def _best_against_worse(answers: Sequence[Conversation], dropped: list[Dropped])
         pairs += [_given(replace(best, id=f"{best.id}-{record.id}", rejected=record.messages, meta={**best.meta, "margin": _rating(best) - _rating(record)}))
                   for record in worse]
         alone = [record for record in rated if record is not best and record not in worse] + ([] if worse else [best])
-        dropped += [Dropped(record.id, "no other answer to its prompt is rated lower") for record in alone]
+        dropped += [Dropped(record.id, "no other answer to its prompt is rated lower", copy=True) for record in alone]
     return pairs
 
 

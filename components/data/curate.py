@@ -11,8 +11,8 @@ The `data` section of a recipe:
     sft, prompts, evaluate, demonstrate, preferences, reward, gold, pairs      options of the builder of that name (`builders.py`); those that
                                 make prompts also `transforms`: pieces applied to the records of the split alone, after splitting.
                                 `demonstrate_validation` and `preferences_validation` are like those without unless they are there
-    max_dropped                 share of the source's records that parsing and the transforms may lose, copies of kept ones
-                                aside; null: any
+    max_dropped                 share of the source's records that parsing and the transforms may lose, and of each split's that building
+                                it may (too long, an empty turn, ...), copies of kept ones and what the recipe rules out aside; null: any
     max_quarantined, min_groups, min_topics, max_topic_share, rating_range, languages      what `tasks/validation.py` reads
 """
 
@@ -30,8 +30,8 @@ from components.data.builders import BUILDERS
 from components.data.groups import save_table, write_groups
 from components.data.parsing import parse
 from components.data.records import Conversation, CountTokens, Dropped, Sifted, counted_once
-from components.data.splits import split
-from components.data.statistics import kind_of, statistics
+from components.data.splits import split, split_key
+from components.data.statistics import kind_of, soundness, statistics
 from components.errors import DataError, GateError
 from components.piece import build
 from components.progress import advance, expect
@@ -68,9 +68,14 @@ def curate(section: Mapping[str, Any], source: Path, count_tokens: CountTokens, 
     write_quarantine(out / "quarantine.jsonl", quarantine)
     if not records:
         raise DataError(f"no record of {source.name} survives the transforms: {[(s['step'], s['dropped']) for s in steps]}")
-    _refuse_loss(quarantine, steps[0]["in"], data.max_dropped, out / "quarantine.jsonl")
+    _refuse_loss(quarantine, steps[0]["in"], data.max_dropped, "are lost before the split", out / "quarantine.jsonl")
 
     shares = data.splits or _offered(records)
+    if (prompts := len({split_key(record) for record in records})) < len(shares):
+        gone = "; ".join(f"{step['step']}: {reason} {number}" for step in steps for reason, number in step["dropped"].items())
+        raise DataError(f"{prompts} different prompts or topics in the {len(records)} records that are left of {steps[0]['in']}{f' ({gone})' if gone else ''}: "
+                        f"too few for {len(shares)} splits ({', '.join(shares)}), each of which needs one of its own. Bring more data, or name "
+                        "fewer splits in data.splits")
     parts, crossing = split(records, shares, seed, near_threshold=data.near_threshold)
     note("split", len(records), Sifted([r for part in parts.values() for r in part], crossing))
     built: dict[str, list[Group]] = {}
@@ -78,12 +83,17 @@ def curate(section: Mapping[str, Any], source: Path, count_tokens: CountTokens, 
         options = data.of(name)
         for spec in options.transforms if isinstance(options, Contexts) else ():
             part = note(f"{spec['name']} of {name}", len(part), build("transform", spec)(part, count_tokens))
-        built[name] = note(f"build {name}", len(part), BUILDERS[kind_of(name)](part, count_tokens, options, seed))
+        made = BUILDERS[kind_of(name)](part, count_tokens, options, seed)
+        kept, unsound = _sound(name, made.kept, count_tokens, options.max_tokens)
+        built[name] = note(f"build {name}", len(part), Sifted(kept, [*made.dropped, *unsound], made.changed))
     write_quarantine(out / "quarantine.jsonl", quarantine)
     if empty := [name for name, groups in built.items() if not groups]:
         why = next(s["dropped"] for s in steps if s["step"] == f"build {empty[0]}")
         raise DataError(f"split {empty[0]!r} is empty: {len(parts[empty[0]])} records came in and none made a group ({why}); "
                         "give it a larger share or loosen its bounds")
+    for name, part in parts.items():
+        lost = [entry for entry in quarantine if entry[0] == f"build {name}"]
+        _refuse_loss(lost, len(part), data.max_dropped, f"of split {name!r} are lost", out / "quarantine.jsonl")
     for name, groups in built.items():
         write_groups(out / f"{name}.parquet", groups)
     bounds = {name: data.of(name).max_tokens for name in built}
@@ -100,13 +110,34 @@ def curate(section: Mapping[str, Any], source: Path, count_tokens: CountTokens, 
     return summary
 
 
-def _refuse_loss(dropped: Sequence[tuple[str, Dropped]], records: int, limit: float | None, file: Path) -> None:
-    """`GateError` when more than `limit` (a share) of the source's records were dropped, copies of kept ones aside."""
+SOUND = {"no_empty_turn": "a turn is empty", "prompt_ends_well": "there is no prompt, or it ends with the assistant",
+         "roles_alternate": "user and assistant do not take turns", "last_is_assistant": "the last turn is not the assistant's",
+         "chosen_ne_rejected": "chosen and rejected are the same", "within_token_bound": "over the max_tokens of its split"}
+"""What every group must be, by its column in the statistics, and the reason when it is not."""
+
+
+def _sound(split: str, groups: Sequence[Group], count_tokens: CountTokens, bound: int | None) -> tuple[list[Group], list[Dropped]]:
+    """The groups that validation would pass on their own, and the others with the reason."""
+    kept: list[Group] = []
+    dropped: list[Dropped] = []
+    for group in groups:
+        columns = soundness(split, group, count_tokens, bound)
+        wrong = next((reason for column, reason in SOUND.items() if not columns[column]), None)
+        if wrong is None:
+            kept.append(group)
+        else:
+            said = {"prompt": list(group.prompt.messages), "completions": [list(path.messages) for path in group.trajectories]}
+            dropped.append(Dropped(group.prompt.id, wrong, said))
+    return kept, dropped
+
+
+def _refuse_loss(dropped: Sequence[tuple[str, Dropped]], records: int, limit: float | None, where: str, file: Path) -> None:
+    """`GateError` when more than `limit` (a share) of the records were dropped, copies of kept ones aside."""
     lost = Counter((stage, record.reason.partition(":")[0]) for stage, record in dropped if not record.copy)
     if limit is None or lost.total() <= limit * records:
         return
     worst = "; ".join(f"{stage}: {reason} ({number / records:.1%})" for (stage, reason), number in lost.most_common(3))
-    raise GateError(f"data.max_dropped: {lost.total()} of {records} records ({lost.total() / records:.1%}) are lost before the split, "
+    raise GateError(f"data.max_dropped: {lost.total()} of {records} records ({lost.total() / records:.1%}) {where}, "
                     f"at most {limit:.1%} may be; by step: {worst}. See {file}; mend the data, or raise the limit if they are no loss")
 
 

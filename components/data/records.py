@@ -65,7 +65,7 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Dropped:
-    """A record that a step leaves out. One that is a `copy` is not lost: what it says stays in another."""
+    """A record that a step leaves out. One that is a `copy` is not lost: what it says stays in another, or the recipe asks for none like it."""
 
     id: str
     reason: str

@@ -80,7 +80,7 @@ def _apart(
         if across:
             other, twin = flat[across[0]]
             gone.add(number)
-            dropped.append(Dropped(record.id, f"near duplicate across splits: of {twin.id} in {other}", record.as_json()))
+            dropped.append(Dropped(record.id, f"near duplicate across splits: of {twin.id} in {other}", record.as_json(), copy=True))
         else:
             kept[name].append(record)
     return dict(kept), dropped

@@ -72,24 +72,31 @@ def statistics(
 
 def _row(split: str, number: int, group: Group, count: CountTokens, bound: int | None) -> dict[str, Any]:
     prompt, paths = group.prompt.messages, [path.messages for path in group.trajectories]
-    whole = [(*prompt, *messages) for messages in paths] or [prompt]
     text = "\n".join(m["content"] for m in (*prompt, *(m for messages in paths for m in messages)) if m["role"] != "system")
-    length = max(count(messages) for messages in (whole if kind_of(split) not in PROMPT_SECTIONS else [prompt]))
     ratings = group.columns.get("rating") or [group.prompt.meta.get("rating")]
     margin = group.columns.get("margin")
     gap = margin[0] if margin else None
     return {
         "id": f"{split}/{number}", "split": split, "kind": kind_of(split), "group": number, "prompt_id": group.prompt.id,
-        "topic": group.prompt.meta.get("topic"), "trajectories": len(paths), "turns": max(map(len, whole)),
-        "trainable_turns": sum(m["role"] == "assistant" for messages in paths for m in messages),
-        "tokens": length, "characters": len(text), "within_token_bound": bound is None or length <= bound,
-        "roles_alternate": all(map(alternates, whole)),
+        "topic": group.prompt.meta.get("topic"), "trajectories": len(paths), "turns": len(prompt) + max(map(len, paths), default=0),
+        "trainable_turns": sum(m["role"] == "assistant" for messages in paths for m in messages), "characters": len(text),
+        **soundness(split, group, count, bound),
+        "rating": ratings[0], "rating_rejected": ratings[1] if len(ratings) == 2 else None, "rating_gap": gap, "language": language_of(text),
+        "has_personal_data": bool(scrubbed(text)[1]),
+    }
+
+
+def soundness(split: str, group: Group, count: CountTokens, bound: int | None) -> dict[str, Any]:
+    """Whether a group can be learned from at all, by column; its length in tokens is that of its longest side, or of its prompt where that is answered."""
+    prompt, paths = group.prompt.messages, [path.messages for path in group.trajectories]
+    whole = [(*prompt, *messages) for messages in paths] or [prompt]
+    length = max(count(messages) for messages in (whole if kind_of(split) not in PROMPT_SECTIONS else [prompt]))
+    return {
+        "tokens": length, "within_token_bound": bound is None or length <= bound, "roles_alternate": all(map(alternates, whole)),
         "last_is_assistant": all(bool(messages) and messages[-1]["role"] == "assistant" for messages in paths),
         "prompt_ends_well": bool(prompt) and prompt[-1]["role"] != "assistant",
         "no_empty_turn": all(m["content"].strip() for messages in whole for m in messages),
         "chosen_ne_rejected": len(paths) != 2 or paths[0] != paths[1],
-        "rating": ratings[0], "rating_rejected": ratings[1] if len(ratings) == 2 else None, "rating_gap": gap, "language": language_of(text),
-        "has_personal_data": bool(scrubbed(text)[1]),
     }
 
 
@@ -99,8 +106,9 @@ def said(text: str) -> str:
 
 
 def alternates(messages: Sequence[Message]) -> bool:
-    """Optional system message, then user and assistant in turn (tool turns aside), user first."""
-    spoken = [m["role"] for m in messages if m["role"] != "tool"]
+    """Optional system message, then user and assistant in turn, user first. A tool's results belong to the turn of the assistant that called it."""
+    spoken = [m["role"] for i, m in enumerate(messages)
+              if m["role"] != "tool" and not (i and m["role"] == "assistant" and messages[i - 1]["role"] == "tool")]
     spoken = spoken[1:] if spoken[:1] == ["system"] else spoken
     return all(role == ("user", "assistant")[i % 2] for i, role in enumerate(spoken))
 

@@ -17,6 +17,7 @@ from components.data.statistics import alternates, statistics
 from components.errors import DataError, GateError, RecipeError
 from components.sections import SHARES, Contexts, Conversations, Pairs
 from components.types import Group, Prompt, Trajectory
+from tasks.validation import validate_data
 
 
 def words(messages):
@@ -219,7 +220,7 @@ def test_statistics_see_what_is_wrong():
 
 def test_alternation():
     roles = lambda text: [{"role": {"s": "system", "u": "user", "a": "assistant", "t": "tool"}[c], "content": "x"} for c in text]  # noqa: E731
-    assert all(alternates(roles(r)) for r in ("sua", "ua", "uaua", "u", "s", "uata"[:2]))
+    assert all(alternates(roles(r)) for r in ("sua", "ua", "uaua", "u", "s", "uata", "uattaua"))
     assert not any(alternates(roles(r)) for r in ("au", "uua", "uaa", "usa"))
 
 
@@ -230,3 +231,34 @@ def test_reports_by_hand():
     assistant = lambda text: Trajectory(({"role": "assistant", "content": text},))  # noqa: E731
     groups = [Group(Prompt("p", ()), (assistant(a), assistant(b))) for a, b in (("long", "s"), ("s", "long"), ("xx", "yy"), ("xx", "y"))]
     assert pair_report(groups)["chosen_is_longer"] == (1 + 0 + 0.5 + 1) / 4
+
+
+def rows(tmp_path, *written):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in written))
+    return path
+
+
+def test_what_validation_would_refuse_is_dropped_and_counted(tmp_path):
+    good = [{"prompt": f"question number {i}", "chosen": "yes indeed", "rejected": "no"} for i in range(40)]
+    bad = [{"prompt": "too long an answer", "chosen": "word " * 60, "rejected": "no"}, {"prompt": " ", "chosen": "yes", "rejected": "no"},
+           {"prompt": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}], "chosen": "yes", "rejected": "no"}]
+    section = {"splits": {"pairs": 1.0}, "pairs": {"max_tokens": 20}, "near_threshold": None}
+    source = rows(tmp_path, *good, *bad)
+    summary = curate(section, source, words, tmp_path / "out", 0)
+    assert summary["splits"]["pairs"]["groups"] == 40
+    assert summary["steps"][-1]["dropped"] == {"a turn is empty": 1, "over the max_tokens of its split": 1, "user and assistant do not take turns": 1}
+    assert validate_data(tmp_path / "out", {**section, "min_topics": None}, tmp_path / "judged", data_docs=False)["quarantined"] == 0
+    with pytest.raises(GateError, match=r"data.max_dropped: 3 of 43 records \(7.0%\) of split 'pairs' are lost, at most 5.0% may be; by step: build pairs: "):
+        curate({**section, "max_dropped": 0.05}, source, words, tmp_path / "stopped", 0)
+
+
+def test_too_little_data_says_so(tmp_path):
+    talks = [{"prompt": f"question {i}", "completion": f"answer {i}"} for i in range(3)]
+    with pytest.raises(DataError, match=r"3 different prompts or topics in the 3 records that are left of 3: too few for 4 splits \(sft, sft_validation, prompts, evaluate\)"):
+        curate({}, rows(tmp_path, *talks), words, tmp_path / "out", 0)
+    with pytest.raises(DataError, match=r"1 different prompts or topics in the 1 records that are left of 120 \(duplicates: duplicate 119\): too few for 4 splits"):
+        curate({"transforms": ["duplicates"]}, rows(tmp_path, *talks[:1] * 120), words, tmp_path / "out", 0)
+    first = [{"messages": [{"role": "assistant", "content": f"hello {i}"}, {"role": "user", "content": "hi"}, {"role": "assistant", "content": "well"}]} for i in range(9)]
+    with pytest.raises(DataError, match=r"split 'sft' is empty: 9 records came in and none made a group \({'the assistant speaks first': 9}\)"):
+        curate({"splits": {"sft": 1.0}}, rows(tmp_path, *first), words, tmp_path / "out", 0)

@@ -61,7 +61,7 @@ def test_the_stage_of_curation_stops_for_a_verifier_that_is_never_right(monkeypa
         (tmp_path / name).mkdir()
         (tmp_path / name / "source.jsonl").write_text("".join(json.dumps({"question": f"How many are {n} and {n}?", "answer": answer.format(2 * n)}) + "\n"
                                                               for n in range(40)))
-        section = {"source": "path:mine.jsonl", "splits": {"prompts": 0.5, "evaluate": 0.5}, "near_threshold": None}
+        section = {"source": "path:mine.jsonl", "seed": 0, "splits": {"prompts": 0.5, "evaluate": 0.5}, "near_threshold": None}
         return stage.curate(SimpleNamespace(path=lambda part: tmp_path / name, options={"section": section, "verifiers": [EXACT]},
                                             work=SimpleNamespace(product=tmp_path / name / "out")))
 
