@@ -28,8 +28,6 @@ def check(recipe: Recipe, rounds: Mapping[str, Online]) -> None:
         raise RecipeError("data: needs 'source', the address of the data, such as path:conversations.jsonl")
     if recipe.evaluate and recipe.evaluate.gold and "encoder" not in recipe.models:
         raise RecipeError("evaluate.gold: the gold judge reads sentence embeddings, and the recipe names no models.encoder; add it, or set evaluate.gold to false")
-    if recipe.sft and recipe.sft.fit.validate_every and recipe.sft.validation is None:
-        raise RecipeError(f"sft.fit.validate_every: {recipe.sft.fit.validate_every}, but sft.validation is null; name its split, or set validate_every to 0")
     _check_splits(recipe)
     if recipe.demonstrate:
         _check_demonstrate(recipe, recipe.demonstrate)
@@ -262,7 +260,7 @@ def _check_fit(fit: Fit, have: set[str], where: str, *, role: str = "policy", un
         raise RecipeError(f"{where}.epochs: {fit.epochs} passes over the data train nothing; use 1 or more"
                           f"{'' if untrained else ' (0 only for a reward model with linear_probe)'}")
     if not any(fit.updates.values()):
-        raise RecipeError(f"{where}.updates: nothing to optimise; name at least one objective")
+        raise RecipeError(f"{where}.updates: nothing to optimise; name at least one objective of components/objectives: `{role}: [...]`")
     for role, parts in fit.updates.items():
         labels = [spec["label"] for spec in parts]
         if twice := next((label for label in labels if labels.count(label) > 1), None):

@@ -179,7 +179,7 @@ def plain(value: Any) -> Any:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    raw = read_yaml(path, f"no recipe file at {path}; `ratchet recipes` lists the ones that ship")
+    raw = read_yaml(path, f"no recipe file at {path}; `ratchet recipes list` names the ones that ship")
     if not isinstance(raw, dict):
         raise RecipeError(f"{path}: a recipe is a mapping, got {type(raw).__name__}")
     if path.parent != folder():  # one that ships means a file of the user's
@@ -236,14 +236,11 @@ def _override(text: str) -> dict[str, Any]:
 
 def _resolved(recipe: Recipe) -> Recipe:
     """Every piece with its defaults written out."""
-    def transforms(specs: Sequence[Spec], where: str) -> list[dict[str, Any]]:
-        return [resolve("transform", spec, where=f"{where}.transforms[{i}]") for i, spec in enumerate(specs)]
-
-    own: dict[str, Any] = {name: dataclasses.replace(part, transforms=transforms(part.transforms, f"data.{name}"))
+    own: dict[str, Any] = {name: dataclasses.replace(part, transforms=_each("transform", part.transforms, f"data.{name}.transforms"))
            for name in PROMPT_SECTIONS if (part := getattr(recipe.data, name))}
     if recipe.data.parser != "auto":
         own["parser"] = resolve("parser", recipe.data.parser, where="data.parser")
-    changes: dict[str, Any] = {"data": dataclasses.replace(recipe.data, transforms=transforms(recipe.data.transforms, "data"), **own)}
+    changes: dict[str, Any] = {"data": dataclasses.replace(recipe.data, transforms=_each("transform", recipe.data.transforms, "data.transforms"), **own)}
     if recipe.demonstrate:
         changes["demonstrate"] = _resolved_samples(recipe.demonstrate, "demonstrate")
     if recipe.preferences:
@@ -253,17 +250,21 @@ def _resolved(recipe: Recipe) -> Recipe:
         if section is not None:
             changes[name] = _resolved_section(section, name)
     if recipe.evaluate:
-        metrics = [resolve("annotate", s, where="evaluate.metrics") for s in recipe.evaluate.metrics]
-        measures = [resolve("measure", s, where="evaluate.measures") for s in recipe.evaluate.measures]
+        metrics = _each("annotate", recipe.evaluate.metrics, "evaluate.metrics")
+        measures = _each("measure", recipe.evaluate.measures, "evaluate.measures")
         best_of = recipe.evaluate.best_of
         if best_of:
-            best_of = dataclasses.replace(best_of, annotate=[resolve("annotate", s, where="evaluate.best_of.annotate") for s in best_of.annotate])
+            best_of = dataclasses.replace(best_of, annotate=_each("annotate", best_of.annotate, "evaluate.best_of.annotate"))
         changes["evaluate"] = dataclasses.replace(recipe.evaluate, metrics=metrics, measures=measures, best_of=best_of)
     return dataclasses.replace(recipe, **changes)
 
 
+def _each(slot: str, specs: Sequence[Spec], where: str) -> list[dict[str, Any]]:
+    return [resolve(slot, spec, where=f"{where}[{i}]") for i, spec in enumerate(specs)]
+
+
 def _resolved_samples(section: Any, name: str) -> Any:
-    here = {slot: [resolve("annotate" if slot == "annotate" else "select", s, where=f"{name}.{slot}") for s in getattr(section, slot)]
+    here = {slot: _each("annotate" if slot == "annotate" else "select", getattr(section, slot), f"{name}.{slot}")
             for slot in ("annotate", "sft", "reward", "select") if hasattr(section, slot)}
     return dataclasses.replace(section, rollout=resolve("rollout", section.rollout, where=f"{name}.rollout"), **here)
 
@@ -271,13 +272,12 @@ def _resolved_samples(section: Any, name: str) -> Any:
 def _resolved_section(section: Any, name: str) -> Any:
     fit = dataclasses.replace(
         section.fit, adapter=resolve("adapter", section.fit.adapter, where=f"{name}.fit.adapter"),
-        updates={role: [_objective(spec, f"{name}.fit.updates.{role}") for spec in parts]
+        updates={role: [_objective(spec, f"{name}.fit.updates.{role}[{i}]") for i, spec in enumerate(parts)]
                  for role, parts in section.fit.updates.items()})
     here: dict[str, Any] = {"fit": fit}
     for slot in ("annotate", "select", "prepare"):
         if hasattr(section, slot):
-            kind = "select" if slot == "select" else "annotate"
-            here[slot] = [resolve(kind, s, where=f"{name}.{slot}") for s in getattr(section, slot)]
+            here[slot] = _each("select" if slot == "select" else "annotate", getattr(section, slot), f"{name}.{slot}")
     if isinstance(section, Online):
         here["rollout"] = resolve("rollout", section.rollout, where=f"{name}.rollout")
         here["prompts"] = resolve("prompts", section.prompts, where=f"{name}.prompts")
@@ -314,7 +314,7 @@ def _objective(spec: Spec, where: str) -> dict[str, Any]:
     full = {"weight": 1.0, "reduce": default, "label": full["name"], **full}
     for key, value in full.items():
         if isinstance(value, Mapping) and key not in ("reduce", "label", "times"):
-            full[key] = resolve("knob", value, where=f"{where}: {key!r}")
+            full[key] = resolve("knob", value, where=f"{where}.{key}")
     if not isinstance(full["weight"], Mapping):
         full["weight"] = conform(Finite, full["weight"], f"{where}.weight")
     return full

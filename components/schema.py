@@ -14,7 +14,6 @@ from components.ranges import (
     BelowOne,
     Bool,
     Count,
-    LearningRate,
     Natural,
     NotNegative,
     OpenShare,
@@ -66,7 +65,7 @@ class Fit:
     batch: Count = 16
     epochs: Natural = 1
     max_steps: Count | None = None
-    learning_rate: LearningRate = 1e-5
+    learning_rate: Positive = 1e-5
     schedule: Literal["constant", "linear", "cosine"] = "cosine"
     warmup: BelowOne = 0.1
     weight_decay: NotNegative = 0.0

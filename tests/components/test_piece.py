@@ -68,7 +68,7 @@ def test_every_number_that_a_piece_takes_has_a_range(slot: str) -> None:
     """A bare int or float takes any: `Finite` and `Int` of components/ranges.py say that any is meant."""
     for name, piece in catalogue(slot).items():
         for option in piece.options.values():
-            assert not {"int", "float", "bool"} & set(re.findall(r"\w+", option.annotation)), f"{name}.{option.name}: {option.annotation}"
+            assert not {"int", "float"} & set(re.findall(r"\w+", option.annotation)), f"{name}.{option.name}: {option.annotation}"
             assert option.kind is not Any or option.annotation == "Any", f"{name}.{option.name}: {option.annotation} is not checked"
 
 
