@@ -35,6 +35,16 @@ def encode(tokenizer: Any, prompt: Prompt, trajectory: Trajectory) -> Trajectory
     return _join(tokenizer, prompt, trajectory, pieces)
 
 
+def encode_whole(tokenizer: Any, prompt: Prompt, trajectory: Trajectory) -> Trajectory:
+    """As `encode`, but with all that the template writes, the text after the last end of turn included, and tokenised in one piece:
+    what `apply_chat_template` gives, and so what a published reward model was trained to read."""
+    if "tokens" in trajectory.inputs:
+        return trajectory
+    whole, asked = (tokenizer(_render(tokenizer, messages, generation=generation), add_special_tokens=False)["input_ids"]
+                    for messages, generation in (([*prompt.messages, *trajectory.messages], False), (prompt.messages, True)))
+    return dataclasses.replace(trajectory, inputs={**trajectory.inputs, "tokens": whole}, mask=[i >= len(asked) for i in range(len(whole))])
+
+
 def encode_prompt(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
     """The tokens of `messages` up to where the assistant starts to speak; a prefix of every `encode` that follows them."""
     ask = _render(tokenizer, messages, generation=True)

@@ -9,8 +9,10 @@ from components.conform import known_keys
 from components.errors import RecipeError, SourceError, nearest
 from components.evaluation.health import RULES
 from components.evaluation.measured import ENDS, measured
+from components.loop import reward_columns
 from components.piece import describe
 from components.reduce import legal
+from components.reward_models import certified, optimised_models
 from components.schema import Demonstrate, Fit, Offline, Online, Preferences, Profile, Recipe, Reward, Spec
 from components.sections import SHARES
 
@@ -29,6 +31,7 @@ def check(recipe: Recipe, rounds: Mapping[str, Online]) -> None:
     if recipe.evaluate and recipe.evaluate.gold and "encoder" not in recipe.models:
         raise RecipeError("evaluate.gold: the gold judge reads sentence embeddings, and the recipe names no models.encoder; add it, or set evaluate.gold to false")
     _check_splits(recipe)
+    _check_reward_models(recipe)
     if recipe.demonstrate:
         _check_demonstrate(recipe, recipe.demonstrate)
     if recipe.preferences:
@@ -53,6 +56,7 @@ def check(recipe: Recipe, rounds: Mapping[str, Online]) -> None:
     if recipe.online and recipe.online.watch.gold is True and not (recipe.evaluate and recipe.evaluate.gold):
         raise RecipeError("online.watch.gold: needs a gold judge; set `evaluate.gold: true`")
     _check_gates(recipe)
+    _check_independent(recipe)
     if recipe.register and (score := recipe.register.champion.score):
         scores = ["length", *(name.removeprefix("final.") for name in measured(recipe) if re.match(r"final\.(gold$|reward\.)", name))]
         if score not in scores:
@@ -179,6 +183,48 @@ def _check_gates(recipe: Recipe) -> None:
             raise RecipeError(f"{at}: the evaluation of this recipe does not measure it (null leaves the gate out){nearest(name, metrics)}")
         if gate.interval and not metrics.get(name):
             raise RecipeError(f"{at}: is one number without an interval; leave `interval` out")
+
+
+def _check_reward_models(recipe: Recipe) -> None:
+    """Every reward model among `models` that training optimises against is declared as one, and there are pairs to certify it on."""
+    trained = recipe.reward.judges if recipe.reward else ()
+    for name in trained:
+        if name in recipe.models:
+            raise RecipeError(f"models.{name}: the section `reward` makes a model of that name; give this one another name, or set reward to null")
+    for name in sorted(optimised_models(recipe) & set(recipe.models)):
+        if recipe.models[name].role != "reward":
+            raise RecipeError(f"models.{name}.role: training optimises against this model, so it needs a certificate; expected `role: reward`, got none")
+    for name, source in recipe.models.items():
+        if source.certificate is not None and source.role != "reward":
+            raise RecipeError(f"models.{name}.certificate: only a reward model has one; expected `role: reward` beside it")
+        limits, made = source.certificate, recipe.demonstrate
+        if limits is not None and limits.best_of_n_rises and (not made or made.rollout.get("responses_per_prompt", 1) < 2):
+            raise RecipeError(f"models.{name}.certificate.best_of_n_rises: expected a `demonstrate` section with rollout.responses_per_prompt of at "
+                              "least 2, whose verified answers best of n is measured on; add one, or leave the limit out")
+    splits = recipe.data.splits
+    for name in sorted(certified(recipe)):
+        if not (recipe.demonstrate and recipe.demonstrate.reward) and splits and "reward_validation" not in splits:
+            raise RecipeError(f"models.{name}: there are no held-out pairs to certify this reward model on; expected `reward_validation` among "
+                              f"data.splits, got {', '.join(splits)}. Give it a share there, or make pairs by demonstrate.reward")
+
+
+def _check_independent(recipe: Recipe) -> None:
+    """No reward model that training optimised against decides that the result is good: neither a gate that its scores must exceed,
+    nor the comparison with the champion. A verifier may decide, for its scores are the truth; so may an upper bound on a gap."""
+    if recipe.register is None or recipe.evaluate is None:
+        return
+    optimised = optimised_models(recipe)
+    learned = {f"reward.{model}": model for model in optimised}
+    learned |= {column: model for spec in recipe.evaluate.metrics for column in reward_columns([spec])
+                for model in describe("annotate", spec["name"]).named("models", spec) & optimised}
+    for column, model in learned.items():
+        wins = f"win_rate_{column.removeprefix('reward.')}"
+        names = re.compile(rf"(final\.{re.escape(column)}|{re.escape(column)}_gain_vs_\w+|{re.escape(wins)}(_lc)?_vs_\w+)(\.\w+)?")
+        wrong = [f"gates.{name}" for name, gate in recipe.register.gates.items() if names.fullmatch(name) and gate is not None and gate.over is not None]
+        wrong += ["champion.score"] if recipe.register.champion.score == column else []
+        if wrong:
+            raise RecipeError(f"register.{wrong[0]}: the policy is optimised against the reward model {model!r}, so its score rises whether or not the "
+                              "answers improve; expected a measure that training did not use, such as a verifier, another reward model or the gold judge")
 
 
 def _check_section(section: Offline | Online, models: set[str], where: str) -> None:

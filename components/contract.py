@@ -46,20 +46,23 @@ class Contract:
                                 "end of turn and precision, and sample again what another model sampled")
 
 
-def contract(tokenizer: Any, config: Any, dtype: str = "float32") -> Contract:
-    """The contract of a tokenizer and a model config over weights of a precision. `ContractError` where it cannot be trained with."""
+def contract(tokenizer: Any, config: Any, dtype: str = "float32", *, generates: bool = True) -> Contract:
+    """The contract of a tokenizer and a model config over weights of a precision. `ContractError` where it cannot be trained with; of
+    a reward model (`generates=False`), where it cannot score, for which padding and end of turn do not matter."""
     name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
     if not tokenizer.chat_template:
         raise ContractError(f"{name}: the tokenizer has no chat template; put a chat_template.jinja beside tokenizer.json")
-    if tokenizer.eos_token_id is None:
+    if generates and tokenizer.eos_token_id is None:
         raise ContractError(f"{name}: the tokenizer has no eos_token; set it to the token that ends a turn in the template")
-    if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
+    if generates and (tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id):
         raise ContractError(f"{name}: pad token ({tokenizer.pad_token!r}) must exist and differ from eos ({tokenizer.eos_token!r}), "
                             "or the end of an answer is masked as padding; set pad_token to an unused special token in "
                             "tokenizer_config.json and pad_token_id in config.json")
     if config.vocab_size < len(tokenizer):
         raise ContractError(f"{name}: the tokenizer has {len(tokenizer)} tokens, the model only {config.vocab_size}; they are not a pair")
     eos = config.eos_token_id if isinstance(config.eos_token_id, (list, tuple)) else [config.eos_token_id]
+    if not generates:
+        return Contract((), _digest(tokenizer.chat_template), _digest(tokenizer.get_vocab()), dtype)
     if tokenizer.eos_token_id not in eos:
         raise ContractError(f"{name}: eos is {tokenizer.eos_token_id} for the tokenizer and {eos} for the model; make them the same")
     claimed = str(getattr(config, "dtype", None) or dtype).removeprefix("torch.")
@@ -87,7 +90,13 @@ def agree(stage: str, inputs: Mapping[str, Artifact], options: Mapping[str, Any]
     """
     if "policy" not in inputs:
         return None
-    expected = _recorded(inputs["policy"]) or contract_of(inputs["policy"].path)
+    expected = _recorded(inputs["policy"])
+    if expected is None and stage == "curate":
+        from components.models.reward import is_reward_model
+
+        if is_reward_model(inputs["policy"].path):  # `ratchet certify`: its tokenizer counts tokens, and that is all
+            return None
+    expected = expected or contract_of(inputs["policy"].path)
     annotators = [*options.get("annotate", ()), *options.get("prepare", ())]
     readers = {*MEET, *(spec.get("model") for spec in annotators if spec["name"].startswith("scoring."))}
     for name, artifact in inputs.items():

@@ -147,18 +147,28 @@ def texts_read(specs: Sequence[Mapping[str, Any]]) -> int:
 
 
 def reward_columns(specs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The reward columns the annotators write, in order; the last is what selection reads."""
+    """The reward columns the annotators write, in order."""
     return [name for spec in specs for name in sorted(describe("annotate", spec["name"]).named("writes", spec))
             if name.startswith("reward.") and not name.endswith(".status")]
 
 
-def panel(groups: Sequence[Group], specs: Sequence[Mapping[str, Any]], *, gold: Sequence[Sequence[float]] | None = None, reference: Any = None,
+def optimised_rewards(annotate: Sequence[Mapping[str, Any]], select: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The reward columns that learning reads: by a selector, or by an annotator that makes advantages of them; the last one written
+    where neither names one."""
+    shapers = [spec for spec in annotate if not reward_columns([spec])]
+    read = {column for slot, specs in (("select", select), ("annotate", shapers)) for spec in specs
+            for column in describe(slot, spec["name"]).named("reads", spec)}
+    written = reward_columns(annotate)
+    return [column for column in written if column in read] or written[-1:]
+
+
+def panel(groups: Sequence[Group], specs: Sequence[Mapping[str, Any]], *, optimised: Sequence[str] = (), gold: Sequence[Sequence[float]] | None = None, reference: Any = None,
           kl_prompts: int = 0, itself: bool = False) -> dict[str, float]:
     """The round at a glance: reward, length, truncation, entropy, diversity, KL to the initial policy, gold score.
 
     Entropy and KL are means of -log p and log p - log p_initial over the drawn answers, p at temperature 1. Answers drawn
     at temperature 1 make them unbiased; drawn colder, they are the surprise and the drift of what is really said.
-    `gold`: the gold score of each answer, one list a group. `itself`: the initial policy drew the answers, so its KL is zero and nobody is asked.
+    `reward` is the sum of the columns `optimised`. `gold`: the gold score of each answer, one list a group. `itself`: the initial policy drew the answers, so its KL is zero and nobody is asked.
     """
     from components.evaluation.diversity import distinct_n
 
@@ -177,6 +187,8 @@ def panel(groups: Sequence[Group], specs: Sequence[Mapping[str, Any]], *, gold: 
     for name in reward_columns(specs):
         values = [g.columns[name][i] for g, i in rows]
         numbers[name] = sum(values) / len(values)
+    if optimised:
+        numbers["reward"] = sum(numbers[name] for name in optimised)
     if kl_prompts and itself:
         numbers["kl"] = 0.0
     elif kl_prompts and reference is not None:

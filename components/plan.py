@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from components.data.verifiers import verifiers
+from components.loop import optimised_rewards
 from components.piece import ROOT, catalogue, describe
 from components.recipe import for_round, plain
+from components.reward_models import certified, judges_of
 from components.schema import Demonstrate, Fit, Online, Preferences, Profile, Recipe
 from components.sections import PROMPT_SECTIONS
 from components.store import digest
@@ -30,6 +32,7 @@ STAGES = {  # what a stage does -> the module that holds the function of that na
     "sft": "components.stages.train",
     "optimise": "components.stages.train",
     "reward": "components.stages.reward",
+    "certify": "components.stages.certify",
     "gold": "components.stages.gold",
     "prepare_offline": "components.stages.experience",
     "rollout": "components.stages.experience",
@@ -79,7 +82,8 @@ def plan(recipe: Recipe, profile: Profile) -> dict[str, Stage]:
         return name
 
     for name, source in recipe.models.items():
-        where = {key: value for key, value in plain(source).items() if key != "shape" and (value or key != "remote_code")}
+        where = {key: value for key, value in plain(source).items()
+                 if key not in ("shape", "certificate") and (value or key not in ("remote_code", "role"))}
         add(f"model_{name}", "make_tiny" if source.format == "tiny" else "fetch_model", "weights", where, heavy=False)
     base = "model_policy"
     raw = add("raw", "fetch_data", "data", {"source": recipe.data.source, "sha256": recipe.data.sha256}, heavy=False)
@@ -94,6 +98,7 @@ def plan(recipe: Recipe, profile: Profile) -> dict[str, Stage]:
 
     policy = base
     examples = _demonstrations(add, recipe, recipe.demonstrate, base, data) if recipe.demonstrate else data
+    certificates = _certificates(add, recipe, examples, data)
     if recipe.sft:
         policy = add("sft", "sft", "weights", plain(recipe.sft), {"policy": policy, "data": examples}, _fit_pieces(recipe.sft.fit))
     initial = policy
@@ -112,7 +117,7 @@ def plan(recipe: Recipe, profile: Profile) -> dict[str, Stage]:
     if recipe.evaluate and recipe.evaluate.gold:
         add("gold", "gold", "weights", {}, {"encoder": "model_encoder", "data": data})
         gold = {"gold": "gold", "encoder": "model_encoder"}
-    others = {n: f"model_{n}" for n in recipe.models if n not in ("policy", "encoder")}
+    others = {**{n: f"model_{n}" for n in recipe.models if n not in ("policy", "encoder")}, **certificates}
 
     if recipe.offline:
         section = recipe.offline
@@ -135,11 +140,23 @@ def plan(recipe: Recipe, profile: Profile) -> dict[str, Stage]:
         inputs |= {f"round_{i + 1}": stage for i, stage in enumerate(rounds)}
         inputs |= {f"scored_{i + 1}": f"annotate_{i + 1}" for i in range(len(rounds)) if f"annotate_{i + 1}" in stages}
         add("evaluate", "evaluate", "report",
-            {**plain(recipe.evaluate), "gates": plain(recipe.register.gates) if recipe.register else {},
+            {**plain(recipe.evaluate), "judges": judges_of(recipe), "gates": plain(recipe.register.gates) if recipe.register else {},
              "recipe": recipe.name, "about": recipe.about, "resolved": plain(recipe)},
             inputs, [*(("annotate", m) for m in recipe.evaluate.metrics), *(("measure", m) for m in recipe.evaluate.measures),
                      *(("annotate", m) for m in (recipe.evaluate.best_of.annotate if recipe.evaluate.best_of else ()))])
     return stages
+
+
+def _certificates(add: Any, recipe: Recipe, examples: str, data: str) -> dict[str, str]:
+    """A certificate of each reward model that was not trained here, on pairs of the base model's answers where there are any."""
+    found, made = {}, recipe.demonstrate
+    for name in sorted(certified(recipe)):
+        options = {"validation": "reward_validation", "certificate": plain(recipe.models[name].certificate or {})}
+        inputs = {"model": f"model_{name}", "data": examples if made and made.reward else data}
+        if made:
+            options, inputs = {**options, "verified_by": plain(made.annotate)}, {**inputs, "answers": "demonstrated"}
+        found[f"{name}_certificate"] = add(f"certified_{name}", "certify", "certificate", options, inputs)
+    return found
 
 
 def _demonstrations(add: Any, recipe: Recipe, section: Demonstrate, base: str, data: str) -> str:
@@ -176,7 +193,8 @@ def _rounds(add: Any, recipe: Recipe, online: Online, policy: str, data: str, ju
                       {**_pick(online, "rollout", "prompts", "prompts_per_round", "data", "rounds"), "round": i},
                       {"policy": current, "data": data}, [("rollout", online.rollout), ("prompts", online.prompts)], round=i)
         marked = add(f"annotate_{i}", "annotate", "groups",
-                     {**_pick(online, "annotate", "max_failed", "watch", "health"), "round": i},
+                     {**_pick(online, "annotate", "max_failed", "watch", "health"), "round": i,
+                      "optimised": optimised_rewards(online.annotate, online.select)},
                      {"groups": answers, "policy": current, "initial": initial, **judges, **(gold if online.watch.gold is True else {}), **others,
                       **{f"scored_{j}": f"annotate_{j}" for j in range(1, i)}},
                      [("annotate", s) for s in [*online.annotate, *watched]], round=i)

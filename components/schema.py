@@ -54,6 +54,8 @@ class Source:
     format: Literal["auto", "huggingface", "gguf", "tiny"] = "auto"
     remote_code: Bool = False  # run the code that lies beside the weights, of this model and of those trained from it
     shape: Sizes | None = None  # for `plan` before it is fetched; changes nothing
+    role: Literal["reward"] | None = None  # a reward model: a sequence classifier with one label, or a reward model of an earlier run
+    certificate: Limits | None = None  # of a reward model that training optimises against
 
 
 @record

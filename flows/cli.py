@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from components.errors import RatchetError, RecipeError, ServiceError, redacted
+from flows.commands.certify import certify
 from flows.commands.chat import chat
 from flows.commands.compare import compare
 from flows.commands.deploy import deploy
@@ -100,7 +101,7 @@ def stage(part: Annotated[Literal["fetch", "curate", "train", "evaluate"], typer
         run_part(part, recipe, home=home, overrides=set, profile=profile)
 
 
-for command in (plan, show, chat, compare, deploy, lineage, reproduce, promote, rollback, gc, doctor, soak, join):
+for command in (plan, show, chat, certify, compare, deploy, lineage, reproduce, promote, rollback, gc, doctor, soak, join):
     app.command()(command)
 
 

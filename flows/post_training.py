@@ -62,7 +62,7 @@ def curate(pipeline: Pipeline) -> None:
 def learn(pipeline: Pipeline, gpus: int = 0) -> None:
     """Everything that is trained before or beside the rounds."""
     for name, stage in pipeline.stages.items():
-        if stage.does in ("demonstrate", "sft", "reward", "gold", "prepare_offline", "improve") or name in ("demonstrations", "preferences", "offline"):
+        if stage.does in ("demonstrate", "sft", "reward", "certify", "gold", "prepare_offline", "improve") or name in ("demonstrations", "preferences", "offline"):
             make_on_gpus(pipeline, name, gpus)
 
 

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 from components.data.pins import pinned
 from components.errors import ContractError, DamageError, redacted
 from components.evaluation.certificate import require
-from components.piece import describe
 from components.plan import Stage, plan
 from components.recipe import dump, load, reread
+from components.reward_models import optimised_models
 from components.run import as_request
 from components.schema import Profile, Recipe
 from components.store import RunDirectory, Store, Workspace, digest
@@ -99,13 +99,13 @@ class Pipeline:
     def make(self, name: str) -> Artifact:
         """The product of a stage: taken from the store when it is there and undamaged, else made, checked and published."""
         stage = self.stages[name]
+        if stage.does in ("sft", "prepare_offline", "improve", "rollout"):
+            self._require_certificates(name)
         artifact = self.take(stage)
         if artifact is not None:
             self._tell("finished", stage, artifact, reused=True, seconds=0.0)
             return artifact
         inputs = {k: self.artifact(v) for k, v in stage.inputs.items()}
-        if stage.does == "rollout":
-            self._require_certificates(self.stages[f"annotate_{stage.round}"])
         started = time.monotonic()
         try:
             artifact, ours = (self._made_elsewhere(stage), True) if stage.does in self.elsewhere else self._made_here(stage, inputs)
@@ -115,13 +115,13 @@ class Pipeline:
         self._tell("finished", stage, artifact, reused=not ours, seconds=time.monotonic() - started if ours else 0.0)
         return artifact
 
-    def _require_certificates(self, scoring: Stage) -> None:
-        """Refuse a reward model without a passed certificate before answers are sampled for it to score."""
-        for spec in scoring.options["annotate"]:
-            for model in describe("annotate", spec["name"]).named("models", spec):
-                source = self.stages.get(scoring.inputs.get(model, ""))
-                if source is not None and source.does == "reward":
-                    require(self.artifact(source.name).meta.get("certificate"), f"the reward model {model!r}")
+    def _require_certificates(self, before: str) -> None:
+        """Refuse a reward model without a passed certificate as soon as it is known, before a policy is trained or sampled for it."""
+        made = list(self.stages)[: list(self.stages).index(before)]
+        for model in sorted(optimised_models(self.recipe)):
+            source = next((name for name in (f"certified_{model}", f"reward_{model}", "reward") if name in self.stages), None)
+            if source in made:
+                require(self.artifact(source).meta.get("certificate"), f"the reward model {model!r}")
 
     def _made_here(self, stage: Stage, inputs: Mapping[str, Artifact]) -> tuple[Artifact, bool]:
         """The product, and whether we made it: another run may have, while we waited for the lock."""

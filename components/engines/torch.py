@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from components import progress
-from components.chat import decode_answer, encode, encode_prompt
+from components.chat import decode_answer, encode, encode_prompt, encode_whole
 from components.contract import contract
 from components.engines.sampling import sample
 from components.errors import ContractError
@@ -23,6 +23,7 @@ from components.models.device import answering, placed
 from components.models.forward import hidden_states, output_head, outputs
 from components.models.load import load_model, load_tokenizer
 from components.models.products import product
+from components.models.reward import is_published
 from components.models.value import PolicyWithValue
 from components.packing import pack
 from components.types import Group, Message, Request, Sample
@@ -68,12 +69,13 @@ class TorchEngine:
         self.model: Any = None  # a GPU need not hold two
         self.model = placed(load_model(path, self.kind, dtype=self.dtype)).requires_grad_(False)
         self.tokenizer = load_tokenizer(path)
-        self.contract = contract(self.tokenizer, self.model.config, str(self.dtype).removeprefix("torch."))
+        self.contract = contract(self.tokenizer, self.model.config, str(self.dtype).removeprefix("torch."), generates=self.kind != "reward")
+        self.render = encode_whole if self.kind == "reward" and is_published(path) else encode
         self.weights = weights_digest(path)
 
     def encode(self, group: Group) -> Group:
         """The group with `inputs["tokens"]` and `mask` for this model; trajectories that have tokens keep them."""
-        return group.replace([encode(self.tokenizer, group.prompt, trajectory) for trajectory in group.trajectories])
+        return group.replace([self.render(self.tokenizer, group.prompt, trajectory) for trajectory in group.trajectories])
 
     def encode_prompt(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of the messages up to where the model speaks."""

@@ -277,7 +277,8 @@ class _Known:
 
     def passes(self, specs: Sequence[Mapping[str, Any]]) -> float:
         """Passes of the whole model that these annotators ask for: one of each model they name, judges by their depth."""
-        return sum(self.depth if model.startswith("judge") else 1.0
+        trained = self.recipe.reward.judges if self.recipe.reward else ()
+        return sum(self.depth if model in trained else 1.0
                    for spec in specs for model in describe("annotate", spec["name"]).named("models", spec))
 
     def chosen(self, updates: Mapping[str, Sequence[Mapping[str, Any]]], each: int) -> int:

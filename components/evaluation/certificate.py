@@ -229,9 +229,15 @@ def _uncertain(measured: Mapping[str, Any], bounds: Mapping[str, float | None]) 
         ("accuracy on contrast pairs", measured["by_kind"].get("contrast"), bounds["min_contrast_accuracy"], "`min_contrast_accuracy`"),
         ("rise of the true rate from the best of 1 to the best of all answers", rises, 0.0 if bounds["best_of_n_rises"] else None, "none"),
     ]
-    return [f"{what} was not measured, expected above {bound:.1%}" if found is None else
-            f"{what} is {found['mean']:.1%} [{found['low']:.1%}, {found['high']:.1%}]; expected the low end of its interval above {bound:.1%} ({name})"
-            for what, found, bound, name in checks if bound is not None and (found is None or not found["low"] > bound)]
+    return [reason for what, found, bound, name in checks if bound is not None for reason in shortfall(what, found, bound, name)]
+
+
+def shortfall(what: str, found: Interval | None, bound: float, name: str) -> list[str]:
+    """One sentence if the low end of an interval is not above a bound, or the interval is absent; else nothing."""
+    if found is None:
+        return [f"{what} was not measured, expected above {bound:.1%}"]
+    return [] if found["low"] > bound else [f"{what} is {found['mean']:.1%} [{found['low']:.1%}, {found['high']:.1%}]; "
+                                            f"expected the low end of its interval above {bound:.1%} ({name})"]
 
 
 def _padding(measured: Mapping[str, Any], bounds: Mapping[str, float | None]) -> tuple[list[str], list[str]]:

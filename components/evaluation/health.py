@@ -91,15 +91,11 @@ def reward_without_gold(first: Panel, now: Panel, limit: float) -> tuple[bool, f
     Flat is a rise of no more than one standard error of the change, taken over prompts: five times in six a judge that stands still
     is seen to. Were it no rise at all, noise would hide every second one.
     """
-    rewards = [key for key in now if key.startswith("reward.")]
-    if not rewards:
-        raise KeyError("reward")
-    name = rewards[-1]  # the last reward written is the one selection reads
-    gain, gold = now[name] - first[name], now["gold"] - first["gold"]
+    gain, gold = now["reward"] - first["reward"], now["gold"] - first["gold"]
     flat = math.hypot(first["gold.error"], now["gold.error"])
     value = gain if math.isfinite(gold) else gold
     return (gain > limit and gold <= flat, value,
-            f"{name} rose by {gain:.3g} since the first round (over {limit:g}) while the gold score changed by {gold:.3g}, and its standard "
+            f"the reward that selection reads rose by {gain:.3g} since the first round (over {limit:g}) while the gold score changed by {gold:.3g}, and its standard "
             f"error is {flat:.2g}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from components.piece import describe
+from components.reward_models import judges_of
 from components.schema import Recipe
 
 ENDS = ("mean", "low", "high", "n")
@@ -17,13 +18,13 @@ def measured(recipe: Recipe) -> dict[str, bool]:
         return {}
     gold, fluent = recipe.evaluate.gold, bool(recipe.evaluate.perplexity_rows)
     learns = bool(recipe.offline or recipe.online)
-    judges = [*(recipe.reward.judges if recipe.reward else ()), *(name for name in recipe.models if name.startswith("judge"))]
+    judges = judges_of(recipe)
     rewards = {column for spec in recipe.evaluate.metrics for column in describe("annotate", spec["name"]).named("writes", spec)
                if column.startswith("reward.") and not column.endswith(".status")} | {f"reward.{judge}" for judge in judges}
     scores = {**({"gold": "win_rate"} if gold else {}), **{name: f"win_rate_{name.removeprefix('reward.')}" for name in sorted(rewards)}}
     measures = [spec["name"] for spec in recipe.evaluate.measures]
     found = dict.fromkeys((f"final.{name}" for name in (*OF_ANSWERS, *scores, *measures)), False)
-    found |= {"final.embedding_spread": False} if gold else {}
+    found |= {"final.embedding_spread": False} if "encoder" in recipe.models else {}
     found |= {"final.perplexity": False} if fluent else {}
     others = ("base", "sft") if recipe.sft and (learns or recipe.evaluate.best_of) else ("base",)
     found |= dict.fromkeys((f"{name}_vs_{other}" for other in others if measures for name in (*measures, "distinct_2_ratio")), True)
@@ -31,7 +32,7 @@ def measured(recipe: Recipe) -> dict[str, bool]:
         found |= dict.fromkeys((f"{name}_vs_{other}" for score, wins in scores.items() for name in (wins, f"{wins}_lc", f"{score}_gain")), True)
     if recipe.sft and learns:
         found |= {"kl_to_sft": False, "distinct_2_ratio": False, "length_ratio": False}
-        found |= {"embedding_spread_ratio": False} if gold else {}
+        found |= {"embedding_spread_ratio": False} if "encoder" in recipe.models else {}
         found |= {"perplexity_ratio": True} if fluent else {}
-        found |= {"proxy_over_gold": True} if gold and any(wins.startswith("win_rate_judge") for wins in scores.values()) else {}
+        found |= {"proxy_over_gold": True} if gold and judges else {}
     return found

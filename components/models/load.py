@@ -148,8 +148,9 @@ def load_reward(path: Path, *, attention: str = "ratchet", dtype: torch.dtype = 
         backbone = _load(AutoModel, Path(path), attention, dtype)
         return MeanReward(backbone, load_reward_head(Path(path), backbone.config.hidden_size)).eval()
     model = _load(AutoModelForSequenceClassification, Path(path), attention, dtype)
-    if model.config.num_labels != 1:
-        raise SourceError(f"{path}: a reward model has one label, this one has {model.config.num_labels}")
+    if model.config.num_labels != 1 or not hasattr(model, "score"):
+        raise SourceError(f"{path}: expected a sequence classifier with one label and a linear head `score`, as transformers makes of decoders; "
+                          f"got {type(model).__name__} with num_labels {model.config.num_labels}")
     model.score.float()
     return model
 

@@ -16,6 +16,9 @@ from torch import Tensor, nn
 FILE = "reward_head.st"
 """A safetensors file under a name of its own: vLLM takes every *.safetensors of a directory for the model's."""
 
+PUBLISHED = "published_reward_model.txt"
+"""Beside the weights of a reward model that was trained elsewhere; written by the fetch."""
+
 
 class StandardisedHead(nn.Module):
     """(…, hidden) -> (…, 1): weight · (x − centre) / scale. `centre` and `scale` are fixed, the weight learns."""
@@ -75,6 +78,11 @@ def as_token_classifier(model: MeanReward) -> nn.Module | None:
     setattr(classifier, classifier.base_model_prefix, model.backbone)
     setattr(classifier, head, model.score.as_linear())
     return classifier
+
+
+def is_published(path: Path) -> bool:
+    """Whether a reward model's directory came from elsewhere: its texts are rendered as `apply_chat_template` does."""
+    return (path / PUBLISHED).is_file()
 
 
 def is_reward_model(path: Path) -> bool:

@@ -12,6 +12,7 @@ from components.data.groups import read_groups, write_groups
 from components.engines.choose import engine_of
 from components.evaluation.answers import answer_rates
 from components.evaluation.bootstrap import Interval, difference, mean_interval
+from components.evaluation.certificate import require
 from components.evaluation.diversity import cosine_spread, distinct_n, distinct_n_ratio, self_bleu
 from components.evaluation.fluency import perplexity, perplexity_ratio
 from components.evaluation.gates import judge_gates
@@ -23,8 +24,9 @@ from components.evaluation.win_rate import compare
 from components.loop import reward_columns, texts_read
 from components.piece import build
 from components.protocols import Engine
+from components.reward_models import reward_models
 from components.run import Job
-from components.stages.experience import context_of
+from components.stages.experience import certificate_of, context_of
 from components.stages.improve import Overlay
 from components.store import write_atomic
 from components.types import Columns, Context, Group
@@ -47,8 +49,11 @@ def evaluate(job: Job) -> dict[str, Any]:
         arms = [a for a in arms if a != "initial"] + ["policy"]
     judge = GoldJudge.load(job.path("gold"), job.path("encoder")) if "gold" in job.inputs else None
     encoder = judge.encoder if judge else Encoder(job.path("encoder")) if "encoder" in job.inputs else None
+    judge = judge if judge and judge.certificate["passed"] else None  # one that is not shown to beat chance measures nothing
     context = context_of(job, certified=False)
-    progress.expect("texts", planned_texts(held_out, arms, [n for n in context.models if n.startswith("judge")], options))
+    certificates = {name: found for name in options["judges"] if (found := certificate_of(job, name))}
+    trusted = [name for name, found in certificates.items() if found["passed"]]
+    progress.expect("texts", planned_texts(held_out, arms, trusted, options))
     answers: dict[str, list[Group]] = {}
     numbers: dict[str, dict[str, float]] = {}
     scores: dict[str, dict[str, Ragged]] = {}
@@ -61,6 +66,9 @@ def evaluate(job: Job) -> dict[str, Any]:
         else:
             engine.load(job.path(arm))
         best_of = options["best_of"] if arm == "policy" else None
+        for model in sorted(reward_models(best_of["annotate"])) if best_of else ():
+            if model in options["judges"]:
+                require(certificates.get(model), f"the reward model {model!r}")
         answers[arm] = best(sample(engine, held_out, options, best_of["n"]), best_of, context) if best_of else sample(engine, held_out, options)
         write_groups(job.work.product / f"answers_{arm}.parquet", answers[arm])
         numbers[arm] = describe_answers(answers[arm], encoder)
@@ -68,7 +76,7 @@ def evaluate(job: Job) -> dict[str, Any]:
             human[arm], masks = human_logprobs(engine, held_out[: options["perplexity_rows"]])
             numbers[arm]["perplexity"] = perplexity(human[arm], masks)
         scores[arm] = scores_of(answers[arm], options, context, judge, engine)
-    for arm, more in rewards_of(answers, context).items():
+    for arm, more in rewards_of(answers, context, trusted).items():
         scores[arm] |= more
     scores, unscored = settled(scores)
     measured = measures_of(answers, options, Context(models=Overlay(context.models, {"base": engine_of(options["profile"], job.path("base")),
@@ -83,15 +91,15 @@ def evaluate(job: Job) -> dict[str, Any]:
     results["per_prompt"] |= {f"final.{name}": [_mean(row) for row in rows] for name, rows in {**scores["policy"], **measured["policy"]}.items()}
     opponents = [a for a in arms if a != "policy"]
     for against in opponents:
-        contrast(results, answers, scores, against)
+        contrast(results, answers, scores, against, trusted)
     if "initial" in opponents and context.models.get("initial") is not None:
         results["metrics"]["kl_to_sft"] = kl_to(context.models["initial"], answers["policy"])
     summarise(results, answers, numbers, opponents)
     if "initial" in opponents and human:
         results["metrics"] |= {f"perplexity_ratio.{end}": v for end, v in perplexity_ratio(human["policy"], human["initial"], masks).items()}
-    describe_quality(results, answers, scores, measured, opponents, options["by"])
+    describe_quality(results, answers, scores, measured, opponents, options["by"], trusted)
     results["verdict"] = judge_gates(results["metrics"], options["gates"])
-    results["certificates"] = {name: found for name in judges_of(job) if (found := job.inputs[name].meta.get("certificate"))}
+    results["certificates"] = certificates
     results["pairs_from"] = "verifier" if options["resolved"].get("demonstrate") else "people"
     results["gold"] = job.inputs["gold"].meta["certificate"] if "gold" in job.inputs else None
     results["lengths"] = {TITLES[a]: [sum(t.mask) for g in answers[a] for t in g.trajectories] for a in arms}
@@ -162,10 +170,11 @@ def apart(rows: Sequence[Sequence[Any]], answers: Mapping[str, Sequence[Group]])
 
 
 def describe_quality(results: dict[str, Any], answers: Mapping[str, list[Group]], scores: Mapping[str, Mapping[str, Ragged]],
-                     measured: Mapping[str, Mapping[str, Ragged]], opponents: Sequence[str], by: Sequence[str]) -> None:
+                     measured: Mapping[str, Mapping[str, Ragged]], opponents: Sequence[str], by: Sequence[str],
+                     judges: Sequence[str]) -> None:
     """Measures by arm and against the other arms, diversity, and the first metric by kind of prompt."""
     metrics = results["metrics"]
-    results["measure"] = next(iter(_metrics_of(scores["policy"])), None)
+    results["measure"] = next((name for name in scores["policy"] if name != "gold" and name.removeprefix("reward.") not in judges), None)
     results["quality"] = {name: {TITLES[arm]: row for arm, row in arms.items()} for name, arms in quality(measured).items()}
     for other in opponents:
         found = quality_against(measured, "policy", other)
@@ -183,20 +192,14 @@ def describe_quality(results: dict[str, Any], answers: Mapping[str, list[Group]]
 
 
 def proxy_gold(rounds: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
-    """Round by round the reward that was optimised (the last one written) and the gold score, with two standard errors."""
+    """Round by round the reward that was optimised and the gold score, with two standard errors."""
     found = []
     for row in rounds:
-        rewards = [name for name in row if name.startswith("reward.")]
-        if rewards and "gold" in row:
+        if "reward" in row and "gold" in row:
             reach = 1.96 * row.get("gold.error", 0.0)
-            found.append({"round": row["round"], "proxy": row[rewards[-1]], "gold": row["gold"],
+            found.append({"round": row["round"], "proxy": row["reward"], "gold": row["gold"],
                           "gold_low": row["gold"] - reach, "gold_high": row["gold"] + reach})
     return found
-
-
-def _metrics_of(scores: Mapping[str, Any]) -> list[str]:
-    """The scores that a recipe's own metrics gave: neither the gold judge nor a reward model."""
-    return [name for name in scores if name != "gold" and not name.removeprefix("reward.").startswith("judge")]
 
 
 def describe_answers(groups: Sequence[Group], encoder: Encoder | None) -> dict[str, float]:
@@ -232,10 +235,10 @@ def scores_of(groups: Sequence[Group], options: Mapping[str, Any], context: Cont
     return found
 
 
-def rewards_of(answers: Mapping[str, Sequence[Group]], context: Context) -> dict[str, dict[str, Ragged]]:
-    """Every arm's scores by the reward models."""
+def rewards_of(answers: Mapping[str, Sequence[Group]], context: Context, models: Sequence[str]) -> dict[str, dict[str, Ragged]]:
+    """Every arm's scores by reward models."""
     found: dict[str, dict[str, Ragged]] = {arm: {} for arm in answers}
-    for model in (name for name in context.models if name.startswith("judge")):
+    for model in models:
         columns = _rewards(build("annotate", {"name": "rewards.reward_model", "model": model})(together(answers), context))
         for name, values in columns.items():
             for arm, rows in apart(values, answers).items():
@@ -263,7 +266,8 @@ def settled(scores: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, dict[str
     return full, counts
 
 
-def contrast(results: dict[str, Any], answers: Mapping[str, list[Group]], scores: Mapping[str, dict[str, Ragged]], against: str) -> None:
+def contrast(results: dict[str, Any], answers: Mapping[str, list[Group]], scores: Mapping[str, dict[str, Ragged]], against: str,
+             judges: Sequence[str]) -> None:
     """Final against one other arm: win rates with paired intervals, raw and length-controlled, by every score."""
     key = KEYS[against]
     lengths = {arm: [[float(sum(t.mask)) for t in g.trajectories] for g in answers[arm]] for arm in ("policy", against)}
@@ -277,28 +281,23 @@ def contrast(results: dict[str, Any], answers: Mapping[str, list[Group]], scores
         measured = {f"{name}_vs_{key}": found["raw"], f"{name}_lc_vs_{key}": found["length_controlled"],
                     f"{score}_gain_vs_{key}": mean_interval(gains)}
         results["metrics"] |= {f"{label}.{end}": v for label, ends in measured.items() for end, v in ends.items()}
-    if key == "sft" and (gap := proxy_over_gold(results["per_prompt"])) is not None:
+    if key == "sft" and (gap := proxy_over_gold(results["per_prompt"], judges)) is not None:
         results["metrics"] |= {f"proxy_over_gold.{end}": v for end, v in gap.items()}
 
 
-def proxy_over_gold(per_prompt: Mapping[str, Sequence[float]]) -> Interval | None:
+def proxy_over_gold(per_prompt: Mapping[str, Sequence[float]], judges: Sequence[str]) -> Interval | None:
     """How much oftener the reward models prefer the final policy to SFT than the gold judge does, paired by prompt: what it has
     learnt of its judges alone, which over-optimisation makes grow (Gao et al., 2022, arXiv:2210.10760). None without both."""
-    proxies = [wins for name, wins in per_prompt.items() if name.startswith("win_rate_judge") and not name.endswith("_base")]
+    proxies = [per_prompt[f"win_rate_{name}"] for name in judges if f"win_rate_{name}" in per_prompt]
     if not proxies or "win_rate" not in per_prompt:
         return None
     return difference([_mean(wins) for wins in zip(*proxies, strict=True)], per_prompt["win_rate"])
 
 
-def judges_of(job: Job) -> list[str]:
-    """The reward models among the inputs."""
-    return [name for name in job.inputs if name.startswith("judge")]
-
-
 def curves(job: Job) -> dict[str, list[list[float]]]:
     """The training losses of the stages that made the policy and the reward models."""
     found: dict[str, list[list[float]]] = {}
-    judges = judges_of(job)
+    judges = [name for name in job.options["judges"] if name in job.inputs]
     titles = {name: name.replace("_", " ") if len(judges) > 1 else "reward model" for name in judges}
     names = {"initial": "SFT", **titles, **{f"round_{i}": f"round {i}" for i in job.rounds("round_")}}
     for name, title in names.items():

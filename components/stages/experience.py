@@ -53,7 +53,7 @@ def annotate(job: Job) -> dict[str, Any]:
     asks = watched and not itself
     progress.expect("texts", texts_read(options["annotate"]) * _answers(groups) + (min(watched, len(groups)) if asks else 0))
     marked, counts = annotate_groups(groups, pieces("annotate", options["annotate"]), context, max_failed=options["max_failed"])
-    numbers = panel(marked, options["annotate"], gold=gold_scores(job, marked, context), reference=context.models["initial"] if asks else None,
+    numbers = panel(marked, options["annotate"], optimised=options["optimised"], gold=gold_scores(job, marked, context), reference=context.models["initial"] if asks else None,
                     kl_prompts=watched, itself=itself)
     history = [*(job.inputs[f"scored_{i}"].meta["panel"] for i in job.rounds("scored_")), numbers]
     verdicts = check(history, options["health"])
@@ -68,7 +68,7 @@ def annotate(job: Job) -> dict[str, Any]:
 
 def gold_scores(job: Job, groups: Sequence[Group], context: Context) -> list[list[float]] | None:
     """The gold score of every answer, one list a group, by the gold judge or by the annotator that `watch.gold` names; None where
-    nothing measures it. Raises `DataError` when the annotator has no score for an answer."""
+    nothing measures it or the gold judge has no passed certificate. Raises `DataError` when the annotator has no score for an answer."""
     spec = job.options["watch"].get("gold")
     if isinstance(spec, Mapping):
         columns = build("annotate", spec)(groups, context)
@@ -80,6 +80,8 @@ def gold_scores(job: Job, groups: Sequence[Group], context: Context) -> list[lis
     if "gold" not in job.inputs:
         return None
     judge = GoldJudge.load(job.path("gold"), job.path("encoder"))
+    if not judge.certificate["passed"]:
+        return None
     flat = iter(judge.score_replies([[*g.prompt.messages, *t.messages] for g in groups for t in g.trajectories]))
     return [[next(flat) for _ in g.trajectories] for g in groups]
 
@@ -147,12 +149,17 @@ class Engines(Mapping[str, Any]):
         return len(self._names)
 
 
+def certificate_of(job: Job, name: str) -> Mapping[str, Any] | None:
+    """The certificate of a reward model among the inputs: of the stage that trained it, or of the one that certified it."""
+    return job.inputs.get(f"{name}_certificate", job.inputs[name]).meta.get("certificate")
+
+
 def engine(job: Job, name: str, *, certified: bool = True) -> Engine:
     """The engine of a model input; a reward model without a passed certificate is refused."""
     profile, artifact = job.options["profile"], job.inputs[name]
     if is_reward_model(artifact.path):
         if certified:
-            require(artifact.meta.get("certificate"), f"the reward model {name!r}")
+            require(certificate_of(job, name), f"the reward model {name!r}")
         return engine_of(profile, artifact.path, "reward")
     kind = "policy_with_value" if (artifact.path / VALUE_HEAD).exists() else "policy"
     return engine_of(profile, artifact.path, kind)

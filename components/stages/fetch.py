@@ -9,7 +9,9 @@ from typing import Any
 from components.data.sources import fetch
 from components.errors import SourceError
 from components.run import Job
+from components.store import MANIFEST
 
+RECORDS = (MANIFEST, "metrics.jsonl")  # of the store that a product of ours comes from
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.pickle", "*.ckpt", "*.joblib")  # never read, and never handed on
 
 
@@ -37,11 +39,28 @@ def fetch_model(job: Job) -> dict[str, Any]:
         if not (got / "config.json").is_file():
             raise SourceError(f"{options['source']}: {got} holds no config.json, so it is not a model directory; "
                               "point at the folder that transformers' from_pretrained would take")
-        shutil.copytree(got, job.work.product, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*PICKLES, REMOTE_CODE))
+        shutil.copytree(got, job.work.product, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*PICKLES, REMOTE_CODE, *RECORDS))
         if options.get("remote_code"):
             (job.work.product / REMOTE_CODE).write_text("The recipe lets the code beside these weights be run.\n")
         trusted(job.work.product)
+    if options.get("role") == "reward":
+        _check_reward(job.work.product, options["source"])
     return {"source": options["source"], "sha256": options["sha256"]}
+
+
+def _check_reward(path: Path, source: str) -> None:
+    """Refuse what is no reward model, and mark one that was trained elsewhere: its texts are rendered as published."""
+    from transformers import AutoConfig
+
+    from components.models.load import trusted
+    from components.models.reward import FILE, PUBLISHED, is_reward_model
+
+    config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=trusted(path))
+    if not is_reward_model(path) or (config.num_labels != 1 and not (path / FILE).is_file()):
+        raise SourceError(f"{source}: `role: reward` expects a sequence classifier with one label (num_labels 1), got "
+                          f"{', '.join(config.architectures or ['no architecture'])} with {config.num_labels}; name a reward model")
+    if not (path / "certificate.json").is_file():
+        (path / PUBLISHED).write_text("Scored on the whole rendering of its chat template.\n")
 
 
 def _bring(source: str, sha256: str | None, download: Path, product: Path | None) -> Path:

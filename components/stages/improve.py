@@ -15,7 +15,16 @@ from components.engines.agreement import fresh
 from components.engines.choose import engine_of
 from components.engines.torch import weights_digest
 from components.errors import DataError
-from components.loop import Named, annotate_groups, panel, pieces, prepare_groups, remembering, select_groups
+from components.loop import (
+    Named,
+    annotate_groups,
+    optimised_rewards,
+    panel,
+    pieces,
+    prepare_groups,
+    remembering,
+    select_groups,
+)
 from components.packing import order
 from components.piece import build
 from components.planned import all_answered, all_steps
@@ -69,7 +78,8 @@ def improve(job: Job) -> dict[str, Any]:
     def look(groups: Sequence[Group], specs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         """The panel as the first rank sees it, for all to judge alike."""
         itself = not state["updates"] and job.inputs["policy"].digest == job.inputs["reference"].digest
-        found = panel(groups, specs, reference=initial, kl_prompts=options["watch"].get("kl_prompts", 0), itself=itself)
+        found = panel(groups, specs, optimised=optimised_rewards(options["annotate"], options["select"]), reference=initial,
+                      kl_prompts=options["watch"].get("kl_prompts", 0), itself=itself)
         return ranks.once(lambda: found)
 
     chosen: list[Group] = []

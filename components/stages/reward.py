@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +58,21 @@ def reward(job: Job) -> dict[str, Any]:
                     ask_saved=lambda saved: padding.update(saved.padding(uneven(held_out[:AGAIN]))))
     right = probe["cross_validated"] if probe else None
     crossed = None if right is None else share(right, independent(len(pairs), conversations_of(pairs)))
-    limits = {"reload_tolerance": RELOAD_TOLERANCE[profile["precision"]], **options["certificate"]}
+    limits = limits_of(options)
     certificate = ranks.once(lambda: examine(job.work.product, held_out, trained, limits, threads=profile["threads"], cross_validated=crossed,
                                              answers=answers, truth=truth, **padding))
     if ranks.first():
         write_atomic(job.work.product / "certificate.json", json.dumps(certificate, indent=1))
         plots.certificate(certificate, job.work.product / "plots")
     return {"counts": counts, "linear_probe": probe, **summary, "certificate": certificate}
+
+
+def limits_of(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The certificate's limits; what is read back may differ by what the learner's precision explains."""
+    limits = dict(options["certificate"])
+    if limits.get("reload_tolerance", 0.0) is not None:
+        limits["reload_tolerance"] = max(limits.get("reload_tolerance", 0.0), RELOAD_TOLERANCE[options["profile"]["precision"]])
+    return limits
 
 
 def verified_answers(job: Job) -> tuple[list[Group], str]:

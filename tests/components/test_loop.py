@@ -11,7 +11,17 @@ import pytest
 
 from components.data.groups import read_groups, write_groups
 from components.errors import DataError
-from components.loop import Named, annotate_groups, pieces, prepare_groups, select_groups, texts_read
+from components.loop import (
+    Named,
+    annotate_groups,
+    optimised_rewards,
+    panel,
+    pieces,
+    prepare_groups,
+    reward_columns,
+    select_groups,
+    texts_read,
+)
 from components.piece import each
 from components.types import Context, Group, Prompt, Trajectory
 
@@ -126,3 +136,19 @@ def test_what_earlier_rounds_chose_comes_first_and_is_prepared_anew() -> None:
 ])
 def test_how_often_an_answer_is_read(specs: list[dict[str, Any]], times: int) -> None:
     assert texts_read(specs) == times
+
+
+@pytest.mark.parametrize(("annotate", "select", "expected"), [
+    ([{"name": "rewards.instructions"}, {"name": "rewards.reward_model", "model": "judge"}, {"name": "rewards.length"}],
+     [{"name": "best_worst", "reward": "reward.judge"}], ["reward.judge"]),
+    ([{"name": "rewards.ensemble", "models": ["judge_1", "judge_2"]}, {"name": "rewards.length"}], [{"name": "best_worst", "reward": "reward.ensemble"}],
+     ["reward.ensemble"]),
+    ([{"name": "rewards.instructions"}, {"name": "advantages.group_norm", "reward": "reward.instructions"}, {"name": "rewards.length"}], [],
+     ["reward.instructions"]),
+    ([{"name": "rewards.instructions"}, {"name": "rewards.length"}], [], ["reward.length"]),
+])
+def test_the_optimised_reward_is_the_one_that_selection_reads(annotate, select, expected):
+    """Also where another reward was written after it."""
+    assert optimised_rewards(annotate, select) == expected
+    groups = [Group(Prompt("p", ()), (Trajectory(({"role": "assistant", "content": "a"},), mask=(True,)),), {c: [float(len(c))] for c in reward_columns(annotate)})]
+    assert panel(groups, annotate, optimised=expected)["reward"] == float(len(expected[0]))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from components.check import check
 from components.errors import RecipeError
 from components.plan import plan
 from components.recipe import dump, for_round, load, merge, names
+from components.schema import Recipe
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -151,6 +155,30 @@ def test_a_gate_may_be_on_what_the_recipe_adds(tmp_path: Path) -> None:
         load(write(tmp_path, yaml.safe_dump(merge(own, later))))
     without, _ = load("chat", overrides=["evaluate.perplexity_rows=0", "register.gates.perplexity_ratio=null"])
     assert without.register and "perplexity_ratio" not in without.register.gates and "length_ratio" in without.register.gates
+
+
+@pytest.mark.parametrize("change", ["register.champion.score=reward.judge", "register.gates.win_rate_judge_vs_sft={over: 0.5, interval: true}",
+                                    "register.gates.final.reward.judge={over: 0.5}", "register.gates.reward.judge_gain_vs_base={over: 0.0}"])
+def test_the_reward_model_that_was_optimised_does_not_decide(change: str) -> None:
+    key, value = change.split("=", 1)
+    name = key.removeprefix("register.gates.")
+    changes = {"register": {"gates": {name: yaml.safe_load(value)}}} if name != key else {"register": {"champion": {"score": value}}}
+    with pytest.raises(RecipeError, match=r"the policy is optimised against the reward model 'judge'"):
+        check(recipe_with("chat", changes), {})
+
+
+def test_a_verifier_decides_and_a_reward_model_may_bound_from_above() -> None:
+    for name, changes in {"instruct_rlvr": {}, "chat": {"register": {"gates": {"win_rate_judge_vs_sft": {"below": 0.9}}}}}.items():
+        check(recipe_with(name, changes), {})
+
+
+def recipe_with(name: str, changes: dict[str, Any]) -> Recipe:
+    """A shipped recipe with keys changed, names with dots in them included."""
+    recipe, _ = load(name)
+    assert recipe.register is not None
+    champion = dataclasses.replace(recipe.register.champion, **changes.get("register", {}).get("champion", {}))
+    gates = {**recipe.register.gates, **changes.get("register", {}).get("gates", {})}
+    return dataclasses.replace(recipe, register=dataclasses.replace(recipe.register, champion=champion, gates=gates))
 
 
 def test_a_transform_may_be_a_word_alone() -> None:

@@ -55,11 +55,11 @@ def test_misspelt_gates_are_errors():
         passes({"m": 1}, interval=True)
 
 
-FIRST = {"length": 20.0, "entropy": 2.0, "truncated": 0.1, "distinct_2": 0.8, "kl": 0.0, "reward.length": 9.0, "reward.judge": 0.0, "gold": 0.1, "gold.error": 0.03}
+FIRST = {"length": 20.0, "entropy": 2.0, "truncated": 0.1, "distinct_2": 0.8, "kl": 0.0, "reward.length": 9.0, "reward": 0.0, "gold": 0.1, "gold.error": 0.03}
 BAD = {
     "length_ratio": (1.5, {"length": 31.0}), "kl": (5.0, {"kl": 5.1}), "entropy": (1.0, {"entropy": 0.9}),
     "truncated": (0.3, {"truncated": 0.31}), "distinct_2_ratio": (0.7, {"distinct_2": 0.5}),
-    "reward_without_gold": (0.5, {"reward.judge": 0.6, "gold": 0.1}),
+    "reward_without_gold": (0.5, {"reward": 0.6, "gold": 0.1}),
 }
 
 
@@ -76,8 +76,8 @@ def test_the_chat_recipe_watches_by_every_rule_and_a_run_that_was_well_trips_non
     """The panels of its first and last round, seed 0."""
     health = plain(load("chat")[0])["online"]["health"]
     assert set(health) == set(RULES)
-    rounds = [{"length": 22.1, "truncated": 0.263, "entropy": 2.000, "distinct_2": 0.597, "kl": 0.0, "reward.judge": -0.0116, "gold": 0.028, "gold.error": 0.0167},
-              {"length": 32.6, "truncated": 0.661, "entropy": 1.927, "distinct_2": 0.495, "kl": 2.44, "reward.judge": 0.0088, "gold": 0.074, "gold.error": 0.0182}]
+    rounds = [{"length": 22.1, "truncated": 0.263, "entropy": 2.000, "distinct_2": 0.597, "kl": 0.0, "reward": -0.0116, "gold": 0.028, "gold.error": 0.0167},
+              {"length": 32.6, "truncated": 0.661, "entropy": 1.927, "distinct_2": 0.495, "kl": 2.44, "reward": 0.0088, "gold": 0.074, "gold.error": 0.0182}]
     assert check(rounds, health) == []
     assert [v.rule for v in check([rounds[0], {**rounds[1], "entropy": 0.1}], health)] == ["entropy"]
 
@@ -85,14 +85,14 @@ def test_the_chat_recipe_watches_by_every_rule_and_a_run_that_was_well_trips_non
 def test_length_may_not_collapse_either_and_gold_that_rises_is_well():
     assert check([FIRST, {**FIRST, "length": 13.0}], {"length_ratio": {"limit": 1.5, "action": "hold"}})[0].action == "hold"
     rule = {"reward_without_gold": {"limit": 0.5, "action": "warn"}}
-    assert not check([FIRST, {**FIRST, "reward.judge": 3.0, "gold": 0.2}], rule)
-    assert check([FIRST, {**FIRST, "reward.judge": 3.0, "gold": -0.2}], rule)
+    assert not check([FIRST, {**FIRST, "reward": 3.0, "gold": 0.2}], rule)
+    assert check([FIRST, {**FIRST, "reward": 3.0, "gold": -0.2}], rule)
 
 
 @pytest.mark.parametrize(("gold", "error", "tripped"), [(0.149, 0.04, True), (0.151, 0.04, False), (0.151, 0.05, True), (0.1, 0.0, True)])
 def test_gold_is_flat_when_it_rose_by_less_than_its_standard_error(gold: float, error: float, tripped: bool) -> None:
     """From 0.1 with an error of 0.03: the error of the change is 0.05 beside 0.04, 0.058 beside 0.05."""
-    now = {**FIRST, "reward.judge": 3.0, "gold": gold, "gold.error": error}
+    now = {**FIRST, "reward": 3.0, "gold": gold, "gold.error": error}
     found = check([FIRST, now], {"reward_without_gold": {"limit": 0.5, "action": "stop"}})
     assert [v.action for v in found] == ["stop"] * tripped and all("standard error is" in v.reason for v in found)
 

@@ -78,6 +78,35 @@ def test_it_judges_one_reply_after_a_fixed_context(trained, encoder_path):
     assert judge.score([worse, better]) == pytest.approx(judge.score([better, worse])[::-1])
 
 
+def relevant_pairs(count, topics, seed):
+    """The chosen reply names the topic that the prompt asks about, the rejected one another topic: alone neither is better."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for i in range(count):
+        asked, other = rng.choice(topics, 2, replace=False)
+        filler = " ".join(rng.choice(PLAIN, 2))
+        sides = [Trajectory((say("user", f"tell {asked} {asked}"), say("assistant", f"{filler} {named} {named}"))) for named in (asked, other)]
+        made.append(Group(Prompt(f"{asked}-{i}", (), meta={"topic": str(asked)}), tuple(sides)))
+    return made
+
+
+def test_it_reads_the_prompt(encoder_path, tmp_path):
+    topics = [f"topic{i}" for i in range(12)]
+    certificate = train_gold(relevant_pairs(600, topics, 0), relevant_pairs(200, topics, 1), encoder_path, tmp_path)
+    assert certificate["passed"] and certificate["accuracy"]["mean"] > 0.6
+    judge = GoldJudge.load(tmp_path, encoder_path)
+    scores = {(asked, named): judge.score_replies([[say("user", f"tell {asked} {asked}"), say("assistant", f"rain {named} {named}")]])[0]
+              for asked in topics[:4] for named in topics[:4]}
+    right = [scores[a, a] > scores[a, b] for a in topics[:4] for b in topics[:4] if a != b]
+    assert np.mean(right) > 0.6, "the same replies, ordered by the prompt"
+
+
+def test_a_judge_at_chance_fails_its_certificate(encoder_path, tmp_path):
+    coin = [Group(g.prompt, g.trajectories[:: 1 if i % 2 else -1]) for i, g in enumerate(pairs(200, [f"topic{i}" for i in range(8)], 0))]
+    certificate = train_gold(coin[:120], coin[120:], encoder_path, tmp_path)
+    assert not certificate["passed"] and "expected the low end of its interval above 50.0% (chance)" in certificate["reasons"][0]
+
+
 def test_score_is_blind_to_company_and_survives_the_disk(trained, encoder_path):
     one, two = (GoldJudge.load(trained[0], encoder_path) for _ in range(2))
     talks = [list(window(np.random.default_rng(i), 0.5, 2 + 2 * (i % 3))) for i in range(9)]

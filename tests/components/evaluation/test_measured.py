@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ HELD_OUT = [Group(Prompt(f"{i}", ({"role": "user", "content": f"question {i}"},)
 class Anything:
     """Any model, encoder or judge: it knows everything about every answer."""
 
+    certificate: typing.ClassVar = {"passed": True}
     encoder = staticmethod(lambda texts: __import__("numpy").eye(len(texts)))
 
     def load(self, *_: Any) -> Anything:
@@ -49,11 +51,11 @@ class Anything:
 def test_it_is_what_the_evaluation_writes(name: str, changes: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe, profile = load(name, overrides=changes)
     made = plan(recipe, profile)["evaluate"]
-    inputs = {role: Artifact("weights", tmp_path, key, meta={"certificate": None, "panel": {}}) for role, key in made.inputs.items()}
+    inputs = {role: Artifact("weights", tmp_path, key, meta={"certificate": {"passed": True}, "panel": {}}) for role, key in made.inputs.items()}
     answers = [Group(g.prompt, tuple(Trajectory(({"role": "assistant", "content": f"answer {i} of mine"},), {"tokens": [1, 2, 3]},
                                                 [False, True, True], [0.0, -1.0, -1.0]) for i in range(2))) for g in HELD_OUT]
     others = {role: Anything() for role in made.inputs if role != "base"}
-    for what, fake in {"read_groups": lambda path: HELD_OUT, "engine_of": lambda *_: Anything(), "GoldJudge": Anything(),
+    for what, fake in {"read_groups": lambda path: HELD_OUT, "engine_of": lambda *_: Anything(), "GoldJudge": Anything(), "Encoder": lambda *_: Anything.encoder,
                        "sample": lambda *_: answers, "context_of": lambda *_, **__: Context(models=others), "write_report": lambda *_: None}.items():
         monkeypatch.setattr(stage, what, fake)
     work = Workspace(tmp_path)

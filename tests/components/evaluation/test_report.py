@@ -47,7 +47,7 @@ def results():
     return {
         "recipe": "chat", "about": "Online iterative DPO.", "metrics": metrics,
         "arms": {"base": arm, "SFT": {**arm, "length": 11.0}, "final": {**arm, "gold": 0.3}},
-        "rounds": [{"round": i, "reward.judge": 0.2 * i, "gold": 0.1 * i, "kl": 1.5 * (i - 1), "length": 11 + i, "distinct_2": 0.8 - 0.01 * i} for i in (1, 2, 3)],
+        "rounds": [{"round": i, "reward.judge": 0.2 * i, "reward": 0.2 * i, "gold": 0.1 * i, "kl": 1.5 * (i - 1), "length": 11 + i, "distinct_2": 0.8 - 0.01 * i} for i in (1, 2, 3)],
         "verdict": judge_gates(metrics, {"win_rate_vs_sft": {"over": 0.5, "interval": True}, "perplexity_ratio": {"below": 1.3}}),
         "certificates": {"judge": certify(scores=scores, lengths=lengths, trained=scores[:8], alone=scores[:8], conversations=40,
                                           padding_side="right", padding_difference={"left": 0.5, "right": 3e-7}, cross_validated=share(0.5028, 208))},

@@ -196,9 +196,9 @@ def test_arms_judged_together_score_as_arm_by_arm(saved):
     answers = {arm: [Group(Prompt(str(i), ({"role": "user", "content": SAID[i][0]},)),
                            tuple(Trajectory(({"role": "assistant", "content": text},)) for text in texts))
                      for i, texts in enumerate(rows)] for arm, rows in said.items()}
-    together = rewards_of(answers, context)
+    together = rewards_of(answers, context, ["judge"])
     for arm, groups in answers.items():
-        alone = rewards_of({arm: groups}, context)[arm]["reward.judge"]
+        alone = rewards_of({arm: groups}, context, ["judge"])[arm]["reward.judge"]
         assert [len(row) for row in alone] == [len(g.trajectories) for g in groups]
         for one, other in zip(together[arm]["reward.judge"], alone, strict=True):
             assert one == [value if value is None else pytest.approx(value, abs=1e-5) for value in other]

@@ -1,0 +1,44 @@
+"""The certificate of a reward model that was not trained by this run: on held-out pairs of the recipe's data, before anything optimises
+against it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+
+from components import progress
+from components.data.groups import read_groups
+from components.engines.torch import TorchEngine
+from components.errors import DataError
+from components.evaluation import plots
+from components.run import Job
+from components.stages.probe import SavedReward
+from components.stages.reward import AGAIN, examine, limits_of, verified_answers
+from components.store import write_atomic
+
+
+def certify(job: Job) -> dict[str, Any]:
+    """Score the held-out pairs by the loop's engine, the first of them by transformers alone, and certify. Pairs longer than the
+    model's context are left out, counted."""
+    options, path = job.options, job.path("model")
+    records = read_groups(job.path("data") / f"{options['validation']}.parquet")
+    if wrong := next((g for g in records if len(g.trajectories) != 2), None):
+        raise DataError(f"{options['validation']}: expected preference pairs, chosen first; {wrong.prompt.id!r} has {len(wrong.trajectories)} answers")
+    engine = TorchEngine(path, kind="reward", threads=options["profile"]["threads"])
+    longest = getattr(engine.model.config.get_text_config(), "max_position_embeddings", None)
+    pairs = [g for g in map(engine.encode, records) if not longest or max(len(t.inputs["tokens"]) for t in g.trajectories) <= longest]
+    if not pairs:
+        raise DataError(f"{options['validation']}: none of {len(records)} pairs fits into the {longest} tokens that {path.name} reads; shorten them")
+    del engine
+    answers, truth = verified_answers(job)
+    progress.expect("texts", 2 * len(pairs) + sum(len(g.trajectories) for g in answers) + 2 * len(pairs[:AGAIN]))
+    saved = SavedReward(path)
+    with torch.no_grad():
+        alone = [[float(saved(torch.as_tensor(t.inputs["tokens"]), torch.as_tensor(t.mask))) for t in pair.trajectories] for pair in pairs[:AGAIN]]
+    del saved
+    certificate = examine(path, pairs, alone, limits_of(options), threads=options["profile"]["threads"], answers=answers, truth=truth)
+    write_atomic(job.work.product / "certificate.json", json.dumps(certificate, indent=1))
+    plots.certificate(certificate, job.work.product / "plots")
+    return {"counts": {"pairs": len(records), "kept": len(pairs), "longer than the context": len(records) - len(pairs)}, "certificate": certificate}

@@ -1,0 +1,53 @@
+"""`ratchet certify`: the certificate of a reward model, on pairs it was not trained on."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import yaml
+
+from flows.commands.options import OUT, Home, ProfileOption
+
+
+def certify(model: Annotated[str, typer.Argument(help="A reward model: hub:org/name, path:/models/mine, or a directory.")],
+            data: Annotated[str, typer.Option(help="Preference pairs it was not trained on: a file, a folder, or hub:org/name.")],
+            limit: Annotated[list[str], typer.Option("--limit", help="A limit of the certificate: --limit min_accuracy=0.6")] = [],  # noqa: B006
+            home: Home = OUT, profile: ProfileOption = None) -> None:
+    """Measure how far a reward model may be trusted on your pairs; exit code 1 if it fails."""
+    from components.errors import RecipeError
+    from tasks.pipeline import Pipeline
+
+    if wrong := next((one for one in limit if "=" not in one), None):
+        raise RecipeError(f"--limit {wrong}: expected NAME=VALUE, such as min_accuracy=0.6")
+    limits = {name: yaml.safe_load(value) for name, _, value in (one.partition("=") for one in limit)}
+    recipe = {
+        "schema": 1, "about": f"The certificate of {model}.",
+        "models": {"policy": {"source": address(model)},  # whose tokenizer counts the tokens of the pairs
+                   "reward_model": {"source": address(model), "role": "reward", "certificate": limits}},
+        "data": {"source": address(data), "parser": "auto", "splits": {"reward_validation": 1.0}, "min_topics": 1, "max_topic_share": 1.0},
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "certify.yaml"
+        file.write_text(yaml.safe_dump(recipe))
+        pipeline = Pipeline.open(file, home=home, profile=profile)
+        pipeline.begin()
+    for name in pipeline.stages:
+        made = pipeline.make(name)
+    certificate = made.meta["certificate"]
+    pipeline.end("finished")
+    found = certificate["accuracy"]
+    verdict = "passed" if certificate["passed"] else "failed"
+    typer.echo(f"{verdict}: right on {found['mean']:.1%} [{found['low']:.1%}, {found['high']:.1%}] of {certificate['pairs']} held-out pairs; "
+               f"{made.path / 'certificate.json'}")
+    for reason in [*certificate["reasons"], *certificate["notes"]]:
+        typer.echo(f"  {reason}")
+    if not certificate["passed"]:
+        raise typer.Exit(1)
+
+
+def address(text: str) -> str:
+    """A source as a recipe writes it; a plain path is made one."""
+    return text if text.split(":")[0] in ("hub", "pypi", "generate") else f"path:{Path(text.removeprefix('path:')).resolve()}"
