@@ -32,7 +32,7 @@ def demonstrate(job: Job) -> dict[str, Any]:
     splits = {end: read_groups(job.path("data") / f"{options[name]}.parquet") for end, name in (("", "data"), ("_validation", "validation"))}
     each = options["rollout"].get("responses_per_prompt", 1)
     answers = each * sum(map(len, splits.values()))
-    progress.expect("answers", answers * (1 + texts_read(options["annotate"])))
+    progress.expect("answers", answers * (1 + texts_read(options["annotate"]) + ("verifier" in options["rollout"])))
     rollout, annotate = build("rollout", options["rollout"]), pieces("annotate", options["annotate"])
     counts: Counter[str] = Counter()
     made: dict[str, list[Group]] = {}
