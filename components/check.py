@@ -274,14 +274,15 @@ def _check_watched(online: Online, where: str) -> None:
         written = sorted(c for c in named.named("writes", online.watch.gold) if c.startswith("reward.") and not c.endswith(".status"))
         if len(written) != 1:
             raise RecipeError(f"{where}.watch.gold: expected an annotator that writes one reward, got {online.watch.gold['name']!r}, which writes {written}")
+    by_gold = next((rule for rule in ("reward_without_gold", "gold_drop") if rule in online.health), None)
     if online.cadence == "step":
         unseen = "the gold judge sees rounds, not steps; use it with `cadence: round`, or set it to"
-        if "reward_without_gold" in online.health:
-            raise RecipeError(f"{where}.health.reward_without_gold: {unseen} null")
+        if by_gold:
+            raise RecipeError(f"{where}.health.{by_gold}: {unseen} null")
         if online.watch.gold:
             raise RecipeError(f"{where}.watch.gold: {unseen} false")
-    elif "reward_without_gold" in online.health and not online.watch.gold:
-        raise RecipeError(f"{where}.health.reward_without_gold: nothing measures the gold score; set {where}.watch.gold to true, "
+    elif by_gold and not online.watch.gold:
+        raise RecipeError(f"{where}.health.{by_gold}: nothing measures the gold score; set {where}.watch.gold to true, "
                           "or the rule to null")
     if "kl" in online.health and not online.watch.kl_prompts:
         raise RecipeError(f"{where}.health.kl: nothing measures the KL; say on how many prompts in {where}.watch.kl_prompts, "

@@ -7,6 +7,7 @@
       truncated:           {limit: 0.5, action: warn}    # share of answers cut by the token limit
       distinct_2_ratio:    {limit: 0.6, action: hold}    # diversity against the first round's; lower trips
       reward_without_gold: {limit: 0.5, action: hold}    # reward rose by more than this, gold by less than its standard error
+      gold_drop:           {limit: 0.05, action: hold}   # gold fell by more than this, and its standard error, below the best round's
 
 By rounds each round is judged, by steps (`components/stages/watch.py`) each step of at least 64 answers, or as many small ones as
 make 64; the gold judge sees rounds only.
@@ -47,7 +48,8 @@ def check(history: Sequence[Panel], rules: Mapping[str, Mapping[str, Any] | None
             continue
         judge, limit, action = RULES[name], rule["limit"], rule["action"]
         try:
-            tripped, value, reason = judge(history[0], history[-1], limit)
+            before = max(history, key=_gold) if judge is gold_drop else history[0]
+            tripped, value, reason = judge(before, history[-1], limit)
         except KeyError as missing:
             if len(history) > 1:  # the first round may come before there is anything to measure against
                 found.append(Verdict(name, "warn", math.nan, limit, f"{name} cannot be judged: the round has no {missing}"))
@@ -99,6 +101,19 @@ def reward_without_gold(first: Panel, now: Panel, limit: float) -> tuple[bool, f
             f"error is {flat:.2g}")
 
 
+def gold_drop(best: Panel, now: Panel, limit: float) -> tuple[bool, float, str]:
+    """The later half of over-optimisation: the gold score, which had risen, falls again while the reward may still climb."""
+    fall = best["gold"] - now["gold"]
+    noise = math.hypot(best["gold.error"], now["gold.error"])
+    return (fall > max(limit, noise), fall,
+            f"the gold score is {fall:.3g} below the best round's (over {limit:g}), and the standard error of the difference is {noise:.2g}")
+
+
+def _gold(panel: Panel) -> float:
+    gold = panel.get("gold", math.nan)
+    return gold if math.isfinite(gold) else -math.inf
+
+
 RULES: dict[str, Callable[[Panel, Panel, float], tuple[bool, float, str]]] = {
-    rule.__name__: rule for rule in (length_ratio, kl, entropy, truncated, distinct_2_ratio, reward_without_gold)
+    rule.__name__: rule for rule in (length_ratio, kl, entropy, truncated, distinct_2_ratio, reward_without_gold, gold_drop)
 }

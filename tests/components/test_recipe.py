@@ -257,7 +257,7 @@ def test_a_probe_alone_fits_plain_bradley_terry(objectives: str) -> None:
 
 def test_a_round_is_told_the_gold_score_only_where_it_is_watched() -> None:
     assert {"gold", "encoder"} <= set(plan(*load("chat"))["annotate_1"].inputs)
-    blind = ["online.watch.gold=false", "online.health.reward_without_gold=null"]
+    blind = ["online.watch.gold=false", "online.health={reward_without_gold: null, gold_drop: null}"]
     stages = plan(*load("chat", overrides=blind))
     assert not {"gold", "encoder"} & set(stages["annotate_1"].inputs) and "gold" in stages["evaluate"].inputs
     with pytest.raises(RecipeError, match=r"online\.health\.reward_without_gold: nothing measures the gold score; set online\.watch\.gold"):
