@@ -190,3 +190,19 @@ def test_illegal_reductions_are_said_in_the_recipe():
     batch = make_batch([0, 1])
     with pytest.raises(RecipeError, match="one a pair"):
         reduce("token_mean", torch.zeros(1), batch, count(batch, "pair"))
+
+
+@pytest.mark.parametrize(("temperature", "cut", "exact"), [(1.0, 0, True), (0.7, 0, False), (1.0, 2, False)])
+def test_a_policy_gradient_is_that_of_the_expected_reward_only_where_the_policy_itself_sampled(temperature: float, cut: int, exact: bool) -> None:
+    """Every token once, weighted by the chance that it is drawn: the gradient that sampling estimates, against that of the expected reward. This is
+    why `components/check.py` refuses another temperature, top-p or top-k beside a policy gradient."""
+    logits = torch.tensor([0.3, -1.0, 0.8, 0.1, -0.4], dtype=torch.float64, requires_grad=True)
+    reward, n = torch.tensor([1.0, -0.5, 0.2, 2.0, 0.0], dtype=torch.float64), 5
+    scaled = logits / temperature
+    drawn = (scaled if not cut else scaled.masked_fill(scaled < scaled.topk(cut).values[-1], -torch.inf)).softmax(0)
+    (truth,) = torch.autograd.grad((drawn * reward).sum(), logits, retain_graph=True)
+    rows = torch.arange(n)
+    batch = Batch({}, torch.ones(n, 1, dtype=torch.bool), {"advantages": reward[:, None]}, rows, rows, ("",) * n)
+    loss = build("objective", {"name": "reinforce"})(Outputs({"logprobs": logits.log_softmax(0)[:, None]}), batch).loss[:, 0]
+    (estimate,) = torch.autograd.grad((drawn.detach() * loss).sum(), logits)
+    assert torch.allclose(-estimate, truth) == exact
