@@ -208,7 +208,11 @@ _Loader.add_constructor("tag:yaml.org,2002:map", lambda loader, node: loader.con
 
 
 def parse_yaml(text: str) -> Any:
-    return yaml.load(text, _Loader)
+    loader = _Loader(text)
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
 
 
 def read_yaml(path: Path, missing: str) -> Any:

@@ -120,8 +120,9 @@ class Pipeline:
         made = list(self.stages)[: list(self.stages).index(before)]
         for model in sorted(optimised_models(self.recipe)):
             source = next((name for name in (f"certified_{model}", f"reward_{model}", "reward") if name in self.stages), None)
-            if source in made:
-                require(self.artifact(source).meta.get("certificate"), f"the reward model {model!r}")
+            artifact = self.store.get(source, self.stages[source].key) if source in made else None
+            if artifact is not None:
+                require(artifact.meta.get("certificate"), f"the reward model {model!r}")
 
     def _made_here(self, stage: Stage, inputs: Mapping[str, Artifact]) -> tuple[Artifact, bool]:
         """The product, and whether we made it: another run may have, while we waited for the lock."""

@@ -52,11 +52,12 @@ def test_a_new_method_is_one_piece_and_one_recipe(tiny_model: Path, tmp_path: Pa
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "components" / "objectives" / "squared.py").write_text('''"""A made-up loss."""
 from components.piece import piece
+from components.ranges import Positive
 from components.types import Batch, Outputs, Terms
 
 
 @piece(reads=("advantages",), asks=("logprobs",), unit="step", paper="arXiv:0000.00000")
-def squared(out: Outputs, batch: Batch, *, power: float = 2.0) -> Terms:
+def squared(out: Outputs, batch: Batch, *, power: Positive = 2.0) -> Terms:
     """Nothing anybody should train with.
 
     >>> squared(Outputs({"logprobs": torch.tensor([[-3.0, 1.0]])}), batch).loss

@@ -17,7 +17,7 @@ from components.types import Columns, Context, Group
 
 
 @piece(reads=("logprobs.old", "logprobs.sampled"), writes=("importance",), paper="openreview:8MHqvb4lK9")
-def importance(groups: Sequence[Group], ctx: Context, *, cap: Positive = 2.0, limit: Share = 0.5) -> Columns:
+def importance(groups: Sequence[Group], ctx: Context, *, cap: Positive = 2.0, limit: Positive = 0.5) -> Columns:
     """`importance`, lists (T): min(exp(logprobs.old - logprobs.sampled), cap) at chosen steps, 1 at others. For objectives a step.
 
     A mean absolute difference over `limit` nats a step is no rounding: `ContractError`, for the sampler holds other weights.
@@ -27,7 +27,7 @@ def importance(groups: Sequence[Group], ctx: Context, *, cap: Positive = 2.0, li
 
 
 @piece(reads=("logprobs.old", "logprobs.sampled"), writes=("importance.row",), paper="openreview:8MHqvb4lK9")
-def row(groups: Sequence[Group], ctx: Context, *, cap: Positive = 2.0, limit: Share = 0.5) -> Columns:
+def row(groups: Sequence[Group], ctx: Context, *, cap: Positive = 2.0, limit: Positive = 0.5) -> Columns:
     """`importance.row`, a number a trajectory: the same for the whole answer, min(exp(sum of differences), cap). For objectives a row."""
     gaps = _gaps(groups, limit)
     return {"importance.row": [[math.exp(min(math.fsum(steps), math.log(cap))) for steps in rows] for rows in gaps]}

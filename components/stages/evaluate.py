@@ -52,8 +52,8 @@ def evaluate(job: Job) -> dict[str, Any]:
     judge = judge if judge and judge.certificate["passed"] else None  # one that is not shown to beat chance measures nothing
     context = context_of(job, certified=False)
     certificates = {name: found for name in options["judges"] if (found := certificate_of(job, name))}
-    trusted = [name for name, found in certificates.items() if found["passed"]]
-    progress.expect("texts", planned_texts(held_out, arms, trusted, options))
+    certified = [name for name, found in certificates.items() if found["passed"]]
+    progress.expect("texts", planned_texts(held_out, arms, certified, options))
     answers: dict[str, list[Group]] = {}
     numbers: dict[str, dict[str, float]] = {}
     scores: dict[str, dict[str, Ragged]] = {}
@@ -76,7 +76,7 @@ def evaluate(job: Job) -> dict[str, Any]:
             human[arm], masks = human_logprobs(engine, held_out[: options["perplexity_rows"]])
             numbers[arm]["perplexity"] = perplexity(human[arm], masks)
         scores[arm] = scores_of(answers[arm], options, context, judge, engine)
-    for arm, more in rewards_of(answers, context, trusted).items():
+    for arm, more in rewards_of(answers, context, certified).items():
         scores[arm] |= more
     scores, unscored = settled(scores)
     measured = measures_of(answers, options, Context(models=Overlay(context.models, {"base": engine_of(options["profile"], job.path("base")),
@@ -91,13 +91,13 @@ def evaluate(job: Job) -> dict[str, Any]:
     results["per_prompt"] |= {f"final.{name}": [_mean(row) for row in rows] for name, rows in {**scores["policy"], **measured["policy"]}.items()}
     opponents = [a for a in arms if a != "policy"]
     for against in opponents:
-        contrast(results, answers, scores, against, trusted)
+        contrast(results, answers, scores, against, certified)
     if "initial" in opponents and context.models.get("initial") is not None:
         results["metrics"]["kl_to_sft"] = kl_to(context.models["initial"], answers["policy"])
     summarise(results, answers, numbers, opponents)
     if "initial" in opponents and human:
         results["metrics"] |= {f"perplexity_ratio.{end}": v for end, v in perplexity_ratio(human["policy"], human["initial"], masks).items()}
-    describe_quality(results, answers, scores, measured, opponents, options["by"], trusted)
+    describe_quality(results, answers, scores, measured, opponents, options["by"], certified)
     results["verdict"] = judge_gates(results["metrics"], options["gates"])
     results["certificates"] = certificates
     results["pairs_from"] = "verifier" if options["resolved"].get("demonstrate") else "people"

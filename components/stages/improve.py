@@ -78,7 +78,7 @@ def improve(job: Job) -> dict[str, Any]:
     def look(groups: Sequence[Group], specs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         """The panel as the first rank sees it, for all to judge alike."""
         itself = not state["updates"] and job.inputs["policy"].digest == job.inputs["reference"].digest
-        found = panel(groups, specs, optimised=optimised_rewards(options["annotate"], options["select"]), reference=initial,
+        found = panel(groups, specs, optimised=optimised_rewards(options["annotate"], options["select"]) if specs else (), reference=initial,
                       kl_prompts=options["watch"].get("kl_prompts", 0), itself=itself)
         return ranks.once(lambda: found)
 

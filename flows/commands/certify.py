@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-import yaml
 
 from flows.commands.options import OUT, Home, ProfileOption
 
@@ -17,6 +16,8 @@ def certify(model: Annotated[str, typer.Argument(help="A reward model: hub:org/n
             limit: Annotated[list[str], typer.Option("--limit", help="A limit of the certificate: --limit min_accuracy=0.6")] = [],  # noqa: B006
             home: Home = OUT, profile: ProfileOption = None) -> None:
     """Measure how far a reward model may be trusted on your pairs; exit code 1 if it fails."""
+    import yaml
+
     from components.errors import RecipeError
     from tasks.pipeline import Pipeline
 

@@ -95,9 +95,9 @@ def written(folder: Path, name: str, content: Any) -> str:
 
 
 @pytest.mark.parametrize(("name", "content", "says"), [
-    ("absent.jsonl", None, "path:absent.jsonl: there is no file or folder {}; a relative path starts where the command is run"),
-    ("empty.jsonl", [], "path:empty.jsonl holds no usable record (0 dropped: {{}}); is it the right file, and the right `data.parser`?"),
-    ("bad.parquet", b"PAR1 this is not parquet PAR1", "path:bad.parquet is not a readable Parquet file: "),
+    ("absent.jsonl", None, "path:{0}: there is no file or folder {0}; a relative path starts at its recipe"),
+    ("empty.jsonl", [], "path:{0} holds no usable record: it is empty"),
+    ("bad.parquet", b"PAR1 this is not parquet PAR1", "path:{0} is not a readable Parquet file: "),
 ])
 def test_a_source_that_cannot_be_used(name: str, content: Any, says: str, folder: Path, ratchet: Ratchet) -> None:
     source = f"path:{name}" if content is None else written(folder, name, content)

@@ -44,6 +44,11 @@ def test_once_prints_one_answer_a_model_and_the_seed_decides_it(tiny_model: Path
     assert ratchet(*ask) == printed != ratchet(*(word if word != "3" else "5" for word in ask))
 
 
+def sum_of(model: Path) -> str:
+    """What the tiny model says to "What is 3 + 4?", which is not 7 on every machine."""
+    return json.loads(ratchet(str(model), "--once", "What is 3 + 4?", "--json", "--temperature", "0", "--seed", "1"))["answers"][0]["text"]
+
+
 def test_once_as_json(tiny_model: Path) -> None:
     made = json.loads(ratchet(str(tiny_model), "--once", "What is 3 + 4?", "--json", "--temperature", "0", "--seed", "1"))
     assert made["prompt"] == "What is 3 + 4?" and made["seed"] == 1
@@ -113,11 +118,11 @@ def terminal(tiny_model: Path) -> Iterator[Terminal]:
     os.close(made.file)
 
 
-def test_person_asks_sets_and_leaves(terminal: Terminal) -> None:
+def test_person_asks_sets_and_leaves(terminal: Terminal, tiny_model: Path) -> None:
     terminal.expect("Ctrl-D ends")
     terminal.expect("> ")
     terminal.type("What is 3 + 5\x7f4?\r")  # with a key corrected
-    terminal.expect("7")
+    terminal.expect(sum_of(tiny_model))
     terminal.expect("> ")
     terminal.type("/tokens 2\r/tokens x\r/temprature\rhi\r")
     terminal.expect("tokens 2")
@@ -151,16 +156,17 @@ def test_ctrl_c_stops_the_answer_and_the_next_question_is_answered(tiny_model: P
     person.expect("> ")
     person.type("/temperature 0\r/tokens 30\r/reset\rWhat is 3 + 4?\r")
     person.expect("forgotten")
-    person.expect("7")
+    person.expect(sum_of(tiny_model))
     person.type("/quit\r")
     assert person.code() == 0
     os.close(person.file)
 
 
-@pytest.mark.parametrize(("columns", "titles"), [(120, r"{0} +twin"), (60, r"{0}\s+7\s+twin")])
+@pytest.mark.parametrize(("columns", "titles"), [(120, r"{0} +twin"), (60, r"{0}\s+{1}\s+twin")])
 def test_answers_stand_side_by_side_where_the_terminal_is_wide_enough(columns: int, titles: str, tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "twin").symlink_to(tiny_model)
     person = Terminal(columns, str(tiny_model), str(tmp_path / "twin"), "--temperature", "0", "--once", "What is 3 + 4?")
     screen = person.rest()
-    assert re.search(titles.format(re.escape(tiny_model.name)), screen) and screen.count("7") >= 2
+    said = sum_of(tiny_model)
+    assert re.search(titles.format(re.escape(tiny_model.name), said), screen) and screen.count(said) >= 2
     assert person.code() == 0

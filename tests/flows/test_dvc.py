@@ -52,7 +52,7 @@ def workspace(fresh_home: Callable[[str], Path], tmp_path: Path, monkeypatch: py
     where = fresh_home("work/out").parent
     stages: dict[str, Any] = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
     for stage in stages.values():
-        stage.update(cmd=stage["cmd"].removesuffix("chat") + "mine.yaml", params=[{"mine.yaml": None}],
+        stage.update(cmd=stage["cmd"].removesuffix("instruct") + "mine.yaml", params=[{"mine.yaml": None}],
                      deps=[dep for dep in stage.get("deps", []) if dep.startswith("data/")])
     (where / "dvc.yaml").write_text(yaml.safe_dump({"stages": stages}, sort_keys=False))
     (where / "mine.yaml").write_text(yaml.safe_dump(RECIPE))

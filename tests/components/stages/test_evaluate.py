@@ -24,13 +24,13 @@ def test_an_arm_that_only_one_score_knows_nothing_of_is_the_worst() -> None:
 
 
 def test_a_metric_that_no_answer_has_is_left_out_and_counted(tiny_home: Path) -> None:
-    """The prompts name no task, so the verifier fails on each: 6 prompts, 2 answers each, by 2 arms."""
+    """The prompts hold no instruction, so the verifier fails on each: 6 prompts, 2 answers each, by 2 arms."""
     pipeline = Pipeline.open("sft", home=tiny_home, profile="test", overrides=[
         "sft.limit=48", "evaluate.prompts=6", "evaluate.responses_per_prompt=2", "evaluate.max_tokens=8",
-        "evaluate.metrics=[{name: rewards.reasoning_gym}, {name: rewards.length}]"])
+        "evaluate.metrics=[{name: rewards.instructions}, {name: rewards.length}]"])
     for name in pipeline.stages:
         made = pipeline.make(name)
     counts = made.meta["counts"]
-    assert counts["prompts"] == 6 and counts["answers"] == 24 and counts["answers without reward.reasoning_gym"] == 24
+    assert counts["prompts"] == 6 and counts["answers"] == 24 and counts["answers without reward.instructions"] == 24
     metrics = json.loads((made.path / "results.json").read_text())["metrics"]
-    assert "final.reward.length" in metrics and not [name for name in metrics if "reasoning_gym" in name]
+    assert "final.reward.length" in metrics and not [name for name in metrics if "instructions" in name]
