@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from components.errors import ContractError
 from components.piece import piece
-from components.ranges import Positive, Share
+from components.ranges import Positive
 from components.types import Columns, Context, Group
 
 
