@@ -8,6 +8,7 @@ another function of that file is `clip.row`; a slot that draws on several folder
 from __future__ import annotations
 
 import ast
+import builtins
 import functools
 import importlib
 import math
@@ -15,7 +16,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, Union
 
 from components import ranges
 from components.conform import conform, is_number, takes_null
@@ -74,11 +75,30 @@ class Option:
     @property
     def kind(self) -> Any:
         """The annotation as a type; what only the piece's own module can name is not checked."""
+        known = {**vars(builtins), **vars(ranges), "int": ranges.Int, "float": ranges.Finite, "bool": ranges.Bool,
+                 "Any": Any, "Literal": Literal, "Mapping": Mapping, "Sequence": Sequence}
         try:
-            return eval(self.annotation, {**vars(ranges), "int": ranges.Int, "float": ranges.Finite, "bool": ranges.Bool,
-                                          "Any": Any, "Literal": Literal, "Mapping": Mapping, "Sequence": Sequence})
-        except (NameError, SyntaxError):
+            return _type(ast.parse(self.annotation, mode="eval").body, known)
+        except (KeyError, SyntaxError):
             return Any
+
+
+def _type(written: ast.expr, known: Mapping[str, Any]) -> Any:
+    """The type that an annotation writes, of names, subscripts and `|` alone. `KeyError` for anything else."""
+    match written:
+        case ast.Name(id=name):
+            return known[name]
+        case ast.Constant(value=value):
+            return value
+        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+            return Union[_type(left, known), _type(right, known)]  # noqa: UP007
+        case ast.Subscript(value=value, slice=inner):
+            return _type(value, known)[_type(inner, known)]
+        case ast.Tuple(elts=parts):
+            return tuple(_type(part, known) for part in parts)
+        case ast.List(elts=parts):
+            return [_type(part, known) for part in parts]
+    raise KeyError(ast.unparse(written))
 
 
 @dataclass(frozen=True)

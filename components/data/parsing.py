@@ -68,16 +68,22 @@ def _chooser(parser: str | Mapping[str, Any]) -> Callable[[Mapping[str, Any]], P
         return lambda row: only
     known = catalogue("parser")
     built = {name: build("parser", {"name": name}) for name in known}
-    chosen: dict[frozenset[str], Parser] = {}
+    chosen: dict[tuple[frozenset[str], frozenset[str]], Parser] = {}
 
     def choose(row: Mapping[str, Any]) -> Parser:
         columns = frozenset(name for name, value in row.items() if value is not None)
-        if columns not in chosen:
+        key = (columns, frozenset(row))
+        if key not in chosen:
             fitting = [d for d in known.values() if d.reads <= columns]
             if not fitting:
                 raise ValueError(_unknown(columns, known))
-            chosen[columns] = built[max(fitting, key=lambda d: (len(d.reads), len(d.writes), d.name)).name]
-        return chosen[columns]
+            found = max(fitting, key=lambda d: (len(d.reads), len(d.writes), d.name))
+            wider = [d for d in known.values() if found.reads < d.reads <= frozenset(row)]
+            if wider:  # without its nulls the row would be taken for less than it was meant to be
+                nearest = min(wider, key=lambda d: (len(d.reads), d.name))
+                raise ValueError(f"the row has no {', '.join(sorted(nearest.reads - columns))}, which `{nearest.name}` needs")
+            chosen[key] = built[found.name]
+        return chosen[key]
 
     return choose
 
