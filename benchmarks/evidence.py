@@ -51,7 +51,7 @@ def collect(recipes: list[str], seeds: range, home: Path, overrides: list[str]) 
     return {title: np.stack(matrix) for title, matrix in rows.items()}, np.array(kinds)
 
 
-def told(found: Mapping[str, float], sign: str = "") -> str:
+def percent(found: Mapping[str, float], sign: str = "") -> str:
     mean, low, high = (100 * found[end] for end in ("mean", "low", "high"))
     return f"{mean:{sign}.1f} [{low:{sign}.1f}, {high:{sign}.1f}]"
 
@@ -60,11 +60,11 @@ def table(values: Values, kinds: np.ndarray) -> str:
     """Markdown: the rate of each arm by kind of instruction, then differences on all prompts and on the trained families."""
     lines = ["| verified, % | " + " | ".join(f"{name} ({int(np.isin(kinds, own).sum())})" for name, own in SLICES.items()) + " |", "|---" * 5 + "|"]
     for title, matrix in values.items():
-        lines.append(f"| {title} | " + " | ".join(told(interval(matrix[:, np.isin(kinds, own)])) for own in SLICES.values()) + " |")
+        lines.append(f"| {title} | " + " | ".join(percent(interval(matrix[:, np.isin(kinds, own)])) for own in SLICES.values()) + " |")
     first = next(title for title in values if title not in ("base", "SFT"))
     for other in (title for title in values if title != first):
         gaps = values[first] - values[other]
-        lines.append(f"| **{first} − {other}**, points | " + " | ".join(told(interval(gaps[:, np.isin(kinds, own)]), "+") for own in SLICES.values()) + " |")
+        lines.append(f"| **{first} − {other}**, points | " + " | ".join(percent(interval(gaps[:, np.isin(kinds, own)]), "+") for own in SLICES.values()) + " |")
     for title, matrix in values.items():
         lines.append(f"\n{title}, seed by seed: " + ", ".join(f"{100 * rate:.1f} %" for rate in matrix.mean(1)))
     return "\n".join(lines)

@@ -26,7 +26,7 @@ def by_example(prompts: Sequence[Prompt], ctx: Context, *, responses_per_prompt:
     prompt has the same `same` (a key of its meta, dots for inner ones) and another `meta["question"]`. As long as there is none it is, if
     `written`, the one that `rewards.instructions` holds for this family, else nothing. The answers after an example are drawn one by one,
     so that what the first finds helps the next. Tokens and mask are those of the prompt without its example, and the log-probs are None,
-    for nobody drew the answer from that prompt. Which example follows from seed, round and prompt id.
+    the policy did not draw the answer from that prompt. Which example follows from seed, round and prompt id.
     """
     decoding: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k}
     engine, verify = ctx.models["policy"], build("annotate", {"name": verifier})
