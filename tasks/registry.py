@@ -1,7 +1,7 @@
 """MLflow's model registry: versions with their lineage, and the aliases `candidate` and `champion`.
 
-A version points at an MLflow LoggedModel. A candidate's bytes are copied into it (plain Hugging Face directory, no
-flavour code); an intermediate checkpoint is an *external* one: lineage and numbers, its bytes stay in the store.
+A version points at an MLflow LoggedModel. A candidate's bytes are copied into it (a plain Hugging Face directory, which
+`tasks/mlmodel.py` describes to MLflow); an intermediate checkpoint is an *external* one: lineage and numbers, its bytes stay in the store.
 Written against an `mlflow server`, which refuses several calls that sqlite allows. Every function raises
 `ServiceError` when the server cannot be reached; nothing is lost, the same call later gives the same version.
 """
@@ -23,6 +23,7 @@ from typing import Any
 from components.errors import StoreError
 from components.store import file_digest
 from tasks.journal import allowed, cut, flatten
+from tasks.mlmodel import describe
 from tasks.provenance import packages
 from tasks.server import experiment_id, service, tracking_uri
 
@@ -275,6 +276,8 @@ def _logged_model(mlflow: Any, model_dir: Path, name: str, mark: str, lineage: M
             from mlflow.models.utils import get_external_mlflow_model_spec
 
             get_external_mlflow_model_spec(model).save(str(Path(folder) / "MLmodel"))
+        else:
+            describe(model_dir, Path(folder), name=name, model_id=model.model_id, run_id=run_id)
         mlflow.log_model_artifacts(model.model_id, folder)
     mlflow.finalize_logged_model(model.model_id, "READY")
     return model.model_id

@@ -1,0 +1,112 @@
+"""Registered versions as MLflow's own loaders and its server read them, against transformers on the same directory."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+import torch
+
+from components.models.load import load_tokenizer, new_reward, save_model
+from flows.ui import free_port, wait_for
+from tasks.registry import history, promote, register
+from tasks.server import client, tracking_uri
+
+MESSAGES = [{"role": "user", "content": "Hello there"}]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory, tiny_model):
+    """A registry whose champion of `tiny` is the tiny policy and that of `tiny-reward` a reward model of one of its layers."""
+    home = tmp_path_factory.mktemp("mlmodel")
+    save_model(new_reward(tiny_model, layers=1), load_tokenizer(tiny_model), home / "reward")
+    for name, path in {"tiny": tiny_model, "tiny-reward": home / "reward"}.items():
+        promote(name, register(path, name, lineage={"data": {"pairs": "d1"}}, home=home), {"passed": True}, home=home)
+    return home
+
+
+@pytest.fixture
+def registry(home, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", tracking_uri(home))
+
+
+@pytest.fixture(scope="module")
+def answer(tiny_model):
+    """The greedy answer of transformers."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(tiny_model), AutoTokenizer.from_pretrained(tiny_model)
+    prompt = tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    made = model.generate(**prompt, max_new_tokens=8, do_sample=False)[0, prompt["input_ids"].shape[1]:]
+    return tokenizer.decode(made, skip_special_tokens=True).lstrip()
+
+
+def test_transformers_load_model_gives_a_pipeline_of_the_champion(registry, answer):
+    import mlflow
+
+    pipeline = mlflow.transformers.load_model("models:/tiny@champion")
+    assert pipeline(MESSAGES, max_new_tokens=8, do_sample=False)[0]["generated_text"][-1]["content"].lstrip() == answer
+
+
+def test_pyfunc_load_model_answers_chat_messages(registry, answer):
+    import mlflow
+
+    model = mlflow.pyfunc.load_model("models:/tiny@champion")
+    said = model.predict({"messages": MESSAGES, "max_tokens": 8})[0]
+    assert said["choices"][0]["message"] == {"role": "assistant", "content": answer} and said["model"] == "tiny"
+    assert set(model.input_example) == {"messages", "max_tokens"} and model.metadata.get_input_schema().has_input_names()
+
+
+def test_pyfunc_load_model_gives_the_scores_of_a_reward_model(registry, home):
+    import mlflow
+    from transformers import AutoModelForSequenceClassification
+
+    model = mlflow.pyfunc.load_model("models:/tiny-reward@champion")
+    text = model.input_example[0][0] if hasattr(model.input_example, "columns") else model.input_example[0]
+    tokens = load_tokenizer(home / "reward")(text, return_tensors="pt")
+    with torch.no_grad():
+        score = AutoModelForSequenceClassification.from_pretrained(home / "reward")(**tokens).logits.item()
+    assert model.predict([text])["score"][0] == pytest.approx(score, abs=1e-5) and "pear" in text
+
+
+def test_a_registered_version_holds_its_weights_once_and_is_a_plain_directory(registry, home, tiny_model):
+    from mlflow.artifacts import download_artifacts
+    from transformers import AutoModelForCausalLM
+
+    files = [p for p in (home / "mlartifacts").rglob("*.safetensors") if p.stat().st_size > (tiny_model / "model.safetensors").stat().st_size / 2]
+    got = download_artifacts("models:/tiny@champion")
+    assert [file.parent for file in files if str(file).startswith(got.rstrip("/"))] == [files[0].parent]
+    assert AutoModelForCausalLM.from_pretrained(got).config.vocab_size == AutoModelForCausalLM.from_pretrained(tiny_model).config.vocab_size
+    requirements = (files[0].parent / "requirements.txt").read_text()
+    assert "transformers==" in requirements and "torch==" in requirements and "+cpu" not in requirements
+
+
+def test_a_directory_that_transformers_has_no_class_for_is_registered_without_a_flavour(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"architectures": ["SomethingElse"]}))
+    register(tmp_path / "model", "other", lineage={}, home=tmp_path)
+    made = client(tmp_path).list_logged_model_artifacts(history("other", home=tmp_path)[0].model_id)
+    assert sorted(file.path for file in made) == ["config.json", "lineage.json"]
+
+
+@pytest.mark.slow
+def test_mlflow_models_serve_answers_over_http(registry, home, answer):
+    port = free_port()
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # where MLflow looks for uvicorn
+    with open(home / "serve.log", "w") as out:
+        process = subprocess.Popen([sys.executable, "-m", "mlflow", "models", "serve", "-m", "models:/tiny@champion", "--env-manager", "local",
+                                    "--port", str(port), "--workers", "1"], env={**os.environ, "PATH": path}, stdout=out, stderr=out, start_new_session=True)
+    try:
+        wait_for(f"http://127.0.0.1:{port}/ping", process, home / "serve.log", 120)
+        asked = urllib.request.Request(f"http://127.0.0.1:{port}/invocations", headers={"Content-Type": "application/json"},
+                                       data=json.dumps({"messages": MESSAGES, "max_tokens": 8}).encode())
+        with urllib.request.urlopen(asked, timeout=60) as said:
+            assert json.load(said)[0]["choices"][0]["message"]["content"] == answer
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, 15)
+        process.wait(20)
