@@ -21,7 +21,7 @@ REQUIRED = ("mlflow", "torch", "transformers", "accelerate")
 QUESTION = "Name three fruits."
 
 
-def describe(model_dir: Path, out: Path, *, name: str, model_id: str, run_id: str | None) -> bool:
+def write_mlmodel(model_dir: Path, out: Path, *, name: str, model_id: str, run_id: str | None) -> bool:
     """Write MLmodel, signature, input example, requirements and a copy of the tokenizer for `model_dir` into `out`; the weights are to lie
     at the top of the same MLflow model. A policy answers `{"messages": [...]}` (MLflow's task llm/v1/chat), a reward model scores rendered
     conversations. Returns False, and writes nothing, for a directory that transformers has no class for, such as a mean-pooled reward model."""

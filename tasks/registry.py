@@ -23,7 +23,7 @@ from typing import Any
 from components.errors import StoreError
 from components.store import file_digest
 from tasks.journal import allowed, cut, flatten
-from tasks.mlmodel import describe
+from tasks.mlmodel import write_mlmodel
 from tasks.provenance import packages
 from tasks.server import experiment_id, service, tracking_uri
 
@@ -277,7 +277,7 @@ def _logged_model(mlflow: Any, model_dir: Path, name: str, mark: str, lineage: M
 
             get_external_mlflow_model_spec(model).save(str(Path(folder) / "MLmodel"))
         else:
-            describe(model_dir, Path(folder), name=name, model_id=model.model_id, run_id=run_id)
+            write_mlmodel(model_dir, Path(folder), name=name, model_id=model.model_id, run_id=run_id)
         mlflow.log_model_artifacts(model.model_id, folder)
     mlflow.finalize_logged_model(model.model_id, "READY")
     return model.model_id
