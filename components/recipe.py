@@ -26,6 +26,7 @@ from components.sections import PROMPT_SECTIONS
 
 OBJECTIVE_KEYS = ("weight", "reduce", "label", "times")
 YAML = (".yaml", ".yml")  # a name that ends so is a file's
+OF_BYTES = ("sha256", "format", "shape", "remote_code")  # keys of a source that hold for its bytes alone
 
 
 def folder() -> Path:
@@ -45,8 +46,10 @@ def load(recipe: str | Path, *, overrides: Sequence[str] = (), profile: str | No
         if not path.exists():
             raise RecipeError(f"no recipe named {str(recipe)!r}{nearest(str(recipe), names())}")
     raw = _over_base(path)
+    changes: dict[str, Any] = {}
     for override in overrides:
-        raw = merge(raw, _override(override))
+        changes = merge(changes, _override(override))
+    raw = merge(raw, changes)
     _from(Path.cwd(), raw)
     raw.setdefault("name", path.stem)
     if profile:
@@ -113,8 +116,11 @@ def load_profile(name: str) -> Profile:
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any], where: str = "") -> dict[str, Any]:
-    """`over` on `base`: mappings merge, everything else replaces; a piece of another name replaces the whole piece. A mapping of
-    numbers over a list changes the items of these numbers, counted from 0; null takes one away."""
+    """`over` on `base`: mappings merge, everything else replaces; a piece of another name replaces the whole piece, and another source
+    what `base` says of the bytes of its own. A mapping of numbers over a list changes the items of these numbers, counted from 0; null
+    takes one away."""
+    if isinstance(base.get("source"), str) and over.get("source", base["source"]) != base["source"]:
+        base = {key: value for key, value in base.items() if key not in OF_BYTES}
     if "name" in base and "name" in over and "fit" not in base and "schema" not in base and base["name"] != over["name"]:
         return dict(over)
     merged = dict(base)

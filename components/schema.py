@@ -47,7 +47,8 @@ class Claim:
 
 @record
 class Source:
-    """Where bytes come from: `pypi:`, `hub:`, `path:` or `generate:`, pinned by hash where there is one file."""
+    """Where bytes come from: `pypi:`, `hub:`, `path:`, `generate:`, or `registry:` for a registered model (`registry:NAME`, its champion;
+    `registry:NAME@ALIAS`; `registry:NAME/3`), pinned by hash where there is one file."""
 
     source: str
     sha256: str | None = None

@@ -19,6 +19,8 @@ from tasks.provenance import packages
 TOKENIZER = ("tokenizer", "special_tokens", "added_tokens", "chat_template", "vocab", "merges", "spiece")  # how its files' names begin
 REQUIRED = ("mlflow", "torch", "transformers", "accelerate")
 QUESTION = "Name three fruits."
+FILES = ("MLmodel", "lineage.json", "input_example.json", "serving_input_example.json", "requirements.txt", "conda.yaml", "python_env.yaml",
+         "registered_model_meta")  # in a version's directory, and no part of the model
 
 
 def write_mlmodel(model_dir: Path, out: Path, *, name: str, model_id: str, run_id: str | None) -> bool:
@@ -36,6 +38,11 @@ def write_mlmodel(model_dir: Path, out: Path, *, name: str, model_id: str, run_i
     else:
         return False
     return True
+
+
+def written_beside(name: str) -> bool:
+    """Whether a file of a version's directory, by its relative path, was written by MLflow or for it."""
+    return name in FILES or name.startswith("components/")
 
 
 def _chat(model_dir: Path) -> dict[str, Any]:

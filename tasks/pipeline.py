@@ -19,11 +19,13 @@ from components.recipe import dump, load, reread
 from components.reward_models import optimised_models
 from components.run import as_request
 from components.schema import Profile, Recipe
+from components.stages.fetch import REGISTERED, REGISTRY
 from components.store import RunDirectory, Store, Workspace, digest
 from components.types import Artifact
 from tasks.launch import launch
 from tasks.provenance import machine, packages, revision
 from tasks.ranks import ready
+from tasks.registry_sources import bring, resolved
 from tasks.spending import gpu_kwh
 from tasks.system import samples_of
 
@@ -60,15 +62,16 @@ class Pipeline:
     damaged: set[str] = field(default_factory=set)  # keys of those where it has not
     devices: tuple[str, ...] = ()  # the GPUs that a stage made now sees, as CUDA_VISIBLE_DEVICES names them; none: those that we see
     elsewhere: dict[str, Callable[[Pipeline, Stage], Artifact]] = field(default_factory=dict)  # what a stage does -> who makes it instead of us
+    registry: dict[str, Any] = field(default_factory=dict)  # the registered versions that aliases of the recipe mean in this run
 
     @classmethod
     def open(cls, recipe: str | Path, *, home: Path, overrides: Sequence[str] = (), profile: str | None = None) -> Pipeline:
         """Load, pin and plan; nothing is started."""
         loaded, chosen = load(recipe, overrides=overrides, profile=profile)
-        loaded = pinned(loaded, home)
+        loaded, registry = resolved(pinned(loaded, home), chosen, home)
         stages = plan(loaded, chosen)
         name = f"{loaded.name}-{digest([s.key for s in stages.values()])[:8]}"
-        return cls(loaded, chosen, stages, Store(home), RunDirectory(home, name))
+        return cls(loaded, chosen, stages, Store(home), RunDirectory(home, name), registry=registry)
 
     @classmethod
     def again(cls, resolved: str, *, home: Path, run: str) -> Pipeline:
@@ -131,6 +134,8 @@ class Pipeline:
             if (artifact := self.take(stage)) is not None:
                 return artifact, False
             self._tell("started", stage, work.metrics)
+            if stage.does == "fetch_model" and stage.options["source"].startswith(REGISTRY):
+                bring(stage.options["source"], stage.options["sha256"], work.progress / REGISTERED, self.store.home)
             try:
                 meta = self._launch(stage, inputs, work)
             except DamageError as error:  # of what an attempt before this one had kept
@@ -184,7 +189,8 @@ class Pipeline:
         self.run.hold()
         self.run.open(dump(self.recipe, self.profile))
         self.run.record(recipe=self.recipe.name, state="running", revision=revision(), packages=packages(),
-                        stages={n: s.key for n, s in self.stages.items()}, started=time.time())
+                        stages={n: s.key for n, s in self.stages.items()}, started=time.time(),
+                        **({"registry": self.registry} if self.registry else {}))
 
     def end(self, state: str, **more: Any) -> None:
         self.run.record(state=state, ended=time.time(), **more)

@@ -7,6 +7,7 @@ from typing import Any
 
 from components.errors import ServiceError, redacted
 from components.schema import Register
+from components.stages.fetch import REGISTRY
 from tasks.lineage import write_lineage
 from tasks.pipeline import Pipeline
 from tasks.promotion import with_evidence
@@ -38,7 +39,7 @@ def register_run(pipeline: Pipeline, run_id: str | None) -> dict[str, Any]:
             for name in checkpoints(pipeline):
                 artifact, stage = pipeline.artifact(name), pipeline.stages[name]
                 own = {f"{stage.does}.{number}": value for number, value in numbers_of(artifact.meta).items()}
-                parents = {p: f"{model_of(recipe.register, p)}:{versions[p]}" for p in trained_from(pipeline, name)}
+                parents = {p: registered_source(pipeline, p) or f"{model_of(recipe.register, p)}:{versions[p]}" for p in trained_from(pipeline, name)}
                 versions[name] = register(artifact.path, model_of(recipe.register, name), lineage=write_lineage(pipeline, name),
                                           metrics={**own, **(report.get("metrics", {}) if name == final else {})}, parents=parents,
                                           run_id=run_id, external=name != final, home=pipeline.store.home)
@@ -62,8 +63,10 @@ def model_of(register: Register, name: str) -> str:
 
 
 def trained_from(pipeline: Pipeline, name: str) -> list[str]:
-    """The checkpoints that a stage was made from: what it read, and what made the data it read. In the order they were made."""
-    known, found, queue = checkpoints(pipeline), set[str](), [name]
+    """The checkpoints that a stage was made from: what it read, and what made the data it read. In the order they were made; registered
+    models that the recipe names as sources are among them."""
+    known = [n for n in pipeline.stages if registered_source(pipeline, n)] + checkpoints(pipeline)
+    found, queue = set[str](), [name]
     for stage in queue:
         for one in pipeline.stages[stage].inputs.values():
             if one in known:
@@ -71,6 +74,12 @@ def trained_from(pipeline: Pipeline, name: str) -> list[str]:
             elif one not in queue:
                 queue.append(one)
     return [checkpoint for checkpoint in known if checkpoint in found]
+
+
+def registered_source(pipeline: Pipeline, name: str) -> str:
+    """`name:version` where a stage brings a registered model, else empty."""
+    source = str(pipeline.stages[name].options.get("source", "")) if name.startswith("model_") else ""
+    return source.removeprefix(REGISTRY).replace("/", ":") if source.startswith(REGISTRY) else ""
 
 
 def final_stage(pipeline: Pipeline) -> str:

@@ -11,6 +11,8 @@ from components.errors import SourceError
 from components.run import Job
 from components.store import MANIFEST
 
+REGISTRY = "registry:"  # a registered model: the pipeline puts its files into REGISTERED before this stage begins
+REGISTERED = "registered"
 RECORDS = (MANIFEST, "metrics.jsonl")  # of the store that a product of ours comes from
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.pickle", "*.ckpt", "*.joblib")  # never read, and never handed on
 
@@ -29,7 +31,8 @@ def fetch_model(job: Job) -> dict[str, Any]:
     from components.models.load import REMOTE_CODE, convert_gguf, trusted
 
     options = job.options
-    got = _bring(options["source"], options["sha256"], job.work.progress / "download", None)
+    got = (job.work.progress / REGISTERED if options["source"].startswith(REGISTRY) else
+           _bring(options["source"], options["sha256"], job.work.progress / "download", None))
     kind = options["format"]
     if kind == "auto":
         kind = "gguf" if got.suffix == ".gguf" or (got.is_dir() and any(got.glob("*.gguf"))) else "huggingface"

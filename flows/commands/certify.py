@@ -51,4 +51,4 @@ def certify(model: Annotated[str, typer.Argument(help="A reward model: hub:org/n
 
 def address(text: str) -> str:
     """A source as a recipe writes it; a plain path is made one."""
-    return text if text.split(":")[0] in ("hub", "pypi", "generate") else f"path:{Path(text.removeprefix('path:')).resolve()}"
+    return text if text.split(":")[0] in ("hub", "pypi", "generate", "registry") else f"path:{Path(text.removeprefix('path:')).resolve()}"

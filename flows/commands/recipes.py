@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from flows.commands.options import ProfileOption, Set
+from flows.commands.options import OUT, Home, ProfileOption, Set
 from flows.commands.plan import sizes
 
 app = typer.Typer(help="List, explain and check recipes.", no_args_is_help=True)
@@ -38,13 +38,15 @@ def explain(recipe: str, set: Set = [], profile: ProfileOption = None) -> None: 
 
 @app.command("check")
 def check_recipes(recipe: Annotated[str | None, typer.Argument(help="A name or file; all that ship when left out.")] = None,
-                  set: Set = [], profile: ProfileOption = None) -> None:  # noqa: B006
-    """Check a recipe: keys, pieces, options and the flow of columns."""
+                  set: Set = [], profile: ProfileOption = None, home: Home = OUT) -> None:  # noqa: B006
+    """Check a recipe: keys, pieces, options, the flow of columns, the files and registered models that it names."""
     from components.check import check_files
     from components.recipe import load, names
+    from tasks.registry_sources import resolved
 
     for name in [recipe] if recipe else names():
-        loaded, _ = load(name, overrides=set, profile=profile)
+        loaded, chosen = load(name, overrides=set, profile=profile)
         if recipe:
             check_files(loaded)
+            resolved(loaded, chosen, home)
         typer.echo(f"{name}: ok")

@@ -270,3 +270,12 @@ def test_another_number_of_rounds_keeps_the_rounds_there_are() -> None:
     assert set(shorter) - both == {"evaluate"} and longer["rollout_1"].options["rounds"] == 3
     other = plan(*load("chat", overrides=["online.rounds=2", "online.prompts_per_round=32"]))
     assert other["rollout_1"].key != shorter["rollout_1"].key
+
+
+def test_another_source_takes_its_base_s_hash_format_and_shape_away():
+    """They are those of other bytes: the pin refuses every other model, and `format: tiny` makes one instead of reading it."""
+    model = load("chat", overrides=["models.policy.source=hub:org/mine"])[0].models["policy"]
+    assert (model.sha256, model.format, model.shape) == (None, "auto", None)
+    assert load("chat", overrides=["models.policy.format=gguf", "models.policy.source=hub:org/mine"])[0].models["policy"].format == "gguf"
+    same = load("chat")[0].models["policy"]
+    assert same.sha256 and load("chat", overrides=[f"models.policy.source={same.source}"])[0].models["policy"] == same

@@ -1,0 +1,110 @@
+"""`registry:` as the source of a recipe's model: the version is resolved when a run begins, and its files are those that were registered."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from components.errors import SourceError, StoreError
+from components.recipe import dump
+from tasks.pipeline import Pipeline
+from tasks.registration import trained_from
+from tasks.registry import directory_digest, history, promote, register
+from tasks.registry_sources import _model_files
+
+
+@pytest.fixture(scope="module")
+def registered(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
+    """A home with two versions of `small`: 1 is champion, 2 an external one whose directory is outside the store."""
+    home = tmp_path_factory.mktemp("registered")
+    for number, external in enumerate((False, True)):
+        place = home / f"model{number}"
+        shutil.copytree(tiny_model, place)
+        (place / "note.txt").write_text(str(number))
+        register(place, "small", lineage={"data": {"pairs": str(number)}}, external=external, home=home)
+    promote("small", "1", {"passed": True}, home=home)
+    return home
+
+
+@pytest.fixture
+def home(registered: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    return registered
+
+
+def opened(home: Path, source: str, *more: str) -> Pipeline:
+    return Pipeline.open("sft", home=home, profile="test", overrides=[f"models.policy.source={source}", *more])
+
+
+def test_an_alias_is_pinned_to_its_version_and_the_digest_of_its_weights(home: Path) -> None:
+    pipeline = opened(home, "registry:small")
+    weights = directory_digest(home / "model0")
+    assert (pipeline.recipe.models["policy"].source, pipeline.recipe.models["policy"].sha256) == ("registry:small/1", weights)
+    assert yaml.safe_load(dump(pipeline.recipe, pipeline.profile))["recipe"]["models"]["policy"]["source"] == "registry:small/1"
+    made = pipeline.make("model_policy")
+    assert directory_digest(made.path) == weights and made.meta["source"] == "registry:small/1"
+    assert opened(home, "registry:small@champion").stages["model_policy"].key == opened(home, "registry:small/1").stages["model_policy"].key
+    assert trained_from(pipeline, "sft") == ["model_policy"]
+
+
+def test_the_registry_gives_the_files_where_the_store_has_them_no_more(home: Path) -> None:
+    (home / "model0").rename(home / "gone")
+    try:
+        made = opened(home, "registry:small/1", "seed=7").make("model_policy")
+    finally:
+        (home / "gone").rename(home / "model0")
+    assert directory_digest(made.path) == directory_digest(home / "model0"), "files that MLflow wrote beside the model came along"
+
+
+def test_an_external_version_whose_directory_was_changed_is_refused(home: Path) -> None:
+    note = home / "model1" / "note.txt"
+    note.write_text("changed")
+    try:
+        with pytest.raises(StoreError, match=r"registry:small/2: this version has no bytes in the registry, .*model1 is gone or changed"):
+            opened(home, "registry:small/2", "seed=8").make("model_policy")
+    finally:
+        note.write_text("1")
+
+
+@pytest.mark.parametrize(("source", "error"), [
+    ("registry:smal", "models.policy.source: registry:smal: no model 'smal' is registered .* did you mean 'small'"),
+    ("registry:small/9", "'small' has no version 9; it has 1, 2"),
+    ("registry:small@canary", r"'small' has no alias 'canary', its aliases: @candidate \(version 1\), @champion \(version 1\); .*registry:small/2"),
+    ("registry:small:1", "expected registry:NAME, registry:NAME/VERSION or registry:NAME@ALIAS"),
+    ("registry:small/3/4", "expected registry:NAME, registry:NAME/VERSION or registry:NAME@ALIAS"),
+])
+def test_a_version_that_is_not_there_is_refused_before_anything_starts(home: Path, source: str, error: str) -> None:
+    with pytest.raises(SourceError, match=error):
+        opened(home, source)
+
+
+def test_an_unfinished_run_continues_with_the_version_it_began_with(home: Path) -> None:
+    first = opened(home, "registry:small@champion", "seed=9")
+    first.begin()
+    small = {version.version: version for version in history("small", home=home)}
+    third = register(home / "model1", "small", lineage={"data": {"pairs": "1"}}, home=home)
+    assert third not in small
+    promote("small", third, {"passed": True}, home=home)
+    try:
+        again = opened(home, "registry:small@champion", "seed=9")
+        assert again.run.name == first.run.name and again.recipe.models["policy"].source == "registry:small/1"
+        other = opened(home, "registry:small@champion", "seed=10")
+        assert other.recipe.models["policy"].source == f"registry:small/{third}"
+        state = json.loads((first.run.path / "run.json").read_text())
+        first.run.record(**{**state, "state": "finished", "versions": {"sft": "4"}})
+        assert opened(home, "registry:small@champion", "seed=9").recipe.models["policy"].source == f"registry:small/{third}"
+    finally:
+        promote("small", "1", {"passed": True}, home=home)
+
+
+def test_a_model_that_mlflow_logged_itself_is_one_flat_directory(tmp_path: Path) -> None:
+    """Its transformers flavour keeps weights and tokenizer in folders of their own."""
+    for file in ("model/config.json", "model/model.safetensors", "components/tokenizer/tokenizer.json", "requirements.txt"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    (tmp_path / "MLmodel").write_text(yaml.safe_dump({"flavors": {"transformers": {"model_binary": "model", "components": ["tokenizer"]}}}))
+    assert sorted(name for _, name in _model_files(tmp_path)) == ["config.json", "model.safetensors", "tokenizer.json"]
