@@ -79,9 +79,10 @@ def version_of(source: str, home: Path, where: str = "") -> Version:
     if not match:
         raise SourceError(f"{where}{source!r} is not the address of a registered model; expected registry:NAME, registry:NAME/VERSION or registry:NAME@ALIAS")
     name, number, alias = match.groups()
-    versions = history(name, home=home)
+    known = models(home=home)  # makes no database where nothing was ever tracked
+    versions = history(name, home=home) if name in known else []
     if not versions:
-        raise SourceError(f"{where}{source}: no model {name!r} is registered at {tracking_uri(home)}{nearest(name, models(home=home))}; "
+        raise SourceError(f"{where}{source}: no model {name!r} is registered at {tracking_uri(home)}{nearest(name, known)}; "
                           "a run with a `register` section registers one at its end")
     numbers = {version.version: version for version in versions}
     if number:
