@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Mapping
 
 from components.conform import known_keys
-from components.errors import RecipeError, SourceError, nearest
+from components.errors import DataError, RecipeError, SourceError, nearest
 from components.evaluation.health import RULES
 from components.evaluation.measured import ENDS, measured
 from components.loop import reward_columns
@@ -26,7 +26,7 @@ def check(recipe: Recipe, rounds: Mapping[str, Online]) -> None:
     known = {"policy", "reference", *recipe.models, *(recipe.reward.judges if recipe.reward else ())}
     if "policy" not in recipe.models:
         raise RecipeError(f"models: needs 'policy', the model that learns; got {', '.join(recipe.models) or 'none'}")
-    if not recipe.data.source:
+    if not all(one.source for one in recipe.data.every_source):
         raise RecipeError("data: needs 'source', the address of the data, such as path:conversations.jsonl")
     if recipe.evaluate and recipe.evaluate.gold and "encoder" not in recipe.models:
         raise RecipeError("evaluate.gold: the gold judge reads sentence embeddings, and the recipe names no models.encoder; add it, or set evaluate.gold to false")
@@ -75,15 +75,24 @@ def check_window(recipe: Recipe, profile: Profile) -> None:
 
 
 def check_files(recipe: Recipe) -> None:
-    """Every `path:` of the recipe names something, or a `SourceError` says which does not."""
-    for where, address in {"data.source": recipe.data.source, **{f"models.{name}.source": model.source for name, model in recipe.models.items()}}.items():
-        if address.startswith("path:"):
-            from components.data.sources import local
+    """Every `path:` of the recipe names something, and data the published splits that the recipe reads, or a `SourceError` says which does not."""
+    from components.data.published import home_of, published, wanted
+    from components.data.sources import local
 
-            try:
-                local(address)
-            except SourceError as error:
-                raise SourceError(f"{where}: {error}") from None
+    have: set[str] | None = set()
+    places = {f"models.{name}.source": (model.source, None) for name, model in recipe.models.items()}
+    places |= {f"data.sources[{i}]" if recipe.data.sources else "data.source": (one.source, one) for i, one in enumerate(recipe.data.every_source)}
+    for where, (address, data) in places.items():
+        try:
+            path = local(address) if address.startswith("path:") else None
+            found = {split for split, _ in published(path, data.config, data.splits)} if path and data else {""} if address.startswith("generate:") else None
+        except (SourceError, DataError) as error:
+            raise type(error)(f"{where}: {error}") from None
+        if data:
+            have = have | found if have is not None and found is not None else None
+    if have is not None and recipe.data.splits:
+        have -= {"benchmark"}
+        home_of(wanted(recipe.data.splits), have if have == {""} else {split or "train" for split in have})
 
 
 def _check_names(names: Mapping[str, str]) -> None:

@@ -106,9 +106,12 @@ def _without_nulls(kind: Any, value: Any, where: str) -> Any:
 
 
 def _sentence(error: ValidationError, where: str) -> str:
-    first = error.errors(include_url=False)[0]
+    errors = error.errors(include_url=False)
+    first = errors[0]
+    if isinstance(first["input"], Mapping):  # of a union: what the member that takes a mapping says of it
+        first = next((other for other in errors if other["loc"][:len(first["loc"]) - 1] == first["loc"][:-1] and len(other["loc"]) > len(first["loc"])), first)
     kind, got, more = first["type"], first["input"], first.get("ctx", {})
-    path = [p for p in first["loc"] if isinstance(p, int) or not ("[" in p or p in ("bool", "int", "float", "str"))]  # pydantic names members of unions
+    path = [p for p in first["loc"] if isinstance(p, int) or not ("[" in p or p in ("bool", "int", "float", "str", "constrained-float", "Part"))]  # pydantic names members of unions
     missing = str(path.pop()) if kind in ("missing", "missing_argument") else ""
     at = where + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path)
     at = at.lstrip(".")

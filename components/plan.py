@@ -86,11 +86,12 @@ def plan(recipe: Recipe, profile: Profile) -> dict[str, Stage]:
                  if key not in ("shape", "certificate") and (value or key not in ("remote_code", "role"))}
         add(f"model_{name}", "make_tiny" if source.format == "tiny" else "fetch_model", "weights", where, heavy=False)
     base = "model_policy"
-    raw = add("raw", "fetch_data", "data", {"source": recipe.data.source, "sha256": recipe.data.sha256}, heavy=False)
+    origins = [{key: value for key in ("source", "sha256", "config") if (value := getattr(one, key)) or key != "config"} for one in recipe.data.every_source]
+    raw = add("raw", "fetch_data", "data", {"sources": origins} if recipe.data.sources else origins[0], heavy=False)
     transforms = [("transform", t) for t in recipe.data.transforms]
     transforms += [("transform", t) for name in PROMPT_SECTIONS if (part := getattr(recipe.data, name)) for t in part.transforms]
-    parser = recipe.data.parser
-    parsers = [("parser", {"name": name}) for name in (catalogue("parser") if parser == "auto" else [parser["name"]])]
+    named = {name for one in recipe.data.every_source for name in (catalogue("parser") if one.parser == "auto" else [one.parser["name"]])}
+    parsers = [("parser", {"name": name}) for name in sorted(named)]
     checked = verifiers(recipe)
     drafts = add("drafts", "curate", "data", {"section": recipe.data, **({"verifiers": checked} if checked else {})}, {"raw": raw, "policy": base},
                  [*parsers, *transforms, *(("annotate", spec) for spec in checked)], heavy=False)

@@ -98,7 +98,9 @@ def _bases() -> list[str]:
 def _from(place: Path, raw: Mapping[str, Any]) -> None:
     """Makes the relative addresses of files in `raw` those of files under `place`."""
     models = raw.get("models")
-    for section in [raw.get("data"), *(models.values() if isinstance(models, Mapping) else ())]:
+    data = raw.get("data")
+    several = data.get("sources") if isinstance(data, Mapping) else None
+    for section in [data, *(several if isinstance(several, list) else ()), *(models.values() if isinstance(models, Mapping) else ())]:
         if isinstance(section, dict) and str(section.get("source")).startswith("path:"):
             section["source"] = f"path:{os.path.normpath(place.absolute() / section['source'].removeprefix('path:'))}"
 
@@ -124,6 +126,9 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any], where: str = "") -> 
     if "name" in base and "name" in over and "fit" not in base and "schema" not in base and base["name"] != over["name"]:
         return dict(over)
     merged = dict(base)
+    if where == "data":  # one source in place of several, or the other way round
+        replaced = ("source", "sha256", "config", "parser", "columns") if over.get("sources") else ("sources",) if over.get("source") else ()
+        merged = {key: value for key, value in merged.items() if key not in replaced}
     for key, value in over.items():
         merged[key] = _on(merged.get(key), value, f"{where}.{key}" if where else key)
     return merged
@@ -250,6 +255,8 @@ def _resolved(recipe: Recipe) -> Recipe:
            for name in PROMPT_SECTIONS if (part := getattr(recipe.data, name))}
     if recipe.data.parser != "auto":
         own["parser"] = resolve("parser", recipe.data.parser, where="data.parser")
+    own["sources"] = [one if one.parser == "auto" else dataclasses.replace(one, parser=resolve("parser", one.parser, where=f"data.sources[{i}].parser"))
+                      for i, one in enumerate(recipe.data.sources)]
     changes: dict[str, Any] = {"data": dataclasses.replace(recipe.data, transforms=_each("transform", recipe.data.transforms, "data.transforms"), **own)}
     if recipe.demonstrate:
         changes["demonstrate"] = _resolved_samples(recipe.demonstrate, "demonstrate")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import Annotated, Any, Literal
@@ -75,18 +76,46 @@ class Pairs:
     limit: Count | None = None
 
 
+Parser = Annotated[Literal["auto"] | Spec, Field(union_mode="left_to_right")]
+
+
+@record
+class DataSource:
+    """One of several sources: where from, how its rows are read, which of its published splits are which, how much of it."""
+
+    source: str
+    sha256: str | None = None
+    config: str | None = None
+    parser: Parser = "auto"
+    columns: Mapping[str, str] = field(default_factory=dict)
+    splits: Mapping[Literal["train", "validation", "test", "benchmark"], str | Sequence[str]] = field(default_factory=dict)
+    weight: Positive | None = None
+    limit: Count | None = None
+
+
+@record
+class Part:
+    """Of a recipe's splits: the published split that it is made from, and its share of that."""
+
+    split: Literal["train", "validation", "test"] | None = None
+    share: Positive = 1.0
+
+
 @record
 class Data:
     """Curation (`components/data/curate.py` explains each key), and its limits (`tasks/validation.py`)."""
 
     source: str = ""
     sha256: str | None = None
+    config: str | None = None
+    sources: Sequence[DataSource] = ()
     seed: Int = 0
-    parser: Annotated[Literal["auto"] | Spec, Field(union_mode="left_to_right")] = "auto"
+    parser: Parser = "auto"
     columns: Mapping[str, str] = field(default_factory=dict)
     transforms: Sequence[Spec] = ()
-    splits: Mapping[Split, Positive] | None = None
+    splits: Mapping[Split, Positive | Part] | None = None
     near_threshold: Share | None = 0.8
+    decontaminate: Count | None = 13
     sft: Conversations = field(default_factory=Conversations)
     prompts: Contexts = field(default_factory=Contexts)
     evaluate: Contexts = field(default_factory=Contexts)
@@ -108,6 +137,22 @@ class Data:
     def __post_init__(self) -> None:
         if self.rating_range and self.rating_range[0] >= self.rating_range[1]:
             raise RecipeError(f"data.rating_range: expected the lowest rating and then the highest, got {list(self.rating_range)}")
+        if self.sources and self.source:
+            raise RecipeError("data: got both `source` and `sources`; expected one of them")
+        weighted = [one.weight is not None for one in self.sources if not one.splits or "train" in one.splits]
+        if any(weighted) and not all(weighted):
+            raise RecipeError("data.sources: some have a `weight` and some have none; expected one for each source that is trained on, or for none")
+
+    @property
+    def every_source(self) -> tuple[DataSource, ...]:
+        """`sources`, or the one `source`."""
+        return tuple(self.sources) or (DataSource(self.source, self.sha256, self.config, self.parser, self.columns),)
+
+    @property
+    def labels(self) -> list[str]:
+        """A short name of each source: the last word of its address, numbered where several have the same."""
+        words = [re.split(r"[/:]", re.sub(r"[?@!=].*", "", one.source).rstrip("/"))[-1] for one in self.every_source]
+        return [word if words.count(word) == 1 else f"{word}-{words[:i + 1].count(word)}" for i, word in enumerate(words)]
 
     def of(self, split: str) -> Conversations | Contexts | Pairs:
         """The options of the builder that makes a split."""

@@ -3,11 +3,14 @@
 The `data` section of a recipe:
 
     source, sha256              where from, see `sources.py`
+    config                      configuration of a published data set, see `published.py`
     parser, columns             `auto`, or a piece of components/parsers; names of columns, see `parsing.py`
+    sources                     in place of these: several, each with the same keys and splits, weight, limit, see `mixture.py`
     transforms                  pieces in order, each with its options
-    splits                      split: share. A name says what is built: sft, prompts, evaluate, reward, gold, pairs,
-                                each also with `_validation`
+    splits                      split: share, or {split, share}, the published split it is made from. A name says what is built: sft, prompts,
+                                evaluate, reward, gold, pairs, each also with `_validation`
     near_threshold              likeness at which a record is dropped from the later of two splits; null: not compared
+    decontaminate               so many words in a row shared with a question that is evaluated drop a record that is trained on; null: not compared
     sft, prompts, evaluate, demonstrate, preferences, reward, gold, pairs      options of the builder of that name (`builders.py`); those that
                                 make prompts also `transforms`: pieces applied to the records of the split alone, after splitting.
                                 `demonstrate_validation` and `preferences_validation` are like those without unless they are there
@@ -27,10 +30,12 @@ from typing import Any
 
 from components.conform import conform
 from components.data.builders import BUILDERS
+from components.data.decontaminate import decontaminate
 from components.data.groups import save_table, write_groups
-from components.data.parsing import parse
+from components.data.mixture import mixed, read_sources, report_sources
+from components.data.published import TRAINING, home_of, share_of, wanted
 from components.data.records import Conversation, CountTokens, Dropped, Sifted, counted_once
-from components.data.splits import split, split_key
+from components.data.splits import apart, split, split_key
 from components.data.statistics import kind_of, soundness, statistics
 from components.errors import DataError, GateError
 from components.piece import build
@@ -41,7 +46,7 @@ from components.types import Group
 Summary = dict[str, Any]
 
 
-def curate(section: Mapping[str, Any], source: Path, count_tokens: CountTokens, out: Path, seed: int) -> Summary:
+def curate(section: Mapping[str, Any], source: Path | Sequence[Path], count_tokens: CountTokens, out: Path, seed: int) -> Summary:
     """Write `<split>.parquet`, `statistics.parquet`, `quarantine.jsonl` and `summary.json` under `out`.
 
     Same section, source and seed: same bytes. Raises `RecipeError` for the section, `DataError` for the data, `GateError` when
@@ -49,7 +54,8 @@ def curate(section: Mapping[str, Any], source: Path, count_tokens: CountTokens, 
     """
     data: Data = conform(Data, section, "data")
     count_tokens = counted_once(count_tokens)
-    expect("steps", 2 + len(data.transforms) + len(data.splits or SHARES))
+    sources = [source] if isinstance(source, Path) else source
+    expect("steps", 4 + len(data.transforms) + len(data.splits or SHARES))
     out.mkdir(parents=True, exist_ok=True)
     quarantine: list[tuple[str, Dropped]] = []
     steps: list[dict[str, Any]] = []
@@ -61,23 +67,32 @@ def curate(section: Mapping[str, Any], source: Path, count_tokens: CountTokens, 
         advance()
         return sifted.kept
 
-    parsed = parse(source, data.parser, data.columns)
-    records: list[Conversation] = note("parse", len(parsed.kept) + len(parsed.dropped), parsed)
+    parsed = read_sources(data, sources, seed)
+    read = len(parsed.kept) + len(parsed.dropped)
+    benchmarks = [record for record in parsed.kept if record.published == "benchmark"]
+    everything: list[Conversation] = note("parse", read, parsed)
+    records = [record for record in everything if record.published != "benchmark"]
     for spec in data.transforms:
         records = note(spec["name"], len(records), build("transform", spec)(records, count_tokens))
     write_quarantine(out / "quarantine.jsonl", quarantine)
     if not records:
-        raise DataError(f"no record of {source.name} survives the transforms: {[(s['step'], s['dropped']) for s in steps]}")
-    _refuse_loss(quarantine, steps[0]["in"], data.max_dropped, "are lost before the split", out / "quarantine.jsonl")
+        raise DataError(f"no record of {', '.join(label or path.name for label, path in zip(data.labels, sources, strict=True))} survives the transforms: {[(s['step'], s['dropped']) for s in steps]}")
+    _refuse_loss(quarantine, read, data.max_dropped, "are lost before the split", out / "quarantine.jsonl")
+    if any(one.weight for one in data.sources):
+        records = note("mix", len(records), mixed(data, records, seed))
 
-    shares = data.splits or _offered(records)
-    if (prompts := len({split_key(record) for record in records})) < len(shares):
-        gone = "; ".join(f"{step['step']}: {reason} {number}" for step in steps for reason, number in step["dropped"].items())
-        raise DataError(f"{prompts} different prompts or topics in the {len(records)} records that are left of {steps[0]['in']}{f' ({gone})' if gone else ''}: "
-                        f"too few for {len(shares)} splits ({', '.join(shares)}), each of which needs one of its own. Bring more data, or name "
-                        "fewer splits in data.splits")
-    parts, crossing = split(records, shares, seed, near_threshold=data.near_threshold)
-    note("split", len(records), Sifted([r for part in parts.values() for r in part], crossing))
+    homes = home_of(wanted(data.splits or _offered(records)), {record.published for record in records})
+    parts, unread = _split(records, data.splits or _offered(records), homes, steps, seed)
+    note("split", len(records), Sifted([r for part in parts.values() for r in part], unread))
+    if data.decontaminate:
+        before = sum(map(len, parts.values()))
+        parts, contaminated = decontaminate(parts, benchmarks, data.decontaminate)
+        note("decontaminate", before, Sifted([r for part in parts.values() for r in part], contaminated))
+    if data.near_threshold is not None:
+        before = sum(map(len, parts.values()))
+        near, crossing = apart({name: parts[name] for name in sorted(parts, key=lambda name: homes[name] in TRAINING)}, data.near_threshold)
+        parts = {name: near[name] for name in parts}
+        note("near duplicates across splits", before, Sifted([r for part in parts.values() for r in part], crossing))
     built: dict[str, list[Group]] = {}
     for name, part in parts.items():
         options = data.of(name)
@@ -97,17 +112,37 @@ def curate(section: Mapping[str, Any], source: Path, count_tokens: CountTokens, 
     for name, groups in built.items():
         write_groups(out / f"{name}.parquet", groups)
     bounds = {name: data.of(name).max_tokens for name in built}
-    save_table(statistics(built, count_tokens, bounds), out / "statistics.parquet")
+    save_table(statistics(built, count_tokens, bounds, homes), out / "statistics.parquet")
     summary: Summary = {
         "steps": steps,
-        "splits": {name: {"groups": len(groups), "records": len(parts[name]), "topics": len({r.topic for r in parts[name]})}
+        "splits": {name: {"groups": len(groups), "records": len(parts[name]), "topics": len({r.topic for r in parts[name]}),
+                          **({"published": homes[name]} if homes[name] else {})}
                    for name, groups in built.items()},
+        **({"sources": report_sources(data, everything, built)} if data.sources else {}),
         "quarantined": len(quarantine), "ratings": rating_report(records),
         "pairs": {name: pair_report(groups) for name, groups in built.items() if any(len(g.trajectories) == 2 for g in groups)},
         "seed": seed,
     }
     (out / "summary.json").write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return summary
+
+
+def _split(records: Sequence[Conversation], shares: Mapping[str, Any], homes: Mapping[str, str], steps: Sequence[Mapping[str, Any]],
+           seed: int) -> tuple[dict[str, list[Conversation]], list[Dropped]]:
+    """The records of each published split divided among the splits that are made from it, and those of one that none is made from."""
+    parts: dict[str, list[Conversation]] = {}
+    for home in dict.fromkeys(homes.values()):
+        mine = {name: share_of(share) for name, share in shares.items() if homes[name] == home}
+        here = [record for record in records if record.published == home]
+        if (prompts := len({split_key(record) for record in here})) < len(mine):
+            gone = "; ".join(f"{step['step']}: {reason} {number}" for step in steps for reason, number in step["dropped"].items())
+            raise DataError(f"{prompts} different prompts or topics in the {len(here)} records {f'of the published split {home!r} ' if home else ''}that are left "
+                            f"of {steps[0]['in']}{f' ({gone})' if gone else ''}: too few for {len(mine)} splits ({', '.join(mine)}), each of which needs "
+                            "one of its own. Bring more data, or name fewer splits in data.splits")
+        parts |= split(here, mine, seed)
+    unread = [Dropped(record.id, f"of the published split {record.published!r}, from which no split is made", copy=True)
+              for record in records if record.published not in homes.values()]
+    return {name: parts[name] for name in shares}, unread
 
 
 SOUND = {"no_empty_turn": "a turn is empty", "prompt_ends_well": "there is no prompt, or it ends with the assistant",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import gzip
 import json
-import re
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
@@ -18,15 +17,12 @@ from components.data.groups import read_parquet
 from components.errors import DataError, SourceError
 
 SUFFIXES = (".jsonl", ".json", ".parquet", ".arrow", ".csv", ".tsv", ".gz")
-NAMED = re.compile(r"(train|test|validation|valid|val|dev|eval)(?![a-z])")
-"""Names of files and folders that are one split of published data."""
 METADATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
 """Files that the library `datasets` keeps beside the data."""
 
 
 def data_files(path: Path) -> list[Path]:
-    """The data files of a path: itself, or every data file under a folder, sorted; hidden files and the metadata of `datasets` aside.
-    A folder with a training split and others is refused: read as one, the others would be trained on."""
+    """The data files of a path: itself, or every data file under a folder, sorted; hidden files and the metadata of `datasets` aside."""
     if not path.exists():
         raise SourceError(f"there is no file or folder {path}")
     files = [path] if path.is_file() else sorted(
@@ -34,11 +30,6 @@ def data_files(path: Path) -> list[Path]:
         and not any(part.startswith(".") for part in p.relative_to(path).parts))
     if not files:
         raise SourceError(f"{path} holds no {', '.join(SUFFIXES)} file")
-    named = {match[1]: file for file in files if path.is_dir()
-             for part in file.relative_to(path).parts if (match := NAMED.match(part))}
-    if "train" in named and len(named) > 1:
-        raise DataError(f"{path} holds the splits {', '.join(sorted(named))}, and read as one, rows of the others would be trained on; name the one to train "
-                        f"on as the source, such as {named['train'].relative_to(path)}")
     if files[0].suffix not in SUFFIXES:
         raise SourceError(f"{path} is not a data file; expected one of {', '.join(SUFFIXES)}")
     return files

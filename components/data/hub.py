@@ -9,19 +9,34 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from components.data.published import CARD, patterns_of
 from components.errors import SourceError
 from components.progress import arriving
 
 
-def download(rest: str) -> Path:
-    """The file or folder of `org/name[@revision][!file]`, in the cache. Raises `SourceError`."""
-    asked, file = _repository(rest), rest.partition("!")[2]
+def download(rest: str, config: str | None = None) -> Path:
+    """The file or folder of `org/name[@revision][!file or folder]`, in the cache; of a data set with a `config` no more than its card and the
+    files of that. Raises `SourceError`."""
+    asked, inner = _repository(rest), rest.partition("!")[2].rstrip("/")
     from huggingface_hub import constants, hf_hub_download, snapshot_download
+    from huggingface_hub.errors import EntryNotFoundError
     from huggingface_hub.file_download import repo_folder_name
 
     cache = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=asked["repo_id"], repo_type=asked["repo_type"])
     with _asking(rest, asked), arriving(cache):
-        return Path(hf_hub_download(filename=file, **asked) if file else snapshot_download(**asked))
+        if "." in inner.rpartition("/")[2]:
+            return Path(hf_hub_download(filename=inner, **asked))
+        wanted = [f"{inner}/*"] if inner else None
+        if config is not None:
+            card = ""
+            with contextlib.suppress(EntryNotFoundError):
+                card = Path(hf_hub_download(filename="/".join(filter(None, (inner, CARD))), **asked)).read_text(encoding="utf-8", errors="replace")
+            files = [one for some in patterns_of(card, config).values() for one in some] or [f"{config}/*"]
+            wanted = ["/".join(filter(None, (inner, one.replace("**/", "")))) for one in [CARD, *files]]
+        found = Path(snapshot_download(**asked, allow_patterns=wanted)) / inner
+    if not found.is_dir() or not any(found.iterdir()):
+        raise SourceError(f"hub:{rest}: {asked['repo_id']} has no file or folder {inner or config!r}")
+    return found
 
 
 def commit(rest: str) -> str | None:

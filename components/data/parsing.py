@@ -15,26 +15,30 @@ from difflib import SequenceMatcher, get_close_matches
 from pathlib import Path
 from typing import Any
 
-from components.data.files import data_files, read_rows
+from components.data.files import read_rows
 from components.data.groups import read_groups
+from components.data.published import published
 from components.data.records import Conversation, Dropped, Sifted
 from components.errors import DataError
 from components.piece import Description, build, catalogue
 
 Parser = Callable[[Mapping[str, Any]], Sequence[Conversation]]
+RENAMED = "renamed, their id was taken"
 GROUPS = {"group", "prompt_id", "completion"}
 TESTS = ("test", "entry_point", "canonical_solution", "test_list")  # HumanEval's and MBPP's names for what `rewards.unit_tests` reads
 
 
-def parse(path: Path, parser: str | Mapping[str, Any] = "auto", columns: Mapping[str, str] | None = None) -> Sifted:
+def parse(path: Path, parser: str | Mapping[str, Any] = "auto", columns: Mapping[str, str] | None = None, *, config: str | None = None,
+          splits: Mapping[str, str | Sequence[str]] | None = None) -> Sifted:
     """Records of a file or folder; rows that cannot be read are dropped with the reason. `columns` gives the columns of a layout other
-    names in the file: {layout's: file's}. Raises `DataError` when nothing can be read, `RecipeError` for an unknown parser.
+    names in the file: {layout's: file's}; `config` and `splits` as in `published`. Raises `DataError` when nothing can be read, `RecipeError`
+    for an unknown parser.
     """
     choose = _chooser(parser)
     kept: list[Conversation] = []
     dropped: list[Dropped] = []
     first: Any = None
-    for file in data_files(path):
+    for split, file in published(path, config, splits):
         for number, (where, row) in enumerate(read_rows(file)):
             key = f"{file.name.partition('.')[0]}-{number}"
             first = row if first is None else first
@@ -44,21 +48,26 @@ def parse(path: Path, parser: str | Mapping[str, Any] = "auto", columns: Mapping
                 if not isinstance(row, Mapping):
                     raise ValueError(f"the row is a {type(row).__name__}, expected an object with named columns")
                 if set(row) >= GROUPS:
-                    kept.extend(_from_groups(file))
+                    kept.extend(_from_groups(file, split))
                     break
                 row = _renamed(row, columns or {})
-                kept.extend(_finished(choose(row)(row), row, str(row.get("id", key))))
+                kept.extend(_finished(choose(row)(row), row, str(row.get("id", key)), split))
             except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
                 dropped.append(Dropped(key, f"{_reason(error)}: {where}", _printable(row)))
     if not kept:
         why = f"all {len(dropped)} rows are left out, the first for this: {dropped[0].reason}; it is {_printed(first)}" if dropped else "it is empty"
         raise DataError(f"{path} holds no usable record: {why}")
+    return unique(Sifted(kept, dropped))
+
+
+def unique(sifted: Sifted) -> Sifted:
+    """The same with an id of its own for each record."""
     taken: Counter[str] = Counter()
-    for place, record in enumerate(kept):
+    kept = []
+    for record in sifted.kept:
         taken[record.id] += 1
-        if taken[record.id] > 1:
-            kept[place] = replace(record, id=f"{record.id}~{taken[record.id]}")
-    return Sifted(kept, dropped, {"renamed, their id was taken": len(kept) - len(taken)})
+        kept.append(record if taken[record.id] == 1 else replace(record, id=f"{record.id}~{taken[record.id]}"))
+    return Sifted(kept, sifted.dropped, {RENAMED: sifted.changed.get(RENAMED, 0) + len(kept) - len(taken)})
 
 
 def _chooser(parser: str | Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Parser]:
@@ -116,7 +125,7 @@ def _renamed(row: Mapping[str, Any], columns: Mapping[str, str]) -> Mapping[str,
     return out
 
 
-def _finished(records: Sequence[Conversation], row: Mapping[str, Any], key: str) -> list[Conversation]:
+def _finished(records: Sequence[Conversation], row: Mapping[str, Any], key: str, split: str) -> list[Conversation]:
     """The records with an id and what any layout may have: topic, ratings, answer, source, meta."""
     meta = row.get("meta") or {}
     meta = {**{name: row[name] for name in TESTS if row.get(name) is not None}, **(json.loads(meta) if isinstance(meta, str) else meta)}
@@ -126,11 +135,11 @@ def _finished(records: Sequence[Conversation], row: Mapping[str, Any], key: str)
         record, id=key if len(records) == 1 else f"{key}-{number}", topic=record.topic or row.get("topic") or None,
         rating=record.rating if record.rating is not None or rating is None else float(rating), ratings=record.ratings or ratings,
         answer=record.answer if record.answer is not None or row.get("answer") is None else str(row["answer"]),
-        source=record.source or str(row.get("source") or ""), meta={**meta, **record.meta},
+        source=record.source or str(row.get("source") or ""), meta={**meta, **record.meta}, published=split,
     ) for number, record in enumerate(records)]
 
 
-def _from_groups(file: Path) -> list[Conversation]:
+def _from_groups(file: Path, split: str) -> list[Conversation]:
     """Records of a file in our own layout (see `groups.py`)."""
     found = []
     for group in read_groups(file):
@@ -140,7 +149,7 @@ def _from_groups(file: Path) -> list[Conversation]:
             raise DataError(f"{file}: group {prompt.id!r} has {len(told)} trajectories; curation takes up to two")
         found.append(Conversation(
             prompt.id, told[0] if told else prompt.messages, prompt.meta.get("topic"), opening=len(prompt.messages),
-            rejected=told[1] if len(told) > 1 else (), answer=prompt.answer, source=prompt.source, meta=prompt.meta))
+            rejected=told[1] if len(told) > 1 else (), answer=prompt.answer, source=prompt.source, meta=prompt.meta, published=split))
     return found
 
 

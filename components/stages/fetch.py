@@ -18,12 +18,12 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.pickle", "*.ckpt", "*.joblib") 
 
 
 def fetch_data(job: Job) -> dict[str, Any]:
-    """`data.source` into the store, byte for byte."""
-    source = job.options["source"]
-    if not source:
-        raise SourceError("the recipe's `data` names no `source`; write pypi:, hub:, path: or generate:")
-    _bring(source, job.options["sha256"], job.work.progress / "download", job.work.product / "source")
-    return {"source": source, "sha256": job.options["sha256"]}
+    """`data.source`, or each of `data.sources`, into the store, byte for byte."""
+    sources = job.options.get("sources") or [job.options]
+    for number, one in enumerate(sources):
+        name = f"source_{number}" if "sources" in job.options else "source"
+        _bring(one["source"], one["sha256"], job.work.progress / f"download_{number}", job.work.product / name, config=one.get("config"))
+    return dict(job.options)
 
 
 def fetch_model(job: Job) -> dict[str, Any]:
@@ -66,8 +66,8 @@ def _check_reward(path: Path, source: str) -> None:
         (path / PUBLISHED).write_text("Scored on the whole rendering of its chat template.\n")
 
 
-def _bring(source: str, sha256: str | None, download: Path, product: Path | None) -> Path:
-    got = fetch(source, download, sha256=sha256)
+def _bring(source: str, sha256: str | None, download: Path, product: Path | None, config: str | None = None) -> Path:
+    got = fetch(source, download, sha256=sha256, config=config)
     if product is not None:
         product.parent.mkdir(parents=True, exist_ok=True)
         shutil.copytree(got, product, dirs_exist_ok=True) if got.is_dir() else shutil.copy2(got, product.with_suffix(got.suffix))

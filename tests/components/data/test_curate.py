@@ -12,7 +12,7 @@ from components.data.curate import curate, pair_report, rating_report
 from components.data.groups import read_groups
 from components.data.records import Conversation
 from components.data.sources import digest, fetch
-from components.data.splits import split, split_key
+from components.data.splits import apart, split, split_key
 from components.data.statistics import alternates, statistics
 from components.errors import DataError, GateError, RecipeError
 from components.sections import SHARES, Contexts, Conversations, Pairs
@@ -40,9 +40,9 @@ def corpus(topics=30, each=12, seed=0):
 
 def test_split_by_topic_is_stable_disjoint_and_in_proportion():
     records = corpus()
-    parts, dropped = split(records, SHARES, seed=3)
-    assert split(records, SHARES, seed=3)[0] == parts != split(records, SHARES, seed=4)[0]
-    assert not dropped and sorted(r.id for p in parts.values() for r in p) == sorted(r.id for r in records)
+    parts = split(records, SHARES, seed=3)
+    assert split(records, SHARES, seed=3) == parts != split(records, SHARES, seed=4)
+    assert apart(parts, 0.8) == (parts, []) and sorted(r.id for p in parts.values() for r in p) == sorted(r.id for r in records)
     homes = Counter(key for part in parts.values() for key in {split_key(r) for r in part})
     assert set(homes.values()) == {1}
     for name, share in SHARES.items():
@@ -52,7 +52,7 @@ def test_split_by_topic_is_stable_disjoint_and_in_proportion():
 def test_near_duplicate_across_splits_leaves_the_later_one():
     long = [" ".join(f"x{i}y{j}" for i in range(10)) for j in range(4)]
     records = [talk("twin a", *long, topic="alpha"), talk("twin b", *long, topic="omega")]
-    parts, dropped = split(records, {"sft": 0.5, "reward": 0.5}, seed=0)
+    parts, dropped = apart(split(records, {"sft": 0.5, "reward": 0.5}, seed=0), 0.8)
     homes = {r.id: name for name, part in parts.items() for r in part}
     (lost,) = dropped
     stays = "twin a" if lost.id == "twin b" else "twin b"
@@ -63,7 +63,7 @@ def test_alike_topics_go_together_and_missing_topics_by_their_opening():
     records = [talk(f"{i}{t}", "hello", "hi", topic=t) for i in range(3)
                for t in ("what if all the big pigs could fly today", "What if all the big pigs could fly, today?",
                          "what if all the big pigs could fly", "smells", "films", None)]
-    parts, _ = split(records, {"sft": 0.5, "reward": 0.5}, seed=0)
+    parts = split(records, {"sft": 0.5, "reward": 0.5}, seed=0)
     assert not {r.topic for r in parts["sft"]} & {r.topic for r in parts["reward"]}
     pigs = [{r.topic for r in part if r.topic and "pigs" in r.topic} for part in parts.values()]
     assert sorted(map(len, pigs)) == [0, 3]

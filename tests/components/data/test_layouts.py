@@ -284,19 +284,3 @@ def test_every_parser_has_a_sample_and_a_line_in_the_documentation():
 
     page = (Path(__file__).parents[3] / "docs" / "data.md").read_text()
     assert all(f"`{name}`" in page for name in catalogue("parser"))
-
-
-@pytest.mark.parametrize("names", [("train.jsonl", "test.jsonl"), ("data/train-00000-of-00001.jsonl", "data/validation-00000-of-00001.jsonl"),
-                                   ("train/part.jsonl", "test/part.jsonl"), ("train_sft.jsonl", "test_sft.jsonl")])
-def test_a_test_split_beside_the_training_one_is_never_read_with_it(tmp_path, names):
-    for name in names:
-        written(tmp_path, {"prompt": "hi", "completion": name}, name=name)
-    with pytest.raises(DataError, match=r"holds the splits (test|train), (train|validation), .* such as .*train"):
-        parse(tmp_path)
-    assert len(parse(tmp_path / names[0]).kept) == 1
-
-
-def test_files_that_only_sound_like_splits_are_one_source(tmp_path):
-    for name in ("trainers.jsonl", "tests.jsonl", "train-1.jsonl", "train-2.jsonl"):
-        written(tmp_path, {"prompt": "hi", "completion": name}, name=name)
-    assert len(parse(tmp_path).kept) == 4
