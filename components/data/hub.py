@@ -81,6 +81,8 @@ def _asking(rest: str, asked: dict[str, Any]) -> Iterator[None]:
     hub, repository = asked["endpoint"] or "the hub", asked["repo_id"]
     try:
         yield
+    except SourceError as error:
+        raise SourceError(f"hub:{rest}: {error}") from None
     except LocalEntryNotFoundError as error:
         raise SourceError(f"hub:{rest}: cannot download from {hub} and it is not in the cache; "
                           "check the connection or HF_ENDPOINT") from error

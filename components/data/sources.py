@@ -98,7 +98,7 @@ def _read(path: Path) -> str:
 def _files(folder: Path) -> list[Path]:
     """All files of a folder. A link may lead to another file of it, or of the hub's cache whose snapshot it is, not elsewhere."""
     within = folder.resolve()
-    within = within.parent.parent if within.parent.name == "snapshots" else within
+    within = next((p.parent.parent for p in (within, *within.parents) if p.parent.name == "snapshots"), within)
     for path in folder.rglob("*"):
         if path.is_symlink() and not path.resolve().is_relative_to(within):
             raise SourceError(f"{path} is a link that leads out of its folder, to {path.resolve()}; put a copy in its place")

@@ -201,6 +201,22 @@ def test_hub_snapshot_file_revision_and_offline_reuse(hub, tmp_path):
     assert fetch("hub:org/tiny", tmp_path / "whole") == whole and len(Hub.asked) == before
 
 
+CARD = b"---\nconfigs:\n- config_name: main\n  data_files: [{split: train, path: main/train-*}, {split: test, path: main/test-*}]\n---\n"
+CONFIGURED = {"README.md": CARD, **{f"{config}/{split}-0.jsonl": b"{}" for config in ("main", "socratic") for split in ("train", "test")}}
+
+
+@pytest.mark.parametrize(("address", "config", "arrives"), [
+    ("hub:datasets/org/tiny", "main", {"README.md", "main/train-0.jsonl", "main/test-0.jsonl"}),
+    ("hub:datasets/org/tiny!socratic", None, {"train-0.jsonl", "test-0.jsonl"}), ("hub:datasets/org/tiny", None, set(CONFIGURED))])
+def test_hub_brings_one_configuration_or_one_folder(hub, tmp_path, monkeypatch, address, config, arrives):
+    monkeypatch.setattr(sys.modules[__name__], "HUB", CONFIGURED)
+    found = fetch(address, tmp_path / "raw", config=config)
+    assert {p.relative_to(found).as_posix() for p in found.rglob("*") if p.is_file()} == arrives
+    for inner, name, says in [("!sub", None, "has no file or folder 'sub'"), ("", "mian", "^hub:datasets/org/tiny: its card .* got mian; did you mean 'main'")]:
+        with pytest.raises(SourceError, match=says):
+            fetch(f"hub:datasets/org/tiny{inner}", tmp_path / "no", config=name)
+
+
 @pytest.mark.parametrize(("address", "name"), [("hub:org/tiny", "weights.bin"), ("pypi:tiny-data==1.0", "tiny_data-1.0-py3-none-any.whl")])
 def test_a_download_tells_how_much_has_come(address, name, hub, tmp_path, monkeypatch):
     """Ten megabytes, one each 0.1 s."""
