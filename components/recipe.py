@@ -20,9 +20,10 @@ from components.conform import conform
 from components.correction import corrected, corrected_again
 from components.errors import RecipeError, nearest, secret_in
 from components.piece import describe, resolve
-from components.ranges import Finite
+from components.ranges import Count, Finite
 from components.schema import SCHEMA, Online, Profile, Recipe, Spec
 from components.sections import PROMPT_SECTIONS
+from components.smoke import limited
 
 OBJECTIVE_KEYS = ("weight", "reduce", "label", "times")
 YAML = (".yaml", ".yml")  # a name that ends so is a file's
@@ -38,8 +39,8 @@ def names() -> list[str]:
     return sorted(p.stem for p in folder().glob("*.yaml"))
 
 
-def load(recipe: str | Path, *, overrides: Sequence[str] = (), profile: str | None = None) -> tuple[Recipe, Profile]:
-    """Read, merge, resolve and check a recipe given by name or file. `overrides` are `online.rounds=2` strings."""
+def load(recipe: str | Path, *, overrides: Sequence[str] = (), profile: str | None = None, limit: int | None = None) -> tuple[Recipe, Profile]:
+    """Read, merge, resolve and check a recipe given by name or file. `overrides` are `online.rounds=2` strings, `limit` makes it a smoke test."""
     path = Path(recipe)
     if path.suffix not in YAML:
         path = folder() / f"{recipe}.yaml"
@@ -63,6 +64,9 @@ def load(recipe: str | Path, *, overrides: Sequence[str] = (), profile: str | No
     resolved = corrected(resolved, hardware)
     check(resolved, _changed_rounds(resolved.online) if resolved.online else {})
     check_window(resolved, hardware)
+    if limit is not None:
+        resolved = limited(resolved, conform(Count, limit, "--limit"))
+        check(resolved, _changed_rounds(resolved.online) if resolved.online else {})
     return resolved, hardware
 
 

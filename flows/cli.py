@@ -21,7 +21,7 @@ from flows.commands.doctor import doctor
 from flows.commands.gc import gc
 from flows.commands.join import join
 from flows.commands.lineage import lineage
-from flows.commands.options import OUT, Home, ProfileOption, Set, Until
+from flows.commands.options import OUT, Home, Limit, ProfileOption, Set, Until
 from flows.commands.plan import plan, print_plan
 from flows.commands.promote import promote, rollback
 from flows.commands.recipes import app as recipes_app
@@ -37,7 +37,7 @@ app.add_typer(recipes_app, name="recipes")
 
 
 @app.command()
-def run(recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = None,  # noqa: B006
+def run(recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = None, limit: Limit = None,  # noqa: B006
         until: Annotated[Until, typer.Option(help="Stop after this.")] = "register",
         if_running: Annotated[IfRunning, typer.Option(help="What to do while another process makes this run.")] = "wait") -> None:
     """Run a recipe (a name or a file). What is finished is kept, what was interrupted continues."""
@@ -46,7 +46,7 @@ def run(recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = N
     from tasks.pipeline import Pipeline
 
     console = open_console()
-    pipeline = Pipeline.open(recipe, home=home, overrides=set, profile=profile)
+    pipeline = Pipeline.open(recipe, home=home, overrides=set, profile=profile, limit=limit)
     check_files(pipeline.recipe)
     finished = _finished(pipeline, until)
     if finished:
@@ -62,7 +62,7 @@ def run(recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = N
 
         try:
             done = post_training(recipe, home=str(home), overrides=list(set), profile=profile, until=until,
-                                 if_running=if_running, display=display)
+                                 if_running=if_running, display=display, limit=limit)
         except (KeyboardInterrupt, Abort):  # here, or on its page
             console.print("Stopped. Everything finished is kept; the same command continues from here.")
             raise typer.Exit(130) from None

@@ -24,15 +24,15 @@ from tasks.watchers import watched
 def post_training(
     recipe: str, *, home: str = "out", overrides: list[str] | None = None, profile: str | None = None,
     until: Until = "register", if_running: IfRunning = "wait", gpus: int = 0, elsewhere: dict[str, str] | None = None,
-    artifacts: str | None = None, display: Any = None,
+    artifacts: str | None = None, display: Any = None, limit: int | None = None,
 ) -> dict[str, Any]:
     """Run a recipe to the end, or up to `until` (curate, train, evaluate, register). Finished stages are taken as they are.
 
     A run that another process is making is waited for or refused (`if_running`). What learns or samples here holds `gpus`
     slots of the Prefect server's limit `gpu`, stage by stage. `elsewhere` gives what a stage does to another deployment, which reads and
-    writes products at the address `artifacts`. Raises `BusyError` and whatever a stage raises.
+    writes products at the address `artifacts`. `limit` makes it a smoke test. Raises `BusyError` and whatever a stage raises.
     """
-    pipeline = Pipeline.open(recipe, home=Path(home), overrides=overrides or (), profile=profile)
+    pipeline = Pipeline.open(recipe, home=Path(home), overrides=overrides or (), profile=profile, limit=limit)
     pipeline.elsewhere |= {does: Elsewhere(Exchange(artifacts or ""), deployment) for does, deployment in (elsewhere or {}).items()}
     with ended_from_its_page(), held(pipeline.run.path / "lock", f"run {pipeline.run.name}", if_running), watched(pipeline, display) as mirror:
         curate(pipeline)

@@ -65,9 +65,9 @@ class Pipeline:
     registry: dict[str, Any] = field(default_factory=dict)  # the registered versions that aliases of the recipe mean in this run
 
     @classmethod
-    def open(cls, recipe: str | Path, *, home: Path, overrides: Sequence[str] = (), profile: str | None = None) -> Pipeline:
-        """Load, pin and plan; nothing is started."""
-        loaded, chosen = load(recipe, overrides=overrides, profile=profile)
+    def open(cls, recipe: str | Path, *, home: Path, overrides: Sequence[str] = (), profile: str | None = None, limit: int | None = None) -> Pipeline:
+        """Load, pin and plan; nothing is started. `limit` makes it a smoke test (components/smoke.py)."""
+        loaded, chosen = load(recipe, overrides=overrides, profile=profile, limit=limit)
         loaded, registry = resolved(pinned(loaded, home), chosen, home)
         stages = plan(loaded, chosen)
         name = f"{loaded.name}-{digest([s.key for s in stages.values()])[:8]}"

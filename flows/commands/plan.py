@@ -7,16 +7,16 @@ from typing import Annotated, Any
 import typer
 
 from flows.commands.estimate import check_fits, print_estimate
-from flows.commands.options import OUT, Home, ProfileOption, Set
+from flows.commands.options import OUT, Home, Limit, ProfileOption, Set
 
 
-def plan(recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = None,  # noqa: B006
+def plan(recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = None, limit: Limit = None,  # noqa: B006
          estimate: Annotated[bool, typer.Option("--estimate", help="Memory, disk, tokens, time and cost too.")] = False) -> None:
     """Say what `run` would do, stage by stage, without doing it. A profile that cannot fit is refused."""
     from flows.display import open_console
     from tasks.pipeline import Pipeline
 
-    console, pipeline = open_console(), Pipeline.open(recipe, home=home, overrides=set, profile=profile)
+    console, pipeline = open_console(), Pipeline.open(recipe, home=home, overrides=set, profile=profile, limit=limit)
     print_plan(console, pipeline, full=not estimate)
     (print_estimate(console, pipeline) if estimate else check_fits(pipeline))
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from flows.commands.options import OUT, Home, ProfileOption, Set
+from flows.commands.options import OUT, Home, Limit, ProfileOption, Set
 from flows.commands.plan import sizes
 
 app = typer.Typer(help="List, explain and check recipes.", no_args_is_help=True)
@@ -38,14 +38,14 @@ def explain(recipe: str, set: Set = [], profile: ProfileOption = None) -> None: 
 
 @app.command("check")
 def check_recipes(recipe: Annotated[str | None, typer.Argument(help="A name or file; all that ship when left out.")] = None,
-                  set: Set = [], profile: ProfileOption = None, home: Home = OUT) -> None:  # noqa: B006
+                  set: Set = [], profile: ProfileOption = None, home: Home = OUT, limit: Limit = None) -> None:  # noqa: B006
     """Check a recipe: keys, pieces, options, the flow of columns, the files and registered models that it names."""
     from components.check import check_files
     from components.recipe import load, names
     from tasks.registry_sources import resolved
 
     for name in [recipe] if recipe else names():
-        loaded, chosen = load(name, overrides=set, profile=profile)
+        loaded, chosen = load(name, overrides=set, profile=profile, limit=limit)
         if recipe:
             check_files(loaded)
             resolved(loaded, chosen, home)

@@ -1,0 +1,56 @@
+"""`--limit N`: any recipe as a smoke test, which runs every stage on little and can make no champion."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import replace
+from typing import Any
+
+from components.schema import Fit, Online, Recipe
+from components.sections import Contexts, Conversations, Data, Limits, Pairs
+
+ROUNDS = 2
+PAIRS = 64
+"""Pairs that a linear fit on features gets at least: fewer leave no fold with a pair, and it costs next to nothing."""
+UNCERTIFIED = Limits(min_accuracy=None, min_contrast_accuracy=None, best_of_n_rises=None, min_pairs=None, max_ties=None, max_calibration_error=None,
+                     max_length_correlation=None)
+
+
+def limited(recipe: Recipe, count: int) -> Recipe:
+    """The recipe with at most `count` groups in each split, one epoch, two rounds, as many prompts a round as that leaves, and as many held-out
+    prompts. What so little data cannot show is not asked for: certificates, endings, gates, topics. Health rules only warn. Nothing is
+    registered, and its name ends in `-limited`, so that no run is compared with it."""
+    models = {name: replace(source, certificate=UNCERTIFIED) if source.role == "reward" else source for name, source in recipe.models.items()}
+    changes: dict[str, Any] = {"name": f"{recipe.name}-limited", "models": models, "data": _data(recipe.data, count), "claim": None, "register": None}
+    for name in ("sft", "reward", "offline", "online"):
+        if section := getattr(recipe, name):
+            changes[name] = replace(section, fit=_fit(section.fit, count))
+    if recipe.reward:
+        changes["reward"] = replace(changes["reward"], certificate=UNCERTIFIED)
+    if recipe.online:
+        changes["online"] = _online(changes["online"], count)
+    if evaluate := recipe.evaluate:
+        changes["evaluate"] = replace(evaluate, **{key: min(getattr(evaluate, key), count) for key in ("prompts", "perplexity_rows", "transcripts")})
+    return replace(recipe, **changes)
+
+
+def _data(data: Data, count: int) -> Data:
+    parts = {field.name: part for field in dataclasses.fields(data) if isinstance(part := getattr(data, field.name), Conversations | Contexts | Pairs)}
+    smaller = {name: replace(part, limit=min(part.limit or most, most)) for name, part in parts.items()
+               for most in [max(count, PAIRS) if isinstance(part, Pairs) else count]}
+    return replace(data, min_groups=min(data.min_groups, 1), min_topics=min(data.min_topics, 1), max_topic_share=1.0,
+                   max_quarantined=max(data.max_quarantined, 0.5), **smaller)
+
+
+def _fit(fit: Fit, count: int) -> Fit:
+    steps = max(1, count // min(fit.batch, count))
+    return replace(fit, batch=min(fit.batch, count), epochs=min(fit.epochs, 1), max_steps=min(fit.max_steps or steps, steps), min_ended=0.0)
+
+
+def _online(online: Online, count: int) -> Online:
+    rounds = min(online.rounds, ROUNDS, count)
+    prompts = min(online.prompts_per_round, count // rounds)
+    by_round = {number: {key: value for key, value in change.items() if key != "prompts_per_round"}
+                for number, change in online.by_round.items() if int(number) <= rounds}
+    return replace(online, rounds=rounds, prompts_per_round=prompts, by_round=by_round, watch=replace(online.watch, kl_prompts=min(online.watch.kl_prompts, prompts)),
+                   health={name: replace(rule, action="warn") for name, rule in online.health.items()})

@@ -1,0 +1,34 @@
+"""`--limit N` makes any recipe small, and no champion."""
+
+import pytest
+
+from components.errors import RecipeError
+from components.plan import plan
+from components.recipe import load, names
+
+
+@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("count", [1, 24])
+def test_any_recipe_that_ships_is_a_smoke_test(name, count):
+    whole, profile = load(name)
+    recipe, _ = load(name, limit=count)
+    assert recipe.name == f"{name}-limited" and recipe.register is None and len(plan(recipe, profile)) > 3
+    for split in ("sft", "prompts", "evaluate", "demonstrate", "preferences_validation"):
+        assert recipe.data.of(split).limit <= count
+    for section in (recipe.sft, recipe.reward, recipe.offline, recipe.online):
+        assert section is None or (section.fit.epochs <= 1 and section.fit.batch * section.fit.max_steps <= count and section.fit.min_ended == 0)
+    if recipe.online:
+        assert recipe.online.rounds * recipe.online.prompts_per_round <= min(count, whole.online.rounds * whole.online.prompts_per_round)
+        assert all(rule.action == "warn" for rule in recipe.online.health.values()) and recipe.online.annotate == whole.online.annotate
+    if recipe.reward:
+        assert recipe.reward.certificate.min_accuracy is None and recipe.reward.certificate.reload_tolerance == whole.reward.certificate.reload_tolerance
+    assert recipe.evaluate is None or recipe.evaluate.prompts <= count
+
+
+def test_what_the_whole_recipe_does_wrong_its_smoke_test_says_too():
+    with pytest.raises(RecipeError, match=r"register.gates.win_rate_vs_sftt"):
+        load("chat", overrides=["register.gates.win_rate_vs_sftt={over: 0.5}"], limit=8)
+    with pytest.raises(RecipeError, match="--limit: expected 1 or more, got 0"):
+        load("chat", limit=0)
+    changed = load("chat", overrides=["online.by_round={2: {prompts_per_round: 9, fit: {learning_rate: 1.0e-5}}, 3: {sample_from: initial}}"], limit=8)[0]
+    assert changed.online.by_round == {"2": {"fit": {"learning_rate": 1e-5}}}
