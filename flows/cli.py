@@ -11,6 +11,7 @@ from gc import freeze
 from typing import Annotated, Any, Literal
 
 import typer
+from typer.core import TyperOption
 
 from components.errors import RatchetError, RecipeError, ServiceError, redacted
 from flows.commands.certify import certify
@@ -26,7 +27,7 @@ from flows.commands.plan import plan, print_plan
 from flows.commands.promote import promote, rollback
 from flows.commands.recipes import app as recipes_app
 from flows.commands.reproduce import reproduce
-from flows.commands.show import show
+from flows.commands.show import print_outcome, runs, show
 from flows.commands.soak import soak
 from flows.startup import quiet_platforms, servers
 from tasks.turns import IfRunning
@@ -34,6 +35,21 @@ from tasks.turns import IfRunning
 app = typer.Typer(help="Post-training pipelines: data → SFT → reward model → online RLHF → evaluation → registry.",
                   no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(recipes_app, name="recipes")
+_displayed = TyperOption.display_type_rich
+TyperOption.display_type_rich = lambda option, ctx: "" if option.is_flag else _displayed(option, ctx)  # else help says `--yes <bool>`
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(f"ratchet {version('ratchet-rlhf')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")] = False) -> None:
+    pass
 
 
 @app.command()
@@ -66,6 +82,9 @@ def run(recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = N
         except (KeyboardInterrupt, Abort):  # here, or on its page
             console.print("Stopped. Everything finished is kept; the same command continues from here.")
             raise typer.Exit(130) from None
+        except RatchetError:
+            _where(console, pipeline)
+            raise
     console.print(display.table())
     _where(console, pipeline)
     if postponed := done.get("registered", {}).get("postponed"):
@@ -101,7 +120,7 @@ def stage(part: Annotated[Literal["fetch", "curate", "train", "evaluate"], typer
         run_part(part, recipe, home=home, overrides=set, profile=profile)
 
 
-for command in (plan, show, chat, certify, compare, deploy, lineage, reproduce, promote, rollback, gc, doctor, soak, join):
+for command in (plan, runs, show, chat, certify, compare, deploy, lineage, reproduce, promote, rollback, gc, doctor, soak, join):
     app.command()(command)
 
 
@@ -148,14 +167,16 @@ def _finished(pipeline: Any, until: Until) -> bool:
 
 
 def _where(console: Any, pipeline: Any) -> None:
-    path = pipeline.run.path
-    report = path / "stages" / "evaluate" / "report.html"
+    """What became of the run, and where it lies."""
+    from tasks.outcome import outcome
+
+    if not (pipeline.run.path / "run.json").exists():
+        return
     final = next((s for s in reversed(pipeline.stages.values()) if s.kind == "weights" and s.name not in ("gold",)), None)
-    console.print(f"run        {path}", highlight=False, soft_wrap=True)
-    if final and (path / "stages" / final.name).exists():
-        console.print(f"model      {path / 'stages' / final.name}", highlight=False, soft_wrap=True)
-    if report.exists():
-        console.print(f"report     {report}", highlight=False, soft_wrap=True)
+    print_outcome(console, {**outcome(pipeline.run.path), "error": None}, pipeline.profile.hardware.currency)
+    console.print(f"run        {pipeline.run.path}", highlight=False, soft_wrap=True)
+    if final and (pipeline.run.path / "stages" / final.name).exists():
+        console.print(f"model      {pipeline.run.path / 'stages' / final.name}", highlight=False, soft_wrap=True)
     console.print("pages      ratchet ui", highlight=False)
 
 

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from components.plan import Stage
 from components.types import Artifact
+from tasks.outcome import headline, records, result
 
 SHOWN = ("loss", "accuracy", "validation", "margin", "tokens_per_second")
 
@@ -105,49 +106,6 @@ class Display:
         for name, state, seconds, found in self.rows:
             table.add_row(name, state, f"{seconds:.0f}" if seconds else "", escape(found))
         return table
-
-
-def headline(meta: Mapping[str, Any]) -> str:
-    """The few numbers of a stage that people look for."""
-    found = []
-    if "certificate" in meta:
-        accuracy = meta["certificate"].get("accuracy")
-        if isinstance(accuracy, Mapping):
-            found.append(f"held-out accuracy {accuracy['mean']:.3f} [{accuracy['low']:.3f}, {accuracy['high']:.3f}]")
-        crossed = meta["certificate"].get("cross_validated")
-        if isinstance(crossed, Mapping):
-            found.append(f"cross-validated {crossed['mean']:.3f} [{crossed['low']:.3f}, {crossed['high']:.3f}]")
-    if "panel" in meta:
-        panel = meta["panel"]
-        found += [f"{k} {v:.3g}" for k, v in panel.items() if k.startswith("reward.") or k in ("length", "kl", "gold")]
-    if meta.get("best_validation_loss") is not None:
-        found.append(f"validation loss {meta['best_validation_loss']:.4f} at step {meta['best_step']}")
-    if meta.get("steps"):
-        found.append(f"{meta['steps']} steps{', stopped early' if meta.get('stopped_early') else ''}")
-    if "headline" in meta:
-        found.append(str(meta["headline"]))
-    if meta.get("held"):
-        found.append("held by a health rule")
-    if meta.get("held_steps"):
-        found.append(f"{meta['held_steps']} held by a health rule")
-    found += [f"health: {why}" for why in meta.get("verdicts", ())]
-    return " · ".join(found)
-
-
-def records(meta: Mapping[str, Any], most: int = 8) -> str:
-    """What a stage read, kept, cut, dropped or found tied, in one line: the `most` largest of its counts in their order, the others
-    summed. All of them stand in the stage's manifest and in MLflow."""
-    counts = {name: number for name, number in meta.get("counts", {}).items() if number}
-    largest = sorted(counts, key=lambda name: -counts[name])[:most]
-    found = [f"{number:,} {name}" for name, number in counts.items() if name in largest]
-    rest = [number for name, number in counts.items() if name not in largest]
-    return "; ".join([*found, f"{sum(rest):,} of {len(rest)} other kinds"] if rest else found)
-
-
-def result(meta: Mapping[str, Any]) -> str:
-    """A stage's cell in a table: its headline, and its records in a line below."""
-    counted = records(meta)
-    return "\n".join(line for line in (headline(meta), counted and f"records: {counted}") if line)
 
 
 def _note(metrics: Mapping[str, float]) -> str:

@@ -14,7 +14,7 @@ from tasks.drift import watch_data, watch_results
 from tasks.elsewhere import Elsewhere
 from tasks.exchange import Exchange
 from tasks.pipeline import Pipeline
-from tasks.registration import register_run
+from tasks.registration import model_of, register_run
 from tasks.stages import make
 from tasks.turns import IfRunning, gpu_slots, held
 from tasks.watchers import watched
@@ -48,6 +48,8 @@ def post_training(
             return {"run": pipeline.run.name}
         watch_results(pipeline)
         registered = register_run(pipeline, mirror.tracking.run_id(wait_seconds=30))
+        pipeline.run.record(postponed=registered.get("postponed"), champion=registered.get("champion"), registered={
+            stage: f"{model_of(pipeline.recipe.register, stage)}:{number}" for stage, number in registered.get("versions", {}).items()})
         return {"run": pipeline.run.name, "registered": registered, "data": version(pipeline, Path.cwd())}
 
 

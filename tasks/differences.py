@@ -9,7 +9,6 @@ from typing import Any
 
 import yaml
 
-from components.errors import RecipeError, nearest
 from components.store import content, read_manifest
 from tasks.journal import flatten
 from tasks.results import comparable, evaluation, paired
@@ -28,15 +27,6 @@ class Differences:
     stages: list[tuple[str, str, str]] = field(default_factory=list)
     scores: list[tuple[str, float, float, dict[str, Any] | str]] = field(default_factory=list)
     metrics: list[Change] = field(default_factory=list)
-
-
-def find_run(name: str, home: Path) -> Path:
-    """A run's directory by its name or path. Raises `RecipeError` with the nearest name."""
-    for path in (home / "runs" / name, Path(name)):
-        if (path / "run.json").exists():
-            return path
-    known = [p.parent.name for p in (home / "runs").glob("*/run.json")]
-    raise RecipeError(f"no run {name!r} under {home / 'runs'}{nearest(name, known)}")
 
 
 def differences(first: Path, other: Path) -> Differences:

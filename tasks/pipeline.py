@@ -188,7 +188,7 @@ class Pipeline:
         ready(self.profile)
         self.run.hold()
         self.run.open(dump(self.recipe, self.profile))
-        self.run.record(recipe=self.recipe.name, state="running", revision=revision(), packages=packages(),
+        self.run.record(recipe=self.recipe.name, state="running", error=None, failed_stage=None, revision=revision(), packages=packages(),
                         stages={n: s.key for n, s in self.stages.items()}, started=time.time(),
                         **({"registry": self.registry} if self.registry else {}))
 

@@ -48,7 +48,7 @@ def watched(pipeline: Pipeline, display: Any = None) -> Iterator[MlflowMirror]:
             yield mirror
     except BaseException as error:
         state = "failed" if isinstance(error, Exception) else "stopped"
-        pipeline.end(state, error=f"{type(error).__name__}: {error}")
+        pipeline.end(state, error=f"{type(error).__name__}: {error}", failed_stage=mirror.failing)
         mirror.end("FAILED" if state == "failed" else "KILLED")
         raise
     spent = spending(pipeline)
@@ -67,6 +67,7 @@ class MlflowMirror:
         self.keys: dict[str, str] = {}
         self.open: list[str] = []  # keys that no end was told of
         self.read: set[tuple[str, str]] = set()  # what stands among a run's inputs already: product, run
+        self.failing: str | None = None  # the stage that failed last, unless its second try made it
 
     def begin(self) -> None:
         recipe = yaml.safe_load(dump(self.pipeline.recipe, self.pipeline.profile))
@@ -119,7 +120,7 @@ class MlflowMirror:
         pass  # the mirror follows the metrics file by itself
 
     def finished(self, stage: Stage, artifact: Artifact, *, reused: bool, seconds: float) -> None:
-        key = self.key(stage)
+        key, self.failing = self.key(stage), None
         if (artifact.path / "metrics.jsonl").exists():
             self.tracking.follow(artifact.path / "metrics.jsonl", key)
         if (samples := samples_of(self.pipeline.run.path, stage.name)).exists():
@@ -139,6 +140,7 @@ class MlflowMirror:
             self._close(key, "FINISHED")
 
     def failed(self, stage: Stage, error: BaseException) -> None:
+        self.failing = stage.name
         self.tracking.tag({"error": f"{type(error).__name__}: {error}"}, self.key(stage))
         self._close(self.key(stage), "FAILED" if isinstance(error, Exception) else "KILLED")
 

@@ -8,13 +8,13 @@ from typing import Annotated
 
 import typer
 
-from flows.commands.options import OUT, Home, ProfileOption
+from flows.commands.options import OUT, Home, Json, ProfileOption, print_json
 
 
 def certify(model: Annotated[str, typer.Argument(help="A reward model: hub:org/name, path:/models/mine, or a directory.")],
             data: Annotated[str, typer.Option(help="Preference pairs it was not trained on: a file, a folder, or hub:org/name.")],
             limit: Annotated[list[str], typer.Option("--limit", help="A limit of the certificate: --limit min_accuracy=0.6")] = [],  # noqa: B006
-            home: Home = OUT, profile: ProfileOption = None) -> None:
+            home: Home = OUT, profile: ProfileOption = None, as_json: Json = False) -> None:
     """Measure how far a reward model may be trusted on your pairs; exit code 1 if it fails."""
     import yaml
 
@@ -39,6 +39,9 @@ def certify(model: Annotated[str, typer.Argument(help="A reward model: hub:org/n
         made = pipeline.make(name)
     certificate = made.meta["certificate"]
     pipeline.end("finished")
+    if as_json:
+        print_json(certificate)
+        raise typer.Exit(not certificate["passed"])
     found = certificate["accuracy"]
     verdict = "passed" if certificate["passed"] else "failed"
     typer.echo(f"{verdict}: right on {found['mean']:.1%} [{found['low']:.1%}, {found['high']:.1%}] of {certificate['pairs']} held-out pairs; "

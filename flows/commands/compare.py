@@ -3,37 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from components.errors import RecipeError
-from flows.commands.options import OUT, Home, ProfileOption, Set
+from flows.commands.options import OUT, Home, Json, ProfileOption, Set, print_json
 from flows.startup import quiet_platforms, servers
 
 
 def compare(names: Annotated[list[str], typer.Argument(help="Two runs, by name or directory, or recipes.")], home: Home = OUT,
             seeds: Annotated[int, typer.Option(min=1, help="Of recipes: how many seeds, from 0.")] = 3,
             set: Set = [], profile: ProfileOption = None,  # noqa: B006
-            metric: Annotated[str, typer.Option(help="Of recipes: a per-prompt list of the evaluation's results.")] = "win_rate") -> None:
+            metric: Annotated[str, typer.Option(help="Of recipes: a per-prompt list of the evaluation's results.")] = "win_rate",
+            as_json: Json = False) -> None:
     """Compare two runs: what differed in recipe, code, packages and products, and in results with paired intervals of other − first.
     Or run recipes with several seeds and compare a metric, with intervals over seeds and prompts."""
     runs = [name for name in names if any((path / "run.json").exists() for path in (home / "runs" / name, Path(name)))]
     if not runs:
-        _recipes(names, seeds, home, set, profile, metric)
+        _recipes(names, seeds, home, set, profile, metric, as_json)
     elif len(names) == 2:
-        _runs(names[0], names[1], home)
+        _runs(names[0], names[1], home, as_json)
     else:
         raise RecipeError(f"{runs[0]!r} is a run, and runs are compared two by two; got {len(names)} names")
 
 
-def _runs(first: str, other: str, home: Path) -> None:
+def _runs(first: str, other: str, home: Path, as_json: bool) -> None:
     from flows.display import open_console
-    from tasks.differences import differences, find_run
+    from tasks.differences import differences
+    from tasks.outcome import find_run
 
     paths = find_run(first, home), find_run(other, home)
     found = differences(*paths)
+    if as_json:
+        return print_json(asdict(found))
     console = open_console(highlight=False)
     names = [path.resolve().name for path in paths]
     for title, rows in (("recipe", found.recipe), ("code", found.code), ("package", found.packages)):
@@ -53,7 +58,8 @@ def _runs(first: str, other: str, home: Path) -> None:
         console.print(_table(["metric", *names], found.metrics))
 
 
-def _recipes(names: Sequence[str], seeds: int, home: Path, overrides: Sequence[str], profile: str | None, metric: str) -> None:
+def _recipes(names: Sequence[str], seeds: int, home: Path, overrides: Sequence[str], profile: str | None, metric: str,
+             as_json: bool) -> None:
     from components.recipe import load
 
     for name in names:  # what is wrong is said before anything starts
@@ -64,9 +70,11 @@ def _recipes(names: Sequence[str], seeds: int, home: Path, overrides: Sequence[s
     from flows.compare import compare as run_all
     from flows.display import Display, open_console
 
-    console = open_console()
+    console = open_console(stderr=as_json)
     with servers(), Display(console) as display:
         found = run_all(names, seeds=range(seeds), home=home, overrides=overrides, profile=profile, metric=metric, display=display)
+    if as_json:
+        return print_json(found)
     console.print(_table([metric, "mean", "95 % interval", "by seed"], [
         (name, f"{row['mean']:.3f}", f"[{row['low']:.3f}, {row['high']:.3f}]", " ".join(f"{v:.3f}" for v in row.get("by_seed", [])))
         for name, row in {**found["arms"], **found["differences"]}.items()]))

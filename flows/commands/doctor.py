@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import typer
 
-from flows.commands.options import OUT, Home
+from flows.commands.options import OUT, Home, Json, print_json
 
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
-def doctor(home: Home = OUT) -> None:
+def doctor(home: Home = OUT, as_json: Json = False) -> None:
     """Check packages, servers, disk, GPU, DVC remote and downloads in seconds. Exit code 1 when something fails."""
     from rich.markup import escape
 
     from flows.display import open_console
     from tasks.doctor import examine
 
-    console, worst = open_console(highlight=False, soft_wrap=True), set()
+    console, findings = open_console(highlight=False, soft_wrap=True), []
     for finding in examine(home, Path.cwd()):
-        worst.add(finding.state)
+        findings.append(finding)
+        if as_json:
+            continue
         do = f" → {escape(finding.do)}" if finding.do else ""
         console.print(f"[{COLOURS[finding.state]}]{finding.state:<5}[/] {finding.name:<13} {escape(finding.seen)}{do}")
-    if "fail" in worst:
+    if as_json:
+        print_json([asdict(finding) for finding in findings])
+    if any(finding.state == "fail" for finding in findings):
         raise typer.Exit(1)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from flows.commands.options import OUT, Home
+from flows.commands.options import OUT, Home, Json, print_json
 
 
 def gc(home: Home = OUT,
@@ -15,7 +15,7 @@ def gc(home: Home = OUT,
        best: Annotated[int | None, typer.Option(help="Keep only so many registered versions of a model, besides promoted ones.")] = None,
        metric: Annotated[str, typer.Option(help="What --best ranks by.")] = "win_rate_vs_sft.mean",
        lower_is_better: Annotated[bool, typer.Option("--lower-is-better")] = False,
-       yes: Annotated[bool, typer.Option("--yes", help="Remove; without it, only show.")] = False) -> None:
+       yes: Annotated[bool, typer.Option("--yes", help="Remove; without it, only show.")] = False, as_json: Json = False) -> None:
     """Show, or with --yes remove, what no registered version and no living or recent run needs."""
     from rich.filesize import decimal
 
@@ -24,6 +24,9 @@ def gc(home: Home = OUT,
 
     policy = Policy(keep_days, keep_last, best, metric, lower_is_better)
     found = (sweep if yes else survey)(home, policy)
+    if as_json:
+        return print_json({"removed": yes, "freed": found.freed, "directories": [vars(entry) for entry in found.go],
+                           "stays": {reason: {"products": count, "bytes": found.stay_bytes[reason]} for reason, count in found.stay.items()}})
     console, table = open_console(highlight=False), table_of("removed" if yes else "would go", "what", "made", "frees", right=["frees"], no_wrap=True)
     for entry in sorted(found.go, key=lambda e: -e.size):
         table.add_row(str(entry.path.relative_to(home.resolve())), entry.what, entry.made[:16].replace("T", " "), decimal(entry.size))

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from flows.commands.options import OUT, Home
+from flows.commands.options import OUT, Home, Json, print_json
 
 Model = Annotated[str, typer.Argument(help="A registered name, name:version or name@alias, or a stage's directory.")]
 
 
 def lineage(model: Model, home: Home = OUT,
-            picture: Annotated[Path | None, typer.Option(help="The SVG file; else lineage/<stage>.svg of its run.")] = None) -> None:
+            picture: Annotated[Path | None, typer.Option(help="The SVG file; else lineage/<stage>.svg of its run.")] = None,
+            as_json: Json = False) -> None:
     """Show what made a checkpoint: data digests, recipe, code, package versions, parents, numbers."""
-    from flows.display import headline, open_console
+    from flows.display import open_console
     from tasks.drawing import draw
     from tasks.lineage import resolve
+    from tasks.outcome import headline
     from tasks.registry import events
 
     made, version = resolve(model, home)
+    if as_json:
+        return print_json({**made, "version": version and asdict(version), "history": events(version) if version else []})
     console = open_console(highlight=False, soft_wrap=True)
     title = f"{version.name} version {version.version}" if version else made["product"]
     console.print(f"[bold]{title}[/bold]{' (' + ', '.join(version.aliases) + ')' if version and version.aliases else ''}")
@@ -59,7 +64,7 @@ def tree(made: Mapping[str, Any]) -> Any:
     from rich.markup import escape
     from rich.tree import Tree
 
-    from flows.display import headline
+    from tasks.outcome import headline
 
     seen: set[str] = set()
 

@@ -7,18 +7,35 @@ from typing import Annotated, Any
 import typer
 
 from flows.commands.estimate import check_fits, print_estimate
-from flows.commands.options import OUT, Home, Limit, ProfileOption, Set
+from flows.commands.options import OUT, Home, Json, Limit, ProfileOption, Set, print_json
+
+WOULD = {"done": "keep", "resume": "continue", "run": "make"}
 
 
 def plan(recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = None, limit: Limit = None,  # noqa: B006
-         estimate: Annotated[bool, typer.Option("--estimate", help="Memory, disk, tokens, time and cost too.")] = False) -> None:
+         estimate: Annotated[bool, typer.Option("--estimate", help="Memory, disk, tokens, time and cost too.")] = False,
+         as_json: Json = False) -> None:
     """Say what `run` would do, stage by stage, without doing it. A profile that cannot fit is refused."""
     from flows.display import open_console
     from tasks.pipeline import Pipeline
 
     console, pipeline = open_console(), Pipeline.open(recipe, home=home, overrides=set, profile=profile, limit=limit)
+    if as_json:
+        return print_json(_as_json(pipeline, estimate))
     print_plan(console, pipeline, full=not estimate)
     (print_estimate(console, pipeline) if estimate else check_fits(pipeline))
+
+
+def _as_json(pipeline: Any, estimate: bool) -> dict[str, Any]:
+    stages = {s.stage.name: {"would": WOULD[s.state], "key": s.stage.key, "from": list(dict.fromkeys(s.stage.inputs.values()))}
+              for s in pipeline.status()}
+    if estimate:
+        from tasks.calibration import costs_of
+
+        for cost in costs_of(pipeline, measured=True)[0]:
+            stages[cost.stage.name] |= {"bytes": cost.bytes, "disk": cost.disk, "learnt": cost.learn, "scored": cost.score,
+                                        "sampled": cost.sample, "seconds": cost.seconds}
+    return {"run": pipeline.run.name, "quantities": quantities(pipeline.recipe, pipeline.profile), "stages": stages}
 
 
 def print_plan(console: Any, pipeline: Any, *, full: bool = False) -> None:
@@ -30,22 +47,31 @@ def print_plan(console: Any, pipeline: Any, *, full: bool = False) -> None:
     if full:
         table = table_of("stage", "would", "key", "from")
         for s in statuses:
-            table.add_row(s.stage.name, {"done": "keep", "resume": "continue", "run": "make"}[s.state], s.stage.key[:12],
+            table.add_row(s.stage.name, WOULD[s.state], s.stage.key[:12],
                           ", ".join(dict.fromkeys(s.stage.inputs.values())))
         console.print(table)
     console.print(f"Run {pipeline.run.name}: {done} of {len(statuses)} stages are made already, {len(statuses) - done} to do.")
 
 
 def sizes(recipe: Any, profile: Any) -> Any:
-    """Every quantity by its unit, derived from the recipe and its profile."""
-    from components.piece import describe
+    """The table of `quantities`."""
     from flows.display import table_of
 
     table = table_of("quantity", "value", right=["value"])
+    for name, value in quantities(recipe, profile).items():
+        table.add_row(name, str(value))
+    return table
+
+
+def quantities(recipe: Any, profile: Any) -> dict[str, Any]:
+    """Every quantity by its unit, derived from the recipe and its profile."""
+    from components.piece import describe
+
+    found: dict[str, Any] = {}
 
     def row(name: str, value: Any) -> None:
         if value is not None:
-            table.add_row(name, str(value))
+            found[name] = value
 
     def fit(section: Any, what: str, rest: str, epochs: str) -> str:
         """The rows of a fit; what its batch counts: pairs where an objective reads them, `rest` otherwise."""
@@ -85,4 +111,4 @@ def sizes(recipe: Any, profile: Any) -> Any:
         row("tokens a held-out response at most", recipe.evaluate.max_tokens)
     row("devices that learn together", profile.ranks)
     row("tokens a device in one pass", profile.tokens_per_batch)
-    return table
+    return found

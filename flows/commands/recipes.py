@@ -6,32 +6,36 @@ from typing import Annotated
 
 import typer
 
-from flows.commands.options import OUT, Home, Limit, ProfileOption, Set
+from flows.commands.options import OUT, Home, Json, Limit, ProfileOption, Set, print_json
 from flows.commands.plan import sizes
 
 app = typer.Typer(help="List, explain and check recipes.", no_args_is_help=True)
 
 
 @app.command("list")
-def list_recipes() -> None:
+def list_recipes(as_json: Json = False) -> None:
     """Every recipe that ships, with what it is about."""
     from components.recipe import load, names
     from flows.display import open_console, table_of
 
+    recipes = {name: load(name)[0] for name in names()}
+    if as_json:
+        return print_json([{"recipe": name, "paper": one.paper, "about": one.about} for name, one in recipes.items()])
     table = table_of("recipe", "paper", "about")
-    for name in names():
-        loaded, _ = load(name)
+    for name, loaded in recipes.items():
         table.add_row(name, loaded.paper, loaded.about)
     open_console().print(table)
 
 
 @app.command()
-def explain(recipe: str, set: Set = [], profile: ProfileOption = None) -> None:  # noqa: B006
+def explain(recipe: str, set: Set = [], profile: ProfileOption = None, as_json: Json = False) -> None:  # noqa: B006
     """The resolved recipe, every default written out, and its derived sizes."""
-    from components.recipe import dump, load
+    from components.recipe import dump, load, plain
     from flows.display import open_console
 
     loaded, chosen = load(recipe, overrides=set, profile=profile)
+    if as_json:
+        return print_json(plain({"recipe": loaded, "profile": chosen}))
     typer.echo(dump(loaded, chosen))  # as it is: what Rich prints it wraps
     open_console(highlight=False).print(sizes(loaded, chosen))
 

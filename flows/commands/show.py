@@ -1,49 +1,70 @@
-"""`ratchet show`: one run."""
+"""`ratchet show` and `ratchet runs`: one run, and all of them."""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from components.errors import RecipeError
-from flows.commands.options import OUT, Home
+from flows.commands.options import OUT, Home, Json, print_json
 
 
-def show(run: Annotated[str | None, typer.Argument(help="A run's name; the newest when left out.")] = None, home: Home = OUT) -> None:
-    """Show a run: its stages, what they found, what made them."""
+def show(run: Annotated[str | None, typer.Argument(help="A run's name; the newest when left out.")] = None, home: Home = OUT,
+         as_json: Json = False) -> None:
+    """Show a run: its stages and what they found, its gates, versions and champion; of a failed one the error and the log."""
     from rich.markup import escape
 
-    from components.store import read_manifest
-    from flows.display import open_console, result, table_of
+    from flows.display import open_console, table_of
+    from tasks.outcome import find_run, outcome, result
+
+    folder = find_run(run, home)
+    found = outcome(folder)
+    if as_json:
+        return print_json(found)
+    console = open_console()
+    console.print(f"[bold]{found['run']}[/bold]  recipe {found['recipe']}  {found['state']}  {_when(found['started'])}  code {found['revision'][:12]}")
+    table = table_of("stage", "key", "seconds", "result")
+    for stage in found["stages"]:
+        table.add_row(stage["name"], stage["key"][:12], *([f"{stage['meta'].get('seconds', '')}", escape(result(stage["meta"]))]
+                                                          if stage["made"] else ["", "not made"]))
+    console.print(table)
+    print_outcome(console, found, _currency(folder / "recipe.yaml"))
+
+
+def runs(home: Home = OUT, as_json: Json = False) -> None:
+    """List the runs of a home, the newest first: state, recipe, start, verdict."""
+    from flows.display import open_console, table_of
+    from tasks.outcome import outcome, run_files, verdict_of
+
+    found = [outcome(file.parent) for file in reversed(run_files(home))]
+    if as_json:
+        return print_json([{**{key: one[key] for key in ("run", "recipe", "state", "started", "ended", "registered", "champion", "path")},
+                            "verdict": verdict_of(one)} for one in found])
+    if not found:
+        return typer.echo(f"there is no run under {home / 'runs'} yet; `ratchet run instruct` makes one")
+    table = table_of("run", "recipe", "state", "started", "verdict")
+    for one in found:
+        table.add_row(one["run"], one["recipe"], one["state"], _when(one["started"]), verdict_of(one))
+    open_console().print(table)
+
+
+def print_outcome(console: Any, found: Mapping[str, Any], currency: str = "") -> None:
+    """Error, gates, versions, champion, cost, drift and where everything lies, a line each."""
+    from tasks.outcome import lines_of
     from tasks.spending import said
 
-    runs = sorted((home / "runs").glob("*/run.json"), key=lambda p: p.stat().st_mtime) if (home / "runs").is_dir() else []
-    if run:
-        runs = [p for p in runs if p.parent.name == run]
-    if not runs:
-        raise RecipeError(f"no run {run!r} under {home / 'runs'}" if run else
-                          f"there is no run under {home / 'runs'} yet; `ratchet run instruct` makes one")
-    state = json.loads(runs[-1].read_text())
-    console, folder = open_console(), runs[-1].parent
-    console.print(f"[bold]{folder.name}[/bold]  recipe {state.get('recipe')}  {state.get('state')}  code {state.get('revision', '')[:12]}")
-    table = table_of("stage", "key", "seconds", "result")
-    for name, key in state.get("stages", {}).items():
-        manifest = read_manifest(folder / "stages" / name)
-        table.add_row(name, key[:12], *(["", "not made"] if manifest is None else
-                                        [f"{manifest['meta'].get('seconds', '')}", escape(result(manifest["meta"]))]))
-    console.print(table)
-    if "spent" in state:
-        console.print(f"spent      {said(state['spent'], _currency(folder / 'recipe.yaml'))}", highlight=False, soft_wrap=True)
-    drift = json.loads((folder / "drift.json").read_text()) if (folder / "drift.json").exists() else {}
-    for kind, found in drift.items():
-        console.print(f"drift      {kind} against {found['against']}: " + ("; ".join(found["moved"]) or
-                      f"none in {len(found['compared'])} comparisons"), highlight=False, soft_wrap=True, markup=False)
-    report = folder / "stages" / "evaluate" / "report.html"
-    if report.exists():
-        console.print(f"report: {report.resolve()}")
+    drift = [("drift", f"{kind} against {drift['against']}: " + ("; ".join(drift["moved"]) or f"none in {len(drift['compared'])} comparisons"))
+             for kind, drift in found["drift"].items()]
+    spent = [("spent", said(found["spent"], currency))] if found["spent"] else []
+    report = [("report", found["report"])] if found["report"] else []
+    for word, text in [*lines_of(found), *spent, *drift, *report]:
+        console.print(f"{word:<10} {text}", highlight=False, soft_wrap=True, markup=False)
+
+
+def _when(started: str | None) -> str:
+    return started[:16].replace("T", " ") if started else ""
 
 
 def _currency(resolved: Path) -> str:

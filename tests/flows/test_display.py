@@ -13,7 +13,8 @@ from components.plan import Stage
 from components.types import Artifact
 from flows.cli import app
 from flows.commands.plan import print_plan
-from flows.display import Display, headline, open_console, records
+from flows.display import Display, open_console
+from tasks.outcome import headline, records
 from tasks.pipeline import Pipeline
 from tasks.watchers import numbers_of
 

@@ -6,7 +6,8 @@ import pytest
 
 from components.errors import RecipeError
 from components.store import write_atomic
-from tasks.differences import differences, find_run
+from tasks.differences import differences
+from tasks.outcome import find_run
 
 
 @pytest.fixture

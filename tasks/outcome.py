@@ -1,0 +1,166 @@
+"""What became of a run, from its directory alone: stages, gates, registered versions, champion; of a failed one its error and log."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from components.errors import RecipeError, nearest
+from components.store import RunDirectory, read_manifest
+
+
+def run_files(home: Path) -> list[Path]:
+    """`run.json` of every run, the last changed one last."""
+    return sorted((home / "runs").glob("*/run.json"), key=lambda file: file.stat().st_mtime)
+
+
+def find_run(name: str | None, home: Path) -> Path:
+    """A run's directory by its name or path; the newest without a name. Raises `RecipeError` that names the nearest and the newest."""
+    known = run_files(home)
+    if name is None and known:
+        return known[-1].parent
+    if name is None:
+        raise RecipeError(f"there is no run under {home / 'runs'} yet; `ratchet run instruct` makes one")
+    for path in (home / "runs" / name, Path(name)):
+        if (path / "run.json").exists():
+            return path
+    newest = ", ".join(file.parent.name for file in known[:-4:-1])
+    raise RecipeError(f"no run {name!r} under {home / 'runs'}{nearest(name, [file.parent.name for file in known])}"
+                      + (f"; the newest are {newest}; `ratchet runs` lists all" if known else "; there is no run yet"))
+
+
+def outcome(run: Path) -> dict[str, Any]:
+    """What `ratchet show --json` prints: `state` is running, interrupted (its process died), finished, stopped (by a person) or failed;
+    `gates` a list of {name, passed, why}; `registered` stage → `model:version`; `champion` whether the final one was made champion and
+    `why_not`; `error`, `failed_stage` and `log` of a run that failed. What is not known is None or empty."""
+    run = run.resolve()
+    state = json.loads((run / "run.json").read_text())
+    verdict = state.get("verdict") or _evaluated(run).get("verdict") or {}
+    reasons = list(verdict.get("reasons", []))
+    gates = [{"name": name, "passed": passed, "why": reason.partition(", ")[2]}
+             for (name, passed), reason in zip(verdict.get("gates", {}).items(), reasons, strict=False)]
+    alive = RunDirectory(run.parent.parent, run.name).alive()
+    failed = state.get("failed_stage")
+    log, report = run / "logs" / f"{failed}.log", run / "stages" / "evaluate" / "report.html"
+    return {
+        "run": run.name, "path": str(run), "recipe": state.get("recipe"), "revision": state.get("revision", ""),
+        "state": "interrupted" if state.get("state") == "running" and not alive else state.get("state"),
+        "started": _date(state.get("started")), "ended": _date(state.get("ended")),
+        "stages": [_stage(run, name, key) for name, key in state.get("stages", {}).items()],
+        "error": state.get("error"), "failed_stage": failed, "log": str(log) if failed and log.exists() else None,
+        "passed": verdict.get("passed") if gates else None, "gates": gates,
+        "registered": state.get("registered") or {}, "postponed": state.get("postponed"),
+        "champion": state.get("champion"), "why_not": _why_not(state, verdict, gates, reasons[len(gates):]),
+        "spent": state.get("spent") or {}, "report": str(report.resolve()) if report.exists() else None,
+        "drift": json.loads((run / "drift.json").read_text()) if (run / "drift.json").exists() else {},
+    }
+
+
+def _stage(run: Path, name: str, key: str) -> dict[str, Any]:
+    manifest = read_manifest(run / "stages" / name)
+    return {"name": name, "key": key, "made": manifest is not None, "meta": (manifest or {}).get("meta", {})}
+
+
+def _evaluated(run: Path) -> dict[str, Any]:
+    file = run / "stages" / "evaluate" / "results.json"
+    return json.loads(file.read_text()) if file.exists() else {}
+
+
+def _why_not(state: Mapping[str, Any], verdict: Mapping[str, Any], gates: Sequence[Mapping[str, Any]], compared: Sequence[str]) -> str:
+    """Why the final version is not champion; empty when it is, or when nothing was registered."""
+    if state.get("champion") in (True, None) or not verdict:
+        return ""
+    failed = [gate["name"] for gate in gates if not gate["passed"]]
+    if failed:
+        return f"{len(failed)} of {len(gates)} gates failed ({', '.join(failed)})"
+    return "; ".join(compared if gates else verdict.get("reasons", [])) or "it was rolled back before"
+
+
+def _date(seconds: float | None) -> str | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="seconds")
+
+
+def verdict_of(found: Mapping[str, Any]) -> str:
+    """The verdict on a run in a few words: the cell of a table."""
+    if found["state"] == "failed":
+        return f"failed at {found['failed_stage']}" if found["failed_stage"] else "failed"
+    if found["champion"]:
+        return "champion"
+    failed = sum(not gate["passed"] for gate in found["gates"])
+    if failed:
+        return f"{failed} of {len(found['gates'])} gates failed"
+    if found["gates"]:
+        return "gates passed, not champion" if found["champion"] is False else "gates passed"
+    return "no gates" if found["registered"] else ""
+
+
+def lines_of(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Error, gates, versions and champion, each with its word: what `run` ends with and `show` shows."""
+    said: list[tuple[str, str]] = []
+    if found["state"] in ("failed", "stopped") and found["error"]:
+        where = f" (stage {found['failed_stage']})" if found["failed_stage"] else ""
+        said.append(("error", found["error"].replace("\n", " ") + where))
+    said += [("log", found["log"])] if found["log"] else []
+    if gates := found["gates"]:
+        failed = sum(not gate["passed"] for gate in gates)
+        said.append(("gates", f"{failed} of {len(gates)} failed" if failed else f"all {len(gates)} passed"))
+        said += [("", f"{'✓' if gate['passed'] else '✗'} {gate['name']}: {gate['why']}") for gate in sorted(gates, key=lambda g: g["passed"])]
+    elif found["registered"]:
+        said.append(("gates", "none in the recipe (register.gates), so nothing was examined"))
+    if found["postponed"]:
+        said.append(("registered", f"not yet: {found['postponed']}"))
+    elif found["registered"]:
+        by_model: dict[str, list[str]] = {}
+        for stage, version in found["registered"].items():
+            model, _, number = version.rpartition(":")
+            by_model.setdefault(model, []).append(f"{number} ({stage})")
+        said.append(("registered", "; ".join(f"{model} version {', '.join(numbers)}" for model, numbers in by_model.items())))
+    if found["champion"] is not None:
+        said.append(("champion", "yes" if found["champion"] else f"no: {found['why_not']}"))
+    return said
+
+
+def headline(meta: Mapping[str, Any]) -> str:
+    """The few numbers of a stage that people look for."""
+    found = []
+    if "certificate" in meta:
+        accuracy = meta["certificate"].get("accuracy")
+        if isinstance(accuracy, Mapping):
+            found.append(f"held-out accuracy {accuracy['mean']:.3f} [{accuracy['low']:.3f}, {accuracy['high']:.3f}]")
+        crossed = meta["certificate"].get("cross_validated")
+        if isinstance(crossed, Mapping):
+            found.append(f"cross-validated {crossed['mean']:.3f} [{crossed['low']:.3f}, {crossed['high']:.3f}]")
+    if "panel" in meta:
+        panel = meta["panel"]
+        found += [f"{k} {v:.3g}" for k, v in panel.items() if k.startswith("reward.") or k in ("length", "kl", "gold")]
+    if meta.get("best_validation_loss") is not None:
+        found.append(f"validation loss {meta['best_validation_loss']:.4f} at step {meta['best_step']}")
+    if meta.get("steps"):
+        found.append(f"{meta['steps']} steps{', stopped early' if meta.get('stopped_early') else ''}")
+    if "headline" in meta:
+        found.append(str(meta["headline"]))
+    if meta.get("held"):
+        found.append("held by a health rule")
+    if meta.get("held_steps"):
+        found.append(f"{meta['held_steps']} held by a health rule")
+    found += [f"health: {why}" for why in meta.get("verdicts", ())]
+    return " · ".join(found)
+
+
+def records(meta: Mapping[str, Any], most: int = 8) -> str:
+    """What a stage read, kept, cut, dropped or found tied, in one line: the `most` largest of its counts in their order, the others
+    summed. All of them stand in the stage's manifest and in MLflow."""
+    counts = {name: number for name, number in meta.get("counts", {}).items() if number}
+    largest = sorted(counts, key=lambda name: -counts[name])[:most]
+    found = [f"{number:,} {name}" for name, number in counts.items() if name in largest]
+    rest = [number for name, number in counts.items() if name not in largest]
+    return "; ".join([*found, f"{sum(rest):,} of {len(rest)} other kinds"] if rest else found)
+
+
+def result(meta: Mapping[str, Any]) -> str:
+    """A stage's cell in a table: its headline, and its records in a line below."""
+    counted = records(meta)
+    return "\n".join(line for line in (headline(meta), counted and f"records: {counted}") if line)

@@ -1,0 +1,92 @@
+"""What became of a run: gates with figures, versions, champion or why not, and the error and log of one that failed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from components.errors import RecipeError
+from components.store import RunDirectory
+from flows.cli import app
+from tasks.outcome import lines_of, outcome, verdict_of
+
+VERDICT = {"passed": False, "gates": {"win_rate": True, "ending": False},
+           "reasons": ["win_rate: passed, its value 0.61 is over 0.5", "ending: failed, the low end of its interval -0.3 is not over -0.02"]}
+
+
+def ratchet(*arguments: str) -> str:
+    done = CliRunner().invoke(app, list(arguments))
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def run(home: Path, name: str, **state: object) -> RunDirectory:
+    made = RunDirectory(home, name)
+    made.open("profile: {hardware: {currency: CHF}}\n")
+    made.record(**{"recipe": "mine", "state": "finished", "started": 1_700_000_000.0, "stages": {"sft": "k" * 64}, **state})
+    return made
+
+
+def test_failed_gates_come_first_with_their_figures(tmp_path: Path) -> None:
+    run(tmp_path, "mine-1", verdict=VERDICT, champion=False, registered={"sft": "mine:1", "reward": "mine-reward:4", "optimise_1": "mine:2"})
+    said = ratchet("show", "--home", str(tmp_path)).splitlines()
+    assert [line for line in said if "gates" in line or "✗" in line or "✓" in line or line.startswith(("registered", "champion"))] == [
+        "gates      1 of 2 failed", "           ✗ ending: the low end of its interval -0.3 is not over -0.02", "           ✓ win_rate: its value 0.61 is over 0.5",
+        "registered mine version 1 (sft), 2 (optimise_1); mine-reward version 4 (reward)", "champion   no: 1 of 2 gates failed (ending)"]
+
+
+@pytest.mark.parametrize(("state", "verdict", "line"), [
+    ({"champion": True}, "champion", ("champion", "yes")),
+    ({"champion": False}, "gates passed, not champion", ("champion", "no: gold +0.1 [-0.1, +0.3] against the champion, version 1: not shown to be better"))])
+def test_champion_or_what_the_comparison_found(tmp_path: Path, state: dict, verdict: str, line: tuple[str, str]) -> None:
+    passed = {"passed": True, "gates": {"ending": True}, "reasons": ["ending: passed, its value 1 is over 0",
+              "gold +0.1 [-0.1, +0.3] against the champion, version 1: not shown to be better"]}
+    found = outcome(run(tmp_path, "mine-1", verdict=passed, registered={"sft": "mine:2"}, **state).path)
+    assert verdict_of(found) == verdict and lines_of(found)[-1] == line and ("gates", "all 1 passed") in lines_of(found)
+
+
+def test_gates_are_known_before_anything_is_registered(tmp_path: Path) -> None:
+    made = run(tmp_path, "mine-1", postponed="no server")
+    (made.path / "stages" / "evaluate").mkdir(parents=True)
+    (made.path / "stages" / "evaluate" / "results.json").write_text(json.dumps({"verdict": VERDICT}))
+    assert lines_of(outcome(made.path))[0] == ("gates", "1 of 2 failed") and ("registered", "not yet: no server") in lines_of(outcome(made.path))
+
+
+def test_a_failed_run_says_its_error_and_its_log(tmp_path: Path) -> None:
+    made = run(tmp_path, "mine-1", state="failed", error="StageError: out of\nmemory", failed_stage="sft")
+    (made.path / "logs").mkdir()
+    (made.path / "logs" / "sft.log").write_text("...")
+    said = ratchet("show", "mine-1", "--home", str(tmp_path))
+    assert "error      StageError: out of memory (stage sft)" in said and f"log        {made.path.resolve()}/logs/sft.log" in said
+    assert verdict_of(outcome(made.path)) == "failed at sft"
+
+
+def test_runs_are_listed_and_a_dead_one_is_not_running(tmp_path: Path) -> None:
+    assert "there is no run" in ratchet("runs", "--home", str(tmp_path))
+    run(tmp_path, "mine-1", state="running")
+    alive = run(tmp_path, "mine-2", state="running")
+    alive.hold()
+    rows = [line.split() for line in ratchet("runs", "--home", str(tmp_path)).splitlines()]
+    assert [row[:3] for row in rows[1:]] == [["mine-2", "mine", "running"], ["mine-1", "mine", "interrupted"]]
+    assert [one["state"] for one in json.loads(ratchet("runs", "--json", "--home", str(tmp_path)))] == ["running", "interrupted"]
+
+
+def test_a_misspelt_run_suggests_the_nearest(tmp_path: Path) -> None:
+    run(tmp_path, "mine-1")
+    with pytest.raises(RecipeError, match="no run 'mime-1' .* did you mean 'mine-1'.*`ratchet runs` lists all"):
+        CliRunner().invoke(app, ["show", "mime-1", "--home", str(tmp_path)], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("ask", [("show",), ("runs",), ("plan", "sft", "--profile", "test"), ("recipes", "list"), ("recipes", "explain", "sft"),
+                                 ("doctor",), ("gc",)])
+def test_reading_commands_print_json(tmp_path: Path, ask: tuple[str, ...]) -> None:
+    run(tmp_path, "mine-1")
+    where = () if ask[0] == "recipes" else ("--home", str(tmp_path))
+    assert json.loads(ratchet(*ask, *where, "--json"))
+
+
+def test_a_flag_takes_no_value_and_the_version_is_printed() -> None:
+    assert "<bool>" not in ratchet("gc", "--help") and ratchet("--version").startswith("ratchet ")
