@@ -65,6 +65,17 @@ def advance(number: int = 1) -> None:
         _write(_count)
 
 
+@contextlib.contextmanager
+def uncounted() -> Iterator[None]:
+    """Inside, nothing is counted: for work that was not expected, such as a selector that verifies again."""
+    global _count
+    kept, _count = _count, None
+    try:
+        yield
+    finally:
+        _count = kept
+
+
 def counted(batches: Iterable[Any]) -> Iterator[Any]:
     """The batches, with the rows of each counted once it was worked on."""
     for batch in batches:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from components.plan import Stage
 from components.types import Artifact
@@ -55,11 +56,13 @@ class Display:
         self.live: Progress | None = None
         self.task: Any = None
         self.spoke = 0.0
+        self.first: tuple[Any, ...] = ()  # of a stage: unit, total, step and time of the first count
 
     def __enter__(self) -> Display:
         if self.console.is_terminal:
-            self.live = Progress(SpinnerColumn(), TextColumn("{task.description:<14}"), BarColumn(bar_width=24),
-                                 TextColumn("{task.fields[note]}"), TimeElapsedColumn(), console=self.console, transient=True)
+            self.live = Progress(SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=10), TextColumn("{task.fields[count]}"),
+                                 TextColumn("{task.fields[note]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
+                                 TimeElapsedColumn(), console=self.console, transient=True, expand=True)
             self.live.start()
         return self
 
@@ -68,21 +71,35 @@ class Display:
             self.live.stop()
 
     def started(self, stage: Stage, metrics: Path) -> None:
-        self.spoke = time.monotonic()
+        self.spoke, self.first = time.monotonic(), ()
         if self.live:
-            self.task = self.live.add_task(stage.title, total=None, note="")
+            self.task = self.live.add_task(stage.title, total=None, count="", note="")
         else:
             self.console.print(f"{stage.title}: started", highlight=False)
+        if steps := [int(path.name.rpartition("-")[2]) for path in (metrics.parent.parent / "progress").glob("checkpoint-*")]:
+            self.console.print(f"{stage.title}: continues at step {max(steps)}", highlight=False)
 
     def progressed(self, stage: Stage, line: Mapping[str, Any]) -> None:
-        of = f" of {line['of']}" if line.get("of") else ""
-        note = f"{line['step']}{of} {line['unit']}" if "unit" in line else _note(line["metrics"])
+        unit, of, pace, note = line.get("unit", "steps"), line.get("of"), self._pace(line), _note(line["metrics"])
         if self.live and self.task is not None:
-            self.live.update(self.task, completed=line["step"], total=line.get("of"), note=note)
+            count = " ".join(filter(None, [f"{line['step']}/{of}" if of else f"{line['step']}", unit, *pace]))
+            self.live.update(self.task, completed=line["step"], total=of, count=count, note=note)
         elif not self.live and time.monotonic() - self.spoke > 15:
             self.spoke = time.monotonic()
-            step = "" if "unit" in line else f"step {line['step']}{of}  "
-            self.console.print(f"{stage.title}: {step}{note}", highlight=False)
+            step = f"{line['step']}{f' of {of}' if of else ''}"
+            count = f"{step} {unit}" if "unit" in line else f"step {step}"
+            self.console.print(f"{stage.title}: {'  '.join(filter(None, [count, ', '.join(pace), note]))}", highlight=False)
+
+    def _pace(self, line: Mapping[str, Any]) -> list[str]:
+        """How fast this attempt has been since its first count, and the time left at that rate; nothing while that is not known."""
+        now, step, of = line.get("time", time.time()), line["step"], line.get("of")
+        if self.first[:2] != (line.get("unit"), of):
+            self.first = (line.get("unit"), of, step, now)
+        done, seconds = step - self.first[2], now - self.first[3]
+        if done <= 0 or seconds <= 0:
+            return []
+        rate = f"{done / seconds:.3g}/s" if done >= seconds else f"{seconds / done:.3g} s each"
+        return [rate, *([f"{timedelta(seconds=round((of - step) * seconds / done))} left"] if of else [])]
 
     def finished(self, stage: Stage, artifact: Artifact, *, reused: bool, seconds: float) -> None:
         self._drop()

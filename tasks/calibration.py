@@ -6,6 +6,7 @@ measured anew.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -108,13 +109,29 @@ def typical_length(pipeline: Pipeline, splits: Mapping[str, Split]) -> float:
 
 
 def last_seconds(pipeline: Pipeline) -> dict[str, float]:
-    """How long each stage took when it was last made in this home on this kind of machine, whatever its recipe."""
+    """How long each stage took when it was last made in this home on this kind of machine, from the same model and data with the same
+    options. Only its seed and the code may be others: what another model or data set took says nothing."""
+    made = {m["key"]: m for path in pipeline.store.root.glob("*-*") if (m := read_manifest(path)) and m.get("made_with", {}).get("does")}
+
+    @functools.cache
+    def made_like(key: str) -> str:
+        if key not in made:
+            return key  # no longer in the store
+        how = made[key]["made_with"]
+        return _likeness(how["does"], how["options"], [made_like(parent) for parent in made[key]["parents"]])
+
     found: dict[str, tuple[str, float]] = {}
-    for path in pipeline.store.root.glob("*-*") if pipeline.store.root.is_dir() else ():
-        manifest = read_manifest(path)
-        if manifest and manifest["made_with"].get("machine") == machine() and "seconds" in manifest["meta"]:
-            found[manifest["stage"]] = max(found.get(manifest["stage"], ("", 0.0)), (manifest["made"], manifest["meta"]["seconds"]))
-    return {stage: took for stage, (_, took) in found.items()}
+    for key, manifest in made.items():
+        if manifest["made_with"].get("machine") == machine() and "seconds" in manifest["meta"]:
+            found[made_like(key)] = max(found.get(made_like(key), ("", 0.0)), (manifest["made"], manifest["meta"]["seconds"]))
+    planned: dict[str, str] = {}
+    for name, stage in pipeline.stages.items():
+        planned[name] = _likeness(stage.does, stage.options, [planned[parent] for parent in stage.inputs.values()])
+    return {name: found[like][1] for name, like in planned.items() if like in found}
+
+
+def _likeness(does: str, options: Mapping[str, Any], parents: Sequence[str]) -> str:
+    return digest([does, {key: value for key, value in plain(options).items() if key not in ("seed", "resolved")}, list(parents)])
 
 
 def machine_rates(pipeline: Pipeline, model: Path, length: int) -> Rates:

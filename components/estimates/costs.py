@@ -67,7 +67,8 @@ class Cost:
 
 def estimate(recipe: Recipe, profile: Profile, stages: Mapping[str, Stage], shape: Shape, splits: Mapping[str, Split],
              rates: Rates | None, last: Mapping[str, float]) -> list[Cost]:
-    """Every stage's cost. `last` gives seconds a stage took before, for those that count no tokens."""
+    """Every stage's cost. `last` gives the seconds that the same stage of the same model and data took before, for those that count no
+    tokens or whose rates are not known."""
     known = _Known(recipe, profile, shape, splits)
     costs = []
     for stage in stages.values():
@@ -153,6 +154,18 @@ class _Known:
         cost.score = None if cost.score is None else cost.score * self.depth
         cost.learn = None if cost.learn is None else cost.learn * self.depth
         return cost
+
+    def demonstrate(self, stage: Stage) -> Cost:
+        """The answers of a training and a validation split, sampled and scored."""
+        options, rollout = stage.options, stage.options["rollout"]
+        answer, each = rollout.get("max_tokens", 128), rollout.get("responses_per_prompt", 1)
+        splits = [self.split(options[name], None, None) for name in ("data", "validation")]
+        prompts, tokens = sum(split.groups or 0 for split in splits), max(split.tokens for split in splits)
+        memory = self.sampled(max(prompts, 1), answer, each, tokens)
+        if any(split.groups is None for split in splits):
+            return Cost(stage, memory, score=None, sample=None, models=1)
+        scored = prompts * tokens + prompts * each * (tokens + answer) * self.passes(options["annotate"])
+        return Cost(stage, memory, disk=prompts * each * (tokens + answer) * SAVED, score=scored, sample=float(prompts * each * answer), models=1)
 
     def prepare_offline(self, stage: Stage) -> Cost:
         options = stage.options

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from components.piece import build, piece
+from components.progress import uncounted
 from components.ranges import Count, Natural, PositiveShare, Temperature
 from components.rewards.instructions import EXAMPLE_QUESTION, EXAMPLES, instruction_text
 from components.rollouts.sample import sample
@@ -34,7 +35,9 @@ def by_example(prompts: Sequence[Prompt], ctx: Context, *, responses_per_prompt:
     drawn = sample(prompts, ctx, responses_per_prompt=responses_per_prompt - shown, **decoding)
     paths = [list(group.trajectories) for group in drawn]
     for number in range(shown):
-        for group, row in zip(drawn, verify(drawn, ctx)[reward], strict=True):
+        with uncounted():
+            verified = verify(drawn, ctx)[reward]
+        for group, row in zip(drawn, verified, strict=True):
             known[str(_at(group.prompt, same))] += [
                 (group.prompt, t.text.strip()) for t, value in zip(group.trajectories, row, strict=True) if value is not None and value >= 1]
         asked = [_shown(prompt, known[str(_at(prompt, same))], ctx, written) for prompt in prompts]

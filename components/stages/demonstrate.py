@@ -32,7 +32,7 @@ def demonstrate(job: Job) -> dict[str, Any]:
     splits = {end: read_groups(job.path("data") / f"{options[name]}.parquet") for end, name in (("", "data"), ("_validation", "validation"))}
     each = options["rollout"].get("responses_per_prompt", 1)
     answers = each * sum(map(len, splits.values()))
-    progress.expect("answers", answers * (1 + texts_read(options["annotate"]) + ("verifier" in options["rollout"])))
+    progress.expect("answers", answers * (1 + texts_read(options["annotate"])))
     rollout, annotate = build("rollout", options["rollout"]), pieces("annotate", options["annotate"])
     counts: Counter[str] = Counter()
     made: dict[str, list[Group]] = {}
@@ -43,7 +43,8 @@ def demonstrate(job: Job) -> dict[str, Any]:
         write_groups(product / f"answers{end}.parquet", scored)
         for kind in KINDS:
             if options[kind]:
-                made[f"{kind}{end}"], found = select_groups(scored, pieces("select", options[kind]), context)
+                with progress.uncounted():  # a selector may verify again
+                    made[f"{kind}{end}"], found = select_groups(scored, pieces("select", options[kind]), context)
                 counts.update({f"{kind}{end}: {key}": number for key, number in found.items()})
     for name, groups in made.items():
         write_groups(product / f"{name}.parquet", groups)

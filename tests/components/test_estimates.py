@@ -112,6 +112,14 @@ def test_a_round_counts_what_it_samples_scores_and_learns() -> None:
     assert costs["select_1"].score == 64 * 2 * 90 and costs["optimise_1"].learn == 64 * 2 * 90, "pairs: two answers a prompt"
 
 
+def test_demonstrations_are_sampled_on_both_splits() -> None:
+    recipe, profile = load("instruct", profile="test")
+    splits = {"demonstrate": Split(240, 40.0), "demonstrate_validation": Split(40, 40.0)}
+    costs = {c.stage.name: c for c in estimate(recipe, profile, plan(recipe, profile), SMOL, splits, None, {})}
+    assert costs["demonstrated"].sample == (240 + 40) * 6 * 48 and costs["demonstrated"].score == (240 + 40) * 40, "a verifier asks no model"
+    assert costs["compared"].sample is None, "nobody knows yet how many prompts there are"
+
+
 def test_every_member_of_an_ensemble_reads_every_answer() -> None:
     recipe, profile = load("reward_ensemble", profile="test")
     splits = {"prompts": Split(600, 50.0), "evaluate": Split(10, 50.0)}

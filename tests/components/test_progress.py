@@ -43,6 +43,8 @@ def test_what_is_done_of_what_is_expected(tmp_path: Path, told: list[dict[str, A
         progress.expect("answers", 5)
         for number in (1, 3, 4):
             progress.advance(number)
+        with progress.uncounted():
+            progress.advance(2)  # verified a second time
         progress.expect("pairs", 0)  # none are to come: nothing is told of it
         progress.expect("texts")
         progress.advance(2)

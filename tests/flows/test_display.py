@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 
 import pytest
@@ -68,3 +69,30 @@ def test_show_prints_the_records_and_mlflow_gets_every_count(publish, run_of, tm
     for one in ("3,151 parse: has 1", "1,749 length: cut", "290 records; 130 over"):
         assert one in said
     assert numbers_of({"counts": DRAFTS})["counts.length: cut to the bound"] == 1749.0
+
+
+def test_in_80_columns_stand_stage_step_rate_and_time_left() -> None:
+    console = Console(file=io.StringIO(), width=80, force_terminal=True)
+    with Display(console) as display:
+        display.started(Stage("optimise_3", "optimise", "weights", {}), Path())
+        for step, seconds in ((10, 0.0), (40, 60.0)):
+            display.progressed(Stage("optimise_3", "optimise", "weights", {}), {"step": step, "of": 120, "time": seconds, "metrics": {
+                "loss": 0.2893, "preference.dpo/loss": 0.2893, "preference.dpo/margin": 0.25, "tokens_per_second": 400.0}})
+        assert display.live is not None
+        with console.capture() as captured:
+            console.print(display.live.make_tasks_table(display.live.tasks), no_wrap=True)
+    (line,) = re.sub(r"\x1b\[[\d;]*m", "", captured.get()).splitlines()
+    assert "optimise 3" in line and "40/120 steps 2 s each 0:02:40 left" in line and len(line) <= 80 and "loss" in line
+
+
+def test_a_stage_that_is_continued_says_at_which_step(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for step in (8, 40):
+        (tmp_path / "progress" / f"checkpoint-{step}").mkdir(parents=True)
+    with Display(open_console()) as display:
+        display.started(Stage("sft", "sft", "weights", {}), tmp_path / "product" / "metrics.jsonl")
+        display.spoke -= 60
+        display.progressed(Stage("sft", "sft", "weights", {}), {"step": 41, "of": 60, "time": 0.0, "metrics": {}})
+        display.spoke -= 60
+        display.progressed(Stage("sft", "sft", "weights", {}), {"step": 51, "of": 60, "time": 5.0, "metrics": {}})
+    assert capsys.readouterr().out.splitlines() == ["sft: started", "sft: continues at step 40", "sft: step 41 of 60",
+                                                    "sft: step 51 of 60  2/s, 0:00:04 left"]

@@ -129,7 +129,7 @@ def test_a_terminal_shows_what_is_counted() -> None:
         display.progressed(stage, {"step": 120, "of": 384, "unit": "answers", "metrics": {}})
         assert display.live is not None
         task = display.live.tasks[0]
-        assert (task.completed, task.total, task.fields["note"]) == (120, 384, "120 of 384 answers")
+        assert (task.completed, task.total, task.fields["count"]) == (120, 384, "120/384 answers")
 
 
 def test_what_is_not_there_is_not_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -90,3 +90,27 @@ def test_reading_commands_print_json(tmp_path: Path, ask: tuple[str, ...]) -> No
 
 def test_a_flag_takes_no_value_and_the_version_is_printed() -> None:
     assert "<bool>" not in ratchet("gc", "--help") and ratchet("--version").startswith("ratchet ")
+
+
+def test_what_another_model_or_data_took_prices_nothing(tmp_path: Path) -> None:
+    """The same recipe at another seed is priced by what was measured; with another model or other data nothing is known of it."""
+    from tasks.calibration import last_seconds
+    from tasks.pipeline import Pipeline
+    from tasks.provenance import machine
+
+    def opened(*overrides: str) -> Pipeline:
+        return Pipeline.open("online_dpo", home=tmp_path, profile="test", overrides=overrides)
+
+    pipeline = opened()
+    for number, stage in enumerate(pipeline.stages.values()):
+        with pipeline.store.working(stage.name, stage.key) as work:
+            parents = [pipeline.stages[name].key for name in stage.inputs.values()]
+            pipeline.store.publish(work, stage.name, stage.key, stage.kind, parents, {"seconds": number + 1.0},
+                                   {"does": stage.does, "options": stage.options, "inputs": dict(stage.inputs), "machine": machine()})
+    everything = {name: number + 1.0 for number, name in enumerate(pipeline.stages)}
+    assert last_seconds(pipeline) == everything
+    assert last_seconds(opened("seed=7")) == everything
+    assert set(last_seconds(opened("models.policy.source=generate:tiny_chat?seed=5"))) == {"raw", "drafts"}
+    assert "raw" not in last_seconds(opened("data.source=generate:tiny_pairs?size=50&seed=1"))
+    assert set(everything) - set(last_seconds(opened("online.rollout.temperature=0.5"))) == {
+        f"{step}_{n}" for step in ("rollout", "annotate", "select", "optimise") for n in (1, 2)} | {"evaluate"}
