@@ -76,7 +76,7 @@ def test_runs_are_listed_and_a_dead_one_is_not_running(tmp_path: Path) -> None:
 
 def test_a_misspelt_run_suggests_the_nearest(tmp_path: Path) -> None:
     run(tmp_path, "mine-1")
-    with pytest.raises(RecipeError, match="no run 'mime-1' .* did you mean 'mine-1'.*`ratchet runs` lists all"):
+    with pytest.raises(RecipeError, match=r"no run 'mime-1' .* did you mean 'mine-1'.*`ratchet runs` lists all"):
         CliRunner().invoke(app, ["show", "mime-1", "--home", str(tmp_path)], catch_exceptions=False)
 
 
@@ -110,7 +110,7 @@ def test_what_another_model_or_data_took_prices_nothing(tmp_path: Path) -> None:
     everything = {name: number + 1.0 for number, name in enumerate(pipeline.stages)}
     assert last_seconds(pipeline) == everything
     assert last_seconds(opened("seed=7")) == everything
-    assert set(last_seconds(opened("models.policy.source=generate:tiny_chat?seed=5"))) == {"raw", "drafts"}
+    assert set(last_seconds(opened("models.policy.source=generate:tiny?seed=5"))) == {"raw", "drafts"}
     assert "raw" not in last_seconds(opened("data.source=generate:tiny_pairs?size=50&seed=1"))
     assert set(everything) - set(last_seconds(opened("online.rollout.temperature=0.5"))) == {
         f"{step}_{n}" for step in ("rollout", "annotate", "select", "optimise") for n in (1, 2)} | {"evaluate"}
