@@ -277,6 +277,8 @@ def _resolved(recipe: Recipe) -> Recipe:
         if best_of:
             best_of = dataclasses.replace(best_of, annotate=_each("annotate", best_of.annotate, "evaluate.best_of.annotate"))
         changes["evaluate"] = dataclasses.replace(recipe.evaluate, metrics=metrics, measures=measures, best_of=best_of)
+    if recipe.register and not recipe.register.model:
+        changes["register"] = dataclasses.replace(recipe.register, model=recipe.name)
     return dataclasses.replace(recipe, **changes)
 
 

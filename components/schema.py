@@ -222,7 +222,9 @@ class Champion:
 
 @record
 class Register:
-    model: str = "policy"
+    """`model` is the name in the registry; the recipe's own unless it says another."""
+
+    model: str = ""
     champion: Champion = field(default_factory=Champion)
     gates: Mapping[str, Gate] = field(default_factory=dict)
 

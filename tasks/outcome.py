@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -123,6 +124,15 @@ def lines_of(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     return said
 
 
+def markdown(found: Mapping[str, Any], about: str) -> str:
+    """The run on a page of Prefect or MLflow: what it is, its state, the verdict with every gate, and a table of its stages."""
+    said = [f"- **{word}**: {text}" if word else f"    - {text}" for word, text in lines_of(found)]
+    rows = [f"| {stage['name']} | {stage['meta'].get('seconds', '')} | {headline(stage['meta']).replace('|', '/')} |"
+            for stage in found["stages"] if stage["made"]]
+    table = ["| stage | seconds | result |", "|---|---|---|", *rows] if rows else []
+    return "\n".join([f"**{found['run']}** ({found['state']}): {about}", "", *said, "", *table, ""])
+
+
 def headline(meta: Mapping[str, Any]) -> str:
     """The few numbers of a stage that people look for."""
     found = []
@@ -164,3 +174,29 @@ def result(meta: Mapping[str, Any]) -> str:
     """A stage's cell in a table: its headline, and its records in a line below."""
     counted = records(meta)
     return "\n".join(line for line in (headline(meta), counted and f"records: {counted}") if line)
+
+
+def numbers_of(tree: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """The numbers of a nested mapping, by dotted name."""
+    found: dict[str, float] = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            found |= numbers_of(value, f"{prefix}{name}.")
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            found[f"{prefix}{name}"] = float(value)
+    return found
+
+
+DETAILS = re.compile(r"counts\.|spent\.|seconds$|summary\.|splits\.|probe\.|steps_planned|max_quarantined|.*(\.limits\.|\.coefficients\.|_difference|\.n$)")
+
+
+def tracked(does: str, meta: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a stage by their names in MLflow, whose pages put what is before a slash into a section of its own: those that people
+    compare have none, counters and the like begin with `details/`. The last step of a series is left out: the series is there."""
+    found: dict[str, float] = {}
+    for name, value in numbers_of(meta).items():
+        if DETAILS.match(name):
+            found[f"details/{does}.{name}"] = value
+        elif "/" not in name:
+            found[name.removeprefix("panel.") if name.startswith("panel.") or does == "evaluate" else f"{does}.{name}"] = value
+    return found

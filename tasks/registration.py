@@ -9,12 +9,12 @@ from components.errors import ServiceError, redacted
 from components.schema import Register
 from components.stages.fetch import REGISTRY
 from tasks.lineage import write_lineage
+from tasks.outcome import tracked
 from tasks.pipeline import Pipeline
 from tasks.promotion import with_evidence
 from tasks.registry import promote, register
 from tasks.server import tracking_uri
 from tasks.turns import registry_turn
-from tasks.watchers import numbers_of
 
 
 def register_run(pipeline: Pipeline, run_id: str | None) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def register_run(pipeline: Pipeline, run_id: str | None) -> dict[str, Any]:
         with registry_turn(pipeline.store.home):
             for name in checkpoints(pipeline):
                 artifact, stage = pipeline.artifact(name), pipeline.stages[name]
-                own = {f"{stage.does}.{number}": value for number, value in numbers_of(artifact.meta).items()}
+                own = {name: value for name, value in tracked(stage.does, artifact.meta).items() if "/" not in name}
                 parents = {p: registered_source(pipeline, p) or f"{model_of(recipe.register, p)}:{versions[p]}" for p in trained_from(pipeline, name)}
                 versions[name] = register(artifact.path, model_of(recipe.register, name), lineage=write_lineage(pipeline, name),
                                           metrics={**own, **(report.get("metrics", {}) if name == final else {})}, parents=parents,

@@ -14,6 +14,7 @@ from components.errors import RatchetError, ServiceError
 
 BOUNDS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
           "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "0"}  # the defaults retry for minutes
+KIND = {"mlflow.experimentKind": "custom_model_development"}  # the experiment's page opens on its runs, not on traces
 
 
 def tracking_uri(home: Path) -> str:
@@ -85,10 +86,12 @@ def experiment_id(mlflow: Any, home: Path, name: str = "ratchet") -> str:
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME", name)
     found = mlflow.get_experiment_by_name(name)
     if found:
+        if not set(KIND) <= set(found.tags):
+            mlflow.set_experiment_tag(found.experiment_id, *next(iter(KIND.items())))
         return found.experiment_id
     local = None if os.environ.get("MLFLOW_TRACKING_URI") else (home / "mlartifacts").resolve().as_uri()
     try:
-        return mlflow.create_experiment(name, artifact_location=local)
+        return mlflow.create_experiment(name, artifact_location=local, tags=KIND)
     except Exception:
         found = mlflow.get_experiment_by_name(name)  # another process was quicker
         if found is None:

@@ -117,12 +117,15 @@ class Tracking:
         """The address of an artifact of the pipeline's run among MLflow's pages; None where no server shows them (`ratchet ui` is
         elsewhere each time) or it has not heard of the run after `wait_seconds`."""
         server = urlsplit(tracking_uri(self.home))
-        run = self.run_id(wait_seconds=wait_seconds) if server.scheme in ("http", "https") else None
-        if run is None:
-            return None
-        experiment = read_json(shipped_file(self.run_dir, self.home))["experiment"]
+        inside = self.link(artifact, wait_seconds) if server.scheme in ("http", "https") else None
         address = f"{server.scheme}://{server.netloc.rpartition('@')[2]}{server.path.rstrip('/')}"  # without a password
-        return f"{address}/#/experiments/{experiment}/runs/{run}/artifacts/{quote(artifact)}"
+        return inside and f"{address}/{inside}"
+
+    def link(self, artifact: str, wait_seconds: float = 0.0) -> str | None:
+        """The address of an artifact of the pipeline's run from one MLflow page to another."""
+        run = self.run_id(wait_seconds=wait_seconds)
+        experiment = read_json(shipped_file(self.run_dir, self.home)).get("experiment")
+        return f"#/experiments/{experiment}/runs/{run}/artifacts/{quote(artifact)}" if run and experiment else None
 
     def _say(self, event: str, key: str, **what: Any) -> None:
         if self.run_dir is None:

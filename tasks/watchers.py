@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import functools
 import json
-import platform
-import re
-import time
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,16 +18,17 @@ from components.recipe import dump
 from components.types import Artifact
 from tasks.alerts import Alarm
 from tasks.journal import ROOT
+from tasks.outcome import markdown, outcome, tracked
 from tasks.pipeline import Pipeline
+from tasks.prefect_page import PrefectPage
 from tasks.provenance import packages, revision
 from tasks.spending import spending
 from tasks.system import sampled, samples_of
 from tasks.tracking import Tracking
 from tasks.versioning import digest
 
+log = logging.getLogger("ratchet.watchers")
 version_of = functools.cache(digest)  # a product does not change, and many stages read the same
-AWAY_SECONDS = 300.0
-"""How long a Prefect server that did not answer is left alone: its client tries for more than a minute at every call, and a run has dozens."""
 SHOWN_FILES = ("report.html", "certificate.json", "summary.json", "validation.json", "results.json")
 
 
@@ -38,9 +36,11 @@ SHOWN_FILES = ("report.html", "certificate.json", "summary.json", "validation.js
 def watched(pipeline: Pipeline, display: Any = None) -> Iterator[MlflowMirror]:
     """Attach the watchers, open the run, and close it with what became of it."""
     mirror = MlflowMirror(pipeline)
-    pipeline.watchers[:] = [w for w in (display, mirror, PrefectPage(mirror.tracking, pipeline.recipe.paper), Alarm(pipeline)) if w is not None]
+    page = PrefectPage(mirror.tracking, pipeline.recipe.paper)
+    pipeline.watchers[:] = [w for w in (display, mirror, page, Alarm(pipeline)) if w is not None]
     pipeline.begin()
     mirror.begin()
+    _told(page.begin, pipeline.run.name)
     samples = samples_of(pipeline.run.path)
     mirror.tracking.follow(samples)
     try:
@@ -49,13 +49,26 @@ def watched(pipeline: Pipeline, display: Any = None) -> Iterator[MlflowMirror]:
     except BaseException as error:
         state = "failed" if isinstance(error, Exception) else "stopped"
         pipeline.end(state, error=f"{type(error).__name__}: {error}", failed_stage=mirror.failing)
+        mirror.describe()
+        if state == "failed":
+            _told(page.summary, pipeline)
         mirror.end("FAILED" if state == "failed" else "KILLED")
         raise
     spent = spending(pipeline)
-    mirror.tracking.log({f"spent.{name}": value for name, value in spent.items()})
+    mirror.tracking.log({f"spent/{name}": value for name, value in spent.items()})
     pipeline.end("finished", spent=spent)
+    mirror.describe()
+    _told(page.summary, pipeline)
     if not mirror.end("FINISHED") and display is not None:
         display.console.print(f"MLflow is behind, nothing is lost: {mirror.tracking.problem}. `ratchet sync` sends the rest.")
+
+
+def _told(method: Callable[..., None], *args: Any) -> None:
+    """Call a method of a page, whose server may be away: the work goes on."""
+    try:
+        method(*args)
+    except Exception as error:
+        log.warning("%s", redacted(f"the Prefect page was not told: {type(error).__name__}: {error}"))
 
 
 class MlflowMirror:
@@ -75,6 +88,13 @@ class MlflowMirror:
                                {"recipe": self.pipeline.recipe.name, "paper": self.pipeline.recipe.paper,
                                 "revision": revision(), "packages": json.dumps(packages())})
         self.tracking.log_artifacts([self.pipeline.run.path / "recipe.yaml"])
+        self.describe()
+
+    def describe(self) -> None:
+        """The description at the top of the run's page: what it is, its stages and its verdict."""
+        recipe, found = self.pipeline.recipe, outcome(self.pipeline.run.path)
+        report = self.tracking.link("report.html") if found["report"] else None
+        self.tracking.tag({"mlflow.note.content": markdown(found, recipe.about) + (f"\n[Evaluation report]({report})\n" if report else "")})
 
     def end(self, status: str) -> bool:
         for key in list(self.open):
@@ -125,7 +145,7 @@ class MlflowMirror:
             self.tracking.follow(artifact.path / "metrics.jsonl", key)
         if (samples := samples_of(self.pipeline.run.path, stage.name)).exists():
             self.tracking.follow(samples, key)
-        numbers = {f"{stage.does}.{name}": value for name, value in numbers_of(artifact.meta).items()}
+        numbers = tracked(stage.does, artifact.meta)
         if numbers:
             self.tracking.log(numbers, stage.round or 0, key)
         self.tracking.tag({f"{stage.does}.key": artifact.digest, f"{stage.does}.path": str(artifact.path),
@@ -135,7 +155,7 @@ class MlflowMirror:
         self.tracking.log_artifacts(shown, key)
         if stage.does == "evaluate":
             self.tracking.log_artifacts(shown)
-            self.tracking.log(numbers)
+            self.tracking.log({name: value for name, value in numbers.items() if "/" not in name})
         if not stage.round or stage.name == [s.name for s in self.pipeline.stages.values() if s.round == stage.round][-1]:
             self._close(key, "FINISHED")
 
@@ -143,110 +163,3 @@ class MlflowMirror:
         self.failing = stage.name
         self.tracking.tag({"error": f"{type(error).__name__}: {error}"}, self.key(stage))
         self._close(self.key(stage), "FAILED" if isinstance(error, Exception) else "KILLED")
-
-
-def numbers_of(tree: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """The numbers of a nested mapping, by dotted name."""
-    found: dict[str, float] = {}
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            found |= numbers_of(value, f"{prefix}{name}.")
-        elif isinstance(value, (int, float)) and not isinstance(value, bool):
-            found[f"{prefix}{name}"] = float(value)
-    return found
-
-
-def unless_away(method: Callable[..., None]) -> Callable[..., None]:
-    """A method of a `PrefectPage` that does nothing while its server is known to be away."""
-
-    @functools.wraps(method)
-    def call(page: PrefectPage, *args: Any, **options: Any) -> None:
-        from httpx import TransportError
-
-        if time.monotonic() < page.away_until:
-            return
-        try:
-            method(page, *args, **options)
-        except TransportError:
-            page.away_until = time.monotonic() + AWAY_SECONDS
-            raise
-
-    return call
-
-
-class PrefectPage:
-    """Artifacts on the page of the Prefect run: progress of long tasks, a table a stage, its pictures, the recipe's paper (`arXiv:…`),
-    where the report is."""
-
-    def __init__(self, tracking: Tracking | None = None, paper: str = "") -> None:
-        self.tracking, self.paper = tracking, paper
-        self.progress: Any = None
-        self.last = 0.0
-        self.away_until = 0.0
-
-    def started(self, stage: Stage, metrics: Path) -> None:
-        self.progress, self.last = None, time.monotonic()
-
-    @unless_away
-    def progressed(self, stage: Stage, line: Mapping[str, Any]) -> None:
-        from prefect.artifacts import create_progress_artifact, update_progress_artifact
-
-        if not line.get("of") or time.monotonic() - self.last < 10:
-            return
-        self.last = time.monotonic()
-        share = 100.0 * line["step"] / line["of"]
-        if self.progress is None:
-            self.progress = create_progress_artifact(progress=share, key=f"progress-{_slug(stage.name)}", description=stage.title)
-        else:
-            update_progress_artifact(self.progress, progress=share)
-
-    @unless_away
-    def finished(self, stage: Stage, artifact: Artifact, *, reused: bool, seconds: float) -> None:
-        from prefect.artifacts import create_image_artifact, create_table_artifact, update_progress_artifact
-
-        self._paper()
-        if self.progress is not None:
-            update_progress_artifact(self.progress, progress=100.0)
-            self.progress = None
-        rows = [{"number": k, "value": f"{v:.6g}"} for k, v in numbers_of(artifact.meta).items()]
-        rows = [{"number": "made", "value": "reused" if reused else f"in {seconds:.0f} s"},
-                {"number": "key", "value": artifact.digest[:16]}, *rows[:60]]
-        create_table_artifact(table=rows, key=f"result-{_slug(stage.name)}", description=f"{stage.title}: what it found")
-        for plot in sorted((artifact.path / "plots").glob("*.png")):  # the bytes themselves: the server may not see our files
-            create_image_artifact(image_url="data:image/png;base64," + base64.b64encode(plot.read_bytes()).decode(),
-                                  key=f"plot-{_slug(stage.name)}-{_slug(plot.stem)}", description=f"{stage.title}: {plot.stem.replace('_', ' ')}")
-        if (artifact.path / "report.html").exists():
-            self._report(artifact.path / "report.html")
-
-    def _paper(self) -> None:
-        from prefect.artifacts import create_link_artifact
-
-        if self.paper.startswith("arXiv:"):
-            create_link_artifact(link=f"https://arxiv.org/abs/{self.paper.removeprefix('arXiv:')}", link_text=self.paper, key="paper",
-                                 description="Where the recipe's method is from.")
-            self.paper = ""  # once a run
-
-    def _report(self, file: Path) -> None:
-        """Where the report is: a browser follows no file:// from a server's page, and the file may be another machine's."""
-        from prefect.artifacts import create_link_artifact, create_markdown_artifact
-
-        where = f"`{file.resolve()}` on {platform.node()}"
-        page = self.tracking.page(file.name, wait_seconds=5.0) if self.tracking else None
-        if page:
-            create_link_artifact(link=page, link_text="evaluation report", key="report", description=f"The file: {where}")
-        else:
-            create_markdown_artifact(markdown=f"Evaluation report: {where}", key="report")
-
-    @unless_away
-    def failed(self, stage: Stage, error: BaseException) -> None:
-        from prefect.artifacts import create_markdown_artifact
-
-        if isinstance(error, Exception):
-            create_markdown_artifact(markdown=redacted(f"**{type(error).__name__}**\n\n{error}"), key=f"error-{_slug(stage.name)}")
-
-
-def _slug(name: str) -> str:
-    """A key that Prefect takes: lowercase letters, digits and dashes."""
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-
-

@@ -320,7 +320,7 @@ def test_a_schedule_fires_and_a_worker_finishes_the_run(prefect: dict[str, str],
         stop(worker)
     (run,) = (json.loads(path.read_text()) for path in home.glob("runs/*/run.json"))
     assert run["state"] == "finished" and run.get("versions") == {"sft": "1"}, (tmp_path / "worker.log").read_text()[-3000:]
-    (version,) = history("ratchet-sft", home=home)
+    (version,) = history("sft", home=home)
     assert Path(version.path).resolve() == next(home.glob("store/sft-*")).resolve()
 
 

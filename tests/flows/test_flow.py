@@ -61,7 +61,7 @@ def test_run_then_nothing_to_do(fresh_home: Callable[[str], Path]) -> None:
     assert read == {"raw", "drafts", "curated"}, "what the whole run read is not on its own page"
     steps = mlflow.get_metric_history(names["sft"].info.run_id, "policy/loss")
     assert [m.step for m in steps] == [1, 2]
-    version = history("ratchet-sft", home=home)[0]
+    version = history("sft", home=home)[0]
     assert version.tags["lineage.recipe"] == "sft" and "candidate" in version.aliases and "champion" not in version.aliases
 
 

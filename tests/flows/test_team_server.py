@@ -249,7 +249,7 @@ def test_the_pipeline_on_a_team_server(team: dict[str, str], fresh_home: Callabl
             monkeypatch.setenv(name, team[name])
         from tasks.registry import history
 
-        (version,) = history("ratchet-sft", home=home)
+        (version,) = history("sft", home=home)
         assert "candidate" in version.aliases and not version.external
         import boto3
 

@@ -18,11 +18,13 @@ from components.plan import Stage
 from components.types import Artifact
 from tasks.journal import ROOT, read_journal
 from tasks.mirror import shipped_file
+from tasks.outcome import tracked
 from tasks.pipeline import Pipeline, _follow
+from tasks.prefect_page import AWAY_SECONDS, PrefectPage
 from tasks.system import samples_of
 from tasks.tracking import Tracking
 from tasks.versioning import digest
-from tasks.watchers import AWAY_SECONDS, MlflowMirror, PrefectPage
+from tasks.watchers import MlflowMirror
 
 KINDS = ("image", "link", "markdown", "table")
 
@@ -234,3 +236,29 @@ def test_a_file_that_an_attempt_removes_while_it_is_looked_at_stops_no_stage() -
 
     tick = _follow((SimpleNamespace(exists=lambda: True, stat=gone),), Stage("sft", "sft", "weights", {}), pytest.fail)  # type: ignore[arg-type]
     assert tick() is None
+
+
+def test_numbers_that_people_compare_come_first_and_counters_stand_apart() -> None:
+    meta = {"counts": {"cut": 3}, "seconds": 2.0, "spent": {"cpu_seconds": 1.0}, "panel": {"reward.judge": 1.5}, "judge/loss": 0.5, "steps": 8,
+            "certificate": {"accuracy": {"mean": 0.7, "n": 55}, "limits": {"max_ties": 0.05}, "reload_difference": 1e-6}}
+    found = tracked("reward", meta)
+    assert {name for name in found if "/" not in name} == {"reward.judge", "reward.steps", "reward.certificate.accuracy.mean"}
+    assert found["details/reward.counts.cut"] == 3.0 and {name.partition("/")[0] for name in found if "/" in name} == {"details"}
+    assert "reward.judge/loss" not in found, "its series is there"
+    assert tracked("evaluate", {"final.length": 4.0, "win_rate_vs_sft.mean": 0.6}) == {"final.length": 4.0, "win_rate_vs_sft.mean": 0.6}
+
+
+def test_a_run_is_described_by_its_stages_and_verdict(mirror: MlflowMirror, made: dict[str, dict[str, Any]]) -> None:
+    pipeline = mirror.pipeline
+    first = read_journal(pipeline.run.path)[0][ROOT].tags["mlflow.note.content"]
+    assert first.startswith(f"**{pipeline.run.name}**") and pipeline.recipe.about in first
+    pipeline.begin()
+    pipeline.run.record(state="finished", champion=False, registered={"optimise_2": "online_dpo:1"},
+                        verdict={"passed": False, "gates": {"ending": False}, "reasons": ["ending: failed, its value -0.3 is not over -0.02"]})
+    for name in pipeline.stages:
+        pipeline.take(pipeline.stages[name])
+    mirror.describe()
+    PrefectPage().summary(pipeline)
+    note = read_journal(pipeline.run.path)[0][ROOT].tags["mlflow.note.content"]
+    assert "(finished)" in note and "ending: its value -0.3 is not over -0.02" in note and "online_dpo version 1 (optimise_2)" in note
+    assert "| evaluate |" in note and made["markdown run"]["markdown"] == note
