@@ -9,6 +9,7 @@ from pathlib import Path
 
 from components.store import write_atomic
 from tasks.pipeline import Pipeline
+from tasks.results import figures
 from tasks.turns import held
 from tasks.versioning import commit, publish
 
@@ -48,8 +49,12 @@ def lay_out(pipeline: Pipeline, workspace: Path, parts: Sequence[str] = PARTS) -
             publish(folder / "rounds", data / "rounds")
     if "evaluate" in parts and "evaluate" in pipeline.stages:
         results = json.loads((pipeline.artifact("evaluate").path / "results.json").read_text())
-        write_atomic(workspace / "metrics.json", json.dumps(results["metrics"], indent=1, sort_keys=True) + "\n")
-        write_atomic(workspace / "plots" / "rounds.json", json.dumps(results["rounds"], indent=1) + "\n")
+        write_atomic(workspace / "metrics.json", json.dumps(figures(results), indent=1) + "\n")
+        pictures = pipeline.artifact("evaluate").path / "plots"
+        if not pictures.is_dir():
+            pictures = folder / "plots"
+            pictures.mkdir(parents=True, exist_ok=True)
+        publish(pictures, workspace / "plots")
 
 
 def version(pipeline: Pipeline, workspace: Path) -> dict[str, str]:

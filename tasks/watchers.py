@@ -86,9 +86,9 @@ class MlflowMirror:
         recipe = yaml.safe_load(dump(self.pipeline.recipe, self.pipeline.profile))
         self.tracking.open_run(self.pipeline.run.path, self.pipeline.run.name, recipe,
                                {"recipe": self.pipeline.recipe.name, "paper": self.pipeline.recipe.paper,
-                                "revision": revision(), "packages": json.dumps(packages())})
+                                "revision": revision(), "packages": json.dumps(packages()),
+                                "mlflow.note.content": f"**{self.pipeline.run.name}**: {self.pipeline.recipe.about}"})
         self.tracking.log_artifacts([self.pipeline.run.path / "recipe.yaml"])
-        self.describe()
 
     def describe(self) -> None:
         """The description at the top of the run's page: what it is, its stages and its verdict."""

@@ -12,6 +12,7 @@ from components.errors import RecipeError
 from components.store import RunDirectory
 from flows.cli import app
 from tasks.outcome import lines_of, outcome, verdict_of
+from tasks.results import figures
 
 VERDICT = {"passed": False, "gates": {"win_rate": True, "ending": False},
            "reasons": ["win_rate: passed, its value 0.61 is over 0.5", "ending: failed, the low end of its interval -0.3 is not over -0.02"]}
@@ -114,3 +115,12 @@ def test_what_another_model_or_data_took_prices_nothing(tmp_path: Path) -> None:
     assert "raw" not in last_seconds(opened("data.source=generate:tiny_pairs?size=50&seed=1"))
     assert set(everything) - set(last_seconds(opened("online.rollout.temperature=0.5"))) == {
         f"{step}_{n}" for step in ("rollout", "annotate", "select", "optimise") for n in (1, 2)} | {"evaluate"}
+
+
+def test_a_dozen_figures_at_most_the_measure_first() -> None:
+    """Of 60 numbers: rate, gains with their intervals, then what describes the answers."""
+    gain = {f"reward.x_gain_vs_{arm}.{end}": 0.123456 for arm in ("sft", "base") for end in ("mean", "low", "high", "n")}
+    metrics = {**{f"final.other_{i}": 1.0 for i in range(40)}, "final.length": 14.0, "final.ended": None, "final.reward.x": 0.36, **gain}
+    found = figures({"measure": "reward.x", "metrics": metrics})
+    assert list(found.items())[:3] == [("final.reward.x", 0.36), ("reward.x_gain_vs_base.mean", 0.1235), ("reward.x_gain_vs_base.low", 0.1235)]
+    assert len(found) == 8 and found["final.length"] == 14.0 and figures({}) == {}
