@@ -73,7 +73,15 @@ def said(spent: Mapping[str, float], currency: str) -> str:
     """In words: `0.42 hours, 0.8 processor hours, 1.2 EUR, 3.3 GB at its peak; for each point of win rate 0.1 EUR`."""
     units = {"hours": "hours", "cpu_hours": "processor hours", "cost": currency, "gpu_kwh": "kWh of its GPUs as sampled",
              "energy_kwh": "kWh at the stated watts"}
-    whole = [f"{spent[name]:g} {unit}" for name, unit in units.items() if name in spent]
+    whole = [_amount(spent[name], unit) for name, unit in units.items() if name in spent]
     whole += [f"{spent['peak_gb']:g} GB at its peak"] if "peak_gb" in spent else []
     each = [f"{spent[f'{name}_per_point']:g} {unit}" for name, unit in units.items() if f"{name}_per_point" in spent]
     return ", ".join(whole) + (f"; for each point of win rate {', '.join(each)}" if each else "")
+
+
+def _amount(value: float, unit: str) -> str:
+    """Hours under one are minutes, and under a minute seconds."""
+    if not unit.endswith("hours") or value >= 1:
+        return f"{value:g} {unit}"
+    small, word = (value * 60, "minutes") if value >= 1 / 60 else (value * 3600, "seconds")
+    return f"{small:.2g} {unit.removesuffix('hours')}{word}"

@@ -76,7 +76,7 @@ def win_rates(rows: Mapping[str, Mapping[str, float]], path: Path) -> Path:
 @_styled
 def rounds(rows: Sequence[Mapping[str, float]], path: Path) -> Path:
     """One small panel each for reward, gold score, KL, length and diversity, by round; what no round has is left out."""
-    wanted = [("reward", "Reward", BLUE), ("gold", "Gold judge", GREEN), ("kl", "KL to SFT (nats)", RED),
+    wanted = [("reward", "Reward", BLUE), ("gold", "Gold score", GREEN), ("kl", "KL to SFT (nats)", RED),
               ("length", "Length (tokens)", ORANGE), ("distinct_2", "Distinct word pairs", GREY)]
     shown = [w for w in wanted if any(w[0] in row for row in rows)]
     figure, panels = _figure(2.5 * max(len(shown), 1), 2.7, columns=max(len(shown), 1))

@@ -44,8 +44,8 @@ UNITS = {  # metric → how a reader calls it, number of decimals or per cent
     "empty": ("empty", ".1%"), "refusal_like": ("refusal-like", ".1%"), "repetitive": ("repetitive", ".1%"),
     "personal_data": ("with personal data", ".1%"),
     "distinct_1": ("distinct words", ".3f"), "distinct_2": ("distinct word pairs", ".3f"), "self_bleu": ("self-BLEU", ".3f"),
-    "embedding_spread": ("spread of meaning", ".3f"), "perplexity": ("perplexity on human replies", ".2f"),
-    "gold": ("gold judge score", ".3f"), "kl": ("KL to SFT, nats an answer (drawn answers)", ".2f"), "entropy": ("entropy, nats a token", ".2f"),
+    "embedding_spread": ("spread of meaning", ".3f"), "perplexity": ("perplexity on the data's replies", ".2f"),
+    "gold": ("gold score", ".3f"), "gold.error": ("standard error of the gold score", ".3f"), "kl": ("KL to SFT, nats an answer (drawn answers)", ".2f"), "entropy": ("entropy, nats a token", ".2f"),
     "rate": ("rate", ".1%"), "responses": ("responses", ".0f"), "round": ("round", ".0f"),
 }
 
@@ -148,7 +148,7 @@ def _cost(metrics: Mapping[str, Any]) -> str:
     text = ""
     if "perplexity_ratio.mean" in metrics:
         mean, low, high = (metrics[f"perplexity_ratio.{end}"] - 1 for end in ("mean", "low", "high"))
-        text += f". Perplexity on human replies {'rose' if mean > 0 else 'fell'} by {abs(mean):.1%} ({low:+.1%} to {high:+.1%})"
+        text += f". Perplexity on the data's replies {'rose' if mean > 0 else 'fell'} by {abs(mean):.1%} ({low:+.1%} to {high:+.1%})"
     if "proxy_over_gold.mean" in metrics:
         mean, low, high = (100 * metrics[f"proxy_over_gold.{end}"] for end in ("mean", "low", "high"))
         text += (f". The reward model it was trained on prefers it {abs(mean):.1f} points {'more' if mean > 0 else 'less'} often than the gold judge "

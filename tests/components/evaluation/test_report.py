@@ -75,7 +75,7 @@ def test_the_page_is_whole_self_contained_and_escaped(tmp_path):
     assert f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'" in page, "a browser runs no other"
     assert "&lt;script&gt;alert(1)" in page and "hi &lt;b&gt;there" in page and "&lt;/pre&gt;" in page
     text = " ".join(parser.text)
-    for shown in ("61.0% of cases", "55.0% to 67.0%, 120 prompts", "rose by 4.3%", "win_rate_vs_sft: passed", "ab" * 32, "(empty)", "what the person wrote",
+    for shown in ("61.0% of cases", "55.0% to 67.0%, 120 prompts", "rose by 4.3%", "win_rate_vs_sft: passed", "ab" * 32, "(empty)", "the reply in the data",
                   "The certificate of the reward model", "from 40 conversations", "50.3% [43.5%, 57.0%]", "padded on the left", "5.0e-01", "3.0e-07",
                   "not safe to pad on the left, while its tokenizer pads on the right"):
         assert shown in text
@@ -140,7 +140,7 @@ def test_verified_run_shows_slices_proxy_quality_and_best_of_n(tmp_path):
                   "35.0% [20.0%, 60.0%]", "21.40 [20.90, 21.90]", "+2.40 [+1.40, +3.40]", "accuracy on new family pairs", "61.0% [56.0%, 66.0%]",
                   "+20.0 points [+15.0, +25.0]", "pairs, each ordered by the verifier", "the verifier's choice is the longer one"):
         assert shown in text, shown
-    assert "200 held-out human pairs" not in text and "people preferred" not in text
+    assert "200 held-out preference pairs" not in text and "preferred answer" not in text
     assert {p.stem for p in (tmp_path / "plots").iterdir()} >= {"slices_family", "slices_kind", "proxy_gold", "best_of_n"}
 
 
