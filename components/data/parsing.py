@@ -7,6 +7,7 @@ parser with the most `reads` among those whose columns are all there.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -95,6 +96,18 @@ def _chooser(parser: str | Mapping[str, Any]) -> Callable[[Mapping[str, Any]], P
         return chosen[key]
 
     return choose
+
+
+def layout_of(path: Path) -> str:
+    """The name of the parser that `auto` takes for the first row of a file or folder that it can read; empty where there is none."""
+    choose = _chooser("auto")
+    for _, file in published(path):
+        for _, row in read_rows(file):
+            with contextlib.suppress(ValueError):
+                if isinstance(row, Mapping):
+                    parser = choose(row)
+                    return getattr(parser, "func", parser).__name__  # type: ignore[attr-defined]
+    return ""
 
 
 def _unknown(columns: frozenset[str], known: Mapping[str, Description]) -> str:

@@ -1,0 +1,176 @@
+"""`ratchet init`: a commented recipe for data of yours."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from components.errors import RecipeError
+
+CHARACTERS = 3.5  # of a token, in most tokenizers of English
+LONGEST = 2048    # tokens that are proposed at most
+TEMPLATE = 48     # tokens that a chat template may add
+
+SFT = """\
+sft:
+  max_tokens: {tokens}            # prompt and answer together; 95 % of your rows are shorter
+  fit:
+    batch: 16                # conversations a step
+    epochs: {epochs}                # about {steps} steps
+    learning_rate: 2.0e-5
+    adapter: {{name: full}}    # or {{name: lora, rank: 16}}
+"""
+PREFERENCE = """\
+offline:
+  max_tokens: {tokens}            # prompt and answer together; 95 % of your rows are shorter
+  fit:
+    updates:
+      policy: [{{name: preference.dpo, beta: 0.1}}]   # the others: components/objectives/preference.py
+    batch: 16                # pairs a step
+    epochs: {epochs}                # about {steps} steps
+    learning_rate: 5.0e-6
+    adapter: {{name: full}}    # or {{name: lora, rank: 16}}
+"""
+LABEL = """\
+offline:
+  max_tokens: {tokens}            # prompt and answer together; 95 % of your rows are shorter
+  fit:
+    updates:
+      policy: [{{name: kto, beta: 0.1, desirable: {desirable}, undesirable: {undesirable}}}]   # {liked} answers are liked, {disliked} are not
+    batch: 16                # answers a step
+    epochs: {epochs}                # about {steps} steps
+    learning_rate: 5.0e-6
+    adapter: {{name: full}}    # or {{name: lora, rank: 16}}
+"""
+ANSWER = """\
+online:
+  rounds: 100                # on-policy steps
+  prompts_per_round: 8
+  rollout: {{responses_per_prompt: 8, max_tokens: 256, temperature: 1.0}}
+  fit: {{batch: 8, learning_rate: 1.0e-5}}
+"""
+PROMPT = """\
+online:
+  rounds: 3
+  prompts_per_round: 64
+"""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What rows of a kind are trained by: `base` is a recipe that ships, `main` the split that is learned from, `splits` their shares."""
+
+    what: str
+    base: str
+    main: str
+    splits: Mapping[str, float | None]
+    section: str
+
+
+KINDS = {
+    "preference": Kind("preference pairs", "dpo", "reward", {"reward": 0.9, "reward_validation": None, "prompts": None, "evaluate": 0.1}, PREFERENCE),
+    "label": Kind("answers with a label", "kto", "labels", {"labels": 0.9, "evaluate": 0.1}, LABEL),
+    "answer": Kind("prompts with a reference answer", "rlvr_grpo", "prompts", {"prompts": 0.9, "evaluate": 0.1}, ANSWER),
+    "reply": Kind("conversations", "sft", "sft", {"sft": 0.85, "sft_validation": 0.05, "evaluate": 0.1}, SFT),
+    "prompt": Kind("prompts without answers", "instruct", "prompts", {}, PROMPT),
+}
+
+
+def init(data: Annotated[str, typer.Argument(help="Your data: a file or a folder (JSONL, JSON, CSV, Parquet, ...).")],
+         out: Annotated[Path, typer.Option(help="The recipe to write.")] = Path("mine.yaml"),
+         model: Annotated[str | None, typer.Option(help="The model to train: hub:org/name or path:/models/mine; else SmolLM2-135M-Instruct.")] = None,
+         force: Annotated[bool, typer.Option("--force", help="Replace the recipe if it is there.")] = False) -> None:
+    """Look at your data and write a commented recipe for it, checked: which layout, which method, which sizes."""
+    from components.check import check_files
+    from components.data.parsing import layout_of, parse
+    from components.recipe import load
+    from components.store import write_atomic
+
+    file = Path(data.removeprefix("path:"))
+    if ":" in data and not data.startswith("path:"):
+        raise RecipeError(f"init looks at data on this machine, and {data} is elsewhere; download it first, or write `data.source: {data!r}` "
+                          "into a recipe of yours, as docs/data.md shows")
+    if not file.exists():
+        raise RecipeError(f"there is no file or folder {file}; expected your data: JSONL, JSON, CSV, TSV, Parquet, or a folder of these")
+    if out.suffix not in (".yaml", ".yml"):
+        raise RecipeError(f"--out {out}: a recipe's name ends in .yaml")
+    if out.exists() and not force:
+        raise RecipeError(f"{out} is there already; give --out another name, or --force to replace it")
+    found = parse(file)
+    text, kind = recipe(found.kept, len(found.dropped), file, out, model)
+    trial = out.with_name(f"{out.stem}.{os.getpid()}.yaml")  # beside it: addresses are relative to the file
+    try:
+        write_atomic(trial, text)
+        check_files(load(trial)[0])
+        os.replace(trial, out)
+    finally:
+        trial.unlink(missing_ok=True)
+    typer.echo(f"{out}: {len(found.kept):,} {kind.what} in the layout `{layout_of(file)}`" + (f", {len(found.dropped)} rows left out" if found.dropped else "")
+               + f"; a recipe over `{kind.base}`, checked")
+    for dropped in found.dropped[:1]:
+        typer.echo(f"  the first row that is left out: {dropped.reason}")
+    typer.echo(f"ratchet plan {out} --estimate   # what it would take\nratchet run {out}")
+
+
+def recipe(records: Sequence[Any], dropped: int, file: Path, out: Path, model: str | None) -> tuple[str, Kind]:
+    """The recipe's text, and which kind of rows it is for."""
+    from components.recipe import load, names
+
+    kind = _kind(records, names())
+    base, _ = load(kind.base)
+    lengths = sorted(sum(len(m["content"]) for m in one.messages) for one in records)
+    longest = lengths[int(0.95 * (len(lengths) - 1))] / CHARACTERS + TEMPLATE
+    tokens = min(LONGEST, max(128, -(-int(longest) // 64) * 64))
+    learned = max(1, round(len(records) * float(kind.splits.get(kind.main) or 0.5)))
+    epochs = min(8, max(1, round(1600 / learned)))  # a hundred steps of 16, where the data is small
+    liked = sum(one.label is True for one in records)
+    disliked = sum(one.label is False for one in records)
+    more = max(liked, 1) / max(disliked, 1)
+    section = kind.section.format(tokens=tokens, epochs=epochs, steps=max(1, learned * epochs // 16), liked=liked, disliked=disliked,
+                                  desirable=round(max(1.0, 1 / more), 2), undesirable=round(max(1.0, more), 2))
+    source = os.path.relpath(file.resolve(), out.resolve().parent)
+    splits = ", ".join(f"{name}: {'null' if share is None else share}" for name, share in kind.splits.items())
+    policy = load("instruct")[0].models["policy"]
+    about = f"{base.about.partition(' on ')[0].rstrip('.')}, on {file.name}."
+    named = ([f'source: "{model}"', "sha256: null", f"format: {'tiny' if model.startswith('generate:tiny') else 'auto'}"] if model else
+             [f'source: "{policy.source}"', f"sha256: {policy.sha256}", f"format: {policy.format}"])
+    lines = [
+        f"# Made by `ratchet init`: {len(records):,} {kind.what}" + (f" ({dropped} rows of the file cannot be read)" if dropped else "") + ".",
+        f"# What is not here is as in `{kind.base}`: `ratchet recipes explain {out.name}` writes every key out, `ratchet recipes check {out.name}` checks it.",
+        "schema: 1",
+        f"base: {kind.base}",
+        f"about: {json.dumps(about)}",
+        "models:",
+        "  policy:                    # hub:org/name, path:/models/mine, registry:name@champion, ...",
+        *(f"    {line}" for line in named),
+        "data:",
+        f'  source: "path:{source}"   # relative to this file',
+        "  sha256: null               # the data of the day; a hash pins it",
+        "  parser: auto               # or the name of a layout; `columns` gives yours other names: docs/data.md",
+        *([f"  splits: {{{splits}}}   # shares of the rows; published train and test files stay apart"] if splits else []),
+        *([f"  {kind.main}: {{max_tokens: {tokens}}}", "  min_topics: 1              # topics decide the splits, where the data has any", "  max_topic_share: 1.0"]
+          if splits else []),
+        section.rstrip(),
+        "evaluate:",
+        "  prompts: 64                # held-out prompts; more make the intervals narrower",
+        "  max_tokens: 128            # of an answer",
+        "register:",
+        "  gates:                     # what must hold before a version may become champion",
+        "    final.ended: {over: 0.8}          # share of answers that end by themselves",
+        "    final.repetitive: {below: 0.1}    # share of answers that repeat themselves",
+    ]
+    return "\n".join(lines) + "\n", kind
+
+
+def _kind(records: Sequence[Any], known: Sequence[str]) -> Kind:
+    """By what most records have. Labels and answers decide before replies: these rows are made for them."""
+    has = {"preference": [one.rejected for one in records], "label": [one.label is not None for one in records],
+           "answer": [one.answer for one in records], "reply": [one.messages and one.messages[-1]["role"] == "assistant" for one in records]}
+    name = next((name for name, rows in has.items() if 2 * sum(map(bool, rows)) > len(rows) and KINDS[name].base in known), "prompt")
+    return KINDS[name]

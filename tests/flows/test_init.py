@@ -1,0 +1,65 @@
+"""`ratchet init`: a recipe for data of each kind, which passes the check; a sentence where there can be none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from components.check import check_files
+from components.errors import DataError, RecipeError
+from components.recipe import load
+from flows.cli import app
+
+ROWS: dict[str, tuple[Any, str, str]] = {  # what a row is, the recipe below, the split that is learned from
+    "messages": (lambda i: {"messages": [{"role": "user", "content": f"What is {i}?"}, {"role": "assistant", "content": "A number. " * 40}]}, "sft", "sft"),
+    "preference": (lambda i: {"prompt": f"Say {i}", "chosen": f"{i}, of course.", "rejected": f"no {i}"}, "dpo", "reward"),
+    "question": (lambda i: {"question": f"How much is {i} + {i}?", "answer": f"Twice {i}.\n#### {2 * i}"}, "rlvr_grpo", "prompts"),
+    "prompt": (lambda i: {"prompt": f"Tell me about the number {i}, please."}, "instruct", "prompts"),
+}
+
+
+def init(folder: Path, rows: list[Any], *more: str) -> str:
+    (folder / "mine data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = CliRunner().invoke(app, ["init", str(folder / "mine data.jsonl"), "--out", str(folder / "mine.yaml"), *more])
+    if done.exception and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.output
+
+
+@pytest.mark.parametrize("layout", ROWS)
+def test_each_kind_of_data_gets_a_recipe_that_passes_the_check(layout: str, tmp_path: Path) -> None:
+    row, base, split = ROWS[layout]
+    said = init(tmp_path, [row(i) for i in range(200)], "--model", "generate:tiny?seed=0")
+    assert f"in the layout `{layout}`" in said and f"over `{base}`" in said and list(tmp_path.glob("*.yaml")) == [tmp_path / "mine.yaml"]
+    recipe, _ = load(tmp_path / "mine.yaml")
+    check_files(recipe)
+    assert recipe.models["policy"].source == "generate:tiny?seed=0" and recipe.register and recipe.register.model == "mine"
+    assert recipe.data.source == f"path:{tmp_path}/mine data.jsonl" and (recipe.data.splits or {})[split]
+
+
+def test_sizes_follow_the_data(tmp_path: Path) -> None:
+    """200 rows of 400 characters: 115 tokens and a template; 170 to train on, 10 steps an epoch. 20,000 rows need no second epoch."""
+    row = ROWS["messages"][0]
+    init(tmp_path, [row(i) for i in range(200)])
+    sft = load(tmp_path / "mine.yaml")[0].sft
+    assert sft and (sft.max_tokens, sft.fit.epochs) == (192, 8)
+    init(tmp_path, [row(i) for i in range(3000)], "--force")
+    sft = load(tmp_path / "mine.yaml")[0].sft
+    assert sft and sft.fit.epochs == 1
+
+
+def test_what_cannot_be_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="there is no file or folder"):
+        CliRunner().invoke(app, ["init", str(tmp_path / "none.jsonl")], catch_exceptions=False)
+    with pytest.raises(RecipeError, match="hub:datasets/org/x is elsewhere; download it first"):
+        CliRunner().invoke(app, ["init", "hub:datasets/org/x"], catch_exceptions=False)
+    with pytest.raises(DataError, match="no known layout: the row has the columns bar, foo"):
+        init(tmp_path, [{"foo": 1, "bar": 2}])
+    assert not list(tmp_path.glob("*.yaml"))
+    init(tmp_path, [ROWS["prompt"][0](i) for i in range(9)])
+    with pytest.raises(RecipeError, match=r"mine.yaml is there already; give --out another name, or --force"):
+        init(tmp_path, [ROWS["prompt"][0](1)])
