@@ -45,7 +45,8 @@ def load(recipe: str | Path, *, overrides: Sequence[str] = (), profile: str | No
     if path.suffix not in YAML:
         path = folder() / f"{recipe}.yaml"
         if not path.exists():
-            raise RecipeError(f"no recipe named {str(recipe)!r}{nearest(str(recipe), names())}")
+            file = "; the name of a file of yours ends in .yaml" if path.parent != Path() else ""
+            raise RecipeError(f"no recipe named {str(recipe)!r}{file or nearest(str(recipe), names())}")
     raw = _over_base(path)
     changes: dict[str, Any] = {}
     for override in overrides:

@@ -155,5 +155,5 @@ def require_ended(ended: float, answers: int, min_ended: float) -> None:
     """`ContractError` when a smaller share of the answers than `fit.min_ended` came to an end of their own."""
     if ended < min_ended:
         raise ContractError(f"{ended:.0%} of {answers} answers ended by themselves (at least {min_ended:.0%} expected by `fit.min_ended`): "
-                            "the policy no longer emits its end-of-turn token; look at the chat template, the EOS id, the learning rate and "
-                            "the rollout's max_tokens")
+                            "the policy no longer emits its end-of-turn token; look at the number of steps (`fit.epochs`), the chat template, "
+                            "the EOS id, the learning rate and the longest answer (max_tokens)")
