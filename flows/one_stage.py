@@ -9,10 +9,10 @@ from prefect import flow
 from components.errors import ContractError
 from tasks.exchange import Exchange
 from tasks.pipeline import Pipeline
+from tasks.prefect_page import PrefectPage
 from tasks.stages import make
 from tasks.system import sampled, samples_of
 from tasks.turns import gpu_slots
-from tasks.watchers import PrefectPage
 
 
 @flow(name="one_stage", flow_run_name="{run}-{stage}", persist_result=False, validate_parameters=False)
