@@ -187,7 +187,7 @@ def numbers_of(tree: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
     return found
 
 
-DETAILS = re.compile(r"counts\.|spent\.|seconds$|summary\.|splits\.|steps_planned|max_quarantined|.*(\.limits\.|\.coefficients\.|_difference|\.n$)")
+DETAILS = re.compile(r"counts\.|spent\.|seconds$|summary\.|splits\.|steps_planned|max_quarantined|.*(tokens_per_second|trainable_tokens|best_step)$|tokens$|.*(\.limits\.|\.coefficients\.|\.margin\.|\.slope$|_difference|\.n$)")
 
 
 def tracked(does: str, meta: Mapping[str, Any]) -> dict[str, float]:
