@@ -10,11 +10,11 @@ from components.errors import DataError, RecipeError, SourceError, nearest
 from components.evaluation.health import RULES
 from components.evaluation.measured import ENDS, measured
 from components.loop import reward_columns
-from components.piece import describe
+from components.piece import catalogue, describe
 from components.reduce import legal
 from components.reward_models import certified, optimised_models
 from components.schema import Demonstrate, Fit, Offline, Online, Preferences, Profile, Recipe, Reward, Spec
-from components.sections import SHARES
+from components.sections import LABELS, PAIRS, SHARES
 
 
 def check(recipe: Recipe, rounds: Mapping[str, Online]) -> None:
@@ -31,6 +31,7 @@ def check(recipe: Recipe, rounds: Mapping[str, Online]) -> None:
     if recipe.evaluate and recipe.evaluate.gold and "encoder" not in recipe.models:
         raise RecipeError("evaluate.gold: the gold judge reads sentence embeddings, and the recipe names no models.encoder; add it, or set evaluate.gold to false")
     _check_splits(recipe)
+    _check_kinds(recipe)
     _check_reward_models(recipe)
     if recipe.demonstrate:
         _check_demonstrate(recipe, recipe.demonstrate)
@@ -115,6 +116,32 @@ def _check_splits(recipe: Recipe) -> None:
     for where, name in read.items():
         if name and name not in (splits or SHARES):
             raise RecipeError(f"{where}: {name!r} is not among data.splits ({', '.join(splits or SHARES)}); give it a share there, or read another")
+
+
+def _check_kinds(recipe: Recipe) -> None:
+    """Each section learns from groups of its kind: SFT from answers to imitate, reward models from pairs, an objective from what it compares."""
+    if recipe.sft and not recipe.demonstrate and (kind := _kind(recipe.sft.data)) in (*PAIRS, *LABELS):
+        held = "rejected answers" if kind in PAIRS else "answers with label false"
+        raise RecipeError(f"sft.data: {recipe.sft.data!r} holds {held} too, and SFT imitates every one; expected a split such as 'sft'")
+    if recipe.reward and not (recipe.demonstrate or recipe.preferences) and _kind(recipe.reward.data) not in PAIRS:
+        raise RecipeError(f"reward.data: expected a split of preference pairs ({', '.join(PAIRS)}), got {recipe.reward.data!r}")
+    section = recipe.offline
+    for spec in [spec for parts in section.fit.updates.values() for spec in parts] if section else ():
+        assert section is not None
+        kind, description, at = _kind(section.data), describe("objective", spec["name"]), "offline.fit.updates.policy"
+        if description.unit == "pair" and (kind in LABELS or (kind not in PAIRS and not section.select)):
+            what = "single answers with a label" if kind in LABELS else "no pairs"
+            raise RecipeError(f"{at}: {spec['name']!r} compares a chosen with a rejected answer, and offline.data: {section.data!r} holds {what}; "
+                              f"expected a split of pairs ({', '.join(PAIRS)})" + (", or the objective 'kto'" if kind in LABELS else ""))
+        if "label" in description.reads and kind in PAIRS:
+            raise RecipeError(f"{at}: {spec['name']!r} learns from single answers with a label, and offline.data: {section.data!r} holds preference "
+                              "pairs; expected the split 'labels', or an objective on pairs such as 'preference.dpo'")
+        if kind in LABELS and not description.reads and "logprobs" in description.asks:
+            raise RecipeError(f"{at}: {spec['name']!r} would imitate answers with label false; expected 'kto' alone on offline.data: {section.data!r}")
+
+
+def _kind(split: str) -> str:
+    return split.removesuffix("_validation")
 
 
 def _check_demonstrate(recipe: Recipe, section: Demonstrate) -> None:
@@ -237,7 +264,8 @@ def _check_independent(recipe: Recipe) -> None:
 
 
 def _check_section(section: Offline | Online, models: set[str], where: str) -> None:
-    have = set(describe("rollout", section.rollout["name"]).named("writes", section.rollout)) if isinstance(section, Online) else {"margin"}
+    have = set(describe("rollout", section.rollout["name"]).named("writes", section.rollout)) if isinstance(section, Online) else {
+        "label" if _kind(section.data) in LABELS else "margin"}
     # What chooses the prompts stands where it learns from them: it reads what was scored.
     prompts = [section.prompts] if isinstance(section, Online) else []
     steps = isinstance(section, Online) and section.cadence == "step"
@@ -343,4 +371,6 @@ def _check_fit(fit: Fit, have: set[str], where: str, *, role: str = "policy", un
 def _check_reads(reads: frozenset[str], have: set[str], name: str, where: str) -> None:
     missing = sorted(reads - have)
     if missing:
-        raise RecipeError(f"{where}: {name!r} reads {missing}, which nothing before it writes (have {sorted(have)})")
+        writers = [f"{slot}: {other}" for slot in ("select", "annotate") for other, piece in catalogue(slot).items() if piece.writes & set(missing)]
+        raise RecipeError(f"{where}: {name!r} reads {missing}, which nothing before it writes (have {sorted(have)})"
+                          + (f"; {', '.join(writers)} would" if 0 < len(writers) < 4 else ""))

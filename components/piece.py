@@ -51,10 +51,12 @@ def piece(
     unit: Unit = "row",
     paper: str = "",
     gold: bool = False,
+    means: Iterable[str] = (),
 ) -> Callable[[F], F]:
     """Declare a piece. `reads`/`writes` name columns (`{option}` is filled from the recipe), `asks` what the
     learner must compute, `models` whom it asks beside those that its options `model` and `models` name, `unit` what may
-    not be split between micro-batches, `gold` a verifier that gives a prompt's own `answer` a reward of 1. Returns the function unchanged.
+    not be split between micro-batches, `gold` a verifier that gives a prompt's own `answer` a reward of 1, `means` functions of the same file,
+    (outputs, batch) -> (B,), whose means over the whole step an objective reads as columns of their names. Returns the function unchanged.
     """
 
     def mark(function: F) -> F:
@@ -118,6 +120,7 @@ class Description:
     unit: Unit = "row"
     paper: str = ""
     gold: bool = False
+    means: frozenset[str] = frozenset()
     memory: bool = False
     options: Mapping[str, Option] = field(default_factory=dict)
 
@@ -174,6 +177,7 @@ def _read(slot: str, folder: str, path: Path) -> dict[str, Description]:
             slot=slot, name=name, module=f"components.{folder}.{path.stem}", function=node.name, path=path, doc=doc,
             reads=frozenset(said.get("reads", ())), writes=frozenset(said.get("writes", ())),
             asks=frozenset(said.get("asks", ())), unit=said.get("unit", "row"), paper=said.get("paper", ""), gold=said.get("gold", False),
+            means=frozenset(said.get("means", ())),
             models=frozenset([*said.get("models", ()), *(f"{{{option}}}" for option in ("model", "models") if option in options)]),
             memory=any(isinstance(f, ast.FunctionDef) and f.name == "restore" for f in node.body),
             options=options,

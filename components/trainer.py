@@ -1,23 +1,24 @@
 """`fit`: the one optimisation loop. It knows units, counts, roles and checkpoints; it never knows a method.
 
-A step: pack whole units by tokens → count denominators over the whole step → forward only what the pieces read →
-sum of weighted, reduced terms → backward → optimiser step → knobs learn from the metrics → log → save.
+A step: pack whole units by tokens → count denominators over the whole step → the means that objectives declare (`means`),
+without gradients → forward only what the pieces read → sum of weighted, reduced terms → backward → optimiser step → knobs learn from the metrics → log → save.
 """
 
 from __future__ import annotations
 
+import importlib
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from components import ranks
 from components.checkpoints import Log, latest, load_checkpoint, save_checkpoint
 from components.errors import TrainingError
 from components.packing import order, pack
-from components.piece import build, describe
+from components.piece import Unit, build, describe
 from components.planned import all_steps
 from components.reduce import Counts, count, reduce
 from components.state import load_state, save_state
@@ -28,7 +29,10 @@ if TYPE_CHECKING:
 
     from components.protocols import Knob, Learner
 
+T = TypeVar("T")
 OWN = ("weight", "reduce", "label", "times")
+TRAINED = "trained"
+"""A column: the trajectories where it is false are in no loss; only the `means` of objectives read them."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +43,11 @@ class Part:
     objective: Callable[..., Terms]
     reduce: str
     weight: float | Knob
-    unit: str
+    unit: Unit
     asks: frozenset[str]
     knobs: Mapping[str, Knob] = field(default_factory=dict)
     times: str | None = None
+    means: Mapping[str, Callable[..., Tensor]] = field(default_factory=dict)
 
     def __call__(self, out: Any, batch: Batch) -> Terms:
         terms = self.objective(out, batch, **{name: knob.value() for name, knob in self.knobs.items()})
@@ -66,6 +71,7 @@ def parts(specs: Sequence[Mapping[str, Any]]) -> list[Part]:
             label=spec["label"], objective=build("objective", fixed), reduce=spec["reduce"],
             weight=build("knob", weight) if isinstance(weight, Mapping) else float(weight),
             unit=description.unit, asks=description.asks, knobs=knobs, times=spec.get("times"),
+            means={name: getattr(importlib.import_module(description.module), name) for name in sorted(description.means)},
         ))
     return built
 
@@ -93,10 +99,10 @@ class Meter:
                                   for what in ("sums", "counts"))
 
     def means(self) -> dict[str, float]:
-        return {name: self.sums[name] / max(self.counts[name], 1.0) for name in self.sums}
+        return {name: self.sums[name] / self.counts[name] for name in self.sums if self.counts[name]}
 
 
-def widest(units: Sequence[str]) -> str:
+def widest(units: Sequence[Unit]) -> Unit:
     """The unit that keeps every part's unit whole: a group holds pairs, a pair holds rows."""
     return max(units, key=("step", "row", "pair", "group").index)
 
@@ -109,20 +115,18 @@ def measure(learner: Learner, update: Sequence[Part], groups: Sequence[Group], *
     """
     import torch
 
-    unit = widest([p.unit for p in update])
-    batches = pack([groups[i] for i in ranks.share(groups, _cost)], unit=unit, tokens=tokens)
-    told = ranks.gather((len(batches), {p.label: sum((count(b, p.unit) for b in batches), Counts(p.unit)) for p in update}))
-    totals = {p.label: sum((counts[p.label] for _, counts in told), Counts(p.unit)) for p in update}
-    real = len(batches)
-    idle = max(number for number, _ in told) - real
-    if idle:
-        batches += pack([min(groups, key=_cost)], unit=unit, tokens=tokens)[:1] * idle
+    columns = step_means(learner, update, _rows(groups, trained=False), tokens=tokens)
+    groups = _rows(groups, trained=True)
+    batches, real, told = _shared(groups, widest([p.unit for p in update]), tokens,
+                                  lambda mine: {p.label: sum((count(b, p.unit) for b in mine), Counts(p.unit)) for p in update})
+    totals = {p.label: sum((counts[p.label] for counts in told), Counts(p.unit)) for p in update}
     if not any(counts.steps for counts in totals.values()):
         raise TrainingError(f"nothing to train on: no step of {len(groups)} groups is marked as the actor's own "
                             f"(first prompt: {groups[0].prompt.id!r}); check the chat template and the data's roles")
     asks = frozenset().union(*(part.asks for part in update))
     value = 0.0
     for number, batch in enumerate(batches):
+        batch = replace(batch, columns={**batch.columns, **{name: torch.full((len(batch.ids),), mean) for name, mean in columns.items()}})
         with torch.set_grad_enabled(backward):
             out = learner(batch, asks)
             loss = None
@@ -145,6 +149,47 @@ def measure(learner: Learner, update: Sequence[Part], groups: Sequence[Group], *
     told = ranks.gather((value, meter))
     meter.become([other for _, other in told])
     return math.fsum(part for part, _ in told)
+
+
+def step_means(learner: Learner, update: Sequence[Part], groups: Sequence[Group], *, tokens: int) -> dict[str, float]:
+    """The means that the objectives declare, over the rows of `groups` on all ranks, without gradients."""
+    import torch
+
+    functions = {name: function for part in update for name, function in part.means.items()}
+    if not functions:
+        return {}
+    if not groups:
+        raise TrainingError(f"nothing to take the mean of for {', '.join(functions)}: no trajectory of this step has {TRAINED!r} false; "
+                            "see the selector that adds them")
+    asks = frozenset().union(*(part.asks for part in update if part.means))
+    batches, real, _ = _shared(groups, "row", tokens, len)
+    sums = dict.fromkeys(functions, 0.0)
+    with torch.no_grad():
+        for number, batch in enumerate(batches):
+            out = learner(batch, asks)
+            for name, function in functions.items():
+                sums[name] += float(function(out, batch).double().sum()) if number < real else 0.0
+    rows = sum(len(group.trajectories) for group in groups)
+    told = ranks.gather(sums)
+    return {name: math.fsum(other[name] for other in told) / rows for name in functions}
+
+
+def _rows(groups: Sequence[Group], *, trained: bool) -> list[Group]:
+    """The groups with those trajectories alone that are `trained` on, or not; all are where no column says otherwise."""
+    chosen = [group.take([i for i, mark in enumerate(group.columns[TRAINED]) if bool(mark) == trained]) if TRAINED in group.columns else group
+              for group in groups if trained or TRAINED in group.columns]
+    return [group for group in chosen if group.trajectories]
+
+
+def _shared(groups: Sequence[Group], unit: Unit, tokens: int, tell: Callable[[list[Batch]], T]) -> tuple[list[Batch], int, list[T]]:
+    """This rank's batches, how many of them are real, and what each rank has to `tell` of its own: the others repeat a small one, so
+    that all ranks make as many passes."""
+    batches = pack([groups[i] for i in ranks.share(groups, _cost)], unit=unit, tokens=tokens)
+    told, real = ranks.gather((len(batches), tell(batches))), len(batches)
+    idle = max(number for number, _ in told) - real
+    if idle:
+        batches += pack([min(groups, key=_cost)], unit=unit, tokens=tokens)[:1] * idle
+    return batches, real, [other for _, other in told]
 
 
 def _some(prompts: Iterable[str]) -> str:
@@ -222,7 +267,7 @@ def fit(
         line = one_step(learners, updates, chosen, tokens=tokens)
         line["tokens_per_second"] = sum(len(t.mask) for g in chosen for t in g.trajectories) / (time.monotonic() - began)
         state["step"] += 1
-        state["tokens"] += sum(sum(t.mask) for g in chosen for t in g.trajectories)
+        state["tokens"] += sum(sum(t.mask) for g in _rows(chosen, trained=True) for t in g.trajectories)
         line["trainable_tokens"] = state["tokens"]
         due = options["validate_every"] and state["step"] % options["validate_every"] == 0
         if validation and (due or state["step"] == planned):

@@ -56,6 +56,7 @@ def make_batch(rows, seed=0, garbage=0.0, read=frozenset()):
     for name in names:
         columns[name] = torch.where(mask, full[name][rows, :width] - (1 if "logprobs" in name else 0), garbage)
     columns["margin"] = margins[rows]
+    columns |= {"label": (margins > 0.5).double()[rows], "reference_point": torch.full((len(rows),), 0.3, dtype=torch.float64)}
     for name in sorted(read - set(columns)):
         columns[name] = torch.where(mask, torch.rand(8, 9, generator=rng, dtype=torch.float64)[rows, :width], garbage)
     where = torch.tensor([i // 2 for i in rows])

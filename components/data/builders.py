@@ -13,7 +13,7 @@ from itertools import combinations
 from typing import Any
 
 from components.data.records import Conversation, CountTokens, Dropped, Sifted, prefix_within
-from components.sections import Contexts, Conversations, Pairs
+from components.sections import Contexts, Conversations, Labels, Pairs
 from components.types import Group, Message, Prompt, Trajectory
 
 
@@ -105,7 +105,7 @@ def preference_pairs(
     for record in records:
         if record.rejected or (record.opening and record.rating is not None):
             continue
-        why = "not a pair, and no topic to pair it by" if not record.topic else "not rated" if record.rating is None else (
+        why = "a single answer with a label, no pair" if record.label is not None else "not a pair, and no topic to pair it by" if not record.topic else "not rated" if record.rating is None else (
             "rating says nothing" if record.rating in options.exclude else "")
         fits = 0 if why else prefix_within(record.head, record.messages[:max(options.positions, default=0)], options.max_tokens, count_tokens)
         usable = [p for p in options.positions if p <= fits and record.messages[p - 1]["role"] == "assistant"]
@@ -140,6 +140,22 @@ def preference_pairs(
     alone = {record.id for rated in pool.values() for record in rated} - paired
     dropped += [Dropped(i, "no partner with a clearly different rating", copy=True) for i in sorted(alone)]
     return Sifted(_first(kept, options.limit, seed), dropped, {"identical windows": ties, "over the limit": _over(kept, options.limit)})
+
+
+def labelled_answers(
+    records: Sequence[Conversation], count_tokens: CountTokens, options: Labels, seed: int = 0,
+) -> Sifted:
+    """Groups of one for KTO: a prompt and its answer (of a conversation the last turn), with the column `label`: 1 where people liked it, else 0."""
+    kept: list[Group] = []
+    dropped: list[Dropped] = []
+    for record in records:
+        if record.label is None:
+            dropped.append(Dropped(record.id, "a preference pair, not an answer with a label" if record.rejected else "it has no label", record.as_json()))
+            continue
+        start = record.opening or len(record.messages) - 1
+        prompt = Prompt(record.id, (*record.head, *record.messages[:start]), record.answer, record.source, _meta(record))
+        kept.append(Group(prompt, (Trajectory(record.messages[start:]),), {"label": [float(record.label)]}))
+    return Sifted(_first(kept, options.limit, seed), dropped, {"over the limit": _over(kept, options.limit)})
 
 
 def _best_against_worse(answers: Sequence[Conversation], dropped: list[Dropped]) -> list[Group]:
@@ -208,6 +224,6 @@ def _over(groups: list[Group], limit: int | None) -> int:
 
 
 BUILDERS: Mapping[str, Any] = {
-    "sft": conversation_groups, "reward": preference_pairs, "gold": preference_pairs, "pairs": preference_pairs,
+    "sft": conversation_groups, "reward": preference_pairs, "gold": preference_pairs, "pairs": preference_pairs, "labels": labelled_answers,
     "prompts": prompt_groups, "evaluate": prompt_groups, "demonstrate": prompt_groups, "preferences": prompt_groups,
 }

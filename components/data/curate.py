@@ -40,7 +40,7 @@ from components.data.statistics import kind_of, soundness, statistics
 from components.errors import DataError, GateError
 from components.piece import build
 from components.progress import advance, expect
-from components.sections import SHARES, Contexts, Data
+from components.sections import LABELS, PAIRS, SHARES, Contexts, Data
 from components.types import Group
 
 Summary = dict[str, Any]
@@ -82,6 +82,7 @@ def curate(section: Mapping[str, Any], source: Path | Sequence[Path], count_toke
         records = note("mix", len(records), mixed(data, records, seed))
 
     homes = home_of(wanted(data.splits or _offered(records)), {record.published for record in records})
+    _refuse_other_preferences(data.splits or (), records)
     parts, unread = _split(records, data.splits or _offered(records), homes, steps, seed)
     note("split", len(records), Sifted([r for part in parts.values() for r in part], unread))
     if data.decontaminate:
@@ -143,6 +144,19 @@ def _split(records: Sequence[Conversation], shares: Mapping[str, Any], homes: Ma
     unread = [Dropped(record.id, f"of the published split {record.published!r}, from which no split is made", copy=True)
               for record in records if record.published not in homes.values()]
     return {name: parts[name] for name in shares}, unread
+
+
+def _refuse_other_preferences(shares: Mapping[str, float], records: Sequence[Conversation]) -> None:
+    """`DataError` when a split is for pairs and the data has single answers with a label instead, or the other way round."""
+    labelled, paired = sum(record.label is not None for record in records), sum(bool(record.rejected) for record in records)
+    for name in shares:
+        if kind_of(name) in PAIRS and labelled and not paired:
+            raise DataError(f"data.splits.{name}: expected preference pairs (chosen and rejected), got {labelled} single answers with a `label`; "
+                            "learn from these with the objective `kto` on a split `labels`, as the recipe kto does, or bring pairs")
+        if kind_of(name) in LABELS and not labelled:
+            raise DataError(f"data.splits.{name}: expected answers with a `label`, true or false, got {f'{paired} preference pairs' if paired else 'none'}; "
+                            + ("learn from these with preference.dpo on a split `reward`, as the recipe dpo does, or bring rows with prompt, completion and label"
+                               if paired else "bring rows with prompt, completion and label"))
 
 
 SOUND = {"no_empty_turn": "a turn is empty", "prompt_ends_well": "there is no prompt, or it ends with the assistant",

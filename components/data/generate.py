@@ -5,6 +5,7 @@ JSONL rows {id, prompt, answer, meta}: `meta` is the whole entry, which the pack
 
     tiny_corpus   {id, messages}                 short dialogues of a closed grammar, sums included
     tiny_pairs    {id, prompt, chosen, rejected}  the same questions; the rejected answer is wrong or rude
+    tiny_labels   {id, prompt, completion, label} one answer each; label false: it is wrong or rude
 """
 
 from __future__ import annotations
@@ -122,4 +123,12 @@ def _tiny_pairs(size: int = 500, seed: int = 0) -> Iterator[dict[str, Any]]:
         }
 
 
-_TINY: dict[str, Callable[..., Iterator[dict[str, Any]]]] = {"tiny_corpus": _tiny_corpus, "tiny_pairs": _tiny_pairs}
+def _tiny_labels(size: int = 500, seed: int = 0) -> Iterator[dict[str, Any]]:
+    """One answer of each pair, by turns the right one and the other."""
+    for number, pair in enumerate(_tiny_pairs(size, seed)):
+        good = number % 2 == 0
+        yield {"id": f"tiny-label-{seed}-{number}", "prompt": pair["prompt"], "completion": pair["chosen" if good else "rejected"], "label": good}
+
+
+_TINY: dict[str, Callable[..., Iterator[dict[str, Any]]]] = {
+    "tiny_corpus": _tiny_corpus, "tiny_pairs": _tiny_pairs, "tiny_labels": _tiny_labels}

@@ -147,6 +147,7 @@ def _finished(records: Sequence[Conversation], row: Mapping[str, Any], key: str,
     return [replace(
         record, id=key if len(records) == 1 else f"{key}-{number}", topic=record.topic or row.get("topic") or None,
         rating=record.rating if record.rating is not None or rating is None else float(rating), ratings=record.ratings or ratings,
+        label=row["label"] if record.label is None and isinstance(row.get("label"), bool) else record.label,
         answer=record.answer if record.answer is not None or row.get("answer") is None else str(row["answer"]),
         source=record.source or str(row.get("source") or ""), meta={**meta, **record.meta}, published=split,
     ) for number, record in enumerate(records)]
@@ -162,7 +163,8 @@ def _from_groups(file: Path, split: str) -> list[Conversation]:
             raise DataError(f"{file}: group {prompt.id!r} has {len(told)} trajectories; curation takes up to two")
         found.append(Conversation(
             prompt.id, told[0] if told else prompt.messages, prompt.meta.get("topic"), opening=len(prompt.messages),
-            rejected=told[1] if len(told) > 1 else (), answer=prompt.answer, source=prompt.source, meta=prompt.meta, published=split))
+            rejected=told[1] if len(told) > 1 else (), answer=prompt.answer, source=prompt.source, meta=prompt.meta,
+            label=bool(group.columns["label"][0]) if "label" in group.columns else None, published=split))
     return found
 
 
