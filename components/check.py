@@ -14,7 +14,7 @@ from components.piece import catalogue, describe
 from components.reduce import legal
 from components.reward_models import certified, optimised_models
 from components.schema import Demonstrate, Fit, Offline, Online, Preferences, Profile, Recipe, Reward, Spec
-from components.sections import LABELS, PAIRS, SHARES
+from components.sections import PAIRS, SHARES, SINGLE
 
 
 def check(recipe: Recipe, rounds: Mapping[str, Online]) -> None:
@@ -120,7 +120,7 @@ def _check_splits(recipe: Recipe) -> None:
 
 def _check_kinds(recipe: Recipe) -> None:
     """Each section learns from groups of its kind: SFT from answers to imitate, reward models from pairs, an objective from what it compares."""
-    if recipe.sft and not recipe.demonstrate and (kind := _kind(recipe.sft.data)) in (*PAIRS, *LABELS):
+    if recipe.sft and not recipe.demonstrate and (kind := _kind(recipe.sft.data)) in (*PAIRS, *SINGLE):
         held = "rejected answers" if kind in PAIRS else "answers with label false"
         raise RecipeError(f"sft.data: {recipe.sft.data!r} holds {held} too, and SFT imitates every one; expected a split such as 'sft'")
     if recipe.reward and not (recipe.demonstrate or recipe.preferences) and _kind(recipe.reward.data) not in PAIRS:
@@ -129,14 +129,14 @@ def _check_kinds(recipe: Recipe) -> None:
     for spec in [spec for parts in section.fit.updates.values() for spec in parts] if section else ():
         assert section is not None
         kind, description, at = _kind(section.data), describe("objective", spec["name"]), "offline.fit.updates.policy"
-        if description.unit == "pair" and (kind in LABELS or (kind not in PAIRS and not section.select)):
-            what = "single answers with a label" if kind in LABELS else "no pairs"
+        if description.unit == "pair" and (kind in SINGLE or (kind not in PAIRS and not section.select)):
+            what = "single answers with a label" if kind in SINGLE else "no pairs"
             raise RecipeError(f"{at}: {spec['name']!r} compares a chosen with a rejected answer, and offline.data: {section.data!r} holds {what}; "
-                              f"expected a split of pairs ({', '.join(PAIRS)})" + (", or the objective 'kto'" if kind in LABELS else ""))
+                              f"expected a split of pairs ({', '.join(PAIRS)})" + (", or the objective 'kto'" if kind in SINGLE else ""))
         if "label" in description.reads and kind in PAIRS:
             raise RecipeError(f"{at}: {spec['name']!r} learns from single answers with a label, and offline.data: {section.data!r} holds preference "
-                              "pairs; expected the split 'labels', or an objective on pairs such as 'preference.dpo'")
-        if kind in LABELS and not description.reads and "logprobs" in description.asks:
+                              "pairs; expected the split 'labelled', or an objective on pairs such as 'preference.dpo'")
+        if kind in SINGLE and not description.reads and "logprobs" in description.asks:
             raise RecipeError(f"{at}: {spec['name']!r} would imitate answers with label false; expected 'kto' alone on offline.data: {section.data!r}")
 
 
@@ -265,7 +265,7 @@ def _check_independent(recipe: Recipe) -> None:
 
 def _check_section(section: Offline | Online, models: set[str], where: str) -> None:
     have = set(describe("rollout", section.rollout["name"]).named("writes", section.rollout)) if isinstance(section, Online) else {
-        "label" if _kind(section.data) in LABELS else "margin"}
+        "label" if _kind(section.data) in SINGLE else "margin"}
     # What chooses the prompts stands where it learns from them: it reads what was scored.
     prompts = [section.prompts] if isinstance(section, Online) else []
     steps = isinstance(section, Online) and section.cadence == "step"

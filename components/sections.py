@@ -17,7 +17,7 @@ from components.ranges import Bool, Count, Finite, Int, Natural, NotNegative, Po
 Spec = Annotated[Mapping[str, Any], BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value)]
 """A piece with its options; its name alone where it has none."""
 Split = Literal["sft", "sft_validation", "reward", "reward_validation", "gold", "gold_validation", "pairs", "pairs_validation",
-                "labels", "prompts", "prompts_validation", "evaluate", "evaluate_validation", "demonstrate", "demonstrate_validation",
+                "labelled", "prompts", "prompts_validation", "evaluate", "evaluate_validation", "demonstrate", "demonstrate_validation",
                 "preferences", "preferences_validation"]
 
 
@@ -25,7 +25,7 @@ PROMPT_SECTIONS = ("prompts", "evaluate", "demonstrate", "demonstrate_validation
 """The parts of `data` that make prompts to answer; each may have `transforms` of its own, applied after splitting."""
 
 
-PAIRS, LABELS = ("reward", "gold", "pairs"), ("labels",)
+PAIRS, SINGLE = ("reward", "gold", "pairs"), ("labelled",)
 """Those that hold preference pairs, and single answers with a label."""
 
 
@@ -106,7 +106,7 @@ class Part:
 
 
 @record
-class Labels:
+class Labelled:
     max_tokens: Count = 512
     limit: Count | None = None
 
@@ -136,7 +136,7 @@ class Data:
     reward: Pairs = field(default_factory=Pairs)
     gold: Pairs = field(default_factory=Pairs)
     pairs: Pairs = field(default_factory=Pairs)
-    labels: Labels = field(default_factory=Labels)
+    labelled: Labelled = field(default_factory=Labelled)
     max_dropped: Share | None = 0.25
     max_quarantined: Share = 0.02
     min_groups: Natural = 2
@@ -165,7 +165,7 @@ class Data:
         words = [re.split(r"[/:]", re.sub(r"[?@!=].*", "", one.source).rstrip("/"))[-1] for one in self.every_source]
         return [word if words.count(word) == 1 else f"{word}-{words[:i + 1].count(word)}" for i, word in enumerate(words)]
 
-    def of(self, split: str) -> Conversations | Contexts | Pairs | Labels:
+    def of(self, split: str) -> Conversations | Contexts | Pairs | Labelled:
         """The options of the builder that makes a split."""
         return getattr(self, split, None) or getattr(self, split.removesuffix("_validation"))
 

@@ -107,7 +107,7 @@ def validate_data(curated: Path, section: Mapping[str, Any], out: Path, *, data_
         if len(members) != int((frame["split"] == name).sum()):
             raise DataError(f"{curated / name}.parquet has {len(members)} groups, statistics.parquet tells of "
                             f"{int((frame['split'] == name).sum())}; curate again")
-    wanted = {"sft": 1, "reward": 2, "gold": 2, "pairs": 2, "labels": 1}
+    wanted = {"sft": 1, "reward": 2, "gold": 2, "pairs": 2, "labelled": 1}
     frame["trajectories_fit"] = [count == wanted.get(kind, min(count, 1)) for kind, count in
                                  zip(frame["kind"], frame["trajectories"], strict=True)]
     by_split = split_frame(frame)

@@ -13,7 +13,7 @@ from itertools import combinations
 from typing import Any
 
 from components.data.records import Conversation, CountTokens, Dropped, Sifted, prefix_within
-from components.sections import Contexts, Conversations, Labels, Pairs
+from components.sections import Contexts, Conversations, Labelled, Pairs
 from components.types import Group, Message, Prompt, Trajectory
 
 
@@ -143,7 +143,7 @@ def preference_pairs(
 
 
 def labelled_answers(
-    records: Sequence[Conversation], count_tokens: CountTokens, options: Labels, seed: int = 0,
+    records: Sequence[Conversation], count_tokens: CountTokens, options: Labelled, seed: int = 0,
 ) -> Sifted:
     """Groups of one for KTO: a prompt and its answer (of a conversation the last turn), with the column `label`: 1 where people liked it, else 0."""
     kept: list[Group] = []
@@ -224,6 +224,6 @@ def _over(groups: list[Group], limit: int | None) -> int:
 
 
 BUILDERS: Mapping[str, Any] = {
-    "sft": conversation_groups, "reward": preference_pairs, "gold": preference_pairs, "pairs": preference_pairs, "labels": labelled_answers,
+    "sft": conversation_groups, "reward": preference_pairs, "gold": preference_pairs, "pairs": preference_pairs, "labelled": labelled_answers,
     "prompts": prompt_groups, "evaluate": prompt_groups, "demonstrate": prompt_groups, "preferences": prompt_groups,
 }

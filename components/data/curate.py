@@ -11,7 +11,7 @@ The `data` section of a recipe:
                                 evaluate, reward, gold, pairs, each also with `_validation`
     near_threshold              likeness at which a record is dropped from the later of two splits; null: not compared
     decontaminate               so many words in a row shared with a question that is evaluated drop a record that is trained on; null: not compared
-    sft, prompts, evaluate, demonstrate, preferences, reward, gold, pairs      options of the builder of that name (`builders.py`); those that
+    sft, prompts, evaluate, demonstrate, preferences, reward, gold, pairs, labelled      options of the builder of that name (`builders.py`); those that
                                 make prompts also `transforms`: pieces applied to the records of the split alone, after splitting.
                                 `demonstrate_validation` and `preferences_validation` are like those without unless they are there
     max_dropped                 share of the source's records that parsing and the transforms may lose, and of each split's that building
@@ -40,7 +40,7 @@ from components.data.statistics import kind_of, soundness, statistics
 from components.errors import DataError, GateError
 from components.piece import build
 from components.progress import advance, expect
-from components.sections import LABELS, PAIRS, SHARES, Contexts, Data
+from components.sections import PAIRS, SHARES, SINGLE, Contexts, Data
 from components.types import Group
 
 Summary = dict[str, Any]
@@ -152,8 +152,8 @@ def _refuse_other_preferences(shares: Mapping[str, float], records: Sequence[Con
     for name in shares:
         if kind_of(name) in PAIRS and labelled and not paired:
             raise DataError(f"data.splits.{name}: expected preference pairs (chosen and rejected), got {labelled} single answers with a `label`; "
-                            "learn from these with the objective `kto` on a split `labels`, as the recipe kto does, or bring pairs")
-        if kind_of(name) in LABELS and not labelled:
+                            "learn from these with the objective `kto` on a split `labelled`, as the recipe kto does, or bring pairs")
+        if kind_of(name) in SINGLE and not labelled:
             raise DataError(f"data.splits.{name}: expected answers with a `label`, true or false, got {f'{paired} preference pairs' if paired else 'none'}; "
                             + ("learn from these with preference.dpo on a split `reward`, as the recipe dpo does, or bring rows with prompt, completion and label"
                                if paired else "bring rows with prompt, completion and label"))

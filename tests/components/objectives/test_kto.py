@@ -17,7 +17,7 @@ from components.data.groups import read_groups, write_groups
 from components.data.parsing import parse
 from components.errors import DataError, TrainingError
 from components.piece import build
-from components.sections import Labels, Pairs
+from components.sections import Labelled, Pairs
 from components.trainer import Meter, measure, parts
 from components.types import Context, Group, Outputs, Prompt, Trajectory
 
@@ -194,7 +194,7 @@ PAIRED = [f'{{"prompt": "question {i}", "chosen": "good {i}", "rejected": "bad {
 def test_rows_with_a_label_become_single_answers_with_it(tmp_path: Path) -> None:
     chat = '{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}], "label": false}'
     records = parse(rows(tmp_path, *LABELLED[:2], chat, PAIRED[0], '{"prompt": "q", "completion": "a"}')).kept
-    made = labelled_answers(records, count, Labels())
+    made = labelled_answers(records, count, Labelled())
     assert [(g.trajectories[0].text, g.columns["label"]) for g in made.kept] == [("answer 0", [0.0]), ("answer 1", [1.0]), ("a", [0.0])]
     assert [g.prompt.messages[-1]["content"] for g in made.kept] == ["question 0", "question 1", "q"]
     assert made.reasons() == {"a preference pair, not an answer with a label": 1, "it has no label": 1}
@@ -203,7 +203,7 @@ def test_rows_with_a_label_become_single_answers_with_it(tmp_path: Path) -> None
 
 def test_a_groups_file_with_labels_keeps_them(tmp_path: Path) -> None:
     """What SFT would imitate otherwise."""
-    made = labelled_answers(parse(rows(tmp_path, *LABELLED)).kept, count, Labels())
+    made = labelled_answers(parse(rows(tmp_path, *LABELLED)).kept, count, Labelled())
     again = parse(write_groups(tmp_path / "groups.parquet", made.kept)).kept
     assert [record.label for record in again] == [i % 2 == 1 for i in range(8)]
     assert read_groups(tmp_path / "groups.parquet")[0].columns == {"label": [0.0]}
@@ -211,9 +211,9 @@ def test_a_groups_file_with_labels_keeps_them(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("lines", "split", "says"), [
     (LABELLED, "reward", "data.splits.reward: expected preference pairs (chosen and rejected), got 8 single answers with a `label`; learn from these "
-                         "with the objective `kto` on a split `labels`"),
-    (PAIRED, "labels", "data.splits.labels: expected answers with a `label`, true or false, got 8 preference pairs; learn from these with preference.dpo"),
-    (['{"prompt": "q 1", "completion": "a"}', '{"prompt": "q 2", "completion": "b"}'], "labels", "got none; bring rows with prompt, completion and label"),
+                         "with the objective `kto` on a split `labelled`"),
+    (PAIRED, "labelled", "data.splits.labelled: expected answers with a `label`, true or false, got 8 preference pairs; learn from these with preference.dpo"),
+    (['{"prompt": "q 1", "completion": "a"}', '{"prompt": "q 2", "completion": "b"}'], "labelled", "got none; bring rows with prompt, completion and label"),
 ])
 def test_pairs_and_labels_are_not_taken_for_each_other(lines: list[str], split: str, says: str, tmp_path: Path) -> None:
     with pytest.raises(DataError) as refused:
