@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -10,11 +11,12 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
+from urllib.parse import quote
 
 import typer
 
 from components.errors import ServiceError
-from tasks.server import tracking_uri
+from tasks.server import TRAINING, experiment_name, tracking_uri
 
 
 def serve(home: Path) -> None:
@@ -47,7 +49,7 @@ def serve(home: Path) -> None:
             children.append((name, address, subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)))
         for name, address, child in children:
             wait_for(address, child, logs / f"{name}-server.log")
-            typer.echo(f"{name:<8} {address}")
+            typer.echo(f"{name:<8} {address}{training_view(address) if name == 'mlflow' else ''}")
         typer.echo("Ctrl-C ends both.")
         while all(child.poll() is None for _, _, child in children):
             time.sleep(0.5)
@@ -62,6 +64,17 @@ def serve(home: Path) -> None:
                 child.wait(10)
             except subprocess.TimeoutExpired:
                 os.killpg(child.pid, signal.SIGKILL)
+
+
+def training_view(address: str) -> str:
+    """Where MLflow shows the runs of our experiment: its own first page is about traces, which training has none of."""
+    ask = f"{address}/api/2.0/mlflow/experiments/get-by-name?experiment_name={quote(experiment_name())}"
+    try:
+        with urllib.request.urlopen(ask, timeout=10) as answer:
+            number = json.load(answer)["experiment"]["experiment_id"]
+    except OSError:  # nothing was tracked yet
+        return ""
+    return f"/#/experiments/{number}?{TRAINING}"
 
 
 def free_port() -> int:

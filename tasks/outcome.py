@@ -124,13 +124,15 @@ def lines_of(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     return said
 
 
-def markdown(found: Mapping[str, Any], about: str) -> str:
-    """The run on a page of Prefect or MLflow: what it is, its state, the verdict with every gate, and a table of its stages."""
+def markdown(found: Mapping[str, Any], about: str, report: str | None = None) -> str:
+    """The run on a page of Prefect or MLflow: what it is, its verdict, the address of its `report`, every gate, and a table of its stages."""
+    verdict = verdict_of(found)
+    state = f"{found['state']}, {verdict}" if verdict else found["state"]
     said = [f"- **{word}**: {text}" if word else f"    - {text}" for word, text in lines_of(found)]
     rows = [f"| {stage['name']} | {stage['meta'].get('seconds', '')} | {headline(stage['meta']).replace('|', '/')} |"
             for stage in found["stages"] if stage["made"]]
     table = ["| stage | seconds | result |", "|---|---|---|", *rows] if rows else []
-    return "\n".join([f"**{found['run']}** ({found['state']}): {about}", "", *said, "", *table, ""])
+    return "\n".join([f"**{found['run']}** ({state}): {about}" + (f" [Evaluation report]({report})" if report else ""), "", *said, "", *table, ""])
 
 
 def headline(meta: Mapping[str, Any]) -> str:

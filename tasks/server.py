@@ -15,6 +15,7 @@ from components.errors import RatchetError, ServiceError
 BOUNDS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
           "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "0"}  # the defaults retry for minutes
 KIND = {"mlflow.experimentKind": "custom_model_development"}  # the experiment's page opens on its runs, not on traces
+TRAINING = "workflowType=machine_learning"  # in an address: the same, whatever page the browser saw last
 
 
 def tracking_uri(home: Path) -> str:
@@ -81,9 +82,13 @@ def reached(doing: str) -> Iterator[None]:
                            "nothing is lost") from error
 
 
+def experiment_name(name: str = "ratchet") -> str:
+    return os.environ.get("MLFLOW_EXPERIMENT_NAME", name)
+
+
 def experiment_id(mlflow: Any, home: Path, name: str = "ratchet") -> str:
     """The experiment's id, made when missing; beside the default sqlite file its artifacts lie in `home`."""
-    name = os.environ.get("MLFLOW_EXPERIMENT_NAME", name)
+    name = experiment_name(name)
     found = mlflow.get_experiment_by_name(name)
     if found:
         if not set(KIND) <= set(found.tags):

@@ -28,7 +28,7 @@ from components.errors import redacted
 from components.store import disk_errors
 from tasks.journal import ROOT, flatten, read_json, texts
 from tasks.mirror import Shipper, shipped_file
-from tasks.server import tracking_uri
+from tasks.server import TRAINING, tracking_uri
 
 log = logging.getLogger("ratchet.tracking")
 
@@ -125,7 +125,7 @@ class Tracking:
         """The address of an artifact of the pipeline's run from one MLflow page to another."""
         run = self.run_id(wait_seconds=wait_seconds)
         experiment = read_json(shipped_file(self.run_dir, self.home)).get("experiment")
-        return f"#/experiments/{experiment}/runs/{run}/artifacts/{quote(artifact)}" if run and experiment else None
+        return f"#/experiments/{experiment}/runs/{run}/artifacts/{quote(artifact)}?{TRAINING}" if run and experiment else None
 
     def _say(self, event: str, key: str, **what: Any) -> None:
         if self.run_dir is None:

@@ -94,7 +94,7 @@ class MlflowMirror:
         """The description at the top of the run's page: what it is, its stages and its verdict."""
         recipe, found = self.pipeline.recipe, outcome(self.pipeline.run.path)
         report = self.tracking.link("report.html") if found["report"] else None
-        self.tracking.tag({"mlflow.note.content": markdown(found, recipe.about) + (f"\n[Evaluation report]({report})\n" if report else "")})
+        self.tracking.tag({"mlflow.note.content": markdown(found, recipe.about, report)})
 
     def end(self, status: str) -> bool:
         for key in list(self.open):

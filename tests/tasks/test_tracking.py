@@ -65,7 +65,7 @@ def test_runs_nest_and_shipping_twice_or_resuming_adds_nothing(home, tmp_path):
     assert [a.path for a in mlflow.list_artifacts(ids[stage])] == ["report.html"]
     assert read_json(shipped_file(run, home))["experiment"] == top.info.experiment_id, "the address of a page is made of it"
     assert tracking.page("report.html") is None, "no server shows an sqlite file"
-    assert tracking.link("report.html") == f"#/experiments/{top.info.experiment_id}/runs/{ids['']}/artifacts/report.html"
+    assert tracking.link("report.html") == f"#/experiments/{top.info.experiment_id}/runs/{ids['']}/artifacts/report.html?workflowType=machine_learning"
     assert mlflow.get_experiment(top.info.experiment_id).tags["mlflow.experimentKind"] == "custom_model_development"
 
     file.write_text("")  # the stage goes on from its checkpoint at step 3: steps 3 and 4 come again

@@ -111,7 +111,7 @@ def test_the_report_is_linked_where_a_browser_can_follow(tmp_path: Path, made: d
     shipped_file(tmp_path / "run", tmp_path).write_text(json.dumps({"runs": {ROOT: {"id": "r1"}}, "experiment": "7"}))
     PrefectPage(tracking).finished(*evaluated(tmp_path / "made"), reused=False, seconds=3.0)
     link = made["link report"]
-    assert link["link"] == "https://mlflow.team/base/#/experiments/7/runs/r1/artifacts/report.html", "and no password on a page"
+    assert link["link"] == "https://mlflow.team/base/#/experiments/7/runs/r1/artifacts/report.html?workflowType=machine_learning", "and no password on a page"
     assert str(tmp_path / "made" / "report.html") in link["description"] and "file://" not in str(made)
     assert "markdown report" not in made
 
@@ -260,5 +260,5 @@ def test_a_run_is_described_by_its_stages_and_verdict(mirror: MlflowMirror, made
     mirror.describe()
     PrefectPage().summary(pipeline)
     note = read_journal(pipeline.run.path)[0][ROOT].tags["mlflow.note.content"]
-    assert "(finished)" in note and "ending: its value -0.3 is not over -0.02" in note and "online_dpo version 1 (optimise_2)" in note
+    assert "(finished, 1 of 1 gates failed)" in note and "ending: its value -0.3 is not over -0.02" in note and "online_dpo version 1 (optimise_2)" in note
     assert "| evaluate |" in note and made["markdown run"]["markdown"] == note
