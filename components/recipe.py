@@ -45,7 +45,7 @@ def load(recipe: str | Path, *, overrides: Sequence[str] = (), profile: str | No
     if path.suffix not in YAML:
         path = folder() / f"{recipe}.yaml"
         if not path.exists():
-            file = "; the name of a file of yours ends in .yaml" if path.parent != Path() else ""
+            file = "; the name of a file of yours ends in .yaml" if Path(recipe).parent != Path() else ""
             raise RecipeError(f"no recipe named {str(recipe)!r}{file or nearest(str(recipe), names())}")
     raw = _over_base(path)
     changes: dict[str, Any] = {}
