@@ -171,8 +171,6 @@ def _check_preferences(recipe: Recipe, section: Preferences) -> None:
         _check_piece("select", spec, have, {"policy"}, "preferences.select")
     if recipe.reward is None:
         raise RecipeError("preferences: makes pairs that nothing reads; add a section `reward`, or leave `preferences` out")
-    if recipe.demonstrate and recipe.demonstrate.reward:
-        raise RecipeError("demonstrate.reward: the reward model learns from `preferences` here; set demonstrate.reward to [], or leave `preferences` out")
     if (recipe.reward.data, recipe.reward.validation) != ("reward", "reward_validation"):
         raise RecipeError(f"reward.data: with a `preferences` section expected 'reward' and 'reward_validation', "
                           f"got {recipe.reward.data!r} and {recipe.reward.validation!r}")

@@ -20,27 +20,9 @@ from components.recipe import for_round, plain
 from components.reward_models import certified, judges_of
 from components.schema import Demonstrate, Fit, Online, Preferences, Profile, Recipe
 from components.sections import PROMPT_SECTIONS
+from components.stages import STAGES
 from components.store import digest
 
-STAGES = {  # what a stage does -> the module that holds the function of that name
-    "fetch_data": "components.stages.fetch",
-    "fetch_model": "components.stages.fetch",
-    "make_tiny": "components.stages.tiny",
-    "curate": "components.stages.curate",
-    "validate": "tasks.validation",
-    "demonstrate": "components.stages.demonstrate",
-    "sft": "components.stages.train",
-    "optimise": "components.stages.train",
-    "reward": "components.stages.reward",
-    "certify": "components.stages.certify",
-    "gold": "components.stages.gold",
-    "prepare_offline": "components.stages.experience",
-    "rollout": "components.stages.experience",
-    "annotate": "components.stages.experience",
-    "select": "components.stages.experience",
-    "improve": "components.stages.improve",
-    "evaluate": "components.stages.evaluate",
-}
 PLACE = ("name", "ranks", "machines", "zero_stage", "offload_optimizer", "offload_parameters")
 """Of a profile: where work is done. No part of a product's key, so that a stage goes on with other ranks than it began with."""
 NOT_SEEDED = ("fetch_data", "fetch_model", "make_tiny", "curate", "validate", "gold")  # the same whatever the run's seed
@@ -104,7 +86,9 @@ def plan(recipe: Recipe, profile: Profile) -> dict[str, Stage]:
         policy = add("sft", "sft", "weights", plain(recipe.sft), {"policy": policy, "data": examples}, _fit_pieces(recipe.sft.fit))
     initial = policy
     made, source = recipe.demonstrate, "demonstrated"
+    earlier: dict[str, str] = {}
     if recipe.preferences:
+        earlier = {"demonstrations": examples} if made and made.reward else {}
         made, source = recipe.preferences, "compared"
         examples = _preferences(add, recipe, recipe.preferences, policy, data)
     judges: dict[str, str] = {}
@@ -112,7 +96,7 @@ def plan(recipe: Recipe, profile: Profile) -> dict[str, Stage]:
         for member, name in enumerate(recipe.reward.judges):
             options = {**plain(recipe.reward), "member": member, **({"verified_by": plain(made.annotate)} if made else {})}
             judges[name] = add(f"reward_{name}" if recipe.reward.members > 1 else "reward", "reward", "weights", options,
-                               {"policy": initial, "data": examples, **({"answers": source} if made else {})},
+                               {"policy": initial, "data": examples, **earlier, **({"answers": source} if made else {})},
                                _fit_pieces(recipe.reward.fit))
     gold: dict[str, str] = {}
     if recipe.evaluate and recipe.evaluate.gold:

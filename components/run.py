@@ -18,7 +18,7 @@ from typing import Any
 from components import progress
 from components.contract import agree, record
 from components.engines.choose import SAMPLE, ready
-from components.plan import STAGES
+from components.stages import STAGES
 from components.store import Workspace
 from components.types import Artifact
 

@@ -99,7 +99,8 @@ class Demonstrate:
 @record
 class Preferences:
     """A data set of pairs made from the SFT policy's own answers, which is what the reward model will judge: sampled, scored and
-    selected as in `Demonstrate`. The section `reward` then reads it in place of the curated splits and of `demonstrate.reward`."""
+    selected as in `Demonstrate`. The section `reward` then learns from it, and from the pairs of `demonstrate.reward` where there are
+    any, in place of the curated splits; held out for its certificate are these alone."""
 
     rollout: Spec
     annotate: Sequence[Spec]
@@ -123,7 +124,8 @@ class Sft:
 class Reward:
     """Reward models, `members` of them, alike but for their seed. `layers` keeps the first ones of the backbone; the head
     reads the `last` token or the `mean` of the judged ones. With `linear_probe` it starts at the Bradley-Terry optimum
-    over the frozen backbone (arXiv 2202.10054); `fit` goes on from there, and `fit.epochs: 0` leaves it at that."""
+    over the frozen backbone (arXiv 2202.10054); `fit` goes on from there, and `fit.epochs: 0` leaves it at that. `by_prompt`: the
+    pairs of one prompt are learnt from together, so that `fit.batch` counts prompts (InstructGPT, section 3.5)."""
 
     fit: Fit
     data: Split = "reward"
@@ -131,6 +133,7 @@ class Reward:
     layers: Count | None = None
     pool: Literal["last", "mean"] = "last"
     linear_probe: Bool = False
+    by_prompt: Bool = False
     members: Count = 1
     max_tokens: Count = 256
     limit: Count | None = None

@@ -43,6 +43,9 @@ def reward(job: Job) -> dict[str, Any]:
     seed = options["seed"] + 1000 * options["member"]
     tokenizer = load_tokenizer(job.path("policy"))
     pairs, counts = encoded(job.path("data") / f"{options['data']}.parquet", tokenizer, options["max_tokens"], options["limit"])
+    if "demonstrations" in job.inputs:  # pairs of the base model's answers teach too; held out are those of the policy that it will judge
+        own, read = encoded(job.path("demonstrations") / f"{options['data']}.parquet", tokenizer, options["max_tokens"], options["limit"])
+        pairs, counts = pairs + own, counts | {f"of the base model: {what}": number for what, number in read.items()}
     held_out, more = encoded(job.path("data") / f"{options['validation']}.parquet", tokenizer, options["max_tokens"],
                              options["limit_validation"])
     counts |= {f"validation {what}": number for what, number in more.items()}
@@ -53,7 +56,7 @@ def reward(job: Job) -> dict[str, Any]:
     start, probe = ranks.once(lambda: begin(job, pairs, tokenizer, seed))
     members = dataclasses.replace(job, options={**options, "seed": seed})
     profile, trained, padding = options["profile"], list[list[float]](), dict[str, Any]()
-    summary = learn(members, start, pairs, held_out, kind="reward",
+    summary = learn(members, start, by_prompt(pairs) if options["by_prompt"] else pairs, held_out, kind="reward",
                     ask=lambda learner: trained.extend(score_in_memory(learner, held_out[:AGAIN], profile["tokens_per_batch"])),
                     ask_saved=lambda saved: padding.update(saved.padding(uneven(held_out[:AGAIN]))))
     right = probe["cross_validated"] if probe else None
@@ -65,6 +68,17 @@ def reward(job: Job) -> dict[str, Any]:
         write_atomic(job.work.product / "certificate.json", json.dumps(certificate, indent=1))
         plots.certificate(certificate, job.work.product / "plots")
     return {"counts": counts, "linear_probe": probe, **summary, "certificate": certificate}
+
+
+def by_prompt(pairs: Sequence[Group]) -> list[Group]:
+    """All pairs of a prompt in one group, rows as they come, chosen first, with the columns that all of them have (InstructGPT, section
+    3.5: all comparisons of a prompt are one element of a batch). What they share is then read once."""
+    gathered: dict[str, list[Group]] = {}
+    for pair in pairs:
+        gathered.setdefault(pair.prompt.id, []).append(pair)
+    return [Group(members[0].prompt, tuple(t for pair in members for t in pair.trajectories),
+                  {name: [value for pair in members for value in pair.columns[name]] for name in sorted(set.intersection(*(set(pair.columns) for pair in members)))})
+            for members in gathered.values()]
 
 
 def limits_of(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -106,8 +106,20 @@ def test_preferences_are_pairs_of_the_sft_policys_answers(tiny_home: Path, tmp_p
     assert pipeline.artifact("reward").meta["counts"]["kept"] == len(pairs)
 
 
+def test_pairs_of_the_base_model_teach_the_reward_model_too_and_certify_nothing(tiny_home: Path, tmp_path: Path) -> None:
+    pipeline = Pipeline.open(recipe_file(tmp_path), home=tiny_home, profile="test", overrides=[*PREFERENCES, "reward.by_prompt=true", "reward.fit.batch=8", "reward.fit.epochs=1"])
+    pipeline.begin()
+    for name in list(pipeline.stages)[: list(pipeline.stages).index("reward") + 1]:
+        pipeline.make(name)
+    own, base = (read_groups(pipeline.artifact(name).path / "reward.parquet") for name in ("preferences", "demonstrations"))
+    made = pipeline.artifact("reward").meta
+    assert (made["counts"]["kept"], made["counts"]["of the base model: kept"]) == (len(own), len(base)) and min(len(own), len(base)) > 0
+    assert made["steps"] == -(-len({g.prompt.id for g in [*own, *base]}) // 8)
+    assert made["certificate"]["pairs"] == len(read_groups(pipeline.artifact("preferences").path / "reward_validation.parquet"))
+
+
 @pytest.mark.parametrize(("more", "where"), [
-    ((), "demonstrate.reward"), (("demonstrate.reward=[]", "reward=null", "online=null"), "preferences"),
+    (("demonstrate.reward=[]", "reward=null", "online=null"), "preferences"),
     (("demonstrate.reward=[]", "reward.data=pairs"), "reward.data"), (("demonstrate.reward=[]", "preferences.data=pairs"), "preferences.data"),
 ])
 def test_preferences_that_nothing_reads_or_makes_are_refused(more: tuple[str, ...], where: str, tmp_path: Path) -> None:

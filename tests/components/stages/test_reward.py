@@ -13,6 +13,7 @@ from components.data.groups import write_groups
 from components.evaluation import plots
 from components.run import Job
 from components.stages import gold as stage
+from components.stages.reward import by_prompt
 from components.store import Workspace
 from components.types import Artifact, Group, Prompt, Trajectory
 from tasks.pipeline import Pipeline
@@ -38,6 +39,16 @@ def test_a_reward_model_is_published_with_its_certificate_and_pictures(pool: str
     batch = AutoTokenizer.from_pretrained(made.path)(["hello", "how are you today?"], padding=True, return_tensors="pt")
     with torch.no_grad():
         assert model(**batch).logits.isfinite().all()
+
+
+def test_pairs_learnt_from_by_prompt_are_the_same_pairs() -> None:
+    pairs = [Group(Prompt(name, ({"role": "user", "content": name},)), tuple(Trajectory(({"role": "assistant", "content": text},)) for text in texts),
+                   {"margin": [1.0, 1.0], **more}) for name, texts, more in
+             [("a", "xy", {}), ("b", "zw", {"other": [1, 2]}), ("a", "xw", {"other": [3, 4]})]]
+    first, second = by_prompt(pairs)
+    assert [t.text for t in first.trajectories] == ["x", "y", "x", "w"] and dict(first.columns) == {"margin": [1.0] * 4}
+    assert second == pairs[1]
+    assert [first.take([i, i + 1]).trajectories for i in (0, 2)] == [pairs[0].trajectories, pairs[2].trajectories]
 
 
 def test_the_gold_judge_draws_its_certificate_and_the_same_bytes_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
