@@ -65,7 +65,7 @@ def plan(recipe: Recipe, profile: Profile) -> dict[str, Stage]:
 
     for name, source in recipe.models.items():
         where = {key: value for key, value in plain(source).items()
-                 if key not in ("shape", "certificate") and (value or key not in ("remote_code", "role"))}
+                 if key not in ("shape", "certificate") and (value or key not in ("base", "base_sha256", "remote_code", "role"))}
         add(f"model_{name}", "make_tiny" if source.format == "tiny" else "fetch_model", "weights", where, heavy=False)
     base = "model_policy"
     origins = [{key: value for key in ("source", "sha256", "config") if (value := getattr(one, key)) or key != "config"} for one in recipe.data.every_source]

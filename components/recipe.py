@@ -27,7 +27,7 @@ from components.smoke import limited
 
 OBJECTIVE_KEYS = ("weight", "reduce", "label", "times")
 YAML = (".yaml", ".yml")  # a name that ends so is a file's
-OF_BYTES = ("sha256", "format", "shape", "remote_code")  # keys of a source that hold for its bytes alone
+OF_BYTES = ("sha256", "base", "base_sha256", "format", "shape", "remote_code")  # keys of a source that hold for its bytes alone
 
 
 def folder() -> Path:
@@ -106,8 +106,9 @@ def _from(place: Path, raw: Mapping[str, Any]) -> None:
     data = raw.get("data")
     several = data.get("sources") if isinstance(data, Mapping) else None
     for section in [data, *(several if isinstance(several, list) else ()), *(models.values() if isinstance(models, Mapping) else ())]:
-        if isinstance(section, dict) and str(section.get("source")).startswith("path:"):
-            section["source"] = f"path:{os.path.normpath(place.absolute() / section['source'].removeprefix('path:'))}"
+        for key in ("source", "base"):
+            if isinstance(section, dict) and str(section.get(key)).startswith("path:"):
+                section[key] = f"path:{os.path.normpath(place.absolute() / section[key].removeprefix('path:'))}"
 
 
 def load_profile(name: str) -> Profile:

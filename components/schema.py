@@ -52,6 +52,8 @@ class Source:
 
     source: str
     sha256: str | None = None
+    base: str | None = None  # address of the model that a LoRA directory is merged into; by default the one that its adapter_config.json names
+    base_sha256: str | None = None
     format: Literal["auto", "huggingface", "gguf", "tiny"] = "auto"
     remote_code: Bool = False  # run the code that lies beside the weights, of this model and of those trained from it
     shape: Sizes | None = None  # for `plan` before it is fetched; changes nothing

@@ -82,7 +82,7 @@ def version_of(source: str, home: Path, where: str = "") -> Version:
     known = models(home=home)  # makes no database where nothing was ever tracked
     versions = history(name, home=home) if name in known else []
     if not versions:
-        raise SourceError(f"{where}{source}: no model {name!r} is registered at {tracking_uri(home)}{nearest(name, known)}; "
+        raise SourceError(f"{where}{source}: no model {name!r} is registered at {tracking_uri(home)}{nearest(name, known) if known else ''}; "
                           "a run with a `register` section registers one at its end")
     numbers = {version.version: version for version in versions}
     if number:

@@ -18,6 +18,7 @@ from typing import Any
 
 from components.data.hub import commit
 from components.data.sources import digest, local
+from components.models.lora import base_of, is_adapter
 from components.schema import Recipe
 from components.store import MANIFEST, write_atomic
 
@@ -33,11 +34,18 @@ def pinned(recipe: Recipe, home: Path) -> Recipe:
     models = {}
     for name, source in recipe.models.items():
         address, sha256 = _pin(source.source, source.sha256, home, f"model_{name}")
-        models[name] = dataclasses.replace(source, source=address, sha256=sha256)
+        base, base_sha256 = _pin(base_address(address, source.base), source.base_sha256, home, f"model_{name}")
+        models[name] = dataclasses.replace(source, source=address, sha256=sha256, base=base or None, base_sha256=base_sha256)
     data = [dataclasses.replace(one, source=address, sha256=sha256) for one in recipe.data.every_source
             for address, sha256 in [_pin(one.source, one.sha256, home, "raw")]]
     changed = {"sources": data} if recipe.data.sources else {"source": data[0].source, "sha256": data[0].sha256}
     return dataclasses.replace(recipe, models=models, data=dataclasses.replace(recipe.data, **changed))
+
+
+def base_address(address: str, base: str | None) -> str:
+    """The base model of a `path:` that is a LoRA directory, where the recipe names none; empty for a model that needs none."""
+    place = Path(address.removeprefix("path:"))
+    return base or (base_of(place) if address.startswith("path:") and is_adapter(place) else "")
 
 
 def _pin(address: str, sha256: str | None, home: Path, stage: str) -> tuple[str, str | None]:

@@ -136,7 +136,7 @@ def load_policy(path: Path, *, attention: str = "ratchet", dtype: torch.dtype = 
     """The causal language model of a directory on the host, ready for plans (`attention="ratchet"`) or plain ("sdpa")."""
     from transformers import AutoModelForCausalLM
 
-    return _load(AutoModelForCausalLM, Path(path), attention, dtype)
+    return load_from(AutoModelForCausalLM, Path(path), attention, dtype)
 
 
 def load_reward(path: Path, *, attention: str = "ratchet", dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -145,9 +145,9 @@ def load_reward(path: Path, *, attention: str = "ratchet", dtype: torch.dtype = 
     from transformers import AutoModel, AutoModelForSequenceClassification
 
     if (Path(path) / REWARD_HEAD).is_file():
-        backbone = _load(AutoModel, Path(path), attention, dtype)
+        backbone = load_from(AutoModel, Path(path), attention, dtype)
         return MeanReward(backbone, load_reward_head(Path(path), backbone.config.hidden_size)).eval()
-    model = _load(AutoModelForSequenceClassification, Path(path), attention, dtype)
+    model = load_from(AutoModelForSequenceClassification, Path(path), attention, dtype)
     if model.config.num_labels != 1 or not hasattr(model, "score"):
         raise SourceError(f"{path}: expected a sequence classifier with one label and a linear head `score`, as transformers makes of decoders; "
                           f"got {type(model).__name__} with num_labels {model.config.num_labels}")
@@ -186,8 +186,8 @@ def new_reward(policy_path: Path, *, layers: int | None = None, pool: Literal["l
         config.layer_types = config.layer_types[: config.num_hidden_layers]
     config.num_labels, config.pad_token_id = 1, load_tokenizer(policy_path).pad_token_id
     if pool == "mean":
-        return MeanReward(_load(AutoModel, policy_path, attention, torch.float32, config=config), StandardisedHead(config.hidden_size)).eval()
-    model = _load(AutoModelForSequenceClassification, policy_path, attention, torch.float32, config=config)
+        return MeanReward(load_from(AutoModel, policy_path, attention, torch.float32, config=config), StandardisedHead(config.hidden_size)).eval()
+    model = load_from(AutoModelForSequenceClassification, policy_path, attention, torch.float32, config=config)
     with torch.no_grad():
         drawn = torch.randn(model.score.weight.shape, generator=torch.Generator().manual_seed(seed))
         model.score.weight.copy_(drawn / (config.hidden_size + 1) ** 0.5)
@@ -246,7 +246,8 @@ def _plain(model: nn.Module) -> Any:
     return as_token_classifier(model) or model.backbone if isinstance(model, MeanReward) else model
 
 
-def _load(auto: Any, path: Path, attention: str, dtype: torch.dtype, **options: Any) -> nn.Module:
+def load_from(auto: Any, path: Path, attention: str, dtype: torch.dtype, **options: Any) -> nn.Module:
+    """The model of a directory by one of transformers' auto classes, from safetensors alone."""
     if not (path / "config.json").is_file():
         raise SourceError(f"{path}: holds no config.json, so it is not a model directory")
     if not any(path.glob("*.safetensors")):

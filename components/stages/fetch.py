@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from components.data.hub import commit
 from components.data.sources import fetch
 from components.errors import SourceError
 from components.run import Job
@@ -27,16 +28,23 @@ def fetch_data(job: Job) -> dict[str, Any]:
 
 
 def fetch_model(job: Job) -> dict[str, Any]:
-    """A model directory that transformers loads: taken as it is, or converted from GGUF."""
+    """A model directory that transformers loads: taken as it is, converted from GGUF, or a LoRA merged into its base model."""
     from components.models.load import REMOTE_CODE, convert_gguf, trusted
+    from components.models.lora import is_adapter, merge_adapter
 
     options = job.options
     got = (job.work.progress / REGISTERED if options["source"].startswith(REGISTRY) else
            _bring(options["source"], options["sha256"], job.work.progress / "download", None))
-    kind = options["format"]
+    kind, base = options["format"], {}
     if kind == "auto":
-        kind = "gguf" if got.suffix == ".gguf" or (got.is_dir() and any(got.glob("*.gguf"))) else "huggingface"
-    if kind == "gguf":
+        kind = "gguf" if _gguf(got) else "huggingface"
+    if is_adapter(got):
+        base = _bring_base(got, job)
+        merge_adapter(got, job.work.progress / "base_model", job.work.product)
+    elif options.get("base"):
+        raise SourceError(f"{options['source']}: the recipe names a base model {options['base']}, but this is no LoRA directory (adapter_config.json and "
+                          "no config.json expected); remove `base`")
+    elif kind == "gguf":
         convert_gguf(got if got.is_file() else next(got.glob("*.gguf")), job.work.product)
     else:
         if not (got / "config.json").is_file():
@@ -48,7 +56,30 @@ def fetch_model(job: Job) -> dict[str, Any]:
         trusted(job.work.product)
     if options.get("role") == "reward":
         _check_reward(job.work.product, options["source"])
-    return {"source": options["source"], "sha256": options["sha256"]}
+    return {"source": options["source"], "sha256": options["sha256"], **base}
+
+
+def _gguf(got: Path) -> bool:
+    return got.suffix == ".gguf" or (got.is_dir() and any(got.glob("*.gguf")))
+
+
+def _bring_base(adapter: Path, job: Job) -> dict[str, str]:
+    """The base model of a LoRA as the directory progress/base_model; what it was."""
+    from components.models.load import convert_gguf
+    from components.models.lora import base_of
+
+    address, place = job.options.get("base") or base_of(adapter), job.work.progress / "base_model"
+    if address.startswith("hub:") and "@" not in address and (found := commit(address.removeprefix("hub:"))):
+        address = f"{address}@{found}"
+    got = _bring(address, job.options.get("base_sha256"), job.work.progress / "base", None)
+    shutil.rmtree(place, ignore_errors=True)
+    if _gguf(got):
+        convert_gguf(got if got.is_file() else next(got.glob("*.gguf")), place)
+    else:
+        place.mkdir(parents=True)
+        for file in got.iterdir():
+            (place / file.name).symlink_to(file.resolve())
+    return {"base": address}
 
 
 def _check_reward(path: Path, source: str) -> None:

@@ -1,0 +1,80 @@
+"""LoRA directories as peft saves them (adapter_config.json, adapter_model.safetensors), merged into their base model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from components.errors import SourceError
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+KINDS = {"CAUSAL_LM": "AutoModelForCausalLM", "SEQ_CLS": "AutoModelForSequenceClassification"}
+
+
+def is_adapter(path: Path) -> bool:
+    return (Path(path) / CONFIG).is_file() and not (Path(path) / "config.json").is_file()
+
+
+def base_of(adapter: Path) -> str:
+    """The address of the base model that adapter_config.json names: a directory of this machine, else a repository of the hub."""
+    config = _config(adapter)
+    name, revision = config.get("base_model_name_or_path") or "", config.get("revision")
+    if not name:
+        raise SourceError(f"{adapter}: {CONFIG} names no base model; name it under models.<name>.base, as hub:org/name or path:FOLDER")
+    if Path(name).is_dir():
+        return f"path:{Path(name).absolute()}"
+    if name.startswith(("/", ".")) or name.count("/") != 1:
+        raise SourceError(f"{adapter}: {CONFIG} names the base model {name!r}, which is no directory of this machine and no org/name of the hub; "
+                          "name it under models.<name>.base, as hub:org/name or path:FOLDER")
+    return f"hub:{name}{f'@{revision}' if revision else ''}"
+
+
+def merge_adapter(adapter: Path, base: Path, out: Path) -> None:
+    """The base model with the adapter added to its weights, in float32, as a plain directory. The tokenizer is the adapter's where it brings
+    one. Raises `SourceError` for an adapter that is no LoRA, is pickled or does not fit its base."""
+    import torch
+    import transformers
+    from peft import PeftModel, get_peft_model_state_dict
+    from safetensors import safe_open
+
+    from components.models.load import load_from, load_tokenizer, save_model
+
+    config = _config(adapter)
+    kind = KINDS.get(str(config.get("task_type") or "CAUSAL_LM"))
+    if config.get("peft_type") != "LORA" or kind is None:
+        raise SourceError(f"{adapter}: expected a LoRA (peft_type LORA) of a causal language model or a sequence classifier, got peft_type "
+                          f"{config.get('peft_type')} with task_type {config.get('task_type')}; merge it with peft and name the merged model")
+    if not (adapter / WEIGHTS).is_file():
+        raise SourceError(f"{adapter}: holds no {WEIGHTS} (pickles are never read); save it again with peft's save_pretrained")
+    own = any((adapter / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json"))
+    tokenizer, auto = load_tokenizer(adapter if own else base), getattr(transformers, kind)
+    model: Any = load_from(auto, base, "sdpa", torch.float32, **({"num_labels": 1} if kind == KINDS["SEQ_CLS"] else {}))
+    if len(tokenizer) > model.get_input_embeddings().num_embeddings:
+        model.resize_token_embeddings(len(tokenizer))
+    if kind == KINDS["SEQ_CLS"]:
+        model.config.pad_token_id = tokenizer.pad_token_id
+    try:
+        adapted: Any = PeftModel.from_pretrained(model, str(adapter), local_files_only=True)
+        with safe_open(adapter / WEIGHTS, "pt") as file:
+            odd = {key for key in {*file.keys()} ^ {*get_peft_model_state_dict(adapted, save_embedding_layers=False)} if "lora_" in key}
+        if odd:  # peft loads the others, and warns at most
+            raise ValueError(f"{len(odd)} of its tensors have no counterpart there, such as {min(odd)}")
+    except Exception as error:  # peft and torch raise what they like at weights that do not fit
+        raise SourceError(f"{adapter}: does not fit its base model {base} ({' '.join(str(error).split())[:300]}); name the model that it was trained on "
+                          "under models.<name>.base") from error
+    text = tokenizer("The quick brown fox", return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        expected = adapted(text).logits
+        save_model(adapted.merge_and_unload(), tokenizer, out)
+        found: Any = load_from(auto, out, "sdpa", torch.float32)(text).logits
+    if not torch.allclose(found, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max())):
+        raise SourceError(f"{adapter}: merged, saved and read back it computes other logits than with its base model (off by up to "
+                          f"{float((found - expected).abs().max()):.3g}); it changes weights that this model shares between layers: merge it with peft")
+
+
+def _config(adapter: Path) -> dict[str, Any]:
+    try:
+        return json.loads((Path(adapter) / CONFIG).read_text())
+    except ValueError as error:
+        raise SourceError(f"{adapter}: {CONFIG} is not valid JSON: {error}") from None

@@ -1,0 +1,115 @@
+"""A LoRA directory that peft saved becomes the model that peft computes with it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
+
+from components.data.pins import base_address
+from components.errors import SourceError
+from components.models.lora import base_of, is_adapter
+from components.stages.fetch import fetch_model
+
+IDS = torch.tensor([[1, 2, 3, 4]])
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama of two layers with tied embeddings and a tokenizer of eight words."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    path = tmp_path_factory.mktemp("base")
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(vocab_size=8, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, eos_token_id=1,
+                                 bos_token_id=None, pad_token_id=0, tie_word_embeddings=True)).save_pretrained(path)
+    words = Tokenizer(models.WordLevel({word: n for n, word in enumerate(["<pad>", "</s>", "The", "quick", "brown", "fox", "<unk>", "jumps"])}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>", pad_token="<pad>", unk_token="<unk>").save_pretrained(path)
+    return path
+
+
+def adapter(base: Path, out: Path, **options: Any) -> Path:
+    """What peft saves of a LoRA whose B is not zero."""
+    reward = options.get("task_type") == "SEQ_CLS"
+    auto, more = (AutoModelForSequenceClassification, {"num_labels": 1}) if reward else (AutoModelForCausalLM, {})
+    torch.manual_seed(1)
+    model = get_peft_model(auto.from_pretrained(base, **more), LoraConfig(**{"r": 2, "lora_alpha": 8, "target_modules": "all-linear", "task_type": "CAUSAL_LM",
+                                                                             "init_lora_weights": False, **options}))
+    model.save_pretrained(out)
+    return out
+
+
+def fetched(source: str, work: Path, **options: Any) -> dict[str, Any]:
+    job = SimpleNamespace(options={"source": source, "sha256": None, "format": "auto", **options},
+                          work=SimpleNamespace(progress=work / "progress", product=work / "product"))
+    job.work.progress.mkdir(parents=True)
+    return fetch_model(job)
+
+
+@pytest.mark.parametrize("options", [{}, {"use_dora": True}, {"use_rslora": True}, {"task_type": "SEQ_CLS"}])
+def test_a_merged_adapter_computes_what_peft_computes_with_it(base: Path, tmp_path: Path, options: dict[str, Any]) -> None:
+    made = adapter(base, tmp_path / "adapter", **options)
+    assert is_adapter(made) and base_of(made) == f"path:{base}" == base_address(f"path:{made}", None)
+    found = fetched(f"path:{made}", tmp_path / "work")
+    reward = "task_type" in options
+    auto, more = (AutoModelForSequenceClassification, {"num_labels": 1}) if reward else (AutoModelForCausalLM, {})
+    peft = PeftModel.from_pretrained(auto.from_pretrained(base, pad_token_id=0, **more), str(made)).eval()
+    plain = auto.from_pretrained(base, pad_token_id=0, **more)
+    ours = auto.from_pretrained(tmp_path / "work" / "product")
+    with torch.no_grad():
+        expected = peft(IDS).logits
+        torch.testing.assert_close(ours(IDS).logits, expected, rtol=1e-5, atol=1e-5)
+        assert (plain(IDS).logits - expected).abs().max() > 1e-2, "the adapter changed nothing, so this shows nothing"
+    assert found["base"] == f"path:{base}" and (tmp_path / "work" / "product" / "tokenizer.json").is_file()
+    assert type(ours.model.layers[0].self_attn.q_proj) is torch.nn.Linear
+
+
+def test_merged_weights_are_the_formula_of_the_paper(base: Path, tmp_path: Path) -> None:
+    made = adapter(base, tmp_path / "adapter")
+    fetched(f"path:{made}", tmp_path / "work")
+    tensors, name = load_file(made / "adapter_model.safetensors"), "model.layers.1.mlp.up_proj"
+    a, b = (tensors[f"base_model.model.{name}.lora_{part}.weight"] for part in "AB")
+    before, after = (load_file(path / "model.safetensors")[f"{name}.weight"] for path in (base, tmp_path / "work" / "product"))
+    torch.testing.assert_close(after, before + 8 / 2 * b @ a)
+
+
+def test_the_recipe_s_base_goes_before_the_one_in_adapter_config(base: Path, tmp_path: Path) -> None:
+    made = adapter(base, tmp_path / "adapter")
+    config = json.loads((made / "adapter_config.json").read_text())
+    (made / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": "/gone/away"}))
+    with pytest.raises(SourceError, match=r"names the base model '/gone/away', .*models\.<name>\.base"):
+        fetched(f"path:{made}", tmp_path / "first")
+    assert fetched(f"path:{made}", tmp_path / "second", base=f"path:{base}")["base"] == f"path:{base}"
+    (made / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": "org/name", "revision": "v1"}))
+    assert base_of(made) == "hub:org/name@v1"
+
+
+def test_an_adapter_that_cannot_be_merged_is_refused(base: Path, tmp_path: Path) -> None:
+    made = adapter(base, tmp_path / "adapter")
+    weights, tensors = made / "adapter_model.safetensors", load_file(made / "adapter_model.safetensors")
+    save_file({key.replace("layers.1.", "layers.7."): tensor for key, tensor in tensors.items()}, weights)
+    with pytest.raises(SourceError, match=r"does not fit its base model .*no counterpart there, such as base_model\.model\.model\.layers\.1"):
+        fetched(f"path:{made}", tmp_path / "other")
+    weights.rename(made / "adapter_model.bin")
+    with pytest.raises(SourceError, match="pickles are never read"):
+        fetched(f"path:{made}", tmp_path / "pickled")
+    config = json.loads((made / "adapter_config.json").read_text())
+    (made / "adapter_config.json").write_text(json.dumps({**config, "peft_type": "PROMPT_TUNING"}))
+    with pytest.raises(SourceError, match=r"expected a LoRA .* got peft_type PROMPT_TUNING"):
+        fetched(f"path:{made}", tmp_path / "prompt")
+    with pytest.raises(SourceError, match="this is no LoRA directory"):
+        fetched(f"path:{base}", tmp_path / "plain", base="hub:org/name")
