@@ -82,6 +82,7 @@ def check_files(recipe: Recipe) -> None:
 
     have: set[str] | None = set()
     places = {f"models.{name}.source": (model.source, None) for name, model in recipe.models.items()}
+    places |= {f"models.{name}.base": (model.base, None) for name, model in recipe.models.items() if model.base}
     places |= {f"data.sources[{i}]" if recipe.data.sources else "data.source": (one.source, one) for i, one in enumerate(recipe.data.every_source)}
     for where, (address, data) in places.items():
         try:

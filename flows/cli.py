@@ -19,6 +19,7 @@ from flows.commands.chat import chat
 from flows.commands.compare import compare
 from flows.commands.deploy import deploy
 from flows.commands.doctor import doctor
+from flows.commands.export import export, push
 from flows.commands.gc import gc
 from flows.commands.init import init
 from flows.commands.join import join
@@ -121,7 +122,7 @@ def stage(part: Annotated[Literal["fetch", "curate", "train", "evaluate"], typer
         run_part(part, recipe, home=home, overrides=set, profile=profile)
 
 
-for command in (init, plan, runs, show, chat, certify, compare, deploy, lineage, reproduce, promote, rollback, gc, doctor, soak, join):
+for command in (init, plan, runs, show, chat, certify, compare, deploy, lineage, export, push, reproduce, promote, rollback, gc, doctor, soak, join):
     app.command()(command)
 
 

@@ -1,0 +1,176 @@
+"""`ratchet export` and `ratchet push`: the bytes that were made, a model card that says what made them, and nothing of this machine."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import http.server
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from components.errors import RecipeError, ServiceError, SourceError
+from components.store import RunDirectory, Store, digest
+from components.types import Artifact
+from tasks.exporting import export, push
+from tasks.registry import promote, register
+
+RESULTS = {"metrics": {"verified.mean": 0.36, "verified.low": 0.304, "verified.high": 0.416, "verified.n": 256, "final.length": 14.0},
+           "verdict": {"passed": True, "reasons": ["verified: passed, the low end of its interval 0.304 is over 0.2"]}}
+FILES = {"config.json": json.dumps({"architectures": ["LlamaForCausalLM"]}), "tokenizer.json": "{}", "model.safetensors": "weights" * 100}
+
+
+def product(store: Store, stage: str, kind: str, files: dict[str, str], inputs: dict[str, Artifact], **meta: Any) -> Artifact:
+    key = digest([stage, files])
+    with store.working(stage, key) as work:
+        for name, text in files.items():
+            (work.product / name).write_text(text)
+        work.metrics.write_text("{}")
+        return store.publish(work, stage, key, kind, [a.digest for a in inputs.values()], meta,
+                             {"does": stage, "options": {}, "inputs": {role: a.path.name.rpartition("-")[0] for role, a in inputs.items()},
+                              "revision": "abc123", "packages": {"torch": "2.13"}, "machine": "here"})
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home with the finished run `mine`: a base model from the hub, raw data from a local file, SFT weights and their evaluation."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    home, run = tmp_path / "home", RunDirectory(tmp_path / "home", "mine")
+    store = Store(home)
+    base = product(store, "model_policy", "weights", {**FILES, "model.safetensors": "base"}, {}, source="hub:org/base@" + "a" * 40)
+    raw = product(store, "raw", "data", {"rows.jsonl": "{}"}, {}, source=f"path:{tmp_path}/secret/rows.jsonl")
+    sft = product(store, "sft", "weights", FILES, {"policy": base, "data": raw})
+    report = product(store, "evaluate", "report", {"results.json": json.dumps(RESULTS)}, {"policy": sft})
+    run.open("recipe: {about: Answers that a program can check.}\n")
+    for name, made in {"model_policy": base, "raw": raw, "sft": sft, "evaluate": report}.items():
+        run.link(name, made.path)
+    run.record(recipe="instruct", state="finished", started=0.0)
+    return home
+
+
+def files_of(folder: Path) -> dict[str, str]:
+    return {p.name: p.read_text() for p in folder.iterdir() if p.name != "README.md"}
+
+
+@pytest.mark.parametrize("model", ["mine/sft", "mine", "runs/mine/stages/sft"])
+def test_an_export_is_the_model_s_own_files_and_a_card(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str) -> None:
+    monkeypatch.chdir(home)
+    card = (export(model, tmp_path / "out", home=home) / "README.md").read_text()
+    assert files_of(tmp_path / "out") == FILES
+    head = yaml.safe_load(card.split("---")[1])
+    assert head["base_model"] == "org/base" and (head["library_name"], head["pipeline_tag"]) == ("transformers", "text-generation")
+    for told in ("recipe `instruct`", "Answers that a program can check.", "gates of its recipe **passed**", RESULTS["verdict"]["reasons"][0],
+                 "| verified | 0.36 | [0.304, 0.416] |", "| final.length | 14 |  |", "| raw | data | a local file |", "hub:org/base@aaaa", "`abc123`", "torch 2.13"):
+        assert told in card, told
+    assert str(tmp_path) not in card and "verified.low" not in card
+
+
+def test_a_registered_version_is_exported_without_what_mlflow_wrote_beside_it(home: Path, tmp_path: Path) -> None:
+    (path,) = (home / "store").glob("sft-*")
+    lineage = {"product": "sft", "recipe": "instruct", "run": "mine", "revision": "abc", "packages": {}, "resolved": "", "results": {},
+               "stages": {"sft": {"kind": "weights", "content": "c" * 64, "meta": {}}}, "data": {}}
+    promote("mine", register(path, "mine", lineage=lineage, home=home), {"passed": True}, home=home)
+    path.rename(tmp_path / "gone")
+    card = (export("mine@champion", tmp_path / "out", home=home) / "README.md").read_text()
+    assert files_of(tmp_path / "out") == FILES and "# mine:1" in card and "`cccccccccccccccc`" in card
+
+
+def test_any_model_directory_is_exported_and_what_is_none_is_refused(home: Path, tmp_path: Path) -> None:
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    for name, text in {**FILES, "README.md": "another's card", "pytorch_model.bin": "pickle"}.items():
+        (plain / name).write_text(text)
+    assert "# plain" in (export(str(plain), tmp_path / "out", home=home) / "README.md").read_text() and files_of(tmp_path / "out") == FILES
+    for model, out, error in ((str(plain), tmp_path / "out", "is not an empty directory"), ("mine/stf", tmp_path / "new", "no stage 'stf'; it has"),
+                              ("mine/raw", tmp_path / "new", "holds no model"), ("other", tmp_path / "new", "neither a finished stage's directory")):
+        with pytest.raises(RecipeError, match=error):
+            export(model, out, home=home)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["home", "out", "plain"], "an export that failed left something"
+
+
+class Hub(http.server.BaseHTTPRequestHandler):
+    """What an upload asks of the hub: create, which files are large, where large ones go, commit."""
+
+    made: dict[str, Any] = {}
+    files: dict[str, bytes] = {}
+    large: dict[str, bytes] = {}
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        assert self.headers["Authorization"] == "Bearer hf_right" or self.path.endswith("validate-yaml"), self.path
+        here = f"http://{self.headers['Host']}"
+        if self.path == "/api/repos/create":
+            Hub.made.update(json.loads(body))
+            return self._say({"url": f"{here}/org/name"})
+        if "/preupload/" in self.path:
+            return self._say({"files": [{"path": f["path"], "shouldIgnore": False, "uploadMode": "lfs" if f["path"].endswith("safetensors") else "regular"}
+                                        for f in json.loads(body)["files"]]})
+        if self.path.endswith("/info/lfs/objects/batch"):
+            return self._say({"transfer": "basic", "objects": [{**o, "actions": {"upload": {"href": f"{here}/put/{o['oid']}"}}} for o in json.loads(body)["objects"]]})
+        if "/commit/" in self.path:
+            for line in map(json.loads, body.splitlines()):
+                if line["key"] == "file":
+                    Hub.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+                elif line["key"] == "lfsFile":
+                    Hub.files[line["value"]["path"]] = Hub.large[line["value"]["oid"]]
+            return self._say({"commitUrl": f"{here}/org/name/commit/1", "commitOid": "1", "success": True})
+        return self._say({"errors": [], "warnings": []})
+
+    def do_PUT(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        Hub.large[hashlib.sha256(body).hexdigest()] = body
+        self._say({})
+
+    def do_GET(self) -> None:
+        self._say({"id": "org/name", "sha": "0" * 40, "siblings": []})
+
+    def _say(self, answer: Any) -> None:
+        body = json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], dict[str, bytes]]]:
+    from huggingface_hub import constants
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setenv("HF_TOKEN", "hf_right")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # large files by LFS, which a few lines can serve
+    yield lambda: Hub.files
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_push_uploads_the_export_and_makes_a_private_repository(home: Path, tmp_path: Path, hub: Callable[[], dict[str, bytes]]) -> None:
+    assert push("mine/sft", "hub:org/name", home=home).endswith("/org/name/commit/1")
+    card = hub().pop("README.md").decode()
+    assert {name: body.decode() for name, body in hub().items()} == FILES and "# org/name" in card and 'pipeline("text-generation", "org/name")' in card
+    assert Hub.made["name"] == "name" and Hub.made["organization"] == "org" and Hub.made["private"] is True
+    push("mine/sft", "hub:org/name", home=home, public=True)
+    assert Hub.made["private"] is False and not list(home.glob(".push-*"))
+
+
+def test_a_push_that_cannot_be_is_one_sentence(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SourceError, match="expected hub:org/name"):
+        push("mine/sft", "org/name", home=home)
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("HF_TOKEN", "hf_right")
+    with pytest.raises(ServiceError, match=r"hub:org/name: http://127\.0\.0\.1:9 did not take the model: .*HF_TOKEN"):
+        push("mine/sft", "hub:org/name", home=home)
