@@ -45,8 +45,8 @@ def locate(model: str, home: Path) -> tuple[Path | None, Mapping[str, Any], Vers
     return None, made, version, f"{version.name}:{version.version}"
 
 
-def export(model: str, out: Path, *, home: Path, title: str = "") -> Path:
-    """Copy the model into the new directory `out`, whole or not at all, with a model card. Raises `RecipeError` for a model that is not
+def export(model: str, out: Path, *, home: Path, repository: str = "") -> Path:
+    """Copy the model into the new directory `out`, whole or not at all, with a model card, of the hub's `repository` if it is to go there. Raises `RecipeError` for a model that is not
     there or an `out` that holds files, `StoreError` for one whose bytes are gone."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RecipeError(f"{out} exists and is not an empty directory; name a new one")
@@ -61,7 +61,7 @@ def export(model: str, out: Path, *, home: Path, title: str = "") -> Path:
         shutil.copytree(place, whole, ignore=shutil.ignore_patterns(*LEFT_OUT))
         if not any(whole.glob("*.safetensors")):
             raise StoreError(f"{place} holds no weights (model.safetensors expected; pickles are never exported)")
-        (whole / "README.md").write_text(model_card(whole, made, title or name))
+        (whole / "README.md").write_text(model_card(whole, made, repository or name, repository or "path/to/this/folder"))
         whole.chmod(0o755)
         if out.exists():
             out.rmdir()
@@ -79,7 +79,7 @@ def push(model: str, address: str, *, home: Path, public: bool = False, message:
 
     repository, endpoint = match.group(1), os.environ.get("HF_ENDPOINT")  # read now: the library reads it once, when first imported
     with tempfile.TemporaryDirectory(prefix=".push-", dir=home) as folder:
-        out = export(model, Path(folder) / "model", home=home, title=repository)
+        out = export(model, Path(folder) / "model", home=home, repository=repository)
         hub = HfApi(endpoint=endpoint)
         try:
             hub.create_repo(repository, private=not public, exist_ok=True)

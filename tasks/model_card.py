@@ -16,7 +16,7 @@ USE = {
     "text-generation": """```python
 from transformers import pipeline
 
-answer = pipeline("text-generation", "{title}")
+answer = pipeline("text-generation", "{address}")
 print(answer([{{"role": "user", "content": "Name three fruits."}}])[0]["generated_text"][-1]["content"])
 ```""",
     "text-classification": """It is a reward model: it scores a conversation, rendered by its chat template.
@@ -24,7 +24,7 @@ print(answer([{{"role": "user", "content": "Name three fruits."}}])[0]["generate
 ```python
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-model, tokenizer = (auto.from_pretrained("{title}") for auto in (AutoModelForSequenceClassification, AutoTokenizer))
+model, tokenizer = (auto.from_pretrained("{address}") for auto in (AutoModelForSequenceClassification, AutoTokenizer))
 talk = [{{"role": "user", "content": "Name three fruits."}}, {{"role": "assistant", "content": "Apple, pear and plum."}}]
 tokens = tokenizer.apply_chat_template(talk, return_tensors="pt", return_dict=True)
 print(model(**tokens).logits.item())
@@ -32,15 +32,16 @@ print(model(**tokens).logits.item())
 }
 
 
-def model_card(model_dir: Path, made: Mapping[str, Any], title: str) -> str:
-    """Markdown with the hub's metadata. `made` is a lineage (`tasks/lineage.py`), or empty for a model that no run of ours made."""
+def model_card(model_dir: Path, made: Mapping[str, Any], title: str, address: str) -> str:
+    """Markdown with the hub's metadata. `made` is a lineage (`tasks/lineage.py`), or empty for a model that no run of ours made; `address`
+    is what `from_pretrained` is to be given."""
     architecture = (json.loads((model_dir / "config.json").read_text()).get("architectures") or [""])[0]
     task = "text-classification" if "Classification" in architecture else "text-generation"
     sources = {name: str(stage["meta"]["source"]) for name, stage in made.get("stages", {}).items() if stage.get("meta", {}).get("source")}
     base = re.match(r"hub:(?:models/)?([\w.-]+/[\w.-]+)", sources.get("model_policy", ""))
     head = {"library_name": "transformers", "pipeline_tag": task, "tags": ["ratchet", "reward-model" if task == "text-classification" else "rlhf"],
             **({"base_model": base.group(1)} if base else {})}
-    parts = [f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n\n# {title}", USE[task].format(title=title)]
+    parts = [f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n\n# {title}", USE[task].format(address=address)]
     if made:
         resolved = yaml.safe_load(made.get("resolved") or "") or {}
         about = resolved.get("recipe", {}).get("about", "")

@@ -9,7 +9,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import yaml
@@ -96,9 +96,9 @@ def test_any_model_directory_is_exported_and_what_is_none_is_refused(home: Path,
 class Hub(http.server.BaseHTTPRequestHandler):
     """What an upload asks of the hub: create, which files are large, where large ones go, commit."""
 
-    made: dict[str, Any] = {}
-    files: dict[str, bytes] = {}
-    large: dict[str, bytes] = {}
+    made: ClassVar[dict[str, Any]] = {}
+    files: ClassVar[dict[str, bytes]] = {}
+    large: ClassVar[dict[str, bytes]] = {}
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -159,9 +159,9 @@ def test_a_push_uploads_the_export_and_makes_a_private_repository(home: Path, tm
     assert push("mine/sft", "hub:org/name", home=home).endswith("/org/name/commit/1")
     card = hub().pop("README.md").decode()
     assert {name: body.decode() for name, body in hub().items()} == FILES and "# org/name" in card and 'pipeline("text-generation", "org/name")' in card
-    assert Hub.made["name"] == "name" and Hub.made["organization"] == "org" and Hub.made["private"] is True
+    assert Hub.made["name"] == "name" and Hub.made["organization"] == "org" and Hub.made["visibility"] == "private"
     push("mine/sft", "hub:org/name", home=home, public=True)
-    assert Hub.made["private"] is False and not list(home.glob(".push-*"))
+    assert Hub.made["visibility"] == "public" and not list(home.glob(".push-*"))
 
 
 def test_a_push_that_cannot_be_is_one_sentence(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
