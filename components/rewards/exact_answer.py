@@ -13,14 +13,14 @@ NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:/\d+)?")
 
 def final_answer(text: str) -> str:
     """What the text settles on: its last \\boxed{...}, else its last number, else all of it, stripped."""
-    boxed = _last_boxed(text)
+    boxed = last_boxed(text)
     if boxed is not None:
         return boxed.strip()
     numbers = NUMBER.findall(text)
     return numbers[-1] if numbers else text.strip()
 
 
-def _last_boxed(text: str) -> str | None:
+def last_boxed(text: str) -> str | None:
     """The content of the last \\boxed{...}, braces balanced; None without one."""
     start = text.rfind("\\boxed{")
     if start < 0:
@@ -49,7 +49,7 @@ def exact_answer(prompt: Prompt, trajectory: Trajectory) -> float:
     """
     if prompt.answer is None:
         raise ValueError(f"prompt {prompt.id!r} has no answer to compare with")
-    boxed = _last_boxed(prompt.answer)
+    boxed = last_boxed(prompt.answer)
     said, known = final_answer(trajectory.text), (prompt.answer if boxed is None else boxed).strip()
     numbers = _number(said), _number(known)
     if None not in numbers:
