@@ -74,7 +74,7 @@ def counted(text: str, numeric: bool) -> str:
 
 @piece(writes=("reward.math_verify", "reward.math_verify.status"), paper="arXiv:2110.14168", gold=True)
 @each
-def math_verify(prompt: Prompt, trajectory: Trajectory, *, seconds: Positive = 5.0) -> float:
+def math_verify(prompt: Prompt, trajectory: Trajectory, *, seconds: Positive = 3.0) -> float:
     """1 when the answer that counts (`counted`) equals `prompt.answer`, else 0. Numbers are compared exactly: 1,000 is 1000, 3.50 is 3.5, 3/4
     is 0.75, 50% is 50 and 0.5; a currency sign or a unit does not matter. A sum that is not worked out (48 + 24) is no number. Expressions are
     compared by the library math-verify within `seconds` of the processor; one that takes longer is wrong. A prompt without an answer is a failure of the
