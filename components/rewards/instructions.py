@@ -365,6 +365,10 @@ _TABLE = (
     ), _between, lambda text, low, high: low <= len(words(text)) <= high, held_out=True),
 )
 FAMILIES: Mapping[str, Family] = MappingProxyType({family.name: family for family in _TABLE})
+FORMS = ("quotation", "title", "postscript", "placeholder", "two_responses", "json")
+"""Families whose form nobody writes unasked."""
+MAY_BE_SHORT = ("choice", "bullets", "numbered_list", "json")
+"""Families whose answers may have fewer than three words: a fixed answer, a list, an object."""
 
 EXAMPLE_QUESTION = "What do you like to eat?"
 EXAMPLES: Mapping[str, tuple[Params, str]] = MappingProxyType({
@@ -404,13 +408,19 @@ def instruction_text(family: str, wording: int, params: Mapping[str, Any]) -> st
 def cheats(text: str, instruction: Mapping[str, Any], question: str = "") -> bool:
     """Whether an answer says nothing of its own, compared as words without case and punctuation.
 
-    It cheats without a word, with the instruction in it (any wording), with the question repeated and fewer than three
-    words added, with one word as more than half of six or more, or with three quarters of four or more words from the
-    instruction, demanded phrases aside. A fixed answer consists of the instruction's words and is spared the last rule.
+    It cheats without a word; with fewer than three where its family is none of `MAY_BE_SHORT`, for nobody answers an open question
+    so; in a form, one of `FORMS`, that another family asks for and its own does not (a policy that puts everything in quotation
+    marks obeys where they are asked for and would lose nothing elsewhere; JSON may hold anything); with the instruction in it (any wording); with the
+    question repeated and fewer than three words added; with one word as more than half of six or more; or with three quarters of
+    four or more words from the instruction, demanded phrases aside (a fixed answer is made of them and spared).
     """
     said, params = words(text), instruction["params"]
     whole = _joined(text)
-    if not said or (question.strip() and _joined(question) in whole and len(_without(whole, question).split()) < 3):
+    if len(said) < (1 if instruction["family"] in MAY_BE_SHORT else 3):
+        return True
+    if instruction["family"] != "json" and any(FAMILIES[form].obeys(text) for form in FORMS if form != instruction["family"]):
+        return True
+    if (question.strip() and _joined(question) in whole and len(_without(whole, question).split()) < 3):
         return True
     wordings = range(len(FAMILIES[instruction["family"]].wordings))
     told = [instruction["text"], *(instruction_text(instruction["family"], wording, params) for wording in wordings)]

@@ -29,7 +29,7 @@ Case = tuple[dict[str, Any], list[str], list[str]]
 """Parameters, answers that obey, answers that nearly do."""
 
 CASES: dict[str, Case] = {
-    "at_most_words": ({"n": 6}, ["I love pizza, pasta and rice.", "Yes."], ["I love pizza and pasta and rice."]),
+    "at_most_words": ({"n": 6}, ["I love pizza, pasta and rice.", "Yes, I do."], ["I love pizza and pasta and rice."]),
     "at_least_words": ({"n": 8}, ["I love pizza and pasta more than rice."], ["I love pizza and pasta over rice."]),
     "exactly_sentences": ({"n": 2}, ["I like it. Dr. Who paid $3.50 for it!", "One thing\nAnother thing"],
                           ["I like it.", "One thing. Two things! Three things?", "I like it, Dr. Who."]),
@@ -43,12 +43,12 @@ CASES: dict[str, Case] = {
     "all_capitals": ({}, ["I LIKE PIZZA!"], ["I LIKE PIZZa!", "1234"]),
     "begin_with": ({"phrase": "To be honest"}, ["To be honest, I like pizza.", "to be honest I do"],
                    ["I like pizza, to be honest", "To be honestly", "To be honest."]),
-    "begin_letter": ({"letter": "S"}, ["Some pizza.", '"sushi is great"'], ["Pizza sounds good.", "7 sushi"]),
+    "begin_letter": ({"letter": "S"}, ["Some hot pizza.", '"sushi" is great'], ["Pizza sounds good.", "7 sushi"]),
     "end_with": ({"phrase": "Have a nice day."},
                  ["Pizza. Have a nice day.", 'I like pizza, have a nice day"', "Pizza! Have a nice day!"],
                  ["Have a nice day.", "Have a nice day. I like pizza.", "Pizza. Have a nice day, friend."]),
-    "end_question": ({}, ["I like pizza. Do you?", '"Pizza, and you?"'], ["Do you? I like pizza.", "I like pizza."]),
-    "end_exclamation": ({}, ["I like pizza!", '"Pizza it is!"'], ["Pizza! I like it.", "Is it pizza?"]),
+    "end_question": ({}, ["I like pizza. Do you?", 'Pizza it is, "and you?"'], ["Do you? I like pizza.", "I like pizza."]),
+    "end_exclamation": ({}, ["I like pizza!", 'I say "pizza it is!"'], ["Pizza! I like it.", "Is it pizza?"]),
     "include_word": ({"word": "friend"}, ["My Friend likes pizza."], ["My friends like pizza.", "I like pizza."]),
     "include_two_words": ({"one": "friend", "two": "today"}, ["Today I met a friend."],
                           ["Today I met friends.", "I met a friend."]),
@@ -64,7 +64,7 @@ CASES: dict[str, Case] = {
     "postscript": ({}, ["I like pizza. P.S. Rice is fine.", "Pizza.\np. s. rice"],
                    ["I like pizza. P.S.", "P.S. I like pizza.", "Pizza. PS rice", "Add a postscript that starts with S.P.S. here."]),
     "placeholder": ({}, ["I eat at [place] on Mondays."], ["I eat at (place).", "I eat at [].", "[place]"]),
-    "two_responses": ({}, ["I like pizza.\n******\nI like rice.", "******Pizza.******Rice."],
+    "two_responses": ({}, ["I like pizza.\n******\nI like rice.", "******Pizza.******Rice or soup."],
                       ["Pizza. ****** Pizza!", "Pizza. ***** Rice.", "Pizza.******Rice.******Soup.", "Pizza.******",
                        "Pizza and rice."]),
     "json": ({}, ['{"food": "pizza"}', '```json\n["pizza"]\n```'],
@@ -192,11 +192,25 @@ def test_most_words_from_the_instruction_or_one_word_over_and_over_are_refused()
     assert not cheats("No, no, no!", asked)
 
 
+@pytest.mark.parametrize(("text", "own"), [
+    ('"I like pizza."', "quotation"), ("<<Food>> I like pizza.", "title"), ("I like pizza. P.S. Rice too.", "postscript"),
+    ("I like [food] a lot.", "placeholder"), ("I like it.\n******\nI do not.", "two_responses"), ('{"I like": "all pizza"}', "json")])
+def test_a_form_that_another_instruction_asks_for_is_refused(text: str, own: str) -> None:
+    assert obeys(text, instruction(own)) and not obeys(text, instruction("at_most_words", n=12))
+    assert not obeys(text, instruction("no_comma"))
+
+
+@pytest.mark.parametrize("text", ["3189", "Dove.", "Body wash!", "*music*"])
+def test_one_or_two_words_are_no_answer_to_an_open_question(text: str) -> None:
+    assert not any(obeys(text, instruction(family)) for family in ("end_exclamation", "include_number", "highlight", "no_comma"))
+    assert obeys("I say 'Dove'.", instruction("no_comma")) and obeys("* Dove\n* Wash", instruction("bullets", n=2))
+
+
 def test_the_reward_is_1_for_obedience_that_ends_by_itself() -> None:
     asked = instruction("at_most_words", n=6)
     prompt = Prompt("p", ({"role": "user", "content": f"{QUESTIONS[0]} {asked['text']}"},), meta={"instruction": asked})
     long = "I love pizza and pasta and rice."
-    answers = said("Pizza, always."), said("Pizza, always.", stop="length"), said(long), said("")
+    answers = said("Pizza, as always."), said("Pizza, as always.", stop="length"), said(long), said("")
     assert score(prompt, *answers) == ([1.0, 0.0, 0.0, 0.0], ["ok"] * 4)
     assert score(prompt, *answers, must_end=False) == ([1.0, 1.0, 0.0, 0.0], ["ok"] * 4)
     assert score(prompt, said(QUESTIONS[0])) == ([0.0], ["ok"]), "the question alone is no answer"

@@ -26,7 +26,7 @@ class Copycat:
             text = "".join(map(chr, request.tokens))
             self.asked.append(text)
             shown = text.split("|")
-            answer = shown[1] if len(shown) == 3 else "just rice" if text == "free food?" else f"just rice and {len(text)}" if text.startswith("free") else "rice, beans"
+            answer = shown[1] if len(shown) == 3 else "only hot rice" if text == "free food?" else f"only hot rice and {len(text)}" if text.startswith("free") else "rice, beans"
             said.append([Sample((*map(ord, answer), 0), (-1.0,) * (len(answer) + 1), "end")] * request.count)
         return said
 
@@ -45,11 +45,11 @@ def drawn(prompts: list[Prompt], **options: object) -> tuple[list[Group], Copyca
 
 def test_a_prompt_sees_a_verified_answer_to_another_question_of_its_family() -> None:
     (free, hard, other), engine, ctx = drawn([asked("free"), asked("hard"), asked("other", "quotation")])
-    assert [t.text for t in hard.trajectories] == ["rice, beans", "just rice", "just rice"]
-    assert [t.text for t in free.trajectories] == ["just rice"] * 3, "its own answer is no example to itself"
+    assert [t.text for t in hard.trajectories] == ["rice, beans", "only hot rice", "only hot rice"]
+    assert [t.text for t in free.trajectories] == ["only hot rice"] * 3, "its own answer is no example to itself"
     assert [t.text for t in other.trajectories] == ["rice, beans"] * 3, "no verified answer of its family"
-    assert engine.asked[3:6] == ["free food?", "free food?|just rice|hard food?", "other food?"]
-    assert engine.asked[6:] == ["hard food?|just rice|free food?", "free food?|just rice|hard food?", "other food?"], "what was found helps the next"
+    assert engine.asked[3:6] == ["free food?", "free food?|only hot rice|hard food?", "other food?"]
+    assert engine.asked[6:] == ["hard food?|only hot rice|free food?", "free food?|only hot rice|hard food?", "other food?"], "what was found helps the next"
     assert dict(ctx.counts) == {"answers with found example": 3, "answers with no example": 3}
 
 
@@ -66,8 +66,8 @@ def test_tokens_and_mask_are_those_of_the_prompt_without_its_example() -> None:
     plain, *shown = hard.trajectories
     assert plain.logprobs is not None and "example" not in plain.meta
     for t in shown:
-        assert list(t.inputs["tokens"]) == [*map(ord, "hard food?just rice"), 0]
-        assert list(t.mask) == [False] * len("hard food?") + [True] * (len("just rice") + 1)
+        assert list(t.inputs["tokens"]) == [*map(ord, "hard food?only hot rice"), 0]
+        assert list(t.mask) == [False] * len("hard food?") + [True] * (len("only hot rice") + 1)
         assert t.logprobs is None and t.meta["example"] is True
 
 
