@@ -146,7 +146,7 @@ def test_records_of_one_question_stay_in_one_split():
     records = [talk(f"What do you like about city number {i}?", key=f"q{i}", opening=1) for i in range(60)]
     made = instruct(records, count, per_question=2).kept
     assert all(r.head == () for r in made)
-    parts, _ = split(made, {"prompts": 0.5, "evaluate": 0.5}, seed=0)
+    parts = split(made, {"prompts": 0.5, "evaluate": 0.5}, seed=0)
     train, held = ({r.meta["question"] for r in part} for part in parts.values())
     assert train and held and not train & held
 
