@@ -17,6 +17,7 @@ from flows.cli import app
 ROWS: dict[str, tuple[Any, str, str]] = {  # what a row is, the recipe below, the split that is learned from
     "messages": (lambda i: {"messages": [{"role": "user", "content": f"What is {i}?"}, {"role": "assistant", "content": "A number. " * 40}]}, "sft", "sft"),
     "preference": (lambda i: {"prompt": f"Say {i}", "chosen": f"{i}, of course.", "rejected": f"no {i}"}, "dpo", "reward"),
+    "completion": (lambda i: {"prompt": f"Say {i}", "completion": f"{i}, of course.", "label": i % 4 == 0}, "kto", "labelled"),
     "question": (lambda i: {"question": f"How much is {i} + {i}?", "answer": f"Twice {i}.\n#### {2 * i}"}, "rlvr_grpo", "prompts"),
     "prompt": (lambda i: {"prompt": f"Tell me about the number {i}, please."}, "instruct", "prompts"),
 }
@@ -38,6 +39,9 @@ def test_each_kind_of_data_gets_a_recipe_that_passes_the_check(layout: str, tmp_
     recipe, _ = load(tmp_path / "mine.yaml")
     check_files(recipe)
     assert recipe.models["policy"].source == "generate:tiny?seed=0" and recipe.register and recipe.register.model == "mine"
+    if recipe.offline and base == "kto":
+        (update,) = recipe.offline.fit.updates["policy"]
+        assert (update["desirable"], update["undesirable"]) == (3.0, 1.0), "three answers with label false for one with true"
     assert recipe.data.source == f"path:{tmp_path}/mine data.jsonl" and (recipe.data.splits or {})[split]
 
 
