@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from textwrap import fill
 from typing import Annotated, Any
 
 import typer
@@ -31,7 +32,7 @@ def lineage(model: Model, home: Home = OUT,
     title = f"{version.name} version {version.version}" if version else made["product"]
     console.print(f"[bold]{title}[/bold]{' (' + ', '.join(version.aliases) + ')' if version and version.aliases else ''}")
     for word, text in facts(made):
-        console.print(f"{word:<10} {text}", markup=False)
+        console.print(fill(f"{word:<10} {text}", 120, subsequent_indent=" " * 11, break_long_words=False), markup=False)
     if version:
         if "verdict" in version.tags:
             console.print(f"{'verdict':<10} {version.tags['verdict']}: {version.tags['verdict.why']}", markup=False)

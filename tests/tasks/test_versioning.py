@@ -148,9 +148,8 @@ def test_dvc_sees_what_the_store_sees_of_the_repository_pipeline(workspace, tmp_
     shutil.copy(ROOT / ".dvcignore", workspace)
     for name in ("raw", "curated", "quarantined", "rounds"):
         made(workspace / "data" / name, name)
-    rounds = [{"round": i, "reward.judge": i / 10, "gold": i / 20, "kl": i / 30} for i in (1, 2, 3)]
     (workspace / "plots").mkdir()
-    (workspace / "plots" / "rounds.json").write_text(json.dumps(rounds))
+    (workspace / "plots" / "rounds.png").write_bytes(b"png")
     (workspace / "metrics.json").write_text("{}")
     commit(workspace)
 
@@ -172,4 +171,4 @@ def test_dvc_sees_what_the_store_sees_of_the_repository_pipeline(workspace, tmp_
         file.write_text(before)
     dvc(workspace, "plots", "show", "--out", str(tmp_path / "plots"))
     page = (tmp_path / "plots" / "index.html").read_text()
-    assert all(f'"{name}"' in page for name in ("reward.judge", "gold", "kl")) and all(str(r["kl"]) in page for r in rounds)
+    assert "<img" in page and "rounds.png" in page and "<script" not in page, "a picture, which needs no script from the network"
