@@ -172,10 +172,9 @@ def _where(console: Any, pipeline: Any) -> None:
     """What became of the run, and where it lies."""
     from tasks.outcome import outcome
 
-    if not (pipeline.run.path / "run.json").exists():
-        return
     final = next((s for s in reversed(pipeline.stages.values()) if s.kind == "weights" and s.name not in ("gold",)), None)
-    print_outcome(console, {**outcome(pipeline.run.path), "error": None}, pipeline.profile.hardware.currency)
+    if (pipeline.run.path / "run.json").exists():
+        print_outcome(console, {**outcome(pipeline.run.path), "error": None}, pipeline.profile.hardware.currency)
     console.print(f"run        {pipeline.run.path}", highlight=False, soft_wrap=True)
     if final and (pipeline.run.path / "stages" / final.name).exists():
         console.print(f"model      {pipeline.run.path / 'stages' / final.name}", highlight=False, soft_wrap=True)
