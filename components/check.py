@@ -108,15 +108,20 @@ def _check_names(names: Mapping[str, str]) -> None:
 def _check_splits(recipe: Recipe) -> None:
     """Where the recipe says which splits there are, nothing may read another."""
     splits = recipe.data.splits
+    for where, name in splits_read(recipe).items():
+        if name not in (splits or SHARES):
+            raise RecipeError(f"{where}: {name!r} is not among data.splits ({', '.join(splits or SHARES)}); give it a share there, or read another")
+
+
+def splits_read(recipe: Recipe) -> dict[str, str]:
+    """The splits of the data that sections read, by the key that names them."""
     made = recipe.demonstrate
     read = {f"{name}.{key}": getattr(section, key) for name in ("demonstrate", "preferences", "sft", "reward", "offline", "online", "evaluate")
             if (section := getattr(recipe, name)) and not (made and name in ("sft", "reward")) and not (recipe.preferences and name == "reward")
             for key in ("data", "validation") if hasattr(section, key)}
     if recipe.evaluate and recipe.evaluate.gold:
         read |= {"evaluate.gold": "gold", "evaluate.gold (its certificate)": "gold_validation"}
-    for where, name in read.items():
-        if name and name not in (splits or SHARES):
-            raise RecipeError(f"{where}: {name!r} is not among data.splits ({', '.join(splits or SHARES)}); give it a share there, or read another")
+    return {where: name for where, name in read.items() if name}
 
 
 def _check_kinds(recipe: Recipe) -> None:

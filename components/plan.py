@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from components.check import splits_read
 from components.data.verifiers import verifiers
 from components.loop import optimised_rewards
 from components.piece import ROOT, catalogue, describe
@@ -74,8 +75,8 @@ def plan(recipe: Recipe, profile: Profile) -> dict[str, Stage]:
     transforms += [("transform", t) for name in PROMPT_SECTIONS if (part := getattr(recipe.data, name)) for t in part.transforms]
     named = {name for one in recipe.data.every_source for name in (catalogue("parser") if one.parser == "auto" else [one.parser["name"]])}
     parsers = [("parser", {"name": name}) for name in sorted(named)]
-    checked = verifiers(recipe)
-    drafts = add("drafts", "curate", "data", {"section": recipe.data, **({"verifiers": checked} if checked else {})}, {"raw": raw, "policy": base},
+    checked, read = verifiers(recipe), {*splits_read(recipe).values(), *(["reward_validation"] if certified(recipe) else [])}
+    drafts = add("drafts", "curate", "data", {"section": recipe.data, "read": sorted(read), **({"verifiers": checked} if checked else {})}, {"raw": raw, "policy": base},
                  [*parsers, *transforms, *(("annotate", spec) for spec in checked)], heavy=False)
     data = add("curated", "validate", "data", {"section": recipe.data}, {"drafts": drafts}, heavy=False)
 

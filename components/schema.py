@@ -118,6 +118,7 @@ class Sft:
     data: Split = "sft"
     validation: Split | None = "sft_validation"
     max_tokens: Count = 256
+    max_dropped: Share | None = 0.25  # of the records, too long; null: any
     limit: Count | None = None
     limit_validation: Count | None = None
 
@@ -138,6 +139,7 @@ class Reward:
     by_prompt: Bool = False
     members: Count = 1
     max_tokens: Count = 256
+    max_dropped: Share | None = 0.25  # of the records, too long; null: any
     limit: Count | None = None
     limit_validation: Count | None = None
     certificate: Limits = field(default_factory=Limits)
@@ -155,6 +157,7 @@ class Offline:
     fit: Fit
     data: Split = "pairs"
     max_tokens: Count = 256
+    max_dropped: Share | None = 0.25
     limit: Count | None = None
     annotate: Sequence[Spec] = ()
     select: Sequence[Spec] = ()

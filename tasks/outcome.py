@@ -159,6 +159,7 @@ def headline(meta: Mapping[str, Any]) -> str:
     if meta.get("held_steps"):
         found.append(f"{meta['held_steps']} held by a health rule")
     found += [f"health: {why}" for why in meta.get("verdicts", ())]
+    found += [f"WARNING: {why}" for why in meta.get("warnings", ())]
     return " · ".join(found)
 
 

@@ -23,8 +23,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +47,11 @@ from components.types import Group
 Summary = dict[str, Any]
 
 
-def curate(section: Mapping[str, Any], source: Path | Sequence[Path], count_tokens: CountTokens, out: Path, seed: int) -> Summary:
+def curate(section: Mapping[str, Any], source: Path | Sequence[Path], count_tokens: CountTokens, out: Path, seed: int,
+           read: Collection[str] = ()) -> Summary:
     """Write `<split>.parquet`, `statistics.parquet`, `quarantine.jsonl` and `summary.json` under `out`.
 
-    Same section, source and seed: same bytes. Raises `RecipeError` for the section, `DataError` for the data, `GateError` when
+    `read`: the splits that the recipe reads, which are made where `data.splits` names none. Same section, source and seed: same bytes. Raises `RecipeError` for the section, `DataError` for the data, `GateError` when
     more than `max_dropped` of the records are lost, with `quarantine.jsonl` written.
     """
     data: Data = conform(Data, section, "data")
@@ -68,22 +70,23 @@ def curate(section: Mapping[str, Any], source: Path | Sequence[Path], count_toke
         return sifted.kept
 
     parsed = read_sources(data, sources, seed)
-    read = len(parsed.kept) + len(parsed.dropped)
+    total = len(parsed.kept) + len(parsed.dropped)
     benchmarks = [record for record in parsed.kept if record.published == "benchmark"]
-    everything: list[Conversation] = note("parse", read, parsed)
+    everything: list[Conversation] = note("parse", total, parsed)
     records = [record for record in everything if record.published != "benchmark"]
     for spec in data.transforms:
         records = note(spec["name"], len(records), build("transform", spec)(records, count_tokens))
     write_quarantine(out / "quarantine.jsonl", quarantine)
     if not records:
         raise DataError(f"no record of {', '.join(label or path.name for label, path in zip(data.labels, sources, strict=True))} survives the transforms: {[(s['step'], s['dropped']) for s in steps]}")
-    _refuse_loss(quarantine, read, data.max_dropped, "are lost before the split", out / "quarantine.jsonl")
+    early = _refuse_loss(quarantine, total, data.max_dropped, "are lost before the split", out / "quarantine.jsonl")
     if any(one.weight for one in data.sources):
         records = note("mix", len(records), mixed(data, records, seed))
 
-    homes = home_of(wanted(data.splits or _offered(records)), {record.published for record in records})
+    shares = data.splits or _offered(records, read, parsed.changed)
+    homes = home_of(wanted(shares), {record.published for record in records})
     _refuse_other_preferences(data.splits or (), records)
-    parts, unread = _split(records, data.splits or _offered(records), homes, steps, seed)
+    parts, unread = _split(records, shares, homes, steps, seed)
     note("split", len(records), Sifted([r for part in parts.values() for r in part], unread))
     if data.decontaminate:
         before = sum(map(len, parts.values()))
@@ -105,11 +108,14 @@ def curate(section: Mapping[str, Any], source: Path | Sequence[Path], count_toke
     write_quarantine(out / "quarantine.jsonl", quarantine)
     if empty := [name for name, groups in built.items() if not groups]:
         why = next(s["dropped"] for s in steps if s["step"] == f"build {empty[0]}")
+        needs = f"it is made of {NEEDS[kind_of(empty[0])]}; " if kind_of(empty[0]) in NEEDS else ""
         raise DataError(f"split {empty[0]!r} is empty: {len(parts[empty[0]])} records came in and none made a group ({why}); "
-                        "give it a larger share or loosen its bounds")
+                        f"{needs}look at the data, or loosen the bounds of data.{kind_of(empty[0])}")
+    warnings: list[str] = []
     for name, part in parts.items():
         lost = [entry for entry in quarantine if entry[0] == f"build {name}"]
-        _refuse_loss(lost, len(part), data.max_dropped, f"of split {name!r} are lost", out / "quarantine.jsonl")
+        long = f"raise data.{kind_of(name)}.max_tokens (now {data.of(name).max_tokens})" if any(LONG.search(record.reason) for _, record in lost) else ""
+        warnings += _refuse_loss(lost, len(part), data.max_dropped, f"of split {name!r} are lost", out / "quarantine.jsonl", long)
     for name, groups in built.items():
         write_groups(out / f"{name}.parquet", groups)
     bounds = {name: data.of(name).max_tokens for name in built}
@@ -120,7 +126,7 @@ def curate(section: Mapping[str, Any], source: Path | Sequence[Path], count_toke
                           **({"published": homes[name]} if homes[name] else {})}
                    for name, groups in built.items()},
         **({"sources": report_sources(data, everything, built)} if data.sources else {}),
-        "quarantined": len(quarantine), "ratings": rating_report(records),
+        "warnings": early + warnings, "quarantined": len(quarantine), "ratings": rating_report(records),
         "pairs": {name: pair_report(groups) for name, groups in built.items() if any(len(g.trajectories) == 2 for g in groups)},
         "seed": seed,
     }
@@ -159,6 +165,10 @@ def _refuse_other_preferences(shares: Mapping[str, float], records: Sequence[Con
                                if paired else "bring rows with prompt, completion and label"))
 
 
+WARN_LOST = 0.05
+"""Share of records lost from which on curation warns."""
+LONG = re.compile(r"too long|max_tokens")
+"""Reasons of the builders that a larger `max_tokens` cures."""
 SOUND = {"no_empty_turn": "a turn is empty", "prompt_ends_well": "there is no prompt, or it ends with the assistant",
          "roles_alternate": "user and assistant do not take turns", "last_is_assistant": "the last turn is not the assistant's",
          "chosen_ne_rejected": "chosen and rejected are the same", "within_token_bound": "over the max_tokens of its split"}
@@ -180,22 +190,31 @@ def _sound(split: str, groups: Sequence[Group], count_tokens: CountTokens, bound
     return kept, dropped
 
 
-def _refuse_loss(dropped: Sequence[tuple[str, Dropped]], records: int, limit: float | None, where: str, file: Path) -> None:
-    """`GateError` when more than `limit` (a share) of the records were dropped, copies of kept ones aside."""
+def _refuse_loss(dropped: Sequence[tuple[str, Dropped]], records: int, limit: float | None, where: str, file: Path, remedy: str = "") -> list[str]:
+    """`GateError` when more than `limit` (a share) of the records were dropped, copies of kept ones aside; a warning when it is more than a few."""
     lost = Counter((stage, record.reason.partition(":")[0]) for stage, record in dropped if not record.copy)
-    if limit is None or lost.total() <= limit * records:
-        return
     worst = "; ".join(f"{stage}: {reason} ({number / records:.1%})" for (stage, reason), number in lost.most_common(3))
-    raise GateError(f"data.max_dropped: {lost.total()} of {records} records ({lost.total() / records:.1%}) {where}, "
-                    f"at most {limit:.1%} may be; by step: {worst}. See {file}; mend the data, or raise the limit if they are no loss")
+    said = f"{lost.total()} of {records} records ({lost.total() / max(1, records):.1%}) {where}"
+    if limit is not None and lost.total() > limit * records:
+        raise GateError(f"data.max_dropped: {said}, at most {limit:.1%} may be; by step: {worst}. See {file}; {remedy or 'mend the data'}, "
+                        "or raise the limit if they are no loss")
+    known = limit is None or limit > Data.max_dropped  # the recipe itself says that so many are no loss
+    return [f"{said}; by step: {worst}{f'; {remedy}' if remedy else ''}"] if lost.total() > WARN_LOST * records and not known else []
 
 
-def _offered(records: Sequence[Conversation]) -> dict[str, float]:
-    """The default shares of the splits that such records can fill."""
+NEEDS = {"sft": "answers of the assistant", **dict.fromkeys(PAIRS, "preference pairs"), **dict.fromkeys(SINGLE, "answers with a label")}
+"""What a split is made of, where that is not prompts alone."""
+
+
+def _offered(records: Sequence[Conversation], read: Collection[str], parsed: Mapping[str, int]) -> dict[str, float]:
+    """The default shares of the splits that such records can fill, and that are read where it is known which are."""
     answered = any(m["role"] == "assistant" for record in records for m in record.messages)
     paired = any(record.rejected or ((record.topic or record.opening) and record.rating is not None) for record in records)
     kinds = {"prompts", "evaluate"} | ({"sft"} if answered else set()) | ({"reward", "gold"} if paired else set())
-    return {name: share for name, share in SHARES.items() if kind_of(name) in kinds}
+    if missing := next((name for name in SHARES if name in read and kind_of(name) not in kinds), None):
+        raise DataError(f"the recipe reads the split {missing!r}, which is made of {NEEDS[kind_of(missing)]}, and none of the {len(records)} records has any; "
+                        f"{'; '.join(f'{what}: {number}' for what, number in parsed.items() if number)}. Look at the columns, `data.parser` and `data.columns`")
+    return {name: share for name, share in SHARES.items() if kind_of(name) in kinds and (name in read or not read)}
 
 
 def write_quarantine(path: Path, dropped: Sequence[tuple[str, Dropped]]) -> None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from components.data.parsing import RENAMED, parse, unique
+from components.data.parsing import parse, unique
 from components.data.published import TRAINING
 from components.data.records import Conversation, Dropped, Sifted
 from components.errors import RatchetError
@@ -28,13 +28,13 @@ def read_sources(data: Data, paths: Sequence[Path], seed: int) -> Sifted:
     """The records of every source, each with the source's label where there are several, which then begins its id too."""
     kept: list[Conversation] = []
     dropped: list[Dropped] = []
-    renamed = 0
+    changed: Counter[str] = Counter()
     for path, one, label in zip(paths, data.every_source, data.labels, strict=True):
         try:
             found = parse(path, one.parser, one.columns, config=one.config, splits=one.splits)
         except RatchetError as error:  # about the user's file, not about our copy of it
             raise type(error)(str(error).replace(str(path), one.source or str(path))) from error
-        renamed += found.changed[RENAMED]
+        changed.update(found.changed)
         if data.sources:
             found = Sifted([replace(r, id=f"{label}-{r.id}", source=label, meta={**r.meta, **({"source": r.source} if r.source else {})})
                             for r in found.kept], [replace(d, id=f"{label}-{d.id}") for d in found.dropped])
@@ -44,7 +44,7 @@ def read_sources(data: Data, paths: Sequence[Path], seed: int) -> Sifted:
                                       if r.published in TRAINING and r.id not in stays)]
     if any(record.published not in ("", "benchmark") for record in kept):  # a source without published splits is for training
         kept = [replace(record, published="train") if not record.published else record for record in kept]
-    return unique(Sifted(sorted(kept, key=lambda record: ORDER.index(record.published)), dropped, {RENAMED: renamed}))
+    return unique(Sifted(sorted(kept, key=lambda record: ORDER.index(record.published)), dropped, changed))
 
 
 def mixed(data: Data, records: Sequence[Conversation], seed: int) -> Sifted:

@@ -39,6 +39,7 @@ def parse(path: Path, parser: str | Mapping[str, Any] = "auto", columns: Mapping
     kept: list[Conversation] = []
     dropped: list[Dropped] = []
     first: Any = None
+    layouts: Counter[str] = Counter()
     for split, file in published(path, config, splits):
         for number, (where, row) in enumerate(read_rows(file)):
             key = f"{file.name.partition('.')[0]}-{number}"
@@ -52,13 +53,15 @@ def parse(path: Path, parser: str | Mapping[str, Any] = "auto", columns: Mapping
                     kept.extend(_from_groups(file, split))
                     break
                 row = _renamed(row, columns or {})
-                kept.extend(_finished(choose(row)(row), row, str(row.get("id", key)), split))
+                name, layout = choose(row)
+                kept.extend(_finished(layout(row), row, str(row.get("id", key)), split))
+                layouts.update([f"read as `{name}`"] if name else [])
             except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
                 dropped.append(Dropped(key, f"{_reason(error)}: {where}", _printable(row)))
     if not kept:
         why = f"all {len(dropped)} rows are left out, the first for this: {dropped[0].reason}; it is {_printed(first)}" if dropped else "it is empty"
         raise DataError(f"{path} holds no usable record: {why}")
-    return unique(Sifted(kept, dropped))
+    return unique(Sifted(kept, dropped, layouts))
 
 
 def unique(sifted: Sifted) -> Sifted:
@@ -68,19 +71,19 @@ def unique(sifted: Sifted) -> Sifted:
     for record in sifted.kept:
         taken[record.id] += 1
         kept.append(record if taken[record.id] == 1 else replace(record, id=f"{record.id}~{taken[record.id]}"))
-    return Sifted(kept, sifted.dropped, {RENAMED: sifted.changed.get(RENAMED, 0) + len(kept) - len(taken)})
+    return Sifted(kept, sifted.dropped, {**sifted.changed, RENAMED: sifted.changed.get(RENAMED, 0) + len(kept) - len(taken)})
 
 
-def _chooser(parser: str | Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Parser]:
-    """The parser of each row."""
+def _chooser(parser: str | Mapping[str, Any]) -> Callable[[Mapping[str, Any]], tuple[str, Parser]]:
+    """The parser of each row, after its name where it was chosen for the row."""
     if parser != "auto":
         only = build("parser", {"name": parser} if isinstance(parser, str) else parser)
-        return lambda row: only
+        return lambda row: ("", only)
     known = catalogue("parser")
     built = {name: build("parser", {"name": name}) for name in known}
-    chosen: dict[tuple[frozenset[str], frozenset[str]], Parser] = {}
+    chosen: dict[tuple[frozenset[str], frozenset[str]], tuple[str, Parser]] = {}
 
-    def choose(row: Mapping[str, Any]) -> Parser:
+    def choose(row: Mapping[str, Any]) -> tuple[str, Parser]:
         columns = frozenset(name for name, value in row.items() if value is not None)
         key = (columns, frozenset(row))
         if key not in chosen:
@@ -92,7 +95,9 @@ def _chooser(parser: str | Mapping[str, Any]) -> Callable[[Mapping[str, Any]], P
             if wider:  # without its nulls the row would be taken for less than it was meant to be
                 nearest = min(wider, key=lambda d: (len(d.reads), d.name))
                 raise ValueError(f"the row has no {', '.join(sorted(nearest.reads - columns))}, which `{nearest.name}` needs")
-            chosen[key] = built[found.name]
+            if hint := _misspelt(columns, found, known):
+                raise ValueError(hint)
+            chosen[key] = found.name, built[found.name]
         return chosen[key]
 
     return choose
@@ -105,8 +110,19 @@ def layout_of(path: Path) -> str:
         for _, row in read_rows(file):
             with contextlib.suppress(ValueError):
                 if isinstance(row, Mapping):
-                    parser = choose(row)
-                    return getattr(parser, "func", parser).__name__  # type: ignore[attr-defined]
+                    return choose(row)[0]
+    return ""
+
+
+def _misspelt(columns: frozenset[str], found: Description, known: Mapping[str, Description]) -> str:
+    """A layout with more columns of the row's than the one `found`, but for one that is nearly there."""
+    for layout in known.values():
+        missing = layout.reads - columns
+        if len(layout.reads) > len(found.reads) and len(missing) == 1:
+            (need,) = missing
+            if near := get_close_matches(need, sorted(columns - layout.reads), 1, 0.8):
+                return (f"the row has a column {near[0]!r}, and would be read as `{found.name}` without it; `{layout.name}` reads {need!r}. Write "
+                        f"`data.columns: {{{need}: {near[0]}}}`, or `data.parser: {found.name}` to leave it out")
     return ""
 
 

@@ -107,14 +107,13 @@ def prepare_offline(job: Job) -> dict[str, Any]:
     from components.stages.train import encoded
 
     options = job.options
-    groups, read = encoded(job.path("data") / f"{options['data']}.parquet", load_tokenizer(job.path("policy")),
-                           options["max_tokens"], options["limit"])
+    groups, read, warnings = encoded(job, "offline", load_tokenizer(job.path("policy")))
     context = context_of(job)
     progress.expect("texts", texts_read([*options["annotate"], *options["prepare"]]) * _answers(groups))
     marked, scored = annotate_groups(groups, pieces("annotate", options["annotate"]), context, max_failed=options["max_failed"])
     chosen, counts = select_groups(marked, pieces("select", options["select"]), context)
     write_groups(job.work.product / "groups.parquet", prepare_groups(chosen, pieces("annotate", options["prepare"]), context))
-    return {"counts": {**read, **scored, **counts}}
+    return {"counts": {**read, **scored, **counts}, "warnings": warnings}
 
 
 def _answers(groups: Sequence[Group]) -> int:

@@ -42,12 +42,11 @@ def reward(job: Job) -> dict[str, Any]:
     options = job.options
     seed = options["seed"] + 1000 * options["member"]
     tokenizer = load_tokenizer(job.path("policy"))
-    pairs, counts = encoded(job.path("data") / f"{options['data']}.parquet", tokenizer, options["max_tokens"], options["limit"])
+    pairs, counts, warnings = encoded(job, "reward", tokenizer)
     if "demonstrations" in job.inputs:  # pairs of the base model's answers teach too; held out are those of the policy that it will judge
-        own, read = encoded(job.path("demonstrations") / f"{options['data']}.parquet", tokenizer, options["max_tokens"], options["limit"])
-        pairs, counts = pairs + own, counts | {f"of the base model: {what}": number for what, number in read.items()}
-    held_out, more = encoded(job.path("data") / f"{options['validation']}.parquet", tokenizer, options["max_tokens"],
-                             options["limit_validation"])
+        own, read, more = encoded(job, "reward", tokenizer, source="demonstrations")
+        pairs, counts, warnings = pairs + own, counts | {f"of the base model: {what}": number for what, number in read.items()}, warnings + more
+    held_out, more, worse = encoded(job, "reward", tokenizer, "validation")
     counts |= {f"validation {what}": number for what, number in more.items()}
     answers, truth = verified_answers(job)
     if not steps_planned(len(pairs), options["fit"]):  # else the fit tells its steps
@@ -67,7 +66,7 @@ def reward(job: Job) -> dict[str, Any]:
     if ranks.first():
         write_atomic(job.work.product / "certificate.json", json.dumps(certificate, indent=1))
         plots.certificate(certificate, job.work.product / "plots")
-    return {"counts": counts, "linear_probe": probe, **summary, "certificate": certificate}
+    return {"counts": counts, "warnings": warnings + worse, "linear_probe": probe, **summary, "certificate": certificate}
 
 
 def by_prompt(pairs: Sequence[Group]) -> list[Group]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -9,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from components import ranks
-from components.chat import encode_group
+from components.chat import count_tokens, encode_group
 from components.data.groups import read_groups
-from components.errors import ContractError, DataError
+from components.errors import ContractError, DataError, GateError
 from components.learners.deepspeed import DeepSpeedLearner
 from components.learners.torch import TorchLearner
 from components.models.load import load_tokenizer
@@ -21,18 +22,23 @@ from components.stages.probe import probe, verify_saved
 from components.trainer import fit, parts, steps_planned
 from components.types import Group
 
+WARN_LOST = 0.05
+"""Share of records too long from which on a stage warns."""
+SEEN = 256
+"""Records whose lengths are measured for that."""
+
 
 def sft(job: Job) -> dict[str, Any]:
     """Maximum likelihood on people's answers: loss on assistant tokens only, early stopping on held-out ones."""
     options = job.options
     tokenizer = load_tokenizer(job.path("policy"))
-    groups, counts = encoded(job.path("data") / f"{options['data']}.parquet", tokenizer, options["max_tokens"], options["limit"])
+    groups, counts, warnings = encoded(job, "sft", tokenizer)
     validation: list[Group] = []
     if options["validation"]:
-        validation, more = encoded(job.path("data") / f"{options['validation']}.parquet", tokenizer, options["max_tokens"],
-                                   options["limit_validation"])
+        validation, more, worse = encoded(job, "sft", tokenizer, "validation")
         counts |= {f"validation {what}": number for what, number in more.items()}
-    return {"counts": counts, **learn(job, job.path("policy"), groups, validation)}
+        warnings += worse
+    return {"counts": counts, "warnings": warnings, **learn(job, job.path("policy"), groups, validation)}
 
 
 def optimise(job: Job) -> dict[str, Any]:
@@ -80,11 +86,15 @@ def make_learner(path: Path, kind: str, fit_options: Mapping[str, Any], profile:
     return DeepSpeedLearner(path, **options, **zero)
 
 
-def encoded(file: Path, tokenizer: Any, max_tokens: int, limit: int | None = None) -> tuple[list[Group], dict[str, int]]:
-    """Groups of a split as tokens and masks, at most `limit` of them, and how many records there were, how many were kept (some of
-    them cut), dropped as too long, and left over the limit."""
+def encoded(job: Job, section: str, tokenizer: Any, part: str = "data", *, source: str = "data") -> tuple[list[Group], dict[str, int], list[str]]:
+    """Groups of the split that a section of the recipe names as its `data` or `validation`, in the input `source`, as tokens and masks, at most its limit of them;
+    how many records there were, how many were kept (some of them cut), dropped as too long, and left over the limit; warnings. `GateError` when
+    more than the section's `max_dropped` (a share) are too long."""
+    options = job.options
+    split, max_tokens, limit = options[part], options["max_tokens"], options.get("limit" if part == "data" else f"limit_{part}")
+    file = job.path(source) / f"{split}.parquet"
     if not file.exists():
-        raise ContractError(f"there is no data set {file.stem!r} in {file.parent}; it has {sorted(p.stem for p in file.parent.glob('*.parquet'))}")
+        raise ContractError(f"there is no data set {split!r} in {file.parent}; it has {sorted(p.stem for p in file.parent.glob('*.parquet'))}")
     records, groups, fates = read_groups(file), [], Counter()
     for group in records:
         if limit and len(groups) >= limit:
@@ -95,7 +105,18 @@ def encoded(file: Path, tokenizer: Any, max_tokens: int, limit: int | None = Non
             groups.append(done)
     counts = {"records": len(records), "kept": len(groups), "cut": fates["cut"], "dropped": fates["dropped"],
               "over the limit": len(records) - fates.total()}
+    lost, most = fates["dropped"] / max(1, fates.total()), options["max_dropped"]
+    said = (f"{section}.max_tokens: {fates['dropped']} of {fates.total()} records of split {split!r} ({lost:.1%}) are longer than {max_tokens} tokens and "
+            f"left out{_enough(records, tokenizer) if fates['dropped'] else ''}")
+    if most is not None and lost > most:
+        raise GateError(f"{said}, at most {most:.1%} may be ({section}.max_dropped); raise {section}.max_tokens, or the limit if they are no loss")
     if not groups:
-        raise DataError(f"{file}: no record is left after encoding ({counts}); raise max_tokens (now {max_tokens}) or look at the data")
-    return groups, counts
+        raise DataError(f"{file}: no record is left after encoding ({counts}); raise {section}.max_tokens (now {max_tokens}) or look at the data")
+    return groups, counts, [f"{said}; raise {section}.max_tokens if they matter"] if lost > WARN_LOST else []
 
+
+def _enough(records: Sequence[Group], tokenizer: Any) -> str:
+    """How many tokens 19 of 20 records have at most, of the first ones."""
+    longest = sorted(max(count_tokens(tokenizer, [*group.prompt.messages, *path.messages]) for path in group.trajectories)
+                     for group in records[:SEEN])
+    return f" (95% have at most {longest[math.ceil(0.95 * len(longest)) - 1]})"

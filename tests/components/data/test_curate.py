@@ -249,6 +249,10 @@ def test_what_validation_would_refuse_is_dropped_and_counted(tmp_path):
     assert summary["splits"]["pairs"]["groups"] == 40
     assert summary["steps"][-1]["dropped"] == {"a turn is empty": 1, "over the max_tokens of its split": 1, "user and assistant do not take turns": 1}
     assert validate_data(tmp_path / "out", {**section, "min_topics": None}, tmp_path / "judged", data_docs=False)["quarantined"] == 0
+    assert summary["warnings"] == ["3 of 43 records (7.0%) of split 'pairs' are lost; by step: build pairs: over the max_tokens of its split (2.3%); "
+                                   "build pairs: a turn is empty (2.3%); build pairs: user and assistant do not take turns (2.3%); "
+                                   "raise data.pairs.max_tokens (now 20)"]
+    assert curate({**section, "max_dropped": 0.5}, source, words, tmp_path / "known", 0)["warnings"] == []
     with pytest.raises(GateError, match=r"data.max_dropped: 3 of 43 records \(7.0%\) of split 'pairs' are lost, at most 5.0% may be; by step: build pairs: "):
         curate({**section, "max_dropped": 0.05}, source, words, tmp_path / "stopped", 0)
 
@@ -262,3 +266,13 @@ def test_too_little_data_says_so(tmp_path):
     first = [{"messages": [{"role": "assistant", "content": f"hello {i}"}, {"role": "user", "content": "hi"}, {"role": "assistant", "content": "well"}]} for i in range(9)]
     with pytest.raises(DataError, match=r"split 'sft' is empty: 9 records came in and none made a group \({'the assistant speaks first': 9}\)"):
         curate({"splits": {"sft": 1.0}}, rows(tmp_path, *first), words, tmp_path / "out", 0)
+
+
+def test_without_shares_the_splits_that_are_read_are_made_and_what_they_lack_is_said(tmp_path):
+    talks = rows(tmp_path, *({"prompt": f"question number {i}", "completion": f"answer number {i}"} for i in range(3)))
+    read = ("sft", "sft_validation", "evaluate")
+    assert {name: split["groups"] for name, split in curate({}, talks, words, tmp_path / "out", 0, read)["splits"].items()} == dict.fromkeys(read, 1)
+    with pytest.raises(DataError, match=r"reads the split 'reward', which is made of preference pairs, and none of the 3 records has any; read as `completion`: 3"):
+        curate({}, talks, words, tmp_path / "out", 0, ("reward", "reward_validation"))
+    with pytest.raises(DataError, match=r"split 'pairs' is empty: 3 records came in and none made a group .*; it is made of preference pairs; look at"):
+        curate({"splits": {"pairs": 1}}, talks, words, tmp_path / "out", 0)

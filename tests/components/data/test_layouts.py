@@ -184,7 +184,7 @@ def test_chitchat_turns(tmp_path):
     path = tmp_path / "dataset.json"
     path.write_text(json.dumps(data))
     sifted = parse(path, "chitchat")
-    assert sifted == parse(path) and [r.id for r in sifted.kept] == ["good", "no topic"]
+    assert (sifted.kept, sifted.dropped) == (parse(path).kept, parse(path).dropped) and [r.id for r in sifted.kept] == ["good", "no topic"]
     good = sifted.kept[0]
     assert plain(good.messages) == [("user", "hi there"), ("assistant", "hello you?")]
     assert good.topic == "What if pigs could fly?" and good.rating == 3.0 and sifted.kept[1].topic is None
@@ -284,3 +284,12 @@ def test_every_parser_has_a_sample_and_a_line_in_the_documentation():
 
     page = (Path(__file__).parents[3] / "docs" / "data.md").read_text()
     assert all(f"`{name}`" in page for name in catalogue("parser"))
+
+
+def test_a_column_that_is_nearly_one_of_a_larger_layout_is_not_left_out_in_silence(tmp_path):
+    row = {"prompt": "hi", "chosn": "yes", "rejected": "no"}
+    with pytest.raises(DataError, match=r"the row has a column 'chosn', and would be read as `prompt` without it; `preference` reads 'chosen'. "
+                                        r"Write `data.columns: {chosen: chosn}`, or `data.parser: prompt`"):
+        parse(written(tmp_path, row))
+    assert one(tmp_path, row, columns={"chosen": "chosn"}).rejected and one(tmp_path, row, "prompt").opening == 1
+    assert parse(written(tmp_path, row), columns={"chosen": "chosn"}).changed["read as `preference`"] == 1

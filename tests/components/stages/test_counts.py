@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -12,9 +15,9 @@ from components.chat import encode
 from components.checkpoints import latest
 from components.data.curate import curate
 from components.data.groups import read_groups, write_groups
-from components.errors import DataError
+from components.errors import DataError, GateError
 from components.models.load import load_tokenizer
-from components.run import as_request, execute
+from components.run import Job, as_request, execute
 from components.stages.curate import counted
 from components.stages.train import encoded
 from components.types import Group, Message, Prompt, Trajectory
@@ -51,10 +54,21 @@ def test_encoding_counts_what_is_cut_dropped_and_over_the_limit(tiny_model: Path
     short, long = talk("hi"), talk("word " * 40)
     bound = len(encode(tokenizer, short.prompt, short.trajectories[0]).mask) + 5
     write_groups(tmp_path / "sft.parquet", [short, long, talk("hi", "word " * 40), short, short, long])
-    groups, counts = encoded(tmp_path / "sft.parquet", tokenizer, bound, limit=3)
+    def asked(**options: object) -> tuple[list[Group], dict[str, int], list[str]]:
+        given = {"data": "sft", "max_tokens": bound, "max_dropped": None, "limit": None, **options}
+        return encoded(cast(Job, SimpleNamespace(options=given, path=lambda _: tmp_path)), "sft", tokenizer)
+
+    groups, counts, _ = asked(limit=3)
     assert counts == {"records": 6, "kept": 3, "cut": 1, "dropped": 1, "over the limit": 2}
     assert [len(g.trajectories[0].messages) for g in groups] == [1, 1, 1]
-    assert encoded(tmp_path / "sft.parquet", tokenizer, bound)[1] == {"records": 6, "kept": 4, "cut": 1, "dropped": 2, "over the limit": 0}
+    _, counts, warnings = asked()
+    assert counts == {"records": 6, "kept": 4, "cut": 1, "dropped": 2, "over the limit": 0}
+    length = len(encode(tokenizer, long.prompt, long.trajectories[0]).mask)
+    said = rf"sft.max_tokens: 2 of 6 records of split 'sft' \(33.3%\) are longer than {bound} tokens and left out \(95% have at most \d+\)"
+    assert len(warnings) == 1 and re.match(said + r"; raise sft.max_tokens if they matter", warnings[0])
+    with pytest.raises(GateError, match=said + r", at most 25.0% may be \(sft.max_dropped\); raise sft.max_tokens, or the limit"):
+        asked(max_dropped=0.25)
+    assert asked(max_dropped=0.0, max_tokens=2 * length)[1:] == ({"records": 6, "kept": 6, "cut": 0, "dropped": 0, "over the limit": 0}, [])
 
 
 @pytest.mark.parametrize(("recipe", "stage", "changes"), [
