@@ -198,7 +198,7 @@ def _refuse_loss(dropped: Sequence[tuple[str, Dropped]], records: int, limit: fl
     if limit is not None and lost.total() > limit * records:
         raise GateError(f"data.max_dropped: {said}, at most {limit:.1%} may be; by step: {worst}. See {file}; {remedy or 'mend the data'}, "
                         "or raise the limit if they are no loss")
-    known = limit is None or limit > Data.max_dropped  # the recipe itself says that so many are no loss
+    known = limit is None or limit > (Data.max_dropped or 1)  # the recipe itself says that so many are no loss
     return [f"{said}; by step: {worst}{f'; {remedy}' if remedy else ''}"] if lost.total() > WARN_LOST * records and not known else []
 
 

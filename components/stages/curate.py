@@ -21,9 +21,9 @@ def curate(job: Job) -> dict[str, Any]:
     """The `data` section of the recipe, with lengths counted in tokens of the policy."""
     tokenizer = load_tokenizer(job.path("policy"))
     section, raw = job.options["section"], {p.name.partition(".")[0]: p for p in job.path("raw").iterdir()}
-    sources = [raw[f"source_{i}"] for i in range(len(section["sources"]))] or [raw["source"]]
+    sources = [raw[f"source_{i}"] for i in range(len(section.get("sources", ())))] or [raw["source"]]
     summary = curation.curate(section, sources, functools.partial(count_tokens, tokenizer), job.work.product, section["seed"],
-                              job.options["read"])
+                              job.options.get("read", ()))
     prompts = [group for name in summary["splits"] if kind_of(name) in PROMPT_SECTIONS for group in read_groups(job.work.product / f"{name}.parquet")]
     gold = check_gold(prompts, job.options.get("verifiers", ()))
     return {"counts": counted(summary), "warnings": summary["warnings"], **({"headline": said} if (said := origins(summary)) else {}), "summary": summary, "gold": gold}
