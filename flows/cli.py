@@ -24,6 +24,7 @@ from flows.commands.gc import gc
 from flows.commands.init import init
 from flows.commands.join import join
 from flows.commands.lineage import lineage
+from flows.commands.lm_eval import lm_eval
 from flows.commands.options import OUT, Home, Limit, ProfileOption, Set, Until
 from flows.commands.plan import plan, print_plan
 from flows.commands.promote import promote, rollback
@@ -122,7 +123,7 @@ def stage(part: Annotated[Literal["fetch", "curate", "train", "evaluate"], typer
         run_part(part, recipe, home=home, overrides=set, profile=profile)
 
 
-for command in (init, plan, runs, show, chat, certify, compare, deploy, lineage, export, push, reproduce, promote, rollback, gc, doctor, soak, join):
+for command in (init, plan, runs, show, chat, certify, compare, deploy, lineage, export, push, lm_eval, reproduce, promote, rollback, gc, doctor, soak, join):
     app.command()(command)
 
 

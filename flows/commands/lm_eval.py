@@ -1,0 +1,34 @@
+"""`ratchet lm-eval`: the tasks of lm-evaluation-harness on a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.commands.export import Model
+from flows.commands.options import OUT, Home
+
+
+def lm_eval(model: Model, tasks: Annotated[str, typer.Option(help="Names of tasks, with commas between them: ifeval,gsm8k.")],
+            tasks_folder: Annotated[Path | None, typer.Option(help="A folder with tasks of your own (YAML).")] = None,
+            limit: Annotated[int | None, typer.Option(min=1, help="Evaluate the first documents of each task alone.")] = None,
+            shots: Annotated[int | None, typer.Option(min=0, help="Examples in the prompt; the task's own number otherwise.")] = None,
+            chat: Annotated[bool, typer.Option(help="Put the prompts into the model's chat template.")] = True,
+            as_json: Annotated[bool, typer.Option("--json", help="The scores as JSON.")] = False, home: Home = OUT) -> None:
+    """Evaluate a model by lm-evaluation-harness (the extra `lm-eval`), with 95 % intervals."""
+    import json
+    from dataclasses import asdict
+
+    from flows.display import open_console, table_of
+    from tasks.harness import evaluate
+
+    scores = evaluate(model, [task.strip() for task in tasks.split(",")], home=home, folder=tasks_folder, limit=limit, shots=shots, chat=chat)
+    if as_json:
+        typer.echo(json.dumps([asdict(score) for score in scores], indent=1))
+        return
+    table = table_of("task", "metric", "value", "95 % interval", "documents")
+    for s in scores:
+        table.add_row(s.task, s.metric, f"{s.value:.4g}", "" if s.low is None or s.high is None else f"[{s.low:.4g}, {s.high:.4g}]", str(s.n or ""))
+    open_console().print(table)
