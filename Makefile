@@ -20,6 +20,7 @@ test: install
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 test-slow: install
+	$(BIN)/python -m pip install --quiet --constraint infra/constraints.txt --editable ".[lm-eval]"
 	$(BIN)/python -m pytest -m slow
 
 check: install
