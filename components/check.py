@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 
+from components.check_data import check_kinds, check_splits
 from components.conform import known_keys
-from components.errors import DataError, RecipeError, SourceError, nearest
+from components.errors import RecipeError, nearest
 from components.evaluation.health import RULES
 from components.evaluation.measured import ENDS, measured
 from components.loop import reward_columns
@@ -14,7 +15,7 @@ from components.piece import catalogue, describe
 from components.reduce import legal
 from components.reward_models import certified, optimised_models
 from components.schema import Demonstrate, Fit, Offline, Online, Preferences, Profile, Recipe, Reward, Spec
-from components.sections import PAIRS, SHARES, SINGLE
+from components.sections import SINGLE, kind_of
 
 
 def check(recipe: Recipe, rounds: Mapping[str, Online]) -> None:
@@ -30,8 +31,8 @@ def check(recipe: Recipe, rounds: Mapping[str, Online]) -> None:
         raise RecipeError("data: needs 'source', the address of the data, such as path:conversations.jsonl")
     if recipe.evaluate and recipe.evaluate.gold and "encoder" not in recipe.models:
         raise RecipeError("evaluate.gold: the gold judge reads sentence embeddings, and the recipe names no models.encoder; add it, or set evaluate.gold to false")
-    _check_splits(recipe)
-    _check_kinds(recipe)
+    check_splits(recipe)
+    check_kinds(recipe)
     _check_reward_models(recipe)
     if recipe.demonstrate:
         _check_demonstrate(recipe, recipe.demonstrate)
@@ -75,79 +76,12 @@ def check_window(recipe: Recipe, profile: Profile) -> None:
                                   f".max_tokens: {prompt}) and answer ({where}.rollout.max_tokens: {answer}) have {prompt + answer}; raise it or lower these")
 
 
-def check_files(recipe: Recipe) -> None:
-    """Every `path:` of the recipe names something, and data the published splits that the recipe reads, or a `SourceError` says which does not."""
-    from components.data.published import home_of, published, wanted
-    from components.data.sources import local
-
-    have: set[str] | None = set()
-    places = {f"models.{name}.source": (model.source, None) for name, model in recipe.models.items()}
-    places |= {f"models.{name}.base": (model.base, None) for name, model in recipe.models.items() if model.base}
-    places |= {f"data.sources[{i}]" if recipe.data.sources else "data.source": (one.source, one) for i, one in enumerate(recipe.data.every_source)}
-    for where, (address, data) in places.items():
-        try:
-            path = local(address) if address.startswith("path:") else None
-            found = {split for split, _ in published(path, data.config, data.splits)} if path and data else {""} if address.startswith("generate:") else None
-        except (SourceError, DataError) as error:
-            raise type(error)(f"{where}: {error}") from None
-        if data:
-            have = have | found if have is not None and found is not None else None
-    if have is not None and recipe.data.splits:
-        have -= {"benchmark"}
-        home_of(wanted(recipe.data.splits), have if have == {""} else {split or "train" for split in have})
-
-
 def _check_names(names: Mapping[str, str]) -> None:
     """Some names become names of files and folders: none may lead out of the run's."""
     for where, name in names.items():
         if not re.fullmatch(r"\w[\w .+-]{0,99}", str(name)):
             raise RecipeError(f"{where}: {name!r} becomes the name of a folder; write letters, digits, spaces and _ . + - only, "
                               "the first a letter or a digit, at most 100")
-
-
-def _check_splits(recipe: Recipe) -> None:
-    """Where the recipe says which splits there are, nothing may read another."""
-    splits = recipe.data.splits
-    for where, name in splits_read(recipe).items():
-        if name not in (splits or SHARES):
-            raise RecipeError(f"{where}: {name!r} is not among data.splits ({', '.join(splits or SHARES)}); give it a share there, or read another")
-
-
-def splits_read(recipe: Recipe) -> dict[str, str]:
-    """The splits of the data that sections read, by the key that names them."""
-    made = recipe.demonstrate
-    read = {f"{name}.{key}": getattr(section, key) for name in ("demonstrate", "preferences", "sft", "reward", "offline", "online", "evaluate")
-            if (section := getattr(recipe, name)) and not (made and name in ("sft", "reward")) and not (recipe.preferences and name == "reward")
-            for key in ("data", "validation") if hasattr(section, key)}
-    if recipe.evaluate and recipe.evaluate.gold:
-        read |= {"evaluate.gold": "gold", "evaluate.gold (its certificate)": "gold_validation"}
-    return {where: name for where, name in read.items() if name}
-
-
-def _check_kinds(recipe: Recipe) -> None:
-    """Each section learns from groups of its kind: SFT from answers to imitate, reward models from pairs, an objective from what it compares."""
-    if recipe.sft and not recipe.demonstrate and (kind := _kind(recipe.sft.data)) in (*PAIRS, *SINGLE):
-        held = "rejected answers" if kind in PAIRS else "answers with label false"
-        raise RecipeError(f"sft.data: {recipe.sft.data!r} holds {held} too, and SFT imitates every one; expected a split such as 'sft'")
-    if recipe.reward and not (recipe.demonstrate or recipe.preferences) and _kind(recipe.reward.data) not in PAIRS:
-        raise RecipeError(f"reward.data: expected a split of preference pairs ({', '.join(PAIRS)}), got {recipe.reward.data!r}")
-    section = recipe.offline
-    for spec in [spec for parts in section.fit.updates.values() for spec in parts] if section else ():
-        assert section is not None
-        kind, description, at = _kind(section.data), describe("objective", spec["name"]), "offline.fit.updates.policy"
-        if description.unit == "pair" and (kind in SINGLE or (kind not in PAIRS and not section.select)):
-            what = "single answers with a label" if kind in SINGLE else "no pairs"
-            raise RecipeError(f"{at}: {spec['name']!r} compares a chosen with a rejected answer, and offline.data: {section.data!r} holds {what}; "
-                              f"expected a split of pairs ({', '.join(PAIRS)})" + (", or the objective 'kto'" if kind in SINGLE else ""))
-        if "label" in description.reads and kind in PAIRS:
-            raise RecipeError(f"{at}: {spec['name']!r} learns from single answers with a label, and offline.data: {section.data!r} holds preference "
-                              "pairs; expected the split 'labelled', or an objective on pairs such as 'preference.dpo'")
-        if kind in SINGLE and not description.reads and "logprobs" in description.asks:
-            raise RecipeError(f"{at}: {spec['name']!r} would imitate answers with label false; expected 'kto' alone on offline.data: {section.data!r}")
-
-
-def _kind(split: str) -> str:
-    return split.removesuffix("_validation")
 
 
 def _check_demonstrate(recipe: Recipe, section: Demonstrate) -> None:
@@ -269,7 +203,7 @@ def _check_independent(recipe: Recipe) -> None:
 
 def _check_section(section: Offline | Online, models: set[str], where: str) -> None:
     have = set(describe("rollout", section.rollout["name"]).named("writes", section.rollout)) if isinstance(section, Online) else {
-        "label" if _kind(section.data) in SINGLE else "margin"}
+        "label" if kind_of(section.data) in SINGLE else "margin"}
     # What chooses the prompts stands where it learns from them: it reads what was scored.
     prompts = [section.prompts] if isinstance(section, Online) else []
     steps = isinstance(section, Online) and section.cadence == "step"

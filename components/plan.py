@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from components.check import splits_read
+from components.check_data import splits_read
 from components.data.verifiers import verifiers
 from components.loop import optimised_rewards
 from components.piece import ROOT, catalogue, describe

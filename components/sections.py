@@ -34,6 +34,12 @@ SHARES = {"sft": 0.20, "sft_validation": 0.04, "reward": 0.29, "reward_validatio
 """The splits of a recipe that names none, as far as its records can fill them."""
 
 
+def kind_of(split: str) -> str:
+    """`reward_validation` -> `reward`: which builder makes it."""
+    return split.removesuffix("_validation")
+
+
+
 class Sizes(TypedDict, total=False):
     """Of a model: keys of its config.json."""
 

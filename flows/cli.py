@@ -60,7 +60,7 @@ def run(recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = N
         until: Annotated[Until, typer.Option(help="Stop after this.")] = "register",
         if_running: Annotated[IfRunning, typer.Option(help="What to do while another process makes this run.")] = "wait") -> None:
     """Run a recipe (a name or a file). What is finished is kept, what was interrupted continues."""
-    from components.check import check_files
+    from components.check_data import check_files
     from flows.display import Display, open_console
     from tasks.pipeline import Pipeline
 

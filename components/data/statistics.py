@@ -21,7 +21,7 @@ from components.data.language import language_of
 from components.data.near import near_earlier, shingles
 from components.data.records import CountTokens
 from components.data.scrub import scrubbed
-from components.sections import PROMPT_SECTIONS
+from components.sections import PROMPT_SECTIONS, kind_of
 from components.types import Group, Message
 
 SCHEMA = pa.schema([
@@ -37,11 +37,6 @@ SCHEMA = pa.schema([
 
 GREETING = 4
 """Words from which on two people do not say the same by chance. In chitchat-dataset the longest reply to a greeting that crosses has 3."""
-
-
-def kind_of(split: str) -> str:
-    """`reward_validation` -> `reward`: which builder made it."""
-    return split.removesuffix("_validation")
 
 
 def statistics(

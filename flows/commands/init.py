@@ -87,7 +87,7 @@ def init(data: Annotated[str, typer.Argument(help="Your data: a file or a folder
          model: Annotated[str | None, typer.Option(help="The model to train: hub:org/name or path:/models/mine; else SmolLM2-135M-Instruct.")] = None,
          force: Annotated[bool, typer.Option("--force", help="Replace the recipe if it is there.")] = False) -> None:
     """Look at your data and write a commented recipe for it, checked: which layout, which method, which sizes."""
-    from components.check import check_files
+    from components.check_data import check_files
     from components.data.parsing import layout_of, parse
     from components.recipe import load
     from components.store import write_atomic

@@ -44,7 +44,7 @@ def explain(recipe: str, set: Set = [], profile: ProfileOption = None, as_json: 
 def check_recipes(recipe: Annotated[str | None, typer.Argument(help="A name or file; all that ship when left out.")] = None,
                   set: Set = [], profile: ProfileOption = None, home: Home = OUT, limit: Limit = None) -> None:  # noqa: B006
     """Check a recipe: keys, pieces, options, the flow of columns, the files and registered models that it names."""
-    from components.check import check_files
+    from components.check_data import check_files
     from components.recipe import load, names
     from tasks.registry_sources import resolved
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from components.check import check_files
+from components.check_data import check_files
 from components.errors import RatchetError
 from components.recipe import load
 

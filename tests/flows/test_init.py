@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from components.check import check_files
+from components.check_data import check_files
 from components.errors import DataError, RecipeError
 from components.recipe import load
 from flows.cli import app

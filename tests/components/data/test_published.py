@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from components.check import check_files
+from components.check_data import check_files
 from components.data.curate import curate
 from components.data.decontaminate import decontaminate
 from components.data.groups import read_groups
