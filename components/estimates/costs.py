@@ -263,11 +263,13 @@ class _Known:
         return min(steps, fit["max_steps"]) if fit["max_steps"] else steps
 
     def learned(self, stage: Stage, fit: Mapping[str, Any], split: Split, rows: int, shape: Shape) -> Cost:
-        """A fit on `split`, each of whose groups holds `rows` texts. Its worst moment is learning, or saving: a checkpoint is a
+        """A fit on `split`, each of whose groups holds `rows` texts; those of one unit of the objectives go through the model together. Its worst moment is learning, or saving: a checkpoint is a
         copy on the host of what learns and of Adam's state, and the finished weights are read back in float32 beside the learner,
         by an engine that answers where the learner learns."""
+        units = {describe("objective", part["name"]).unit for parts in fit["updates"].values() for part in parts}
+        together = rows if "group" in units else min(rows, 2) if "pair" in units else 1
         packed = min(self.profile.tokens_per_batch, fit["batch"] * rows * split.tokens)
-        parts, host = training(shape, fit["adapter"], self.layout, max(packed, rows * split.tokens))
+        parts, host = training(shape, fit["adapter"], self.layout, max(packed, together * split.tokens))
         memory = {"process": PROCESS, **parts}
         gpu = self.profile.hardware.memory_gb is not None
         if gpu or not self.layout.loaded:

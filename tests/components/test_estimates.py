@@ -112,6 +112,19 @@ def test_a_round_counts_what_it_samples_scores_and_learns() -> None:
     assert costs["select_1"].score == 64 * 2 * 90 and costs["optimise_1"].learn == 64 * 2 * 90, "pairs: two answers a prompt"
 
 
+@pytest.mark.parametrize(("recipe", "stage", "rows"), [("rlvr_grpo", "improve", 1), ("online_dpo", "optimise_1", 2)])
+def test_only_the_rows_of_one_unit_must_go_through_the_model_together(recipe: str, stage: str, rows: int) -> None:
+    """A step's answers are packed into micro-batches, so that more answers a prompt take no more activations; a pair stays whole."""
+    found = []
+    for answers in (4, 16):
+        chosen, profile = load(recipe, profile="test", overrides=["online.rollout.max_tokens=1000", f"online.rollout.responses_per_prompt={answers}"])
+        costs = {c.stage.name: c for c in estimate(chosen, profile, plan(chosen, profile), SMOL, {"prompts": Split(600, 50.0)}, None, {})}
+        found.append(costs[stage].memory["activations"])
+    assert found[0] == found[1]
+    wide, _ = training(SMOL, {"name": "full"}, Layout.of(profile), max(profile.tokens_per_batch, rows * 1050))
+    assert found[0] == wide["activations"]
+
+
 def test_demonstrations_are_sampled_on_both_splits() -> None:
     recipe, profile = load("instruct", profile="test")
     splits = {"demonstrate": Split(240, 40.0), "demonstrate_validation": Split(40, 40.0)}
