@@ -12,7 +12,7 @@ from typing import Any
 
 from components.errors import RecipeError, ServiceError, SourceError, StoreError
 from components.stages.fetch import PICKLES, RECORDS
-from components.store import MANIFEST, disk_errors
+from components.store import MANIFEST, disk_errors, file_digest, read_manifest
 from tasks.lineage import of_product, resolve
 from tasks.model_card import model_card
 from tasks.registry import Version
@@ -57,8 +57,10 @@ def export(model: str, out: Path, *, home: Path, repository: str = "") -> Path:
             assert version is not None
             place = Path(beside) / "registered"
             bring(f"registry:{version.name}/{version.version}", version.tags.get("weights"), place, home)
-        whole = Path(beside) / "model"
+        whole, written = Path(beside) / "model", (read_manifest(place) or {"files": {}})["files"]
         shutil.copytree(place, whole, ignore=shutil.ignore_patterns(*LEFT_OUT))
+        if odd := [name for name, entry in written.items() if (whole / name).is_file() and file_digest(whole / name) != entry["sha256"]]:
+            raise StoreError(f"{place / odd[0]} is damaged: its SHA-256 is not the one in its manifest; a run makes it again")
         if not any(whole.glob("*.safetensors")):
             raise StoreError(f"{place} holds no weights (model.safetensors expected; pickles are never exported)")
         (whole / "README.md").write_text(model_card(whole, made, repository or name, repository or "path/to/this/folder"))
@@ -78,7 +80,7 @@ def push(model: str, address: str, *, home: Path, public: bool = False, message:
     from huggingface_hub import HfApi
 
     repository, endpoint = match.group(1), os.environ.get("HF_ENDPOINT")  # read now: the library reads it once, when first imported
-    with tempfile.TemporaryDirectory(prefix=".push-", dir=home) as folder:
+    with tempfile.TemporaryDirectory(prefix=".push-", dir=home if home.is_dir() else None) as folder:
         out = export(model, Path(folder) / "model", home=home, repository=repository)
         hub = HfApi(endpoint=endpoint)
         try:

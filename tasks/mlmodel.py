@@ -60,7 +60,8 @@ def _scores(model_dir: Path) -> dict[str, Any]:
     from components.models.load import load_tokenizer
 
     talk = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": "Apple, pear and plum."}]
-    rendered = load_tokenizer(model_dir).apply_chat_template(talk, tokenize=False)
+    tokenizer = load_tokenizer(model_dir)
+    rendered = tokenizer.apply_chat_template(talk, tokenize=False) if tokenizer.chat_template else "\n".join(turn["content"] for turn in talk)
     return {"flavor": {"task": "text-classification", "instance_type": "TextClassificationPipeline"}, "metadata": None, "example": [rendered],
             "signature": ModelSignature(Schema([ColSpec("string")]), Schema([ColSpec("string", name="label"), ColSpec("double", name="score")])),
             "config": {"function_to_apply": "none"}}  # the score itself: the pipeline's default for one label is its sigmoid

@@ -134,8 +134,6 @@ class Pipeline:
             if (artifact := self.take(stage)) is not None:
                 return artifact, False
             self._tell("started", stage, work.metrics)
-            if stage.does == "fetch_model" and stage.options["source"].startswith(REGISTRY):
-                bring(stage.options["source"], stage.options["sha256"], work.progress / REGISTERED, self.store.home)
             try:
                 meta = self._launch(stage, inputs, work)
             except DamageError as error:  # of what an attempt before this one had kept
@@ -154,6 +152,8 @@ class Pipeline:
         return artifact, True
 
     def _launch(self, stage: Stage, inputs: Mapping[str, Artifact], work: Workspace) -> dict[str, Any]:
+        if stage.does == "fetch_model" and stage.options["source"].startswith(REGISTRY):  # the stage's process knows no registry
+            bring(stage.options["source"], stage.options["sha256"], work.progress / REGISTERED, self.store.home)
         return launch(as_request(stage.does, stage.options, inputs, work.root), self.run.path / "logs" / f"{stage.name}.log",
                       inline=self.profile.launch == "inline", tick=_follow((work.metrics, work.steps), stage, self._tell),
                       devices=self.devices)

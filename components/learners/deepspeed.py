@@ -22,6 +22,7 @@ from components.errors import ContractError, RecipeError, TrainingError
 from components.learners.torch import Schedule, rate
 from components.models.forward import output_head, outputs
 from components.models.load import load_model, load_tokenizer, save_model
+from components.models.lora import FOLDER, save_adapter
 from components.models.value import PolicyWithValue
 from components.types import Batch, Outputs
 
@@ -205,7 +206,10 @@ class DeepSpeedLearner:
                 for name, parameter in trained.named_parameters():
                     if name in learnt:
                         parameter.copy_(learnt[name])
-            save_model(trained.merge_and_unload() if hasattr(trained, "merge_and_unload") else model, self.tokenizer, Path(path))
+            if hasattr(trained, "merge_and_unload"):
+                save_adapter(trained, Path(path) / FOLDER)
+                model = trained.merge_and_unload()
+            save_model(model, self.tokenizer, Path(path))
         ranks.gather(None)  # nobody reads before it is whole
 
     def _whole(self, parameter: nn.Parameter, moment: str | None = None) -> Tensor:

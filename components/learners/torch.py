@@ -15,6 +15,7 @@ from components.errors import ContractError, TrainingError
 from components.models.device import placed
 from components.models.forward import outputs
 from components.models.load import load_model, load_tokenizer, save_model
+from components.models.lora import FOLDER, save_adapter
 from components.models.value import PolicyWithValue
 from components.types import Batch, Outputs
 
@@ -132,8 +133,9 @@ class TorchLearner:
         self.steps = state["steps"]
 
     def save(self, path: Path) -> None:
-        """A plain model directory with its tokenizer. Adapters are merged into a copy; training can go on."""
+        """A plain model directory with its tokenizer. Adapters are saved beside it and merged into a copy; training can go on."""
         model: nn.Module = self.model
         if hasattr(self.trained, "merge_and_unload"):
+            save_adapter(self.trained, Path(path) / FOLDER)
             model = copy.deepcopy(self.trained).merge_and_unload()
         save_model(model, self.tokenizer, Path(path))

@@ -1,4 +1,4 @@
-"""LoRA directories as peft saves them (adapter_config.json, adapter_model.safetensors), merged into their base model."""
+"""LoRA directories as peft saves them (adapter_config.json, adapter_model.safetensors): merged into their base model, and saved."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from components.errors import SourceError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+FOLDER = "adapter"  # beside the merged weights of a run that trained one
 KINDS = {"CAUSAL_LM": "AutoModelForCausalLM", "SEQ_CLS": "AutoModelForSequenceClassification"}
 
 
@@ -71,6 +72,21 @@ def merge_adapter(adapter: Path, base: Path, out: Path) -> None:
     if not torch.allclose(found, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max())):
         raise SourceError(f"{adapter}: merged, saved and read back it computes other logits than with its base model (off by up to "
                           f"{float((found - expected).abs().max()):.3g}); it changes weights that this model shares between layers: merge it with peft")
+
+
+def save_adapter(adapted: Any, path: Path) -> None:
+    """The adapter of a peft model as peft saves it. Its adapter_config.json names no base model, which would be a directory of this machine:
+    the same training gives the same bytes anywhere. Models that wrap a transformers model have names of their own, and save none."""
+    from transformers import PreTrainedModel
+
+    if not isinstance(adapted.get_base_model(), PreTrainedModel):
+        return
+    adapted.save_pretrained(path, save_embedding_layers=False)  # peft would look for a base model on the hub to see whether its vocabulary grew
+    (path / "README.md").unlink(missing_ok=True)
+    config = {key: sorted(value) if isinstance(value, list) else value for key, value in _config(path).items()}
+    (path / CONFIG).write_text(json.dumps({**config, "base_model_name_or_path": None}, indent=2, sort_keys=True) + "\n")
+    for file in path.iterdir():
+        file.chmod(0o644)
 
 
 def _config(adapter: Path) -> dict[str, Any]:

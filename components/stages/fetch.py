@@ -30,7 +30,7 @@ def fetch_data(job: Job) -> dict[str, Any]:
 def fetch_model(job: Job) -> dict[str, Any]:
     """A model directory that transformers loads: taken as it is, converted from GGUF, or a LoRA merged into its base model."""
     from components.models.load import REMOTE_CODE, convert_gguf, trusted
-    from components.models.lora import is_adapter, merge_adapter
+    from components.models.lora import FOLDER, is_adapter, merge_adapter
 
     options = job.options
     got = (job.work.progress / REGISTERED if options["source"].startswith(REGISTRY) else
@@ -50,7 +50,7 @@ def fetch_model(job: Job) -> dict[str, Any]:
         if not (got / "config.json").is_file():
             raise SourceError(f"{options['source']}: {got} holds no config.json, so it is not a model directory; "
                               "point at the folder that transformers' from_pretrained would take")
-        shutil.copytree(got, job.work.product, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*PICKLES, REMOTE_CODE, *RECORDS))
+        shutil.copytree(got, job.work.product, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*PICKLES, REMOTE_CODE, FOLDER, *RECORDS))
         if options.get("remote_code"):
             (job.work.product / REMOTE_CODE).write_text("The recipe lets the code beside these weights be run.\n")
         trusted(job.work.product)

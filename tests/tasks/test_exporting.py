@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import pytest
 import yaml
 
-from components.errors import RecipeError, ServiceError, SourceError
+from components.errors import RecipeError, ServiceError, SourceError, StoreError
 from components.store import RunDirectory, Store, digest
 from components.types import Artifact
 from tasks.exporting import export, push
@@ -91,6 +91,15 @@ def test_any_model_directory_is_exported_and_what_is_none_is_refused(home: Path,
         with pytest.raises(RecipeError, match=error):
             export(model, out, home=home)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["home", "out", "plain"], "an export that failed left something"
+
+
+def test_a_damaged_product_is_not_exported(home: Path, tmp_path: Path) -> None:
+    (weights,) = (home / "store").glob("sft-*/model.safetensors")
+    weights.chmod(0o644)
+    weights.write_text("other")
+    with pytest.raises(StoreError, match=r"model\.safetensors is damaged"):
+        export("mine/sft", tmp_path / "out", home=home)
+    assert not (tmp_path / "out").exists()
 
 
 class Hub(http.server.BaseHTTPRequestHandler):

@@ -12,6 +12,7 @@ from components.adapters.top_layers import top_layers
 from components.errors import TrainingError
 from components.learners.torch import TorchLearner, rate
 from components.models.load import load_policy
+from components.models.lora import merge_adapter
 from components.models.tiny import train_tiny
 from components.packing import pack
 from components.types import Batch, Group, Prompt, Trajectory
@@ -66,6 +67,9 @@ def test_the_saved_directory_is_the_trained_model(tiny: Path, tmp_path: Path, ad
     theirs = plain(row[None]).logits[0, :-1].log_softmax(-1)[range(len(row) - 1), row[1:]]
     torch.testing.assert_close(before[1, 2:6], theirs[1:], atol=1e-5, rtol=0)
     assert (tmp_path / "tokenizer.json").is_file() and not list(tmp_path.glob(".saving*"))
+    if adapter:
+        merge_adapter(tmp_path / "adapter", tiny, tmp_path / "merged")
+        torch.testing.assert_close(load_policy(tmp_path / "merged", attention="sdpa")(row[None]).logits, plain(row[None]).logits, atol=1e-5, rtol=0)
     update(learner)  # saving did not end training
     assert not torch.equal(before, learner(batch(), ASKS).logprobs.detach())
 

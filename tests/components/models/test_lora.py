@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,7 @@ from transformers import (
 
 from components.data.pins import base_address
 from components.errors import SourceError
-from components.models.lora import base_of, is_adapter
+from components.models.lora import base_of, is_adapter, save_adapter
 from components.stages.fetch import fetch_model
 
 IDS = torch.tensor([[1, 2, 3, 4]])
@@ -85,6 +86,18 @@ def test_merged_weights_are_the_formula_of_the_paper(base: Path, tmp_path: Path)
     a, b = (tensors[f"base_model.model.{name}.lora_{part}.weight"] for part in "AB")
     before, after = (load_file(path / "model.safetensors")[f"{name}.weight"] for path in (base, tmp_path / "work" / "product"))
     torch.testing.assert_close(after, before + 8 / 2 * b @ a)
+
+
+def test_a_saved_adapter_has_the_same_bytes_wherever_its_base_lies(base: Path, tmp_path: Path) -> None:
+    for name in ("here", "there"):
+        shutil.copytree(base, tmp_path / name)
+        adapter(tmp_path / name, tmp_path / f"{name}-adapter")
+        save_adapter(PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tmp_path / name), str(tmp_path / f"{name}-adapter")), tmp_path / f"{name}-saved")
+    one, other = ({file.name: file.read_bytes() for file in (tmp_path / f"{name}-saved").iterdir()} for name in ("here", "there"))
+    assert one == other and set(one) == {"adapter_config.json", "adapter_model.safetensors"}
+    with pytest.raises(SourceError, match=r"names no base model; name it under models\.<name>\.base"):
+        base_of(tmp_path / "here-saved")
+    fetched(f"path:{tmp_path / 'here-saved'}", tmp_path / "work", base=f"path:{base}")
 
 
 def test_the_recipe_s_base_goes_before_the_one_in_adapter_config(base: Path, tmp_path: Path) -> None:
