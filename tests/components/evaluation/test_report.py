@@ -144,6 +144,12 @@ def test_verified_run_shows_slices_proxy_quality_and_best_of_n(tmp_path):
     assert {p.stem for p in (tmp_path / "plots").iterdir()} >= {"slices_family", "slices_kind", "proxy_gold", "best_of_n"}
 
 
+def test_a_recipe_without_gates_has_failed_none(tmp_path):
+    none = {"passed": False, "reasons": ["the recipe names no gate, so nothing was examined"], "gates": {}}
+    page = write_report(tmp_path, {"recipe": "mine", "verdict": none}).read_text()
+    assert '<span class="badge">no gates</span>' in page and "not passed" not in page
+
+
 def test_answers_say_in_words_whether_they_pass(tmp_path):
     parser = Wellformed()
     parser.feed(write_report(tmp_path, verified_results()).read_text())
