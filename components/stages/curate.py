@@ -30,13 +30,15 @@ def curate(job: Job) -> dict[str, Any]:
 
 
 def origins(summary: Mapping[str, Any]) -> str:
-    """The published split that each split is made from, and the groups that each source gave; empty where there is one of both."""
+    """The published split that each split is made from, the records that each source gave, and how many were contaminated; empty where
+    there is nothing of it."""
     homes: dict[str, list[str]] = {}
     for name, split in summary["splits"].items():
         homes.setdefault(split.get("published", ""), []).append(name)
     parts = [f"{', '.join(names)} from the published {home}" for home, names in homes.items() if home]
     parts += [f"{source['records']:,} records of {label}" for label, source in summary.get("sources", {}).items()]
-    return "; ".join(parts)
+    contaminated = sum(sum(step["dropped"].values()) for step in summary["steps"] if step["step"] == "decontaminate")
+    return "; ".join([*parts, *([f"{contaminated:,} contaminated records left out"] if contaminated else [])])
 
 
 def counted(summary: Mapping[str, Any]) -> dict[str, int]:

@@ -201,6 +201,7 @@ def test_curation_counts_what_it_decontaminates(tmp_path):
     summary = curate(section, [tmp_path / "mine", tmp_path / "bench.jsonl"], words, tmp_path / "out", 0)
     step = next(s for s in summary["steps"] if s["step"] == "decontaminate")
     assert step["dropped"] == {"contaminated, 13 words of a question in evaluate": 1, "contaminated, the same prompt as in a benchmark": 1}
+    assert origins(summary).endswith("; 2 contaminated records left out")
     assert summary["splits"]["sft"]["groups"] == 30 and summary["splits"]["evaluate"]["groups"] == 11
     lines = [json.loads(line) for line in (tmp_path / "out/quarantine.jsonl").open()]
     assert {line["id"]: line["reason"].rpartition(": ")[2] for line in lines} == {"mine-train-30": "mine-test-10", "mine-train-31": "bench.jsonl-bench-0"}
