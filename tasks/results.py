@@ -56,9 +56,11 @@ def figures(results: Mapping[str, Any]) -> dict[str, float]:
     """The dozen numbers of an evaluation that people compare, to four digits: the final policy's rate by the run's measure, its gains (or
     win rates) with their intervals, and what describes its answers. All of them stand in results.json and in MLflow."""
     metrics, measure = results.get("metrics", {}), results.get("measure")
-    gains = [f"{measure}_gain_vs_base", f"{measure}_gain_vs_sft", "win_rate_vs_sft", "win_rate_vs_base"]
-    shown = [name for name in gains if f"{name}.mean" in metrics][:2]
-    names = [f"final.{measure}", *(f"{name}.{end}" for name in shown for end in ("mean", "low", "high")),
+    compared = [name.removesuffix(".mean") for name in metrics if name.endswith(".mean") and "_vs_" in name and "_lc_" not in name]
+    gains = [f"{measure}_gain_vs_base", f"{measure}_gain_vs_sft", "win_rate_vs_sft", "win_rate_vs_base", *compared]
+    shown = [name for name in dict.fromkeys(gains) if f"{name}.mean" in metrics][:2]
+    rewards = [name for name in metrics if name.startswith("final.reward.")]
+    names = [f"final.{measure}" if measure else next(iter(rewards), ""), *(f"{name}.{end}" for name in shown for end in ("mean", "low", "high")),
              *(f"final.{name}" for name in ("length", "ended", "repetitive", "distinct_2", "perplexity"))]
     return {name: float(f"{metrics[name]:.4g}") for name in names if isinstance(metrics.get(name), int | float)}
 
