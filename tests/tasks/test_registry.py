@@ -14,6 +14,7 @@ from components.schema import Register
 from components.types import Artifact
 from flows.ui import free_port, wait_for
 from tasks.registry import champion, events, history, promote, register, saved_lineage
+from tasks.registry_sources import bring
 from tasks.server import client, experiment_id
 
 LINEAGE = {"recipe": "chat", "revision": "abc", "data": {"pairs": "d1"}, "parents": ["sft"]}
@@ -34,7 +35,7 @@ def server(tmp_path_factory):
             env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"},
             cwd=folder, stdout=out, stderr=out, start_new_session=True)
     try:
-        wait_for(f"http://127.0.0.1:{port}/health", process, folder / "log", 120)
+        wait_for(f"http://127.0.0.1:{port}/health", process, folder / "log", 300)
         yield f"http://127.0.0.1:{port}"
     finally:
         os.killpg(process.pid, 15)
@@ -105,6 +106,9 @@ def test_the_registry_on_a_server(tmp_path, server, monkeypatch):
 
     got = download_artifacts(f"models:/{final.name}/{final.version}", tracking_uri=server, dst_path=str(tmp_path / "got"))
     assert (tmp_path / "got" / "model.safetensors").read_text() == "1", got
+    (tmp_path / "one").rename(tmp_path / "gone")  # what the version was made of: a recipe's `registry:` takes the server's copy
+    bring(f"registry:{final.name}/{final.version}", final.tags["weights"], tmp_path / "progress" / "registered", tmp_path / "home")
+    assert {file.name: file.read_text() for file in (tmp_path / "progress" / "registered").iterdir()} == {"config.json": "{}", "model.safetensors": "1"}
 
 
 def test_no_server_is_one_clear_error(tmp_path, home, monkeypatch):
