@@ -28,7 +28,7 @@ from components.schema import Profile, Recipe, Source
 from components.stages.fetch import REGISTRY
 from components.store import MANIFEST, digest
 from tasks.mlmodel import written_beside
-from tasks.registry import Version, directory_digest, history, holder, models
+from tasks.registry import LINEAGE, Version, directory_digest, history, holder, models
 from tasks.server import service, tracking_uri
 
 log = logging.getLogger("ratchet.sources")
@@ -140,5 +140,5 @@ def _model_files(place: Path) -> list[tuple[Path, str]]:
     if binary != ".":  # logged by MLflow itself: weights and tokenizer in folders of their own
         folders = [place / binary, *(place / "components" / part for part in flavour.get("components", ()))]
         return [(file, str(file.relative_to(folder))) for folder in folders for file in folder.rglob("*") if file.is_file()]
-    return [(file, name) for file in place.rglob("*") if file.is_file() and (name := str(file.relative_to(place))) not in (MANIFEST, "metrics.jsonl")
+    return [(file, name) for file in place.rglob("*") if file.is_file() and (name := str(file.relative_to(place))) not in (MANIFEST, "metrics.jsonl", LINEAGE)
             and not (described.is_file() and written_beside(name))]

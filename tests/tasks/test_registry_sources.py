@@ -101,6 +101,13 @@ def test_an_unfinished_run_continues_with_the_version_it_began_with(home: Path) 
         promote("small", "1", {"passed": True}, home=home)
 
 
+def test_a_version_without_a_flavour_is_its_own_files(tmp_path: Path) -> None:
+    """A mean-pooled reward model has no MLmodel file; its lineage lies beside it all the same."""
+    for file in ("config.json", "reward_head.st", "requirements.txt", "lineage.json"):
+        (tmp_path / file).touch()
+    assert sorted(name for _, name in _model_files(tmp_path)) == ["config.json", "requirements.txt", "reward_head.st"]
+
+
 def test_a_model_that_mlflow_logged_itself_is_one_flat_directory(tmp_path: Path) -> None:
     """Its transformers flavour keeps weights and tokenizer in folders of their own."""
     for file in ("model/config.json", "model/model.safetensors", "components/tokenizer/tokenizer.json", "requirements.txt"):
