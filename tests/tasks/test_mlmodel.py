@@ -109,4 +109,4 @@ def test_mlflow_models_serve_answers_over_http(registry, home, answer):
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, 15)
-        process.wait(20)
+        process.wait(100)

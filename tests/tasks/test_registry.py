@@ -39,7 +39,7 @@ def server(tmp_path_factory):
         yield f"http://127.0.0.1:{port}"
     finally:
         os.killpg(process.pid, 15)
-        process.wait(20)
+        process.wait(100)
 
 
 def model(folder, text):
