@@ -58,8 +58,9 @@ def _results(made: Mapping[str, Any]) -> list[str]:
     names = list(dict.fromkeys(re.sub(r"\.(mean|low|high|n)$", "", name) for name in metrics))
     rows = [f"| {name} | {metrics.get(f'{name}.mean', metrics.get(name, float('nan'))):.4g} | "
             f"{'[{:.4g}, {:.4g}]'.format(metrics[f'{name}.low'], metrics[f'{name}.high']) if f'{name}.low' in metrics else ''} |" for name in names]
-    gates = ["", *(f"* {reason}" for reason in verdict.get("reasons", ()))]
-    return ["## Evaluation", f"The gates of its recipe **{'passed' if verdict.get('passed') else 'did not pass'}**:\n" + "\n".join(gates),
+    gates = "\n".join(["", *(f"* {reason}" for reason in verdict.get("reasons", ()))])
+    return ["## Evaluation", f"The gates of its recipe **{'passed' if verdict['passed'] else 'did not pass'}**:\n{gates}" if verdict.get("gates") else
+            "Its recipe has no gates.",
             "On held-out prompts, with 95 % bootstrap intervals over prompts:",
             "\n".join(["| metric | value | 95 % interval |", "|---|---|---|", *rows])]
 

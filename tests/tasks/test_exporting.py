@@ -21,7 +21,7 @@ from tasks.exporting import export, push
 from tasks.registry import promote, register
 
 RESULTS = {"metrics": {"verified.mean": 0.36, "verified.low": 0.304, "verified.high": 0.416, "verified.n": 256, "final.length": 14.0},
-           "verdict": {"passed": True, "reasons": ["verified: passed, the low end of its interval 0.304 is over 0.2"]}}
+           "verdict": {"passed": True, "gates": {"verified": True}, "reasons": ["verified: passed, the low end of its interval 0.304 is over 0.2"]}}
 FILES = {"config.json": json.dumps({"architectures": ["LlamaForCausalLM"]}), "tokenizer.json": "{}", "model.safetensors": "weights" * 100}
 
 
