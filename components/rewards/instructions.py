@@ -370,6 +370,12 @@ FORMS = ("quotation", "title", "postscript", "placeholder", "two_responses", "js
 MAY_BE_SHORT = ("choice", "bullets", "numbered_list", "json")
 """Families whose answers may have fewer than three words: a fixed answer, a list, an object."""
 
+def in_form(text: str, form: str) -> str:
+    """The text in the form of one of `FORMS`, as a policy would put on whatever it says."""
+    return {"quotation": f'"{text}"', "title": f"<<My Answer>>\n{text}", "postscript": f"{text}\nP.S. Have a nice day.", "placeholder": f"{text} [name]",
+            "two_responses": f"{text}\n******\nI do not know.", "json": json.dumps({"answer": text})}[form]
+
+
 EXAMPLE_QUESTION = "What do you like to eat?"
 EXAMPLES: Mapping[str, tuple[Params, str]] = MappingProxyType({
     "at_most_words": ({"n": 8}, "Mostly pasta with tomatoes."),

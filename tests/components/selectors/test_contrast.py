@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from components.errors import RecipeError
+from components.rewards.instructions import FORMS
 from components.selectors.contrast import contrast
 from components.selectors.flip_labels import flip_labels
 from components.selectors.largest_margins import largest_margins
+from components.selectors.unasked_form import unasked_form
 from components.selectors.verified import verified
 from components.types import Context, Group, Prompt, Trajectory
 
@@ -86,3 +90,17 @@ def test_largest_margins_keeps_the_surest_pairs_in_their_order(share: float, kep
 def test_largest_margins_refuses_a_share_out_of_range() -> None:
     with pytest.raises(RecipeError):
         largest_margins([], Context(), share=0.0)
+
+
+def test_an_unasked_form_is_rejected_once_a_prompt_and_never_where_it_is_asked_for() -> None:
+    quoted = Group(prompt("q", "quotation"), (answer('"I eat rice."'), answer("I eat rice.")), {"reward.instructions": [1.0, 0.0]})
+    ctx = Context()
+    pairs = contrast([SHORT, LONG, quoted], Context(), per_prompt=1, share=0.0)
+    made = unasked_form(pairs, ctx)
+    forms = {p.prompt.id: texts(p) for p in made if p.prompt.meta["pair"]["kind"] == "form"}
+    assert ctx.counts["pairs of kind form"] == len(forms) == len(made) - len(pairs) and {"a", "b"} <= set(forms)
+    for chosen, rejected in forms.values():
+        assert chosen in rejected and len(rejected) > len(chosen)
+    assert forms == {p.prompt.id: texts(p) for p in unasked_form(pairs, Context()) if p.prompt.meta["pair"]["kind"] == "form"}
+    drawn = {unasked_form([dataclasses.replace(made[0], prompt=prompt(f"p{i}", "at_most_words", n=9))], Context())[-1].trajectories[1].text for i in range(60)}
+    assert len(drawn) == len(FORMS), "every form is drawn"
