@@ -14,7 +14,7 @@ from components.selectors.pairs import pair
 from components.types import Context, Group
 
 
-@piece(reads=("margin",), writes=("margin",), paper="arXiv:2309.16155")
+@piece(writes=("margin",), paper="arXiv:2309.16155")
 def unasked_form(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.instructions", verifier: str = "rewards.instructions") -> list[Group]:
     """The pairs, and one more for each prompt, of kind `form`: the first chosen answer against itself in a form that only other
     instructions ask for (`rewards.instructions.FORMS`), which `verifier` must fail. Where a form is asked for it is always in the chosen
