@@ -46,7 +46,7 @@ def evaluate(model: str, tasks: Sequence[str], *, home: Path, folder: Path | Non
             place = Path(links) / "model"
             bring(f"registry:{version.name}/{version.version}", version.tags.get("weights"), place, home)
         try:
-            found: Any = simple_evaluate(model="hf", model_args={"pretrained": str(place), "trust_remote_code": False}, tasks=list(tasks), num_fewshot=shots,
+            found: Any = simple_evaluate(model="hf", model_args={"pretrained": str(place)}, tasks=list(tasks), num_fewshot=shots,
                                     limit=limit, batch_size=batch, device="cuda" if torch.cuda.is_available() else "cpu", apply_chat_template=chat,
                                     task_manager=manager, log_samples=False, bootstrap_iters=1000)
         except Exception as error:  # tasks load data sets and metrics by many libraries

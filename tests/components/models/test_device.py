@@ -142,8 +142,8 @@ def test_a_learner_learns_keeps_and_saves_what_it_does_on_the_host(models: dict[
     flat = [torch.utils._pytree.tree_leaves(given) for given in (kept, state, *there[1:3])]
     assert all(type(value) is Tensor and torch.equal(value, first) if isinstance(first, Tensor) else value == first
                for given in flat[1:] for first, value in zip(flat[0], given, strict=True))
-    for file in (tmp_path / "host").iterdir():
-        assert file.read_bytes() == (tmp_path / "there" / file.name).read_bytes(), file.name
+    for file in (tmp_path / "host").rglob("*"):
+        assert file.is_dir() or file.read_bytes() == (tmp_path / "there" / file.relative_to(tmp_path / "host")).read_bytes(), file.name
 
 
 def test_a_learner_of_the_host_goes_on_elsewhere(models: dict[str, Path]) -> None:
