@@ -149,8 +149,9 @@ def _demonstrations(add: Any, recipe: Recipe, section: Demonstrate, base: str, d
     """The data sets that a recipe makes of the base model's answers, validated as the curated ones are."""
     pieces = [("rollout", section.rollout), *(("annotate", s) for s in section.annotate),
               *(("select", s) for s in [*section.sft, *section.reward])]
-    made = add("demonstrated", "demonstrate", "groups", plain(section), {"policy": base, "data": data}, pieces)
-    return _validated(add, recipe, "demonstrations", made, [kind for kind in ("sft", "reward") if getattr(section, kind)])
+    unread = ["reward_validation"] if recipe.preferences and not certified(recipe) else []  # certificates are of the policy's own pairs
+    made = add("demonstrated", "demonstrate", "groups", {**plain(section), "unread": unread}, {"policy": base, "data": data}, pieces)
+    return _validated(add, recipe, "demonstrations", made, [kind for kind in ("sft", "reward") if getattr(section, kind)], unread)
 
 
 def _preferences(add: Any, recipe: Recipe, section: Preferences, policy: str, data: str) -> str:
@@ -161,8 +162,8 @@ def _preferences(add: Any, recipe: Recipe, section: Preferences, policy: str, da
     return _validated(add, recipe, "preferences", made, ["reward"])
 
 
-def _validated(add: Any, recipe: Recipe, name: str, made: str, kinds: Sequence[str]) -> str:
-    splits = {f"{kind}{end}": 1.0 for kind in kinds for end in ("", "_validation")}
+def _validated(add: Any, recipe: Recipe, name: str, made: str, kinds: Sequence[str], unread: Sequence[str] = ()) -> str:
+    splits = {f"{kind}{end}": 1.0 for kind in kinds for end in ("", "_validation") if f"{kind}{end}" not in unread}
     return add(name, "validate", "groups", {"section": {**plain(recipe.data), "splits": splits}}, {"drafts": made}, heavy=False)
 
 

@@ -42,7 +42,7 @@ def demonstrate(job: Job) -> dict[str, Any]:
         counts.update({f"{key}{end}": number for key, number in found.items()})
         write_groups(product / f"answers{end}.parquet", scored)
         for kind in KINDS:
-            if options[kind]:
+            if options[kind] and f"{kind}{end}" not in options.get("unread", ()):
                 with progress.uncounted():  # a selector may verify again
                     made[f"{kind}{end}"], found = select_groups(scored, pieces("select", options[kind]), context)
                 counts.update({f"{kind}{end}: {key}": number for key, number in found.items()})

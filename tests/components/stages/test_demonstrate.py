@@ -115,6 +115,7 @@ def test_pairs_of_the_base_model_teach_the_reward_model_too_and_certify_nothing(
     made = pipeline.artifact("reward").meta
     assert (made["counts"]["kept"], made["counts"]["of the base model: kept"]) == (len(own), len(base)) and min(len(own), len(base)) > 0
     assert made["steps"] == -(-len({g.prompt.id for g in [*own, *base]}) // 8)
+    assert not (pipeline.artifact("demonstrations").path / "reward_validation.parquet").exists(), "a split that nothing reads could stop the run"
     assert made["certificate"]["pairs"] == len(read_groups(pipeline.artifact("preferences").path / "reward_validation.parquet"))
 
 
