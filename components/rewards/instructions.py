@@ -366,7 +366,7 @@ _TABLE = (
 )
 FAMILIES: Mapping[str, Family] = MappingProxyType({family.name: family for family in _TABLE})
 FORMS = ("quotation", "title", "postscript", "placeholder", "two_responses", "json")
-"""Families whose form nobody writes unasked."""
+"""Families whose form an answer should have only where its instruction asks for it."""
 MAY_BE_SHORT = ("choice", "bullets", "numbered_list", "json")
 """Families whose answers may have fewer than three words: a fixed answer, a list, an object."""
 

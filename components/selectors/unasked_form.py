@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 from collections.abc import Sequence
 from itertools import groupby
 
@@ -17,8 +18,8 @@ from components.types import Context, Group
 @piece(writes=("margin",), paper="arXiv:2309.16155")
 def unasked_form(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.instructions", verifier: str = "rewards.instructions") -> list[Group]:
     """The pairs, and one more for each prompt, of kind `form`: the first chosen answer against itself in a form that only other
-    instructions ask for (`rewards.instructions.FORMS`), which `verifier` must fail. Where a form is asked for it is always in the chosen
-    answer; a reward model that saw no such pair pays for it everywhere. Which form depends on seed and prompt id alone.
+    instructions ask for (`rewards.instructions.FORMS`), which `verifier` must fail. Without them a reward model sees a form almost only
+    in chosen answers, where it was asked for, and rewards it everywhere. Which form depends on seed and prompt id alone.
     """
     rescore = build("annotate", {"name": verifier})
     made: list[Group] = []
@@ -29,11 +30,8 @@ def unasked_form(groups: Sequence[Group], ctx: Context, *, reward: str = "reward
         form = min(FORMS, key=lambda name: hashlib.sha256(f"{ctx.seed}/{prompt.id}/{name}".encode()).digest())
         worse = dataclasses.replace(chosen, messages=({**chosen.messages[-1], "content": in_form(chosen.text.strip(), form)},))
         whole = Group(prompt, (chosen, worse))
-        ((own, other),) = rescore([whole], ctx)[reward]
-        if own is None or other is None or not own > other:
-            ctx.counts["prompts whose answer may have the form"] += 1
-            continue
-        for one in pair(whole.extended({reward: [own, other]}), 0, 1, [own, other], ctx, reward):
+        values = [math.nan if value is None else value for value in rescore([whole], ctx)[reward][0]]
+        for one in pair(whole.extended({reward: values}), 0, 1, values, ctx, reward):  # none where the verifier lets the form pass
             meta = {**one.prompt.meta, "pair": {**one.prompt.meta["pair"], "kind": "form"}}
             made.append(Group(dataclasses.replace(one.prompt, meta=meta), one.trajectories, one.columns))
             ctx.counts["pairs of kind form"] += 1
