@@ -5,20 +5,30 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from components.evaluation.copying import copied
 from components.piece import piece
-from components.types import Context, Group
+from components.types import Context, Group, Trajectory
 
 
 @piece()
 def fluency(groups: Sequence[Group], ctx: Context, *, model: str = "base") -> list[list[float]]:
     """Mean log-prob an answer's token, end of turn included, under `model` at temperature 1, in nats: minus the logarithm of the
-    perplexity of the answer. Higher is more fluent.
+    perplexity of the answer. Higher is more fluent. Tokens that the answer copies from its prompt, five or more in a row, are left out,
+    unless there is nothing else: they are likely whatever they say.
     """
     engine = ctx.models[model]
     bare = [g.replace([dataclasses.replace(t, inputs={}, mask=(), logprobs=None) for t in g.trajectories]) for g in groups]
     encoded = [engine.encode(group) for group in bare]
     found = []
     for group, row in zip(encoded, engine.score(encoded, frozenset({"logprobs"})), strict=True):
-        kept = [[p for p, chosen in zip(steps, t.mask, strict=True) if chosen] for t, steps in zip(group.trajectories, row["logprobs"], strict=True)]
+        kept = [own_logprobs(t, steps) for t, steps in zip(group.trajectories, row["logprobs"], strict=True)]
         found.append([sum(steps) / len(steps) if steps else 0.0 for steps in kept])
     return found
+
+
+def own_logprobs(trajectory: Trajectory, logprobs: Sequence[float]) -> list[float]:
+    """Those (T) of the answer's tokens that are not copied from the tokens before it; all of the answer's where it copies everything."""
+    tokens, chosen = list(trajectory.inputs["tokens"]), [i for i, answered in enumerate(trajectory.mask) if answered]
+    flags = copied([tokens[i] for i in chosen], [token for token, answered in zip(tokens, trajectory.mask, strict=True) if not answered])
+    own = [logprobs[i] for i, taken in zip(chosen, flags, strict=True) if not taken]
+    return own or [logprobs[i] for i in chosen]

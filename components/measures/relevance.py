@@ -4,23 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from components.evaluation.copying import copied
+from components.evaluation.diversity import WORD
 from components.piece import piece
 from components.types import Context, Group
 
 
 @piece(paper="arXiv:1908.10084")
 def relevance(groups: Sequence[Group], ctx: Context, *, model: str = "encoder") -> list[list[float]]:
-    """Cosine of the sentence embeddings of an answer and the last message of its prompt, less the answer's mean cosine with all
-    other prompts of the call: 0 for an answer that would fit any question, -2 to 2. An empty answer counts 0.
+    """Cosine of the sentence embeddings of an answer and the question of its prompt (the last message without its instruction), less the
+    answer's mean cosine with all other questions of the call: 0 for an answer that would fit any question, -2 to 2. What an answer copies
+    from the last message, five words or more in a row, is left out; where nothing is left it counts 0.
     """
     import numpy as np
 
     encoder = ctx.models[model]
-    asked = encoder([group.prompt.messages[-1]["content"] for group in groups])
+    asked = encoder([question(group) for group in groups])
     total = asked.sum(0)
     found = []
     for own, group in zip(asked, groups, strict=True):
-        vectors = encoder([t.text.strip() or "-" for t in group.trajectories])
+        texts = [own_words(t.text, group.prompt.messages[-1]["content"]) for t in group.trajectories]
+        vectors = encoder([text or "-" for text in texts])
         others = vectors @ (total - own) / max(1, len(groups) - 1)
-        found.append([float(x) if t.text.strip() else 0.0 for t, x in zip(group.trajectories, np.asarray(vectors @ own - others), strict=True)])
+        found.append([float(x) if text else 0.0 for text, x in zip(texts, np.asarray(vectors @ own - others), strict=True)])
     return found
+
+
+def question(group: Group) -> str:
+    """The last message, without the instruction that `instruct` put after it."""
+    message, instruction = group.prompt.messages[-1]["content"], group.prompt.meta.get("instruction")
+    return message.removesuffix(instruction["text"]).strip() if instruction else message
+
+
+def own_words(text: str, source: str) -> str:
+    """The text without what it copies from `source`."""
+    said = list(WORD.finditer(text))
+    flags = copied([m[0].lower() for m in said], [m[0].lower() for m in WORD.finditer(source)])
+    for match, taken in reversed(list(zip(said, flags, strict=True))):
+        text = text[: match.start()] + text[match.end() :] if taken else text
+    return " ".join(text.split())

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 
 from components.evaluation.quality import quality, quality_against, slices, tag
+from components.evaluation.copying import copied
+from components.measures.copying import copying
 from components.measures.ending import ending
 from components.measures.fluency import fluency
 from components.measures.relevance import relevance
@@ -39,6 +41,40 @@ def test_relevance_is_the_cosine_with_the_own_question_less_the_mean_with_the_ot
     assert np.allclose(found, [[1.0, 0.0], [-1.0, 0.0]])
 
 
+def test_a_copy_is_five_items_in_a_row_that_the_source_has_too() -> None:
+    assert copied("abcdeXfgh", "..abcde.fgh") == [True] * 5 + [False] * 4
+    assert copied("abcd", "abcd") == [False] * 4, "four are a demanded phrase"
+
+
+ECHO = "What do you like to eat? Do not use any commas in your answer."
+
+
+def test_copying_is_the_share_of_words_in_runs_from_the_prompt() -> None:
+    assert copying([group(ECHO, "Do not use any commas. I eat rice.", "I eat rice.", "")], Context()) == [[5 / 10, 0.0, 0.0]]
+
+
+def test_relevance_ignores_what_is_copied_and_the_instruction() -> None:
+    seen: list[str] = []
+
+    def encoder(texts: list[str]) -> np.ndarray:
+        seen.extend(texts)
+        return np.ones((len(texts), 2))
+
+    found = relevance([group(ECHO, "What do you like to eat? Rice.", "What do you like to eat?", instruction={"text": "Do not use any commas in your answer."}),
+                       group("cars?", "x")], Context(models={"encoder": encoder}))
+    assert seen == ["What do you like to eat?", "cars?", "Rice.", "-", "x"] and found[0][1] == 0.0
+
+
+def test_fluency_leaves_out_tokens_that_the_prompt_has_in_a_row() -> None:
+    from components.measures.fluency import own_logprobs
+
+    mask = [False] * 5 + [True] * 7
+    echoed = Trajectory((), {"tokens": [1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 8, 9]}, mask)
+    assert own_logprobs(echoed, [0.0] * 5 + [-0.1] * 5 + [-1.0, -2.0]) == [-1.0, -2.0]
+    whole = Trajectory((), {"tokens": [1, 2, 3, 4, 5, 1, 2, 3, 4, 5]}, mask[:10])
+    assert own_logprobs(whole, [0.0] * 5 + [-0.1] * 5) == [-0.1] * 5, "nothing else"
+
+
 def test_fluency_is_the_mean_log_prob_of_the_answer_under_the_base_model() -> None:
     def encode(one: Group) -> Group:
         return one.replace([Trajectory(t.messages, {"tokens": [1, 2, 3]}, [False, True, True]) for t in one.trajectories])
@@ -48,7 +84,7 @@ def test_fluency_is_the_mean_log_prob_of_the_answer_under_the_base_model() -> No
 
 
 def test_every_measure_is_found_by_its_file() -> None:
-    assert {"ending", "fluency", "relevance", "repetition"} <= set(catalogue("measure"))
+    assert {"copying", "ending", "fluency", "relevance", "repetition"} <= set(catalogue("measure"))
 
 
 def test_quality_is_a_mean_an_arm_and_a_paired_difference() -> None:
