@@ -5,20 +5,23 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
+from typing import TypeVar
 
 from components.piece import build, piece
-from components.rewards.instructions import FORMS, in_form
+from components.rewards.instructions import FAMILIES, FORMS, in_form, instruction_text
 from components.selectors.contrast import bare
 from components.selectors.pairs import pair
-from components.types import Context, Group
+from components.types import Context, Group, Prompt
+
+T = TypeVar("T")
 
 
 @piece(writes=("margin",), paper="arXiv:2309.16155")
 def unasked_form(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.instructions", verifier: str = "rewards.instructions") -> list[Group]:
     """The pairs, and one more for each prompt, of kind `form`: the first chosen answer against itself in a form that only other
-    instructions ask for (`rewards.instructions.FORMS`), which `verifier` must fail. Without them a reward model sees a form almost only
+    instructions ask for (`rewards.instructions.FORMS`) or behind its own instruction in some wording, which `verifier` must fail. Without them a reward model sees a form almost only
     in chosen answers, where it was asked for, and rewards it everywhere. Which form depends on seed and prompt id alone.
     """
     rescore = build("annotate", {"name": verifier})
@@ -27,8 +30,9 @@ def unasked_form(groups: Sequence[Group], ctx: Context, *, reward: str = "reward
         pairs = list(members)
         made += pairs
         prompt, chosen = pairs[0].prompt, bare(pairs[0].trajectories[0])
-        form = min(FORMS, key=lambda name: hashlib.sha256(f"{ctx.seed}/{prompt.id}/{name}".encode()).digest())
-        worse = dataclasses.replace(chosen, messages=({**chosen.messages[-1], "content": in_form(chosen.text.strip(), form)},))
+        form, *_ = drawn(("instruction", *FORMS), f"{ctx.seed}/{prompt.id}")
+        text = f"{restated(prompt, ctx.seed)} {chosen.text.strip()}" if form == "instruction" else in_form(chosen.text.strip(), form)
+        worse = dataclasses.replace(chosen, messages=({**chosen.messages[-1], "content": text},))
         whole = Group(prompt, (chosen, worse))
         values = [math.nan if value is None else value for value in rescore([whole], ctx)[reward][0]]
         for one in pair(whole.extended({reward: values}), 0, 1, values, ctx, reward):  # none where the verifier lets the form pass
@@ -36,3 +40,16 @@ def unasked_form(groups: Sequence[Group], ctx: Context, *, reward: str = "reward
             made.append(Group(dataclasses.replace(one.prompt, meta=meta), one.trajectories, one.columns))
             ctx.counts["pairs of kind form"] += 1
     return made
+
+
+def restated(prompt: Prompt, seed: int) -> str:
+    """The prompt's instruction in one of its family's wordings."""
+    instruction = prompt.meta["instruction"]
+    family = instruction["family"]
+    wording, *_ = drawn(range(len(FAMILIES[family].wordings)), f"{seed}/{prompt.id}")
+    return instruction_text(family, wording, instruction["params"])
+
+
+def drawn(values: Iterable[T], key: str) -> list[T]:
+    """The values in an order that follows from `key` alone."""
+    return sorted(values, key=lambda value: hashlib.sha256(f"{key}/{value}".encode()).digest())

@@ -103,4 +103,6 @@ def test_an_unasked_form_is_rejected_once_a_prompt_and_never_where_it_is_asked_f
         assert chosen in rejected and len(rejected) > len(chosen)
     assert forms == {p.prompt.id: texts(p) for p in unasked_form(pairs, Context()) if p.prompt.meta["pair"]["kind"] == "form"}
     drawn = {unasked_form([dataclasses.replace(made[0], prompt=prompt(f"p{i}", "at_most_words", n=9))], Context())[-1].trajectories[1].text for i in range(60)}
-    assert len(drawn) == len(FORMS), "every form is drawn"
+    said = {text for text in drawn if "9 words" in text or "nine" in text.lower()}
+    assert len(drawn) - len(said) == len(FORMS), "every form is drawn"
+    assert len(said) > 1 and all(text.endswith(" I eat rice.") for text in said), "and the instruction, in several wordings"
