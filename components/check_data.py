@@ -43,10 +43,16 @@ def splits_read(recipe: Recipe) -> dict[str, str]:
     made = recipe.demonstrate
     read = {f"{name}.{key}": getattr(section, key) for name in ("demonstrate", "preferences", "sft", "reward", "offline", "online", "evaluate")
             if (section := getattr(recipe, name)) and not (made and name in ("sft", "reward")) and not (recipe.preferences and name == "reward")
+            if not (name == "offline" and makes_pairs(recipe) and section.data == "reward")
             for key in ("data", "validation") if hasattr(section, key)}
     if recipe.evaluate and recipe.evaluate.gold:
         read |= {"evaluate.gold": "gold", "evaluate.gold (its certificate)": "gold_validation"}
     return {where: name for where, name in read.items() if name}
+
+
+def makes_pairs(recipe: Recipe) -> bool:
+    """Whether a stage makes the preference pairs of the split `reward`, so that none are curated."""
+    return bool(recipe.preferences or (recipe.demonstrate and recipe.demonstrate.reward))
 
 
 def check_kinds(recipe: Recipe) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from components.check_data import splits_read
+from components.check_data import makes_pairs, splits_read
 from components.data.verifiers import verifiers
 from components.loop import optimised_rewards
 from components.piece import ROOT, catalogue, describe
@@ -86,18 +86,18 @@ def plan(recipe: Recipe, profile: Profile) -> dict[str, Stage]:
     if recipe.sft:
         policy = add("sft", "sft", "weights", plain(recipe.sft), {"policy": policy, "data": examples}, _fit_pieces(recipe.sft.fit))
     initial = policy
-    made, source = recipe.demonstrate, "demonstrated"
+    made, answered = recipe.demonstrate, "demonstrated"
     earlier: dict[str, str] = {}
     if recipe.preferences:
         earlier = {"demonstrations": examples} if made and made.reward else {}
-        made, source = recipe.preferences, "compared"
+        made, answered = recipe.preferences, "compared"
         examples = _preferences(add, recipe, recipe.preferences, policy, data)
     judges: dict[str, str] = {}
     if recipe.reward:
         for member, name in enumerate(recipe.reward.judges):
             options = {**plain(recipe.reward), "member": member, **({"verified_by": plain(made.annotate)} if made else {})}
             judges[name] = add(f"reward_{name}" if recipe.reward.members > 1 else "reward", "reward", "weights", options,
-                               {"policy": initial, "data": examples, **earlier, **({"answers": source} if made else {})},
+                               {"policy": initial, "data": examples, **earlier, **({"answers": answered} if made else {})},
                                _fit_pieces(recipe.reward.fit))
     gold: dict[str, str] = {}
     if recipe.evaluate and recipe.evaluate.gold:
@@ -107,8 +107,9 @@ def plan(recipe: Recipe, profile: Profile) -> dict[str, Stage]:
 
     if recipe.offline:
         section = recipe.offline
+        source = examples if makes_pairs(recipe) and section.data == "reward" else data
         pairs = add("pairs", "prepare_offline", "groups", plain(section),
-                    {"policy": policy, "reference": initial, "data": data, **judges, **others}, _slots(section))
+                    {"policy": policy, "reference": initial, "data": source, **judges, **others}, _slots(section))
         policy = add("offline", "optimise", "weights", {"fit": plain(section.fit)},
                      {"policy": policy, "groups": pairs}, _fit_pieces(section.fit))
     rounds: list[str] = []

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from components.data.instructions.families import FAMILIES, instruction_text
 from components.data.records import Conversation, CountTokens, Dropped, Sifted
 from components.errors import RecipeError
 from components.piece import piece
 from components.ranges import Count, Natural, Share
-from components.rewards.instructions import FAMILIES, instruction_text
 from components.types import Message
 
 TRAINED = tuple(name for name, family in FAMILIES.items() if not family.held_out)

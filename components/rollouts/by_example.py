@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from components.data.instructions.examples import EXAMPLE_QUESTION, EXAMPLES
+from components.data.instructions.families import instruction_text
 from components.piece import build, piece
 from components.progress import uncounted
 from components.ranges import Count, Natural, PositiveShare, Temperature
-from components.rewards.instructions import EXAMPLE_QUESTION, EXAMPLES, instruction_text
 from components.rollouts.sample import sample
 from components.types import Context, Group, Message, Prompt, Trajectory
 

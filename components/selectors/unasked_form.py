@@ -9,8 +9,9 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import TypeVar
 
+from components.data.instructions.families import FAMILIES, instruction_text
 from components.piece import build, piece
-from components.rewards.instructions import FAMILIES, FORMS, in_form, instruction_text
+from components.rewards.instructions import FORMS, in_form
 from components.selectors.contrast import bare
 from components.selectors.pairs import pair
 from components.types import Context, Group, Prompt

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.data.instruct import HELD_OUT, TRAINED, instruct
+from components.data.instructions.families import FAMILIES, instruction_text
 from components.data.questions import asked, questions
 from components.data.records import Conversation
 from components.data.splits import split
 from components.errors import RecipeError
 from components.piece import build, catalogue
-from components.rewards.instructions import FAMILIES, instruction_text
 
 
 def count(messages):

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from components.evaluation.quality import quality, quality_against, slices, tag
 from components.evaluation.copying import copied
+from components.evaluation.quality import quality, quality_against, slices, tag
 from components.measures.copying import copying
 from components.measures.ending import ending
 from components.measures.fluency import fluency

@@ -9,17 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from components.data.instructions.checkers import sentences, words
+from components.data.instructions.examples import EXAMPLE_QUESTION, EXAMPLES
+from components.data.instructions.families import FAMILIES, instruction_text
 from components.piece import build, catalogue
-from components.rewards.instructions import (
-    EXAMPLE_QUESTION,
-    EXAMPLES,
-    FAMILIES,
-    cheats,
-    instruction_text,
-    obeys,
-    sentences,
-    words,
-)
+from components.rewards.instructions import cheats, obeys
 from components.types import Context, Group, Message, Prompt, Trajectory
 
 QUESTIONS = ["What is your favorite food?", "Do you like music and people, because of your family?",

@@ -1,0 +1,114 @@
+"""What decides whether a text obeys an instruction: one function a convention.
+
+The conventions are those of IFEval (google-research, instruction_following_eval): words are runs of `\\w`, bullets are
+lines that start with `*` or `-`, an end phrase is compared without case, outer space and quotation marks.
+Differences: a keyword counts as a whole word only; final punctuation after an end phrase is ignored; no language is
+detected; sentence and paragraph counts are exact; paragraphs are separated by blank lines; JSON is an object or a list;
+exactly one option is in a fixed answer; a form without content (an empty title, bullet or placeholder) does not count.
+A sentence ends at a run of . ! ? before space or the end, or at the end of a line; usual abbreviations and initials end none.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+
+
+def words(text: str) -> list[str]:
+    """The words of a text, lower-cased: runs of `\\w`, as IFEval counts them."""
+    return re.findall(r"\w+", text.lower())
+
+
+ABBREVIATION = re.compile(r"\b(?:mr|mrs|ms|dr|st|vs|etc|e\.g|i\.e|p\.s|a\.m|p\.m|u\.s|[a-z])\.(?=\s+\S)", re.IGNORECASE)
+BULLET = re.compile(r"^\s*(?:\*(?!\*)|-).*\w.*$", re.MULTILINE)
+NUMBERED = re.compile(r"^\s*(\d+)[.)]\s+\S.*$", re.MULTILINE)
+
+
+def sentences(text: str) -> int:
+    """The number of sentences, by the rule of the module; a part without a word is none."""
+    text = re.sub(r"\bI\.(?=\s)", "I!", text)
+    text = ABBREVIATION.sub(lambda found: found.group().replace(".", ""), text)
+    return sum(bool(words(part)) for part in re.split(r"[.!?]+[\"')\]*]*(?=\s|$)|\n", text))
+
+
+def count(text: str, word: str) -> int:
+    """How often `word` stands in the text as a whole word, without case."""
+    return len(re.findall(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE))
+
+
+def begins(text: str, phrase: str) -> bool:
+    found = re.match(rf"{re.escape(phrase)}(?!\w)", text.strip(), re.IGNORECASE)
+    return found is not None and bool(words(text.strip()[found.end():]))
+
+
+def ends(text: str, phrase: str) -> bool:
+    said, wanted = (s.strip().strip('"').rstrip('.!? "').lower() for s in (text, phrase))
+    return re.search(rf"(?<!\w){re.escape(wanted)}$", said) is not None and len(words(said)) > len(words(wanted))
+
+
+def last_mark(text: str) -> str:
+    return text.strip().rstrip("\"*)' ")[-1:]
+
+
+def quoted(text: str) -> bool:
+    text = text.strip()
+    return len(text) > 1 and text[0] == text[-1] == '"'
+
+
+def has_title(text: str) -> bool:
+    titles = [words(title) for title in re.findall(r"<<([^\n]+?)>>", text)]
+    rest = words(re.sub(r"<<[^\n]+?>>", "", text))
+    return bool(rest) and any(title not in ([], ["title"], ["your", "title"]) for title in titles)
+
+
+def highlighted(text: str) -> bool:
+    phrases = re.findall(r"\*{1,2}([^\n*]+)\*{1,2}", text)
+    return any(words(p) and words(p) not in (["phrase"], ["like", "this"]) and p == p.strip() for p in phrases)
+
+
+def has_postscript(text: str) -> bool:
+    found = re.search(r"(?<![\w.])p\.\s?s\.(.*)\Z", text, re.IGNORECASE | re.DOTALL)
+    return found is not None and bool(words(found.group(1))) and bool(words(text[:found.start()]))
+
+
+def has_placeholder(text: str) -> bool:
+    marks = re.findall(r"\[([^\[\]\n]*)\]", text)
+    return any(words(m) for m in marks) and bool(words(re.sub(r"\[[^\[\]\n]*\]", "", text)))
+
+
+def two_responses(text: str) -> bool:
+    parts = [words(part) for part in text.split("******")]
+    while parts and not parts[0]:
+        parts = parts[1:]
+    while parts and not parts[-1]:
+        parts = parts[:-1]
+    return len(parts) == 2 and parts[0] != parts[1]
+
+
+def is_json(text: str) -> bool:
+    text = re.sub(r"^```(?:json)?|```$", "", text.strip(), flags=re.IGNORECASE).strip()
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    said = list(value.values()) if isinstance(value, dict) else value
+    return isinstance(said, list) and bool(words(json.dumps(said, ensure_ascii=False)))
+
+
+def paragraphs(text: str, n: int) -> bool:
+    return sum(bool(words(part)) for part in re.split(r"\n\s*\n", text)) == n
+
+
+def one_option(text: str, options: Sequence[str]) -> bool:
+    said = " ".join(words(text))
+    return sum(f" {' '.join(words(option))} " in f" {said} " for option in options) == 1
+
+
+def begins_with_letter(text: str, letter: str) -> bool:
+    said = words(text)
+    return bool(said) and said[0].startswith(letter.lower())
+
+
+def numbered(text: str, n: int) -> bool:
+    return [int(number) for number in NUMBERED.findall(text)] == list(range(1, n + 1))
