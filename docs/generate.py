@@ -1,0 +1,237 @@
+"""Generated parts of the documentation: the reference pages, the table of recipes, and the blocks of README.md.
+
+MkDocs loads this file as a hook (`.mkdocs.yml`): the reference pages exist in the built site only. `python docs/generate.py` rewrites the
+blocks of README.md between `<!-- begin: NAME -->` and `<!-- end: NAME -->`; a test fails when they are stale.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import html
+import inspect
+import io
+import json
+import re
+import textwrap
+import tokenize
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from components.piece import SLOTS, Description, catalogue
+from components.recipe import folder, load, names
+from components.schema import Profile, Recipe
+from components.sections import Parser, Spec, Split
+
+ROOT = Path(__file__).resolve().parent.parent
+SYMBOLS = {"gt": "> ", "ge": "≥ ", "lt": "< ", "le": "≤ "}
+FAMILIES = ("Supervised fine-tuning", "Reward modelling", "Best-of-n decoding", "Offline preference learning",
+            "Online preference learning, in rounds", "Policy gradient, in on-policy steps")
+
+
+# --- recipes ---------------------------------------------------------------------------------------------------------
+
+
+def family(recipe: Recipe) -> str:
+    """The last thing that a recipe trains."""
+    if recipe.evaluate and recipe.evaluate.best_of:
+        return FAMILIES[2]
+    if recipe.online:
+        return FAMILIES[5] if recipe.online.cadence == "step" else FAMILIES[4]
+    return FAMILIES[3] if recipe.offline else FAMILIES[1] if recipe.reward else FAMILIES[0]
+
+
+def by_family() -> dict[str, dict[str, Recipe]]:
+    recipes = {name: load(name)[0] for name in names()}
+    return {one: found for one in FAMILIES if (found := {name: recipe for name, recipe in recipes.items() if family(recipe) == one})}
+
+
+def paper(identifier: str) -> str:
+    number = identifier.removeprefix("arXiv:")
+    return f"[{number}](https://arxiv.org/abs/{number})" if number != identifier else identifier
+
+
+def recipe_families() -> str:
+    """One row a family, for README.md."""
+    rows = ["| family | recipes |", "|---|---|"]
+    for one, recipes in by_family().items():
+        rows.append(f"| {one} | {', '.join(f'`{name}`' for name in recipes)} |")
+    return "\n".join(rows)
+
+
+def recipe_table() -> str:
+    """One row a recipe, for docs/methods.md."""
+    parts = []
+    for one, recipes in by_family().items():
+        rows = [f"### {one}", "", "| recipe | what it trains | objectives | paper | claim |", "|---|---|---|---|---|"]
+        for name, recipe in recipes.items():
+            sections = [section for section in (recipe.online, recipe.offline, recipe.reward, recipe.sft) if section]
+            objectives = {f"`{spec['name']}`": 0 for specs in sections[0].fit.updates.values() for spec in specs} if sections else {}
+            claim = f"{recipe.claim.metric} {recipe.claim.direction} than `{recipe.claim.against}`" if recipe.claim else ""
+            rows.append(f"| `{name}` | {recipe.about} | {', '.join(objectives)} | {paper(recipe.paper)} | {claim} |")
+        parts.append("\n".join(rows))
+    return "\n\n".join(parts)
+
+
+# --- recipe keys -----------------------------------------------------------------------------------------------------
+
+
+def kind(hint: Any) -> str:
+    """A type of the schema in words, `integer ≥ 1`."""
+    if hint == Parser:
+        return "`auto` or a [parser](pieces.md#parser)"
+    if hint == Spec:
+        return "piece"
+    if hint == Split:
+        return "split"
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        bounds = [f"{SYMBOLS[name]}{bound:g}" for info in parts[1:] for limit in getattr(info, "metadata", ()) for name in SYMBOLS
+                  if isinstance(bound := getattr(limit, name, None), (int, float))]
+        return " ".join([kind(parts[0]), ", ".join(bounds)]).strip()
+    if origin is Literal:
+        return ", ".join(f"`{value}`" for value in parts)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(kind(part) for part in parts)
+    if origin is not None and issubclass(origin, Mapping):
+        return f"mapping of {kind(parts[1])}"
+    if origin is not None and issubclass(origin, Sequence):
+        return f"list of {kind(parts[0])}"
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return f"[{hint.__name__}](#{hint.__name__.lower()})"
+    return {int: "integer", float: "number", bool: "true or false", str: "text", type(None): "`null`"}.get(hint, "any value")
+
+
+def sections(hint: Any, path: str, found: dict[type, list[str]]) -> dict[type, list[str]]:
+    """The sections that a type reaches, with the paths at which a recipe writes them."""
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        found.setdefault(hint, []).append(path)
+        for key, inner in typing.get_type_hints(hint, include_extras=True).items():
+            sections(inner, f"{path}.{key}".lstrip("."), found)
+    for part in typing.get_args(hint):
+        mapping = isinstance(origin := typing.get_origin(hint), type) and issubclass(origin, Mapping)
+        sections(part, f"{path}.NAME" if mapping else path, found)
+    return found
+
+
+def notes(section: type) -> dict[str, str]:
+    """The comment beside each key of a section, from its source."""
+    source = textwrap.dedent(inspect.getsource(section))
+    comments = {token.start[0]: token.string.lstrip("# ") for token in tokenize.generate_tokens(io.StringIO(source).readline)
+                if token.type == tokenize.COMMENT}
+    (body,) = [node.body for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
+    return {node.target.id: comments[node.end_lineno] for node in body
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.end_lineno in comments}
+
+
+def default(field: dataclasses.Field[Any]) -> str:
+    if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+        return "required"
+    value = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
+    if dataclasses.is_dataclass(value):
+        return "its defaults"
+    return f"`{json.dumps(value)}`"
+
+
+def cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def recipe_reference() -> str:
+    parts = ["# Recipe keys", "Every key of a recipe and of a hardware profile, with its type and default, generated from `components/schema.py` and "
+             "`components/sections.py`. A *piece* is a mapping with a `name` and options, or the name alone: [Pieces](pieces.md). "
+             "`ratchet recipes explain NAME` writes a recipe out with every default, `ratchet recipes check FILE` checks yours."]
+    for section, paths in {**sections(Recipe, "", {}), **sections(Profile, "profile", {})}.items():
+        hints, beside = typing.get_type_hints(section, include_extras=True), notes(section)
+        doc = inspect.getdoc(section) or ""
+        parts += [f"## {section.__name__}", ", ".join(f"`{path}`" for path in paths if path), "" if doc.startswith(f"{section.__name__}(") else doc,
+                  "| key | type | default | |\n|---|---|---|---|\n" + "\n".join(
+                      f"| `{field.name}` | {cell(kind(hints[field.name]))} | {cell(default(field))} | {cell(beside.get(field.name, ''))} |"
+                      for field in dataclasses.fields(section))]
+    return "\n\n".join(part for part in parts if part)
+
+
+# --- pieces ----------------------------------------------------------------------------------------------------------
+
+
+def piece_entry(name: str, one: Description) -> str:
+    facts = [f"reads {', '.join(f'`{column}`' for column in sorted(one.reads))}" if one.reads else "",
+             f"writes {', '.join(f'`{column}`' for column in sorted(one.writes))}" if one.writes else "",
+             f"unit {one.unit}" if one.slot == "objective" else "", paper(one.paper) if one.paper else ""]
+    prose = one.doc.split(">>>")[0].strip()
+    options = "\n".join(f"* `{option.name}: {option.annotation}`, " + ("required" if option.required else f"default `{option.default}`")
+                        for option in one.options.values())
+    return "\n\n".join(part for part in (f"### {name}", " · ".join(fact for fact in facts if fact), prose, options) if part)
+
+
+def piece_reference() -> str:
+    parts = ["# Pieces", "What a recipe can name, by slot, generated from the sources: `clip` is `components/objectives/clip.py`, `clip.row` the function "
+             "`row` of that file. Objectives also take `weight`, `reduce` (how unreduced terms become the loss) and `label`."]
+    for slot in SLOTS:
+        parts += [f"## {slot}", *(piece_entry(name, one) for name, one in catalogue(slot).items())]
+    return "\n\n".join(parts)
+
+
+# --- commands --------------------------------------------------------------------------------------------------------
+
+
+def command_reference() -> str:
+    """What `typer flows.cli utils docs` prints."""
+    from typer.cli import get_docs_for_click
+    from typer.main import get_command
+
+    from flows.cli import app
+
+    command = get_command(app)
+    return html.unescape(get_docs_for_click(obj=command, ctx=command.make_context("ratchet", [], resilient_parsing=True), name="ratchet"))
+
+
+# --- README.md -------------------------------------------------------------------------------------------------------
+
+
+def definition(path: str, name: str) -> str:
+    """The source of one function with its decorators, as a code block."""
+    text = (ROOT / path).read_text()
+    (node,) = [node for node in ast.parse(text).body if getattr(node, "name", "") == name]
+    lines = text.splitlines()[min(one.lineno for one in [node, *node.decorator_list]) - 1 : node.end_lineno]
+    return "\n".join([f"```python\n# {path}", *lines, "```"])
+
+
+def blocks() -> dict[str, str]:
+    return {"recipe": f"```yaml\n# flows/recipes/rlvr_grpo.yaml\n{(folder() / 'rlvr_grpo.yaml').read_text()}```",
+            "piece": definition("components/objectives/reinforce.py", "reinforce"), "recipes": recipe_families()}
+
+
+def filled(text: str) -> str:
+    """README.md with its generated blocks up to date."""
+    for name, block in blocks().items():
+        marks = f"<!-- begin: {name} -->", f"<!-- end: {name} -->"
+        text = re.sub(f"{marks[0]}.*?{marks[1]}", lambda _, b=block, m=marks: f"{m[0]}\n{b}\n{m[1]}", text, flags=re.DOTALL)
+    return text
+
+
+# --- MkDocs ----------------------------------------------------------------------------------------------------------
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """README.md becomes the first page, so that its links are checked too; the reference pages are added."""
+    from mkdocs.structure.files import File
+
+    home = (ROOT / "README.md").read_text().replace("](docs/", "](").replace("](LICENSE)", "](https://www.apache.org/licenses/LICENSE-2.0)")
+    pages = {"index.md": home, "reference/recipe.md": recipe_reference(), "reference/pieces.md": piece_reference(),
+             "reference/commands.md": command_reference()}
+    for path, text in pages.items():
+        files.append(File.generated(config, path, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    return markdown.replace("<!-- recipes -->", recipe_table()) if page.file.src_uri == "methods.md" else markdown
+
+
+if __name__ == "__main__":
+    readme = ROOT / "README.md"
+    readme.write_text(filled(readme.read_text()))

@@ -1,0 +1,71 @@
+"""The documentation builds without a broken link, and its generated parts are up to date."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+README = ROOT / "README.md"
+
+
+@pytest.fixture(scope="module")
+def generate() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("docs_generate", ROOT / "docs" / "generate.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_site_builds_without_broken_links(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-f", str(ROOT / ".mkdocs.yml"), "-d", str(tmp_path)],
+                          capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "reference" / "recipe" / "index.html").is_file()
+
+
+def test_readme_is_at_most_9_kB_and_its_generated_blocks_are_fresh(generate: ModuleType) -> None:
+    text = README.read_text()
+    assert len(text.encode()) <= 9000
+    assert generate.filled(text) == text, "stale: run `make docs`"
+
+
+def test_recipe_reference_has_every_key(generate: ModuleType) -> None:
+    page = generate.recipe_reference()
+    assert "| `max_grad_norm` | number > 0 or `null` | `1.0` |" in page and "| `cadence` | `round`, `step` | `\"round\"` |" in page
+    assert not [key for key in ("zero_stage", "prompts_per_round", "near_threshold") if f"| `{key}` |" not in page]
+
+
+def test_piece_and_method_pages_name_every_piece_and_recipe(generate: ModuleType) -> None:
+    from components.piece import SLOTS, catalogue
+    from components.recipe import names
+
+    pieces, methods, readme = generate.piece_reference(), generate.recipe_table(), README.read_text()
+    assert not [name for slot in SLOTS for name in catalogue(slot) if f"### {name}\n" not in pieces]
+    assert not [name for name in names() if f"`{name}`" not in methods or f"`{name}`" not in readme]
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    navigation = str(yaml.safe_load((ROOT / ".mkdocs.yml").read_text())["nav"])
+    assert not [page.name for page in (ROOT / "docs").glob("*.md") if f"'{page.name}'" not in navigation]
+
+
+@pytest.mark.parametrize("page", [README, *sorted((ROOT / "docs").glob("*.md"))], ids=lambda path: path.name)
+def test_commands_in_the_documentation_exist(page: Path) -> None:
+    from typer.main import get_command
+
+    from flows.cli import app
+
+    known: dict[str, object] = getattr(get_command(app), "commands")  # noqa: B009
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    text = page.read_text()
+    assert not set(re.findall(r"(?:^|`)ratchet ([a-z][a-z-]*)", text, re.M)) - set(known)
+    assert not set(re.findall(r"(?:^|`)make ([a-z][a-z-]*)", text, re.M)) - targets
