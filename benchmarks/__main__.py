@@ -13,8 +13,8 @@ from benchmarks import growth, orchestration, report
 from benchmarks.compare import ROOT, compare, runner, tricks
 from benchmarks.environments import python_of
 from benchmarks.works import WORKS
-from components.errors import RatchetError
-from tasks.launch import ENVIRONMENT
+from ratchet.components.errors import RatchetError
+from ratchet.tasks.launch import ENVIRONMENT
 
 OTHERS = ("growth", "orchestration")
 OWN = ("transformers",)  # peers that are part of our own environment

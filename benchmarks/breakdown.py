@@ -33,9 +33,9 @@ def step(work: str, inputs: dict[str, Any]) -> dict[str, Any]:
     from torch.profiler import ProfilerActivity, profile
 
     from benchmarks.ours import TOKENS, UPDATES, as_sampled, steps_of
-    from components.learners.torch import TorchLearner
-    from components.run import deterministic
-    from components.trainer import one_step, parts
+    from ratchet.components.learners.torch import TorchLearner
+    from ratchet.components.run import deterministic
+    from ratchet.components.trainer import one_step, parts
 
     deterministic()
     learner = TorchLearner(Path(inputs["reward_model" if work == "reward" else "model"]), kind="reward" if work == "reward" else "policy", learning_rate=1e-6)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from components.errors import SourceError
+from ratchet.components.errors import SourceError
 
 HERE = Path(__file__).parent
 CONSTRAINED = {"trl"}  # on the same torch and transformers as we are

@@ -3,7 +3,7 @@
     ratchet compare instruct instruct_offline instruct_best_of_n instruct_rlvr --seeds 3 --metric final.reward.instructions
     python -m benchmarks.evidence --seeds 3
 
-Rates and differences are means over seeds and held-out prompts; their 95 % intervals draw seeds and prompts anew (`flows.compare.interval`),
+Rates and differences are means over seeds and held-out prompts; their 95 % intervals draw seeds and prompts anew (`ratchet.flows.compare.interval`),
 and every difference is paired by seed and prompt.
 """
 
@@ -15,11 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
-from components.data.groups import read_groups
-from components.piece import build
-from components.types import Context
-from flows.compare import interval
-from tasks.pipeline import Pipeline
+from ratchet.components.data.groups import read_groups
+from ratchet.components.piece import build
+from ratchet.components.types import Context
+from ratchet.flows.compare import interval
+from ratchet.tasks.pipeline import Pipeline
 
 RECIPES = ("instruct", "instruct_offline", "instruct_best_of_n", "instruct_rlvr")
 SLICES = {"all prompts": ("seen", "new_wording", "new_family"), "trained families, trained wordings": ("seen",),

@@ -65,8 +65,8 @@ def fresh(size: str, folder: Path) -> Path:
     """A model directory of that shape with random weights, and a tokenizer of ChatML."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from components.models.load import save_model
-    from components.models.tiny import _tokenizer
+    from ratchet.components.models.load import save_model
+    from ratchet.components.models.tiny import _tokenizer
 
     hidden, layers, heads, kv, intermediate, vocabulary = SHAPES[size]
     tokenizer = _tokenizer(0)
@@ -90,10 +90,10 @@ def _learn(point: dict[str, Any], *, shared: int, siblings: int) -> dict[str, An
     """One warm-up step and two timed ones. Tokens are those of all rows, shared ones counted for each."""
 
     from benchmarks.ours import TOKENS, trajectory
-    from components.learners.torch import TorchLearner
-    from components.run import deterministic
-    from components.trainer import one_step, parts
-    from components.types import Group, Prompt
+    from ratchet.components.learners.torch import TorchLearner
+    from ratchet.components.run import deterministic
+    from ratchet.components.trainer import one_step, parts
+    from ratchet.components.types import Group, Prompt
 
     deterministic()
     dice = random.Random(0)
@@ -118,8 +118,8 @@ def _learn(point: dict[str, Any], *, shared: int, siblings: int) -> dict[str, An
 
 def sample(point: dict[str, Any], setting: str) -> dict[str, Any]:
     """Answers of exactly half the length: the end of turn is what a fresh model hardly ever draws, and those that do count less."""
-    from components.engines.torch import TorchEngine
-    from components.types import Request
+    from ratchet.components.engines.torch import TorchEngine
+    from ratchet.components.types import Request
 
     dice = random.Random(0)
     vocabulary, length = SHAPES[point["size"]][-1], point["length"]

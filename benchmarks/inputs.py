@@ -31,7 +31,7 @@ def make(model: str, home: Path, folder: Path) -> Path:
         same = len(kept["sft"]) == STEPS and all(kept[name] == value for name, value in {**SIZES, **OPTIMISER}.items())
         if same and Path(kept["model"]).is_dir() and Path(kept["reward_model"]).is_dir():
             return file
-    from tasks.pipeline import Pipeline
+    from ratchet.tasks.pipeline import Pipeline
 
     recipe, profile = RECIPES[model]
     pipeline = Pipeline.open(recipe, home=home, profile=profile)
@@ -47,11 +47,11 @@ def make(model: str, home: Path, folder: Path) -> Path:
 
 def collect(model: str, policy: Path, curated: Path, folder: Path) -> dict[str, Any]:
     """Everything the works read. Raises `DataError` when the data are too few."""
-    from components.chat import encode_group, encode_prompt
-    from components.data.groups import read_groups
-    from components.errors import DataError
-    from components.models.load import load_tokenizer, new_reward, save_model
-    from components.types import Group
+    from ratchet.components.chat import encode_group, encode_prompt
+    from ratchet.components.data.groups import read_groups
+    from ratchet.components.errors import DataError
+    from ratchet.components.models.load import load_tokenizer, new_reward, save_model
+    from ratchet.components.types import Group
 
     tokenizer = load_tokenizer(policy)
     talks = [done for group in read_groups(curated / "sft.parquet") if (done := encode_group(tokenizer, group, 160)[0]) is not None]
@@ -92,8 +92,8 @@ def _steps(rows: Sequence[Any], size: int) -> list[list[Any]]:
 
 
 def _sampled(policy: Path, prompts: Sequence[list[int]]) -> list[dict[str, Any]]:
-    from components.engines.torch import TorchEngine
-    from components.types import Request
+    from ratchet.components.engines.torch import TorchEngine
+    from ratchet.components.types import Request
 
     asked = [Request(tokens, count=SIZES["completions"], max_tokens=SIZES["max_tokens"], seed=i) for i, tokens in enumerate(prompts)]
     dice = random.Random(0)

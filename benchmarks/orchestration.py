@@ -32,14 +32,14 @@ def measured(folder: Path, environment: dict[str, str], *, repeats: int, run_sec
     `run_seconds`: how long the default run takes, which the overhead is a share of. Raises `RuntimeError` where a run fails.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    folder, environment = folder.resolve(), {**environment, "PYTHONPATH": str(ROOT)}
+    folder, environment = folder.resolve(), {**environment, "PYTHONPATH": str(ROOT / "infra" / "package")}
     model = folder / "model"
     _timed([sys.executable, "-m", "benchmarks.orchestration", "--home", str(model), "--until", "model_policy"], environment, folder)
     found: dict[str, list[float]] = {"run": [], "one_process": [], "again": []}
     stages = 0
     for _ in range(repeats):
         home = _home(folder / "run", model)
-        command = [sys.executable, "-c", "from flows.cli import main; main()", "run", RECIPE, "--home", str(home), "--profile", "cpu"]
+        command = [sys.executable, "-c", "from ratchet.flows.cli import main; main()", "run", RECIPE, "--home", str(home), "--profile", "cpu"]
         found["run"].append(_timed(command, environment, folder))
         found["again"].append(_timed(command, environment, folder))
         stages = len(list((home / "runs").glob("*/stages/*"))) - 1  # the model was there
@@ -81,7 +81,7 @@ def _timed(command: list[str], environment: dict[str, str], folder: Path) -> flo
 
 def in_one_process(home: Path, until: str | None) -> None:
     """The stages of the recipe with nothing around them: no flow, no tracker, no child process."""
-    from tasks.pipeline import Pipeline
+    from ratchet.tasks.pipeline import Pipeline
 
     pipeline = Pipeline.open(RECIPE, home=home, profile="cpu")
     pipeline.profile = replace(pipeline.profile, launch="inline")

@@ -6,7 +6,7 @@ for the memory with a fifth of its speed. `kept` keeps them. Other settings than
 once; `unpacked` makes a forward pass a unit (row, pair or group) instead of one of many; `prefill_each` reads a prompt once a sample;
 `blas` multiplies by torch's own BLAS where oneDNN would be taken (`components/models/products.py`);
 `not_deterministic` lets torch choose algorithms whose results may differ from run to run; `memory_returned` and
-`awake` leave out a variable of the environment that `tasks.launch` gives a stage (see `compare.runner`).
+`awake` leave out a variable of the environment that `ratchet.tasks.launch` gives a stage (see `compare.runner`).
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ import torch
 from torch import Tensor
 
 from benchmarks.child import WARM_UP, Clock, main
-from components.advantages.group_norm import group_norm
-from components.engines.torch import TorchEngine
-from components.learners.torch import TorchLearner
-from components.models import forward, products
-from components.models.attention import PackedPlan
-from components.packing import pack
-from components.recipe import load_profile
-from components.scoring.logprobs import logprobs
-from components.trainer import one_step, parts
-from components.types import Context, Group, Prompt, Request, Trajectory
+from ratchet.components.advantages.group_norm import group_norm
+from ratchet.components.engines.torch import TorchEngine
+from ratchet.components.learners.torch import TorchLearner
+from ratchet.components.models import forward, products
+from ratchet.components.models.attention import PackedPlan
+from ratchet.components.packing import pack
+from ratchet.components.recipe import load_profile
+from ratchet.components.scoring.logprobs import logprobs
+from ratchet.components.trainer import one_step, parts
+from ratchet.components.types import Context, Group, Prompt, Request, Trajectory
 
 TOKENS = 2048
 """Packed tokens of one forward pass, as in the profile `cpu`."""

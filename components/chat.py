@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from components.errors import ContractError
-from components.types import Group, Message, Prompt, Trajectory
+from ratchet.components.errors import ContractError
+from ratchet.components.types import Group, Message, Prompt, Trajectory
 
 
 @dataclass(frozen=True)

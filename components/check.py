@@ -5,17 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 
-from components.check_data import check_kinds, check_splits
-from components.conform import known_keys
-from components.errors import RecipeError, nearest
-from components.evaluation.health import RULES
-from components.evaluation.measured import ENDS, measured
-from components.loop import reward_columns
-from components.piece import catalogue, describe
-from components.reduce import legal
-from components.reward_models import certified, optimised_models
-from components.schema import Demonstrate, Fit, Offline, Online, Preferences, Profile, Recipe, Reward, Spec
-from components.sections import SINGLE, kind_of
+from ratchet.components.check_data import check_kinds, check_splits
+from ratchet.components.conform import known_keys
+from ratchet.components.errors import RecipeError, nearest
+from ratchet.components.evaluation.health import RULES
+from ratchet.components.evaluation.measured import ENDS, measured
+from ratchet.components.loop import reward_columns
+from ratchet.components.piece import catalogue, describe
+from ratchet.components.reduce import legal
+from ratchet.components.reward_models import certified, optimised_models
+from ratchet.components.schema import Demonstrate, Fit, Offline, Online, Preferences, Profile, Recipe, Reward, Spec
+from ratchet.components.sections import SINGLE, kind_of
 
 
 def check(recipe: Recipe, rounds: Mapping[str, Online]) -> None:

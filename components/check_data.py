@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from components.errors import DataError, RecipeError, SourceError
-from components.piece import describe
-from components.schema import Recipe
-from components.sections import PAIRS, SHARES, SINGLE, kind_of
+from ratchet.components.errors import DataError, RecipeError, SourceError
+from ratchet.components.piece import describe
+from ratchet.components.schema import Recipe
+from ratchet.components.sections import PAIRS, SHARES, SINGLE, kind_of
 
 
 def check_files(recipe: Recipe) -> None:
     """Every `path:` of the recipe names something, and data the published splits that the recipe reads, or a `SourceError` says which does not."""
-    from components.data.published import home_of, published, wanted
-    from components.data.sources import local
+    from ratchet.components.data.published import home_of, published, wanted
+    from ratchet.components.data.sources import local
 
     have: set[str] | None = set()
     places = {f"models.{name}.source": (model.source, None) for name, model in recipe.models.items()}

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components import ranks
-from components.state import load_state, save_state
-from components.store import disk_errors, write_atomic
+from ratchet.components import ranks
+from ratchet.components.state import load_state, save_state
+from ratchet.components.store import disk_errors, write_atomic
 
 if TYPE_CHECKING:
-    from components.protocols import Learner, Memory
+    from ratchet.components.protocols import Learner, Memory
 
 
 class Log:

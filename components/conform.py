@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 from typing_extensions import is_typeddict
 
-from components.errors import RecipeError, nearest
+from ratchet.components.errors import RecipeError, nearest
 
 T = TypeVar("T")
 EXPECTED = {"int": "a whole number", "float": "a number", "bool": "true or false", "string": "text", "dict": "a mapping", "mapping": "a mapping",

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from components.errors import ContractError, RatchetError, SourceError
-from components.types import Artifact
+from ratchet.components.errors import ContractError, RatchetError, SourceError
+from ratchet.components.types import Artifact
 
 MEET = ("policy", "reference", "initial", "previous")
 """Inputs of a stage that sample tokens or read those another sampled."""
@@ -76,7 +76,7 @@ def contract_of(path: Path) -> Contract:
     """The contract of a model directory. `SourceError` without a tokenizer, `ContractError` where it cannot be trained with."""
     from transformers import AutoConfig
 
-    from components.models.load import load_tokenizer, trusted
+    from ratchet.components.models.load import load_tokenizer, trusted
 
     tokenizer, config = load_tokenizer(path), AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=trusted(path))
     return contract(tokenizer, config, _stored(path))
@@ -92,7 +92,7 @@ def agree(stage: str, inputs: Mapping[str, Artifact], options: Mapping[str, Any]
         return None
     expected = _recorded(inputs["policy"])
     if expected is None and stage == "curate":
-        from components.models.reward import is_reward_model
+        from ratchet.components.models.reward import is_reward_model
 
         if is_reward_model(inputs["policy"].path):  # `ratchet certify`: its tokenizer counts tokens, and that is all
             return None

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
 
-from components.engines.torch import TorchEngine
-from components.errors import ContractError, RatchetError
-from components.types import Message, Request
+from ratchet.components.engines.torch import TorchEngine
+from ratchet.components.errors import ContractError, RatchetError
+from ratchet.components.types import Message, Request
 
 
 @dataclass

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from components.types import Group
+from ratchet.components.types import Group
 
 FOLDS = 4
 

@@ -11,11 +11,11 @@ from numbers import Real
 from statistics import fmean, stdev
 from typing import Any, NamedTuple, final
 
-from components import ranks
-from components.errors import DataError
-from components.piece import build, describe
-from components.protocols import Memory
-from components.types import OK, Columns, Context, Group
+from ratchet.components import ranks
+from ratchet.components.errors import DataError
+from ratchet.components.piece import build, describe
+from ratchet.components.protocols import Memory
+from ratchet.components.types import OK, Columns, Context, Group
 
 
 class Named(NamedTuple):
@@ -170,7 +170,7 @@ def panel(groups: Sequence[Group], specs: Sequence[Mapping[str, Any]], *, optimi
     at temperature 1 make them unbiased; drawn colder, they are the surprise and the drift of what is really said.
     `reward` is the sum of the columns `optimised`. `gold`: the gold score of each answer, one list a group. `itself`: the initial policy drew the answers, so its KL is zero and nobody is asked.
     """
-    from components.evaluation.diversity import distinct_n
+    from ratchet.components.evaluation.diversity import distinct_n
 
     rows = [(g, i) for g in groups for i in range(len(g.trajectories))]
     lengths = [sum(g.trajectories[i].mask) for g, i in rows]

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union
 
-from components import ranges
-from components.conform import conform, is_number, takes_null
-from components.errors import RecipeError, nearest
-from components.progress import advance
+from ratchet.components import ranges
+from ratchet.components.conform import conform, is_number, takes_null
+from ratchet.components.errors import RecipeError, nearest
+from ratchet.components.progress import advance
 
 ROOT = Path(__file__).parent
 Unit = Literal["step", "row", "pair", "group"]
@@ -174,7 +174,7 @@ def _read(slot: str, folder: str, path: Path) -> dict[str, Description]:
         doc = ast.get_docstring(node) or module_doc
         options = _options(signature) if signature else {}
         pieces[name] = Description(
-            slot=slot, name=name, module=f"components.{folder}.{path.stem}", function=node.name, path=path, doc=doc,
+            slot=slot, name=name, module=f"ratchet.components.{folder}.{path.stem}", function=node.name, path=path, doc=doc,
             reads=frozenset(said.get("reads", ())), writes=frozenset(said.get("writes", ())),
             asks=frozenset(said.get("asks", ())), unit=said.get("unit", "row"), paper=said.get("paper", ""), gold=said.get("gold", False),
             means=frozenset(said.get("means", ())),

@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from components.check_data import makes_pairs, splits_read
-from components.data.verifiers import verifiers
-from components.loop import optimised_rewards
-from components.piece import ROOT, catalogue, describe
-from components.recipe import for_round, plain
-from components.reward_models import certified, judges_of
-from components.schema import Demonstrate, Fit, Online, Preferences, Profile, Recipe
-from components.sections import PROMPT_SECTIONS
-from components.stages import STAGES
-from components.store import digest
+from ratchet.components.check_data import makes_pairs, splits_read
+from ratchet.components.data.verifiers import verifiers
+from ratchet.components.loop import optimised_rewards
+from ratchet.components.piece import ROOT, catalogue, describe
+from ratchet.components.recipe import for_round, plain
+from ratchet.components.reward_models import certified, judges_of
+from ratchet.components.schema import Demonstrate, Fit, Online, Preferences, Profile, Recipe
+from ratchet.components.sections import PROMPT_SECTIONS
+from ratchet.components.stages import STAGES
+from ratchet.components.store import digest
 
 PLACE = ("name", "ranks", "machines", "zero_stage", "offload_optimizer", "offload_parameters")
 """Of a profile: where work is done. No part of a product's key, so that a stage goes on with other ranks than it began with."""
@@ -223,7 +223,7 @@ def _fit_pieces(fit: Fit) -> list[tuple[str, Mapping[str, Any]]]:
 
 def source_digest(does: str, pieces: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
     """Digest of the stage's module, of the named pieces and of everything of ours they import."""
-    module = (ROOT.parent / STAGES[does].replace(".", "/")).with_suffix(".py")
+    module = _file(STAGES[does])
     files: set[Path] = set()
     for path in [module, *(describe(slot, spec["name"]).path for slot, spec in pieces)]:
         files |= _closure(path)
@@ -252,6 +252,10 @@ def _closure(path: Path) -> frozenset[Path]:
             elif isinstance(node, ast.Import):
                 modules = [a.name for a in node.names]
             for module in modules:
-                if module.split(".")[0] in ("components", "tasks"):
-                    queue.append((ROOT.parent / module.replace(".", "/")).with_suffix(".py"))
+                if module.startswith("ratchet."):
+                    queue.append(_file(module))
     return frozenset(seen)
+
+
+def _file(module: str) -> Path:
+    return ROOT.parent.joinpath(*module.split(".")[1:]).with_suffix(".py")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from components.errors import DataError, TrainingError
-from components.types import Group
+from ratchet.components.errors import DataError, TrainingError
+from ratchet.components.types import Group
 
 if TYPE_CHECKING:
-    from components.protocols import Learner
+    from ratchet.components.protocols import Learner
 
 AGAIN = "nothing is published. Remove the stage's checkpoint to start it again"
 

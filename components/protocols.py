@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from components.types import Batch, Columns, Context, Group, Outputs, Prompt, Request, Sample, Terms, Trajectory
+from ratchet.components.types import Batch, Columns, Context, Group, Outputs, Prompt, Request, Sample, Terms, Trajectory
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Memory(Protocol):
-    """What is part of a checkpoint. `state()` is tensors, numbers, text, records of `components.types`, in mappings and lists."""
+    """What is part of a checkpoint. `state()` is tensors, numbers, text, records of `ratchet.components.types`, in mappings and lists."""
 
     def state(self) -> dict[str, Any]: ...
     def restore(self, state: Mapping[str, Any]) -> None: ...

@@ -15,15 +15,15 @@ from typing import Any
 
 import yaml
 
-from components.check import check, check_window
-from components.conform import conform
-from components.correction import corrected, corrected_again
-from components.errors import RecipeError, nearest, secret_in
-from components.piece import describe, resolve
-from components.ranges import Count, Finite
-from components.schema import SCHEMA, Online, Profile, Recipe, Spec
-from components.sections import PROMPT_SECTIONS
-from components.smoke import limited
+from ratchet.components.check import check, check_window
+from ratchet.components.conform import conform
+from ratchet.components.correction import corrected, corrected_again
+from ratchet.components.errors import RecipeError, nearest, secret_in
+from ratchet.components.piece import describe, resolve
+from ratchet.components.ranges import Count, Finite
+from ratchet.components.schema import SCHEMA, Online, Profile, Recipe, Spec
+from ratchet.components.sections import PROMPT_SECTIONS
+from ratchet.components.smoke import limited
 
 OBJECTIVE_KEYS = ("weight", "reduce", "label", "times")
 YAML = (".yaml", ".yml")  # a name that ends so is a file's

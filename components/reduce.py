@@ -18,13 +18,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from components.errors import RecipeError, nearest
+from ratchet.components.errors import RecipeError, nearest
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from components.piece import Unit
-    from components.types import Batch
+    from ratchet.components.piece import Unit
+    from ratchet.components.types import Batch
 
 LEGAL: dict[str, tuple[str, ...]] = {  # reduction -> units of the terms it can reduce
     "token_mean": ("step",),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from components.loop import reward_columns
-from components.piece import describe
-from components.schema import Recipe
+from ratchet.components.loop import reward_columns
+from ratchet.components.piece import describe
+from ratchet.components.schema import Recipe
 
 
 def reward_models(annotators: Sequence[Mapping[str, Any]]) -> set[str]:

@@ -1,4 +1,4 @@
-"""Run one stage: `python -m components.run request.json`, or `execute(request)` inside a child process.
+"""Run one stage: `python -m ratchet.components.run request.json`, or `execute(request)` inside a child process.
 
 A stage function takes a `Job` and returns the product's `meta`. It reads its inputs, works in its workspace and writes
 its product; it knows no orchestrator and no tracker.
@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from components import progress
-from components.contract import agree, record
-from components.engines.choose import SAMPLE, ready
-from components.stages import STAGES
-from components.store import Workspace
-from components.types import Artifact
+from ratchet.components import progress
+from ratchet.components.contract import agree, record
+from ratchet.components.engines.choose import SAMPLE, ready
+from ratchet.components.stages import STAGES
+from ratchet.components.store import Workspace
+from ratchet.components.types import Artifact
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
-from components import confinement
-from components.errors import SandboxError
+from ratchet.components import confinement
+from ratchet.components.errors import SandboxError
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from components.conform import record
-from components.errors import RecipeError
-from components.ranges import (
+from ratchet.components.conform import record
+from ratchet.components.errors import RecipeError
+from ratchet.components.ranges import (
     BelowOne,
     Bool,
     Count,
@@ -21,7 +21,7 @@ from components.ranges import (
     Share,
     Temperature,
 )
-from components.sections import Data, Gate, Limits, Sizes, Spec, Split, Watch
+from ratchet.components.sections import Data, Gate, Limits, Sizes, Spec, Split, Watch
 
 SCHEMA = 1
 

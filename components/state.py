@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from components import types
-from components.errors import DamageError, StoreError
-from components.store import disk_errors, file_digest, write_atomic
+from ratchet.components import types
+from ratchet.components.errors import DamageError, StoreError
+from ratchet.components.store import disk_errors, file_digest, write_atomic
 
 FILES = ("tensors.safetensors", "state.json")
 

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from components.errors import DamageError, StoreError, redacted
-from components.types import Artifact
+from ratchet.components.errors import DamageError, StoreError, redacted
+from ratchet.components.types import Artifact
 
 MANIFEST = "manifest.json"
 DATED = ("metrics.jsonl", "data_docs")  # they tell the time of their making: no part of what was made

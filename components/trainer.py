@@ -14,20 +14,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from components import ranks
-from components.checkpoints import Log, latest, load_checkpoint, save_checkpoint
-from components.errors import TrainingError
-from components.packing import order, pack
-from components.piece import Unit, build, describe
-from components.planned import all_steps
-from components.reduce import Counts, count, reduce
-from components.state import load_state, save_state
-from components.types import Batch, Group, Terms
+from ratchet.components import ranks
+from ratchet.components.checkpoints import Log, latest, load_checkpoint, save_checkpoint
+from ratchet.components.errors import TrainingError
+from ratchet.components.packing import order, pack
+from ratchet.components.piece import Unit, build, describe
+from ratchet.components.planned import all_steps
+from ratchet.components.reduce import Counts, count, reduce
+from ratchet.components.state import load_state, save_state
+from ratchet.components.types import Batch, Group, Terms
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from components.protocols import Knob, Learner
+    from ratchet.components.protocols import Knob, Learner
 
 T = TypeVar("T")
 OWN = ("weight", "reduce", "label", "times")

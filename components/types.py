@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from components.protocols import Engine
+    from ratchet.components.protocols import Engine
 
 Stop = Literal["end", "length", "environment", "error"]
 """Why a trajectory ended: its own end-of-turn, the token limit, the world, or a failure."""

@@ -21,10 +21,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from components.piece import SLOTS, Description, catalogue
-from components.recipe import folder, load, names
-from components.schema import Profile, Recipe
-from components.sections import Parser, Spec, Split
+from ratchet.components.piece import SLOTS, Description, catalogue
+from ratchet.components.recipe import folder, load, names
+from ratchet.components.schema import Profile, Recipe
+from ratchet.components.sections import Parser, Spec, Split
 
 ROOT = Path(__file__).resolve().parent.parent
 SYMBOLS = {"gt": "> ", "ge": "≥ ", "lt": "< ", "le": "≤ "}
@@ -179,11 +179,11 @@ def piece_reference() -> str:
 
 
 def command_reference() -> str:
-    """What `typer flows.cli utils docs` prints."""
+    """What `typer ratchet.flows.cli utils docs` prints."""
     from typer.cli import get_docs_for_click
     from typer.main import get_command
 
-    from flows.cli import app
+    from ratchet.flows.cli import app
 
     command = get_command(app)
     return html.unescape(get_docs_for_click(obj=command, ctx=command.make_context("ratchet", [], resilient_parsing=True), name="ratchet"))

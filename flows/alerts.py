@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Literal
 
-from components.conform import record
-from components.errors import RecipeError
-from tasks.alerts import HEALTH
-from tasks.drift import EVENT
+from ratchet.components.conform import record
+from ratchet.components.errors import RecipeError
+from ratchet.tasks.alerts import HEALTH
+from ratchet.tasks.drift import EVENT
 
 When = Literal["failed", "late", "drift", "health", "cancelled"]
 EVENTS: Mapping[str, Sequence[str]] = {

@@ -10,10 +10,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
-from components.errors import RecipeError
-from flows.alerts import alert_change
-from flows.deployments import Deployment, Place, Plan, WorkPool, stage_deployment
-from tasks.turns import REGISTRY
+from ratchet.components.errors import RecipeError
+from ratchet.flows.alerts import alert_change
+from ratchet.flows.deployments import Deployment, Place, Plan, WorkPool, stage_deployment
+from ratchet.tasks.turns import REGISTRY
 
 OURS = "ratchet"  # the tag of deployments that this file owns
 FLOW, STAGE_FLOW = "post_training", "one_stage"
@@ -98,7 +98,7 @@ def _slots(name: str, limit: int, client: Any) -> Change:
 
 def _stage(one: Deployment, does: str, pool: str, client: Any, workspace: Path) -> Change:
     """Started by a run of `one` alone; as many at once as the pool takes."""
-    from flows.one_stage import one_stage
+    from ratchet.flows.one_stage import one_stage
 
     place, name = one.stages[does], stage_deployment(one, does)
     wanted = {"description": f"Stages of {one.name} that do `{does}`.", "tags": [OURS], "parameters": {"home": place.home, "gpus": place.gpus},
@@ -114,7 +114,7 @@ def _deployment(one: Deployment, pool: str, client: Any, workspace: Path) -> Cha
     from prefect.client.schemas.objects import ConcurrencyOptions
     from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
 
-    from flows.post_training import post_training
+    from ratchet.flows.post_training import post_training
 
     schedules = [DeploymentScheduleCreate(active=s.active, schedule=(
         CronSchedule(cron=s.cron, timezone=s.timezone) if s.cron else
@@ -145,7 +145,7 @@ def _deployment(one: Deployment, pool: str, client: Any, workspace: Path) -> Cha
 def _flow_there(flow: Any, name: str) -> dict[str, Any]:
     from prefect.utilities.callables import parameter_schema
 
-    return {"entrypoint": f"flows.{name}.{name}", "parameter_openapi_schema": parameter_schema(flow).model_dump_for_openapi(),
+    return {"entrypoint": f"ratchet.flows.{name}.{name}", "parameter_openapi_schema": parameter_schema(flow).model_dump_for_openapi(),
             "enforce_parameter_schema": True}
 
 

@@ -13,27 +13,27 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperOption
 
-from components.errors import RatchetError, RecipeError, ServiceError, redacted
-from flows.commands.certify import certify
-from flows.commands.chat import chat
-from flows.commands.compare import compare
-from flows.commands.deploy import deploy
-from flows.commands.doctor import doctor
-from flows.commands.export import export, push
-from flows.commands.gc import gc
-from flows.commands.init import init
-from flows.commands.join import join
-from flows.commands.lineage import lineage
-from flows.commands.lm_eval import lm_eval
-from flows.commands.options import OUT, Home, Limit, ProfileOption, Set, Until
-from flows.commands.plan import plan, print_plan
-from flows.commands.promote import promote, rollback
-from flows.commands.recipes import app as recipes_app
-from flows.commands.reproduce import reproduce
-from flows.commands.show import print_outcome, runs, show
-from flows.commands.soak import soak
-from flows.startup import quiet_platforms, servers
-from tasks.turns import IfRunning
+from ratchet.components.errors import RatchetError, RecipeError, ServiceError, redacted
+from ratchet.flows.commands.certify import certify
+from ratchet.flows.commands.chat import chat
+from ratchet.flows.commands.compare import compare
+from ratchet.flows.commands.deploy import deploy
+from ratchet.flows.commands.doctor import doctor
+from ratchet.flows.commands.export import export, push
+from ratchet.flows.commands.gc import gc
+from ratchet.flows.commands.init import init
+from ratchet.flows.commands.join import join
+from ratchet.flows.commands.lineage import lineage
+from ratchet.flows.commands.lm_eval import lm_eval
+from ratchet.flows.commands.options import OUT, Home, Limit, ProfileOption, Set, Until
+from ratchet.flows.commands.plan import plan, print_plan
+from ratchet.flows.commands.promote import promote, rollback
+from ratchet.flows.commands.recipes import app as recipes_app
+from ratchet.flows.commands.reproduce import reproduce
+from ratchet.flows.commands.show import print_outcome, runs, show
+from ratchet.flows.commands.soak import soak
+from ratchet.flows.startup import quiet_platforms, servers
+from ratchet.tasks.turns import IfRunning
 
 app = typer.Typer(help="Post-training pipelines: data → SFT → reward model → online RLHF → evaluation → registry.",
                   no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -60,9 +60,9 @@ def run(recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = N
         until: Annotated[Until, typer.Option(help="Stop after this.")] = "register",
         if_running: Annotated[IfRunning, typer.Option(help="What to do while another process makes this run.")] = "wait") -> None:
     """Run a recipe (a name or a file). What is finished is kept, what was interrupted continues."""
-    from components.check_data import check_files
-    from flows.display import Display, open_console
-    from tasks.pipeline import Pipeline
+    from ratchet.components.check_data import check_files
+    from ratchet.flows.display import Display, open_console
+    from ratchet.tasks.pipeline import Pipeline
 
     console = open_console()
     pipeline = Pipeline.open(recipe, home=home, overrides=set, profile=profile, limit=limit)
@@ -77,7 +77,7 @@ def run(recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = N
     with servers(forks=pipeline.profile.launch == "child"), Display(console) as display:
         from prefect.exceptions import Abort
 
-        from flows.post_training import post_training
+        from ratchet.flows.post_training import post_training
 
         try:
             done = post_training(recipe, home=str(home), overrides=list(set), profile=profile, until=until,
@@ -97,7 +97,7 @@ def run(recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = N
 @app.command()
 def sync(home: Home = OUT) -> None:
     """Send to MLflow what could not be sent while its server was away."""
-    from tasks.mirror import sync as ship
+    from ratchet.tasks.mirror import sync as ship
 
     for run in sorted((home / "runs").glob("*/tracking/journal.jsonl")):
         counts = ship(run.parent.parent, home)
@@ -107,7 +107,7 @@ def sync(home: Home = OUT) -> None:
 @app.command()
 def ui(home: Home = OUT) -> None:
     """Start the MLflow and Prefect pages on free ports of this machine and print their addresses. Ctrl-C ends both."""
-    from flows.ui import serve
+    from ratchet.flows.ui import serve
 
     serve(home)
 
@@ -116,7 +116,7 @@ def ui(home: Home = OUT) -> None:
 def stage(part: Annotated[Literal["fetch", "curate", "train", "evaluate"], typer.Argument(help="One of the stages of dvc.yaml.")],
           recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = None) -> None:  # noqa: B006
     """Run one part of a recipe and lay its data out for DVC. `dvc repro` calls this."""
-    from flows.parts import run_part
+    from ratchet.flows.parts import run_part
 
     quiet_platforms(home)
     with servers() if part not in ("fetch", "curate") else contextlib.nullcontext():  # which no flow makes
@@ -171,7 +171,7 @@ def _finished(pipeline: Any, until: Until) -> bool:
 
 def _where(console: Any, pipeline: Any) -> None:
     """What became of the run, and where it lies."""
-    from tasks.outcome import outcome
+    from ratchet.tasks.outcome import outcome
 
     final = next((s for s in reversed(pipeline.stages.values()) if s.kind == "weights" and s.name not in ("gold",)), None)
     if (pipeline.run.path / "run.json").exists():

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from components.errors import RecipeError, nearest
-from components.recipe import load
-from components.schema import Claim
-from components.store import write_atomic
-from tasks.pipeline import Pipeline
+from ratchet.components.errors import RecipeError, nearest
+from ratchet.components.recipe import load
+from ratchet.components.schema import Claim
+from ratchet.components.store import write_atomic
+from ratchet.tasks.pipeline import Pipeline
 
 
 def compare(recipes: Sequence[str], *, seeds: Sequence[int], home: Path, overrides: Sequence[str] = (),
@@ -27,7 +27,7 @@ def compare(recipes: Sequence[str], *, seeds: Sequence[int], home: Path, overrid
     Returns per arm the mean of each seed and of all with a 95 % interval, each arm's difference to the first, and what
     became of the recipes' claims about each other.
     """
-    from flows.post_training import post_training
+    from ratchet.flows.post_training import post_training
 
     values: dict[str, np.ndarray] = {}
     for recipe in recipes:

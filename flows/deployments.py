@@ -12,16 +12,16 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal
 
-from components.conform import conform, record
-from components.errors import RecipeError, nearest
-from components.plan import plan as stages_of
-from components.ranges import Bool, Count, Natural
-from components.recipe import load, read_yaml
-from flows.alerts import Alert
-from flows.alerts import check as check_alert
-from flows.commands.options import Until
-from tasks.exchange import check as check_address
-from tasks.turns import REGISTRY, IfRunning
+from ratchet.components.conform import conform, record
+from ratchet.components.errors import RecipeError, nearest
+from ratchet.components.plan import plan as stages_of
+from ratchet.components.ranges import Bool, Count, Natural
+from ratchet.components.recipe import load, read_yaml
+from ratchet.flows.alerts import Alert
+from ratchet.flows.alerts import check as check_alert
+from ratchet.flows.commands.options import Until
+from ratchet.tasks.exchange import check as check_address
+from ratchet.tasks.turns import REGISTRY, IfRunning
 
 SCHEMA = 1
 

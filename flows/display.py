@@ -13,9 +13,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
-from components.plan import Stage
-from components.types import Artifact
-from tasks.outcome import headline, records, result
+from ratchet.components.plan import Stage
+from ratchet.components.types import Artifact
+from ratchet.tasks.outcome import headline, records, result
 
 SHOWN = ("loss", "accuracy", "validation", "margin", "tokens_per_second")
 

@@ -6,20 +6,20 @@ from pathlib import Path
 
 from prefect import flow
 
-from components.errors import ContractError
-from tasks.exchange import Exchange
-from tasks.pipeline import Pipeline
-from tasks.prefect_page import PrefectPage
-from tasks.stages import make
-from tasks.system import sampled, samples_of
-from tasks.turns import gpu_slots
+from ratchet.components.errors import ContractError
+from ratchet.tasks.exchange import Exchange
+from ratchet.tasks.pipeline import Pipeline
+from ratchet.tasks.prefect_page import PrefectPage
+from ratchet.tasks.stages import make
+from ratchet.tasks.system import sampled, samples_of
+from ratchet.tasks.turns import gpu_slots
 
 
 @flow(name="one_stage", flow_run_name="{run}-{stage}", persist_result=False, validate_parameters=False)
 def one_stage(recipe: str, *, stage: str, key: str, run: str, artifacts: str, home: str = "out", gpus: int = 0) -> None:
     """Take the stage's inputs from `artifacts`, make it here, put its product there.
 
-    `recipe` is the run's resolved one (`components.recipe.dump`). Raises `ContractError` where the code of this worker would
+    `recipe` is the run's resolved one (`ratchet.components.recipe.dump`). Raises `ContractError` where the code of this worker would
     make another product than the run's, and whatever the stage raises.
     """
     pipeline = Pipeline.again(recipe, home=Path(home), run=f"{run}.{stage}")

@@ -7,11 +7,11 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from components.store import write_atomic
-from tasks.pipeline import Pipeline
-from tasks.results import figures
-from tasks.turns import held
-from tasks.versioning import commit, publish
+from ratchet.components.store import write_atomic
+from ratchet.tasks.pipeline import Pipeline
+from ratchet.tasks.results import figures
+from ratchet.tasks.turns import held
+from ratchet.tasks.versioning import commit, publish
 
 PARTS = ("fetch", "curate", "train", "evaluate")
 
@@ -23,7 +23,7 @@ def run_part(part: str, recipe: str, *, home: Path, overrides: Sequence[str] = (
         for name in (*(n for n in pipeline.stages if n.startswith("model_")), "raw", *(("drafts", "curated") if part == "curate" else ())):
             pipeline.make(name)
     else:
-        from flows.post_training import post_training
+        from ratchet.flows.post_training import post_training
 
         post_training(recipe, home=str(home), overrides=list(overrides), profile=profile,
                       until="train" if part == "train" else "evaluate")

@@ -15,8 +15,8 @@ from urllib.parse import quote
 
 import typer
 
-from components.errors import ServiceError
-from tasks.server import TRAINING, experiment_name, tracking_uri
+from ratchet.components.errors import ServiceError
+from ratchet.tasks.server import TRAINING, experiment_name, tracking_uri
 
 
 def serve(home: Path) -> None:

@@ -23,7 +23,7 @@ def start(entry: Callable[..., Any], args: tuple[Any, ...], each: int, place: Pl
 
 class _Agent(LocalElasticAgent):
     def _exit_barrier(self) -> None:
-        """Agents wait for each other in `tasks.machines`, which notices when one is gone."""
+        """Agents wait for each other in `ratchet.tasks.machines`, which notices when one is gone."""
 
 
 class Place(RendezvousHandler):

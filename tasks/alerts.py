@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from components.errors import HealthError
-from components.plan import Stage
-from components.types import Artifact
-from tasks.pipeline import Pipeline
+from ratchet.components.errors import HealthError
+from ratchet.components.plan import Stage
+from ratchet.components.types import Artifact
+from ratchet.tasks.pipeline import Pipeline
 
 log = logging.getLogger("ratchet.alerts")
 HEALTH = "ratchet.health"

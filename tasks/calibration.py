@@ -19,18 +19,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from components.errors import RecipeError, StageError
-from components.estimates.costs import Cost, Rates, Split, adapters, estimate, stated_rates
-from components.estimates.shape import Shape, read_shape, shape_of
-from components.plan import source_digest
-from components.recipe import plain
-from components.schema import Hardware, Profile
-from components.store import digest, read_manifest, write_atomic
-from tasks.pipeline import Pipeline
-from tasks.provenance import machine, packages
-from tasks.system import gpus
+from ratchet.components.errors import RecipeError, StageError
+from ratchet.components.estimates.costs import Cost, Rates, Split, adapters, estimate, stated_rates
+from ratchet.components.estimates.shape import Shape, read_shape, shape_of
+from ratchet.components.plan import source_digest
+from ratchet.components.recipe import plain
+from ratchet.components.schema import Hardware, Profile
+from ratchet.components.store import digest, read_manifest, write_atomic
+from ratchet.tasks.pipeline import Pipeline
+from ratchet.tasks.provenance import machine, packages
+from ratchet.tasks.system import gpus
 
-ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = Path(__file__).parent.parent
 
 
 def costs_of(pipeline: Pipeline, *, measured: bool) -> tuple[list[Cost], Rates | None, Shape]:
@@ -89,7 +89,7 @@ def curated_splits(pipeline: Pipeline) -> dict[str, Split]:
     made = pipeline.store.get("curated", pipeline.stages["curated"].key)
     if made is None:
         return {}
-    from components.data.groups import read_parquet
+    from ratchet.components.data.groups import read_parquet
 
     sizes: dict[str, list[int]] = {}
     for row in read_parquet(made.path / "statistics.parquet"):
@@ -156,8 +156,8 @@ def _measured(ask: Mapping[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         request, answer = Path(folder) / "request.json", Path(folder) / "answer.json"
         request.write_text(json.dumps(ask))
-        code = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
-        done = subprocess.run([sys.executable, "-m", "components.estimates.measure", str(request), str(answer)], env=code,
+        code = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH")]))}
+        done = subprocess.run([sys.executable, "-m", "ratchet.components.estimates.measure", str(request), str(answer)], env=code,
                               stdin=subprocess.DEVNULL, capture_output=True, text=True)
         found = json.loads(answer.read_text()) if answer.exists() else {}
     if done.returncode:

@@ -9,9 +9,9 @@ from typing import Any
 
 import yaml
 
-from components.store import content, read_manifest
-from tasks.journal import flatten
-from tasks.results import comparable, evaluation, paired
+from ratchet.components.store import content, read_manifest
+from ratchet.tasks.journal import flatten
+from ratchet.tasks.results import comparable, evaluation, paired
 
 Change = tuple[str, str, str]  # name, value in the first run, value in the other; "" where it has none
 

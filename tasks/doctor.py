@@ -21,12 +21,12 @@ from typing import Literal
 
 import yaml
 
-from components.errors import RatchetError, redacted
-from components.recipe import folder
-from components.store import Store, read_manifest
-from components.types import Artifact
-from tasks.known_bad import KNOWN_BAD, pairs, vllm_of
-from tasks.server import bounded, client, tracking_uri
+from ratchet.components.errors import RatchetError, redacted
+from ratchet.components.recipe import folder
+from ratchet.components.store import Store, read_manifest
+from ratchet.components.types import Artifact
+from ratchet.tasks.known_bad import KNOWN_BAD, pairs, vllm_of
+from ratchet.tasks.server import bounded, client, tracking_uri
 
 ROOT = Path(__file__).resolve().parent.parent
 DISTRIBUTION = "ratchet-rlhf"
@@ -227,7 +227,7 @@ def gpu() -> Finding:
 
 def dvc_remote(workspace: Path) -> Finding:
     """A local remote is looked at; a distant one is asked by DVC, with its own credentials."""
-    from tasks.versioning import dvc
+    from ratchet.tasks.versioning import dvc
 
     if not (workspace / ".dvc").is_dir():
         return Finding("DVC remote", "warn", f"{workspace.resolve()} is no DVC workspace: data gets no versions",

@@ -8,8 +8,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from components.store import write_atomic
-from tasks.results import numbers
+from ratchet.components.store import write_atomic
+from ratchet.tasks.results import numbers
 
 LANES = ("data", "groups", "weights", "report")
 COLOURS = {"data": "#3a8f5c", "groups": "#d9772b", "weights": "#2563a8", "report": "#8a8f98"}

@@ -20,9 +20,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from components.errors import redacted
-from components.store import write_atomic
-from tasks.pipeline import Pipeline
+from ratchet.components.errors import redacted
+from ratchet.components.store import write_atomic
+from ratchet.tasks.pipeline import Pipeline
 
 log = logging.getLogger("ratchet.drift")
 
@@ -125,7 +125,7 @@ def gate_shifts(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Shift
 def result_shifts(mine: Mapping[str, Any], champion: Mapping[str, Any]) -> list[Shift]:
     """How far a run's evaluation is behind the champion's by each score both have on the same prompts, positive is worse: it counts
     when the whole 99 % interval is. Not a promotion's comparison: it is written nowhere but here and costs no error."""
-    from tasks.results import paired, shared_scores
+    from ratchet.tasks.results import paired, shared_scores
 
     found = []
     for score in shared_scores(mine, champion):
@@ -156,7 +156,7 @@ def watch_data(pipeline: Pipeline) -> list[Shift]:
         before = last_run(pipeline)
         if before is None or not (before / "stages" / "curated" / "statistics.parquet").exists():
             return []
-        from components.data.groups import read_parquet
+        from ratchet.components.data.groups import read_parquet
 
         old, new = before / "stages" / "curated", pipeline.artifact("curated").path
         found: list[Shift] = []
@@ -173,8 +173,8 @@ def watch_results(pipeline: Pipeline) -> list[Shift]:
     try:
         if pipeline.recipe.register is None or "evaluate" not in pipeline.stages:
             return []
-        from tasks.registry import champion, saved_lineage
-        from tasks.results import evaluation
+        from ratchet.tasks.registry import champion, saved_lineage
+        from ratchet.tasks.results import evaluation
 
         best = champion(pipeline.recipe.register.model, home=pipeline.store.home)
         if best is None:
@@ -192,7 +192,7 @@ def _written(pipeline: Pipeline, kind: str, against: str, found: Sequence[Shift]
     write_atomic(file, json.dumps({**known, kind: {"against": against, "moved": [str(s) for s in moved],
                                                    "compared": [asdict(s) for s in found]}}, indent=1, ensure_ascii=False))
     if moved:
-        from tasks.alerts import tell
+        from ratchet.tasks.alerts import tell
 
         told = f"{pipeline.run.name}: {kind} moved against {against}: " + "; ".join(map(str, moved))
         log.warning(told)

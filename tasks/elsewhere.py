@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
-from components.errors import ServiceError, StageError
-from components.plan import Stage
-from components.recipe import dump
-from components.store import write_atomic
-from components.types import Artifact
-from tasks.exchange import Exchange
-from tasks.pipeline import Pipeline
-from tasks.system import on_clock_of, samples_of
+from ratchet.components.errors import ServiceError, StageError
+from ratchet.components.plan import Stage
+from ratchet.components.recipe import dump
+from ratchet.components.store import write_atomic
+from ratchet.components.types import Artifact
+from ratchet.tasks.exchange import Exchange
+from ratchet.tasks.pipeline import Pipeline
+from ratchet.tasks.system import on_clock_of, samples_of
 
 log = logging.getLogger("ratchet.elsewhere")
 LOOK = 2.0  # seconds between two looks at a stage's run

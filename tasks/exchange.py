@@ -19,9 +19,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from components.errors import RatchetError, RecipeError, ServiceError, StoreError, nearest, redacted
-from components.store import MANIFEST, Store, disk_errors, read_manifest
-from components.types import Artifact
+from ratchet.components.errors import RatchetError, RecipeError, ServiceError, StoreError, nearest, redacted
+from ratchet.components.store import MANIFEST, Store, disk_errors, read_manifest
+from ratchet.components.types import Artifact
 
 CHUNK = 1 << 22  # bytes
 

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from components.errors import RecipeError, ServiceError, SourceError, StoreError
-from components.stages.fetch import PICKLES, RECORDS
-from components.store import MANIFEST, disk_errors, file_digest, read_manifest
-from tasks.lineage import of_product, resolve
-from tasks.model_card import model_card
-from tasks.registry import Version
-from tasks.registry_sources import bring
-from tasks.weights import weights_of
+from ratchet.components.errors import RecipeError, ServiceError, SourceError, StoreError
+from ratchet.components.stages.fetch import PICKLES, RECORDS
+from ratchet.components.store import MANIFEST, disk_errors, file_digest, read_manifest
+from ratchet.tasks.lineage import of_product, resolve
+from ratchet.tasks.model_card import model_card
+from ratchet.tasks.registry import Version
+from ratchet.tasks.registry_sources import bring
+from ratchet.tasks.weights import weights_of
 
 LEFT_OUT = (*RECORDS, "README.md", *PICKLES)  # the store's own records, and another model's card
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from components.errors import RatchetError, RecipeError
-from tasks.exporting import locate
-from tasks.registry_sources import bring
+from ratchet.components.errors import RatchetError, RecipeError
+from ratchet.tasks.exporting import locate
+from ratchet.tasks.registry_sources import bring
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
 
-from tasks.machines import BEAT, CALL, LOST, Call, Ended, Word, code, interface
-from tasks.ranks import numbers, run_ranks, short_of_devices
+from ratchet.tasks.machines import BEAT, CALL, LOST, Call, Ended, Word, code, interface
+from ratchet.tasks.ranks import numbers, run_ranks, short_of_devices
 
 LOOK, AGAIN = 1.0, 10.0
 """Seconds between two looks for stages that ask for machines, and until one is looked at again that this machine does not fit."""
@@ -29,7 +29,7 @@ LOOK, AGAIN = 1.0, 10.0
 
 def lend(home: Path, say: Callable[[str], None]) -> NoReturn:
     """Run this machine's share of every stage in `home` that asks for machines, until interrupted. What there is to know goes to `say`."""
-    from tasks.launch import prepare
+    from ratchet.tasks.launch import prepare
 
     own, later, told = code(), dict[str, float](), set[tuple[str, str]]()
     logging.disable(logging.ERROR)  # the agent has many words for a rank that failed

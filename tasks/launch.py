@@ -20,11 +20,11 @@ from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 from typing import Any
 
-from components.errors import RatchetError, StageError, redacted
-from tasks.ranks import execute_on_ranks, ranks_of
+from ratchet.components.errors import RatchetError, StageError, redacted
+from ratchet.tasks.ranks import execute_on_ranks, ranks_of
 
 PRELOAD = ["torch", "pandas", "transformers.modeling_utils", "transformers.models.auto.modeling_auto",
-           "transformers.models.auto.tokenization_auto", "components.run"]
+           "transformers.models.auto.tokenization_auto", "ratchet.components.run"]
 ENVIRONMENT = {
     # What one training step freed, the next takes again. glibc would give it back to the system and fault it in anew, a hundred thousand
     # pages a step (10 to 20 % of the time of SmolLM2's).
@@ -45,7 +45,7 @@ def launch(request: Mapping[str, Any], log: Path, *, inline: bool = False,
     the cause. `tick` is called about five times a second while waiting.
     """
     if inline and ranks_of(request) == 1 and not devices:  # CUDA reads its variable once a process: GPUs of its own take a process of its own
-        from components.run import execute
+        from ratchet.components.run import execute
 
         return execute(request)
     prepare()
@@ -126,7 +126,7 @@ def _child(request: dict[str, Any], send: Any, log: str, parent: int, devices: t
     write_to(log)
     gc.freeze()  # what the fork server had loaded stays: no need to look through it for garbage again and again
     try:
-        from components.run import execute
+        from ratchet.components.run import execute
 
         send.send(("meta", execute(request) if ranks_of(request) == 1 else execute_on_ranks(request, log)))
     except RatchetError as error:

@@ -7,7 +7,7 @@ A lineage is a plain mapping, so that it can lie beside a run (`lineage/<stage>.
     stages     name -> {key, kind, content, inputs: {role: name}, made, meta, revision, packages, machine}; ancestors first.
                `content` is the digest of what was made; an ancestor no longer in the store has `missing: true` instead
     data, weights                   name -> content, of the stages of these kinds
-    results    the evaluation (`tasks.results`), when it was this product that the run evaluated
+    results    the evaluation (`ratchet.tasks.results`), when it was this product that the run evaluated
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from components.errors import RecipeError, StoreError, nearest
-from components.store import content, read_manifest, write_atomic
-from tasks.pipeline import Pipeline
-from tasks.registry import Version, history, holder, saved_lineage
-from tasks.results import evaluation
+from ratchet.components.errors import RecipeError, StoreError, nearest
+from ratchet.components.store import content, read_manifest, write_atomic
+from ratchet.tasks.pipeline import Pipeline
+from ratchet.tasks.registry import Version, history, holder, saved_lineage
+from ratchet.tasks.results import evaluation
 
 Lineage = Mapping[str, Any]
 

@@ -28,10 +28,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from components.errors import StageError
-from components.piece import ROOT
-from components.store import Workspace, write_atomic
-from tasks.provenance import packages
+from ratchet.components.errors import StageError
+from ratchet.components.piece import ROOT
+from ratchet.components.store import Workspace, write_atomic
+from ratchet.tasks.provenance import packages
 
 CALL = "call.json"
 BEAT = 1.0  # seconds between two signs of life

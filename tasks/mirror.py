@@ -15,9 +15,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from components.errors import RecipeError, ServiceError
-from tasks.journal import ROOT, TAG_LIMIT, Wanted, allowed, cut, lines, read_journal, read_json
-from tasks.server import bounded, client, experiment_id, reached, tracking_uri
+from ratchet.components.errors import RecipeError, ServiceError
+from ratchet.tasks.journal import ROOT, TAG_LIMIT, Wanted, allowed, cut, lines, read_journal, read_json
+from ratchet.tasks.server import bounded, client, experiment_id, reached, tracking_uri
 
 log = logging.getLogger("ratchet.tracking")
 KEY = "ratchet.key"  # the tag by which a run created just before a crash is found again

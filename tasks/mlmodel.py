@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from tasks.provenance import packages
+from ratchet.tasks.provenance import packages
 
 TOKENIZER = ("tokenizer", "special_tokens", "added_tokens", "chat_template", "vocab", "merges", "spiece")  # how its files' names begin
 REQUIRED = ("mlflow", "torch", "transformers", "accelerate")
@@ -57,7 +57,7 @@ def _scores(model_dir: Path) -> dict[str, Any]:
     from mlflow.models import ModelSignature
     from mlflow.types.schema import ColSpec, Schema
 
-    from components.models.load import load_tokenizer
+    from ratchet.components.models.load import load_tokenizer
 
     talk = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": "Apple, pear and plum."}]
     tokenizer = load_tokenizer(model_dir)

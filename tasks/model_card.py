@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from tasks.results import numbers
+from ratchet.tasks.results import numbers
 
 USE = {
     "text-generation": """```python

@@ -9,8 +9,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from components.errors import RecipeError, nearest
-from components.store import RunDirectory, read_manifest
+from ratchet.components.errors import RecipeError, nearest
+from ratchet.components.store import RunDirectory, read_manifest
 
 
 def run_files(home: Path) -> list[Path]:

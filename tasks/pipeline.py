@@ -11,23 +11,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from components.data.pins import pinned
-from components.errors import ContractError, DamageError, redacted
-from components.evaluation.certificate import require
-from components.plan import Stage, plan
-from components.recipe import dump, load, reread
-from components.reward_models import optimised_models
-from components.run import as_request
-from components.schema import Profile, Recipe
-from components.stages.fetch import REGISTERED, REGISTRY
-from components.store import RunDirectory, Store, Workspace, digest
-from components.types import Artifact
-from tasks.launch import launch
-from tasks.provenance import machine, packages, revision
-from tasks.ranks import ready
-from tasks.registry_sources import bring, resolved
-from tasks.spending import gpu_kwh
-from tasks.system import samples_of
+from ratchet.components.data.pins import pinned
+from ratchet.components.errors import ContractError, DamageError, redacted
+from ratchet.components.evaluation.certificate import require
+from ratchet.components.plan import Stage, plan
+from ratchet.components.recipe import dump, load, reread
+from ratchet.components.reward_models import optimised_models
+from ratchet.components.run import as_request
+from ratchet.components.schema import Profile, Recipe
+from ratchet.components.stages.fetch import REGISTERED, REGISTRY
+from ratchet.components.store import RunDirectory, Store, Workspace, digest
+from ratchet.components.types import Artifact
+from ratchet.tasks.launch import launch
+from ratchet.tasks.provenance import machine, packages, revision
+from ratchet.tasks.ranks import ready
+from ratchet.tasks.registry_sources import bring, resolved
+from ratchet.tasks.spending import gpu_kwh
+from ratchet.tasks.system import samples_of
 
 log = logging.getLogger("ratchet.pipeline")
 

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from components.errors import redacted
-from components.plan import Stage
-from components.types import Artifact
-from tasks.outcome import markdown, numbers_of, outcome
-from tasks.pipeline import Pipeline
-from tasks.tracking import Tracking
+from ratchet.components.errors import redacted
+from ratchet.components.plan import Stage
+from ratchet.components.types import Artifact
+from ratchet.tasks.outcome import markdown, numbers_of, outcome
+from ratchet.tasks.pipeline import Pipeline
+from ratchet.tasks.tracking import Tracking
 
 AWAY_SECONDS = 300.0
 """How long a Prefect server that did not answer is left alone: its client tries for more than a minute at every call, and a run has dozens."""

@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
-from components.errors import ServiceError
-from tasks.turns import held
+from ratchet.components.errors import ServiceError
+from ratchet.tasks.turns import held
 
 STARTUP = "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"
 """How long it may take, as Prefect's own setting has it."""

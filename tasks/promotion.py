@@ -19,9 +19,9 @@ from typing import Any
 
 import yaml
 
-from components.errors import ContractError, DataError, StoreError
-from components.schema import Champion
-from tasks.registry import (
+from ratchet.components.errors import ContractError, DataError, StoreError
+from ratchet.components.schema import Champion
+from ratchet.tasks.registry import (
     ROLLED_BACK,
     Version,
     events,
@@ -33,9 +33,9 @@ from tasks.registry import (
     versions_of,
     with_bytes,
 )
-from tasks.results import comparable, paired, shared_scores
-from tasks.server import service
-from tasks.turns import registry_turn
+from ratchet.tasks.results import comparable, paired, shared_scores
+from ratchet.tasks.server import service
+from ratchet.tasks.turns import registry_turn
 
 COMPARED = "comparison."  # tag: comparison.<champion's version>.<score>
 MOST_RESAMPLES = 2_000_000

@@ -21,11 +21,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from components import errors
-from components.errors import RatchetError, RecipeError, StageError, redacted
-from components.schema import Profile
-from components.store import write_atomic
-from tasks.machines import Call, Ended, Word, interface, lead
+from ratchet.components import errors
+from ratchet.components.errors import RatchetError, RecipeError, StageError, redacted
+from ratchet.components.schema import Profile
+from ratchet.components.store import write_atomic
+from ratchet.tasks.machines import Call, Ended, Word, interface, lead
 
 
 def ready(profile: Profile) -> None:
@@ -49,7 +49,7 @@ def ranks_of(request: Mapping[str, Any]) -> int:
 def execute_on_ranks(request: Mapping[str, Any], log: str) -> dict[str, Any]:
     """The stage's meta, as the first rank tells it. Raises the `RatchetError` of the rank that failed first, or a
     `StageError` that names the rank which died, or the machine."""
-    from tasks.launch import PRELOAD
+    from ratchet.tasks.launch import PRELOAD
 
     count, machines, told = ranks_of(request), int(request["options"]["profile"].get("machines", 1)), Path(request["work"]) / "ranks"
     if short := short_of_devices(count // machines):
@@ -86,7 +86,7 @@ class Apart(Ended):
 
 def run_ranks(call: Call, node: int, host: str, told: Path, look: Callable[[], None], through: str) -> tuple[Word, dict[str, Any] | None, str]:
     """How the ranks of machine `node` ended, the stage's meta if the first is among them and all went well, and why `look` ended them."""
-    from tasks.agent import Place, start
+    from ratchet.tasks.agent import Place, start
 
     meta, stopped, codes, left = None, "", {}, ""
     try:
@@ -113,7 +113,7 @@ def numbers(call: Call, node: int) -> str:
 
 def _rank(request: dict[str, Any], told: str, log: str, agent: int, through: str = "") -> dict[str, Any] | None:
     """One rank, in a process of its own. What goes wrong is written down for the agent, which otherwise sees an exit code."""
-    from tasks.launch import die_with, write_to
+    from ratchet.tasks.launch import die_with, write_to
 
     die_with(agent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -121,8 +121,8 @@ def _rank(request: dict[str, Any], told: str, log: str, agent: int, through: str
     print(f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}: process {os.getpid()}", flush=True)
     if through:  # of the interfaces, and not what the machine's name happens to stand for on itself
         os.environ.setdefault("GLOO_SOCKET_IFNAME", through)
-    from components import ranks
-    from components.run import execute
+    from ratchet.components import ranks
+    from ratchet.components.run import execute
 
     try:
         ranks.join()

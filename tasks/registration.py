@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from components.errors import ServiceError, redacted
-from components.schema import Register
-from components.stages.fetch import REGISTRY
-from tasks.lineage import write_lineage
-from tasks.outcome import tracked
-from tasks.pipeline import Pipeline
-from tasks.promotion import with_evidence
-from tasks.registry import promote, register
-from tasks.server import tracking_uri
-from tasks.turns import registry_turn
+from ratchet.components.errors import ServiceError, redacted
+from ratchet.components.schema import Register
+from ratchet.components.stages.fetch import REGISTRY
+from ratchet.tasks.lineage import write_lineage
+from ratchet.tasks.outcome import tracked
+from ratchet.tasks.pipeline import Pipeline
+from ratchet.tasks.promotion import with_evidence
+from ratchet.tasks.registry import promote, register
+from ratchet.tasks.server import tracking_uri
+from ratchet.tasks.turns import registry_turn
 
 
 def register_run(pipeline: Pipeline, run_id: str | None) -> dict[str, Any]:

@@ -20,12 +20,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from components.errors import StoreError
-from components.store import file_digest
-from tasks.journal import allowed, cut, flatten
-from tasks.mlmodel import write_mlmodel
-from tasks.provenance import packages
-from tasks.server import experiment_id, service, tracking_uri
+from ratchet.components.errors import StoreError
+from ratchet.components.store import file_digest
+from ratchet.tasks.journal import allowed, cut, flatten
+from ratchet.tasks.mlmodel import write_mlmodel
+from ratchet.tasks.provenance import packages
+from ratchet.tasks.server import experiment_id, service, tracking_uri
 
 MARK = "ratchet.key"
 EXTERNAL = "mlflow.model.isExternal"  # MLflow's own tag of models without bytes

@@ -22,14 +22,14 @@ from urllib.parse import unquote, urlparse
 
 import yaml
 
-from components.errors import SourceError, StoreError, nearest
-from components.recipe import plain
-from components.schema import Profile, Recipe, Source
-from components.stages.fetch import REGISTRY
-from components.store import MANIFEST, digest
-from tasks.mlmodel import written_beside
-from tasks.registry import LINEAGE, Version, directory_digest, history, holder, models
-from tasks.server import service, tracking_uri
+from ratchet.components.errors import SourceError, StoreError, nearest
+from ratchet.components.recipe import plain
+from ratchet.components.schema import Profile, Recipe, Source
+from ratchet.components.stages.fetch import REGISTRY
+from ratchet.components.store import MANIFEST, digest
+from ratchet.tasks.mlmodel import written_beside
+from ratchet.tasks.registry import LINEAGE, Version, directory_digest, history, holder, models
+from ratchet.tasks.server import service, tracking_uri
 
 log = logging.getLogger("ratchet.sources")
 ADDRESS = re.compile(r"registry:([^/@:]+)(?:/(\d+)|@([^/@:]+))?")

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from components.errors import ContractError, RecipeError, StoreError
-from components.plan import Stage
-from components.store import MANIFEST, Store, content, file_digest, read_manifest
-from components.types import Artifact
-from tasks.pipeline import Pipeline, Watcher
-from tasks.provenance import machine, packages, revision
-from tasks.versioning import get, versions
+from ratchet.components.errors import ContractError, RecipeError, StoreError
+from ratchet.components.plan import Stage
+from ratchet.components.store import MANIFEST, Store, content, file_digest, read_manifest
+from ratchet.components.types import Artifact
+from ratchet.tasks.pipeline import Pipeline, Watcher
+from ratchet.tasks.provenance import machine, packages, revision
+from ratchet.tasks.versioning import get, versions
 
 BROUGHT = ("fetch_data", "fetch_model", "make_tiny")
 

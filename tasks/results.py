@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from components.store import content, digest, read_manifest
+from ratchet.components.store import content, digest, read_manifest
 
 FINAL = "final."
 
@@ -87,7 +87,7 @@ def comparable(mine: Mapping[str, Any], theirs: Mapping[str, Any], score: str) -
 def paired(mine: Mapping[str, Any], theirs: Mapping[str, Any], score: str, *, level: float = 0.95,
            resamples: int = 10_000) -> dict[str, Any]:
     """Interval of mine − theirs over the prompts both answered; see `comparable` first."""
-    from components.evaluation.bootstrap import difference
+    from ratchet.components.evaluation.bootstrap import difference
 
     a, b = mine["per_prompt"][score], theirs["per_prompt"][score]
     shared = min(len(a), len(b))

@@ -23,10 +23,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from components.errors import RecipeError, StoreError, nearest
-from components.store import RunDirectory, Store, disk_errors, read_manifest
-from tasks.journal import allowed
-from tasks.registry import Version, events, history, models
+from ratchet.components.errors import RecipeError, StoreError, nearest
+from ratchet.components.store import RunDirectory, Store, disk_errors, read_manifest
+from ratchet.tasks.journal import allowed
+from ratchet.tasks.registry import Version, events, history, models
 
 TRASH = ".trash-"  # and the process that empties it
 

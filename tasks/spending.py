@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.schema import Hardware
-from tasks.journal import lines
-from tasks.system import EVERY_SECONDS
+from ratchet.components.schema import Hardware
+from ratchet.tasks.journal import lines
+from ratchet.tasks.system import EVERY_SECONDS
 
 if TYPE_CHECKING:
-    from tasks.pipeline import Pipeline
+    from ratchet.tasks.pipeline import Pipeline
 
 GAP = 6 * EVERY_SECONDS  # between samples; over a longer one nobody knows what the GPUs did
 GAIN = "win_rate_vs_sft.mean"  # of the gold judge; 0.5 is no gain

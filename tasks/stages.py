@@ -7,9 +7,9 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from components.errors import RatchetError
-from components.types import Artifact
-from tasks.pipeline import Pipeline
+from ratchet.components.errors import RatchetError
+from ratchet.components.types import Artifact
+from ratchet.tasks.pipeline import Pipeline
 
 
 def retryable(task: Any, task_run: Any, state: Any) -> bool:

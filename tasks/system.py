@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from components.errors import RecipeError
+from ratchet.components.errors import RecipeError
 
 EVERY_SECONDS = 10.0
 DRIVER = Path("/dev/nvidiactl")  # there where a program can use NVIDIA's driver

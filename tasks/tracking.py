@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from components.errors import redacted
-from components.store import disk_errors
-from tasks.journal import ROOT, flatten, read_json, texts
-from tasks.mirror import Shipper, shipped_file
-from tasks.server import TRAINING, tracking_uri
+from ratchet.components.errors import redacted
+from ratchet.components.store import disk_errors
+from ratchet.tasks.journal import ROOT, flatten, read_json, texts
+from ratchet.tasks.mirror import Shipper, shipped_file
+from ratchet.tasks.server import TRAINING, tracking_uri
 
 log = logging.getLogger("ratchet.tracking")
 

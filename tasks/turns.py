@@ -21,9 +21,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Literal
 
-from components.errors import BusyError, RecipeError, ServiceError, StoreError
-from components.store import disk_errors
-from tasks.system import visible_gpus
+from ratchet.components.errors import BusyError, RecipeError, ServiceError, StoreError
+from ratchet.components.store import disk_errors
+from ratchet.tasks.system import visible_gpus
 
 log = logging.getLogger("ratchet.turns")
 

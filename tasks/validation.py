@@ -17,16 +17,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.conform import conform
-from components.data.groups import read_groups, read_parquet, write_groups
-from components.data.statistics import kind_of
-from components.errors import DataError, GateError, SourceError
-from components.sections import Data
+from ratchet.components.conform import conform
+from ratchet.components.data.groups import read_groups, read_parquet, write_groups
+from ratchet.components.data.statistics import kind_of
+from ratchet.components.errors import DataError, GateError, SourceError
+from ratchet.components.sections import Data
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from components.run import Job
+    from ratchet.components.run import Job
 
 
 @dataclass(frozen=True)

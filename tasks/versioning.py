@@ -19,8 +19,8 @@ import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from components.errors import ServiceError, StoreError
-from components.store import DATED, MANIFEST
+from ratchet.components.errors import ServiceError, StoreError
+from ratchet.components.store import DATED, MANIFEST
 
 log = logging.getLogger("ratchet.versioning")
 UNVERSIONED = (MANIFEST, *DATED)  # of a product: when, how long and by what code it was made

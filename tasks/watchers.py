@@ -12,20 +12,20 @@ from typing import Any
 
 import yaml
 
-from components.errors import redacted
-from components.plan import Stage
-from components.recipe import dump
-from components.types import Artifact
-from tasks.alerts import Alarm
-from tasks.journal import ROOT
-from tasks.outcome import markdown, outcome, tracked
-from tasks.pipeline import Pipeline
-from tasks.prefect_page import PrefectPage
-from tasks.provenance import packages, revision
-from tasks.spending import spending
-from tasks.system import sampled, samples_of
-from tasks.tracking import Tracking
-from tasks.versioning import digest
+from ratchet.components.errors import redacted
+from ratchet.components.plan import Stage
+from ratchet.components.recipe import dump
+from ratchet.components.types import Artifact
+from ratchet.tasks.alerts import Alarm
+from ratchet.tasks.journal import ROOT
+from ratchet.tasks.outcome import markdown, outcome, tracked
+from ratchet.tasks.pipeline import Pipeline
+from ratchet.tasks.prefect_page import PrefectPage
+from ratchet.tasks.provenance import packages, revision
+from ratchet.tasks.spending import spending
+from ratchet.tasks.system import sampled, samples_of
+from ratchet.tasks.tracking import Tracking
+from ratchet.tasks.versioning import digest
 
 log = logging.getLogger("ratchet.watchers")
 version_of = functools.cache(digest)  # a product does not change, and many stages read the same

@@ -9,11 +9,11 @@ import tempfile
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
-from components.errors import RecipeError, StoreError, nearest
-from components.store import read_manifest
-from tasks.lineage import find
-from tasks.registry import Version, models
-from tasks.server import service, tracking_uri
+from ratchet.components.errors import RecipeError, StoreError, nearest
+from ratchet.components.store import read_manifest
+from ratchet.tasks.lineage import find
+from ratchet.tasks.registry import Version, models
+from ratchet.tasks.server import service, tracking_uri
 
 ROLES = {"base": "base", "initial": "SFT", "policy": "final"}  # an evaluation's input -> its title in the report
 TRAINED = ("sft", "optimise", "improve")  # stages whose weights are a policy

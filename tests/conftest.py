@@ -13,8 +13,11 @@ from typing import Any
 
 import pytest
 
-from components.store import RunDirectory, Store, digest
-from components.types import Artifact
+from ratchet.components.store import RunDirectory, Store, digest
+from ratchet.components.types import Artifact
+
+CODE = Path(__file__).resolve().parent.parent / "infra" / "package"
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(CODE), os.environ.get("PYTHONPATH")]))  # processes of tests run this tree
 
 for name, value in {
     "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "DO_NOT_TRACK": "1", "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -29,7 +32,7 @@ for name, value in {
 def tiny_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home of this process, whose store holds the tiny model and what tests make beside it. The processes of one `make test`
     train it once (under a minute): who comes second waits for the store's lock, and takes a copy."""
-    from tasks.pipeline import Pipeline
+    from ratchet.tasks.pipeline import Pipeline
 
     own, shared = tmp_path_factory.mktemp("home"), tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
@@ -42,7 +45,7 @@ def tiny_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_model(tiny_home: Path) -> Path:
     """The tiny model's directory: tests put other models into the same store."""
-    from tasks.pipeline import Pipeline
+    from ratchet.tasks.pipeline import Pipeline
 
     return Pipeline.open("sft", home=tiny_home, profile="test").artifact("model_policy").path
 
@@ -100,7 +103,7 @@ def run_of(tmp_path: Path) -> Callable[..., RunDirectory]:
 @pytest.fixture
 def object_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
     """An S3 server on loopback with a bucket `ratchet`, and the environment that leads there."""
-    from flows.ui import free_port, wait_for
+    from ratchet.flows.ui import free_port, wait_for
 
     port = free_port()
     for name, value in {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1",

@@ -17,7 +17,7 @@ from torch.optim import optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from components.models import device
+from ratchet.components.models import device
 
 DEVICE = torch.device("lazy", 0)
 """Of the devices this torch has no code for, one whose backward pass its autograd runs all the same."""

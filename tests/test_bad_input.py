@@ -14,21 +14,21 @@ from pathlib import Path
 
 import pytest
 
-import components.trainer
-import flows.post_training as flow
-from components.data.groups import read_groups
-from components.errors import ContractError, DataError, RecipeError, SourceError, StoreError, TrainingError
-from components.recipe import load
-from components.store import disk_errors, file_digest
-from flows.parts import run_part
-from tasks.pipeline import Pipeline
+import ratchet.components.trainer
+import ratchet.flows.post_training as flow
+from ratchet.components.data.groups import read_groups
+from ratchet.components.errors import ContractError, DataError, RecipeError, SourceError, StoreError, TrainingError
+from ratchet.components.recipe import load
+from ratchet.components.store import disk_errors, file_digest
+from ratchet.flows.parts import run_part
+from ratchet.tasks.pipeline import Pipeline
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
 def cli(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "flows.cli", *arguments], cwd=cwd, capture_output=True, text=True,
-                          env={**os.environ, "PYTHONPATH": str(ROOT), **env})
+    return subprocess.run([sys.executable, "-m", "ratchet.flows.cli", *arguments], cwd=cwd, capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": str(ROOT / "infra" / "package"), **env})
 
 
 def recipe(folder: Path, text: str) -> Path:
@@ -206,7 +206,7 @@ def test_a_damaged_checkpoint_is_named_and_its_stage_begins_at_the_beginning(fre
 
     truth = made(fresh_home("undisturbed"))
     assert truth[1]["best_step"] != truth[1]["steps"], "the best state is read at the end"
-    saved = components.trainer.save_checkpoint
+    saved = ratchet.components.trainer.save_checkpoint
 
     def killed(progress: Path, state: dict[str, int], *rest: object) -> None:
         saved(progress, state, *rest)
@@ -216,7 +216,7 @@ def test_a_damaged_checkpoint_is_named_and_its_stage_begins_at_the_beginning(fre
     for name in ("checkpoint-3", "best"):
         home = fresh_home(name)
         with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-            patched.setattr(components.trainer, "save_checkpoint", killed)
+            patched.setattr(ratchet.components.trainer, "save_checkpoint", killed)
             made(home)
         (folder,) = home.glob(f"store/.work/sft-*/progress/{name}")
         file = folder / "tensors.safetensors"

@@ -15,10 +15,10 @@ from benchmarks import growth, ours, report
 from benchmarks.compare import Result, agrees, child, compare, disagreements, runner
 from benchmarks.inputs import collect
 from benchmarks.works import TRAINING, Peer, Work
-from components.data.groups import write_groups
-from components.models.tiny import conversation
-from components.types import Group, Prompt, Trajectory
-from tasks.launch import ENVIRONMENT
+from ratchet.components.data.groups import write_groups
+from ratchet.components.models.tiny import conversation
+from ratchet.components.types import Group, Prompt, Trajectory
+from ratchet.tasks.launch import ENVIRONMENT
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def test_switching_a_trick_off_changes_only_the_time(work: str, setting: str, in
 
 
 def test_a_trick_is_back_after_its_measurement(inputs: dict[str, Any]) -> None:
-    from components.models import forward
+    from ratchet.components.models import forward
 
     before = forward.PackedPlan, forward.chosen_logprobs
     with ours.switched_off("apart"):

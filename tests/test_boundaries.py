@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from components.piece import SLOTS, catalogue
+from ratchet.components.piece import SLOTS, catalogue
 
 ROOT = Path(__file__).resolve().parent.parent
-PLATFORMS = {"prefect", "mlflow", "dvc", "great_expectations", "flows", "tasks"}
+PLATFORMS = {"prefect", "mlflow", "dvc", "great_expectations", "ratchet.flows", "ratchet.tasks"}
 CORE = ["trainer.py", "loop.py", "packing.py", "store.py", "run.py", "state.py", "types.py", "protocols.py"]
 
 
@@ -22,19 +22,27 @@ def imports(path: Path) -> set[str]:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
     return found
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "components").rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
 def test_components_import_no_platform(path: Path) -> None:
-    assert not {name.split(".")[0] for name in imports(path)} & PLATFORMS
+    assert not {part for name in imports(path) for part in (name.split(".")[0], ".".join(name.split(".")[:2]))} & PLATFORMS
+
+
+def test_everything_is_imported_as_the_one_package() -> None:
+    """By its folder's name alone, which works in the root of a checkout, a module would exist twice, and its classes with it."""
+    folders = {path.name for path in (ROOT / "infra" / "package" / "ratchet").iterdir() if path.is_symlink()}
+    assert folders == {"flows", "tasks", "components"}
+    files = [file for folder in (*folders, "benchmarks", "tests") for file in (ROOT / folder).rglob("*.py")]
+    assert not [str(file) for file in files if {name.split(".")[0] for name in imports(file)} & folders]
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "flows").rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
 def test_flows_name_no_piece_folder(path: Path) -> None:
-    folders = {f"components.{folder}" for slot in SLOTS.values() for folder in slot if folder != "data"}
-    assert not {".".join(name.split(".")[:2]) for name in imports(path)} & folders
+    folders = {f"ratchet.components.{folder}" for slot in SLOTS.values() for folder in slot if folder != "data"}
+    assert not {".".join(name.split(".")[:3]) for name in imports(path)} & folders
 
 
 @pytest.mark.parametrize("name", CORE)
@@ -47,7 +55,7 @@ def test_the_core_names_no_piece(name: str) -> None:
 
 
 def test_checking_a_recipe_imports_nothing_heavy() -> None:
-    code = ("import sys; from components.recipe import load, names; [load(n) for n in names()];"
+    code = ("import sys; from ratchet.components.recipe import load, names; [load(n) for n in names()];"
             "print([m for m in ('torch', 'transformers', 'prefect', 'mlflow', 'pandas', 'sklearn') if m in sys.modules])")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.strip() == "[]"
@@ -56,7 +64,7 @@ def test_checking_a_recipe_imports_nothing_heavy() -> None:
 def test_help_takes_under_half_a_second() -> None:
     """Of the processor, Python's own start included, in the best of ten: on a machine that others use, the same work takes two or three
     times as long. Nothing heavy is loaded for it."""
-    code = ("import sys, time; sys.argv = ['ratchet', '--help']; from flows.cli import main\n"
+    code = ("import sys, time; sys.argv = ['ratchet', '--help']; from ratchet.flows.cli import main\n"
             "try: main()\n"
             "except SystemExit as end: said = end.code\n"
             "taken, heavy = time.process_time(), {'torch', 'prefect', 'mlflow', 'numpy', 'yaml'} & set(sys.modules)\n"

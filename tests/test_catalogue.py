@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -11,9 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
-from components.piece import SLOTS, catalogue
-from components.plan import plan
-from components.recipe import load, names
+from ratchet.components.piece import SLOTS, catalogue
+from ratchet.components.plan import plan
+from ratchet.components.recipe import load, names
 
 ROOT = Path(__file__).resolve().parent.parent
 METHODS = ["sft", "dpo", "kto", "online_dpo", "raft", "reward_model", "reward_ensemble", "rlvr_grpo", "rloo", "ppo", "chat"]
@@ -48,12 +49,12 @@ def test_every_method_piece_is_cited(slot: str) -> None:
 
 
 def test_a_new_method_is_one_piece_and_one_recipe(tiny_model: Path, tmp_path: Path) -> None:
-    for folder in ("components", "flows", "tasks", "tests"):
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for folder in ("components", "flows", "tasks", "tests", "infra/package"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "components" / "objectives" / "squared.py").write_text('''"""A made-up loss."""
-from components.piece import piece
-from components.ranges import Positive
-from components.types import Batch, Outputs, Terms
+from ratchet.components.piece import piece
+from ratchet.components.ranges import Positive
+from ratchet.components.types import Batch, Outputs, Terms
 
 
 @piece(reads=("advantages",), asks=("logprobs",), unit="step", paper="arXiv:0000.00000")
@@ -75,15 +76,16 @@ online:
 ''')
 
     def python(*command: str) -> str:
-        done = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True)
+        done = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True,
+                              env={**os.environ, "PYTHONPATH": str(tmp_path / "infra" / "package")})
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    assert "squared: ok" in python("-m", "flows.cli", "recipes", "check", "squared")
+    assert "squared: ok" in python("-m", "ratchet.flows.cli", "recipes", "check", "squared")
     told = python("-m", "pytest", "--import-mode=importlib", "-q", "-rA", "-k", "not a_new_method", *GENERAL)
     assert "test_every_objective_has_an_oracle[squared]" in told and "test_masked_steps_never_matter[999.0-squared]" in told
     shutil.copytree(tiny_model, tmp_path / "home" / "store" / tiny_model.name)
-    code = ("import sys; from pathlib import Path; from tasks.pipeline import Pipeline\n"
+    code = ("import sys; from pathlib import Path; from ratchet.tasks.pipeline import Pipeline\n"
             "run = Pipeline.open('squared', home=Path('home'), profile='test', overrides=['online.rounds=2', 'evaluate.prompts=4'])\n"
             "for name in run.stages: run.make(name)\n"
             "print(run.artifact('improve').meta['steps'])")
@@ -117,7 +119,7 @@ def test_changing_round_two_redoes_round_two_onward() -> None:
 
 def test_a_recipe_is_checked_in_under_a_second() -> None:
     """In the best of ten, for a machine that others use is slower; nothing heavier than YAML is loaded to know all its names."""
-    code = ("import sys, time; start = time.process_time(); from components.recipe import load; load('chat'); taken = time.process_time() - start;"
+    code = ("import sys, time; start = time.process_time(); from ratchet.components.recipe import load; load('chat'); taken = time.process_time() - start;"
             "print(taken < 1, sorted({'torch', 'numpy', 'pyarrow', 'scipy', 'transformers'} & set(sys.modules)))")
     for _ in range(10):
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -45,8 +45,8 @@ def test_recipe_reference_has_every_key(generate: ModuleType) -> None:
 
 
 def test_piece_and_method_pages_name_every_piece_and_recipe(generate: ModuleType) -> None:
-    from components.piece import SLOTS, catalogue
-    from components.recipe import names
+    from ratchet.components.piece import SLOTS, catalogue
+    from ratchet.components.recipe import names
 
     pieces, methods, readme = generate.piece_reference(), generate.recipe_table(), README.read_text()
     assert not [name for slot in SLOTS for name in catalogue(slot) if f"### {name}\n" not in pieces]
@@ -62,7 +62,7 @@ def test_every_page_is_in_the_navigation() -> None:
 def test_commands_in_the_documentation_exist(page: Path) -> None:
     from typer.main import get_command
 
-    from flows.cli import app
+    from ratchet.flows.cli import app
 
     known: dict[str, object] = getattr(get_command(app), "commands")  # noqa: B009
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))

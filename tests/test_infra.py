@@ -87,7 +87,7 @@ def test_a_build_without_a_target_gives_the_small_image() -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_an_image_says_what_it_was_built_from(target: str) -> None:
-    """As `tasks.provenance` reads it; the build lines hand it over."""
+    """As `ratchet.tasks.provenance` reads it; the build lines hand it over."""
     words = stages()[target]
     assert words.index(("ENV", "RATCHET_REVISION=$REVISION")) > words.index(("ARG", "REVISION"))
     lines = re.findall(r"^#   docker build .*", (INFRA / "Containerfile").read_text(), re.M)
@@ -429,7 +429,7 @@ def test_no_file_holds_a_password_or_a_latest_tag() -> None:
 
 @pytest.mark.parametrize("stage", range(4))
 def test_deepspeed_files_are_what_a_profile_hands_over(stage: int) -> None:
-    from components.learners.deepspeed import config
+    from ratchet.components.learners.deepspeed import config
 
     written = template(INFRA / "deepspeed" / f"zero{stage}.json")
     assert written == config(zero_stage=stage, precision="bfloat16" if stage > 1 else "float32", max_grad_norm=1.0)

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from components.errors import RecipeError
-from components.piece import build, catalogue, describe
-from components.reduce import LEGAL, Counts, count, legal, reduce
-from components.types import Batch, Outputs
+from ratchet.components.errors import RecipeError
+from ratchet.components.piece import build, catalogue, describe
+from ratchet.components.reduce import LEGAL, Counts, count, legal, reduce
+from ratchet.components.types import Batch, Outputs
 
 V = 11
 PIECES = sorted(name for name, piece in catalogue("objective").items() if not any(option.required for option in piece.options.values()))
@@ -176,7 +176,7 @@ def test_length_penalty_settles_where_it_says():
 
 @pytest.mark.parametrize("name", ["centre", "group_norm", "leave_one_out", "mean_normalised", "whiten"])
 def test_constant_group_has_zero_advantage(name):
-    from components.types import Context, Group, Prompt, Trajectory
+    from ratchet.components.types import Context, Group, Prompt, Trajectory
 
     group = Group(Prompt("p", ()), tuple(Trajectory(()) for _ in range(4)), {"reward.judge": [0.3] * 4})
     assert build("annotate", {"name": f"advantages.{name}"})([group], Context())["advantages"][0] == pytest.approx([0.0] * 4, abs=1e-15)

@@ -16,12 +16,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from components.data.parsing import parse
-from components.data.sources import _unpack, fetch
-from components.errors import RecipeError, ServiceError, SourceError, StageError, redacted
-from components.models.load import REMOTE_CODE, load_policy, load_tokenizer, new_reward, save_model
-from components.recipe import dump, load, reread
-from tasks.pipeline import Pipeline
+from ratchet.components.data.parsing import parse
+from ratchet.components.data.sources import _unpack, fetch
+from ratchet.components.errors import RecipeError, ServiceError, SourceError, StageError, redacted
+from ratchet.components.models.load import REMOTE_CODE, load_policy, load_tokenizer, new_reward, save_model
+from ratchet.components.recipe import dump, load, reread
+from ratchet.tasks.pipeline import Pipeline
 
 ROOT = Path(__file__).resolve().parents[1]
 SECRETS = {"HF_TOKEN": "hf_plantedplantedplanted", "AWS_SECRET_ACCESS_KEY": "aws+planted/planted+key",
@@ -66,7 +66,7 @@ def test_one_function_alone_decides_whose_code_is_run() -> None:
             if isinstance(node, (ast.FunctionDef, ast.Assign)) and "trusted" in (getattr(node, "name", ""), *map(ast.unparse, getattr(node, "targets", ()))):
                 deciders.append(str(file))
             if isinstance(node, ast.ImportFrom) and "trusted" in [alias.asname or alias.name for alias in node.names]:
-                assert node.module == "components.models.load" and all(alias.asname is None for alias in node.names), file
+                assert node.module == "ratchet.components.models.load" and all(alias.asname is None for alias in node.names), file
     assert deciders == ["components/models/load.py"]
 
 
@@ -124,8 +124,8 @@ def test_a_pickle_in_an_archive_stays_a_file_nobody_opens(tmp_path: Path) -> Non
 @pytest.mark.parametrize("kind", ["known", "stranger"])
 def test_code_in_a_model_repository_is_not_run(kind: str, tmp_path: Path, tiny_model: Path) -> None:
     """`auto_map` names code beside the weights; a type that transformers does not know could not be loaded without it."""
-    from components.contract import contract_of
-    from components.evaluation.gold import Encoder
+    from ratchet.components.contract import contract_of
+    from ratchet.components.evaluation.gold import Encoder
 
     model, mark = tmp_path / "model", tmp_path / "ran"
     shutil.copytree(tiny_model, model, ignore=shutil.ignore_patterns("manifest.json"))
@@ -192,8 +192,8 @@ def test_a_model_with_code_of_its_own_is_refused_unless_the_recipe_says_so(own: 
 
 
 def test_code_the_recipe_lets_run_goes_with_the_model_and_what_is_trained_from_it(own: tuple[Path, Path], tiny_home: Path, tmp_path: Path) -> None:
-    from components.learners.torch import TorchLearner
-    from components.store import read_manifest
+    from ratchet.components.learners.torch import TorchLearner
+    from ratchet.components.store import read_manifest
 
     model, mark = own
     (model / "pytorch_model.bin").write_bytes(malicious(tmp_path / "pwned"))
@@ -214,7 +214,7 @@ def test_code_the_recipe_lets_run_goes_with_the_model_and_what_is_trained_from_i
 
 
 def test_what_no_recipe_asked_for_is_in_no_stage_and_with_no_other_model(tiny_model: Path, tmp_path: Path) -> None:
-    from components.plan import plan
+    from ratchet.components.plan import plan
 
     assert "remote_code" not in plan(*load("sft"))["model_policy"].options
     asked = plan(*load("chat", overrides=["models.policy.remote_code=true"]))
@@ -272,8 +272,8 @@ def test_messages_hold_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_others_say_is_passed_on_without_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
                                                       caplog: pytest.LogCaptureFixture) -> None:
     """Errors of libraries, on the terminal, in the log and on the Prefect page."""
-    from tasks.drift import watch_data
-    from tasks.watchers import PrefectPage
+    from ratchet.tasks.drift import watch_data
+    from ratchet.tasks.watchers import PrefectPage
 
     error, page = OSError("401 for https://me:planted-in-a-url@host/api"), list[str]()
 
@@ -283,7 +283,7 @@ def test_what_others_say_is_passed_on_without_secrets(tmp_path: Path, monkeypatc
     pipeline = Pipeline.open("sft", home=tmp_path, profile="test")
     pipeline.watchers = [SimpleNamespace(started=fail)]  # type: ignore[list-item]
     pipeline._tell("started", pipeline.stages["raw"], tmp_path)
-    monkeypatch.setattr("tasks.drift.last_run", fail)
+    monkeypatch.setattr("ratchet.tasks.drift.last_run", fail)
     watch_data(pipeline)
     monkeypatch.setattr("prefect.artifacts.create_markdown_artifact", lambda markdown, key: page.append(markdown))
     PrefectPage().failed(pipeline.stages["raw"], error)
@@ -331,10 +331,10 @@ def test_a_planted_secret_is_nowhere_and_a_server_that_is_away_stops_nothing(fre
     """The tracking server is away and its address holds a password; the token is in the environment and first, by mistake, in
     the recipe's text too. Then everything is sent to the local MLflow."""
     home = fresh_home("run")
-    env = {**os.environ, **SECRETS, "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, **SECRETS, "PYTHONPATH": str(ROOT / "infra" / "package")}
     away = {**env, "MLFLOW_TRACKING_URI": "http://robot:planted-in-a-url@127.0.0.1:9"}
     options = ["--profile", "test", "--home", str(home), "--set", "sft.limit=16", "--set", "evaluate.prompts=4"]
-    command = [sys.executable, "-m", "flows.cli", "run", "sft", *options]
+    command = [sys.executable, "-m", "ratchet.flows.cli", "run", "sft", *options]
     refused = subprocess.run([*command, "--set", f"about=made with {TOKEN}"], cwd=home, env=away, capture_output=True, text=True)
     assert refused.returncode == 2 and refused.stderr.startswith("error: about: holds the value of"), refused.stderr
     assert not leaks(home, refused.stdout, refused.stderr)
@@ -344,7 +344,7 @@ def test_a_planted_secret_is_nowhere_and_a_server_that_is_away_stops_nothing(fre
     assert said[0].startswith("error: all stages are made, and nothing is registered yet: the run has not reached http://")
     assert "run again, nothing is lost" in said[0] and "MLflow is behind, nothing is lost" in done.stdout
     assert next(home.glob("store/sft-*/model.safetensors")).exists() and (home / "prefect").is_dir()
-    sent = subprocess.run([sys.executable, "-m", "flows.cli", "sync", "--home", str(home)], cwd=home, env=env, capture_output=True, text=True)
+    sent = subprocess.run([sys.executable, "-m", "ratchet.flows.cli", "sync", "--home", str(home)], cwd=home, env=env, capture_output=True, text=True)
     assert sent.returncode == 0 and "points sent" in sent.stdout, sent.stderr
     assert (home / "mlflow.db").exists()
     assert not leaks(home, done.stdout, done.stderr, sent.stdout, sent.stderr)

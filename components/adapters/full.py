@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from components.piece import piece
+from ratchet.components.piece import piece
 
 if TYPE_CHECKING:
     from torch.nn import Module

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from components.errors import RecipeError
-from components.piece import piece
+from ratchet.components.errors import RecipeError
+from ratchet.components.piece import piece
 
 if TYPE_CHECKING:
     from torch.nn import Module

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
-from components.piece import piece
-from components.ranges import BelowOne, Bool, Count, Natural, Positive
+from ratchet.components.piece import piece
+from ratchet.components.ranges import BelowOne, Bool, Count, Natural, Positive
 
 if TYPE_CHECKING:
     from torch.nn import Module
 
-    from components.types import Group
+    from ratchet.components.types import Group
 
 
 HEADS = {"score", "value_head", "v_head"}
@@ -65,7 +65,7 @@ class SwitchedOff:
         """As `Engine.score`: per group, ask -> one list (T) a trajectory."""
         import torch
 
-        from components.packing import pack
+        from ratchet.components.packing import pack
 
         found: list[Mapping[str, list[Any]]] = [{ask: [] for ask in asks} for _ in groups]
         with torch.no_grad(), self._learner.trained.disable_adapter():

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from components.errors import RecipeError
-from components.piece import piece
-from components.ranges import Count
+from ratchet.components.errors import RecipeError
+from ratchet.components.piece import piece
+from ratchet.components.ranges import Count
 
 if TYPE_CHECKING:
     from torch.nn import Module, ModuleList

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from components.advantages.read import rewards_of
-from components.piece import piece
-from components.types import Columns, Context, Group
+from ratchet.components.advantages.read import rewards_of
+from ratchet.components.piece import piece
+from ratchet.components.types import Columns, Context, Group
 
 
 @piece(reads=("{reward}",), writes=("advantages",), paper="arXiv:2503.20783")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from components.advantages.read import rewards_of
-from components.errors import ContractError
-from components.piece import piece
-from components.ranges import Bool, Share
-from components.types import Columns, Context, Group
+from ratchet.components.advantages.read import rewards_of
+from ratchet.components.errors import ContractError
+from ratchet.components.piece import piece
+from ratchet.components.ranges import Bool, Share
+from ratchet.components.types import Columns, Context, Group
 
 
 def recursion(rewards: Sequence[float], values: Sequence[float], mask: Sequence[bool], discount: float,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from components.advantages.read import rewards_of
-from components.piece import piece
-from components.ranges import Positive
-from components.types import Columns, Context, Group
+from ratchet.components.advantages.read import rewards_of
+from ratchet.components.piece import piece
+from ratchet.components.ranges import Positive
+from ratchet.components.types import Columns, Context, Group
 
 
 @piece(reads=("{reward}",), writes=("advantages",), paper="arXiv:2402.03300")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from components.advantages.gae import step_rewards
-from components.piece import piece
-from components.ranges import NotNegative
-from components.types import Columns, Context, Group
+from ratchet.components.advantages.gae import step_rewards
+from ratchet.components.piece import piece
+from ratchet.components.ranges import NotNegative
+from ratchet.components.types import Columns, Context, Group
 
 
 def penalty(group: Group, old: str, beta: float) -> list[list[float]]:

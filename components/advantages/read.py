@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from components.errors import DataError
-from components.types import Group
+from ratchet.components.errors import DataError
+from ratchet.components.types import Group
 
 
 def rewards_of(group: Group, reward: str | Sequence[str]) -> list[float]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from components.errors import ContractError
-from components.piece import piece
-from components.ranges import PositiveShare
+from ratchet.components.errors import ContractError
+from ratchet.components.piece import piece
+from ratchet.components.ranges import PositiveShare
 
 if TYPE_CHECKING:
     from torch import Tensor

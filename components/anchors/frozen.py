@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from components.piece import piece
+from ratchet.components.piece import piece
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,9 +12,9 @@ from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
-from components.data.records import Conversation, CountTokens, Dropped, Sifted, prefix_within
-from components.sections import Contexts, Conversations, Labelled, Pairs
-from components.types import Group, Message, Prompt, Trajectory
+from ratchet.components.data.records import Conversation, CountTokens, Dropped, Sifted, prefix_within
+from ratchet.components.sections import Contexts, Conversations, Labelled, Pairs
+from ratchet.components.types import Group, Message, Prompt, Trajectory
 
 
 def conversation_groups(

@@ -12,8 +12,8 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from components.data.records import Conversation, Dropped
-from components.data.statistics import GREETING, said
+from ratchet.components.data.records import Conversation, Dropped
+from ratchet.components.data.statistics import GREETING, said
 
 COMMON = 0.01
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from components.data.near import near_earlier, shingles
-from components.data.records import Conversation, CountTokens, Dropped, Sifted
-from components.piece import piece
-from components.ranges import Count, Natural, Share
+from ratchet.components.data.near import near_earlier, shingles
+from ratchet.components.data.records import Conversation, CountTokens, Dropped, Sifted
+from ratchet.components.piece import piece
+from ratchet.components.ranges import Count, Natural, Share
 
 
 @piece()

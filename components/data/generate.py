@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
-from components.errors import SourceError, nearest
+from ratchet.components.errors import SourceError, nearest
 
 COLOURS = {"sky": "blue", "grass": "green", "snow": "white", "coal": "black", "a lemon": "yellow", "a rose": "red"}
 SOUNDS = {"a dog": "barks", "a cat": "meows", "a cow": "moos", "a duck": "quacks", "a lion": "roars", "a bee": "buzzes"}

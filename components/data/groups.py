@@ -24,8 +24,8 @@ from typing import Any, get_args
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from components.errors import DataError, SourceError
-from components.types import Group, Message, Prompt, Span, Stop, Trajectory
+from ratchet.components.errors import DataError, SourceError
+from ratchet.components.types import Group, Message, Prompt, Span, Stop, Trajectory
 
 ROLES = ("system", "user", "assistant", "tool")
 STOPS = get_args(Stop)

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from components.data.published import CARD, patterns_of
-from components.errors import SourceError
-from components.progress import arriving
+from ratchet.components.data.published import CARD, patterns_of
+from ratchet.components.errors import SourceError
+from ratchet.components.progress import arriving
 
 
 def download(rest: str, config: str | None = None) -> Path:

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from components.data.instructions.families import FAMILIES, instruction_text
-from components.data.records import Conversation, CountTokens, Dropped, Sifted
-from components.errors import RecipeError
-from components.piece import piece
-from components.ranges import Count, Natural, Share
-from components.types import Message
+from ratchet.components.data.instructions.families import FAMILIES, instruction_text
+from ratchet.components.data.records import Conversation, CountTokens, Dropped, Sifted
+from ratchet.components.errors import RecipeError
+from ratchet.components.piece import piece
+from ratchet.components.ranges import Count, Natural, Share
+from ratchet.components.types import Message
 
 TRAINED = tuple(name for name, family in FAMILIES.items() if not family.held_out)
 HELD_OUT = tuple(name for name, family in FAMILIES.items() if family.held_out)

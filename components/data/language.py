@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-from components.data.records import Conversation, CountTokens, Dropped, Sifted
-from components.piece import piece
-from components.ranges import Natural
+from ratchet.components.data.records import Conversation, CountTokens, Dropped, Sifted
+from ratchet.components.piece import piece
+from ratchet.components.ranges import Natural
 
 UNDECIDED = "und"
 

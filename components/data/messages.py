@@ -8,8 +8,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from components.data.groups import ROLES
-from components.types import Message
+from ratchet.components.data.groups import ROLES
+from ratchet.components.types import Message
 
 NAMES = {"human": "user", "prompter": "user", "instruction": "user", "input": "user", "gpt": "assistant", "chatgpt": "assistant",
          "bard": "assistant", "bing": "assistant", "model": "assistant", "response": "assistant", "function_call": "assistant",

@@ -13,12 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from components.data.parsing import parse, unique
-from components.data.published import TRAINING
-from components.data.records import Conversation, Dropped, Sifted
-from components.errors import RatchetError
-from components.sections import Data
-from components.types import Group
+from ratchet.components.data.parsing import parse, unique
+from ratchet.components.data.published import TRAINING
+from ratchet.components.data.records import Conversation, Dropped, Sifted
+from ratchet.components.errors import RatchetError
+from ratchet.components.sections import Data
+from ratchet.components.types import Group
 
 ORDER = ("test", "validation", "", "train", "benchmark")
 """Held-out records stand first: of two that say the same, the first stays."""

@@ -6,9 +6,9 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
-from components.data.records import Conversation, CountTokens, Sifted
-from components.piece import piece
-from components.ranges import Bool
+from ratchet.components.data.records import Conversation, CountTokens, Sifted
+from ratchet.components.piece import piece
+from ratchet.components.ranges import Bool
 
 QUOTES = str.maketrans({"‘": "'", "’": "'", "‚": "'", "“": '"', "”": '"', "„": '"', "…": "...", "–": "-", "—": "-",
                         "\u00a0": " ", "\u200b": "", "\ufeff": "", "\u2028": "\n", "\u2029": "\n"})

@@ -16,12 +16,12 @@ from difflib import SequenceMatcher, get_close_matches
 from pathlib import Path
 from typing import Any
 
-from components.data.files import read_rows
-from components.data.groups import read_groups
-from components.data.published import published
-from components.data.records import Conversation, Dropped, Sifted
-from components.errors import DataError
-from components.piece import Description, build, catalogue
+from ratchet.components.data.files import read_rows
+from ratchet.components.data.groups import read_groups
+from ratchet.components.data.published import published
+from ratchet.components.data.records import Conversation, Dropped, Sifted
+from ratchet.components.errors import DataError
+from ratchet.components.piece import Description, build, catalogue
 
 Parser = Callable[[Mapping[str, Any]], Sequence[Conversation]]
 RENAMED = "renamed, their id was taken"

@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from components.data.hub import commit
-from components.data.sources import digest, local
-from components.models.lora import base_of, is_adapter
-from components.schema import Recipe
-from components.store import MANIFEST, write_atomic
+from ratchet.components.data.hub import commit
+from ratchet.components.data.sources import digest, local
+from ratchet.components.models.lora import base_of, is_adapter
+from ratchet.components.schema import Recipe
+from ratchet.components.store import MANIFEST, write_atomic
 
 log = logging.getLogger("ratchet.sources")
 COMMIT = re.compile(r"@[0-9a-f]{40}(?:!|$)")

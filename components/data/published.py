@@ -13,8 +13,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from components.data.files import data_files
-from components.errors import DataError, RecipeError, SourceError, nearest
+from ratchet.components.data.files import data_files
+from ratchet.components.errors import DataError, RecipeError, SourceError, nearest
 
 WORDS = {"train": "train", "training": "train", "validation": "validation", "valid": "validation", "val": "validation", "dev": "validation",
          "test": "test", "testing": "test", "eval": "test", "evaluation": "test"}

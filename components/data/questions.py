@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from components.data.records import Conversation, CountTokens, Dropped, Sifted
-from components.piece import piece
-from components.ranges import Count, Natural
+from ratchet.components.data.records import Conversation, CountTokens, Dropped, Sifted
+from ratchet.components.piece import piece
+from ratchet.components.ranges import Count, Natural
 
 END = re.compile(r"\?[\s?!]*\Z")
 START = re.compile(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from components.types import Message
+from ratchet.components.types import Message
 
 CountTokens = Callable[[Sequence[Message]], int]
 """The length of a rendered conversation in tokens of the policy."""

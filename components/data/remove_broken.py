@@ -6,11 +6,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from components.data.records import Conversation, CountTokens, Dropped, Sifted
-from components.data.scrub import URL
-from components.piece import piece
-from components.ranges import Count, Share
-from components.types import Message
+from ratchet.components.data.records import Conversation, CountTokens, Dropped, Sifted
+from ratchet.components.data.scrub import URL
+from ratchet.components.piece import piece
+from ratchet.components.ranges import Count, Share
+from ratchet.components.types import Message
 
 EMPTY = re.compile(rf"(?:{URL.pattern}|\[link\]|[\W_])*", re.IGNORECASE)
 

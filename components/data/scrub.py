@@ -10,8 +10,8 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from components.data.records import Conversation, CountTokens, Sifted
-from components.piece import piece
+from ratchet.components.data.records import Conversation, CountTokens, Sifted
+from ratchet.components.piece import piece
 
 EMAIL = re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
 URL = re.compile(r"(?:https?://|www\.)[^\s<>\"']*[^\s<>\"'.,;:!?)\]]", re.IGNORECASE)

@@ -24,9 +24,9 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
-from components.data import hub
-from components.errors import SourceError, nearest
-from components.progress import arriving
+from ratchet.components.data import hub
+from ratchet.components.errors import SourceError, nearest
+from ratchet.components.progress import arriving
 
 MANIFEST = "source.json"
 CONTENT = "content"
@@ -226,7 +226,7 @@ def _keep(found: Path, content: Path, sha256: str | None, what: str) -> tuple[Pa
 
 
 def _generate(rest: str, content: Path, sha256: str | None) -> tuple[Path, str]:
-    from components.data.generate import generate
+    from ratchet.components.data.generate import generate
 
     path = generate(rest, content)
     found = digest(path)

@@ -12,9 +12,9 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
-from components.data.near import near_earlier, shingles
-from components.data.records import Conversation, Dropped
-from components.errors import DataError
+from ratchet.components.data.near import near_earlier, shingles
+from ratchet.components.data.records import Conversation, Dropped
+from ratchet.components.errors import DataError
 
 
 def split_key(record: Conversation) -> str:

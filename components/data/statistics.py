@@ -16,13 +16,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from components.data.builders import prompt_digest
-from components.data.language import language_of
-from components.data.near import near_earlier, shingles
-from components.data.records import CountTokens
-from components.data.scrub import scrubbed
-from components.sections import PROMPT_SECTIONS, kind_of
-from components.types import Group, Message
+from ratchet.components.data.builders import prompt_digest
+from ratchet.components.data.language import language_of
+from ratchet.components.data.near import near_earlier, shingles
+from ratchet.components.data.records import CountTokens
+from ratchet.components.data.scrub import scrubbed
+from ratchet.components.sections import PROMPT_SECTIONS, kind_of
+from ratchet.components.types import Group, Message
 
 SCHEMA = pa.schema([
     ("id", pa.string()), ("split", pa.string()), ("kind", pa.string()), ("group", pa.int32()), ("prompt_id", pa.string()),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from components.errors import GateError
-from components.piece import build, describe
-from components.schema import Recipe
-from components.types import Context, Group, Trajectory
+from ratchet.components.errors import GateError
+from ratchet.components.piece import build, describe
+from ratchet.components.schema import Recipe
+from ratchet.components.types import Context, Group, Trajectory
 
 MIN_RIGHT = 0.95
 SCORED = 512

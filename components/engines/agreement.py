@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from components.errors import ContractError
-from components.rollouts.sample import trajectory
-from components.types import Group, Prompt, Request, Sample
+from ratchet.components.errors import ContractError
+from ratchet.components.rollouts.sample import trajectory
+from ratchet.components.types import Group, Prompt, Request, Sample
 
 FEW = 4
 """Answers that are compared after a change of weights."""

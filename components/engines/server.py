@@ -24,10 +24,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, final
 
-from components.engines.vllm import Answer, check_lengths, engine_arguments, shape
-from components.errors import ContractError, ServiceError
-from components.models.load import trusted
-from components.progress import advance
+from ratchet.components.engines.vllm import Answer, check_lengths, engine_arguments, shape
+from ratchet.components.errors import ContractError, ServiceError
+from ratchet.components.models.load import trusted
+from ratchet.components.progress import advance
 
 TRIES = 5
 """How often one row is asked again when its answer was lost or came from other weights."""

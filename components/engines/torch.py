@@ -13,20 +13,20 @@ import numpy
 import torch
 from torch import Tensor
 
-from components import progress
-from components.chat import decode_answer, encode, encode_prompt, encode_whole
-from components.contract import contract
-from components.engines.sampling import sample
-from components.errors import ContractError
-from components.models.attention import Cache, DecodePlan, PrefillPlan
-from components.models.device import answering, placed
-from components.models.forward import hidden_states, output_head, outputs
-from components.models.load import load_model, load_tokenizer
-from components.models.products import product
-from components.models.reward import is_published
-from components.models.value import PolicyWithValue
-from components.packing import pack
-from components.types import Group, Message, Request, Sample
+from ratchet.components import progress
+from ratchet.components.chat import decode_answer, encode, encode_prompt, encode_whole
+from ratchet.components.contract import contract
+from ratchet.components.engines.sampling import sample
+from ratchet.components.errors import ContractError
+from ratchet.components.models.attention import Cache, DecodePlan, PrefillPlan
+from ratchet.components.models.device import answering, placed
+from ratchet.components.models.forward import hidden_states, output_head, outputs
+from ratchet.components.models.load import load_model, load_tokenizer
+from ratchet.components.models.products import product
+from ratchet.components.models.reward import is_published
+from ratchet.components.models.value import PolicyWithValue
+from ratchet.components.packing import pack
+from ratchet.components.types import Group, Message, Request, Sample
 
 SCORE_TOKENS = 2048
 """Tokens of one scoring pass."""

@@ -10,11 +10,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from components.estimates.memory import PROCESS, SCORED, Layout, Parts, answering, sampling, scoring, trained, training
-from components.estimates.shape import Shape
-from components.piece import describe
-from components.plan import Stage
-from components.schema import Profile, Recipe
+from ratchet.components.estimates.memory import (
+    PROCESS,
+    SCORED,
+    Layout,
+    Parts,
+    answering,
+    sampling,
+    scoring,
+    trained,
+    training,
+)
+from ratchet.components.estimates.shape import Shape
+from ratchet.components.piece import describe
+from ratchet.components.plan import Stage
+from ratchet.components.schema import Profile, Recipe
 
 UTILISATION = 0.4    # of stated FLOP/s that a training or scoring pass reaches; of stated bandwidth, DECODE
 DECODE = 0.6

@@ -1,6 +1,6 @@
 """How many tokens a second this machine learns, scores and samples, measured in under a minute with a recipe's own model.
 
-`python -m components.estimates.measure request.json answer.json` writes the second file. A process of its own: it pays for the imports and
+`python -m ratchet.components.estimates.measure request.json answer.json` writes the second file. A process of its own: it pays for the imports and
 the memory it takes.
 """
 
@@ -14,12 +14,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from components.engines.choose import engine_of
-from components.models.load import load_tokenizer
-from components.packing import pack
-from components.stages.train import make_learner
-from components.store import write_atomic
-from components.types import Group, Prompt, Request, Trajectory
+from ratchet.components.engines.choose import engine_of
+from ratchet.components.models.load import load_tokenizer
+from ratchet.components.packing import pack
+from ratchet.components.stages.train import make_learner
+from ratchet.components.store import write_atomic
+from ratchet.components.types import Group, Prompt, Request, Trajectory
 
 ANSWER = 16  # tokens sampled a row
 FIT = {"batch": 1, "epochs": 1, "max_steps": None, "learning_rate": 1e-9, "betas": (0.9, 0.999), "weight_decay": 0.0,
@@ -28,7 +28,7 @@ FIT = {"batch": 1, "epochs": 1, "max_steps": None, "learning_rate": 1e-9, "betas
 
 def measure(model: Path, profile: Mapping[str, Any], adapters: Mapping[str, Mapping[str, Any]], *, length: int, prompt: int,
             each: int) -> dict[str, Any]:
-    """Rates as `components.estimates.costs.Rates` holds them. Texts are random tokens of `length`, half of it masked in; prompts of
+    """Rates as `ratchet.components.estimates.costs.Rates` holds them. Texts are random tokens of `length`, half of it masked in; prompts of
     `prompt` tokens get `each` answers, as many rows as the profile decodes together."""
     texts, answering = _answering(model, profile, length=length, prompt=prompt, each=each)
     learn = {}

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from components.estimates.shape import Shape
-from components.schema import Profile
+from ratchet.components.estimates.shape import Shape
+from ratchet.components.schema import Profile
 
 Parts = Mapping[str, float]
 CHUNK = 256          # positions whose logits exist at one time (components/models/logprobs.py)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from components.data.scrub import scrubbed
-from components.errors import DataError
-from components.evaluation.diversity import words
+from ratchet.components.data.scrub import scrubbed
+from ratchet.components.errors import DataError
+from ratchet.components.evaluation.diversity import words
 
 # what instruction-tuned models say instead of talking: a talk partner that "is an AI" has left the role
 REFUSAL = re.compile(

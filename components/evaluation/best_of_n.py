@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from components.errors import DataError
-from components.evaluation.bootstrap import difference, mean_interval
+from ratchet.components.errors import DataError
+from ratchet.components.evaluation.bootstrap import difference, mean_interval
 
 SIZES = (1, 2, 4, 8)
 

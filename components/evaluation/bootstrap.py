@@ -10,7 +10,7 @@ from typing import Literal, TypedDict
 
 import numpy as np
 
-from components.errors import DataError
+from ratchet.components.errors import DataError
 
 CHUNK = 2_000_000  # resampled values held at once
 

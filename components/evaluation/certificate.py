@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from components.conform import conform
-from components.errors import ContractError, DataError
-from components.evaluation.bootstrap import Interval, wilson
-from components.sections import Limits
-from components.types import Group
+from ratchet.components.conform import conform
+from ratchet.components.errors import ContractError, DataError
+from ratchet.components.evaluation.bootstrap import Interval, wilson
+from ratchet.components.sections import Limits
+from ratchet.components.types import Group
 
 CHANCE = 0.5
 BINS = 10

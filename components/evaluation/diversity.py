@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from components.evaluation.bootstrap import Interval
+from ratchet.components.evaluation.bootstrap import Interval
 
 WORD = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from components.errors import DataError
-from components.evaluation.bootstrap import Interval, counts
+from ratchet.components.errors import DataError
+from ratchet.components.evaluation.bootstrap import Interval, counts
 
 Rows = Sequence[Sequence[float]]
 

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from components.errors import ContractError, DataError, SourceError
-from components.evaluation.certificate import (
+from ratchet.components.errors import ContractError, DataError, SourceError
+from ratchet.components.evaluation.certificate import (
     CHANCE,
     accuracy,
     calibration,
@@ -28,9 +28,9 @@ from components.evaluation.certificate import (
     length_bias,
     shortfall,
 )
-from components.linear import bradley_terry, choose_penalty, topics_of
-from components.store import MANIFEST
-from components.types import Group, Message
+from ratchet.components.linear import bradley_terry, choose_penalty, topics_of
+from ratchet.components.store import MANIFEST
+from ratchet.components.types import Group, Message
 
 PENALTIES = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 MAX_TOKENS = 128
@@ -61,7 +61,7 @@ class Encoder:
         import torch
         from transformers import AutoModel, AutoTokenizer
 
-        from components.models.load import trusted
+        from ratchet.components.models.load import trusted
 
         if not (Path(path) / "config.json").exists():
             raise SourceError(f"{path}: no sentence encoder here; expected a directory that transformers loads")

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from components.errors import DataError
-from components.evaluation.bootstrap import mean_interval
+from ratchet.components.errors import DataError
+from ratchet.components.evaluation.bootstrap import mean_interval
 
 Rows = Sequence[Sequence[float]]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from components.piece import describe
-from components.reward_models import judges_of
-from components.schema import Recipe
+from ratchet.components.piece import describe
+from ratchet.components.reward_models import judges_of
+from ratchet.components.schema import Recipe
 
 ENDS = ("mean", "low", "high", "n")
 """Of an interval, each a metric too: `win_rate_vs_sft.low`."""

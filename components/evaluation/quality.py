@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from components.evaluation.bootstrap import Interval, difference, mean_interval
-from components.evaluation.diversity import distinct_n, distinct_n_interval
-from components.types import Group
+from ratchet.components.evaluation.bootstrap import Interval, difference, mean_interval
+from ratchet.components.evaluation.diversity import distinct_n, distinct_n_interval
+from ratchet.components.types import Group
 
 Ragged = Sequence[Sequence[float]]
 

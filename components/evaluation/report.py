@@ -31,8 +31,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from components.evaluation import plots
-from components.evaluation.transcripts import prepared
+from ratchet.components.evaluation import plots
+from ratchet.components.evaluation.transcripts import prepared
 
 HERE, NBSP = Path(__file__).parent, "\u00a0"
 TEMPLATE, STYLE, SCRIPT = "report.html.j2", "report.css.j2", "report.js.j2"

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from components.errors import DataError
-from components.evaluation.bootstrap import Interval, counts, win_rate
+from ratchet.components.errors import DataError
+from ratchet.components.evaluation.bootstrap import Interval, counts, win_rate
 
 PRIOR = 0.1  # ridge on both coefficients, as a share of one observation each: keeps one-sided data finite
 ITERATIONS = 25

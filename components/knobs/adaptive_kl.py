@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from components.errors import RecipeError, nearest
-from components.piece import piece
-from components.ranges import NotNegative, Positive
+from ratchet.components.errors import RecipeError, nearest
+from ratchet.components.piece import piece
+from ratchet.components.ranges import NotNegative, Positive
 
 
 @piece(paper="arXiv:1909.08593")

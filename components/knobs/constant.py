@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from components.piece import piece
-from components.ranges import Finite
+from ratchet.components.piece import piece
+from ratchet.components.ranges import Finite
 
 
 @piece()

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from components.piece import piece
-from components.ranges import Count, Finite
+from ratchet.components.piece import piece
+from ratchet.components.ranges import Count, Finite
 
 
 @piece()

@@ -17,14 +17,14 @@ from typing import Any, Literal, final
 import torch
 from torch import Tensor, nn
 
-from components import ranks
-from components.errors import ContractError, RecipeError, TrainingError
-from components.learners.torch import Schedule, rate
-from components.models.forward import output_head, outputs
-from components.models.load import load_model, load_tokenizer, save_model
-from components.models.lora import FOLDER, save_adapter
-from components.models.value import PolicyWithValue
-from components.types import Batch, Outputs
+from ratchet.components import ranks
+from ratchet.components.errors import ContractError, RecipeError, TrainingError
+from ratchet.components.learners.torch import Schedule, rate
+from ratchet.components.models.forward import output_head, outputs
+from ratchet.components.models.load import load_model, load_tokenizer, save_model
+from ratchet.components.models.lora import FOLDER, save_adapter
+from ratchet.components.models.value import PolicyWithValue
+from ratchet.components.types import Batch, Outputs
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 BFLOAT16 = {"bf16": {"enabled": True, "check_grad_overflow": True}, "data_types": {"grad_accum_dtype": "fp32"}}
@@ -126,7 +126,7 @@ class DeepSpeedLearner:
             zero._lazy_init_hp_params_optimizer_state()
 
     def __call__(self, batch: Batch, asks: frozenset[str]) -> Outputs:
-        """See `components.models.forward.outputs`. What comes back lies on the host, whatever computed it."""
+        """See `ratchet.components.models.forward.outputs`. What comes back lies on the host, whatever computed it."""
         return Outputs({name: values.float().cpu() for name, values in self.engine(batch, asks).items()})
 
     def backward(self, loss: Tensor) -> None:

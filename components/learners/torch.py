@@ -11,13 +11,13 @@ from typing import Any, Literal, final
 import torch
 from torch import Tensor, nn
 
-from components.errors import ContractError, TrainingError
-from components.models.device import placed
-from components.models.forward import outputs
-from components.models.load import load_model, load_tokenizer, save_model
-from components.models.lora import FOLDER, save_adapter
-from components.models.value import PolicyWithValue
-from components.types import Batch, Outputs
+from ratchet.components.errors import ContractError, TrainingError
+from ratchet.components.models.device import placed
+from ratchet.components.models.forward import outputs
+from ratchet.components.models.load import load_model, load_tokenizer, save_model
+from ratchet.components.models.lora import FOLDER, save_adapter
+from ratchet.components.models.value import PolicyWithValue
+from ratchet.components.types import Batch, Outputs
 
 Schedule = Literal["constant", "linear", "cosine"]
 
@@ -81,7 +81,7 @@ class TorchLearner:
         self.schedule = {"peak": learning_rate, "schedule": schedule, "warmup": warmup_steps, "total": total_steps}
 
     def __call__(self, batch: Batch, asks: frozenset[str]) -> Outputs:
-        """See `components.models.forward.outputs`. Builds a graph where gradients are enabled. What comes back lies on the host,
+        """See `ratchet.components.models.forward.outputs`. Builds a graph where gradients are enabled. What comes back lies on the host,
         whatever computed it."""
         return Outputs({name: values.cpu() for name, values in outputs(self.model, self.kind, batch, asks).values_by_ask.items()})
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from components.evaluation.copying import copied
-from components.evaluation.diversity import words
-from components.piece import piece
-from components.types import Context, Group
+from ratchet.components.evaluation.copying import copied
+from ratchet.components.evaluation.diversity import words
+from ratchet.components.piece import piece
+from ratchet.components.types import Context, Group
 
 
 @piece()

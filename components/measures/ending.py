@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from components.piece import piece
-from components.types import Context, Group
+from ratchet.components.piece import piece
+from ratchet.components.types import Context, Group
 
 
 @piece()

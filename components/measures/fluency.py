@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from components.evaluation.copying import copied
-from components.piece import piece
-from components.types import Context, Group, Trajectory
+from ratchet.components.evaluation.copying import copied
+from ratchet.components.piece import piece
+from ratchet.components.types import Context, Group, Trajectory
 
 
 @piece()

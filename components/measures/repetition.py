@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from components.evaluation.diversity import repetition as repeated
-from components.piece import piece
-from components.types import Context, Group
+from ratchet.components.evaluation.diversity import repetition as repeated
+from ratchet.components.piece import piece
+from ratchet.components.types import Context, Group
 
 
 @piece()

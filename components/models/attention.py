@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from components.errors import ContractError
+from ratchet.components.errors import ContractError
 
 NAME = "ratchet"
 
@@ -38,7 +38,7 @@ def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attenti
     """transformers' attention interface. A call without a plan, or a feature no plan has, is a `ContractError`."""
     if plan is None:
         raise ContractError("a model loaded with attention='ratchet' was called without plan=; go through "
-                            "components.models.forward, or load it with attention='sdpa'")
+                            "ratchet.components.models.forward, or load it with attention='sdpa'")
     if attention_mask is not None:
         raise ContractError("plans take no attention_mask: pack rows instead of padding them")
     if sliding_window is not None or rest.get("softcap") is not None or rest.get("s_aux") is not None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from components.errors import ContractError
-from components.models.attention import PackedPlan
-from components.models.logprobs import chosen_logprobs
-from components.models.reward import MeanReward
-from components.models.value import PolicyWithValue
-from components.types import Batch, Outputs
+from ratchet.components.errors import ContractError
+from ratchet.components.models.attention import PackedPlan
+from ratchet.components.models.logprobs import chosen_logprobs
+from ratchet.components.models.reward import MeanReward
+from ratchet.components.models.value import PolicyWithValue
+from ratchet.components.types import Batch, Outputs
 
 ASKS = {"policy": {"logprobs", "entropy"}, "policy_with_value": {"logprobs", "entropy", "values"}, "reward": {"scores"}}
 SCALED = ("final_logit_softcapping", "logits_scaling", "logit_scale")

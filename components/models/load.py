@@ -17,18 +17,18 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from components.errors import SourceError
-from components.models.attention import register
-from components.models.products import speed_up
-from components.models.reward import FILE as REWARD_HEAD
-from components.models.reward import (
+from ratchet.components.errors import SourceError
+from ratchet.components.models.attention import register
+from ratchet.components.models.products import speed_up
+from ratchet.components.models.reward import FILE as REWARD_HEAD
+from ratchet.components.models.reward import (
     MeanReward,
     StandardisedHead,
     as_token_classifier,
     load_reward_head,
     save_reward_head,
 )
-from components.models.value import PolicyWithValue, load_value_head, save_value_head
+from ratchet.components.models.value import PolicyWithValue, load_value_head, save_value_head
 
 REMOTE_CODE = "remote_code.txt"
 """Beside weights whose own code may be run: written by the fetch where `models.<name>.remote_code` says so, and with what is trained from them."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from components.models.products import product
+from ratchet.components.models.products import product
 
 CHUNK = 256
 """Positions whose logits exist at one time: 256 x 49,152 float32 are 50 MB."""

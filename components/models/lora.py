@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from components.errors import SourceError
+from ratchet.components.errors import SourceError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 FOLDER = "adapter"  # beside the merged weights of a run that trained one
@@ -39,7 +39,7 @@ def merge_adapter(adapter: Path, base: Path, out: Path) -> None:
     from peft import PeftModel, get_peft_model_state_dict
     from safetensors import safe_open
 
-    from components.models.load import load_from, load_tokenizer, save_model
+    from ratchet.components.models.load import load_from, load_tokenizer, save_model
 
     config = _config(adapter)
     kind = KINDS.get(str(config.get("task_type") or "CAUSAL_LM"))

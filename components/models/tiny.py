@@ -8,12 +8,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from components.chat import encode
-from components.models.attention import register
-from components.models.forward import outputs
-from components.models.load import save_model
-from components.packing import pack
-from components.types import Group, Message, Prompt, Trajectory
+from ratchet.components.chat import encode
+from ratchet.components.models.attention import register
+from ratchet.components.models.forward import outputs
+from ratchet.components.models.load import save_model
+from ratchet.components.packing import pack
+from ratchet.components.types import Group, Message, Prompt, Trajectory
 
 TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"

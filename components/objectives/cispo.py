@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from components.objectives.clip import log_ratio, step_advantages
-from components.piece import piece
-from components.ranges import NotNegative
-from components.types import Batch, Outputs, Terms
+from ratchet.components.objectives.clip import log_ratio, step_advantages
+from ratchet.components.piece import piece
+from ratchet.components.ranges import NotNegative
+from ratchet.components.types import Batch, Outputs, Terms
 
 
 @piece(reads=("logprobs.{old}", "advantages"), asks=("logprobs",), unit="step", paper="arXiv:2506.13585")

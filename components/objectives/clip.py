@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from components.piece import piece
-from components.ranges import Above1, NotNegative, Positive, Share
-from components.types import Batch, Outputs, Terms
+from ratchet.components.piece import piece
+from ratchet.components.ranges import Above1, NotNegative, Positive, Share
+from ratchet.components.types import Batch, Outputs, Terms
 
 
 def log_ratio(out: Outputs, batch: Batch, old: str) -> Tensor:

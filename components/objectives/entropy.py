@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from components.piece import piece
-from components.types import Batch, Outputs, Terms
+from ratchet.components.piece import piece
+from ratchet.components.types import Batch, Outputs, Terms
 
 
 @piece(asks=("entropy",), unit="step", paper="arXiv:1707.06347")

@@ -6,8 +6,8 @@ from typing import Literal
 
 import torch
 
-from components.piece import piece
-from components.types import Batch, Outputs, Terms
+from ratchet.components.piece import piece
+from ratchet.components.types import Batch, Outputs, Terms
 
 
 @piece(reads=("logprobs.{to}",), asks=("logprobs",), unit="step", paper="arXiv:2402.03300")

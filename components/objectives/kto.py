@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from components.piece import piece
-from components.ranges import Positive
-from components.types import Batch, Outputs, Terms
+from ratchet.components.piece import piece
+from ratchet.components.ranges import Positive
+from ratchet.components.types import Batch, Outputs, Terms
 
 
 def reference_point(out: Outputs, batch: Batch) -> Tensor:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from components.piece import piece
-from components.types import Batch, Outputs, Terms
+from ratchet.components.piece import piece
+from ratchet.components.types import Batch, Outputs, Terms
 
 
 @piece(asks=("logprobs",), unit="step", paper="arXiv:2203.02155")

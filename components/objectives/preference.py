@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from components.piece import piece
-from components.ranges import BelowHalf, Bool, NotNegative, Positive
-from components.types import Batch, Outputs, Terms
+from ratchet.components.piece import piece
+from ratchet.components.ranges import BelowHalf, Bool, NotNegative, Positive
+from ratchet.components.types import Batch, Outputs, Terms
 
 
 def log_ratios(out: Outputs, batch: Batch) -> tuple[Tensor, Tensor]:

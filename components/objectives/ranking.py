@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from components.objectives.preference import terms
-from components.piece import piece
-from components.ranges import Finite, NotNegative
-from components.types import Batch, Outputs, Terms
+from ratchet.components.objectives.preference import terms
+from ratchet.components.piece import piece
+from ratchet.components.ranges import Finite, NotNegative
+from ratchet.components.types import Batch, Outputs, Terms
 
 
 def length_difference(batch: Batch) -> Tensor:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from components.objectives.clip import step_advantages
-from components.piece import piece
-from components.types import Batch, Outputs, Terms
+from ratchet.components.objectives.clip import step_advantages
+from ratchet.components.piece import piece
+from ratchet.components.types import Batch, Outputs, Terms
 
 
 @piece(reads=("advantages",), asks=("logprobs",), unit="step", paper="arXiv:2402.14740")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from components.piece import piece
-from components.ranges import Positive
-from components.types import Batch, Outputs, Terms
+from ratchet.components.piece import piece
+from ratchet.components.ranges import Positive
+from ratchet.components.types import Batch, Outputs, Terms
 
 
 @piece(reads=("returns", "values.old"), asks=("values",), unit="step", paper="arXiv:1707.06347")

@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from components.data.messages import message, reply_of
-from components.data.records import Conversation
-from components.piece import piece
+from ratchet.components.data.messages import message, reply_of
+from ratchet.components.data.records import Conversation
+from ratchet.components.piece import piece
 
 TURN = re.compile(r"\n?<extra_id_1>(User|Assistant)\n")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from components.data.messages import messages_of, with_system
-from components.data.records import Conversation
-from components.piece import piece
+from ratchet.components.data.messages import messages_of, with_system
+from ratchet.components.data.records import Conversation
+from ratchet.components.piece import piece
 
 
 @piece(reads=("messages",), writes=("reply",))

@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from components.data.messages import message, prompt_of
-from components.data.records import Conversation
-from components.piece import piece
-from components.ranges import Bool
+from ratchet.components.data.messages import message, prompt_of
+from ratchet.components.data.records import Conversation
+from ratchet.components.piece import piece
+from ratchet.components.ranges import Bool
 
 
 @piece(reads=("prompt",))

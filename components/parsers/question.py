@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from components.data.records import Conversation
-from components.parsers.prompt import asked
-from components.piece import piece
-from components.ranges import Bool
+from ratchet.components.data.records import Conversation
+from ratchet.components.parsers.prompt import asked
+from ratchet.components.piece import piece
+from ratchet.components.ranges import Bool
 
 
 @piece(reads=("question",), paper="arXiv:2110.14168")

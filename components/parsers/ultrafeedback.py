@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from components.data.messages import message, reply_of
-from components.data.records import Conversation
-from components.piece import piece
-from components.ranges import Count
+from ratchet.components.data.messages import message, reply_of
+from ratchet.components.data.records import Conversation
+from ratchet.components.piece import piece
+from ratchet.components.ranges import Count
 
 
 @piece(reads=("instruction", "completions"), writes=("reply", "rejected"), paper="arXiv:2310.01377")

@@ -6,11 +6,11 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from components.advantages.read import rewards_of
-from components.errors import RecipeError
-from components.piece import piece
-from components.ranges import BelowOne, Share
-from components.types import Group, Prompt
+from ratchet.components.advantages.read import rewards_of
+from ratchet.components.errors import RecipeError
+from ratchet.components.piece import piece
+from ratchet.components.ranges import BelowOne, Share
+from ratchet.components.types import Group, Prompt
 
 
 @piece(reads=("{reward}",), paper="arXiv:2504.03380")

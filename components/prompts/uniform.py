@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from components.errors import RecipeError
-from components.piece import piece
-from components.types import Prompt
+from ratchet.components.errors import RecipeError
+from ratchet.components.piece import piece
+from ratchet.components.types import Prompt
 
 
 @piece(paper="arXiv:2402.03300")

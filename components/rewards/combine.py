@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from components.advantages.read import rewards_of
-from components.errors import RecipeError
-from components.piece import piece
-from components.ranges import NotNegative
-from components.types import Columns, Context, Group
+from ratchet.components.advantages.read import rewards_of
+from ratchet.components.errors import RecipeError
+from ratchet.components.piece import piece
+from ratchet.components.ranges import NotNegative
+from ratchet.components.types import Columns, Context, Group
 
 
 @piece(reads=("{rewards}",), writes=("reward.combined",), paper="arXiv:2402.03300")

@@ -6,10 +6,10 @@ import statistics
 from collections.abc import Sequence
 from typing import Literal
 
-from components.piece import piece
-from components.ranges import Bool, NotNegative
-from components.rewards.reward_model import judged
-from components.types import OK, Columns, Context, Group
+from ratchet.components.piece import piece
+from ratchet.components.ranges import Bool, NotNegative
+from ratchet.components.rewards.reward_model import judged
+from ratchet.components.types import OK, Columns, Context, Group
 
 
 def aggregate(scores: Sequence[float], how: str, uncertainty: float) -> float:

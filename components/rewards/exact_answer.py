@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from components.piece import each, piece
-from components.types import Prompt, Trajectory
+from ratchet.components.piece import each, piece
+from ratchet.components.types import Prompt, Trajectory
 
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:/\d+)?")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from components.piece import each, piece
-from components.types import Prompt, Trajectory
+from ratchet.components.piece import each, piece
+from ratchet.components.types import Prompt, Trajectory
 
 
 @piece(writes=("reward.format", "reward.format.status"), paper="arXiv:2501.12948")

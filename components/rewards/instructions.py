@@ -1,4 +1,4 @@
-"""The reward that an answer obeys its verifiable instruction (`components.data.instructions`), and what never passes: an answer that `cheats`."""
+"""The reward that an answer obeys its verifiable instruction (`ratchet.components.data.instructions`), and what never passes: an answer that `cheats`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from components.data.instructions.checkers import words
-from components.data.instructions.families import FAMILIES, instruction_text
-from components.piece import each, piece
-from components.ranges import Bool
-from components.types import Prompt, Trajectory
+from ratchet.components.data.instructions.checkers import words
+from ratchet.components.data.instructions.families import FAMILIES, instruction_text
+from ratchet.components.piece import each, piece
+from ratchet.components.ranges import Bool
+from ratchet.components.types import Prompt, Trajectory
 
 FORMS = ("quotation", "title", "postscript", "placeholder", "two_responses", "json")
 """Families whose form an answer should have only where its instruction asks for it."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from components.piece import each, piece
-from components.ranges import Count, Finite
-from components.types import Prompt, Trajectory
+from ratchet.components.piece import each, piece
+from ratchet.components.ranges import Count, Finite
+from ratchet.components.types import Prompt, Trajectory
 
 
 @piece(writes=("reward.length", "reward.length.status"), paper="arXiv:2310.03716")
@@ -22,7 +22,7 @@ def cosine(prompt: Prompt, trajectory: Trajectory, *, maximum: Count = 1000, sho
     """Correct answers earn more when short, along a cosine from `shortest` at 0 tokens to `longest` at `maximum`; wrong
     ones the negative (section 4.2). Correctness is that of `rewards.exact_answer`.
     """
-    from components.rewards.exact_answer import exact_answer
+    from ratchet.components.rewards.exact_answer import exact_answer
 
     share = min(sum(trajectory.mask), maximum) / maximum
     value = longest + (shortest - longest) * (1 + math.cos(share * math.pi)) / 2

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from components.piece import each, piece
-from components.ranges import Positive
-from components.rewards.exact_answer import last_boxed
-from components.rewards.expressions import equal
-from components.types import Prompt, Trajectory
+from ratchet.components.piece import each, piece
+from ratchet.components.ranges import Positive
+from ratchet.components.rewards.exact_answer import last_boxed
+from ratchet.components.rewards.expressions import equal
+from ratchet.components.types import Prompt, Trajectory
 
 MARK = re.compile(r"####|\banswer(?: to [^.\n]{1,80}?)?\s*(?:is|was|:|=)\s*:?", re.IGNORECASE)
 END = re.compile(r"\n|\.(?=\s|$)")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from components.piece import each, piece
-from components.ranges import Bool
-from components.rewards.exact_answer import final_answer
-from components.types import Prompt, Trajectory
+from ratchet.components.piece import each, piece
+from ratchet.components.ranges import Bool
+from ratchet.components.rewards.exact_answer import final_answer
+from ratchet.components.types import Prompt, Trajectory
 
 
 @piece(writes=("reward.reasoning_gym", "reward.reasoning_gym.status"), paper="arXiv:2505.24760", gold=True)

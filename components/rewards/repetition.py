@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from components.piece import each, piece
-from components.ranges import Count, NotNegative
-from components.types import Prompt, Trajectory
+from ratchet.components.piece import each, piece
+from ratchet.components.ranges import Count, NotNegative
+from ratchet.components.types import Prompt, Trajectory
 
 
 @piece(writes=("reward.repetition", "reward.repetition.status"), paper="arXiv:2502.03373")

@@ -7,8 +7,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from components.piece import piece
-from components.types import OK, Columns, Context, Group
+from ratchet.components.piece import piece
+from ratchet.components.types import OK, Columns, Context, Group
 
 
 def judged(groups: Sequence[Group], ctx: Context, model: str) -> tuple[list[list[Any]], list[list[str]]]:

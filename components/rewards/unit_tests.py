@@ -11,11 +11,11 @@ import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from components.piece import piece
-from components.progress import advance
-from components.ranges import Count, Positive
-from components.sandbox import execute
-from components.types import OK, Columns, Context, Group, Prompt
+from ratchet.components.piece import piece
+from ratchet.components.progress import advance
+from ratchet.components.ranges import Count, Positive
+from ratchet.components.sandbox import execute
+from ratchet.components.types import OK, Columns, Context, Group, Prompt
 
 FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
 STOPS = re.compile(r"\n(?=(?:class |def |#|if |print|@|```))")  # where the paper's authors stop sampling a completion

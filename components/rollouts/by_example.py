@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from components.data.instructions.examples import EXAMPLE_QUESTION, EXAMPLES
-from components.data.instructions.families import instruction_text
-from components.piece import build, piece
-from components.progress import uncounted
-from components.ranges import Count, Natural, PositiveShare, Temperature
-from components.rollouts.sample import sample
-from components.types import Context, Group, Message, Prompt, Trajectory
+from ratchet.components.data.instructions.examples import EXAMPLE_QUESTION, EXAMPLES
+from ratchet.components.data.instructions.families import instruction_text
+from ratchet.components.piece import build, piece
+from ratchet.components.progress import uncounted
+from ratchet.components.ranges import Count, Natural, PositiveShare, Temperature
+from ratchet.components.rollouts.sample import sample
+from ratchet.components.types import Context, Group, Message, Prompt, Trajectory
 
 
 @piece(writes=("logprobs.sampled",), paper="arXiv:2209.15189")

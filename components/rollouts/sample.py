@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-from components.piece import piece
-from components.ranges import Count, Natural, PositiveShare, Temperature
-from components.types import Context, Group, Prompt, Request, Sample, Trajectory
+from ratchet.components.piece import piece
+from ratchet.components.ranges import Count, Natural, PositiveShare, Temperature
+from ratchet.components.types import Context, Group, Prompt, Request, Sample, Trajectory
 
 
 @piece(writes=("logprobs.sampled",), paper="arXiv:2405.07863")

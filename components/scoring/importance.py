@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from components.errors import ContractError
-from components.piece import piece
-from components.ranges import Positive
-from components.types import Columns, Context, Group
+from ratchet.components.errors import ContractError
+from ratchet.components.piece import piece
+from ratchet.components.ranges import Positive
+from ratchet.components.types import Columns, Context, Group
 
 
 @piece(reads=("logprobs.old", "logprobs.sampled"), writes=("importance",), paper="openreview:8MHqvb4lK9")

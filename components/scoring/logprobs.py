@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from components.errors import ContractError
-from components.piece import piece
-from components.types import Column, Columns, Context, Group
+from ratchet.components.errors import ContractError
+from ratchet.components.piece import piece
+from ratchet.components.types import Column, Columns, Context, Group
 
 
 def asked(groups: Sequence[Group], ctx: Context, model: str, ask: str) -> list[Column]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from components.piece import piece
-from components.scoring.logprobs import asked
-from components.types import Columns, Context, Group
+from ratchet.components.piece import piece
+from ratchet.components.scoring.logprobs import asked
+from ratchet.components.types import Columns, Context, Group
 
 
 @piece(writes=("values.old",), paper="arXiv:1707.06347")

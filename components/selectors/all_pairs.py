@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from components.piece import piece
-from components.ranges import NotNegative
-from components.selectors.pairs import judged, pair
-from components.types import Context, Group
+from ratchet.components.piece import piece
+from ratchet.components.ranges import NotNegative
+from ratchet.components.selectors.pairs import judged, pair
+from ratchet.components.types import Context, Group
 
 
 @piece(reads=("{reward}",), writes=("margin",), paper="arXiv:2203.02155")

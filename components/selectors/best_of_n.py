@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from components.advantages.read import rewards_of
-from components.piece import piece
-from components.ranges import Count
-from components.types import Context, Group
+from ratchet.components.advantages.read import rewards_of
+from ratchet.components.piece import piece
+from ratchet.components.ranges import Count
+from ratchet.components.types import Context, Group
 
 
 @piece(reads=("{reward}",), paper="arXiv:2304.06767")

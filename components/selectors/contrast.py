@@ -8,11 +8,11 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 
-from components.advantages.read import rewards_of
-from components.piece import build, piece
-from components.ranges import Count, Share
-from components.selectors.pairs import pair
-from components.types import Context, Group, Trajectory
+from ratchet.components.advantages.read import rewards_of
+from ratchet.components.piece import build, piece
+from ratchet.components.ranges import Count, Share
+from ratchet.components.selectors.pairs import pair
+from ratchet.components.types import Context, Group, Trajectory
 
 
 @piece(reads=("{reward}",), writes=("margin",), paper="arXiv:2309.16155")

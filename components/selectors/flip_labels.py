@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-from components.piece import piece
-from components.ranges import Share
-from components.types import Context, Group
+from ratchet.components.piece import piece
+from ratchet.components.ranges import Share
+from ratchet.components.types import Context, Group
 
 
 @piece(paper="arXiv:2401.06080")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from components.errors import RecipeError
-from components.piece import piece
-from components.ranges import PositiveShare
-from components.types import Context, Group
+from ratchet.components.errors import RecipeError
+from ratchet.components.piece import piece
+from ratchet.components.ranges import PositiveShare
+from ratchet.components.types import Context, Group
 
 
 @piece(reads=("margin",), paper="arXiv:2401.12086")

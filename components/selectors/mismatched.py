@@ -6,9 +6,9 @@ import dataclasses
 import hashlib
 from collections.abc import Sequence
 
-from components.errors import DataError
-from components.piece import piece
-from components.types import Context, Group, Trajectory
+from ratchet.components.errors import DataError
+from ratchet.components.piece import piece
+from ratchet.components.types import Context, Group, Trajectory
 
 
 @piece(writes=("trained",), paper="arXiv:2402.01306")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from components.advantages.read import rewards_of
-from components.types import Context, Group
+from ratchet.components.advantages.read import rewards_of
+from ratchet.components.types import Context, Group
 
 
 def pair(group: Group, chosen: int, rejected: int, values: Sequence[float], ctx: Context, reward: str,

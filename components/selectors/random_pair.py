@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from components.piece import piece
-from components.selectors.pairs import judged, pair
-from components.types import Context, Group
+from ratchet.components.piece import piece
+from ratchet.components.selectors.pairs import judged, pair
+from ratchet.components.types import Context, Group
 
 
 @piece(reads=("{reward}",), writes=("margin",), paper="arXiv:2405.07863")

@@ -6,9 +6,9 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from components.piece import piece
-from components.ranges import Count, Share
-from components.types import Context, Group
+from ratchet.components.piece import piece
+from ratchet.components.ranges import Count, Share
+from ratchet.components.types import Context, Group
 
 
 @piece(paper="arXiv:2405.07863")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from components.advantages.read import rewards_of
-from components.piece import piece
-from components.ranges import Finite
-from components.types import Context, Group
+from ratchet.components.advantages.read import rewards_of
+from ratchet.components.piece import piece
+from ratchet.components.ranges import Finite
+from ratchet.components.types import Context, Group
 
 
 @piece(reads=("{reward}",), paper="arXiv:2308.08998")

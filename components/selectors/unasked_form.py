@@ -9,12 +9,12 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import TypeVar
 
-from components.data.instructions.families import FAMILIES, instruction_text
-from components.piece import build, piece
-from components.rewards.instructions import FORMS, in_form
-from components.selectors.contrast import bare
-from components.selectors.pairs import pair
-from components.types import Context, Group, Prompt
+from ratchet.components.data.instructions.families import FAMILIES, instruction_text
+from ratchet.components.piece import build, piece
+from ratchet.components.rewards.instructions import FORMS, in_form
+from ratchet.components.selectors.contrast import bare
+from ratchet.components.selectors.pairs import pair
+from ratchet.components.types import Context, Group, Prompt
 
 T = TypeVar("T")
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from components.advantages.read import rewards_of
-from components.evaluation.diversity import repetition
-from components.piece import piece
-from components.ranges import Count, Finite, Share
-from components.types import Context, Group, Trajectory
+from ratchet.components.advantages.read import rewards_of
+from ratchet.components.evaluation.diversity import repetition
+from ratchet.components.piece import piece
+from ratchet.components.ranges import Count, Finite, Share
+from ratchet.components.types import Context, Group, Trajectory
 
 
 def likelihood(trajectory: Trajectory) -> float:

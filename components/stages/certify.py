@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
-from components import progress
-from components.data.groups import read_groups
-from components.engines.torch import TorchEngine
-from components.errors import DataError
-from components.evaluation import plots
-from components.run import Job
-from components.stages.probe import SavedReward
-from components.stages.reward import AGAIN, examine, limits_of, verified_answers
-from components.store import write_atomic
+from ratchet.components import progress
+from ratchet.components.data.groups import read_groups
+from ratchet.components.engines.torch import TorchEngine
+from ratchet.components.errors import DataError
+from ratchet.components.evaluation import plots
+from ratchet.components.run import Job
+from ratchet.components.stages.probe import SavedReward
+from ratchet.components.stages.reward import AGAIN, examine, limits_of, verified_answers
+from ratchet.components.store import write_atomic
 
 
 def certify(job: Job) -> dict[str, Any]:

@@ -7,14 +7,14 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from components.chat import count_tokens
-from components.data import curate as curation
-from components.data.groups import read_groups
-from components.data.statistics import kind_of
-from components.data.verifiers import check_gold
-from components.models.load import load_tokenizer
-from components.run import Job
-from components.sections import PROMPT_SECTIONS
+from ratchet.components.chat import count_tokens
+from ratchet.components.data import curate as curation
+from ratchet.components.data.groups import read_groups
+from ratchet.components.data.statistics import kind_of
+from ratchet.components.data.verifiers import check_gold
+from ratchet.components.models.load import load_tokenizer
+from ratchet.components.run import Job
+from ratchet.components.sections import PROMPT_SECTIONS
 
 
 def curate(job: Job) -> dict[str, Any]:

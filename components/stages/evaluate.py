@@ -7,29 +7,29 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from components import progress
-from components.data.groups import read_groups, write_groups
-from components.engines.choose import engine_of
-from components.evaluation.answers import answer_rates
-from components.evaluation.bootstrap import Interval, difference, mean_interval
-from components.evaluation.certificate import require
-from components.evaluation.diversity import cosine_spread, distinct_n, distinct_n_ratio, self_bleu
-from components.evaluation.fluency import perplexity, perplexity_ratio
-from components.evaluation.gates import judge_gates
-from components.evaluation.gold import Encoder, GoldJudge
-from components.evaluation.kl import sequence_kl
-from components.evaluation.quality import diversity_against, flattened, quality, quality_against, slices, tag
-from components.evaluation.report import write_report
-from components.evaluation.win_rate import compare
-from components.loop import reward_columns, texts_read
-from components.piece import build
-from components.protocols import Engine
-from components.reward_models import reward_models
-from components.run import Job
-from components.stages.experience import certificate_of, context_of
-from components.stages.improve import Overlay
-from components.store import write_atomic
-from components.types import Columns, Context, Group
+from ratchet.components import progress
+from ratchet.components.data.groups import read_groups, write_groups
+from ratchet.components.engines.choose import engine_of
+from ratchet.components.evaluation.answers import answer_rates
+from ratchet.components.evaluation.bootstrap import Interval, difference, mean_interval
+from ratchet.components.evaluation.certificate import require
+from ratchet.components.evaluation.diversity import cosine_spread, distinct_n, distinct_n_ratio, self_bleu
+from ratchet.components.evaluation.fluency import perplexity, perplexity_ratio
+from ratchet.components.evaluation.gates import judge_gates
+from ratchet.components.evaluation.gold import Encoder, GoldJudge
+from ratchet.components.evaluation.kl import sequence_kl
+from ratchet.components.evaluation.quality import diversity_against, flattened, quality, quality_against, slices, tag
+from ratchet.components.evaluation.report import write_report
+from ratchet.components.evaluation.win_rate import compare
+from ratchet.components.loop import reward_columns, texts_read
+from ratchet.components.piece import build
+from ratchet.components.protocols import Engine
+from ratchet.components.reward_models import reward_models
+from ratchet.components.run import Job
+from ratchet.components.stages.experience import certificate_of, context_of
+from ratchet.components.stages.improve import Overlay
+from ratchet.components.store import write_atomic
+from ratchet.components.types import Columns, Context, Group
 
 Ragged = list[list[float]]
 ARMS = ("base", "initial", "policy")

@@ -7,21 +7,21 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from components import progress
-from components.data.groups import read_groups, write_groups
-from components.engines.choose import engine_of
-from components.errors import DataError, HealthError
-from components.evaluation.certificate import require
-from components.evaluation.gold import GoldJudge
-from components.evaluation.health import ACTIONS, check
-from components.loop import annotate_groups, panel, pieces, prepare_groups, select_groups, texts_read
-from components.models.reward import is_reward_model
-from components.models.value import FILE as VALUE_HEAD
-from components.piece import build
-from components.planned import all_answered
-from components.protocols import Engine
-from components.run import Job
-from components.types import Context, Group
+from ratchet.components import progress
+from ratchet.components.data.groups import read_groups, write_groups
+from ratchet.components.engines.choose import engine_of
+from ratchet.components.errors import DataError, HealthError
+from ratchet.components.evaluation.certificate import require
+from ratchet.components.evaluation.gold import GoldJudge
+from ratchet.components.evaluation.health import ACTIONS, check
+from ratchet.components.loop import annotate_groups, panel, pieces, prepare_groups, select_groups, texts_read
+from ratchet.components.models.reward import is_reward_model
+from ratchet.components.models.value import FILE as VALUE_HEAD
+from ratchet.components.piece import build
+from ratchet.components.planned import all_answered
+from ratchet.components.protocols import Engine
+from ratchet.components.run import Job
+from ratchet.components.types import Context, Group
 
 
 def rollout(job: Job) -> dict[str, Any]:
@@ -103,8 +103,8 @@ def select(job: Job) -> dict[str, Any]:
 
 def prepare_offline(job: Job) -> dict[str, Any]:
     """Groups on disk, encoded for the policy, with the columns the objective reads."""
-    from components.models.load import load_tokenizer
-    from components.stages.train import encoded
+    from ratchet.components.models.load import load_tokenizer
+    from ratchet.components.stages.train import encoded
 
     options = job.options
     groups, read, warnings = encoded(job, "offline", load_tokenizer(job.path("policy")))

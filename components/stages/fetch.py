@@ -6,11 +6,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from components.data.hub import commit
-from components.data.sources import fetch
-from components.errors import SourceError
-from components.run import Job
-from components.store import MANIFEST
+from ratchet.components.data.hub import commit
+from ratchet.components.data.sources import fetch
+from ratchet.components.errors import SourceError
+from ratchet.components.run import Job
+from ratchet.components.store import MANIFEST
 
 REGISTRY = "registry:"  # a registered model: the pipeline puts its files into REGISTERED before this stage begins
 REGISTERED = "registered"
@@ -29,8 +29,8 @@ def fetch_data(job: Job) -> dict[str, Any]:
 
 def fetch_model(job: Job) -> dict[str, Any]:
     """A model directory that transformers loads: taken as it is, converted from GGUF, or a LoRA merged into its base model."""
-    from components.models.load import REMOTE_CODE, convert_gguf, trusted
-    from components.models.lora import FOLDER, is_adapter, merge_adapter
+    from ratchet.components.models.load import REMOTE_CODE, convert_gguf, trusted
+    from ratchet.components.models.lora import FOLDER, is_adapter, merge_adapter
 
     options = job.options
     got = (job.work.progress / REGISTERED if options["source"].startswith(REGISTRY) else
@@ -65,8 +65,8 @@ def _gguf(got: Path) -> bool:
 
 def _bring_base(adapter: Path, job: Job) -> dict[str, str]:
     """The base model of a LoRA as the directory progress/base_model; what it was."""
-    from components.models.load import convert_gguf
-    from components.models.lora import base_of
+    from ratchet.components.models.load import convert_gguf
+    from ratchet.components.models.lora import base_of
 
     address, place = job.options.get("base") or base_of(adapter), job.work.progress / "base_model"
     if address.startswith("hub:") and "@" not in address and (found := commit(address.removeprefix("hub:"))):
@@ -86,8 +86,8 @@ def _check_reward(path: Path, source: str) -> None:
     """Refuse what is no reward model, and mark one that was trained elsewhere: its texts are rendered as published."""
     from transformers import AutoConfig
 
-    from components.models.load import trusted
-    from components.models.reward import FILE, PUBLISHED, is_reward_model
+    from ratchet.components.models.load import trusted
+    from ratchet.components.models.reward import FILE, PUBLISHED, is_reward_model
 
     config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=trusted(path))
     if not is_reward_model(path) or (config.num_labels != 1 and not (path / FILE).is_file()):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from components.data.groups import read_groups
-from components.evaluation import plots
-from components.evaluation.gold import train_gold
-from components.run import Job
+from ratchet.components.data.groups import read_groups
+from ratchet.components.evaluation import plots
+from ratchet.components.evaluation.gold import train_gold
+from ratchet.components.run import Job
 
 
 def gold(job: Job) -> dict[str, Any]:

@@ -7,15 +7,15 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
-from components import ranks
-from components.adapters.lora import SwitchedOff
-from components.checkpoints import Log, latest, load_checkpoint, save_checkpoint
-from components.data.groups import read_groups, write_groups
-from components.engines.agreement import fresh
-from components.engines.choose import engine_of
-from components.engines.torch import weights_digest
-from components.errors import DataError
-from components.loop import (
+from ratchet.components import ranks
+from ratchet.components.adapters.lora import SwitchedOff
+from ratchet.components.checkpoints import Log, latest, load_checkpoint, save_checkpoint
+from ratchet.components.data.groups import read_groups, write_groups
+from ratchet.components.engines.agreement import fresh
+from ratchet.components.engines.choose import engine_of
+from ratchet.components.engines.torch import weights_digest
+from ratchet.components.errors import DataError
+from ratchet.components.loop import (
     Named,
     annotate_groups,
     optimised_rewards,
@@ -25,16 +25,16 @@ from components.loop import (
     remembering,
     select_groups,
 )
-from components.packing import order
-from components.piece import build
-from components.planned import all_answered, all_steps
-from components.run import Job
-from components.stages.experience import context_of
-from components.stages.probe import agree, verify_saved
-from components.stages.train import make_learner
-from components.stages.watch import Health
-from components.trainer import memories, one_step, parts
-from components.types import Context, Group
+from ratchet.components.packing import order
+from ratchet.components.piece import build
+from ratchet.components.planned import all_answered, all_steps
+from ratchet.components.run import Job
+from ratchet.components.stages.experience import context_of
+from ratchet.components.stages.probe import agree, verify_saved
+from ratchet.components.stages.train import make_learner
+from ratchet.components.stages.watch import Health
+from ratchet.components.trainer import memories, one_step, parts
+from ratchet.components.types import Context, Group
 
 
 def improve(job: Job) -> dict[str, Any]:

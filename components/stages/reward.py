@@ -11,26 +11,26 @@ from typing import Any
 import numpy as np
 import torch
 
-from components import progress, ranks
-from components.data.groups import read_groups
-from components.engines.torch import TorchEngine
-from components.evaluation import plots
-from components.evaluation.best_of_n import best_of_n
-from components.evaluation.bootstrap import Interval
-from components.evaluation.certificate import accuracy_by_kind, certify, conversations_of, independent, share
-from components.linear import bradley_terry, choose_penalty, topics_of
-from components.loop import reward_columns
-from components.models.forward import reward_states
-from components.models.load import load_tokenizer, new_reward, save_model
-from components.models.reward import MeanReward
-from components.packing import pack
-from components.rewards.reward_model import judged
-from components.run import Job
-from components.stages.probe import RELOAD_TOLERANCE
-from components.stages.train import encoded, learn
-from components.store import write_atomic
-from components.trainer import steps_planned
-from components.types import Context, Group, Trajectory
+from ratchet.components import progress, ranks
+from ratchet.components.data.groups import read_groups
+from ratchet.components.engines.torch import TorchEngine
+from ratchet.components.evaluation import plots
+from ratchet.components.evaluation.best_of_n import best_of_n
+from ratchet.components.evaluation.bootstrap import Interval
+from ratchet.components.evaluation.certificate import accuracy_by_kind, certify, conversations_of, independent, share
+from ratchet.components.linear import bradley_terry, choose_penalty, topics_of
+from ratchet.components.loop import reward_columns
+from ratchet.components.models.forward import reward_states
+from ratchet.components.models.load import load_tokenizer, new_reward, save_model
+from ratchet.components.models.reward import MeanReward
+from ratchet.components.packing import pack
+from ratchet.components.rewards.reward_model import judged
+from ratchet.components.run import Job
+from ratchet.components.stages.probe import RELOAD_TOLERANCE
+from ratchet.components.stages.train import encoded, learn
+from ratchet.components.store import write_atomic
+from ratchet.components.trainer import steps_planned
+from ratchet.components.types import Context, Group, Trajectory
 
 PENALTIES = (1.0, 3.0, 10.0, 30.0, 100.0)
 AGAIN = 8

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from components.errors import RecipeError
-from components.models.tiny import train_tiny
-from components.run import Job
+from ratchet.components.errors import RecipeError
+from ratchet.components.models.tiny import train_tiny
+from ratchet.components.run import Job
 
 
 def make_tiny(job: Job) -> dict[str, Any]:

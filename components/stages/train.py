@@ -9,18 +9,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from components import ranks
-from components.chat import count_tokens, encode_group
-from components.data.groups import read_groups
-from components.errors import ContractError, DataError, GateError
-from components.learners.deepspeed import DeepSpeedLearner
-from components.learners.torch import TorchLearner
-from components.models.load import load_tokenizer
-from components.piece import build
-from components.run import Job
-from components.stages.probe import probe, verify_saved
-from components.trainer import fit, parts, steps_planned
-from components.types import Group
+from ratchet.components import ranks
+from ratchet.components.chat import count_tokens, encode_group
+from ratchet.components.data.groups import read_groups
+from ratchet.components.errors import ContractError, DataError, GateError
+from ratchet.components.learners.deepspeed import DeepSpeedLearner
+from ratchet.components.learners.torch import TorchLearner
+from ratchet.components.models.load import load_tokenizer
+from ratchet.components.piece import build
+from ratchet.components.run import Job
+from ratchet.components.stages.probe import probe, verify_saved
+from ratchet.components.trainer import fit, parts, steps_planned
+from ratchet.components.types import Group
 
 WARN_LOST = 0.05
 """Share of records too long from which on a stage warns."""

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from flows.commands.options import OUT, Home, Json, ProfileOption, print_json
+from ratchet.flows.commands.options import OUT, Home, Json, ProfileOption, print_json
 
 
 def certify(model: Annotated[str, typer.Argument(help="A reward model: hub:org/name, path:/models/mine, or a directory.")],
@@ -18,8 +18,8 @@ def certify(model: Annotated[str, typer.Argument(help="A reward model: hub:org/n
     """Measure how far a reward model may be trusted on your pairs; exit code 1 if it fails."""
     import yaml
 
-    from components.errors import RecipeError
-    from tasks.pipeline import Pipeline
+    from ratchet.components.errors import RecipeError
+    from ratchet.tasks.pipeline import Pipeline
 
     if wrong := next((one for one in limit if "=" not in one), None):
         raise RecipeError(f"--limit {wrong}: expected NAME=VALUE, such as min_accuracy=0.6")

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from components.errors import RatchetError, RecipeError, nearest
-from flows.commands.options import OUT, Home
+from ratchet.components.errors import RatchetError, RecipeError, nearest
+from ratchet.flows.commands.options import OUT, Home
 
 if TYPE_CHECKING:
-    from components.conversation import Answer, Conversation, Settings
+    from ratchet.components.conversation import Answer, Conversation, Settings
 
 COLUMN, REFRESH = 38, 0.05
 """Narrowest column in characters; seconds between two refreshes of the screen."""
@@ -43,7 +43,7 @@ class Chat:
 
     def ask(self, question: str) -> dict[str, Answer]:
         """Every model's answer, shown as it is written: side by side, or one after the other on a narrow screen. Ctrl-C stops them all."""
-        from components.conversation import Answer
+        from ratchet.components.conversation import Answer
 
         seed = secrets.randbits(31) if self.seed is None else self.seed + self.turn
         self.turn += 1
@@ -235,7 +235,7 @@ def _number(name: str, text: str) -> float | int:
 
 def titled(models: Sequence[str], home: Path) -> dict[str, Path]:
     """Title -> directory of every model named; where titles meet, each says where it comes from."""
-    from tasks.weights import weights_of
+    from ratchet.tasks.weights import weights_of
 
     opened = [(name, weights_of(name, home)) for name in dict.fromkeys(models)]
     titles = [title for _, found in opened for title in found]
@@ -256,15 +256,15 @@ def chat(models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="A
     if as_json and once is None:
         raise RecipeError("--json writes the answers to one message; add --once TEXT")
     paths = titled(models, home)
-    from tasks.launch import environment
+    from ratchet.tasks.launch import environment
 
     for variable, value in {"TOKENIZERS_PARALLELISM": "false", **environment()}.items():  # torch and tokenizers read them as they load
         os.environ.setdefault(variable, value)
     from rich.text import Text
     from transformers.utils import logging
 
-    from components.conversation import Conversation, Settings
-    from flows.display import open_console
+    from ratchet.components.conversation import Conversation, Settings
+    from ratchet.flows.display import open_console
 
     logging.disable_progress_bar()
     console = open_console(quiet=as_json)

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from components.errors import RecipeError
-from flows.commands.options import OUT, Home, Json, ProfileOption, Set, print_json
-from flows.startup import quiet_platforms, servers
+from ratchet.components.errors import RecipeError
+from ratchet.flows.commands.options import OUT, Home, Json, ProfileOption, Set, print_json
+from ratchet.flows.startup import quiet_platforms, servers
 
 
 def compare(names: Annotated[list[str], typer.Argument(help="Two runs, by name or directory, or recipes.")], home: Home = OUT,
@@ -31,9 +31,9 @@ def compare(names: Annotated[list[str], typer.Argument(help="Two runs, by name o
 
 
 def _runs(first: str, other: str, home: Path, as_json: bool) -> None:
-    from flows.display import open_console
-    from tasks.differences import differences
-    from tasks.outcome import find_run
+    from ratchet.flows.display import open_console
+    from ratchet.tasks.differences import differences
+    from ratchet.tasks.outcome import find_run
 
     paths = find_run(first, home), find_run(other, home)
     found = differences(*paths)
@@ -60,15 +60,15 @@ def _runs(first: str, other: str, home: Path, as_json: bool) -> None:
 
 def _recipes(names: Sequence[str], seeds: int, home: Path, overrides: Sequence[str], profile: str | None, metric: str,
              as_json: bool) -> None:
-    from components.recipe import load
+    from ratchet.components.recipe import load
 
     for name in names:  # what is wrong is said before anything starts
         recipe, _ = load(name, overrides=overrides, profile=profile)
         if recipe.evaluate is None:
             raise RecipeError(f"{name} has no evaluation to compare; add an `evaluate` section")
     quiet_platforms(home)
-    from flows.compare import compare as run_all
-    from flows.display import Display, open_console
+    from ratchet.flows.compare import compare as run_all
+    from ratchet.flows.display import Display, open_console
 
     console = open_console(stderr=as_json)
     with servers(), Display(console) as display:
@@ -85,7 +85,7 @@ def _recipes(names: Sequence[str], seeds: int, home: Path, overrides: Sequence[s
 def _table(columns: list[str], rows: Any) -> Any:
     from rich.markup import escape
 
-    from flows.display import table_of
+    from ratchet.flows.display import table_of
 
     table = table_of(*columns, overflow="fold")
     for row in rows:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from components.errors import RatchetError, ServiceError
+from ratchet.components.errors import RatchetError, ServiceError
 
 
 def deploy(
@@ -16,8 +16,8 @@ def deploy(
     prune: Annotated[bool, typer.Option("--prune", help="Remove deployments of ours that the file no longer names.")] = False,
 ) -> None:
     """Make the work pools, GPU slots and deployments of a file on the Prefect server at PREFECT_API_URL."""
-    from flows.changes import changes
-    from flows.deployments import read
+    from ratchet.flows.changes import changes
+    from ratchet.flows.deployments import read
 
     plan, templates = read(file)
     from httpx import HTTPError

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from flows.commands.options import OUT, Home, Json, print_json
+from ratchet.flows.commands.options import OUT, Home, Json, print_json
 
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
@@ -16,8 +16,8 @@ def doctor(home: Home = OUT, as_json: Json = False) -> None:
     """Check packages, servers, disk, GPU, DVC remote and downloads in seconds. Exit code 1 when something fails."""
     from rich.markup import escape
 
-    from flows.display import open_console
-    from tasks.doctor import examine
+    from ratchet.flows.display import open_console
+    from ratchet.tasks.doctor import examine
 
     console, findings = open_console(highlight=False, soft_wrap=True), []
     for finding in examine(home, Path.cwd()):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from components.errors import RecipeError
+from ratchet.components.errors import RecipeError
 
 
 def check_fits(pipeline: Any) -> None:
     """Refuse a profile that cannot fit, as far as the model's size is known. Raises `RecipeError`."""
-    from components.estimates.capacity import refuse_what_cannot_fit
-    from tasks.calibration import costs_of, model_shape, this_machine
+    from ratchet.components.estimates.capacity import refuse_what_cannot_fit
+    from ratchet.tasks.calibration import costs_of, model_shape, this_machine
 
     try:
         model_shape(pipeline)
@@ -22,9 +22,9 @@ def check_fits(pipeline: Any) -> None:
 
 def print_estimate(console: Any, pipeline: Any) -> None:
     """The table and its sums; a profile that cannot fit is refused after it. Raises `RecipeError`."""
-    from components.estimates.capacity import gb, refuse_what_cannot_fit
-    from flows.display import table_of
-    from tasks.calibration import costs_of, this_machine
+    from ratchet.components.estimates.capacity import gb, refuse_what_cannot_fit
+    from ratchet.flows.display import table_of
+    from ratchet.tasks.calibration import costs_of, this_machine
 
     costs, rates, shape = costs_of(pipeline, measured=True)
     hardware = pipeline.profile.hardware

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from flows.commands.options import OUT, Home, Json, print_json
+from ratchet.flows.commands.options import OUT, Home, Json, print_json
 
 
 def gc(home: Home = OUT,
@@ -19,8 +19,8 @@ def gc(home: Home = OUT,
     """Show, or with --yes remove, what no registered version and no living or recent run needs."""
     from rich.filesize import decimal
 
-    from flows.display import open_console, table_of
-    from tasks.retention import Policy, survey, sweep
+    from ratchet.flows.display import open_console, table_of
+    from ratchet.tasks.retention import Policy, survey, sweep
 
     policy = Policy(keep_days, keep_last, best, metric, lower_is_better)
     found = (sweep if yes else survey)(home, policy)

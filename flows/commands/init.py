@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from components.errors import RecipeError
+from ratchet.components.errors import RecipeError
 
 CHARACTERS = 3.5  # of a token, in most tokenizers of English
 LONGEST = 2048    # tokens that are proposed at most
@@ -87,10 +87,10 @@ def init(data: Annotated[str, typer.Argument(help="Your data: a file or a folder
          model: Annotated[str | None, typer.Option(help="The model to train: hub:org/name or path:/models/mine; else SmolLM2-135M-Instruct.")] = None,
          force: Annotated[bool, typer.Option("--force", help="Replace the recipe if it is there.")] = False) -> None:
     """Look at your data and write a commented recipe for it, checked: which layout, which method, which sizes."""
-    from components.check_data import check_files
-    from components.data.parsing import layout_of, parse
-    from components.recipe import load
-    from components.store import write_atomic
+    from ratchet.components.check_data import check_files
+    from ratchet.components.data.parsing import layout_of, parse
+    from ratchet.components.recipe import load
+    from ratchet.components.store import write_atomic
 
     file = Path(data.removeprefix("path:"))
     if ":" in data and not data.startswith("path:"):
@@ -120,7 +120,7 @@ def init(data: Annotated[str, typer.Argument(help="Your data: a file or a folder
 
 def recipe(records: Sequence[Any], dropped: int, file: Path, out: Path, model: str | None) -> tuple[str, Kind]:
     """The recipe's text, and which kind of rows it is for."""
-    from components.recipe import load, names
+    from ratchet.components.recipe import load, names
 
     kind = _kind(records, names())
     base, _ = load(kind.base)

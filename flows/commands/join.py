@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import typer
 
-from flows.commands.options import OUT, Home
+from ratchet.flows.commands.options import OUT, Home
 
 
 def join(home: Home = OUT) -> None:
     """Run this machine's ranks of every stage in a home that asks for more machines (`machines` of its profile), until Ctrl-C.
 
     All machines see the home under one path, run the same code, and trust each other's network. Start it on each but the one that runs."""
-    from flows.display import open_console
-    from tasks.joining import lend
-    from tasks.orphans import leave_nothing_behind
+    from ratchet.flows.display import open_console
+    from ratchet.tasks.joining import lend
+    from ratchet.tasks.orphans import leave_nothing_behind
 
     leave_nothing_behind()
     console = open_console(highlight=False)

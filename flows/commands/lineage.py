@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.commands.options import OUT, Home, Json, print_json
+from ratchet.flows.commands.options import OUT, Home, Json, print_json
 
 Model = Annotated[str, typer.Argument(help="A registered name, name:version or name@alias, or a stage's directory.")]
 
@@ -19,11 +19,11 @@ def lineage(model: Model, home: Home = OUT,
             picture: Annotated[Path | None, typer.Option(help="The SVG file; else lineage/<stage>.svg of its run.")] = None,
             as_json: Json = False) -> None:
     """Show what made a checkpoint: data digests, recipe, code, package versions, parents, numbers."""
-    from flows.display import open_console
-    from tasks.drawing import draw
-    from tasks.lineage import resolve
-    from tasks.outcome import headline
-    from tasks.registry import events
+    from ratchet.flows.display import open_console
+    from ratchet.tasks.drawing import draw
+    from ratchet.tasks.lineage import resolve
+    from ratchet.tasks.outcome import headline
+    from ratchet.tasks.registry import events
 
     made, version = resolve(model, home)
     if as_json:
@@ -48,7 +48,7 @@ def lineage(model: Model, home: Home = OUT,
 
 def facts(made: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What holds for the product as a whole, as lines."""
-    from tasks.results import numbers
+    from ratchet.tasks.results import numbers
 
     own = made["stages"][made["product"]]
     packages = ", ".join(f"{name} {version}" for name, version in made["packages"].items())
@@ -65,7 +65,7 @@ def tree(made: Mapping[str, Any]) -> Any:
     from rich.markup import escape
     from rich.tree import Tree
 
-    from tasks.outcome import headline
+    from ratchet.tasks.outcome import headline
 
     seen: set[str] = set()
 

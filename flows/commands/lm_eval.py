@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from flows.commands.export import Model
-from flows.commands.options import OUT, Home
+from ratchet.flows.commands.export import Model
+from ratchet.flows.commands.options import OUT, Home
 
 
 def lm_eval(model: Model, tasks: Annotated[str, typer.Option(help="Names of tasks, with commas between them: ifeval,gsm8k.")],
@@ -21,8 +21,8 @@ def lm_eval(model: Model, tasks: Annotated[str, typer.Option(help="Names of task
     import json
     from dataclasses import asdict
 
-    from flows.display import open_console, table_of
-    from tasks.harness import evaluate
+    from ratchet.flows.display import open_console, table_of
+    from ratchet.tasks.harness import evaluate
 
     scores = evaluate(model, [task.strip() for task in tasks.split(",")], home=home, folder=tasks_folder, limit=limit, shots=shots, chat=chat)
     if as_json:

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.commands.estimate import check_fits, print_estimate
-from flows.commands.options import OUT, Home, Json, Limit, ProfileOption, Set, print_json
+from ratchet.flows.commands.estimate import check_fits, print_estimate
+from ratchet.flows.commands.options import OUT, Home, Json, Limit, ProfileOption, Set, print_json
 
 WOULD = {"done": "keep", "resume": "continue", "run": "make"}
 
@@ -16,8 +16,8 @@ def plan(recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = 
          estimate: Annotated[bool, typer.Option("--estimate", help="Memory, disk, tokens, time and cost too.")] = False,
          as_json: Json = False) -> None:
     """Say what `run` would do, stage by stage, without doing it. A profile that cannot fit is refused."""
-    from flows.display import open_console
-    from tasks.pipeline import Pipeline
+    from ratchet.flows.display import open_console
+    from ratchet.tasks.pipeline import Pipeline
 
     console, pipeline = open_console(), Pipeline.open(recipe, home=home, overrides=set, profile=profile, limit=limit)
     if as_json:
@@ -30,7 +30,7 @@ def _as_json(pipeline: Any, estimate: bool) -> dict[str, Any]:
     stages = {s.stage.name: {"would": WOULD[s.state], "key": s.stage.key, "from": list(dict.fromkeys(s.stage.inputs.values()))}
               for s in pipeline.status()}
     if estimate:
-        from tasks.calibration import costs_of
+        from ratchet.tasks.calibration import costs_of
 
         for cost in costs_of(pipeline, measured=True)[0]:
             stages[cost.stage.name] |= {"bytes": cost.bytes, "disk": cost.disk, "learnt": cost.learn, "scored": cost.score,
@@ -39,7 +39,7 @@ def _as_json(pipeline: Any, estimate: bool) -> dict[str, Any]:
 
 
 def print_plan(console: Any, pipeline: Any, *, full: bool = False) -> None:
-    from flows.display import table_of
+    from ratchet.flows.display import table_of
 
     console.print(sizes(pipeline.recipe, pipeline.profile))
     statuses = pipeline.status()
@@ -55,7 +55,7 @@ def print_plan(console: Any, pipeline: Any, *, full: bool = False) -> None:
 
 def sizes(recipe: Any, profile: Any) -> Any:
     """The table of `quantities`."""
-    from flows.display import table_of
+    from ratchet.flows.display import table_of
 
     table = table_of("quantity", "value", right=["value"])
     for name, value in quantities(recipe, profile).items():
@@ -65,7 +65,7 @@ def sizes(recipe: Any, profile: Any) -> Any:
 
 def quantities(recipe: Any, profile: Any) -> dict[str, Any]:
     """Every quantity by its unit, derived from the recipe and its profile."""
-    from components.piece import describe
+    from ratchet.components.piece import describe
 
     found: dict[str, Any] = {}
 

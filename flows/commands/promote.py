@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from flows.commands.options import OUT, Home, Reason
+from ratchet.flows.commands.options import OUT, Home, Reason
 
 
 def promote(model: Annotated[str, typer.Argument(help="A registered model's name.")],
@@ -15,7 +15,7 @@ def promote(model: Annotated[str, typer.Argument(help="A registered model's name
             force: Annotated[bool, typer.Option(help="Though its gates failed, it was rolled back or is not shown to be better.")] = False,
             score: Annotated[str | None, typer.Option(help="Compare by this score: gold, reward.judge, ...")] = None) -> None:
     """Make a version champion (or candidate), after comparing it with the champion on the same held-out prompts."""
-    from tasks.promotion import promote_by_hand
+    from ratchet.tasks.promotion import promote_by_hand
 
     number, found, overruled = promote_by_hand(model, version, reason, alias=to, force=force, score=score, home=home)
     if found is not None:
@@ -29,7 +29,7 @@ def promote(model: Annotated[str, typer.Argument(help="A registered model's name
 
 def rollback(model: Annotated[str, typer.Argument(help="A registered model's name.")], reason: Reason, home: Home = OUT) -> None:
     """Give `champion` back to the version that the present one replaced."""
-    from tasks.promotion import rollback as back
+    from ratchet.tasks.promotion import rollback as back
 
     old, new = back(model, reason, home=home)
     typer.echo(f"{model}@champion is version {new} again, no longer {old}: {reason}")

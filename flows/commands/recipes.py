@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from flows.commands.options import OUT, Home, Json, Limit, ProfileOption, Set, print_json
-from flows.commands.plan import sizes
+from ratchet.flows.commands.options import OUT, Home, Json, Limit, ProfileOption, Set, print_json
+from ratchet.flows.commands.plan import sizes
 
 app = typer.Typer(help="List, explain and check recipes.", no_args_is_help=True)
 
@@ -15,8 +15,8 @@ app = typer.Typer(help="List, explain and check recipes.", no_args_is_help=True)
 @app.command("list")
 def list_recipes(as_json: Json = False) -> None:
     """Every recipe that ships, with what it is about."""
-    from components.recipe import load, names
-    from flows.display import open_console, table_of
+    from ratchet.components.recipe import load, names
+    from ratchet.flows.display import open_console, table_of
 
     recipes = {name: load(name)[0] for name in names()}
     if as_json:
@@ -30,8 +30,8 @@ def list_recipes(as_json: Json = False) -> None:
 @app.command()
 def explain(recipe: str, set: Set = [], profile: ProfileOption = None, as_json: Json = False) -> None:  # noqa: B006
     """The resolved recipe, every default written out, and its derived sizes."""
-    from components.recipe import dump, load, plain
-    from flows.display import open_console
+    from ratchet.components.recipe import dump, load, plain
+    from ratchet.flows.display import open_console
 
     loaded, chosen = load(recipe, overrides=set, profile=profile)
     if as_json:
@@ -44,9 +44,9 @@ def explain(recipe: str, set: Set = [], profile: ProfileOption = None, as_json: 
 def check_recipes(recipe: Annotated[str | None, typer.Argument(help="A name or file; all that ship when left out.")] = None,
                   set: Set = [], profile: ProfileOption = None, home: Home = OUT, limit: Limit = None) -> None:  # noqa: B006
     """Check a recipe: keys, pieces, options, the flow of columns, the files and registered models that it names."""
-    from components.check_data import check_files
-    from components.recipe import load, names
-    from tasks.registry_sources import resolved
+    from ratchet.components.check_data import check_files
+    from ratchet.components.recipe import load, names
+    from ratchet.tasks.registry_sources import resolved
 
     for name in [recipe] if recipe else names():
         loaded, chosen = load(name, overrides=set, profile=profile, limit=limit)

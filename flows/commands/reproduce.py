@@ -9,18 +9,18 @@ from typing import Annotated
 
 import typer
 
-from flows.commands.lineage import Model
-from flows.commands.options import OUT, Home
+from ratchet.flows.commands.lineage import Model
+from ratchet.flows.commands.options import OUT, Home
 
 
 def reproduce(model: Model, home: Home = OUT,
               into: Annotated[Path | None, typer.Option(help="Replay in this empty directory and keep it.")] = None,
               anew: Annotated[bool, typer.Option(help="Fetch data and models from their addresses.")] = False) -> None:
     """Replay a checkpoint in a fresh home: are the weights the same, bit for bit? Exit code 1 when they are not."""
-    from flows.display import open_console
-    from tasks.lineage import resolve
-    from tasks.reproduce import reproduce as replay
-    from tasks.reproduce import surroundings
+    from ratchet.flows.display import open_console
+    from ratchet.tasks.lineage import resolve
+    from ratchet.tasks.reproduce import reproduce as replay
+    from ratchet.tasks.reproduce import surroundings
 
     made, version = resolve(model, home)
     console = open_console(highlight=False, soft_wrap=True)

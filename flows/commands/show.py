@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.commands.options import OUT, Home, Json, print_json
+from ratchet.flows.commands.options import OUT, Home, Json, print_json
 
 
 def show(run: Annotated[str | None, typer.Argument(help="A run's name; the newest when left out.")] = None, home: Home = OUT,
@@ -16,8 +16,8 @@ def show(run: Annotated[str | None, typer.Argument(help="A run's name; the newes
     """Show a run: its stages and what they found, its gates, versions and champion; of a failed one the error and the log."""
     from rich.markup import escape
 
-    from flows.display import open_console, table_of
-    from tasks.outcome import find_run, outcome, result
+    from ratchet.flows.display import open_console, table_of
+    from ratchet.tasks.outcome import find_run, outcome, result
 
     folder = find_run(run, home)
     found = outcome(folder)
@@ -35,8 +35,8 @@ def show(run: Annotated[str | None, typer.Argument(help="A run's name; the newes
 
 def runs(home: Home = OUT, as_json: Json = False) -> None:
     """List the runs of a home, the newest first: state, recipe, start, verdict."""
-    from flows.display import open_console, table_of
-    from tasks.outcome import outcome, run_files, verdict_of
+    from ratchet.flows.display import open_console, table_of
+    from ratchet.tasks.outcome import outcome, run_files, verdict_of
 
     found = [outcome(file.parent) for file in reversed(run_files(home))]
     if as_json:
@@ -52,8 +52,8 @@ def runs(home: Home = OUT, as_json: Json = False) -> None:
 
 def print_outcome(console: Any, found: Mapping[str, Any], currency: str = "") -> None:
     """Error, gates, versions, champion, cost, drift and where everything lies, a line each."""
-    from tasks.outcome import lines_of
-    from tasks.spending import said
+    from ratchet.tasks.outcome import lines_of
+    from ratchet.tasks.spending import said
 
     drift = [("drift", f"{kind} against {drift['against']}: " + ("; ".join(drift["moved"]) or f"none in {len(drift['compared'])} comparisons"))
              for kind, drift in found["drift"].items()]

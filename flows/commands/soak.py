@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from flows.commands.options import OUT, Home
-from flows.soak.faults import FAULTS
+from ratchet.flows.commands.options import OUT, Home
+from ratchet.flows.soak.faults import FAULTS
 
 
 def soak(home: Home = OUT,
@@ -23,12 +23,12 @@ def soak(home: Home = OUT,
     unless every trial is survived. Works in <home>/soak, with an MLflow and a Prefect server of its own on loopback."""
     from rich.markup import escape
 
-    from components.errors import RecipeError, nearest
-    from flows.display import open_console, table_of
-    from flows.soak.servers import Servers
-    from flows.soak.trials import Soak
-    from tasks.orphans import leave_nothing_behind
-    from tasks.pipeline import Pipeline
+    from ratchet.components.errors import RecipeError, nearest
+    from ratchet.flows.display import open_console, table_of
+    from ratchet.flows.soak.servers import Servers
+    from ratchet.flows.soak.trials import Soak
+    from ratchet.tasks.orphans import leave_nothing_behind
+    from ratchet.tasks.pipeline import Pipeline
 
     leave_nothing_behind()
     for name in fault:
@@ -47,10 +47,10 @@ def soak(home: Home = OUT,
     told = [arg for one in overrides for arg in ("--set", one)]
 
     def run(at: Path) -> list[str]:
-        return [sys.executable, "-m", "flows.cli", "run", recipe, "--home", str(at), "--profile", profile, *told]
+        return [sys.executable, "-m", "ratchet.flows.cli", "run", recipe, "--home", str(at), "--profile", profile, *told]
 
     def sync(at: Path) -> list[str]:
-        return [sys.executable, "-m", "flows.cli", "sync", "--home", str(at)]
+        return [sys.executable, "-m", "ratchet.flows.cli", "sync", "--home", str(at)]
 
     tallies = {}
     with Servers(folder / "servers") as servers:

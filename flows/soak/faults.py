@@ -21,7 +21,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tasks.orphans import marked
+from ratchet.tasks.orphans import marked
 
 MARK = "RATCHET_SOAK"  # in the environment of every process of a trial: how its orphans are known
 SMALL_DISK_MIB = 512

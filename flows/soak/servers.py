@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from flows.ui import free_port, wait_for
+from ratchet.flows.ui import free_port, wait_for
 
 
 class Gate:

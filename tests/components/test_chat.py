@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from components.chat import decode_answer, encode, encode_group, encode_prompt
-from components.errors import ContractError
-from components.models.tiny import _tokenizer
-from components.types import Group, Message, Prompt, Trajectory
+from ratchet.components.chat import decode_answer, encode, encode_group, encode_prompt
+from ratchet.components.errors import ContractError
+from ratchet.components.models.tiny import _tokenizer
+from ratchet.components.types import Group, Message, Prompt, Trajectory
 
 
 @pytest.fixture(scope="module")

@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig
 
-from components.contract import agree, contract, contract_of, record
-from components.errors import ContractError, SourceError
-from components.models.tiny import TEMPLATE, _tokenizer
-from components.run import as_request, execute
-from components.types import Artifact
+from ratchet.components.contract import agree, contract, contract_of, record
+from ratchet.components.errors import ContractError, SourceError
+from ratchet.components.models.tiny import TEMPLATE, _tokenizer
+from ratchet.components.run import as_request, execute
+from ratchet.components.types import Artifact
 
 
 def save(path: Path, change: Callable[[Any], None] = lambda tokenizer: None, *, dtype: torch.dtype = torch.float32,

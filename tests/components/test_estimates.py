@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from components.errors import RecipeError
-from components.estimates.capacity import refuse_what_cannot_fit
-from components.estimates.costs import Rates, Split, adapter_key, estimate, stated_rates
-from components.estimates.memory import Layout, kept_activations, trained, training
-from components.estimates.shape import Shape, count, read_shape
-from components.plan import plan
-from components.recipe import load
+from ratchet.components.errors import RecipeError
+from ratchet.components.estimates.capacity import refuse_what_cannot_fit
+from ratchet.components.estimates.costs import Rates, Split, adapter_key, estimate, stated_rates
+from ratchet.components.estimates.memory import Layout, kept_activations, trained, training
+from ratchet.components.estimates.shape import Shape, count, read_shape
+from ratchet.components.plan import plan
+from ratchet.components.recipe import load
 
 LLAMA_8B = Shape(32, 4096, 32, 8, 128, 14336, 128256, False)
 SMOL = Shape(30, 576, 9, 3, 64, 1536, 49152, True)
@@ -23,7 +23,7 @@ CONFIG = {"num_hidden_layers": 6, "hidden_size": 192, "num_attention_heads": 6, 
 def real_model():
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from components.models.attention import register
+    from ratchet.components.models.attention import register
 
     register()
     model = LlamaForCausalLM(LlamaConfig(**CONFIG, attn_implementation="sdpa"))
@@ -44,7 +44,7 @@ def test_parameters_are_those_of_transformers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("adapter", [{"name": "full"}, {"name": "top_layers", "count": 2}, {"name": "lora", "rank": 8}])
 def test_what_learns_is_what_the_adapter_leaves_to_learn(adapter: dict) -> None:
-    from components.piece import build
+    from ratchet.components.piece import build
 
     model = build("adapter", adapter)(real_model())
     assert trained(read_shape(CONFIG, "here"), adapter)[0] == sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -56,8 +56,8 @@ def test_activations_are_those_that_autograd_keeps(tiny_model: Path) -> None:
 
     import torch
 
-    from components.models.load import load_policy
-    from components.types import Batch
+    from ratchet.components.models.load import load_policy
+    from ratchet.components.types import Batch
 
     model = load_policy(tiny_model)
     shape = read_shape(json.loads((tiny_model / "config.json").read_text()), "tiny")
@@ -73,7 +73,7 @@ def test_activations_are_those_that_autograd_keeps(tiny_model: Path) -> None:
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    from components.models.forward import outputs
+    from ratchet.components.models.forward import outputs
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
         out = outputs(model, "policy", batch, frozenset({"logprobs"}))  # held: nothing is freed while we count

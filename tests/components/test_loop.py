@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from components.data.groups import read_groups, write_groups
-from components.errors import DataError
-from components.loop import (
+from ratchet.components.data.groups import read_groups, write_groups
+from ratchet.components.errors import DataError
+from ratchet.components.loop import (
     Named,
     annotate_groups,
     optimised_rewards,
@@ -22,8 +22,8 @@ from components.loop import (
     select_groups,
     texts_read,
 )
-from components.piece import each
-from components.types import Context, Group, Prompt, Trajectory
+from ratchet.components.piece import each
+from ratchet.components.types import Context, Group, Prompt, Trajectory
 
 
 def group(name: str, *texts: str, **columns: list[Any]) -> Group:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from components.errors import ContractError
-from components.packing import order, pack
-from components.types import Group, Prompt, Trajectory
+from ratchet.components.errors import ContractError
+from ratchet.components.packing import order, pack
+from ratchet.components.types import Group, Prompt, Trajectory
 
 
 def group(name: str, *rows: list[int], **columns) -> Group:

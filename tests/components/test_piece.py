@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from components.errors import RecipeError
-from components.piece import SLOTS, build, catalogue, describe, each, resolve
-from components.types import Group, Prompt, Trajectory
+from ratchet.components.errors import RecipeError
+from ratchet.components.piece import SLOTS, build, catalogue, describe, each, resolve
+from ratchet.components.types import Group, Prompt, Trajectory
 
 
 def test_unknown_piece_names_the_nearest() -> None:

@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from components.plan import Stage, plan
-from components.recipe import load
+from ratchet.components.plan import Stage, plan
+from ratchet.components.recipe import load
 
 
 @pytest.mark.parametrize(("changes", "held"), [

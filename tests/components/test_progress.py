@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from components import progress
-from components.engines import torch
-from components.rewards.unit_tests import unit_tests
-from components.sandbox import Verdict
-from components.types import Context, Group, Prompt, Trajectory
-from tasks.pipeline import Pipeline
+from ratchet.components import progress
+from ratchet.components.engines import torch
+from ratchet.components.rewards.unit_tests import unit_tests
+from ratchet.components.sandbox import Verdict
+from ratchet.components.types import Context, Group, Prompt, Trajectory
+from ratchet.tasks.pipeline import Pipeline
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_what_took_minutes_in_silence_counts_to_its_end(fresh_home: Callable[[st
 
 
 def test_programs_are_counted_as_they_are_run(tmp_path: Path, told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("components.rewards.unit_tests.execute", lambda *_, **__: Verdict(True))
+    monkeypatch.setattr("ratchet.components.rewards.unit_tests.execute", lambda *_, **__: Verdict(True))
     prompt = Prompt("p", (), meta={"test_list": ["assert f() == 1"]})
     group = Group(prompt, tuple(Trajectory(({"role": "assistant", "content": f"def f(): return {i}"},)) for i in range(3)))
     with progress.told_in(tmp_path / "steps.json"):

@@ -2,9 +2,9 @@
 
 import pytest
 
-from components.errors import RecipeError
-from components.plan import plan
-from components.recipe import load, names
+from ratchet.components.errors import RecipeError
+from ratchet.components.plan import plan
+from ratchet.components.recipe import load, names
 
 
 @pytest.mark.parametrize("name", names())

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from components.errors import DamageError, StoreError
-from components.store import MANIFEST, RunDirectory, Store, digest, disk_errors, write_atomic
+from ratchet.components.errors import DamageError, StoreError
+from ratchet.components.store import MANIFEST, RunDirectory, Store, digest, disk_errors, write_atomic
 
 KEY = digest("a key")
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from components.checkpoints import latest
-from components.errors import TrainingError
-from components.trainer import fit, parts, steps_planned, widest
-from components.types import Group, Outputs, Prompt, Trajectory
+from ratchet.components.checkpoints import latest
+from ratchet.components.errors import TrainingError
+from ratchet.components.trainer import fit, parts, steps_planned, widest
+from ratchet.components.types import Group, Outputs, Prompt, Trajectory
 
 
 @pytest.mark.parametrize(("units", "batch", "epochs", "most", "steps"), [

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from components.checkpoints import latest
-from components.recipe import load, names
-from components.trainer import fit, parts, steps_planned
-from components.types import Batch, Group, Outputs, Prompt, Trajectory
+from ratchet.components.checkpoints import latest
+from ratchet.components.recipe import load, names
+from ratchet.components.trainer import fit, parts, steps_planned
+from ratchet.components.types import Batch, Group, Outputs, Prompt, Trajectory
 
 BEST = 6  # of the toy's weight, on held-out data
 LIKELIHOOD = [{"name": "likelihood", "weight": 1.0, "reduce": "token_mean", "label": "likelihood"}]

@@ -5,10 +5,10 @@ from collections import Counter
 
 import pytest
 
-from components.data.curate import curate
-from components.data.groups import read_groups
-from components.data.sources import digest, fetch
-from tasks.validation import validate_data
+from ratchet.components.data.curate import curate
+from ratchet.components.data.groups import read_groups
+from ratchet.components.data.sources import digest, fetch
+from ratchet.tasks.validation import validate_data
 
 SECTION = {
     "transforms": ["normalise", "remove_broken", "scrub", "language", "duplicates", "duplicates.near", "length"],

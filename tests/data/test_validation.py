@@ -7,13 +7,13 @@ import shutil
 import pandas as pd
 import pytest
 
-from components.data.groups import read_groups, save_table, write_groups
-from components.data.statistics import statistics
-from components.errors import DataError, GateError, SourceError
-from components.recipe import load
-from components.sections import Data
-from components.types import Group, Prompt, Trajectory
-from tasks.validation import expectations, judge, validate_data
+from ratchet.components.data.groups import read_groups, save_table, write_groups
+from ratchet.components.data.statistics import statistics
+from ratchet.components.errors import DataError, GateError, SourceError
+from ratchet.components.recipe import load
+from ratchet.components.sections import Data
+from ratchet.components.types import Group, Prompt, Trajectory
+from ratchet.tasks.validation import expectations, judge, validate_data
 
 
 def words(messages):

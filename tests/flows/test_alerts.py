@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 import yaml
 
-from components.errors import RecipeError
-from flows.alerts import TEXT, Alert, alert_change
-from flows.deployments import read
-from flows.ui import free_port, wait_for
-from tasks.drift import EVENT
+from ratchet.components.errors import RecipeError
+from ratchet.flows.alerts import TEXT, Alert, alert_change
+from ratchet.flows.deployments import read
+from ratchet.flows.ui import free_port, wait_for
+from ratchet.tasks.drift import EVENT
 
 ROOT = Path(__file__).resolve().parents[2]
 SECRET = "T0K3N-of-the-webhook"
@@ -96,9 +96,9 @@ def webhook() -> Iterator[tuple[str, list[str]]]:
 TELL = """
 from prefect import flow
 from types import SimpleNamespace
-from components.errors import HealthError
-from components.plan import Stage
-from tasks.alerts import Alarm, tell
+from ratchet.components.errors import HealthError
+from ratchet.components.plan import Stage
+from ratchet.tasks.alerts import Alarm, tell
 @flow(name="toy", persist_result=False)
 def toy():
     raise ValueError("the disk is on fire")
@@ -117,7 +117,7 @@ def test_a_server_tells_people_of_failures_drift_and_health(webhook: tuple[str, 
     address, told = webhook
     port = free_port()
     env = {**os.environ, "PREFECT_HOME": str(tmp_path / "prefect"), "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
-           "PYTHONPATH": str(ROOT), "RATCHET_ALERT_URL": address, "PREFECT_LOGGING_LEVEL": "INFO"}
+           "PYTHONPATH": str(ROOT / "infra" / "package"), "RATCHET_ALERT_URL": address, "PREFECT_LOGGING_LEVEL": "INFO"}
     log = tmp_path / "server.log"
     with log.open("w") as out:
         server = subprocess.Popen([sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
@@ -129,7 +129,7 @@ def test_a_server_tells_people_of_failures_drift_and_health(webhook: tuple[str, 
 
         def ratchet(*more: str) -> str:
             nonlocal said
-            done = subprocess.run([sys.executable, "-m", "flows.cli", "deploy", "--file", str(file), *more], env=env, capture_output=True, text=True)
+            done = subprocess.run([sys.executable, "-m", "ratchet.flows.cli", "deploy", "--file", str(file), *more], env=env, capture_output=True, text=True)
             said += done.stdout + done.stderr
             assert done.returncode == 0, said
             return done.stdout

@@ -18,10 +18,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.data.groups import read_groups
-from components.state import load_state
-from flows.cli import main
-from tasks.pipeline import Pipeline
+from ratchet.components.data.groups import read_groups
+from ratchet.components.state import load_state
+from ratchet.flows.cli import main
+from ratchet.tasks.pipeline import Pipeline
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = [{"prompt": f"what is {i} and {i * 7}?", "completion": f"it is {i * 8}, said {i % 5} times", "label": True} for i in range(80)]
@@ -61,8 +61,8 @@ def ratchet(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capture
 
 def apart(*arguments: str, cwd: Path) -> Done:
     """The command in a process of its own, where it may start servers, with none of the settings that tests give Prefect."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_TRACKING"))} | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-m", "flows.cli", *arguments, "--home", "home", "--profile", "test"], cwd=cwd, env=env,
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_TRACKING"))} | {"PYTHONPATH": str(ROOT / "infra" / "package")}
+    done = subprocess.run([sys.executable, "-m", "ratchet.flows.cli", *arguments, "--home", "home", "--profile", "test"], cwd=cwd, env=env,
                           capture_output=True, text=True)
     return Done(done.returncode, done.stdout + done.stderr, [line for line in done.stderr.splitlines() if line.startswith("error: ")])
 

@@ -18,9 +18,9 @@ from unittest.mock import patch
 import pytest
 from typer.testing import CliRunner
 
-from components.errors import RecipeError
-from flows.cli import app
-from flows.commands.chat import printable, titled
+from ratchet.components.errors import RecipeError
+from ratchet.flows.cli import app
+from ratchet.flows.commands.chat import printable, titled
 
 ROOT = Path(__file__).resolve().parents[2]
 COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -80,8 +80,8 @@ class Terminal:
         self.pid, self.file = pty.fork()
         if self.pid == 0:
             os.chdir(ROOT)
-            env = {**os.environ, "TERM": "xterm-256color", "PYTHONPATH": str(ROOT)}  # not C's own, to which readline adds COLUMNS
-            os.execve(sys.executable, [sys.executable, "-m", "flows.cli", "chat", *arguments], {k: v for k, v in env.items() if k not in ("NO_COLOR", "COLUMNS", "LINES")})
+            env = {**os.environ, "TERM": "xterm-256color", "PYTHONPATH": str(ROOT / "infra" / "package")}  # not C's own, to which readline adds COLUMNS
+            os.execve(sys.executable, [sys.executable, "-m", "ratchet.flows.cli", "chat", *arguments], {k: v for k, v in env.items() if k not in ("NO_COLOR", "COLUMNS", "LINES")})
         termios.tcsetwinsize(self.file, (24, columns))  # before the program, which loads torch first, asks for it
 
     def expect(self, text: str, seconds: float = 300) -> str:

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from components.errors import ContractError, RecipeError
-from components.schema import Claim
-from flows.cli import app
-from flows.compare import compare, verdict
-from tasks import doctor
+from ratchet.components.errors import ContractError, RecipeError
+from ratchet.components.schema import Claim
+from ratchet.flows.cli import app
+from ratchet.flows.compare import compare, verdict
+from ratchet.tasks import doctor
 
 
 def ratchet(*arguments: str, code: int = 0) -> str:
@@ -73,13 +73,13 @@ def test_compare_two_runs(home: Path) -> None:
 
 
 def test_what_cannot_be_compared_is_said_before_anything_runs_or_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.commands.compare.servers", lambda: pytest.fail("something was started"))
+    monkeypatch.setattr("ratchet.flows.commands.compare.servers", lambda: pytest.fail("something was started"))
     with pytest.raises(RecipeError, match="reward_model has no evaluation to compare"):
         ratchet("compare", "sft", "reward_model", "--home", str(tmp_path))
     (tmp_path / "results.json").write_text(json.dumps({"per_prompt": {"win_rate": [1.0, 0.0], "final.gold": [0.5, 0.25]}}))
     made = SimpleNamespace(artifact=lambda _: SimpleNamespace(path=tmp_path))
-    monkeypatch.setattr("flows.compare.Pipeline", SimpleNamespace(open=lambda *_, **__: made))
-    monkeypatch.setattr(importlib.import_module("flows.post_training"), "post_training", lambda *_, **__: None)
+    monkeypatch.setattr("ratchet.flows.compare.Pipeline", SimpleNamespace(open=lambda *_, **__: made))
+    monkeypatch.setattr(importlib.import_module("ratchet.flows.post_training"), "post_training", lambda *_, **__: None)
     assert compare(["sft"], seeds=[0], home=tmp_path, metric="final.gold")["arms"]["sft"]["by_seed"] == [0.375]
     with pytest.raises(RecipeError, match="--metric: sft measures no 'win_rat' for each prompt; did you mean 'win_rate'"):
         compare(["sft"], seeds=[0], home=tmp_path, metric="win_rat")
@@ -103,8 +103,8 @@ def test_compare_says_what_became_of_the_claims(tmp_path: Path, monkeypatch: pyt
         (tmp_path / recipe / "results.json").write_text(json.dumps({"per_prompt": {"win_rate": wins[recipe], "final.gold": wins[recipe]}}))
         return SimpleNamespace(artifact=lambda _: SimpleNamespace(path=tmp_path / recipe))
 
-    monkeypatch.setattr("flows.compare.Pipeline", SimpleNamespace(open=opened))
-    monkeypatch.setattr(importlib.import_module("flows.post_training"), "post_training", lambda *_, **__: None)
+    monkeypatch.setattr("ratchet.flows.compare.Pipeline", SimpleNamespace(open=opened))
+    monkeypatch.setattr(importlib.import_module("ratchet.flows.post_training"), "post_training", lambda *_, **__: None)
     for recipes in (["chat", "chat_offline"], ["chat_offline", "chat"]):
         assert compare(recipes, seeds=range(3), home=tmp_path)["claims"] == {"chat": "win_rate higher than chat_offline: shown"}
     assert compare(["chat"], seeds=range(3), home=tmp_path)["claims"] == {}, "its baseline was not run"
@@ -130,7 +130,7 @@ def test_a_promotion_needs_its_reason(home: Path) -> None:
 
 
 def test_an_estimate_measures_this_machine_once(fresh_home, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tasks import calibration
+    from ratchet.tasks import calibration
 
     home = fresh_home("estimated")
     ask = ("plan", "online_dpo", "--estimate", "--profile", "test", "--home", str(home))
@@ -147,9 +147,9 @@ def test_a_profile_of_this_machine_is_measured_and_each_stage_priced(fresh_home,
 
     import yaml
 
-    from components.recipe import load_profile, plain
-    from tasks import calibration
-    from tasks.provenance import machine
+    from ratchet.components.recipe import load_profile, plain
+    from ratchet.tasks import calibration
+    from ratchet.tasks.provenance import machine
 
     home = fresh_home("priced")
     rates = {"learn": {"full": 100.0}, "score": 200.0, "sample": 20.0, "load": 3.0}
@@ -175,8 +175,8 @@ def test_a_profile_of_this_machine_is_measured_and_each_stage_priced(fresh_home,
     ({"device": "H100 80GB", "devices": 2}, 1, ""), ({"device": "H100 80GB", "devices": 3}, 1, "this machine has 2 of 3 × H100 80GB"),
     ({"device": "H100 80GB"}, 2, "one process is measured, not 2 ranks"), ({"device": "H10"}, 1, "this machine has 0 of 1 × H10"), ({}, 1, "")])
 def test_a_machine_is_what_a_profile_means_when_it_has_its_devices(stated: dict, ranks: int, why: str) -> None:
-    from components.schema import Hardware, Profile
-    from tasks.calibration import why_not_measured
+    from ratchet.components.schema import Hardware, Profile
+    from ratchet.tasks.calibration import why_not_measured
 
     here = ["Linux x86_64 Intel(R) Xeon(R) Platinum 8481C", "NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3"]
     assert why_not_measured(Profile(learner="deepspeed", ranks=ranks, hardware=Hardware(**stated)), here) == why

@@ -22,11 +22,11 @@ from typing import Any
 import pytest
 import yaml
 
-from components.errors import RecipeError
-from flows.changes import changes
-from flows.deployments import read
-from flows.ui import free_port
-from tasks.turns import GPU_LOCKS, REGISTRY
+from ratchet.components.errors import RecipeError
+from ratchet.flows.changes import changes
+from ratchet.flows.deployments import read
+from ratchet.flows.ui import free_port
+from ratchet.tasks.turns import GPU_LOCKS, REGISTRY
 
 ROOT = Path(__file__).resolve().parents[2]
 POOLS = {"local": {"type": "process", "base_job_template": str(ROOT / "infra/work_pools/process.json")},
@@ -246,7 +246,7 @@ def prefect(tmp_path: Path) -> Iterator[dict[str, str]]:
     """A Prefect server on loopback; yields the environment that points at it."""
     port = free_port()
     env = {**os.environ, "PREFECT_HOME": str(tmp_path / "prefect"), "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
-           "PYTHONPATH": str(ROOT), "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "2", "PREFECT_WORKER_QUERY_SECONDS": "2",
+           "PYTHONPATH": str(ROOT / "infra" / "package"), "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "2", "PREFECT_WORKER_QUERY_SECONDS": "2",
            "PREFECT_SERVER_SERVICES_CANCELLATION_CLEANUP_LOOP_SECONDS": "3600"}  # it ends within 20 s what we are to end at once
     with (tmp_path / "server.log").open("w") as log:
         server = subprocess.Popen([sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
@@ -298,12 +298,12 @@ def stop(child: subprocess.Popen[Any]) -> None:
 @pytest.mark.slow
 def test_a_schedule_fires_and_a_worker_finishes_the_run(prefect: dict[str, str], fresh_home: Callable[[str], Path], tmp_path: Path) -> None:
     """To its end: the model it made is a version in the registry, and Prefect's page says so too."""
-    from tasks.registry import history
+    from ratchet.tasks.registry import history
 
     home = fresh_home("nightly")
     file = written(tmp_path, home=str(home), overrides=["sft.limit=32", "evaluate.prompts=4", "evaluate.max_tokens=8"], if_running="refuse",
                    work_pool={"name": "local", "job_variables": {"working_dir": str(home)}})
-    command = [sys.executable, "-m", "flows.cli", "deploy", "--file", str(file)]
+    command = [sys.executable, "-m", "ratchet.flows.cli", "deploy", "--file", str(file)]
 
     def ratchet(*more: str) -> str:
         return subprocess.run([*command, *more], cwd=home, env=prefect, capture_output=True, text=True, check=True).stdout
@@ -329,7 +329,7 @@ def test_a_refused_deployment_says_how_to_make_the_block_that_it_lacks(prefect: 
     file = written(tmp_path, home="/data", work_pool={"name": "docker"})
 
     def ratchet(*more: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-m", "flows.cli", "deploy", "--file", str(file), *more], cwd=ROOT, env=prefect,
+        return subprocess.run([sys.executable, "-m", "ratchet.flows.cli", "deploy", "--file", str(file), *more], cwd=ROOT, env=prefect,
                               capture_output=True, text=True)
 
     dry, refused = ratchet("--dry-run"), ratchet()
@@ -364,8 +364,8 @@ def workers(folder: Path, env: dict[str, str], *pools: str) -> Iterator[dict[str
 def test_stages_are_made_in_another_pool_by_address_alone(where: str, prefect: dict[str, str], fresh_home: Callable[[str], Path], tmp_path: Path,
                                                           request: pytest.FixtureRequest) -> None:
     """Two workers that share no folder: one leads, the other curates and trains. The weights are those of one machine alone."""
-    from components.store import read_manifest
-    from tasks.pipeline import Pipeline
+    from ratchet.components.store import read_manifest
+    from ratchet.tasks.pipeline import Pipeline
 
     options = ["sft.limit=32", "evaluate.prompts=4"]
     near, far, alone = fresh_home("near"), tmp_path / "far", fresh_home("alone")
@@ -379,7 +379,7 @@ def test_stages_are_made_in_another_pool_by_address_alone(where: str, prefect: d
     file = written(tmp_path, home=str(near), overrides=options, until="train", schedules=[], stages=places, artifacts=address,
                    work_pool={"name": "local", "job_variables": {"working_dir": str(near)}})
     far.mkdir()
-    subprocess.run([sys.executable, "-m", "flows.cli", "deploy", "--file", str(file)], cwd=far, env=prefect, check=True)
+    subprocess.run([sys.executable, "-m", "ratchet.flows.cli", "deploy", "--file", str(file)], cwd=far, env=prefect, check=True)
     with workers(tmp_path, prefect, "local", "far"):
         done = subprocess.run([sys.executable, "-m", "prefect", "deployment", "run", "post_training/toy", "--watch"], cwd=near, env=prefect,
                               capture_output=True, text=True, timeout=400)
@@ -402,7 +402,7 @@ def test_a_stage_that_fails_elsewhere_says_why_here(prefect: dict[str, str], fre
     file = written(tmp_path, home=str(near), overrides=["sft.limit=32", "sft.fit.learning_rate=1e9"], until="train", schedules=[],
                    stages={"sft": {"name": "far", "home": str(far)}}, artifacts=str(tmp_path / "between"),
                    work_pool={"name": "local", "job_variables": {"working_dir": str(near)}})
-    subprocess.run([sys.executable, "-m", "flows.cli", "deploy", "--file", str(file)], cwd=far, env=prefect, check=True)
+    subprocess.run([sys.executable, "-m", "ratchet.flows.cli", "deploy", "--file", str(file)], cwd=far, env=prefect, check=True)
     with workers(tmp_path, prefect, "local", "far"):
         done = subprocess.run([sys.executable, "-m", "prefect", "deployment", "run", "post_training/toy", "--watch"], cwd=near, env=prefect,
                               capture_output=True, text=True, timeout=400)
@@ -417,9 +417,9 @@ def test_cancelling_a_run_ends_its_stage_in_the_other_pool_and_loses_nothing(pre
                                                                              tmp_path: Path) -> None:
     """As the page cancels it: the child that trains on the other worker is gone too, within seconds, both workers go on, and the next
     run continues there."""
-    from components.store import read_manifest
-    from tasks.orphans import marked
-    from tasks.pipeline import Pipeline
+    from ratchet.components.store import read_manifest
+    from ratchet.tasks.orphans import marked
+    from ratchet.tasks.pipeline import Pipeline
 
     options = ["sft.limit=240", "sft.fit.batch=4", "sft.fit.epochs=2", "sft.fit.save_every=5"]
     near, far, alone = fresh_home("near"), tmp_path / "far", fresh_home("alone")
@@ -431,7 +431,7 @@ def test_cancelling_a_run_ends_its_stage_in_the_other_pool_and_loses_nothing(pre
     file = written(tmp_path, profile=str(children), home=str(near), overrides=options, until="train", schedules=[],
                    stages={"sft": {"name": "far", "home": str(far)}}, artifacts=str(tmp_path / "between"),
                    work_pool={"name": "local", "job_variables": {"working_dir": str(near)}})
-    subprocess.run([sys.executable, "-m", "flows.cli", "deploy", "--file", str(file)], cwd=far, env=prefect, check=True)
+    subprocess.run([sys.executable, "-m", "ratchet.flows.cli", "deploy", "--file", str(file)], cwd=far, env=prefect, check=True)
 
     def start() -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, "-m", "prefect", "deployment", "run", "post_training/toy", "--watch"], cwd=near, env=prefect,
@@ -460,13 +460,13 @@ def test_cancelling_a_run_ends_its_stage_in_the_other_pool_and_loses_nothing(pre
 
 @pytest.mark.slow
 def test_a_run_that_was_started_by_hand_is_cancelled_from_its_page(prefect: dict[str, str], fresh_home: Callable[[str], Path]) -> None:
-    from tasks.orphans import marked
+    from ratchet.tasks.orphans import marked
 
     home = fresh_home("user")
     options = ["--set", "sft.limit=240", "--set", "sft.fit.batch=4", "--set", "sft.fit.epochs=200", "--set", "sft.fit.validate_every=0",
                "--set", "sft.fit.save_every=5"]
     mark = str(home)
-    run = subprocess.Popen([sys.executable, "-m", "flows.cli", "run", "sft", "--profile", "soak", "--home", str(home), *options], cwd=home,
+    run = subprocess.Popen([sys.executable, "-m", "ratchet.flows.cli", "run", "sft", "--profile", "soak", "--home", str(home), *options], cwd=home,
                            env=prefect | {"RATCHET_TEST_MARK": mark}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         eventually(lambda: list(home.glob("store/.work/sft-*/progress/checkpoint-*")), 300, "a checkpoint")
@@ -488,7 +488,7 @@ def test_a_run_that_was_started_by_hand_is_cancelled_from_its_page(prefect: dict
 SLOTS = """
 import sys, time
 from pathlib import Path
-from tasks.turns import gpu_slots, registry_turn
+from ratchet.tasks.turns import gpu_slots, registry_turn
 with TURN:
     print(time.time(), flush=True)
     time.sleep(float(sys.argv[1]))
@@ -501,7 +501,7 @@ with TURN:
 def test_two_processes_never_hold_the_same_slots(turn: str, prefect: dict[str, str], tmp_path: Path) -> None:
     """Two homes, which share no lock file."""
     file = written(tmp_path)
-    subprocess.run([sys.executable, "-m", "flows.cli", "deploy", "--file", str(file)], env=prefect, cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "-m", "ratchet.flows.cli", "deploy", "--file", str(file)], env=prefect, cwd=ROOT, check=True)
     command = [sys.executable, "-c", SLOTS.replace("TURN", turn), "3"]
     both = [subprocess.Popen([*command, str(tmp_path / home)], env=prefect, cwd=ROOT, stdout=subprocess.PIPE, text=True) for home in ("one", "two")]
     times = sorted([float(t) for t in child.communicate(timeout=60)[0].split()] for child in both)

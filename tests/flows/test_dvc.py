@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from flows.ui import free_port, wait_for
-from tasks.versioning import dvc, locked
+from ratchet.flows.ui import free_port, wait_for
+from ratchet.tasks.versioning import dvc, locked
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = {"schema": 1, "about": "The smallest with data, groups, weights and an evaluation.", "base": "offline", "profile": "test",
@@ -61,10 +61,10 @@ def workspace(fresh_home: Callable[[str], Path], tmp_path: Path, monkeypatch: py
     git(where, "init", "-q")
     command = tmp_path / "bin" / "ratchet"
     command.parent.mkdir()
-    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m flows.cli "$@"\n')
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m ratchet.flows.cli "$@"\n')
     command.chmod(0o755)
     monkeypatch.setenv("PATH", f"{command.parent}:{os.environ['PATH']}")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "infra" / "package"))
     return where
 
 

@@ -14,21 +14,21 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from components.data.statistics import SCHEMA
-from components.plan import Stage
-from components.recipe import dump, load
-from components.types import Artifact
-from flows.cli import _where, app
-from flows.display import Display, open_console
-from tasks.pipeline import Pipeline
+from ratchet.components.data.statistics import SCHEMA
+from ratchet.components.plan import Stage
+from ratchet.components.recipe import dump, load
+from ratchet.components.types import Artifact
+from ratchet.flows.cli import _where, app
+from ratchet.flows.display import Display, open_console
+from ratchet.tasks.pipeline import Pipeline
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def ratchet(*arguments: str, cwd: Path, check: bool = True) -> subprocess.CompletedProcess[str]:
     env = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_API", "MLFLOW_TRACKING"))}
-    env["PYTHONPATH"] = str(ROOT)
-    return subprocess.run([sys.executable, "-m", "flows.cli", *arguments], cwd=cwd, env=env, check=check, capture_output=True, text=True)
+    env["PYTHONPATH"] = str(ROOT / "infra" / "package")
+    return subprocess.run([sys.executable, "-m", "ratchet.flows.cli", *arguments], cwd=cwd, env=env, check=check, capture_output=True, text=True)
 
 
 def test_run_then_nothing_to_do(fresh_home: Callable[[str], Path]) -> None:
@@ -47,8 +47,8 @@ def test_run_then_nothing_to_do(fresh_home: Callable[[str], Path]) -> None:
     state = json.loads((run / "run.json").read_text())
     assert state["state"] == "finished" and state["versions"]["sft"] == "1"
 
-    from tasks.registry import history
-    from tasks.server import client
+    from ratchet.tasks.registry import history
+    from ratchet.tasks.server import client
 
     mlflow = client(home)
     runs = mlflow.search_runs([e.experiment_id for e in mlflow.search_experiments()])

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from components.check_data import check_files
-from components.errors import DataError, RecipeError
-from components.recipe import load
-from flows.cli import app
+from ratchet.components.check_data import check_files
+from ratchet.components.errors import DataError, RecipeError
+from ratchet.components.recipe import load
+from ratchet.flows.cli import app
 
 ROWS: dict[str, tuple[Any, str, str]] = {  # what a row is, the recipe below, the split that is learned from
     "messages": (lambda i: {"messages": [{"role": "user", "content": f"What is {i}?"}, {"role": "assistant", "content": "A number. " * 40}]}, "sft", "sft"),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from components.recipe import load
-from flows.commands.plan import sizes
+from ratchet.components.recipe import load
+from ratchet.flows.commands.plan import sizes
 
 DEVICE = {"devices that learn together": "1", "tokens a device in one pass": "2048"}
 

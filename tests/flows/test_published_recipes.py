@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.data.groups import read_groups
-from components.recipe import load
-from tasks.pipeline import Pipeline
+from ratchet.components.data.groups import read_groups
+from ratchet.components.recipe import load
+from ratchet.tasks.pipeline import Pipeline
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ["sft_gsm8k", "rlvr_gsm8k", "reward_hh", "dpo_hh"]
@@ -116,7 +116,7 @@ def test_it_runs_to_its_report(recipe: str, tmp_path: Path, tiny_home: Path) -> 
 def test_a_published_recipe_is_checked_offline(recipe: str) -> None:
     """In under two seconds of the processor, with no address asked."""
     code = ("import socket, sys, time; socket.socket.connect = lambda *_: sys.exit('the network was asked')\n"
-            f"from flows.cli import main; sys.argv = ['ratchet', 'recipes', 'check', {recipe!r}]\n"
+            f"from ratchet.flows.cli import main; sys.argv = ['ratchet', 'recipes', 'check', {recipe!r}]\n"
             "try: main()\nexcept SystemExit as done: print(done.code or 0)\n"
             "print(time.process_time() < 2)")
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)

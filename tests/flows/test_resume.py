@@ -15,14 +15,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from components.store import read_manifest
-from tasks.pipeline import Pipeline
+from ratchet.components.store import read_manifest
+from ratchet.tasks.pipeline import Pipeline
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = """
 import sys
 from pathlib import Path
-from tasks.pipeline import Pipeline
+from ratchet.tasks.pipeline import Pipeline
 pipeline = Pipeline.open(sys.argv[1], home=Path(sys.argv[2]), profile="test", overrides=sys.argv[3:])
 for name in pipeline.stages:
     if name == "evaluate":
@@ -73,7 +73,7 @@ def test_sigkill_in_training_changes_nothing(recipe: str, overrides: list[str], 
 def test_ctrl_c_stops_cleanly_and_the_same_command_continues(fresh_home: Callable[[str], Path]) -> None:
     home = fresh_home("home")
     settings = ["sft.limit=96", "sft.fit.save_every=2", "sft.fit.validate_every=0"]
-    command = [sys.executable, "-m", "flows.cli", "run", "sft", "--profile", "cpu", "--until", "train", "--home", str(home),
+    command = [sys.executable, "-m", "ratchet.flows.cli", "run", "sft", "--profile", "cpu", "--until", "train", "--home", str(home),
                *(part for setting in settings for part in ("--set", setting))]
     child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
                              preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from components.data.groups import read_groups
-from components.piece import build
-from components.recipe import load, names
-from tasks.pipeline import Pipeline
+from ratchet.components.data.groups import read_groups
+from ratchet.components.piece import build
+from ratchet.components.recipe import load, names
+from ratchet.tasks.pipeline import Pipeline
 
 TINY = [name for name in names() if load(name)[0].models["policy"].source.startswith("generate:")]
 

@@ -16,17 +16,17 @@ from pathlib import Path
 
 import pytest
 
-from components.errors import StoreError
-from components.store import RunDirectory, Store, digest
-from flows.soak.faults import FAULTS, MARK, Trial, flip, kill_engine, wait_for_none
-from flows.soak.trials import Soak, Tally, Truth, _differences, _look, _points, _unexplained
+from ratchet.components.errors import StoreError
+from ratchet.components.store import RunDirectory, Store, digest
+from ratchet.flows.soak.faults import FAULTS, MARK, Trial, flip, kill_engine, wait_for_none
+from ratchet.flows.soak.trials import Soak, Tally, Truth, _differences, _look, _points, _unexplained
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = """
 import sys
 from pathlib import Path
-from components.errors import RatchetError
-from tasks.pipeline import Pipeline
+from ratchet.components.errors import RatchetError
+from ratchet.tasks.pipeline import Pipeline
 pipeline = Pipeline.open("sft", home=Path(sys.argv[1]), profile="soak", overrides=sys.argv[2:])
 try:
     for name in list(pipeline.stages)[:-1]:
@@ -47,8 +47,8 @@ OPTIONS = ["sft.limit=96", "sft.fit.save_every=1"]
 TOY = """
 import hashlib, json, sys, time
 from pathlib import Path
-from components.errors import DamageError, RatchetError
-from components.store import RunDirectory, Store, disk_errors, write_atomic
+from ratchet.components.errors import DamageError, RatchetError
+from ratchet.components.store import RunDirectory, Store, disk_errors, write_atomic
 
 def sha(text):
     return hashlib.sha256(text.encode()).hexdigest()
@@ -95,7 +95,7 @@ MANY = 16
 
 def toy_soak(folder: Path, program: str = TOY) -> Soak:
     (folder / "base").mkdir()
-    return Soak(folder, lambda home: [sys.executable, "-c", program, str(home)], None, folder / "base", env={"PYTHONPATH": str(ROOT)})
+    return Soak(folder, lambda home: [sys.executable, "-c", program, str(home)], None, folder / "base", env={"PYTHONPATH": str(ROOT / "infra" / "package")})
 
 
 def test_a_sound_program_survives_every_fault_of_bytes_disk_and_death(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_an_unsound_program_does_not(fault: str, sound: str, broken: str, compla
 @pytest.fixture(scope="module")
 def base(tiny_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home in which everything up to SFT is made: a trial is then the training alone."""
-    from tasks.pipeline import Pipeline
+    from ratchet.tasks.pipeline import Pipeline
 
     home = tmp_path_factory.mktemp("base") / "home"
     pipeline = Pipeline.open("sft", home=home, profile="soak", overrides=OPTIONS)
@@ -152,7 +152,7 @@ def base(tiny_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_small_soak(base: Path, tmp_path: Path) -> None:
-    soak = Soak(tmp_path, lambda home: [sys.executable, "-c", RUN, str(home), *OPTIONS], None, base, env={"PYTHONPATH": str(ROOT)})
+    soak = Soak(tmp_path, lambda home: [sys.executable, "-c", RUN, str(home), *OPTIONS], None, base, env={"PYTHONPATH": str(ROOT / "infra" / "package")})
     ((_, complaints, tally),) = soak.trials(["checkpoint"], 1)
     assert soak.truth is not None and len(soak.truth.weights) == 2 and soak.truth.steps
     assert not complaints and (tally.tried, tally.survived) == (1, 1)
@@ -196,11 +196,11 @@ def test_it_would_notice(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gets a disk of its own")
 def test_a_soak_that_is_told_to_end_leaves_no_disk_behind(tmp_path: Path) -> None:
-    program = ("import random, sys, time; from pathlib import Path; from flows.soak.faults import FAULTS, Trial, prepared\n"
+    program = ("import random, sys, time; from pathlib import Path; from ratchet.flows.soak.faults import FAULTS, Trial, prepared\n"
                "with prepared(FAULTS['disk'], Trial(Path(sys.argv[1]), 'x', random.Random(0))): print(flush=True); time.sleep(60)")
     home = tmp_path / "home"
     home.mkdir()
-    child = subprocess.Popen([sys.executable, "-c", program, str(home)], env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE)
+    child = subprocess.Popen([sys.executable, "-c", program, str(home)], env={**os.environ, "PYTHONPATH": str(ROOT / "infra" / "package")}, stdout=subprocess.PIPE)
     assert child.stdout and child.stdout.readline() and home.is_mount()
     child.terminate()
     assert child.wait(20) == 128 + signal.SIGTERM and not home.is_mount()
@@ -256,8 +256,8 @@ def _end(pid: int) -> None:
 
 
 def test_a_soak_of_engines_wants_a_profile_that_starts_one(tmp_path: Path) -> None:
-    from components.errors import RecipeError
-    from flows.commands.soak import soak
+    from ratchet.components.errors import RecipeError
+    from ratchet.flows.commands.soak import soak
 
     with pytest.raises(RecipeError, match="--fault engine: the profile soak starts no vLLM"):
         soak(home=tmp_path, fault=["engine"])
@@ -271,7 +271,7 @@ def test_the_faults_are_those_that_were_asked_for() -> None:
 @pytest.mark.slow
 def test_a_larger_soak_with_real_servers(tmp_path: Path) -> None:
     """Every fault against the whole online pipeline: `ratchet soak`, as its users call it."""
-    done = subprocess.run([sys.executable, "-m", "flows.cli", "soak", "--home", str(tmp_path), "--tries", "2"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "ratchet.flows.cli", "soak", "--home", str(tmp_path), "--tries", "2"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert all(name in done.stdout for name, fault in FAULTS.items() if not fault.engine)
 
@@ -282,14 +282,14 @@ def test_a_vllm_that_is_killed(tmp_path: Path) -> None:
     """One round that vLLM samples; its server, or what computes behind it, dies while it does."""
     profile = tmp_path / "vllm.yaml"
     profile.write_text(VLLM.format(python=os.environ["RATCHET_VLLM_PYTHON"]))
-    done = subprocess.run([sys.executable, "-m", "flows.cli", "soak", "--home", str(tmp_path), "--profile", str(profile), "--set", "online.rounds=1",
+    done = subprocess.run([sys.executable, "-m", "ratchet.flows.cli", "soak", "--home", str(tmp_path), "--profile", str(profile), "--set", "online.rounds=1",
                            "--fault", "engine", "--tries", "2"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and "engine: 2 of 2" in done.stdout, done.stdout[-4000:] + done.stderr[-2000:]
 
 
 @pytest.mark.slow
 def test_a_soak_that_is_killed_leaves_no_server_behind(tmp_path: Path) -> None:
-    soak = subprocess.Popen([sys.executable, "-m", "flows.cli", "soak", "--home", str(tmp_path), "--fault", "flow", "--tries", "1"], cwd=ROOT)
+    soak = subprocess.Popen([sys.executable, "-m", "ratchet.flows.cli", "soak", "--home", str(tmp_path), "--fault", "flow", "--tries", "1"], cwd=ROOT)
 
     def named() -> list[int]:
         found = []

@@ -25,8 +25,8 @@ from typing import Any
 import pytest
 import yaml
 
-from flows.ui import free_port, wait_for
-from tasks.versioning import digest, dvc
+from ratchet.flows.ui import free_port, wait_for
+from ratchet.tasks.versioning import digest, dvc
 
 ROOT = Path(__file__).resolve().parents[2]
 BINARIES = next((p for p in sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True) if (p / "initdb").exists()), None)
@@ -90,7 +90,7 @@ def team(postgres: int, tmp_path: Path) -> Iterator[dict[str, str]]:
     store = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1",
              "AWS_ENDPOINT_URL": f"http://127.0.0.1:{s3}", "MLFLOW_S3_ENDPOINT_URL": f"http://127.0.0.1:{s3}"}
     base = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_API", "MLFLOW_TRACKING", "AWS_"))}
-    base |= {"PYTHONPATH": str(ROOT), "PREFECT_HOME": str(tmp_path / "prefect"), MARK: str(tmp_path), "PREFECT_LOGGING_LEVEL": "INFO"}
+    base |= {"PYTHONPATH": str(ROOT / "infra" / "package"), "PREFECT_HOME": str(tmp_path / "prefect"), MARK: str(tmp_path), "PREFECT_LOGGING_LEVEL": "INFO"}
     servers: dict[str, tuple[str, list[str], dict[str, str]]] = {
         "s3": (f"http://127.0.0.1:{s3}/moto-api/", ["moto.server", "-H", "127.0.0.1", "-p", str(s3)], {}),
         "prefect": (f"http://127.0.0.1:{prefect}/api/health", ["prefect", "server", "start", "--host", "127.0.0.1", "--port", str(prefect)], {
@@ -209,7 +209,7 @@ def test_nobody_comes_in_without_the_password(team: dict[str, str], tmp_path: Pa
         assert [status(address, body, login) for login in logins] == [401, 401, 401, 200], address
 
     def doctor(**more: str) -> dict[str, str]:
-        done = subprocess.run([sys.executable, "-m", "flows.cli", "doctor", "--home", str(tmp_path / "none")], env={**team, **more}, cwd=tmp_path,
+        done = subprocess.run([sys.executable, "-m", "ratchet.flows.cli", "doctor", "--home", str(tmp_path / "none")], env={**team, **more}, cwd=tmp_path,
                               capture_output=True, text=True)
         assert PASSWORD not in done.stdout + done.stderr and "another-password" not in done.stdout + done.stderr
         return {line.split()[1]: line for line in done.stdout.splitlines() if len(line.split()) > 1}
@@ -228,7 +228,7 @@ def test_the_pipeline_on_a_team_server(team: dict[str, str], fresh_home: Callabl
     common = {"recipe": "sft", "profile": "test", "home": str(home), "work_pool": place}
     (tmp_path / "deployments.yaml").write_text(yaml.safe_dump({"schema": 1, "work_pools": pool, "deployments": [
         {"name": "nightly", "overrides": SMALL, **common}, {"name": "long", "overrides": LONG, "until": "train", **common, "profile": "cpu"}]}))  # stages in processes of their own
-    subprocess.run([sys.executable, "-m", "flows.cli", "deploy", "--file", str(tmp_path / "deployments.yaml")], env=team, cwd=home, check=True)
+    subprocess.run([sys.executable, "-m", "ratchet.flows.cli", "deploy", "--file", str(tmp_path / "deployments.yaml")], env=team, cwd=home, check=True)
     log = (tmp_path / "worker.log").open("w")
     worker = subprocess.Popen([sys.executable, "-m", "prefect", "worker", "start", "--pool", "team"], env=team, cwd=tmp_path,
                               stdout=log, stderr=log, start_new_session=True)
@@ -247,7 +247,7 @@ def test_the_pipeline_on_a_team_server(team: dict[str, str], fresh_home: Callabl
             (tmp_path / "worker.log").read_text()[-3000:]
         for name in ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):
             monkeypatch.setenv(name, team[name])
-        from tasks.registry import history
+        from ratchet.tasks.registry import history
 
         (version,) = history("sft", home=home)
         assert "candidate" in version.aliases and not version.external

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from flows.ui import training_view
+from ratchet.flows.ui import training_view
 
 
 class Mlflow(BaseHTTPRequestHandler):

@@ -9,13 +9,13 @@ import pytest
 import torch
 import yaml
 
-from components.advantages.gae import recursion
-from components.engines.sampling import sample
-from components.packing import pack
-from components.piece import build, catalogue, describe
-from components.reduce import count, reduce
-from components.trainer import parts
-from components.types import Batch, Context, Group, Outputs, Prompt, Trajectory
+from ratchet.components.advantages.gae import recursion
+from ratchet.components.engines.sampling import sample
+from ratchet.components.packing import pack
+from ratchet.components.piece import build, catalogue, describe
+from ratchet.components.reduce import count, reduce
+from ratchet.components.trainer import parts
+from ratchet.components.types import Batch, Context, Group, Outputs, Prompt, Trajectory
 
 ORACLES = yaml.safe_load((Path(__file__).parent / "losses.yaml").read_text())
 DTYPES = {"float32": torch.float32, "float64": torch.float64}

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from components.data.groups import write_groups
-from components.models.tiny import conversation, train_tiny
-from components.types import Artifact, Group, Prompt, Trajectory
-from tasks.versioning import dvc
+from ratchet.components.data.groups import write_groups
+from ratchet.components.models.tiny import conversation, train_tiny
+from ratchet.components.types import Artifact, Group, Prompt, Trajectory
+from ratchet.tasks.versioning import dvc
 
 ROOT = Path(__file__).resolve().parents[2]
 PIPELINE = {"stages": {

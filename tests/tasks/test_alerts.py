@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from components.errors import HealthError, StageError, TrainingError
-from components.evaluation.gates import judge_gates
-from components.plan import Stage
-from components.types import Artifact
-from tasks import alerts, watchers
-from tasks.alerts import HEALTH, Alarm
-from tasks.pipeline import Pipeline
+from ratchet.components.errors import HealthError, StageError, TrainingError
+from ratchet.components.evaluation.gates import judge_gates
+from ratchet.components.plan import Stage
+from ratchet.components.types import Artifact
+from ratchet.tasks import alerts, watchers
+from ratchet.tasks.alerts import HEALTH, Alarm
+from ratchet.tasks.pipeline import Pipeline
 
 ANNOTATE = Stage("annotate_2", "annotate", "groups", {}, round=2)
 TRIPPED = {"verdict": "hold", "verdicts": ["entropy is 0.10 nats a token; at least 0.3 allowed", "80% of the answers were cut; at most 50% allowed"]}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from components.errors import RecipeError
-from components.store import write_atomic
-from tasks.differences import differences
-from tasks.outcome import find_run
+from ratchet.components.errors import RecipeError
+from ratchet.components.store import write_atomic
+from ratchet.tasks.differences import differences
+from ratchet.tasks.outcome import find_run
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tasks import doctor
-from tasks.known_bad import KNOWN_BAD, VLLM
-from tasks.versioning import dvc
+from ratchet.tasks import doctor
+from ratchet.tasks.known_bad import KNOWN_BAD, VLLM
+from ratchet.tasks.versioning import dvc
 
 ROOT = Path(__file__).resolve().parents[2]
 

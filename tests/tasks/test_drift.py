@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tasks import alerts, drift
-from tasks.drift import (
+from ratchet.tasks import alerts, drift
+from ratchet.tasks.drift import (
     Shift,
     data_shifts,
     gate_shifts,
@@ -110,7 +110,7 @@ def test_a_run_writes_tells_and_shows_what_moved(pipeline: Any, monkeypatch: pyt
     assert written["against"] == "toy-last" and written["moved"] == [str(moved)] and Shift(**written["compared"][0])
     from typer.testing import CliRunner
 
-    from flows.cli import app
+    from ratchet.flows.cli import app
 
     said = CliRunner().invoke(app, ["show", "toy-now", "--home", str(tmp_path)]).output
     assert f"drift      data against toy-last: {moved}" in said.replace("\n", " ")

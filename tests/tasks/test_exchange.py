@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from components.errors import RecipeError, ServiceError, StoreError
-from components.store import Store, digest, read_manifest
-from components.types import Artifact
-from tasks.exchange import Exchange
+from ratchet.components.errors import RecipeError, ServiceError, StoreError
+from ratchet.components.store import Store, digest, read_manifest
+from ratchet.components.types import Artifact
+from ratchet.tasks.exchange import Exchange
 
 
 def product(home: Path, stage: str = "sft", **files: str) -> Artifact:

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from components.errors import SourceError, StageError
-from components.run import as_request
-from tasks.launch import ENVIRONMENT, PRELOAD, launch
+from ratchet.components.errors import SourceError, StageError
+from ratchet.components.run import as_request
+from ratchet.tasks.launch import ENVIRONMENT, PRELOAD, launch
 
 
 def test_an_error_crosses_the_process_border(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_a_stage_has_an_environment_of_its_own_but_for_what_a_user_sets(tmp_path
     code = """
 import multiprocessing.forkserver, os
 from pathlib import Path
-from tasks import launch
+from ratchet.tasks import launch
 before = dict(os.environ)
 launch.prepare()
 assert dict(os.environ) == before
@@ -83,18 +83,18 @@ def test_the_fork_server_asks_nothing_of_a_gpu() -> None:
 
 SPY = """
 import os, subprocess
-import components.run, tasks.launch
+import ratchet.components.run, ratchet.tasks.launch
 def execute(request):
-    from components import ranks
+    from ratchet.components import ranks
     return {"process": os.getpid(), "sees": ranks.gather(subprocess.run("echo $CUDA_VISIBLE_DEVICES", shell=True, capture_output=True, text=True).stdout)}
-components.run.execute = execute
-tasks.launch.PRELOAD.append("spy")
+ratchet.components.run.execute = execute
+ratchet.tasks.launch.PRELOAD.append("spy")
 """
 STAGES = """
 import json, os, sys
 from pathlib import Path
 import spy
-from tasks.launch import launch
+from ratchet.tasks.launch import launch
 fit = {"fit": {}, "profile": {"ranks": 2}}
 for options, given in [({}, {}), ({}, {"devices": ("1",)}), ({}, {}), ({}, {"inline": True}), ({}, {"inline": True, "devices": ("GPU-3", "GPU-2")}),
                        (fit, {"devices": ("0", "1")})]:
@@ -108,7 +108,7 @@ def test_a_stage_and_what_it_starts_see_the_gpus_it_is_given(tmp_path: Path) -> 
     """Without any, those that the flow sees; the next stage of the same fork server sees nothing of it. `inline` gives way."""
     (tmp_path / "spy.py").write_text(SPY)
     root = Path(__file__).resolve().parents[2]
-    env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{root}", "CUDA_VISIBLE_DEVICES": "0,1,2"}
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{root / 'infra' / 'package'}", "CUDA_VISIBLE_DEVICES": "0,1,2"}
     done = subprocess.run([sys.executable, "-c", STAGES, str(tmp_path)], cwd=root, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr + (tmp_path / "log").read_text()
     assert [json.loads(line) for line in done.stdout.splitlines()] == [

@@ -7,10 +7,10 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from components.errors import RecipeError, StoreError
-from tasks.drawing import draw
-from tasks.lineage import of_product, resolve
-from tasks.registry import promote, register
+from ratchet.components.errors import RecipeError, StoreError
+from ratchet.tasks.drawing import draw
+from ratchet.tasks.lineage import of_product, resolve
+from ratchet.tasks.registry import promote, register
 
 
 @pytest.fixture

@@ -20,22 +20,22 @@ from typing import Any
 
 import pytest
 
-from components.errors import StageError
-from components.models.load import load_policy
-from components.recipe import load, plain
-from components.run import as_request
-from components.types import Artifact
-from tasks.joining import Member, calls, unfit
-from tasks.launch import launch
-from tasks.machines import CALL, Call, Leader, address, code, interface, lead
+from ratchet.components.errors import StageError
+from ratchet.components.models.load import load_policy
+from ratchet.components.recipe import load, plain
+from ratchet.components.run import as_request
+from ratchet.components.types import Artifact
+from ratchet.tasks.joining import Member, calls, unfit
+from ratchet.tasks.launch import launch
+from ratchet.tasks.machines import CALL, Call, Leader, address, code, interface, lead
 
 ROOT = Path(__file__).resolve().parents[2]
 two_machines = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="the extra `scale` is not installed")
 
 LEAD = """
 import json, pathlib, sys
-from components.errors import RatchetError
-from tasks.launch import launch
+from ratchet.components.errors import RatchetError
+from ratchet.tasks.launch import launch
 try:
     launch(json.loads(pathlib.Path(sys.argv[1]).read_text()), pathlib.Path(sys.argv[2]))
     print("made")
@@ -46,11 +46,11 @@ except RatchetError as error:
 
 OTHERWISE = """
 import time
-import components.ranks
-from components.errors import ContractError
-def join(was=components.ranks.join):
+import ratchet.components.ranks
+from ratchet.components.errors import ContractError
+def join(was=ratchet.components.ranks.join):
     {}
-components.ranks.join = join
+ratchet.components.ranks.join = join
 """
 
 
@@ -76,7 +76,7 @@ class Place:
     def start(self, name: str, *command: str, code: Path = ROOT, **env: str) -> subprocess.Popen[str]:
         with (self.folder / f"{name}.out").open("w") as out:
             self.started.append(subprocess.Popen([sys.executable, *command], stdout=out, stderr=subprocess.STDOUT, text=True, cwd=code, env={
-                **os.environ, "PYTHONPATH": str(code), "RATCHET_ADDRESS": "127.0.0.1", "RATCHET_LOST_SECONDS": "6", **env}))
+                **os.environ, "PYTHONPATH": str(code / "infra" / "package"), "RATCHET_ADDRESS": "127.0.0.1", "RATCHET_LOST_SECONDS": "6", **env}))
         return self.started[-1]
 
     def lead(self, epochs: int = 3, **env: str) -> subprocess.Popen[str]:
@@ -87,7 +87,7 @@ class Place:
     def join(self, first: str = "was()", code: Path = ROOT) -> subprocess.Popen[str]:
         """Its ranks do what `first` says where they should meet the others."""
         (self.folder / "sitecustomize.py").write_text(OTHERWISE.format(first))
-        return self.start("join", "-m", "flows.cli", "join", "--home", str(self.home), code=code, PYTHONPATH=f"{self.folder}{os.pathsep}{code}")
+        return self.start("join", "-m", "ratchet.flows.cli", "join", "--home", str(self.home), code=code, PYTHONPATH=f"{self.folder}{os.pathsep}{code / 'infra' / 'package'}")
 
     def said(self, name: str) -> str:
         return (self.folder / f"{name}.out").read_text()
@@ -222,8 +222,8 @@ def test_ranks_that_do_not_find_each_other_are_told(place: Place) -> None:
 @pytest.mark.slow
 def test_a_machine_of_other_code_refuses_and_both_say_so(place: Place) -> None:
     other = place.folder / "code"
-    for package in ("components", "tasks", "flows"):
-        shutil.copytree(ROOT / package, other / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for folder in ("components", "tasks", "flows", "infra/package"):
+        shutil.copytree(ROOT / folder, other / folder, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     (other / "tasks" / "ranks.py").open("a").write("# changed\n")
     place.join(code=other)
     place.lead(RATCHET_JOIN_SECONDS="15").wait(60)
@@ -240,7 +240,7 @@ def test_a_machine_of_other_code_refuses_and_both_say_so(place: Place) -> None:
 def led(tmp_path: Path, inputs: dict[str, Artifact], monkeypatch: pytest.MonkeyPatch) -> Iterator[Leader]:
     """A leader of three machines that lead in this process."""
     monkeypatch.setenv("RATCHET_ADDRESS", "127.0.0.1")
-    monkeypatch.setattr("tasks.machines.PATIENCE", 0.0)
+    monkeypatch.setattr("ratchet.tasks.machines.PATIENCE", 0.0)
     with lead(request(tmp_path, inputs, learner="deepspeed", ranks=6, machines=3), str(tmp_path / "log"), 6, 3) as leader:
         yield leader
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from components.models.load import load_tokenizer, new_reward, save_model
-from flows.ui import free_port, wait_for
-from tasks.registry import history, promote, register
-from tasks.server import client, tracking_uri
+from ratchet.components.models.load import load_tokenizer, new_reward, save_model
+from ratchet.flows.ui import free_port, wait_for
+from ratchet.tasks.registry import history, promote, register
+from ratchet.tasks.server import client, tracking_uri
 
 MESSAGES = [{"role": "user", "content": "Hello there"}]
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from tasks.orphans import MARK, marked
+from ratchet.tasks.orphans import MARK, marked
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = f"""
 import os, subprocess, sys, time
 if sys.argv[1] == "guarded":
-    from tasks.orphans import leave_nothing_behind
+    from ratchet.tasks.orphans import leave_nothing_behind
     leave_nothing_behind()
 print(os.environ.get({MARK!r}, ""), subprocess.Popen(["sleep", "600"], start_new_session=True).pid, flush=True)
 time.sleep(600)
@@ -42,9 +42,9 @@ def test_a_killed_process_leaves_nothing_behind(how: str) -> None:
 
 
 LOADING = """
-import os, sys, tasks.launch
-tasks.launch.PRELOAD[:] = ["slow_to_load"]
-from flows.startup import servers
+import os, sys, ratchet.tasks.launch
+ratchet.tasks.launch.PRELOAD[:] = ["slow_to_load"]
+from ratchet.flows.startup import servers
 with servers(forks=True):
     from multiprocessing.forkserver import _forkserver
     print(_forkserver._forkserver_pid, flush=True)
@@ -56,7 +56,7 @@ def test_a_fork_server_that_is_still_loading_ends_with_its_killed_flow(tmp_path:
     """By itself it would look for its parent only once torch and the rest are loaded: half a minute on a busy machine."""
     (tmp_path / "slow_to_load.py").write_text("import time\ntime.sleep(600)\n")
     process = subprocess.Popen([sys.executable, "-c", LOADING], cwd=ROOT, text=True, stdout=subprocess.PIPE, env={
-        **os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "PREFECT_API_URL": "http://127.0.0.1:9/api"})
+        **os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT / 'infra' / 'package'}", "PREFECT_API_URL": "http://127.0.0.1:9/api"})
     assert process.stdout is not None
     server = int(process.stdout.readline())
     assert process.wait(60) == -signal.SIGKILL

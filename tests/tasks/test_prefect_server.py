@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from components.errors import ServiceError
-from tasks import prefect_server
-from tasks.prefect_server import PrefectServer, kept
+from ratchet.components.errors import ServiceError
+from ratchet.tasks import prefect_server
+from ratchet.tasks.prefect_server import PrefectServer, kept
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,7 +31,7 @@ def served(folder: Path, work: str = "pass") -> str:
     code = f"""
 import fcntl, os, urllib.request
 from pathlib import Path
-from tasks.prefect_server import start
+from ratchet.tasks.prefect_server import start
 server = start(Path({str(folder)!r}))
 
 def turn():
@@ -69,7 +69,7 @@ def test_the_second_home_of_a_machine_begins_with_the_database_that_the_first_ma
 
 BEATS = """
 from pathlib import Path
-from flows.startup import quiet_platforms, servers
+from ratchet.flows.startup import quiet_platforms, servers
 quiet_platforms(Path.cwd())
 with servers():
     from prefect.settings import get_current_settings
@@ -80,7 +80,7 @@ with servers():
 @pytest.mark.parametrize(("address", "seconds"), [(None, "None"), ("http://127.0.0.1:9/api", "180")])
 def test_a_flow_sends_heartbeats_to_a_server_of_many_runs_alone(tmp_path: Path, address: str | None, seconds: str) -> None:
     """They tell such a server which runs are dead. With ours nobody asks, and Prefect's thread for them makes each flow wait a second."""
-    env = {**{k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}, "PYTHONPATH": str(ROOT), **({"PREFECT_API_URL": address} if address else {})}
+    env = {**{k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}, "PYTHONPATH": str(ROOT / "infra" / "package"), **({"PREFECT_API_URL": address} if address else {})}
     done = subprocess.run([sys.executable, "-c", BEATS], env=env, cwd=tmp_path, text=True, capture_output=True, check=True)
     assert done.stdout.split() == [seconds]
 

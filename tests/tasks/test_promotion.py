@@ -6,14 +6,14 @@ import random
 
 import pytest
 
-from components.errors import ContractError, RecipeError, StoreError
-from components.plan import plan
-from components.recipe import dump, load
-from components.schema import Champion
-from tasks.promotion import against_champion, promote_by_hand, rollback, spent, with_evidence
-from tasks.registry import champion, events, history, promote, register, saved_lineage, with_bytes
-from tasks.results import comparable, paired, shared_scores
-from tasks.server import client
+from ratchet.components.errors import ContractError, RecipeError, StoreError
+from ratchet.components.plan import plan
+from ratchet.components.recipe import dump, load
+from ratchet.components.schema import Champion
+from ratchet.tasks.promotion import against_champion, promote_by_hand, rollback, spent, with_evidence
+from ratchet.tasks.registry import champion, events, history, promote, register, saved_lineage, with_bytes
+from ratchet.tasks.results import comparable, paired, shared_scores
+from ratchet.tasks.server import client
 
 PASSED, FAILED = {"passed": True, "reasons": ["win rate 0.6 > 0.5"]}, {"passed": False, "reasons": ["tax 1.4 > 1.3"]}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks import provenance
+from ratchet.tasks import provenance
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

@@ -19,20 +19,20 @@ from typing import Any
 
 import pytest
 
-from components import ranks
-from components.conform import conform
-from components.errors import ContractError, RatchetError, RecipeError, StageError, TrainingError
-from components.models.load import load_policy
-from components.plan import plan
-from components.recipe import load, plain
-from components.run import as_request
-from components.schema import Profile
-from components.store import RunDirectory, Store
-from components.types import Artifact
-from tasks.launch import launch
-from tasks.machines import Call, Word
-from tasks.pipeline import Pipeline
-from tasks.ranks import ranks_of, why
+from ratchet.components import ranks
+from ratchet.components.conform import conform
+from ratchet.components.errors import ContractError, RatchetError, RecipeError, StageError, TrainingError
+from ratchet.components.models.load import load_policy
+from ratchet.components.plan import plan
+from ratchet.components.recipe import load, plain
+from ratchet.components.run import as_request
+from ratchet.components.schema import Profile
+from ratchet.components.store import RunDirectory, Store
+from ratchet.components.types import Artifact
+from ratchet.tasks.launch import launch
+from ratchet.tasks.machines import Call, Word
+from ratchet.tasks.pipeline import Pipeline
+from ratchet.tasks.ranks import ranks_of, why
 
 needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="the extra `scale` is not installed")
 
@@ -153,11 +153,11 @@ def test_one_sentence_says_which_rank_and_why() -> None:
 
 
 FAILING = """
-import sys, components.ranks, components.run
-from tasks.ranks import _rank
+import sys, ratchet.components.ranks, ratchet.components.run
+from ratchet.tasks.ranks import _rank
 def execute(request):
     raise ValueError("refused hf_plantedplanted")
-components.ranks.join, components.run.execute = lambda: None, execute
+ratchet.components.ranks.join, ratchet.components.run.execute = lambda: None, execute
 import os
 try:
     _rank({}, sys.argv[1], sys.argv[1] + "/log", os.getppid())
@@ -167,7 +167,7 @@ except ValueError as error:  # what torch's agent would print
 
 
 def test_a_failing_rank_writes_down_no_secret(tmp_path: Path) -> None:
-    env = {**os.environ, "HF_TOKEN": "hf_plantedplanted", "RANK": "0", "WORLD_SIZE": "2", "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    env = {**os.environ, "HF_TOKEN": "hf_plantedplanted", "RANK": "0", "WORLD_SIZE": "2", "PYTHONPATH": str(Path(__file__).resolve().parents[2] / "infra" / "package")}
     done = subprocess.run([sys.executable, "-c", FAILING, str(tmp_path)], env=env, capture_output=True, text=True)
     log, note = (tmp_path / "log").read_text(), (tmp_path / "0.json").read_text()
     assert done.returncode == 1 and "ValueError: refused ***" in log and json.loads(note) == {"kind": "ValueError", "text": "refused ***"}
@@ -197,10 +197,10 @@ def test_a_profile_that_cannot_be_is_one_sentence(profile: dict[str, Any], why: 
 def test_without_deepspeed_a_profile_that_needs_it_is_one_sentence(tmp_path: Path) -> None:
     hidden = tmp_path / "deepspeed.py"
     hidden.write_text("raise ImportError('not here')")
-    code = ("from components.learners.deepspeed import DeepSpeedLearner\nfrom components.errors import RecipeError\n"
+    code = ("from ratchet.components.learners.deepspeed import DeepSpeedLearner\nfrom ratchet.components.errors import RecipeError\n"
             "try:\n    DeepSpeedLearner('nowhere')\nexcept RecipeError as error:\n    print(error)")
     root = Path(__file__).resolve().parents[2]
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, env={**os.environ, "PYTHONPATH": f"{tmp_path}:{root}"}, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, env={**os.environ, "PYTHONPATH": f"{tmp_path}:{root / 'infra' / 'package'}"}, capture_output=True, text=True)
     assert "`learner: deepspeed`, and DeepSpeed cannot be imported (not here); pip install 'ratchet-rlhf[scale]'" in done.stdout
 
 

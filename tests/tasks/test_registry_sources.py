@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from components.errors import SourceError, StoreError
-from components.recipe import dump
-from tasks.pipeline import Pipeline
-from tasks.registration import trained_from
-from tasks.registry import directory_digest, history, promote, register
-from tasks.registry_sources import _model_files
+from ratchet.components.errors import SourceError, StoreError
+from ratchet.components.recipe import dump
+from ratchet.tasks.pipeline import Pipeline
+from ratchet.tasks.registration import trained_from
+from ratchet.tasks.registry import directory_digest, history, promote, register
+from ratchet.tasks.registry_sources import _model_files
 
 
 @pytest.fixture(scope="module")

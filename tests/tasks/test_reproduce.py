@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from components.errors import RecipeError, SourceError
-from components.plan import plan
-from components.recipe import dump, load, names, reread
-from tasks.lineage import lineage
-from tasks.pipeline import Pipeline
-from tasks.reproduce import reproduce, surroundings
-from tasks.versioning import commit, dvc, publish
+from ratchet.components.errors import RecipeError, SourceError
+from ratchet.components.plan import plan
+from ratchet.components.recipe import dump, load, names, reread
+from ratchet.tasks.lineage import lineage
+from ratchet.tasks.pipeline import Pipeline
+from ratchet.tasks.reproduce import reproduce, surroundings
+from ratchet.tasks.versioning import commit, dvc, publish
 
 
 @pytest.mark.parametrize("name", names())

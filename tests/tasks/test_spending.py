@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from components.schema import Hardware
-from tasks.journal import lines
-from tasks.pipeline import Pipeline
-from tasks.spending import gpu_kwh, said, spent_on
-from tasks.system import sample, sampled
+from ratchet.components.schema import Hardware
+from ratchet.tasks.journal import lines
+from ratchet.tasks.pipeline import Pipeline
+from ratchet.tasks.spending import gpu_kwh, said, spent_on
+from ratchet.tasks.system import sample, sampled
 
 METAS = {"sft": {"seconds": 1800.0, "spent": {"cpu_seconds": 3600.0, "peak_gb": 2.0}},
          "evaluate": {"seconds": 1800.0, "spent": {"cpu_seconds": 1800.0, "peak_gb": 3.0}, "win_rate_vs_sft.mean": 0.60}}
@@ -113,7 +113,7 @@ def test_a_sample_costs_next_to_nothing() -> None:
 
 
 def test_a_stage_counts_its_processor_time_and_its_peak(tmp_path: Path) -> None:
-    from components.run import as_request, execute
+    from ratchet.components.run import as_request, execute
 
     source = tmp_path / "source.jsonl"
     source.write_text('{"prompt": "a", "completion": "b"}\n' * 1000)

@@ -7,8 +7,8 @@ import pickle
 import pytest
 from prefect.states import Completed, Failed
 
-from components.errors import RecipeError, ServiceError, StageError, TrainingError
-from tasks.stages import retryable, stage
+from ratchet.components.errors import RecipeError, ServiceError, StageError, TrainingError
+from ratchet.tasks.stages import retryable, stage
 
 
 @pytest.mark.parametrize(("error", "again"), [

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tasks import system
+from ratchet.tasks import system
 
 
 class NVMLError(Exception):

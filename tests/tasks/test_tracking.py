@@ -8,11 +8,11 @@ import time
 
 import pytest
 
-from components.errors import RecipeError, ServiceError
-from tasks.journal import flatten, read_journal, read_json
-from tasks.mirror import Shipper, shipped_file, sync
-from tasks.server import BOUNDS, bounded, client
-from tasks.tracking import Tracking
+from ratchet.components.errors import RecipeError, ServiceError
+from ratchet.tasks.journal import flatten, read_journal, read_json
+from ratchet.tasks.mirror import Shipper, shipped_file, sync
+from ratchet.tasks.server import BOUNDS, bounded, client
+from ratchet.tasks.tracking import Tracking
 
 
 @pytest.fixture(scope="session")

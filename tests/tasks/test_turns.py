@@ -20,17 +20,17 @@ from typing import Any
 
 import pytest
 
-from components.errors import BusyError, RecipeError, StageError, StoreError
-from tasks import system, turns
-from tasks.pipeline import Pipeline
-from tasks.system import visible_gpus
-from tasks.turns import REGISTRY, gpu_slots, gpus_of, held, registry_turn
+from ratchet.components.errors import BusyError, RecipeError, StageError, StoreError
+from ratchet.tasks import system, turns
+from ratchet.tasks.pipeline import Pipeline
+from ratchet.tasks.system import visible_gpus
+from ratchet.tasks.turns import REGISTRY, gpu_slots, gpus_of, held, registry_turn
 
 ROOT = Path(__file__).resolve().parents[2]
 HOLD = """
 import sys, time
 from pathlib import Path
-from tasks.turns import held
+from ratchet.tasks.turns import held
 with held(Path(sys.argv[1]), "run toy"):
     print("held", flush=True)
     time.sleep(600)
@@ -132,7 +132,7 @@ class Limit:
 @pytest.fixture
 def lead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """lead("home", gpus=2) -> [{stage: slots in use while it is made}], of runs at once whose rollouts are made elsewhere on one GPU."""
-    flow, limit, meet, used = importlib.import_module("flows.post_training"), Limit(), threading.Barrier(2), dict[str, dict[str, int]]()
+    flow, limit, meet, used = importlib.import_module("ratchet.flows.post_training"), Limit(), threading.Barrier(2), dict[str, dict[str, int]]()
     seen = dict[str, tuple[str, ...]]()
 
     def make(pipeline: Any, name: str) -> None:
@@ -188,7 +188,7 @@ def test_a_stage_s_process_is_told_which(tmp_path: Path, monkeypatch: pytest.Mon
         told.update(given)
         raise StageError("as far as this goes")
 
-    monkeypatch.setattr("tasks.pipeline.launch", launch)
+    monkeypatch.setattr("ratchet.tasks.pipeline.launch", launch)
     pipeline.devices = ("GPU-1",)
     with pytest.raises(StageError, match="as far"):
         pipeline.make("model_policy")
@@ -196,9 +196,9 @@ def test_a_stage_s_process_is_told_which(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_stage_for_another_worker_is_given_gpus_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from components.recipe import dump
+    from ratchet.components.recipe import dump
 
-    one_stage, seen = importlib.import_module("flows.one_stage"), []
+    one_stage, seen = importlib.import_module("ratchet.flows.one_stage"), []
     led = Pipeline.open("sft", home=tmp_path / "home", profile="test")
 
     def make(pipeline: Pipeline, _: str) -> None:
@@ -220,7 +220,7 @@ def test_a_stage_for_another_worker_is_given_gpus_too(tmp_path: Path, monkeypatc
 TAKE = """
 import sys
 from pathlib import Path
-from tasks import system, turns
+from ratchet.tasks import system, turns
 turns.GPU_LOCKS, turns.LOOK_SECONDS = Path(sys.argv[1]), 0.05
 with turns.gpus_of(system.visible_gpus(), int(sys.argv[2])) as given:
     print(",".join(given), flush=True)
@@ -234,7 +234,7 @@ def take(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     started = []
 
     def start(visible: str, count: int) -> subprocess.Popen[str]:
-        env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": visible}
+        env = {**os.environ, "PYTHONPATH": str(ROOT / "infra" / "package"), "CUDA_VISIBLE_DEVICES": visible}
         started.append(subprocess.Popen([sys.executable, "-c", TAKE, str(tmp_path / "gpus"), str(count)], cwd=ROOT, env=env,
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
         return started[-1]
@@ -431,9 +431,9 @@ def test_the_binding_that_is_installed_has_these_calls() -> None:
 def test_two_runs_of_one_recipe(if_running: str, fresh_home: Callable[[str], Path]) -> None:
     """The command as a user types it, twice at once: one product, and the second waits or says in one sentence why not."""
     home = fresh_home("two")
-    command = [sys.executable, "-m", "flows.cli", "run", "sft", "--profile", "test", "--home", str(home), "--set", "sft.limit=32",
+    command = [sys.executable, "-m", "ratchet.flows.cli", "run", "sft", "--profile", "test", "--home", str(home), "--set", "sft.limit=32",
                "--set", "evaluate.prompts=4", "--until", "train", "--if-running", if_running]
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_API", "MLFLOW_TRACKING"))} | {"PYTHONPATH": str(ROOT)}
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_API", "MLFLOW_TRACKING"))} | {"PYTHONPATH": str(ROOT / "infra" / "package")}
     first = subprocess.Popen(command, cwd=home, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and not list(home.glob("runs/*/run.json")):

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from components.errors import ServiceError, StoreError
-from tasks import versioning
-from tasks.versioning import _equal, commit, digest, dvc, get, locked, publish, versions
+from ratchet.components.errors import ServiceError, StoreError
+from ratchet.tasks import versioning
+from ratchet.tasks.versioning import _equal, commit, digest, dvc, get, locked, publish, versions
 
 ROOT = Path(__file__).resolve().parents[2]
 

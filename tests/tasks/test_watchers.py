@@ -14,17 +14,17 @@ import httpx
 import pytest
 from prefect.client.schemas.actions import ArtifactCreate
 
-from components.plan import Stage
-from components.types import Artifact
-from tasks.journal import ROOT, read_journal
-from tasks.mirror import shipped_file
-from tasks.outcome import tracked
-from tasks.pipeline import Pipeline, _follow
-from tasks.prefect_page import AWAY_SECONDS, PrefectPage
-from tasks.system import samples_of
-from tasks.tracking import Tracking
-from tasks.versioning import digest
-from tasks.watchers import MlflowMirror
+from ratchet.components.plan import Stage
+from ratchet.components.types import Artifact
+from ratchet.tasks.journal import ROOT, read_journal
+from ratchet.tasks.mirror import shipped_file
+from ratchet.tasks.outcome import tracked
+from ratchet.tasks.pipeline import Pipeline, _follow
+from ratchet.tasks.prefect_page import AWAY_SECONDS, PrefectPage
+from ratchet.tasks.system import samples_of
+from ratchet.tasks.tracking import Tracking
+from ratchet.tasks.versioning import digest
+from ratchet.tasks.watchers import MlflowMirror
 
 KINDS = ("image", "link", "markdown", "table")
 

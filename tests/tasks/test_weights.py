@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from components.errors import RecipeError, StoreError
-from components.types import Artifact
-from tasks.registry import register
-from tasks.weights import weights_of
+from ratchet.components.errors import RecipeError, StoreError
+from ratchet.components.types import Artifact
+from ratchet.tasks.registry import register
+from ratchet.tasks.weights import weights_of
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from components.data.instructions.families import OPEN, Params
+from ratchet.components.data.instructions.families import OPEN, Params
 
 EXAMPLE_QUESTION = "What do you like to eat?"
 EXAMPLES: Mapping[str, tuple[Params, str]] = MappingProxyType({

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from components.data.instructions.checkers import (
+from ratchet.components.data.instructions.checkers import (
     BULLET,
     begins,
     begins_with_letter,

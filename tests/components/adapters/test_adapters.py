@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from components.adapters.lora import merge
-from components.errors import RecipeError
-from components.piece import build
+from ratchet.components.adapters.lora import merge
+from ratchet.components.errors import RecipeError
+from ratchet.components.piece import build
 
 
 def model(kind="causal", tied=True):
@@ -71,7 +71,7 @@ def test_lora_draws_the_same_in_every_process_and_leaves_the_dice_alone():
 
 @pytest.mark.parametrize("kind", ["causal", "reward", "policy_with_value"])
 def test_lora_is_on_the_blocks_and_heads_learn_in_full(kind):
-    from components.models.value import PolicyWithValue
+    from ratchet.components.models.value import PolicyWithValue
 
     plain = PolicyWithValue(model(tied=False), torch.nn.Linear(16, 1)) if kind == "policy_with_value" else model(kind, tied=False)
     head = {"causal": set(), "reward": {"score"}, "policy_with_value": {"value_head"}}[kind]

@@ -2,9 +2,9 @@
 
 import pytest
 
-from components.errors import ContractError
-from components.piece import build
-from components.types import Context, Group, Prompt, Trajectory
+from ratchet.components.errors import ContractError
+from ratchet.components.piece import build
+from ratchet.components.types import Context, Group, Prompt, Trajectory
 
 
 def group(rewards, masks, values):

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from components.errors import ContractError
-from components.piece import build
+from ratchet.components.errors import ContractError
+from ratchet.components.piece import build
 
 OLD, NEW = {"w": torch.tensor([0.0, 2.0])}, {"w": torch.tensor([1.0, 4.0])}
 

@@ -7,17 +7,17 @@ from collections import Counter
 import pyarrow.parquet as pq
 import pytest
 
-from components.data.builders import conversation_groups, preference_pairs, prompt_digest, prompt_groups
-from components.data.curate import curate, pair_report, rating_report
-from components.data.groups import read_groups
-from components.data.records import Conversation
-from components.data.sources import digest, fetch
-from components.data.splits import apart, split, split_key
-from components.data.statistics import alternates, statistics
-from components.errors import DataError, GateError, RecipeError
-from components.sections import SHARES, Contexts, Conversations, Pairs
-from components.types import Group, Prompt, Trajectory
-from tasks.validation import validate_data
+from ratchet.components.data.builders import conversation_groups, preference_pairs, prompt_digest, prompt_groups
+from ratchet.components.data.curate import curate, pair_report, rating_report
+from ratchet.components.data.groups import read_groups
+from ratchet.components.data.records import Conversation
+from ratchet.components.data.sources import digest, fetch
+from ratchet.components.data.splits import apart, split, split_key
+from ratchet.components.data.statistics import alternates, statistics
+from ratchet.components.errors import DataError, GateError, RecipeError
+from ratchet.components.sections import SHARES, Contexts, Conversations, Pairs
+from ratchet.components.types import Group, Prompt, Trajectory
+from ratchet.tasks.validation import validate_data
 
 
 def words(messages):

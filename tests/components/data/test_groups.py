@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.data.groups import read_groups, write_groups
-from components.errors import DataError, SourceError
-from components.types import Group, Prompt, Span, Trajectory
+from ratchet.components.data.groups import read_groups, write_groups
+from ratchet.components.errors import DataError, SourceError
+from ratchet.components.types import Group, Prompt, Span, Trajectory
 
 
 def say(role, content):

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.data.instruct import HELD_OUT, TRAINED, instruct
-from components.data.instructions.families import FAMILIES, instruction_text
-from components.data.questions import asked, questions
-from components.data.records import Conversation
-from components.data.splits import split
-from components.errors import RecipeError
-from components.piece import build, catalogue
+from ratchet.components.data.instruct import HELD_OUT, TRAINED, instruct
+from ratchet.components.data.instructions.families import FAMILIES, instruction_text
+from ratchet.components.data.questions import asked, questions
+from ratchet.components.data.records import Conversation
+from ratchet.components.data.splits import split
+from ratchet.components.errors import RecipeError
+from ratchet.components.piece import build, catalogue
 
 
 def count(messages):

@@ -7,11 +7,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.data.builders import conversation_groups, preference_pairs, prompt_groups
-from components.data.parsing import parse
-from components.errors import DataError, RecipeError
-from components.piece import catalogue
-from components.sections import Contexts, Conversations, Pairs
+from ratchet.components.data.builders import conversation_groups, preference_pairs, prompt_groups
+from ratchet.components.data.parsing import parse
+from ratchet.components.errors import DataError, RecipeError
+from ratchet.components.piece import catalogue
+from ratchet.components.sections import Contexts, Conversations, Pairs
 
 
 def words(messages):

@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from components.data import pins
-from components.data.curate import curate
-from components.data.groups import read_groups
-from components.errors import RecipeError
-from components.plan import plan
-from components.recipe import load
-from components.stages.curate import counted, origins
+from ratchet.components.data import pins
+from ratchet.components.data.curate import curate
+from ratchet.components.data.groups import read_groups
+from ratchet.components.errors import RecipeError
+from ratchet.components.plan import plan
+from ratchet.components.recipe import load
+from ratchet.components.stages.curate import counted, origins
 
 
 def words(messages):

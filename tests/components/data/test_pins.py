@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from components.data import pins
-from components.data.sources import digest
-from components.errors import SourceError
-from components.recipe import dump
-from components.store import Store
-from tasks.pipeline import Pipeline
+from ratchet.components.data import pins
+from ratchet.components.data.sources import digest
+from ratchet.components.errors import SourceError
+from ratchet.components.recipe import dump
+from ratchet.components.store import Store
+from ratchet.tasks.pipeline import Pipeline
 
 FIRST, SECOND = "a" * 40, "b" * 40
 
@@ -105,7 +105,7 @@ def test_a_hub_that_is_away_means_what_was_fetched_last(hub: dict[str, str | Non
 
 
 def test_the_second_night_trains_on_the_data_of_the_day_and_says_what_moved(fresh_home: Callable[[str], Path], tmp_path: Path) -> None:
-    from tasks.drift import watch_data
+    from ratchet.tasks.drift import watch_data
 
     home, data, moved = fresh_home("home"), tmp_path / "chats.jsonl", []
     for words in (3, 12):

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from components.check_data import check_files
-from components.data.curate import curate
-from components.data.decontaminate import decontaminate
-from components.data.groups import read_groups
-from components.data.parsing import parse
-from components.data.published import home_of, patterns_of, published
-from components.data.records import Conversation
-from components.errors import DataError, RatchetError, RecipeError, SourceError
-from components.recipe import load
-from components.stages.curate import counted, origins
+from ratchet.components.check_data import check_files
+from ratchet.components.data.curate import curate
+from ratchet.components.data.decontaminate import decontaminate
+from ratchet.components.data.groups import read_groups
+from ratchet.components.data.parsing import parse
+from ratchet.components.data.published import home_of, patterns_of, published
+from ratchet.components.data.records import Conversation
+from ratchet.components.errors import DataError, RatchetError, RecipeError, SourceError
+from ratchet.components.recipe import load
+from ratchet.components.stages.curate import counted, origins
 
 GSM8K_CARD = """---
 language: [en]

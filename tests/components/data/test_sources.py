@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from components import progress
-from components.data.hub import commit
-from components.data.parsing import parse
-from components.data.sources import digest, fetch
-from components.errors import SourceError
+from ratchet.components import progress
+from ratchet.components.data.hub import commit
+from ratchet.components.data.parsing import parse
+from ratchet.components.data.sources import digest, fetch
+from ratchet.components.errors import SourceError
 
 
 def wheel(folder, members, name="tiny_data-1.0"):
@@ -110,7 +110,7 @@ def test_a_foreign_folder_is_left_alone_and_another_address_replaces_ours(index,
 def test_killed_while_fetching_leaves_nothing_that_counts(index, tmp_path):
     wheel(index, {"tiny_data/x.txt": "x"})
     code = (
-        "import os, pathlib, components.data.sources as s\n"
+        "import os, pathlib, ratchet.components.data.sources as s\n"
         "s._into_place = lambda *a: os._exit(9)\n"
         f"s.fetch('pypi:tiny_data==1.0', pathlib.Path({str(tmp_path / 'raw')!r}))"
     )

@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.data.duplicates import duplicates, near
-from components.data.language import language
-from components.data.length import length
-from components.data.near import jaccard, near_earlier, shingles
-from components.data.normalise import normalise, tidy
-from components.data.records import Conversation, prefix_within
-from components.data.remove_broken import remove_broken
-from components.data.scrub import scrub, scrubbed
-from components.errors import RecipeError
-from components.piece import build, catalogue
+from ratchet.components.data.duplicates import duplicates, near
+from ratchet.components.data.language import language
+from ratchet.components.data.length import length
+from ratchet.components.data.near import jaccard, near_earlier, shingles
+from ratchet.components.data.normalise import normalise, tidy
+from ratchet.components.data.records import Conversation, prefix_within
+from ratchet.components.data.remove_broken import remove_broken
+from ratchet.components.data.scrub import scrub, scrubbed
+from ratchet.components.errors import RecipeError
+from ratchet.components.piece import build, catalogue
 
 
 def words(messages):

@@ -2,11 +2,11 @@
 
 import pytest
 
-from components.data.verifiers import check_gold, verifiers
-from components.errors import GateError
-from components.plan import plan
-from components.recipe import load
-from components.types import Group, Prompt, Trajectory
+from ratchet.components.data.verifiers import check_gold, verifiers
+from ratchet.components.errors import GateError
+from ratchet.components.plan import plan
+from ratchet.components.recipe import load
+from ratchet.components.types import Group, Prompt, Trajectory
 
 EXACT = {"name": "rewards.exact_answer"}
 
@@ -52,7 +52,7 @@ def test_the_stage_of_curation_stops_for_a_verifier_that_is_never_right(monkeypa
     import json
     from types import SimpleNamespace
 
-    from components.stages import curate as stage
+    from ratchet.components.stages import curate as stage
 
     monkeypatch.setattr(stage, "load_tokenizer", lambda path: None)
     monkeypatch.setattr(stage, "count_tokens", lambda tokenizer, messages: sum(len(m["content"].split()) for m in messages))

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from components.engines import choose
-from components.engines.agreement import Gap, gap, require_agreement
-from components.engines.torch import TorchEngine
-from components.errors import ContractError
-from components.models.load import load_policy, load_tokenizer, save_model
-from components.models.tiny import train_tiny
-from components.recipe import plain
-from components.schema import Profile, Vllm
-from components.types import Group, Prompt, Request, Trajectory
+from ratchet.components.engines import choose
+from ratchet.components.engines.agreement import Gap, gap, require_agreement
+from ratchet.components.engines.torch import TorchEngine
+from ratchet.components.errors import ContractError
+from ratchet.components.models.load import load_policy, load_tokenizer, save_model
+from ratchet.components.models.tiny import train_tiny
+from ratchet.components.recipe import plain
+from ratchet.components.schema import Profile, Vllm
+from ratchet.components.types import Group, Prompt, Request, Trajectory
 
 
 def profile(dtype: Any = "float32", **options: Any) -> dict[str, Any]:

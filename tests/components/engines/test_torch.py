@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from components.engines.sampling import sample
-from components.engines.torch import TorchEngine
-from components.learners.torch import TorchLearner
-from components.models.load import load_policy, load_tokenizer, new_reward, save_model
-from components.models.tiny import train_tiny
-from components.packing import pack
-from components.types import Group, Prompt, Request, Trajectory
+from ratchet.components.engines.sampling import sample
+from ratchet.components.engines.torch import TorchEngine
+from ratchet.components.learners.torch import TorchLearner
+from ratchet.components.models.load import load_policy, load_tokenizer, new_reward, save_model
+from ratchet.components.models.tiny import train_tiny
+from ratchet.components.packing import pack
+from ratchet.components.types import Group, Prompt, Request, Trajectory
 
 
 @pytest.fixture(scope="module")

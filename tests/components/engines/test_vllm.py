@@ -22,22 +22,22 @@ from typing import Any
 import pytest
 import torch
 
-from components import progress
-from components.correction import corrected
-from components.engines.choose import SplitEngine, engine_of, ready, sampler
-from components.engines.server import Server
-from components.engines.torch import TorchEngine
-from components.engines.vllm import Answer, VllmEngine, check_lengths, parameters, untied
-from components.errors import ContractError, ServiceError
-from components.models.load import load_model, load_policy, load_tokenizer, new_reward, save_model
-from components.models.tiny import train_tiny
-from components.models.value import FILE as VALUE_HEAD
-from components.plan import plan
-from components.recipe import load, plain
-from components.run import Job, as_request, execute
-from components.schema import Profile, Vllm
-from components.store import Workspace
-from components.types import Artifact, Group, Prompt, Request, Trajectory
+from ratchet.components import progress
+from ratchet.components.correction import corrected
+from ratchet.components.engines.choose import SplitEngine, engine_of, ready, sampler
+from ratchet.components.engines.server import Server
+from ratchet.components.engines.torch import TorchEngine
+from ratchet.components.engines.vllm import Answer, VllmEngine, check_lengths, parameters, untied
+from ratchet.components.errors import ContractError, ServiceError
+from ratchet.components.models.load import load_model, load_policy, load_tokenizer, new_reward, save_model
+from ratchet.components.models.tiny import train_tiny
+from ratchet.components.models.value import FILE as VALUE_HEAD
+from ratchet.components.plan import plan
+from ratchet.components.recipe import load, plain
+from ratchet.components.run import Job, as_request, execute
+from ratchet.components.schema import Profile, Vllm
+from ratchet.components.store import Workspace
+from ratchet.components.types import Artifact, Group, Prompt, Request, Trajectory
 
 HERE = importlib.util.find_spec("vllm") is not None
 PYTHON = os.environ.get("RATCHET_VLLM_PYTHON", sys.executable if HERE else "")
@@ -424,8 +424,8 @@ def test_new_weights_change_the_answers_in_place(engine: VllmEngine, tiny: Path,
 def test_on_policy_steps_learn_from_what_vllm_sampled(tiny: Path, tmp_path: Path) -> None:
     """Two steps at a rate that moves the policy: were vLLM left with the first weights, the weights of step 2 would show it."""
     options = where("server")
-    from components.data.groups import write_groups
-    from components.stages.improve import improve
+    from ratchet.components.data.groups import write_groups
+    from ratchet.components.stages.improve import improve
 
     hardware = Profile(**{**options, "vllm": Vllm(**options["vllm"])})
     recipe, _ = load("rlvr_grpo", overrides=[
@@ -489,7 +489,7 @@ def test_a_killed_server_comes_back_with_its_weights_and_leaves_nobody(tiny: Pat
 
 @pytest.mark.slow
 def test_a_server_dies_with_its_owner(tiny: Path, tmp_path: Path) -> None:
-    code = ("import json, sys, time; from pathlib import Path; from components.engines.choose import sampler; from components.types import Request;"
+    code = ("import json, sys, time; from pathlib import Path; from ratchet.components.engines.choose import sampler; from ratchet.components.types import Request;"
             "e = sampler(json.loads(sys.argv[1]), Path(sys.argv[2])); e.generate([Request([1, 2, 3], max_tokens=2)]);"
             "print(e.backend.child.pid, flush=True); time.sleep(600)")
     owner = subprocess.Popen([sys.executable, "-c", code, json.dumps(where("server")), str(tiny)], stdout=subprocess.PIPE, text=True)

@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from components.errors import DataError
-from components.evaluation.best_of_n import best_of_n, expected_best
+from ratchet.components.errors import DataError
+from ratchet.components.evaluation.best_of_n import best_of_n, expected_best
 
 
 def brute_force(scores, truths, n):

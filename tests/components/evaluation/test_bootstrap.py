@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from components.errors import DataError
-from components.evaluation.bootstrap import counts, difference, mean_interval, wilson, win_rate
+from ratchet.components.errors import DataError
+from ratchet.components.evaluation.bootstrap import counts, difference, mean_interval, wilson, win_rate
 
 
 def test_percentile_and_bca_agree_with_scipy():

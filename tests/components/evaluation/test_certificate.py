@@ -9,8 +9,8 @@ from scipy.special import expit
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import brier_score_loss
 
-from components.errors import ContractError, DataError, RecipeError
-from components.evaluation.certificate import (
+from ratchet.components.errors import ContractError, DataError, RecipeError
+from ratchet.components.evaluation.certificate import (
     accuracy,
     accuracy_by_kind,
     calibration,
@@ -21,7 +21,7 @@ from components.evaluation.certificate import (
     require,
     share,
 )
-from components.types import Group, Prompt, Trajectory
+from ratchet.components.types import Group, Prompt, Trajectory
 
 
 def made(scores, lengths=None, **changes):

@@ -9,10 +9,10 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from transformers import BertConfig, BertModel, BertTokenizerFast
 
-from components.errors import ContractError, DataError, SourceError
-from components.evaluation.gold import Encoder, GoldJudge, train_gold
-from components.linear import bradley_terry
-from components.types import Group, Prompt, Trajectory
+from ratchet.components.errors import ContractError, DataError, SourceError
+from ratchet.components.evaluation.gold import Encoder, GoldJudge, train_gold
+from ratchet.components.linear import bradley_terry
+from ratchet.components.types import Group, Prompt, Trajectory
 
 DULL, WARM = ["ok", "fine", "no", "whatever", "bye"], ["lovely", "wonderful", "tell", "story", "curious"]
 PLAIN = ["the", "dog", "house", "rain", "music", "today", "walk", "bread"]

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from components.evaluation.measured import ENDS, measured
-from components.plan import plan
-from components.recipe import load
-from components.run import Job
-from components.stages import evaluate as stage
-from components.store import Workspace
-from components.types import Artifact, Context, Group, Prompt, Trajectory
+from ratchet.components.evaluation.measured import ENDS, measured
+from ratchet.components.plan import plan
+from ratchet.components.recipe import load
+from ratchet.components.run import Job
+from ratchet.components.stages import evaluate as stage
+from ratchet.components.store import Workspace
+from ratchet.components.types import Artifact, Context, Group, Prompt, Trajectory
 
 HELD_OUT = [Group(Prompt(f"{i}", ({"role": "user", "content": f"question {i}"},), "1"),
                   (Trajectory(({"role": "assistant", "content": f"a reply to {i}"},), {"tokens": [1, 2, 3]}, [False, True, True]),)) for i in range(3)]

@@ -5,12 +5,12 @@ import math
 import numpy as np
 import pytest
 
-from components.errors import DataError
-from components.evaluation.answers import answer_rates
-from components.evaluation.diversity import cosine_spread, distinct_n, distinct_n_ratio, self_bleu
-from components.evaluation.fluency import perplexity, perplexity_ratio
-from components.evaluation.kl import sequence_kl
-from components.stages.evaluate import proxy_over_gold
+from ratchet.components.errors import DataError
+from ratchet.components.evaluation.answers import answer_rates
+from ratchet.components.evaluation.diversity import cosine_spread, distinct_n, distinct_n_ratio, self_bleu
+from ratchet.components.evaluation.fluency import perplexity, perplexity_ratio
+from ratchet.components.evaluation.kl import sequence_kl
+from ratchet.components.stages.evaluate import proxy_over_gold
 
 
 def test_distinct_by_hand():

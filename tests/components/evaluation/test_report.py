@@ -8,11 +8,11 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from components.evaluation import plots
-from components.evaluation.certificate import certify, share
-from components.evaluation.gates import judge_gates
-from components.evaluation.report import headline, number, win_rates, write_report
-from components.evaluation.transcripts import prepared
+from ratchet.components.evaluation import plots
+from ratchet.components.evaluation.certificate import certify, share
+from ratchet.components.evaluation.gates import judge_gates
+from ratchet.components.evaluation.report import headline, number, win_rates, write_report
+from ratchet.components.evaluation.transcripts import prepared
 
 
 class Wellformed(HTMLParser):

@@ -5,8 +5,8 @@ import pytest
 from scipy.special import expit
 from sklearn.linear_model import LogisticRegression
 
-from components.errors import DataError
-from components.evaluation.win_rate import compare, length_controlled, per_prompt
+from ratchet.components.errors import DataError
+from ratchet.components.evaluation.win_rate import compare, length_controlled, per_prompt
 
 
 def world(quality, taste_for_length, n=600, seed=0):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from components.errors import RecipeError
-from components.piece import build, catalogue
+from ratchet.components.errors import RecipeError
+from ratchet.components.piece import build, catalogue
 
 SPECS = {
     "constant": {"at": 0.3},

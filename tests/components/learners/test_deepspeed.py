@@ -16,16 +16,16 @@ from typing import Any
 
 import pytest
 
-from components.adapters.lora import SwitchedOff
-from components.errors import ContractError, RecipeError
-from components.learners.torch import TorchLearner
-from components.models.load import load_model, load_tokenizer, new_reward, save_model
-from components.models.tiny import train_tiny
-from components.packing import pack
-from components.piece import build
-from components.recipe import _objective
-from components.trainer import fit, parts
-from components.types import Group, Prompt, Trajectory
+from ratchet.components.adapters.lora import SwitchedOff
+from ratchet.components.errors import ContractError, RecipeError
+from ratchet.components.learners.torch import TorchLearner
+from ratchet.components.models.load import load_model, load_tokenizer, new_reward, save_model
+from ratchet.components.models.tiny import train_tiny
+from ratchet.components.packing import pack
+from ratchet.components.piece import build
+from ratchet.components.recipe import _objective
+from ratchet.components.trainer import fit, parts
+from ratchet.components.types import Group, Prompt, Trajectory
 
 pytest.importorskip("deepspeed")
 
@@ -60,7 +60,7 @@ def groups(objective: str) -> list[Group]:
 
 
 def learner_of(job: Mapping[str, Any], where: str) -> Any:
-    from components.learners.deepspeed import DeepSpeedLearner
+    from ratchet.components.learners.deepspeed import DeepSpeedLearner
 
     adapter = build("adapter", job["adapter"]) if job.get("adapter") else None
     options = {"kind": KINDS.get(job["objective"], "policy"), "adapter": adapter, "learning_rate": 1e-3, "weight_decay": 0.1,
@@ -89,7 +89,7 @@ def on_ranks(count: int, jobs: Sequence[Mapping[str, Any]], folder: Path) -> lis
     root = Path(__file__).resolve().parents[3]
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}", __file__, str(folder)],
-        cwd=root, env={**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+        cwd=root, env={**os.environ, "PYTHONPATH": str(root / "infra" / "package"), "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     return json.loads((folder / "results.json").read_text())
 
@@ -97,7 +97,7 @@ def on_ranks(count: int, jobs: Sequence[Mapping[str, Any]], folder: Path) -> lis
 def main(folder: Path) -> None:
     import torch
 
-    from components import ranks
+    from ratchet.components import ranks
 
     torch.set_num_threads(1)
     ranks.join()
@@ -201,7 +201,7 @@ def test_alone_it_is_the_torch_learner(models: dict[str, str], tmp_path: Path) -
 def test_a_gradient_that_is_not_finite_stops_and_touches_nothing(models: dict[str, str], tmp_path: Path, stage: int) -> None:
     import torch
 
-    from components.errors import TrainingError
+    from ratchet.components.errors import TrainingError
 
     learner = learner_of(job(models, tmp_path, zero={"zero_stage": stage}), "deepspeed")
     before = learner.state()["weights"]
@@ -213,7 +213,7 @@ def test_a_gradient_that_is_not_finite_stops_and_touches_nothing(models: dict[st
 
 @pytest.mark.parametrize("where", ["torch", "deepspeed"])
 def test_the_reference_is_the_adapter_switched_off(models: dict[str, str], tmp_path: Path, where: str) -> None:
-    from components.engines.torch import TorchEngine
+    from ratchet.components.engines.torch import TorchEngine
 
     learner, rows = learner_of(job(models, tmp_path, adapter=LORA, zero={"zero_stage": 3}), where), groups("grpo")
     ask = frozenset({"logprobs"})
@@ -230,7 +230,7 @@ def test_the_reference_is_the_adapter_switched_off(models: dict[str, str], tmp_p
 
 
 def test_bfloat16_is_for_hardware_that_has_it(models: dict[str, str], tmp_path: Path) -> None:
-    from components.learners.deepspeed import has_bfloat16
+    from ratchet.components.learners.deepspeed import has_bfloat16
 
     if has_bfloat16():
         pytest.skip("this machine has it")

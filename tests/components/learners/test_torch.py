@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from components.adapters.lora import lora
-from components.adapters.top_layers import top_layers
-from components.errors import TrainingError
-from components.learners.torch import TorchLearner, rate
-from components.models.load import load_policy
-from components.models.lora import merge_adapter
-from components.models.tiny import train_tiny
-from components.packing import pack
-from components.types import Batch, Group, Prompt, Trajectory
+from ratchet.components.adapters.lora import lora
+from ratchet.components.adapters.top_layers import top_layers
+from ratchet.components.errors import TrainingError
+from ratchet.components.learners.torch import TorchLearner, rate
+from ratchet.components.models.load import load_policy
+from ratchet.components.models.lora import merge_adapter
+from ratchet.components.models.tiny import train_tiny
+from ratchet.components.packing import pack
+from ratchet.components.types import Batch, Group, Prompt, Trajectory
 
 ASKS = frozenset({"logprobs"})
 

@@ -7,15 +7,15 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from components.evaluation.copying import copied
-from components.evaluation.quality import quality, quality_against, slices, tag
-from components.measures.copying import copying
-from components.measures.ending import ending
-from components.measures.fluency import fluency
-from components.measures.relevance import relevance
-from components.measures.repetition import repetition
-from components.piece import catalogue
-from components.types import Context, Group, Prompt, Trajectory
+from ratchet.components.evaluation.copying import copied
+from ratchet.components.evaluation.quality import quality, quality_against, slices, tag
+from ratchet.components.measures.copying import copying
+from ratchet.components.measures.ending import ending
+from ratchet.components.measures.fluency import fluency
+from ratchet.components.measures.relevance import relevance
+from ratchet.components.measures.repetition import repetition
+from ratchet.components.piece import catalogue
+from ratchet.components.types import Context, Group, Prompt, Trajectory
 
 
 def group(question: str, *answers: str, stop: str = "end", **meta: object) -> Group:
@@ -66,7 +66,7 @@ def test_relevance_ignores_what_is_copied_and_the_instruction() -> None:
 
 
 def test_fluency_leaves_out_tokens_that_the_prompt_has_in_a_row() -> None:
-    from components.measures.fluency import own_logprobs
+    from ratchet.components.measures.fluency import own_logprobs
 
     mask = [False] * 5 + [True] * 7
     echoed = Trajectory((), {"tokens": [1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 8, 9]}, mask)
@@ -102,7 +102,7 @@ def test_slices_are_means_by_a_dotted_name_in_the_prompts_meta() -> None:
 
 
 def test_distinct_pairs_interval_contains_one_for_two_draws_of_one_language() -> None:
-    from components.evaluation.diversity import distinct_n_interval
+    from ratchet.components.evaluation.diversity import distinct_n_interval
 
     rng = np.random.default_rng(0)
     one, other = ([[" ".join(rng.choice(list("abcdefgh"), 6))] for _ in range(60)] for _ in range(2))

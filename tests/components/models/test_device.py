@@ -14,22 +14,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from components.adapters.lora import lora
-from components.engines import choose
-from components.engines import torch as engines
-from components.engines.torch import TorchEngine
-from components.errors import ContractError
-from components.learners.torch import TorchLearner
-from components.models import products
-from components.models.attention import Cache
-from components.models.device import answering, here, placed
-from components.models.forward import reward_states
-from components.models.load import load_model, load_tokenizer, new_reward, save_model
-from components.models.tiny import train_tiny
-from components.packing import pack
-from components.recipe import plain
-from components.schema import Profile, Vllm
-from components.types import Group, Prompt, Request, Trajectory
+from ratchet.components.adapters.lora import lora
+from ratchet.components.engines import choose
+from ratchet.components.engines import torch as engines
+from ratchet.components.engines.torch import TorchEngine
+from ratchet.components.errors import ContractError
+from ratchet.components.learners.torch import TorchLearner
+from ratchet.components.models import products
+from ratchet.components.models.attention import Cache
+from ratchet.components.models.device import answering, here, placed
+from ratchet.components.models.forward import reward_states
+from ratchet.components.models.load import load_model, load_tokenizer, new_reward, save_model
+from ratchet.components.models.tiny import train_tiny
+from ratchet.components.packing import pack
+from ratchet.components.recipe import plain
+from ratchet.components.schema import Profile, Vllm
+from ratchet.components.types import Group, Prompt, Request, Trajectory
 from tests.pretend import DEVICE, There, pretended
 
 SAID = ("What is 3 + 4?", "hi", "tell me about the sea", "9 + 9 =", "do you like dogs?")

@@ -20,10 +20,10 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from components.data.pins import base_address
-from components.errors import SourceError
-from components.models.lora import base_of, is_adapter, save_adapter
-from components.stages.fetch import fetch_model
+from ratchet.components.data.pins import base_address
+from ratchet.components.errors import SourceError
+from ratchet.components.models.lora import base_of, is_adapter, save_adapter
+from ratchet.components.stages.fetch import fetch_model
 
 IDS = torch.tensor([[1, 2, 3, 4]])
 

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from components.models import products
-from components.models.load import load_policy
-from components.models.products import Linear, product, speed_up
+from ratchet.components.models import products
+from ratchet.components.models.load import load_policy
+from ratchet.components.models.products import Linear, product, speed_up
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +74,7 @@ def test_layers_of_other_classes_are_left_alone():
 
 def test_products_of_a_thousand_shapes_leave_little_behind():
     """oneDNN would remember 1,024 of them, 0.7 MB each."""
-    code = ("import torch; from pathlib import Path; from components.models import products; products.onednn_is_faster = lambda: True\n"
+    code = ("import torch; from pathlib import Path; from ratchet.components.models import products; products.onednn_is_faster = lambda: True\n"
             "def resident(): return int(Path('/proc/self/statm').read_text().split()[1]) / 256\n"
             "weight, rows = torch.randn(64, 96), torch.randn(1200, 96)\n"
             "products.product(rows, weight); before = resident()\n"

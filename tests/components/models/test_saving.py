@@ -12,7 +12,7 @@ import pytest
 CODE = """
 import sys
 from pathlib import Path
-from components.models.load import load_policy, load_tokenizer, save_model
+from ratchet.components.models.load import load_policy, load_tokenizer, save_model
 model = load_policy(Path(sys.argv[1]))
 save_model(model, load_tokenizer(Path(sys.argv[1])), Path(sys.argv[2]))
 print(sorted({"deepspeed", "mlflow"} & set(sys.modules)))

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from components import ranks
-from components.data.builders import labelled_answers, preference_pairs
-from components.data.curate import curate
-from components.data.groups import read_groups, write_groups
-from components.data.parsing import parse
-from components.errors import DataError, TrainingError
-from components.piece import build
-from components.sections import Labelled, Pairs
-from components.trainer import Meter, measure, parts
-from components.types import Context, Group, Outputs, Prompt, Trajectory
+from ratchet.components import ranks
+from ratchet.components.data.builders import labelled_answers, preference_pairs
+from ratchet.components.data.curate import curate
+from ratchet.components.data.groups import read_groups, write_groups
+from ratchet.components.data.parsing import parse
+from ratchet.components.errors import DataError, TrainingError
+from ratchet.components.piece import build
+from ratchet.components.sections import Labelled, Pairs
+from ratchet.components.trainer import Meter, measure, parts
+from ratchet.components.types import Context, Group, Outputs, Prompt, Trajectory
 
 LABELS = [True, False, True, True, False, False]
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.data.instructions.checkers import sentences, words
-from components.data.instructions.examples import EXAMPLE_QUESTION, EXAMPLES
-from components.data.instructions.families import FAMILIES, instruction_text
-from components.piece import build, catalogue
-from components.rewards.instructions import cheats, obeys
-from components.types import Context, Group, Message, Prompt, Trajectory
+from ratchet.components.data.instructions.checkers import sentences, words
+from ratchet.components.data.instructions.examples import EXAMPLE_QUESTION, EXAMPLES
+from ratchet.components.data.instructions.families import FAMILIES, instruction_text
+from ratchet.components.piece import build, catalogue
+from ratchet.components.rewards.instructions import cheats, obeys
+from ratchet.components.types import Context, Group, Message, Prompt, Trajectory
 
 QUESTIONS = ["What is your favorite food?", "Do you like music and people, because of your family?",
              "Are you in Rome or Paris?"]

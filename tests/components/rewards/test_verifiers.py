@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from components.piece import build, each
-from components.types import Context, Group, Message, Prompt, Trajectory
+from ratchet.components.piece import build, each
+from ratchet.components.types import Context, Group, Message, Prompt, Trajectory
 
 
 def said(text, **kw):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from components.piece import build
-from components.types import Context, Group, Prompt, Sample
+from ratchet.components.piece import build
+from ratchet.components.types import Context, Group, Prompt, Sample
 
 
 class Copycat:

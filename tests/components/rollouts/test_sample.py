@@ -3,8 +3,8 @@
 import math
 import random
 
-from components.piece import build
-from components.types import Context, Message, Prompt, Sample
+from ratchet.components.piece import build
+from ratchet.components.types import Context, Message, Prompt, Sample
 
 STOP = 0
 

@@ -6,14 +6,14 @@ import dataclasses
 
 import pytest
 
-from components.errors import RecipeError
-from components.rewards.instructions import FORMS
-from components.selectors.contrast import contrast
-from components.selectors.flip_labels import flip_labels
-from components.selectors.largest_margins import largest_margins
-from components.selectors.unasked_form import unasked_form
-from components.selectors.verified import verified
-from components.types import Context, Group, Prompt, Trajectory
+from ratchet.components.errors import RecipeError
+from ratchet.components.rewards.instructions import FORMS
+from ratchet.components.selectors.contrast import contrast
+from ratchet.components.selectors.flip_labels import flip_labels
+from ratchet.components.selectors.largest_margins import largest_margins
+from ratchet.components.selectors.unasked_form import unasked_form
+from ratchet.components.selectors.verified import verified
+from ratchet.components.types import Context, Group, Prompt, Trajectory
 
 
 def instruction(family: str, **params: object) -> dict:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from components.errors import DataError
-from components.piece import build
-from components.types import Context, Group, Message, Prompt, Trajectory
+from ratchet.components.errors import DataError
+from ratchet.components.piece import build
+from ratchet.components.types import Context, Group, Message, Prompt, Trajectory
 
 
 def group(rewards, name="p", lengths=None):

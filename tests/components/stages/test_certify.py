@@ -11,15 +11,15 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from typer.testing import CliRunner
 
-from components.check import check
-from components.engines.torch import TorchEngine
-from components.errors import ContractError, RecipeError, SourceError
-from components.models.load import load_tokenizer
-from components.recipe import load
-from components.rewards.reward_model import reward_model
-from components.types import Context, Group, Prompt, Trajectory
-from flows.cli import app
-from tasks.pipeline import Pipeline
+from ratchet.components.check import check
+from ratchet.components.engines.torch import TorchEngine
+from ratchet.components.errors import ContractError, RecipeError, SourceError
+from ratchet.components.models.load import load_tokenizer
+from ratchet.components.recipe import load
+from ratchet.components.rewards.reward_model import reward_model
+from ratchet.components.types import Context, Group, Prompt, Trajectory
+from ratchet.flows.cli import app
+from ratchet.tasks.pipeline import Pipeline
 
 RECIPE = """
 schema: 1

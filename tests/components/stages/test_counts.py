@@ -11,17 +11,17 @@ from typing import cast
 
 import pytest
 
-from components.chat import encode
-from components.checkpoints import latest
-from components.data.curate import curate
-from components.data.groups import read_groups, write_groups
-from components.errors import DataError, GateError
-from components.models.load import load_tokenizer
-from components.run import Job, as_request, execute
-from components.stages.curate import counted
-from components.stages.train import encoded
-from components.types import Group, Message, Prompt, Trajectory
-from tasks.pipeline import Pipeline
+from ratchet.components.chat import encode
+from ratchet.components.checkpoints import latest
+from ratchet.components.data.curate import curate
+from ratchet.components.data.groups import read_groups, write_groups
+from ratchet.components.errors import DataError, GateError
+from ratchet.components.models.load import load_tokenizer
+from ratchet.components.run import Job, as_request, execute
+from ratchet.components.stages.curate import counted
+from ratchet.components.stages.train import encoded
+from ratchet.components.types import Group, Message, Prompt, Trajectory
+from ratchet.tasks.pipeline import Pipeline
 
 
 def test_curation_counts_by_step_and_reason(tmp_path: Path) -> None:

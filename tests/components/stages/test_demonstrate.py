@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from components.data.groups import read_groups
-from components.engines.torch import TorchEngine, weights_digest
-from components.errors import ContractError, RecipeError
-from components.recipe import load
-from components.rewards.reward_model import reward_model
-from components.types import Context
-from tasks.pipeline import Pipeline
+from ratchet.components.data.groups import read_groups
+from ratchet.components.engines.torch import TorchEngine, weights_digest
+from ratchet.components.errors import ContractError, RecipeError
+from ratchet.components.recipe import load
+from ratchet.components.rewards.reward_model import reward_model
+from ratchet.components.types import Context
+from ratchet.tasks.pipeline import Pipeline
 
 RECIPE = """
 schema: 1

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from components.data.groups import read_groups
-from components.engines.torch import TorchEngine
-from tasks.pipeline import Pipeline
+from ratchet.components.data.groups import read_groups
+from ratchet.components.engines.torch import TorchEngine
+from ratchet.tasks.pipeline import Pipeline
 
 RECIPE = """
 schema: 1

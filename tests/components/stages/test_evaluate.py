@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from components.stages.evaluate import settled
-from tasks.pipeline import Pipeline
+from ratchet.components.stages.evaluate import settled
+from ratchet.tasks.pipeline import Pipeline
 
 
 def test_an_answer_without_a_score_is_the_worst_of_all_arms() -> None:

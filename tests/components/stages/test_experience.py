@@ -7,19 +7,19 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForSequenceClassification
 
-from components.data.groups import read_groups
-from components.engines.torch import TorchEngine
-from components.errors import ContractError
-from components.loop import panel
-from components.models.load import load_tokenizer, new_reward, save_model
-from components.recipe import plain
-from components.rewards.reward_model import reward_model
-from components.run import Job
-from components.schema import Profile
-from components.stages.experience import context_of
-from components.store import Workspace
-from components.types import Artifact, Group, Prompt, Trajectory
-from tasks.pipeline import Pipeline
+from ratchet.components.data.groups import read_groups
+from ratchet.components.engines.torch import TorchEngine
+from ratchet.components.errors import ContractError
+from ratchet.components.loop import panel
+from ratchet.components.models.load import load_tokenizer, new_reward, save_model
+from ratchet.components.recipe import plain
+from ratchet.components.rewards.reward_model import reward_model
+from ratchet.components.run import Job
+from ratchet.components.schema import Profile
+from ratchet.components.stages.experience import context_of
+from ratchet.components.store import Workspace
+from ratchet.components.types import Artifact, Group, Prompt, Trajectory
+from ratchet.tasks.pipeline import Pipeline
 
 
 @pytest.mark.parametrize("kind", ["ours", "transformers"])

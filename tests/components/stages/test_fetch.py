@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
-from components.models.reward import PUBLISHED
-from components.stages.fetch import fetch_model
-from components.store import Store
-from components.types import Artifact
+from ratchet.components.models.reward import PUBLISHED
+from ratchet.components.stages.fetch import fetch_model
+from ratchet.components.store import Store
+from ratchet.components.types import Artifact
 
 CONFIG = LlamaConfig(vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, num_labels=1)
 

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from components.checkpoints import latest
-from components.data.groups import read_groups
-from components.engines.torch import TorchEngine
-from components.errors import DataError, TrainingError
-from components.planned import all_answered
-from components.run import as_request, execute
-from components.state import load_state, save_state
-from components.store import file_digest
-from components.types import Group, Prompt
-from tasks.pipeline import Pipeline
+from ratchet.components.checkpoints import latest
+from ratchet.components.data.groups import read_groups
+from ratchet.components.engines.torch import TorchEngine
+from ratchet.components.errors import DataError, TrainingError
+from ratchet.components.planned import all_answered
+from ratchet.components.run import as_request, execute
+from ratchet.components.state import load_state, save_state
+from ratchet.components.store import file_digest
+from ratchet.components.types import Group, Prompt
+from ratchet.tasks.pipeline import Pipeline
 
 CHANGES = ["online.rounds=4", "online.prompts_per_round=4", "online.fit.save_every=2", "online.rollout.responses_per_prompt=4",
            "online.prompts={name: difficulty_pool}", "online.select=[{name: replay, share: 0.5, capacity: 8}]",

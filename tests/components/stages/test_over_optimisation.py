@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from components.engines.torch import weights_digest
-from components.errors import HealthError
-from tasks.pipeline import Pipeline
+from ratchet.components.engines.torch import weights_digest
+from ratchet.components.errors import HealthError
+from ratchet.tasks.pipeline import Pipeline
 
 RECIPE = """
 schema: 1

@@ -9,14 +9,14 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer
 
-from components.data.groups import write_groups
-from components.evaluation import plots
-from components.run import Job
-from components.stages import gold as stage
-from components.stages.reward import by_prompt
-from components.store import Workspace
-from components.types import Artifact, Group, Prompt, Trajectory
-from tasks.pipeline import Pipeline
+from ratchet.components.data.groups import write_groups
+from ratchet.components.evaluation import plots
+from ratchet.components.run import Job
+from ratchet.components.stages import gold as stage
+from ratchet.components.stages.reward import by_prompt
+from ratchet.components.store import Workspace
+from ratchet.components.types import Artifact, Group, Prompt, Trajectory
+from ratchet.tasks.pipeline import Pipeline
 
 PICTURES = {"calibration.png", "length_bias.png"}
 

@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 import torch
 
-from components.checkpoints import latest
-from components.engines.torch import TorchEngine
-from components.errors import ContractError, HealthError
-from components.learners.torch import TorchLearner
-from components.models.load import load_policy, load_tokenizer, save_model
-from components.recipe import plain
-from components.run import as_request, execute
-from components.schema import Profile
-from components.stages.probe import probe
-from components.stages.watch import ENOUGH, Health
-from components.store import file_digest
-from components.types import Artifact, Group, Prompt, Trajectory
-from tasks.pipeline import Pipeline
+from ratchet.components.checkpoints import latest
+from ratchet.components.engines.torch import TorchEngine
+from ratchet.components.errors import ContractError, HealthError
+from ratchet.components.learners.torch import TorchLearner
+from ratchet.components.models.load import load_policy, load_tokenizer, save_model
+from ratchet.components.recipe import plain
+from ratchet.components.run import as_request, execute
+from ratchet.components.schema import Profile
+from ratchet.components.stages.probe import probe
+from ratchet.components.stages.watch import ENOUGH, Health
+from ratchet.components.store import file_digest
+from ratchet.components.types import Artifact, Group, Prompt, Trajectory
+from ratchet.tasks.pipeline import Pipeline
 
 STEPS = ["online.rounds=4", "online.prompts_per_round=8", "online.rollout.responses_per_prompt=8", "online.fit.save_every=2", "online.select=[]"]
 ROUNDS = ["online.rounds=3", "online.prompts_per_round=8", "online.fit.learning_rate=1e-2"]
