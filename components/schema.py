@@ -1,4 +1,4 @@
-"""What a recipe may say: its sections, their keys and defaults. `components/recipe.py` reads YAML into these."""
+"""Schema of recipes and profiles: sections, keys, types and defaults. The comments become docs/reference/recipe.md."""
 
 from __future__ import annotations
 
@@ -28,121 +28,118 @@ SCHEMA = 1
 
 @record
 class Rule:
-    """Of a round's health, by its name in `components/evaluation/health.py`."""
+    """Health rule of online training, by its name in `components/evaluation/health.py`."""
 
-    limit: NotNegative
-    action: Literal["warn", "hold", "stop"] = "warn"
+    limit: NotNegative  # value beyond which the rule trips
+    action: Literal["warn", "hold", "stop"] = "warn"  # hold: keep the previous policy this round
 
 
 @record
 class Claim:
-    """What the method promises, for whoever compares the two over seeds (`ratchet compare`)."""
+    """The method's published claim against a baseline, tested over seeds by `ratchet compare`."""
 
-    against: str
-    metric: str
-    direction: Literal["higher", "lower"] = "higher"
-    at_least: NotNegative = 0.0
-    seeds: Count = 3
+    against: str  # baseline recipe
+    metric: str  # evaluation metric
+    direction: Literal["higher", "lower"] = "higher"  # of the claimed difference
+    at_least: NotNegative = 0.0  # smallest effect of interest
+    seeds: Count = 3  # number of seeds
 
 
 @record
 class Source:
-    """Where bytes come from: `pypi:`, `hub:`, `path:`, `generate:`, or `registry:` for a registered model (`registry:NAME`, its champion;
-    `registry:NAME@ALIAS`; `registry:NAME/3`), pinned by hash where there is one file."""
+    """A model: `hub:`, `path:`, `pypi:`, `generate:`, or `registry:NAME` (its champion), `registry:NAME@ALIAS`, `registry:NAME/3` for a
+    registered model."""
 
-    source: str
-    sha256: str | None = None
-    base: str | None = None  # address of the model that a LoRA directory is merged into; by default the one that its adapter_config.json names
-    base_sha256: str | None = None
-    format: Literal["auto", "huggingface", "gguf", "tiny"] = "auto"
-    remote_code: Bool = False  # run the code that lies beside the weights, of this model and of those trained from it
-    shape: Sizes | None = None  # for `plan` before it is fetched; changes nothing
-    role: Literal["reward"] | None = None  # a reward model: a sequence classifier with one label, or a reward model of an earlier run
-    certificate: Limits | None = None  # of a reward model that training optimises against
+    source: str  # address
+    sha256: str | None = None  # of the file; null: not pinned
+    base: str | None = None  # base model of a LoRA adapter; null: by adapter_config.json
+    base_sha256: str | None = None  # of the base's file
+    format: Literal["auto", "huggingface", "gguf", "tiny"] = "auto"  # auto: by the files
+    remote_code: Bool = False  # run the repository's own model code, for this model and those trained from it
+    shape: Sizes | None = None  # sizes for `plan` before the download; no effect otherwise
+    role: Literal["reward"] | None = None  # reward: a reward model, that is a sequence classifier with one label
+    certificate: Limits | None = None  # limits for a reward model that training optimises against
 
 
 @record
 class Fit:
-    """How one optimisation runs. `batch` counts units of the objective (rows, pairs or groups) in one step. When fewer sampled
-    answers than the share `min_ended` end by themselves afterwards, the run stops; 0 lets them."""
+    """One training run: objectives, batch, optimiser, learning-rate schedule, validation, checkpoints."""
 
-    updates: Mapping[str, Sequence[Spec]]
-    batch: Count = 16
-    epochs: Natural = 1
-    max_steps: Count | None = None
-    learning_rate: Positive = 1e-5
-    schedule: Literal["constant", "linear", "cosine"] = "cosine"
-    warmup: BelowOne = 0.1
-    weight_decay: NotNegative = 0.0
-    betas: Annotated[Sequence[BelowOne], Field(min_length=2, max_length=2)] = (0.9, 0.999)
-    max_grad_norm: Positive | None = 1.0
-    adapter: Spec = field(default_factory=lambda: {"name": "full"})
-    validate_every: Natural = 0
-    patience: Natural = 3
-    save_every: Natural = 10
-    min_ended: Share = 0.05
+    updates: Mapping[str, Sequence[Spec]]  # role (policy, judge) -> objectives, whose losses are added
+    batch: Count = 16  # groups per optimiser step; with reward.by_prompt prompts
+    epochs: Natural = 1  # passes over the data
+    max_steps: Count | None = None  # upper bound of optimiser steps; null: none
+    learning_rate: Positive = 1e-5  # peak learning rate of AdamW
+    schedule: Literal["constant", "linear", "cosine"] = "cosine"  # after the warm-up
+    warmup: BelowOne = 0.1  # share of the steps with a rising learning rate
+    weight_decay: NotNegative = 0.0  # of AdamW, on matrices only
+    betas: Annotated[Sequence[BelowOne], Field(min_length=2, max_length=2)] = (0.9, 0.999)  # of AdamW
+    max_grad_norm: Positive | None = 1.0  # gradient clipping; null: off
+    adapter: Spec = field(default_factory=lambda: {"name": "full"})  # which parameters are trained
+    validate_every: Natural = 0  # optimiser steps between validations; 0: never
+    patience: Natural = 3  # validations without a better loss before early stopping
+    save_every: Natural = 10  # optimiser steps between checkpoints
+    min_ended: Share = 0.05  # smallest share of sampled answers that end by themselves after training; 0: not checked
 
 
 @record
 class Demonstrate:
-    """Data sets made from the base model's own answers: `rollout` samples them on the splits `data` and `validation`, `annotate`
-    scores them, the selectors of `sft` make demonstrations and those of `reward` preference pairs. The sections `sft` and `reward`
-    of the recipe then read these in place of the curated splits of the same names."""
+    """Data sets from the base model's own answers: sampled on two splits, scored, and selected into SFT data and preference pairs.
+    The sections `sft` and `reward` then read these instead of the curated splits of the same names."""
 
-    rollout: Spec
-    annotate: Sequence[Spec]
-    data: Split = "demonstrate"
-    validation: Split = "demonstrate_validation"
-    sft: Sequence[Spec] = ()
-    reward: Sequence[Spec] = ()
-    max_failed: Share = 0.1
+    rollout: Spec  # how the base model answers
+    annotate: Sequence[Spec]  # rewards of the answers
+    data: Split = "demonstrate"  # split of prompts
+    validation: Split = "demonstrate_validation"  # split of held-out prompts
+    sft: Sequence[Spec] = ()  # selectors that make SFT data
+    reward: Sequence[Spec] = ()  # selectors that make preference pairs
+    max_failed: Share = 0.1  # share of failed rewards that stops the run
 
 
 @record
 class Preferences:
-    """A data set of pairs made from the SFT policy's own answers, which is what the reward model will judge: sampled, scored and
-    selected as in `Demonstrate`. The section `reward` then learns from it, and from the pairs of `demonstrate.reward` where there are
-    any, in place of the curated splits; held out for its certificate are these alone."""
+    """Preference pairs from the SFT policy's own answers, sampled, scored and selected as in `Demonstrate`. The section `reward` trains on
+    them, together with the pairs of `demonstrate.reward`; its certificate is measured on held-out ones of these only."""
 
-    rollout: Spec
-    annotate: Sequence[Spec]
-    select: Sequence[Spec]
-    data: Split = "preferences"
-    validation: Split = "preferences_validation"
-    max_failed: Share = 0.1
+    rollout: Spec  # how the SFT policy answers
+    annotate: Sequence[Spec]  # rewards of the answers
+    select: Sequence[Spec]  # selectors that make preference pairs
+    data: Split = "preferences"  # split of prompts
+    validation: Split = "preferences_validation"  # split of held-out prompts
+    max_failed: Share = 0.1  # share of failed rewards that stops the run
 
 
 @record
 class Sft:
-    fit: Fit
-    data: Split = "sft"
-    validation: Split | None = "sft_validation"
-    max_tokens: Count = 256
-    max_dropped: Share | None = 0.25  # of the records, too long; null: any
-    limit: Count | None = None
-    limit_validation: Count | None = None
+    """Supervised fine-tuning."""
+
+    fit: Fit  # training
+    data: Split = "sft"  # split to train on
+    validation: Split | None = "sft_validation"  # split for the validation loss; null: none
+    max_tokens: Count = 256  # prompt and answer together; longer records are dropped
+    max_dropped: Share | None = 0.25  # share of records that may be dropped as too long; null: any
+    limit: Count | None = None  # largest number of records
+    limit_validation: Count | None = None  # largest number of validation records
 
 
 @record
 class Reward:
-    """Reward models, `members` of them, alike but for their seed. `layers` keeps the first ones of the backbone; the head
-    reads the `last` token or the `mean` of the judged ones. With `linear_probe` it starts at the Bradley-Terry optimum
-    over the frozen backbone (arXiv 2202.10054); `fit` goes on from there, and `fit.epochs: 0` leaves it at that. `by_prompt`: the
-    pairs of one prompt are learnt from together, so that `fit.batch` counts prompts (InstructGPT, section 3.5)."""
+    """Reward models, `members` of them, which differ by seed. With `linear_probe` the head starts at the Bradley-Terry optimum over the frozen
+    backbone (arXiv 2202.10054) and `fit` continues from there; `fit.epochs: 0` stops at that. `by_prompt` is InstructGPT's batching (section 3.5)."""
 
-    fit: Fit
-    data: Split = "reward"
-    validation: Split = "reward_validation"
-    layers: Count | None = None
-    pool: Literal["last", "mean"] = "last"
-    linear_probe: Bool = False
-    by_prompt: Bool = False
-    members: Count = 1
-    max_tokens: Count = 256
-    max_dropped: Share | None = 0.25  # of the records, too long; null: any
-    limit: Count | None = None
-    limit_validation: Count | None = None
-    certificate: Limits = field(default_factory=Limits)
+    fit: Fit  # training
+    data: Split = "reward"  # split of pairs to train on
+    validation: Split = "reward_validation"  # split of held-out pairs, for the certificate
+    layers: Count | None = None  # keep the first layers of the backbone; null: all
+    pool: Literal["last", "mean"] = "last"  # what the head reads: the last token, or the mean over the answer
+    linear_probe: Bool = False  # start the head at the Bradley-Terry optimum over the frozen backbone
+    by_prompt: Bool = False  # train on all pairs of a prompt together
+    members: Count = 1  # size of an ensemble
+    max_tokens: Count = 256  # prompt and answer together; longer pairs are dropped
+    max_dropped: Share | None = 0.25  # share of pairs that may be dropped as too long; null: any
+    limit: Count | None = None  # largest number of pairs
+    limit_validation: Count | None = None  # largest number of held-out pairs
+    certificate: Limits = field(default_factory=Limits)  # limits that the reward model must meet
 
     @property
     def judges(self) -> list[str]:
@@ -154,162 +151,154 @@ class Reward:
 class Offline:
     """Learning from groups on disk: offline DPO and its relatives."""
 
-    fit: Fit
-    data: Split = "pairs"
-    max_tokens: Count = 256
-    max_dropped: Share | None = 0.25
-    limit: Count | None = None
-    annotate: Sequence[Spec] = ()
-    select: Sequence[Spec] = ()
-    prepare: Sequence[Spec] = ()
-    max_failed: Share = 0.1
+    fit: Fit  # training
+    data: Split = "pairs"  # split to train on
+    max_tokens: Count = 256  # prompt and answer together; longer groups are dropped
+    max_dropped: Share | None = 0.25  # share of groups that may be dropped as too long; null: any
+    limit: Count | None = None  # largest number of groups
+    annotate: Sequence[Spec] = ()  # rewards and other columns
+    select: Sequence[Spec] = ()  # selectors
+    prepare: Sequence[Spec] = ()  # columns that the objectives read, such as reference log-probs
+    max_failed: Share = 0.1  # share of failed rewards that stops the run
 
 
 @record
 class Online:
-    """Learning from the policy's own answers, by rounds (four tasks each) or by steps (one task, in memory). In place of a word,
-    `reference` takes a piece of the anchors by steps: what the reference becomes after each."""
+    """Learning from the policy's own answers, in rounds (four tracked stages each) or in on-policy steps (one stage, in memory)."""
 
-    fit: Fit
-    cadence: Literal["round", "step"] = "round"
-    rounds: Count = 3
-    data: Split = "prompts"
-    prompts: Spec = field(default_factory=lambda: {"name": "disjoint"})
-    prompts_per_round: Count = 64
-    rollout: Spec = field(default_factory=lambda: {"name": "sample"})
-    annotate: Sequence[Spec] = ()
-    select: Sequence[Spec] = ()
-    prepare: Sequence[Spec] = ()
-    reference: Literal["initial", "previous"] | Mapping[str, Any] = "initial"
-    sample_from: Literal["current", "initial"] = "current"
-    keep_earlier: Bool = False
-    value_head: Bool = False
-    max_failed: Share = 0.1
-    watch: Watch = field(default_factory=Watch)
-    health: Mapping[str, Rule] = field(default_factory=dict)
-    by_round: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    fit: Fit  # training of a round or step
+    cadence: Literal["round", "step"] = "round"  # step: on-policy steps in memory, one stage
+    rounds: Count = 3  # number of rounds or steps
+    data: Split = "prompts"  # split of prompts
+    prompts: Spec = field(default_factory=lambda: {"name": "disjoint"})  # which prompts come next
+    prompts_per_round: Count = 64  # prompts per round or step
+    rollout: Spec = field(default_factory=lambda: {"name": "sample"})  # how the policy answers
+    annotate: Sequence[Spec] = ()  # rewards, advantages and other columns
+    select: Sequence[Spec] = ()  # selectors
+    prepare: Sequence[Spec] = ()  # columns that the objectives read, such as reference log-probs
+    reference: Literal["initial", "previous"] | Mapping[str, Any] = "initial"  # before round 1, before this round, or a piece of the slot anchor
+    sample_from: Literal["current", "initial"] = "current"  # initial: the offline control
+    keep_earlier: Bool = False  # train on earlier rounds' groups too
+    value_head: Bool = False  # train a value head beside the policy (PPO)
+    max_failed: Share = 0.1  # share of failed rewards that stops the run
+    watch: Watch = field(default_factory=Watch)  # what each round measures besides rewards
+    health: Mapping[str, Rule] = field(default_factory=dict)  # health rules by name
+    by_round: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # round -> keys of that round
 
 
 @record
 class BestOf:
-    """The final policy answers with the best of `n` samples by the last reward that the annotators write."""
+    """Best-of-n decoding: the final policy answers with the best of `n` samples by the last reward that the annotators write."""
 
-    annotate: Sequence[Spec]
-    n: Count = 4
+    annotate: Sequence[Spec]  # rewards
+    n: Count = 4  # samples per prompt
 
 
 @record
 class Evaluate:
-    """What is measured on held-out prompts. `metrics` are rewards, each compared by win rate and by mean; `measures` describe the
-    quality of the answers, each compared with the base model and with SFT; `by` names numbers or words in a prompt's `meta`
-    (`instruction.family`), by whose values the first metric is told apart."""
+    """Evaluation on held-out prompts. `metrics` are rewards, each compared by win rate and by mean; `measures` describe the quality of the
+    answers, each compared with the base model and with SFT."""
 
-    data: Split = "evaluate"
-    prompts: Count = 64
-    responses_per_prompt: Count = 1
-    max_tokens: Count = 48
-    temperature: Temperature = 1.0
-    metrics: Sequence[Spec] = ()
-    measures: Sequence[Spec] = ()
-    by: Sequence[str] = ()
-    best_of: BestOf | None = None
-    gold: Bool = False
-    perplexity_rows: Natural = 64
-    transcripts: Natural = 12
+    data: Split = "evaluate"  # split of held-out prompts
+    prompts: Count = 64  # largest number of prompts
+    responses_per_prompt: Count = 1  # answers per prompt, averaged first
+    max_tokens: Count = 48  # per answer
+    temperature: Temperature = 1.0  # 0: greedy
+    metrics: Sequence[Spec] = ()  # rewards
+    measures: Sequence[Spec] = ()  # quality measures
+    by: Sequence[str] = ()  # keys of a prompt's `meta` to break the first metric down by
+    best_of: BestOf | None = None  # best-of-n decoding
+    gold: Bool = False  # train and use the gold judge on sentence embeddings
+    perplexity_rows: Natural = 64  # held-out conversations for perplexity; 0: none
+    transcripts: Natural = 12  # answers shown in the report
 
 
 @record
 class Champion:
-    """How a challenger is compared with the champion on the same held-out prompts: by `score` (gold, reward.judge, ...; null: the
-    gold judge's if both have it, else the first reward they share), at `alpha`, the chance that the champion may ever give way to
-    a model that is no better, however many challengers it meets."""
+    """How a challenger is compared with the champion on the same held-out prompts: by `score` (gold, reward.judge, ...), at `alpha`, the chance
+    that the champion is ever replaced by a model that is no better, over any number of challengers."""
 
-    score: str | None = None
-    alpha: OpenShare = 0.05
+    score: str | None = None  # null: the gold judge, else the first shared reward
+    alpha: OpenShare = 0.05  # error rate over all challengers
 
 
 @record
 class Register:
-    """`model` is the name in the registry; the recipe's own unless it says another."""
+    """Model registry: name, gates, promotion."""
 
-    model: str = ""
-    champion: Champion = field(default_factory=Champion)
-    gates: Mapping[str, Gate] = field(default_factory=dict)
+    model: str = ""  # name in the registry; empty: the recipe's
+    champion: Champion = field(default_factory=Champion)  # how a challenger is compared
+    gates: Mapping[str, Gate] = field(default_factory=dict)  # metric -> bound
 
 
 @record
 class Vllm:
-    """Where vLLM runs and with what. In the stage's own process by default; in one of its own that Ratchet starts from the
-    environment of `python`; or at `server`, somebody's `vllm serve` that sees the run's directory. `cache_gb` is its key-value
-    cache (null: vLLM's own choice, nearly all of a GPU), `eager` leaves graphs and compilation out, `importance_cap` bounds the
-    weights of the off-policy correction (null: none; see components/correction.py). `untie` writes out an output layer that is shared
-    with the input embedding, which vLLM would not refresh (see components/engines/vllm.py), under `scratch` (null: the machine's
-    temporary folder), where a `server` must see it."""
+    """vLLM as the inference engine: in the stage's process, in a child process of the environment of `python`, or at `server`, a running
+    `vllm serve` that sees the run's directory. See docs/vllm.md."""
 
-    server: str | None = None
-    python: str | None = None
-    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
-    max_model_len: Count = 2048
-    cache_gb: Positive | None = None
-    tensor_parallel: Count = 1
-    eager: Bool = False
-    wait_seconds: Positive = 600.0
-    importance_cap: Positive | None = 2.0
-    untie: Bool = True
-    scratch: str | None = None
+    server: str | None = None  # address of a running vLLM server
+    python: str | None = None  # interpreter of an environment with vLLM
+    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"  # of vLLM's weights
+    max_model_len: Count = 2048  # prompt and answer, tokens
+    cache_gb: Positive | None = None  # key-value cache, GiB; null: vLLM's default
+    tensor_parallel: Count = 1  # GPUs per engine
+    eager: Bool = False  # no CUDA graphs, no compilation
+    wait_seconds: Positive = 600.0  # for the server to start
+    importance_cap: Positive | None = 2.0  # truncation of the importance weights; null: no correction
+    untie: Bool = True  # write a tied output layer separately
+    scratch: str | None = None  # folder for such copies; null: the system's temporary folder
 
 
 @record
 class Hardware:
-    """What a profile stands on and what it costs. `plan` and the run's summary read it, no stage does: it changes no key."""
+    """Description and cost of the hardware, read by estimates and the run's summary only: it changes no store key."""
 
-    device: str = "this machine"
-    devices: Count = 1
-    memory_gb: Positive | None = None       # of one device; null: what this machine has
-    host_memory_gb: Positive | None = None  # beside the devices; null: what this machine has
-    tflops: Positive | None = None          # of one device on matrices, as its maker states; null: measured here
-    bandwidth_gb: Positive | None = None    # GB/s between one device and its memory, as its maker states; null: measured here
-    price_per_hour: NotNegative | None = None  # of all devices together
-    currency: str = "EUR"
-    watts: Positive | None = None           # of all devices together, at work
+    device: str = "this machine"  # name
+    devices: Count = 1  # number of GPUs, over all machines
+    memory_gb: Positive | None = None  # of one device; null: of this machine
+    host_memory_gb: Positive | None = None  # over all machines; null: of this machine
+    tflops: Positive | None = None  # of one device by its maker; null: measured here
+    bandwidth_gb: Positive | None = None  # GB/s of one device's memory by its maker; null: measured here
+    price_per_hour: NotNegative | None = None  # of all devices
+    currency: str = "EUR"  # of price_per_hour
+    watts: Positive | None = None  # of all devices under load
 
 
 @record
 class Profile:
-    """Hardware and sizes; never the method. `ranks` processes learn together (one a GPU where there are any), as many on each of
-    `machines` (`ratchet join`), each with `threads`; `zero_stage` and the offload switches say what DeepSpeed divides among them or
-    keeps on the host."""
+    """Hardware profile: training and inference backends, ranks, batch sizes; never the method. `ranks` processes train together, one per GPU,
+    an equal number on each of `machines`."""
 
-    name: str = "cpu"
-    learner: Literal["torch", "deepspeed"] = "torch"
-    ranks: Count = 1
-    machines: Count = 1
-    zero_stage: Literal[0, 1, 2, 3] = 2
-    offload_optimizer: Bool = False
-    offload_parameters: Bool = False
-    precision: Literal["float32", "bfloat16"] = "float32"
-    engine: Literal["torch", "vllm"] = "torch"
-    threads: Count | None = 2
-    tokens_per_batch: Count = 2048
-    sampler_rows: Count = 64
-    gradient_checkpointing: Bool = False
-    launch: Literal["child", "inline"] = "child"
-    vllm: Vllm = field(default_factory=Vllm)
-    hardware: Hardware = field(default_factory=Hardware)
+    name: str = "cpu"  # the file's name
+    learner: Literal["torch", "deepspeed"] = "torch"  # training backend
+    ranks: Count = 1  # training processes, over all machines
+    machines: Count = 1  # nodes of multi-node training
+    zero_stage: Literal[0, 1, 2, 3] = 2  # DeepSpeed ZeRO
+    offload_optimizer: Bool = False  # optimiser state in host memory
+    offload_parameters: Bool = False  # parameters in host memory; ZeRO 3
+    precision: Literal["float32", "bfloat16"] = "float32"  # of training
+    engine: Literal["torch", "vllm"] = "torch"  # inference engine for sampling
+    threads: Count | None = 2  # CPU threads per process; null: PyTorch's default
+    tokens_per_batch: Count = 2048  # packed tokens per forward pass and rank
+    sampler_rows: Count = 64  # sequences decoded together
+    gradient_checkpointing: Bool = False  # recompute activations
+    launch: Literal["child", "inline"] = "child"  # child: one process per stage; inline: in the calling process
+    vllm: Vllm = field(default_factory=Vllm)  # options of vLLM
+    hardware: Hardware = field(default_factory=Hardware)  # for estimates
 
     def __post_init__(self) -> None:
         torch, zero = self.learner == "torch", self.zero_stage
         wrong = {
-            f"ranks: {self.ranks} with `learner: torch`, which is one process; take `learner: deepspeed`": torch and self.ranks > 1,
-            f"ranks: {self.ranks} on `machines: {self.machines}`; each starts as many ranks: take a multiple of {self.machines}":
+            f"ranks: {self.ranks} with `learner: torch`, which is a single process; use `learner: deepspeed`": torch and self.ranks > 1,
+            f"ranks: {self.ranks} on `machines: {self.machines}`; every machine starts the same number of ranks: use a multiple of {self.machines}":
                 self.ranks % self.machines > 0,
-            "precision: bfloat16 with `learner: torch`, which learns in float32; take `learner: deepspeed`": torch and self.precision != "float32",
-            f"precision: bfloat16 with `zero_stage: {zero}`, which keeps no float32 weights and gradients beside; take 2 or 3":
+            "precision: bfloat16 with `learner: torch`, which trains in float32; use `learner: deepspeed`": torch and self.precision != "float32",
+            f"precision: bfloat16 with `zero_stage: {zero}`, which keeps no float32 weights and gradients; use 2 or 3":
                 not torch and zero < 2 and self.precision != "float32",
-            "an offload with `learner: torch`, which has no such thing; take `learner: deepspeed`":
+            "offload_* requires `learner: deepspeed`, got `learner: torch`":
                 torch and (self.offload_optimizer or self.offload_parameters),
-            f"offload_optimizer with `zero_stage: {zero}`; DeepSpeed offloads what it divides: take 1, 2 or 3": self.offload_optimizer and not zero,
-            f"offload_parameters with `zero_stage: {zero}`; only stage 3 divides the weights": self.offload_parameters and zero < 3,
+            f"offload_optimizer with `zero_stage: {zero}`; DeepSpeed offloads sharded optimiser state only: use 1, 2 or 3": self.offload_optimizer and not zero,
+            f"offload_parameters with `zero_stage: {zero}`; only stage 3 shards the weights": self.offload_parameters and zero < 3,
         }
         for why, holds in wrong.items():
             if holds:
@@ -318,21 +307,23 @@ class Profile:
 
 @record
 class Recipe:
-    schema: Literal[1]
-    name: str
-    about: str
-    models: Mapping[str, Source]
-    data: Data
-    base: str | None = None
-    paper: str = ""
-    profile: str = "cpu"
-    seed: Natural = 0
-    claim: Claim | None = None
-    demonstrate: Demonstrate | None = None
-    sft: Sft | None = None
-    preferences: Preferences | None = None
-    reward: Reward | None = None
-    offline: Offline | None = None
-    online: Online | None = None
-    evaluate: Evaluate | None = None
-    register: Register | None = None
+    """A recipe."""
+
+    schema: Literal[1]  # version of this format
+    name: str  # default: the file's name
+    about: str  # one sentence
+    models: Mapping[str, Source]  # `policy` and further models
+    data: Data  # curation and splits
+    base: str | None = None  # recipe or base to merge over
+    paper: str = ""  # arXiv identifier
+    profile: str = "cpu"  # hardware profile
+    seed: Natural = 0  # of sampling and training
+    claim: Claim | None = None  # what `ratchet compare` tests
+    demonstrate: Demonstrate | None = None  # data sets from the base model's answers
+    sft: Sft | None = None  # supervised fine-tuning
+    preferences: Preferences | None = None  # pairs from the SFT policy's answers
+    reward: Reward | None = None  # reward model
+    offline: Offline | None = None  # learning from groups on disk
+    online: Online | None = None  # learning from the policy's own answers
+    evaluate: Evaluate | None = None  # evaluation
+    register: Register | None = None  # registry and gates

@@ -1,4 +1,4 @@
-"""Sections of a recipe that stages read as well: data, its limits, certificates, gates. Every default stands here and nowhere else."""
+"""Sections of a recipe that stages read too: data and its limits, certificates, gates. The comments become docs/reference/recipe.md."""
 
 from __future__ import annotations
 
@@ -55,20 +55,24 @@ class Sizes(TypedDict, total=False):
 
 @record
 class Conversations:
-    max_tokens: Count = 512
-    min_turns: Natural = 2
-    min_rating: Finite | None = None
-    limit: Count | None = None
+    """Conversations for SFT."""
+
+    max_tokens: Count = 512  # longer conversations are dropped
+    min_turns: Natural = 2  # shorter conversations are dropped
+    min_rating: Finite | None = None  # lower rated ones are dropped
+    limit: Count | None = None  # largest number of groups
 
 
 @record
 class Contexts:
-    transforms: Sequence[Spec] = ()
-    max_tokens: Count = 256
-    min_turns: Natural = 1
-    max_turns: Count = 7
-    per_conversation: Count = 2
-    limit: Count | None = None
+    """Prompts, cut from conversations."""
+
+    transforms: Sequence[Spec] = ()  # applied to this split only, after splitting
+    max_tokens: Count = 256  # longer prompts are dropped
+    min_turns: Natural = 1  # of the prompt
+    max_turns: Count = 7  # of the prompt
+    per_conversation: Count = 2  # prompts from one conversation
+    limit: Count | None = None  # largest number of prompts
 
     def __post_init__(self) -> None:
         if self.min_turns > self.max_turns:
@@ -77,13 +81,15 @@ class Contexts:
 
 @record
 class Pairs:
-    min_gap: NotNegative = 2.0
-    positions: Annotated[Sequence[Count], Field(min_length=1)] = (8,)
-    max_tokens: Count = 512
-    per_topic: Count | None = None
-    per_conversation: Count | None = 4
-    exclude: Sequence[Finite] = (5.0,)
-    limit: Count | None = None
+    """Preference pairs: given ones, or made from ratings."""
+
+    min_gap: NotNegative = 2.0  # smallest difference of two ratings that makes a pair
+    positions: Annotated[Sequence[Count], Field(min_length=1)] = (8,)  # turns after which rated conversations are compared
+    max_tokens: Count = 512  # longer answers are dropped
+    per_topic: Count | None = None  # pairs per topic and position; null: any
+    per_conversation: Count | None = 4  # pairs per conversation and position; null: any
+    exclude: Sequence[Finite] = (5.0,)  # ratings to ignore, such as a form's default
+    limit: Count | None = None  # largest number of pairs
 
 
 Parser = Annotated[Literal["auto"] | Spec, Field(union_mode="left_to_right")]
@@ -91,65 +97,67 @@ Parser = Annotated[Literal["auto"] | Spec, Field(union_mode="left_to_right")]
 
 @record
 class DataSource:
-    """One of several sources: where from, how its rows are read, which of its published splits are which, how much of it."""
+    """One of several data sources."""
 
-    source: str
-    sha256: str | None = None
-    config: str | None = None
-    parser: Parser = "auto"
-    columns: Mapping[str, str] = field(default_factory=dict)
-    splits: Mapping[Literal["train", "validation", "test", "benchmark"], str | Sequence[str]] = field(default_factory=dict)
-    weight: Positive | None = None
-    limit: Count | None = None
+    source: str  # address
+    sha256: str | None = None  # of the file; null: not pinned
+    config: str | None = None  # configuration of a published data set
+    parser: Parser = "auto"  # data layout
+    columns: Mapping[str, str] = field(default_factory=dict)  # the layout's column -> yours
+    splits: Mapping[Literal["train", "validation", "test", "benchmark"], str | Sequence[str]] = field(default_factory=dict)  # published split -> files or names
+    weight: Positive | None = None  # share of the mixture
+    limit: Count | None = None  # largest number of records
 
 
 @record
 class Part:
-    """Of a recipe's splits: the published split that it is made from, and its share of that."""
+    """A split of the recipe, made from a share of a published split."""
 
-    split: Literal["train", "validation", "test"] | None = None
-    share: Positive = 1.0
+    split: Literal["train", "validation", "test"] | None = None  # published split; null: by the split's name
+    share: Positive = 1.0  # of that published split
 
 
 @record
 class Labelled:
-    max_tokens: Count = 512
-    limit: Count | None = None
+    """Single answers with a label, for KTO."""
+
+    max_tokens: Count = 512  # longer answers are dropped
+    limit: Count | None = None  # largest number of groups
 
 
 @record
 class Data:
-    """Curation (`components/data/curate.py` explains each key), and its limits (`tasks/validation.py`)."""
+    """Curation and validation of the data: [Data](../data.md)."""
 
-    source: str = ""
-    sha256: str | None = None
-    config: str | None = None
-    sources: Sequence[DataSource] = ()
-    seed: Int = 0
-    parser: Parser = "auto"
-    columns: Mapping[str, str] = field(default_factory=dict)
-    transforms: Sequence[Spec] = ()
-    splits: Mapping[Split, Positive | Part] | None = None
-    near_threshold: Share | None = 0.8
-    decontaminate: Count | None = 13
-    sft: Conversations = field(default_factory=Conversations)
-    prompts: Contexts = field(default_factory=Contexts)
-    evaluate: Contexts = field(default_factory=Contexts)
-    demonstrate: Contexts = field(default_factory=Contexts)
-    demonstrate_validation: Contexts | None = None
-    preferences: Contexts = field(default_factory=Contexts)
-    preferences_validation: Contexts | None = None
-    reward: Pairs = field(default_factory=Pairs)
-    gold: Pairs = field(default_factory=Pairs)
-    pairs: Pairs = field(default_factory=Pairs)
-    labelled: Labelled = field(default_factory=Labelled)
-    max_dropped: Share | None = 0.25
-    max_quarantined: Share = 0.02
-    min_groups: Natural = 2
-    min_topics: Natural = 2
-    max_topic_share: Share = 0.9
-    rating_range: Annotated[Sequence[Finite], Field(min_length=2, max_length=2)] | None = None
-    languages: Sequence[str] | None = None
+    source: str = ""  # address
+    sha256: str | None = None  # of the file; null: not pinned
+    config: str | None = None  # configuration of a published data set
+    sources: Sequence[DataSource] = ()  # several sources, in place of one
+    seed: Int = 0  # of splitting
+    parser: Parser = "auto"  # data layout
+    columns: Mapping[str, str] = field(default_factory=dict)  # the layout's column -> yours
+    transforms: Sequence[Spec] = ()  # applied to all records, in order
+    splits: Mapping[Split, Positive | Part] | None = None  # split -> share, or published split and share; null: those that the recipe reads, in fixed shares
+    near_threshold: Share | None = 0.8  # similarity at which near copies across splits are dropped; null: not compared
+    decontaminate: Count | None = 13  # length of a shared word n-gram that removes a training record; null: off
+    sft: Conversations = field(default_factory=Conversations)  # options of the split
+    prompts: Contexts = field(default_factory=Contexts)  # options of the split
+    evaluate: Contexts = field(default_factory=Contexts)  # options of the split
+    demonstrate: Contexts = field(default_factory=Contexts)  # options of the split
+    demonstrate_validation: Contexts | None = None  # null: those of demonstrate
+    preferences: Contexts = field(default_factory=Contexts)  # options of the split
+    preferences_validation: Contexts | None = None  # null: those of preferences
+    reward: Pairs = field(default_factory=Pairs)  # options of the split
+    gold: Pairs = field(default_factory=Pairs)  # options of the split
+    pairs: Pairs = field(default_factory=Pairs)  # options of the split
+    labelled: Labelled = field(default_factory=Labelled)  # options of the split
+    max_dropped: Share | None = 0.25  # share of records that may be lost; null: any
+    max_quarantined: Share = 0.02  # share of groups that may fail validation
+    min_groups: Natural = 2  # in every split
+    min_topics: Natural = 2  # in every split
+    max_topic_share: Share = 0.9  # of one topic in a split
+    rating_range: Annotated[Sequence[Finite], Field(min_length=2, max_length=2)] | None = None  # lowest and highest rating
+    languages: Sequence[str] | None = None  # allowed languages; null: any
 
     def __post_init__(self) -> None:
         if self.rating_range and self.rating_range[0] >= self.rating_range[1]:
@@ -178,33 +186,32 @@ class Data:
 
 @record
 class Limits:
-    """Of a reward model's certificate (`components/evaluation/certificate.py`); null: none."""
+    """Limits of a reward model's certificate; null: not required. Accuracies are compared by the lower end of their 95 % interval, ties count half."""
 
-    min_accuracy: Share | None = 0.5         # below the low end of the held-out accuracy (ties half), and never under chance; null: not required
-    min_contrast_accuracy: Share | None = None  # below the low end of the accuracy on contrast pairs
-    best_of_n_rises: Bool | None = None      # true: the low end of the rise of the true rate from n = 1 to the largest n is above 0
-    min_pairs: Natural | None = 1
-    max_ties: Share | None = 0.05            # share of pairs with exactly equal scores
-    max_calibration_error: Share | None = None
-    max_length_correlation: Share | None = None
-    reload_tolerance: NotNegative | None = 1e-4   # score of the trained model in memory against the one read back
-    batch_tolerance: NotNegative | None = 1e-3    # score alone against score in a batch of ours, which packs
-    padding_tolerance: NotNegative | None = 1e-3  # by transformers alone against padded; both in float32, whatever the learner's precision was
+    min_accuracy: Share | None = 0.5  # lower end of the held-out accuracy, never below chance; null: not required
+    min_contrast_accuracy: Share | None = None  # lower end of the accuracy on contrast pairs
+    best_of_n_rises: Bool | None = None  # true: the true rate must rise with n, by its lower end
+    min_pairs: Natural | None = 1  # held-out pairs
+    max_ties: Share | None = 0.05  # share of pairs with equal scores
+    max_calibration_error: Share | None = None  # expected calibration error
+    max_length_correlation: Share | None = None  # of score and length
+    reload_tolerance: NotNegative | None = 1e-4  # score in memory against score after reloading
+    batch_tolerance: NotNegative | None = 1e-3  # score alone against score in a packed batch
+    padding_tolerance: NotNegative | None = 1e-3  # score alone against padded, by transformers
 
 
 @record
 class Watch:
-    """What each round measures besides its rewards. `gold`: the score that health rules hold the rewards against, by the gold judge
-    (true) or by an annotator that writes one reward, such as a verifier. `kl_prompts`: KL to the initial policy over so many prompts."""
+    """What each round measures besides its rewards."""
 
-    gold: Bool | Spec = False
-    kl_prompts: Natural = 0
+    gold: Bool | Spec = False  # score that health rules compare the reward with: the gold judge, or an annotator such as a verifier
+    kl_prompts: Natural = 0  # prompts for the KL to the initial policy; 0: not measured
 
 
 @record
 class Gate:
-    """Bounds of a metric, strict; `interval` holds its interval's end against them instead of its mean."""
+    """Bounds of an evaluation metric, exclusive."""
 
-    over: Finite | None = None
-    below: Finite | None = None
-    interval: Bool = False
+    over: Finite | None = None  # the metric must be above this
+    below: Finite | None = None  # the metric must be below this
+    interval: Bool = False  # test the end of the 95 % interval, not the mean

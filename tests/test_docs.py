@@ -42,6 +42,7 @@ def test_recipe_reference_has_every_key(generate: ModuleType) -> None:
     page = generate.recipe_reference()
     assert "| `max_grad_norm` | number > 0 or `null` | `1.0` |" in page and "| `cadence` | `round`, `step` | `\"round\"` |" in page
     assert not [key for key in ("zero_stage", "prompts_per_round", "near_threshold") if f"| `{key}` |" not in page]
+    assert not re.findall(r"^\| `\w+` \|.*\|  \|$", page, re.M), "a key without a comment in the schema"
 
 
 def test_piece_and_method_pages_name_every_piece_and_recipe(generate: ModuleType) -> None:
