@@ -26,7 +26,7 @@ test-slow: install  ## run the tests that need real models and servers
 	$(BIN)/python -m pytest -m slow
 
 check: install  ## ruff and pyright
-	$(BIN)/ruff check flows tasks components benchmarks tests
+	$(BIN)/ruff check flows tasks components benchmarks tests docs
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 docs: install  ## build the documentation into out/site, with a link check; refresh the generated blocks of README.md
