@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
-from ratchet.components.check_data import check_kinds, check_splits
-from ratchet.components.conform import known_keys
-from ratchet.components.errors import RecipeError, nearest
-from ratchet.components.evaluation.health import RULES
-from ratchet.components.evaluation.measured import ENDS, measured
-from ratchet.components.loop import reward_columns
-from ratchet.components.piece import catalogue, describe
-from ratchet.components.reduce import legal
-from ratchet.components.reward_models import certified, optimised_models
-from ratchet.components.schema import Demonstrate, Fit, Offline, Online, Preferences, Profile, Recipe, Reward, Spec
-from ratchet.components.sections import SINGLE, kind_of
+from components.check_data import check_kinds, check_splits
+from components.check_sections import Flow, check_fit, check_piece, check_section, sampled
+from components.errors import RecipeError, nearest
+from components.evaluation.measured import ENDS, measured
+from components.loop import reward_columns
+from components.piece import describe
+from components.reward_models import certified, optimised_models
+from components.schema import Demonstrate, Online, Preferences, Profile, Recipe, Reward
 
 
 def check(recipe: Recipe, rounds: Mapping[str, Online]) -> None:
@@ -39,22 +37,22 @@ def check(recipe: Recipe, rounds: Mapping[str, Online]) -> None:
     if recipe.preferences:
         _check_preferences(recipe, recipe.preferences)
     if recipe.sft:
-        _check_fit(recipe.sft.fit, set(), "sft.fit")
+        check_fit(recipe.sft.fit, Flow(set(), 1), "sft.fit")
     if recipe.reward:
         _check_reward(recipe.reward, recipe.demonstrate, recipe.preferences)
     for where, section in {"offline": recipe.offline, "online": recipe.online, **rounds}.items():
         if section is not None:
-            _check_section(section, known, where)
+            check_section(section, known, where)
     if recipe.evaluate:
         have, arms = set[str](), {"base", "initial", "policy"}
         for spec in recipe.evaluate.metrics:
-            have = _check_piece("annotate", spec, have, (known | arms) - {"reference", "encoder"}, "evaluate.metrics")
+            have = check_piece("annotate", spec, have, (known | arms) - {"reference", "encoder"}, "evaluate.metrics")
         for spec in recipe.evaluate.measures:
-            _check_piece("measure", spec, set(), (known | arms) - {"reference"}, "evaluate.measures")
+            check_piece("measure", spec, set(), (known | arms) - {"reference"}, "evaluate.measures")
         if recipe.evaluate.best_of:
             best: set[str] = set()
             for spec in recipe.evaluate.best_of.annotate:
-                best = _check_piece("annotate", spec, best, (known | arms) - {"reference", "encoder"}, "evaluate.best_of.annotate")
+                best = check_piece("annotate", spec, best, (known | arms) - {"reference", "encoder"}, "evaluate.best_of.annotate")
     if recipe.online and recipe.online.watch.gold is True and not (recipe.evaluate and recipe.evaluate.gold):
         raise RecipeError("online.watch.gold: needs a gold judge; set `evaluate.gold: true`")
     _check_gates(recipe)
@@ -86,13 +84,14 @@ def _check_names(names: Mapping[str, str]) -> None:
 
 def _check_demonstrate(recipe: Recipe, section: Demonstrate) -> None:
     """Columns in order, and every section that reads what is made here finds it."""
-    have = set(describe("rollout", section.rollout["name"]).named("writes", section.rollout))
-    for spec in section.annotate:
-        have = _check_piece("annotate", spec, have, {"policy"}, "demonstrate.annotate")
+    answered = sampled(section.rollout)
+    answered.through("annotate", section.annotate, {"policy"}, "demonstrate.annotate")
     for kind in ("sft", "reward"):
-        wanted = getattr(recipe, kind)
-        for spec in getattr(section, kind):
-            _check_piece("select", spec, have, {"policy"}, f"demonstrate.{kind}")
+        wanted, made = getattr(recipe, kind), dataclasses.replace(answered)
+        made.through("select", getattr(section, kind), {"policy"}, f"demonstrate.{kind}")
+        if getattr(section, kind) and made.pairs != (kind == "reward"):
+            raise RecipeError(f"demonstrate.{kind}: " + ("the reward model learns from pairs, and these selectors make none; expected one such as contrast"
+                              if kind == "reward" else "SFT would imitate the rejected answers of the pairs too; expected a selector such as verified"))
         if wanted is None or (kind == "reward" and recipe.preferences):
             continue
         if not getattr(section, kind):
@@ -104,11 +103,11 @@ def _check_demonstrate(recipe: Recipe, section: Demonstrate) -> None:
 
 
 def _check_preferences(recipe: Recipe, section: Preferences) -> None:
-    have = set(describe("rollout", section.rollout["name"]).named("writes", section.rollout))
-    for spec in section.annotate:
-        have = _check_piece("annotate", spec, have, {"policy"}, "preferences.annotate")
-    for spec in section.select:
-        _check_piece("select", spec, have, {"policy"}, "preferences.select")
+    made = sampled(section.rollout)
+    made.through("annotate", section.annotate, {"policy"}, "preferences.annotate")
+    made.through("select", section.select, {"policy"}, "preferences.select")
+    if not made.pairs:
+        raise RecipeError("preferences.select: the reward model learns from pairs, and these selectors make none; expected one such as contrast")
     if recipe.reward is None:
         raise RecipeError("preferences: makes pairs that nothing reads; add a section `reward`, or leave `preferences` out")
     if (recipe.reward.data, recipe.reward.validation) != ("reward", "reward_validation"):
@@ -129,7 +128,7 @@ def _check_reward(reward: Reward, demonstrate: Demonstrate | None, preferences: 
                           "one with rollout.responses_per_prompt of at least 2, " +
                           (f"got {source.rollout.get('responses_per_prompt', 1)}" if source else "got none") + ". Set it, or leave the limit out")
     probed = reward.linear_probe
-    _check_fit(reward.fit, {"margin"}, "reward.fit", role="judge", untrained=probed, gives=("scores",))
+    check_fit(reward.fit, Flow({"margin"}, 2, pairs=True), "reward.fit", role="judge", untrained=probed, gives=("scores",))
     if not probed or reward.fit.epochs:
         return
     if reward.members > 1:
@@ -199,116 +198,3 @@ def _check_independent(recipe: Recipe) -> None:
         if wrong:
             raise RecipeError(f"register.{wrong[0]}: the policy is optimised against the reward model {model!r}, so its score rises whether or not the "
                               "answers improve; expected a measure that training did not use, such as a verifier, another reward model or the gold judge")
-
-
-def _check_section(section: Offline | Online, models: set[str], where: str) -> None:
-    have = set(describe("rollout", section.rollout["name"]).named("writes", section.rollout)) if isinstance(section, Online) else {
-        "label" if kind_of(section.data) in SINGLE else "margin"}
-    # What chooses the prompts stands where it learns from them: it reads what was scored.
-    prompts = [section.prompts] if isinstance(section, Online) else []
-    steps = isinstance(section, Online) and section.cadence == "step"
-    for slot, specs in {"annotate": section.annotate, "prompts": prompts, "select": section.select, "prepare": section.prepare}.items():
-        for spec in specs:
-            kind = "annotate" if slot == "prepare" else slot
-            have = _check_piece(kind, spec, have, models, f"{where}.{slot}")
-            if describe(kind, spec["name"]).memory and not steps:
-                raise RecipeError(f"{where}.{slot}: {spec['name']!r} remembers earlier steps, and each round runs in a process of its own; "
-                                  "use it with `cadence: step`" + (", or `keep_earlier: true` in its place" if slot == "select" else ""))
-    if isinstance(section, Online) and section.reference != "initial" and isinstance(section.reference, Mapping) != steps:
-        raise RecipeError(f"{where}.reference: got {section.reference!r} with `cadence: {section.cadence}`; expected `initial`, or "
-                          + ("an anchor such as {name: ema}" if steps else "`previous`"))
-    gives = {"logprobs", "entropy"}
-    if isinstance(section, Online):
-        _check_watched(section, where)
-        _check_sampling(section, where)
-        if section.value_head and not steps:
-            raise RecipeError(f"{where}.value_head: got true with `cadence: round`; only `cadence: step` trains a value head")
-        gives |= {"values"} if section.value_head else set()
-    _check_fit(section.fit, have, f"{where}.fit", gives=gives)
-
-
-def _check_sampling(online: Online, where: str) -> None:
-    """A policy gradient is one of the distribution that sampled; the learner's log-probs are those of temperature 1 with nothing cut off."""
-    drawn = online.rollout
-    if drawn.get("temperature") == 0 and drawn.get("responses_per_prompt", 1) > 1:
-        raise RecipeError(f"{where}.rollout.temperature: 0 makes all {drawn['responses_per_prompt']} answers to a prompt the same; expected a number above 0")
-    off = {name: drawn[name] for name, neutral in (("temperature", 1.0), ("top_p", 1.0), ("top_k", 0)) if drawn.get(name, neutral) != neutral}
-    for spec in [spec for parts in online.fit.updates.values() for spec in parts] if off else ():
-        description = describe("objective", spec["name"])
-        if "advantages" in description.reads and "logprobs" in description.asks:
-            name, value = next(iter(off.items()))
-            raise RecipeError(f"{where}.rollout.{name}: got {value} with the policy gradient {spec['name']!r}, whose log-probs are those of temperature 1 "
-                              "with nothing cut off; expected temperature 1, top_p 1 and top_k 0, or an objective that takes any answers (preference.dpo)")
-
-
-def _check_watched(online: Online, where: str) -> None:
-    """Every health rule is known, and what it judges by is measured."""
-    known_keys(online.health, RULES, f"{where}.health")
-    if isinstance(online.watch.gold, Mapping):
-        named = describe("annotate", online.watch.gold["name"])
-        written = sorted(c for c in named.named("writes", online.watch.gold) if c.startswith("reward.") and not c.endswith(".status"))
-        if len(written) != 1:
-            raise RecipeError(f"{where}.watch.gold: expected an annotator that writes one reward, got {online.watch.gold['name']!r}, which writes {written}")
-    by_gold = next((rule for rule in ("reward_without_gold", "gold_drop") if rule in online.health), None)
-    if online.cadence == "step":
-        unseen = "the gold judge sees rounds, not steps; use it with `cadence: round`, or set it to"
-        if by_gold:
-            raise RecipeError(f"{where}.health.{by_gold}: {unseen} null")
-        if online.watch.gold:
-            raise RecipeError(f"{where}.watch.gold: {unseen} false")
-    elif by_gold and not online.watch.gold:
-        raise RecipeError(f"{where}.health.{by_gold}: nothing measures the gold score; set {where}.watch.gold to true, "
-                          "or the rule to null")
-    if "kl" in online.health and not online.watch.kl_prompts:
-        raise RecipeError(f"{where}.health.kl: nothing measures the KL; say on how many prompts in {where}.watch.kl_prompts, "
-                          "or set the rule to null")
-
-
-def _check_piece(slot: str, spec: Spec, have: set[str], models: set[str], where: str) -> set[str]:
-    description = describe(slot, spec["name"], where=where)
-    _check_reads(description.named("reads", spec), have, spec["name"], where)
-    writes = set(description.named("writes", spec))
-    if slot == "annotate" and writes & have:
-        raise RecipeError(f"{where}: {spec['name']!r} writes {sorted(writes & have)}, which is already written")
-    for name in sorted(description.named("models", spec) - models):
-        raise RecipeError(f"{where}: {spec['name']!r} wants model {name!r}, which nothing makes{nearest(name, models)}")
-    return have | writes
-
-
-def _check_fit(fit: Fit, have: set[str], where: str, *, role: str = "policy", untrained: bool = False,
-               gives: Collection[str] = ("logprobs", "entropy")) -> None:
-    known_keys(fit.updates, [role], f"{where}.updates")
-    if fit.epochs < (0 if untrained else 1):
-        raise RecipeError(f"{where}.epochs: {fit.epochs} passes over the data train nothing; use 1 or more"
-                          f"{'' if untrained else ' (0 only for a reward model with linear_probe)'}")
-    if not any(fit.updates.values()):
-        raise RecipeError(f"{where}.updates: nothing to optimise; name at least one objective of components/objectives: `{role}: [...]`")
-    for role, parts in fit.updates.items():
-        labels = [spec["label"] for spec in parts]
-        if twice := next((label for label in labels if labels.count(label) > 1), None):
-            raise RecipeError(f"{where}.updates.{role}: two objectives have the label {twice!r}, by which metrics and states are kept; give each its own `label`")
-        for spec in parts:
-            description = describe("objective", spec["name"])
-            at = f"{where}.updates.{role}"
-            _check_reads(description.named("reads", spec), have, spec["name"], at)
-            if missing := sorted(description.asks - set(gives)):
-                hint = "; set online.value_head to true, with `cadence: step`" if missing == ["values"] else ""
-                raise RecipeError(f"{at}: {spec['name']!r} learns from {', '.join(missing)}, and the {role} model gives {', '.join(sorted(gives))}{hint}")
-            if "times" in spec:
-                _check_reads(frozenset({spec["times"]}), have, f"{spec['name']}.times", at)
-                if description.unit not in ("step", "row"):
-                    raise RecipeError(f"{at}: {spec['name']!r} has a term a {description.unit}, and `times` multiplies steps or rows")
-            try:
-                problem = legal(spec["reduce"], description.unit)
-            except RecipeError as unknown:
-                problem = str(unknown)
-            if problem:
-                raise RecipeError(f"{at}: {spec['name']!r}: {problem}")
-
-
-def _check_reads(reads: frozenset[str], have: set[str], name: str, where: str) -> None:
-    missing = sorted(reads - have)
-    if missing:
-        writers = [f"{slot}: {other}" for slot in ("select", "annotate") for other, piece in catalogue(slot).items() if piece.writes & set(missing)]
-        raise RecipeError(f"{where}: {name!r} reads {missing}, which nothing before it writes (have {sorted(have)})"
-                          + (f"; {', '.join(writers)} would" if 0 < len(writers) < 4 else ""))

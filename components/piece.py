@@ -25,6 +25,7 @@ from ratchet.components.progress import advance
 
 ROOT = Path(__file__).parent
 Unit = Literal["step", "row", "pair", "group"]
+Makes = Literal["", "pairs", "answers"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 SLOTS: dict[str, tuple[str, ...]] = {  # slot of a recipe -> folders it draws on
@@ -52,11 +53,15 @@ def piece(
     paper: str = "",
     gold: bool = False,
     means: Iterable[str] = (),
+    compares: bool = False,
+    makes: Makes = "",
 ) -> Callable[[F], F]:
     """Declare a piece. `reads`/`writes` name columns (`{option}` is filled from the recipe), `asks` what the
     learner must compute, `models` whom it asks beside those that its options `model` and `models` name, `unit` what may
     not be split between micro-batches, `gold` a verifier that gives a prompt's own `answer` a reward of 1, `means` functions of the same file,
-    (outputs, batch) -> (B,), whose means over the whole step an objective reads as columns of their names. Returns the function unchanged.
+    (outputs, batch) -> (B,), whose means over the whole step an objective reads as columns of their names, `compares` that it needs two
+    answers or more to a prompt, `makes` the groups that come out of a selector: preference pairs (chosen first), single answers to learn
+    from, or as they came in. Returns the function unchanged.
     """
 
     def mark(function: F) -> F:
@@ -121,6 +126,8 @@ class Description:
     paper: str = ""
     gold: bool = False
     means: frozenset[str] = frozenset()
+    compares: bool = False
+    makes: Makes = ""
     memory: bool = False
     options: Mapping[str, Option] = field(default_factory=dict)
 
@@ -177,7 +184,7 @@ def _read(slot: str, folder: str, path: Path) -> dict[str, Description]:
             slot=slot, name=name, module=f"ratchet.components.{folder}.{path.stem}", function=node.name, path=path, doc=doc,
             reads=frozenset(said.get("reads", ())), writes=frozenset(said.get("writes", ())),
             asks=frozenset(said.get("asks", ())), unit=said.get("unit", "row"), paper=said.get("paper", ""), gold=said.get("gold", False),
-            means=frozenset(said.get("means", ())),
+            means=frozenset(said.get("means", ())), compares=said.get("compares", False), makes=said.get("makes", ""),
             models=frozenset([*said.get("models", ()), *(f"{{{option}}}" for option in ("model", "models") if option in options)]),
             memory=any(isinstance(f, ast.FunctionDef) and f.name == "restore" for f in node.body),
             options=options,

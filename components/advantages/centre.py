@@ -9,7 +9,7 @@ from ratchet.components.piece import piece
 from ratchet.components.types import Columns, Context, Group
 
 
-@piece(reads=("{reward}",), writes=("advantages",), paper="arXiv:2503.20783")
+@piece(reads=("{reward}",), writes=("advantages",), compares=True, paper="arXiv:2503.20783")
 def centre(groups: Sequence[Group], ctx: Context, *, reward: str | list = "reward.judge") -> Columns:
     """r - mean(group), a number a trajectory: Dr. GRPO (eq. 3), which drops the division by the deviation."""
     advantages = []

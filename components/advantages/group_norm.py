@@ -11,7 +11,7 @@ from ratchet.components.ranges import Positive
 from ratchet.components.types import Columns, Context, Group
 
 
-@piece(reads=("{reward}",), writes=("advantages",), paper="arXiv:2402.03300")
+@piece(reads=("{reward}",), writes=("advantages",), compares=True, paper="arXiv:2402.03300")
 def group_norm(groups: Sequence[Group], ctx: Context, *, reward: str | list = "reward.judge", epsilon: Positive = 1e-6) -> Columns:
     """(r - mean) / (std + epsilon), a number a trajectory: GRPO (section 4.1.2). std is the sample deviation (n - 1),
     as the usual implementations take it; the paper does not say. Equal rewards, and a group of one, give exactly 0.

@@ -9,7 +9,7 @@ from ratchet.components.piece import piece
 from ratchet.components.types import Columns, Context, Group
 
 
-@piece(reads=("{reward}",), writes=("advantages",), paper="arXiv:2402.14740")
+@piece(reads=("{reward}",), writes=("advantages",), compares=True, paper="arXiv:2402.14740")
 def leave_one_out(groups: Sequence[Group], ctx: Context, *, reward: str | list = "reward.judge") -> Columns:
     """r_i - mean of the other rewards of its group, a number a trajectory: RLOO (eq. 8). A group of one has no
     siblings to be compared with: 0 (our rule).

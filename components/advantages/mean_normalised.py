@@ -9,7 +9,7 @@ from ratchet.components.piece import piece
 from ratchet.components.types import Columns, Context, Group
 
 
-@piece(reads=("{reward}",), writes=("advantages",), paper="arXiv:2602.02710")
+@piece(reads=("{reward}",), writes=("advantages",), compares=True, paper="arXiv:2602.02710")
 def mean_normalised(groups: Sequence[Group], ctx: Context, *, reward: str | list = "reward.judge") -> Columns:
     """(r - mean) / mean, a number a trajectory: MaxRL, for rewards of 0 or 1, where a rare success weighs more. A group whose mean
     is 0 has nothing to learn from: 0. Other rewards are our extension: a negative mean counts by its size.

@@ -10,7 +10,7 @@ from ratchet.components.selectors.pairs import judged, pair
 from ratchet.components.types import Context, Group
 
 
-@piece(reads=("{reward}",), writes=("margin",), paper="arXiv:2203.02155")
+@piece(reads=("{reward}",), writes=("margin",), compares=True, makes="pairs", paper="arXiv:2203.02155")
 def all_pairs(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.judge", min_margin: NotNegative = 0.0) -> list[Group]:
     """Each two answers of a prompt whose rewards differ, by at least `min_margin`, as a pair, the better one first: K
     answers give up to K(K-1)/2 pairs (InstructGPT, section 3.5). In order of sampling.

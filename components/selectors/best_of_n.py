@@ -10,7 +10,7 @@ from ratchet.components.ranges import Count
 from ratchet.components.types import Context, Group
 
 
-@piece(reads=("{reward}",), paper="arXiv:2304.06767")
+@piece(reads=("{reward}",), makes="answers", paper="arXiv:2304.06767")
 def best_of_n(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.judge", keep: Count = 1) -> list[Group]:
     """The `keep` answers of highest reward of each prompt, best first (RAFT). Among equals the first sampled is taken."""
     made = []

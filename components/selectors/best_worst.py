@@ -10,7 +10,7 @@ from ratchet.components.selectors.pairs import judged, pair
 from ratchet.components.types import Context, Group
 
 
-@piece(reads=("{reward}",), writes=("margin",), paper="arXiv:2405.07863")
+@piece(reads=("{reward}",), writes=("margin",), compares=True, makes="pairs", paper="arXiv:2405.07863")
 def best_worst(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.judge", min_margin: NotNegative = 0.0,
                length_penalty: NotNegative = 0.0) -> list[Group]:
     """One pair a prompt: highest against lowest r - length_penalty x tokens (RLHF Workflow's max-min). Ties (margin 0),

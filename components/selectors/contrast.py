@@ -15,7 +15,7 @@ from ratchet.components.selectors.pairs import pair
 from ratchet.components.types import Context, Group, Trajectory
 
 
-@piece(reads=("{reward}",), writes=("margin",), paper="arXiv:2309.16155")
+@piece(reads=("{reward}",), writes=("margin",), makes="pairs", paper="arXiv:2309.16155")
 def contrast(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.instructions", verifier: str = "rewards.instructions",
              per_prompt: Count = 2, share: Share = 0.5) -> list[Group]:
     """Pairs of a verified answer (reward 1) and one that fails, at most `per_prompt` a prompt, of two kinds in the prompt's meta:

@@ -9,7 +9,7 @@ from ratchet.components.piece import piece
 from ratchet.components.types import Context, Group
 
 
-@piece(reads=("{reward}",), paper="arXiv:2503.14476")
+@piece(reads=("{reward}",), compares=True, paper="arXiv:2503.14476")
 def drop_constant(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.judge") -> list[Group]:
     """The groups whose rewards are not all equal: the others have zero advantage (DAPO's dynamic sampling, eq. 11, without
     the refill).

@@ -10,7 +10,7 @@ from ratchet.components.ranges import Share
 from ratchet.components.types import Context, Group
 
 
-@piece(paper="arXiv:2401.06080")
+@piece(reads=("margin",), paper="arXiv:2401.06080")
 def flip_labels(groups: Sequence[Group], ctx: Context, *, share: Share = 0.0) -> list[Group]:
     """The same pairs with chosen and rejected exchanged in a `share` of them, as people do who err. Which ones depends on seed and
     prompt id alone; the columns keep their places (the margin stays the margin of the label).

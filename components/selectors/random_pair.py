@@ -10,7 +10,7 @@ from ratchet.components.selectors.pairs import judged, pair
 from ratchet.components.types import Context, Group
 
 
-@piece(reads=("{reward}",), writes=("margin",), paper="arXiv:2405.07863")
+@piece(reads=("{reward}",), writes=("margin",), compares=True, makes="pairs", paper="arXiv:2405.07863")
 def random_pair(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.judge") -> list[Group]:
     """One pair a prompt of two answers drawn without replacement, the better one first: the control for `best_worst`. Ties
     and pairs of one same text vanish. The draw depends on seed, round and prompt id alone.

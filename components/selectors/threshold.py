@@ -10,7 +10,7 @@ from ratchet.components.ranges import Finite
 from ratchet.components.types import Context, Group
 
 
-@piece(reads=("{reward}",), paper="arXiv:2308.08998")
+@piece(reads=("{reward}",), makes="answers", paper="arXiv:2308.08998")
 def threshold(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.judge", at_least: Finite = 0.0) -> list[Group]:
     """The answers with a reward of `at_least` that much (the filter of ReST, section 3); a group left empty vanishes."""
     kept = []

@@ -19,7 +19,7 @@ from ratchet.components.types import Context, Group, Prompt
 T = TypeVar("T")
 
 
-@piece(writes=("margin",), paper="arXiv:2309.16155")
+@piece(reads=("margin",), writes=("margin",), makes="pairs", paper="arXiv:2309.16155")
 def unasked_form(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.instructions", verifier: str = "rewards.instructions") -> list[Group]:
     """The pairs, and one more for each prompt, of kind `form`: the first chosen answer against itself in a form that only other
     instructions ask for (`rewards.instructions.FORMS`) or behind its own instruction in some wording, which `verifier` must fail. Without them a reward model sees a form almost only

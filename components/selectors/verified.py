@@ -18,7 +18,7 @@ def likelihood(trajectory: Trajectory) -> float:
     return sum(sampled) / len(sampled) if sampled else -math.inf
 
 
-@piece(reads=("{reward}", "logprobs.sampled"), paper="arXiv:2308.01825")
+@piece(reads=("{reward}", "logprobs.sampled"), makes="answers", paper="arXiv:2308.01825")
 def verified(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.instructions", at_least: Finite = 1.0,
              max_repetition: Share = 0.4, keep: Count = 1) -> list[Group]:
     """Groups of one: the `keep` most likely answers of a prompt, by mean log-prob a token of the model that sampled them, among those

@@ -1,0 +1,162 @@
+"""The sections of a recipe that learn from answers: each column is written before it is read, each objective gets groups of its kind."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from components.conform import known_keys
+from components.errors import RecipeError, nearest
+from components.evaluation.health import RULES
+from components.piece import catalogue, describe
+from components.reduce import legal
+from components.schema import Fit, Offline, Online, Spec
+from components.sections import PAIRS, SINGLE, kind_of
+
+
+@dataclass
+class Flow:
+    """What is known of groups between two pieces: their columns, how many answers each has at most, whether they are preference pairs."""
+
+    columns: set[str]
+    answers: int
+    pairs: bool = False
+
+    def through(self, slot: str, specs: Sequence[Spec], models: set[str], where: str) -> None:
+        """The groups after these pieces. Raises a `RecipeError` for the first that cannot work on what it gets."""
+        kind = "annotate" if slot == "prepare" else slot
+        for spec in specs:
+            self.columns = check_piece(kind, spec, self.columns, models, where)
+            description = describe(kind, spec["name"])
+            if description.compares and self.answers < 2:
+                raise RecipeError(f"{where}: {spec['name']!r} compares the answers to a prompt, and each prompt has one; expected "
+                                  "responses_per_prompt of 2 or more, and no selector before it that keeps a single answer")
+            if description.makes:
+                self.pairs = description.makes == "pairs"
+                self.answers = 2 if self.pairs else min(self.answers, spec.get("keep", self.answers))
+
+
+def check_section(section: Offline | Online, models: set[str], where: str) -> None:
+    if isinstance(section, Online):
+        flow = sampled(section.rollout)
+    else:
+        kind = kind_of(section.data)
+        flow = Flow({"label" if kind in SINGLE else "margin"}, 2 if kind in PAIRS else 1, kind in PAIRS)
+    # What chooses the prompts stands where it learns from them: it reads what was scored.
+    prompts = [section.prompts] if isinstance(section, Online) else []
+    steps = isinstance(section, Online) and section.cadence == "step"
+    for slot, specs in {"annotate": section.annotate, "prompts": prompts, "select": section.select, "prepare": section.prepare}.items():
+        flow.through(slot, specs, models, f"{where}.{slot}")
+        for spec in specs:
+            if describe("annotate" if slot == "prepare" else slot, spec["name"]).memory and not steps:
+                raise RecipeError(f"{where}.{slot}: {spec['name']!r} remembers earlier steps, and each round runs in a process of its own; "
+                                  "use it with `cadence: step`" + (", or `keep_earlier: true` in its place" if slot == "select" else ""))
+    if isinstance(section, Online) and section.reference != "initial" and isinstance(section.reference, Mapping) != steps:
+        raise RecipeError(f"{where}.reference: got {section.reference!r} with `cadence: {section.cadence}`; expected `initial`, or "
+                          + ("an anchor such as {name: ema}" if steps else "`previous`"))
+    gives = {"logprobs", "entropy"}
+    if isinstance(section, Online):
+        _check_watched(section, where)
+        _check_sampling(section, where)
+        if section.value_head and not steps:
+            raise RecipeError(f"{where}.value_head: got true with `cadence: round`; only `cadence: step` trains a value head")
+        gives |= {"values"} if section.value_head else set()
+    check_fit(section.fit, flow, f"{where}.fit", gives=gives)
+
+
+def sampled(rollout: Spec) -> Flow:
+    """Groups as a rollout makes them."""
+    return Flow(set(describe("rollout", rollout["name"]).named("writes", rollout)), rollout.get("responses_per_prompt", 1))
+
+
+def _check_sampling(online: Online, where: str) -> None:
+    """A policy gradient is one of the distribution that sampled; the learner's log-probs are those of temperature 1 with nothing cut off."""
+    drawn = online.rollout
+    if drawn.get("temperature") == 0 and drawn.get("responses_per_prompt", 1) > 1:
+        raise RecipeError(f"{where}.rollout.temperature: 0 makes all {drawn['responses_per_prompt']} answers to a prompt the same; expected a number above 0")
+    off = {name: drawn[name] for name, neutral in (("temperature", 1.0), ("top_p", 1.0), ("top_k", 0)) if drawn.get(name, neutral) != neutral}
+    for spec in [spec for parts in online.fit.updates.values() for spec in parts] if off else ():
+        description = describe("objective", spec["name"])
+        if "advantages" in description.reads and "logprobs" in description.asks:
+            name, value = next(iter(off.items()))
+            raise RecipeError(f"{where}.rollout.{name}: got {value} with the policy gradient {spec['name']!r}, whose log-probs are those of temperature 1 "
+                              "with nothing cut off; expected temperature 1, top_p 1 and top_k 0, or an objective that takes any answers (preference.dpo)")
+
+
+def _check_watched(online: Online, where: str) -> None:
+    """Every health rule is known, and what it judges by is measured."""
+    known_keys(online.health, RULES, f"{where}.health")
+    if isinstance(online.watch.gold, Mapping):
+        named = describe("annotate", online.watch.gold["name"])
+        written = sorted(c for c in named.named("writes", online.watch.gold) if c.startswith("reward.") and not c.endswith(".status"))
+        if len(written) != 1:
+            raise RecipeError(f"{where}.watch.gold: expected an annotator that writes one reward, got {online.watch.gold['name']!r}, which writes {written}")
+    by_gold = next((rule for rule in ("reward_without_gold", "gold_drop") if rule in online.health), None)
+    if online.cadence == "step":
+        unseen = "the gold judge sees rounds, not steps; use it with `cadence: round`, or set it to"
+        if by_gold:
+            raise RecipeError(f"{where}.health.{by_gold}: {unseen} null")
+        if online.watch.gold:
+            raise RecipeError(f"{where}.watch.gold: {unseen} false")
+    elif by_gold and not online.watch.gold:
+        raise RecipeError(f"{where}.health.{by_gold}: nothing measures the gold score; set {where}.watch.gold to true, "
+                          "or the rule to null")
+    if "kl" in online.health and not online.watch.kl_prompts:
+        raise RecipeError(f"{where}.health.kl: nothing measures the KL; say on how many prompts in {where}.watch.kl_prompts, "
+                          "or set the rule to null")
+
+
+def check_piece(slot: str, spec: Spec, have: set[str], models: set[str], where: str) -> set[str]:
+    description = describe(slot, spec["name"], where=where)
+    _check_reads(description.named("reads", spec), have, spec["name"], where)
+    writes = set(description.named("writes", spec))
+    if slot == "annotate" and writes & have:
+        raise RecipeError(f"{where}: {spec['name']!r} writes {sorted(writes & have)}, which is already written")
+    for name in sorted(description.named("models", spec) - models):
+        raise RecipeError(f"{where}: {spec['name']!r} wants model {name!r}, which nothing makes{nearest(name, models)}")
+    return have | writes
+
+
+def check_fit(fit: Fit, flow: Flow, where: str, *, role: str = "policy", untrained: bool = False,
+               gives: Collection[str] = ("logprobs", "entropy")) -> None:
+    known_keys(fit.updates, [role], f"{where}.updates")
+    if fit.epochs < (0 if untrained else 1):
+        raise RecipeError(f"{where}.epochs: {fit.epochs} passes over the data train nothing; use 1 or more"
+                          f"{'' if untrained else ' (0 only for a reward model with linear_probe)'}")
+    if not any(fit.updates.values()):
+        raise RecipeError(f"{where}.updates: nothing to optimise; name at least one objective of components/objectives: `{role}: [...]`")
+    for role, parts in fit.updates.items():
+        labels = [spec["label"] for spec in parts]
+        if twice := next((label for label in labels if labels.count(label) > 1), None):
+            raise RecipeError(f"{where}.updates.{role}: two objectives have the label {twice!r}, by which metrics and states are kept; give each its own `label`")
+        for spec in parts:
+            description = describe("objective", spec["name"])
+            at = f"{where}.updates.{role}"
+            _check_reads(description.named("reads", spec), flow.columns, spec["name"], at)
+            if description.unit == "pair" and not flow.pairs:
+                raise RecipeError(f"{at}: {spec['name']!r} compares a chosen with a rejected answer, and what it gets are no pairs; expected a "
+                                  "selector that makes some, such as best_worst, or a split of pairs")
+            if flow.pairs and "logprobs" in description.asks and description.unit != "pair" and not description.reads:
+                raise RecipeError(f"{at}: {spec['name']!r} would imitate the rejected answers of the pairs too; expected 'preference.chosen', "
+                                  "or a selector such as best_of_n in place of one that makes pairs")
+            if missing := sorted(description.asks - set(gives)):
+                hint = "; set online.value_head to true, with `cadence: step`" if missing == ["values"] else ""
+                raise RecipeError(f"{at}: {spec['name']!r} learns from {', '.join(missing)}, and the {role} model gives {', '.join(sorted(gives))}{hint}")
+            if "times" in spec:
+                _check_reads(frozenset({spec["times"]}), flow.columns, f"{spec['name']}.times", at)
+                if description.unit not in ("step", "row"):
+                    raise RecipeError(f"{at}: {spec['name']!r} has a term a {description.unit}, and `times` multiplies steps or rows")
+            try:
+                problem = legal(spec["reduce"], description.unit)
+            except RecipeError as unknown:
+                problem = str(unknown)
+            if problem:
+                raise RecipeError(f"{at}: {spec['name']!r}: {problem}")
+
+
+def _check_reads(reads: frozenset[str], have: set[str], name: str, where: str) -> None:
+    missing = sorted(reads - have)
+    if missing:
+        writers = [f"{slot}: {other}" for slot in ("select", "annotate") for other, piece in catalogue(slot).items() if piece.writes & set(missing)]
+        raise RecipeError(f"{where}: {name!r} reads {missing}, which nothing before it writes (have {sorted(have)})"
+                          + (f"; {', '.join(writers)} would" if 0 < len(writers) < 4 else ""))
