@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections.abc import Mapping
 
-from components.check_data import check_kinds, check_splits
+from components.check_data import check_kinds, check_model, check_splits
 from components.check_sections import Flow, check_fit, check_piece, check_section, sampled
 from components.errors import RecipeError, nearest
 from components.evaluation.measured import ENDS, measured
@@ -31,6 +31,7 @@ def check(recipe: Recipe, rounds: Mapping[str, Online]) -> None:
         raise RecipeError("evaluate.gold: the gold judge reads sentence embeddings, and the recipe names no models.encoder; add it, or set evaluate.gold to false")
     check_splits(recipe)
     check_kinds(recipe)
+    check_model(recipe, recipe.models["policy"].shape or {}, "models.policy.shape")
     _check_reward_models(recipe)
     if recipe.demonstrate:
         _check_demonstrate(recipe, recipe.demonstrate)
@@ -57,6 +58,8 @@ def check(recipe: Recipe, rounds: Mapping[str, Online]) -> None:
         raise RecipeError("online.watch.gold: needs a gold judge; set `evaluate.gold: true`")
     _check_gates(recipe)
     _check_independent(recipe)
+    if recipe.claim and not (metrics := measured(recipe)).keys() & {recipe.claim.metric, f"{recipe.claim.metric}_vs_base"}:
+        raise RecipeError(f"claim.metric: the evaluation of this recipe does not measure it{nearest(recipe.claim.metric, metrics)}")
     if recipe.register and (score := recipe.register.champion.score):
         scores = ["length", *(name.removeprefix("final.") for name in measured(recipe) if re.match(r"final\.(gold$|reward\.)", name))]
         if score not in scores:

@@ -2,32 +2,116 @@
 
 from __future__ import annotations
 
-from ratchet.components.errors import DataError, RecipeError, SourceError
-from ratchet.components.piece import describe
-from ratchet.components.schema import Recipe
-from ratchet.components.sections import PAIRS, SHARES, SINGLE, kind_of
+import contextlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import parse_qsl
+
+from components.errors import DataError, RecipeError, SourceError
+from components.piece import describe
+from components.schema import Recipe
+from components.sections import PAIRS, SHARES, SINGLE, kind_of
 
 
 def check_files(recipe: Recipe) -> None:
-    """Every `path:` of the recipe names something, and data the published splits that the recipe reads, or a `SourceError` says which does not."""
-    from ratchet.components.data.published import home_of, published, wanted
-    from ratchet.components.data.sources import local
+    """Every address of the recipe is one, every `path:` names something that is what it should be: a model that the recipe's sizes fit, data with
+    the records and published splits that it reads. `SourceError`, `DataError` or `RecipeError` for the first that is not."""
+    from components.data.generate import check_name
+    from components.data.published import home_of, published, wanted
+    from components.data.sources import check_address, local
+    from components.stages.fetch import REGISTRY
 
+    for name, model in recipe.models.items():
+        tiny = re.fullmatch(r"generate:tiny(?:\?(.*))?", model.source)
+        if (model.format == "tiny") != bool(tiny) or (model.source.startswith("generate:") and not tiny):
+            raise RecipeError(f"models.{name}.source: got {model.source!r} with `format: {model.format}`; `format: tiny` and an address such as "
+                              "generate:tiny?seed=0 go together")
+        if tiny and name == "policy":
+            check_model(recipe, {"num_hidden_layers": int(dict(parse_qsl(tiny[1] or "")).get("layers", 4)), "max_position_embeddings": 1024}, model.source)
+        for key, address in (("source", model.source), ("base", model.base)):
+            if address and not address.startswith((REGISTRY, "generate:")):
+                with _at(f"models.{name}.{key}"):
+                    check_address(address)
+                    config = local(address) / "config.json" if address.startswith("path:") else None
+                if name == "policy" and config and config.is_file() and (key == "base" or not model.base):
+                    check_model(recipe, json.loads(config.read_text()), f"models.{name}.{key}")
     have: set[str] | None = set()
-    places = {f"models.{name}.source": (model.source, None) for name, model in recipe.models.items()}
-    places |= {f"models.{name}.base": (model.base, None) for name, model in recipe.models.items() if model.base}
-    places |= {f"data.sources[{i}]" if recipe.data.sources else "data.source": (one.source, one) for i, one in enumerate(recipe.data.every_source)}
-    for where, (address, data) in places.items():
-        try:
-            path = local(address) if address.startswith("path:") else None
-            found = {split for split, _ in published(path, data.config, data.splits)} if path and data else {""} if address.startswith("generate:") else None
-        except (SourceError, DataError) as error:
-            raise type(error)(f"{where}: {error}") from None
-        if data:
-            have = have | found if have is not None and found is not None else None
+    for i, one in enumerate(recipe.data.every_source):
+        with _at(f"data.sources[{i}]" if recipe.data.sources else "data.source"):
+            check_address(one.source)
+            if one.source.startswith("generate:"):
+                check_name(one.source.removeprefix("generate:"))
+                found = {""}
+            else:
+                found = {split for split, _ in published(local(one.source), one.config, one.splits)} if one.source.startswith("path:") else None
+        have = have | found if have is not None and found is not None else None
     if have is not None and recipe.data.splits:
         have -= {"benchmark"}
         home_of(wanted(recipe.data.splits), have if have == {""} else {split or "train" for split in have})
+    if all(one.source.startswith("path:") for one in recipe.data.every_source):
+        _check_records(recipe)
+
+
+HEAD = 500
+"""Rows of each file that are looked at first; only where these will not do are all read, to say so truly."""
+
+
+def _check_records(recipe: Recipe) -> None:
+    """The splits that sections read can be made of the records, as far as no tokenizer is needed to tell."""
+    from components.data.mixture import read_sources
+    from components.data.offered import divided, offered, refuse_other_preferences
+    from components.data.published import home_of, wanted
+    from components.data.sources import local
+
+    data = recipe.data
+    for most in (HEAD, None):
+        try:
+            parsed = read_sources(data, [local(one.source) for one in data.every_source], data.seed, most)
+            records = [record for record in parsed.kept if record.published != "benchmark"]
+            shares = data.splits or offered(records, set(splits_read(recipe).values()), parsed.changed)
+            refuse_other_preferences(data.splits or (), records)
+            homes = home_of(wanted(shares), {record.published for record in records})
+            divided(records, shares, homes, [{"step": "parse", "in": len(parsed.kept) + len(parsed.dropped), "dropped": parsed.reasons()}], data.seed)
+            return
+        except (DataError, RecipeError):
+            if most is None:
+                raise
+
+
+@contextlib.contextmanager
+def _at(where: str) -> Iterator[None]:
+    """What goes wrong with an address is said to be wrong in this place of the recipe."""
+    try:
+        yield
+    except (SourceError, DataError) as error:
+        raise type(error)(f"{where}: {error}") from None
+
+
+def check_model(recipe: Recipe, config: Mapping[str, Any], where: str) -> None:
+    """Layers and lengths of a recipe are there in a policy of this config.json, as far as it tells. Raises a `RecipeError`."""
+    config = config.get("text_config") or config
+    layers, window = config.get("num_hidden_layers"), config.get("max_position_embeddings")
+    judged = min(recipe.reward.layers or layers, layers) if recipe.reward and layers else layers
+    wanted = {"reward.layers": (recipe.reward.layers or 0, layers)} if recipe.reward else {}
+    for name in ("sft", "reward", "offline", "online"):
+        if section := getattr(recipe, name):
+            adapter = section.fit.adapter
+            wanted |= {f"{name}.fit.adapter.count": (adapter.get("count", 0), judged if name == "reward" else layers),
+                       f"{name}.fit.adapter.rank": (adapter.get("rank", 0), config.get("hidden_size"))}
+    for key, (count, most) in wanted.items():
+        if most is not None and count > most:
+            what = "a hidden size of" if key.endswith("rank") else "layers:"
+            raise RecipeError(f"{key}: got {count}, and the model has {what} {most} ({where}); expected {most} or fewer")
+    spoken = {name: (section.data, section.rollout) for name in ("demonstrate", "preferences", "online") if (section := getattr(recipe, name))}
+    answers = {f"{name}.rollout.max_tokens": (data, rollout.get("max_tokens", 0)) for name, (data, rollout) in spoken.items()}
+    answers |= {"evaluate.max_tokens": (recipe.evaluate.data, recipe.evaluate.max_tokens)} if recipe.evaluate else {}
+    for key, (data, answer) in answers.items():
+        prompt = recipe.data.of(data).max_tokens
+        if window is not None and prompt + answer > window:
+            raise RecipeError(f"{key}: got {answer}, which with the longest prompt (data.{data}.max_tokens: {prompt}) is over the model's window of "
+                              f"{window} tokens ({where}); expected {max(0, window - prompt)} or fewer")
 
 
 def check_splits(recipe: Recipe) -> None:

@@ -86,6 +86,9 @@ def _check_sampling(online: Online, where: str) -> None:
 def _check_watched(online: Online, where: str) -> None:
     """Every health rule is known, and what it judges by is measured."""
     known_keys(online.health, RULES, f"{where}.health")
+    for name in ("truncated", "equal_rewards"):
+        if name in online.health and online.health[name].limit >= 1:
+            raise RecipeError(f"{where}.health.{name}.limit: got {online.health[name].limit:g}, and no share is above 1; expected a number below 1")
     if isinstance(online.watch.gold, Mapping):
         named = describe("annotate", online.watch.gold["name"])
         written = sorted(c for c in named.named("writes", online.watch.gold) if c.startswith("reward.") and not c.endswith(".status"))
@@ -133,15 +136,15 @@ def check_fit(fit: Fit, flow: Flow, where: str, *, role: str = "policy", untrain
             description = describe("objective", spec["name"])
             at = f"{where}.updates.{role}"
             _check_reads(description.named("reads", spec), flow.columns, spec["name"], at)
+            if missing := sorted(description.asks - set(gives)):
+                hint = "; set online.value_head to true, with `cadence: step`" if missing == ["values"] else ""
+                raise RecipeError(f"{at}: {spec['name']!r} learns from {', '.join(missing)}, and the {role} model gives {', '.join(sorted(gives))}{hint}")
             if description.unit == "pair" and not flow.pairs:
                 raise RecipeError(f"{at}: {spec['name']!r} compares a chosen with a rejected answer, and what it gets are no pairs; expected a "
                                   "selector that makes some, such as best_worst, or a split of pairs")
             if flow.pairs and "logprobs" in description.asks and description.unit != "pair" and not description.reads:
                 raise RecipeError(f"{at}: {spec['name']!r} would imitate the rejected answers of the pairs too; expected 'preference.chosen', "
                                   "or a selector such as best_of_n in place of one that makes pairs")
-            if missing := sorted(description.asks - set(gives)):
-                hint = "; set online.value_head to true, with `cadence: step`" if missing == ["values"] else ""
-                raise RecipeError(f"{at}: {spec['name']!r} learns from {', '.join(missing)}, and the {role} model gives {', '.join(sorted(gives))}{hint}")
             if "times" in spec:
                 _check_reads(frozenset({spec["times"]}), flow.columns, f"{spec['name']}.times", at)
                 if description.unit not in ("step", "row"):

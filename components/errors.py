@@ -121,9 +121,10 @@ def _stage_error(message: str, died: bool) -> StageError:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """A hint: `; did you mean 'clip'?`, or the known words when none is near."""
+    """A hint: `; did you mean 'clip'?`, or the known words when none is near, the first forty of them."""
     known = sorted(known)
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     if close:
         return f"; did you mean {close[0]!r}?"
-    return f"; known: {', '.join(known)}" if known else "; nothing is allowed here"
+    more = f", ... ({len(known)} in all)" if len(known) > 40 else ""
+    return f"; known: {', '.join(known[:40])}{more}" if known else "; nothing is allowed here"

@@ -168,7 +168,7 @@ def panel(groups: Sequence[Group], specs: Sequence[Mapping[str, Any]], *, optimi
 
     Entropy and KL are means of -log p and log p - log p_initial over the drawn answers, p at temperature 1. Answers drawn
     at temperature 1 make them unbiased; drawn colder, they are the surprise and the drift of what is really said.
-    `reward` is the sum of the columns `optimised`. `gold`: the gold score of each answer, one list a group. `itself`: the initial policy drew the answers, so its KL is zero and nobody is asked.
+    `reward` is the sum of the columns `optimised`, `equal_rewards` the share of prompts whose answers all have the same. `gold`: the gold score of each answer, one list a group. `itself`: the initial policy drew the answers, so its KL is zero and nobody is asked.
     """
     from ratchet.components.evaluation.diversity import distinct_n
 
@@ -189,6 +189,9 @@ def panel(groups: Sequence[Group], specs: Sequence[Mapping[str, Any]], *, optimi
         numbers[name] = sum(values) / len(values)
     if optimised:
         numbers["reward"] = sum(numbers[name] for name in optimised)
+        rewards = [[sum(g.columns[name][i] for name in optimised) for i in range(len(g.trajectories))] for g in groups]
+        compared = [row for row in rewards if len(row) > 1] or [[value for row in rewards for value in row]]  # answers to one prompt, or all
+        numbers["equal_rewards"] = sum(len(set(row)) == 1 for row in compared) / len(compared)
     if kl_prompts and itself:
         numbers["kl"] = 0.0
     elif kl_prompts and reference is not None:

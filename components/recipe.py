@@ -63,6 +63,8 @@ def load(recipe: str | Path, *, overrides: Sequence[str] = (), profile: str | No
     resolved = _resolved(conform(Recipe, raw, ""))
     hardware = load_profile(resolved.profile)
     resolved = corrected(resolved, hardware)
+    if (claim := resolved.claim) and not claim.against.endswith(YAML) and claim.against not in names():
+        raise RecipeError(f"claim.against: no recipe named {claim.against!r}{nearest(claim.against, names())}")
     check(resolved, _changed_rounds(resolved.online) if resolved.online else {})
     check_window(resolved, hardware)
     if limit is not None:

@@ -14,10 +14,12 @@ from ratchet.components.ranges import (
     BelowOne,
     Bool,
     Count,
+    LearningRate,
     Natural,
     NotNegative,
     OpenShare,
     Positive,
+    Seed,
     Share,
     Temperature,
 )
@@ -69,7 +71,7 @@ class Fit:
     batch: Count = 16  # groups per optimiser step; with reward.by_prompt prompts
     epochs: Natural = 1  # passes over the data
     max_steps: Count | None = None  # upper bound of optimiser steps; null: none
-    learning_rate: Positive = 1e-5  # peak learning rate of AdamW
+    learning_rate: LearningRate = 1e-5  # peak learning rate of AdamW
     schedule: Literal["constant", "linear", "cosine"] = "cosine"  # after the warm-up
     warmup: BelowOne = 0.1  # share of the steps with a rising learning rate
     weight_decay: NotNegative = 0.0  # of AdamW, on matrices only
@@ -317,7 +319,7 @@ class Recipe:
     base: str | None = None  # recipe or base to merge over
     paper: str = ""  # arXiv identifier
     profile: str = "cpu"  # hardware profile
-    seed: Natural = 0  # of sampling and training
+    seed: Seed = 0  # of sampling and training
     claim: Claim | None = None  # what `ratchet compare` tests
     demonstrate: Demonstrate | None = None  # data sets from the base model's answers
     sft: Sft | None = None  # supervised fine-tuning

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 from typing_extensions import TypedDict
 
-from ratchet.components.conform import record
-from ratchet.components.errors import RecipeError
-from ratchet.components.ranges import Bool, Count, Finite, Int, Natural, NotNegative, Positive, Share
+from components.conform import record
+from components.errors import RecipeError
+from components.ranges import Bool, Count, Finite, Natural, NotNegative, Positive, PositiveShare, Seed, Share
 
 Spec = Annotated[Mapping[str, Any], BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value)]
 """A piece with its options; its name alone where it has none."""
@@ -37,7 +37,6 @@ SHARES = {"sft": 0.20, "sft_validation": 0.04, "reward": 0.29, "reward_validatio
 def kind_of(split: str) -> str:
     """`reward_validation` -> `reward`: which builder makes it."""
     return split.removesuffix("_validation")
-
 
 
 class Sizes(TypedDict, total=False):
@@ -133,7 +132,7 @@ class Data:
     sha256: str | None = None  # of the file; null: not pinned
     config: str | None = None  # configuration of a published data set
     sources: Sequence[DataSource] = ()  # several sources, in place of one
-    seed: Int = 0  # of splitting
+    seed: Seed = 0  # of splitting
     parser: Parser = "auto"  # data layout
     columns: Mapping[str, str] = field(default_factory=dict)  # the layout's column -> yours
     transforms: Sequence[Spec] = ()  # applied to all records, in order
@@ -155,7 +154,7 @@ class Data:
     max_quarantined: Share = 0.02  # share of groups that may fail validation
     min_groups: Natural = 2  # in every split
     min_topics: Natural = 2  # in every split
-    max_topic_share: Share = 0.9  # of one topic in a split
+    max_topic_share: PositiveShare = 0.9  # of one topic in a split
     rating_range: Annotated[Sequence[Finite], Field(min_length=2, max_length=2)] | None = None  # lowest and highest rating
     languages: Sequence[str] | None = None  # allowed languages; null: any
 

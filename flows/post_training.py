@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 from prefect import flow
 
-from ratchet.flows.commands.options import Until
-from ratchet.flows.parts import version
-from ratchet.tasks.cancelling import ended_from_its_page
-from ratchet.tasks.drift import watch_data, watch_results
-from ratchet.tasks.elsewhere import Elsewhere
-from ratchet.tasks.exchange import Exchange
-from ratchet.tasks.pipeline import Pipeline
-from ratchet.tasks.registration import model_of, register_run
-from ratchet.tasks.stages import make
-from ratchet.tasks.turns import IfRunning, gpu_slots, held
-from ratchet.tasks.watchers import watched
+from components.check_data import check_model
+from flows.commands.options import Until
+from flows.parts import version
+from tasks.cancelling import ended_from_its_page
+from tasks.drift import watch_data, watch_results
+from tasks.elsewhere import Elsewhere
+from tasks.exchange import Exchange
+from tasks.pipeline import Pipeline
+from tasks.registration import model_of, register_run
+from tasks.stages import make
+from tasks.turns import IfRunning, gpu_slots, held
+from tasks.watchers import watched
 
 
 @flow(name="post_training", flow_run_name="{recipe}", persist_result=False, validate_parameters=False)
@@ -57,6 +59,9 @@ def curate(pipeline: Pipeline) -> None:
     """Fetch the models and the data, clean, split, and hold every data set against its expectations."""
     for name in [n for n in pipeline.stages if n.startswith("model_")]:
         make(pipeline, name)
+    config = pipeline.artifact("model_policy").path / "config.json"
+    if config.is_file():  # else it was made on another machine
+        check_model(pipeline.recipe, json.loads(config.read_text()), "models.policy")
     for name in ("raw", "drafts", "curated"):
         make(pipeline, name)
 

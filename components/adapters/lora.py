@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
-from ratchet.components.piece import piece
-from ratchet.components.ranges import BelowOne, Bool, Count, Natural, Positive
+from components.errors import RecipeError, nearest
+from components.piece import piece
+from components.ranges import BelowOne, Bool, Count, Natural, Positive
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -29,6 +31,10 @@ def lora(model: Module, *, rank: Count = 16, alpha: Positive = 32.0, dropout: Be
     from peft import LoraConfig, get_peft_model
 
     heads = sorted({name.split(".")[-1] for name, _ in model.named_modules()} & HEADS)
+    for target in [targets] if isinstance(targets, str) else targets:  # peft takes a list of which one is there, and a pattern
+        if target != "all-linear" and not any(re.fullmatch(str(target), name) or name.endswith(f".{target}") for name, _ in model.named_modules()):
+            layers = {name.split(".")[-1] for name in linear_layers(model)}
+            raise RecipeError(f"adapter lora: targets: the model has no module {target!r}{nearest(str(target), layers)}")
     config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, use_dora=dora, use_rslora=rslora,
                         target_modules=linear_layers(model) if targets == "all-linear" else targets, modules_to_save=heads or None)
     with torch.random.fork_rng(devices=[]):

@@ -29,20 +29,21 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ratchet.components.conform import conform
-from ratchet.components.data.builders import BUILDERS
-from ratchet.components.data.decontaminate import decontaminate
-from ratchet.components.data.groups import save_table, write_groups
-from ratchet.components.data.mixture import mixed, read_sources, report_sources
-from ratchet.components.data.published import TRAINING, home_of, share_of, wanted
-from ratchet.components.data.records import Conversation, CountTokens, Dropped, Sifted, counted_once
-from ratchet.components.data.splits import apart, split, split_key
-from ratchet.components.data.statistics import kind_of, soundness, statistics
-from ratchet.components.errors import DataError, GateError
-from ratchet.components.piece import build
-from ratchet.components.progress import advance, expect
-from ratchet.components.sections import PAIRS, SHARES, SINGLE, Contexts, Data
-from ratchet.components.types import Group
+from components.conform import conform
+from components.data.builders import BUILDERS
+from components.data.decontaminate import decontaminate
+from components.data.groups import save_table, write_groups
+from components.data.mixture import mixed, read_sources, report_sources
+from components.data.offered import NEEDS, divided, offered, refuse_other_preferences
+from components.data.published import TRAINING, home_of, wanted
+from components.data.records import Conversation, CountTokens, Dropped, Sifted, counted_once
+from components.data.splits import apart
+from components.data.statistics import kind_of, soundness, statistics
+from components.errors import DataError, GateError
+from components.piece import build
+from components.progress import advance, expect
+from components.sections import SHARES, Contexts, Data
+from components.types import Group
 
 Summary = dict[str, Any]
 
@@ -83,10 +84,10 @@ def curate(section: Mapping[str, Any], source: Path | Sequence[Path], count_toke
     if any(one.weight for one in data.sources):
         records = note("mix", len(records), mixed(data, records, seed))
 
-    shares = data.splits or _offered(records, read, parsed.changed)
+    shares = data.splits or offered(records, read, parsed.changed)
     homes = home_of(wanted(shares), {record.published for record in records})
-    _refuse_other_preferences(data.splits or (), records)
-    parts, unread = _split(records, shares, homes, steps, seed)
+    refuse_other_preferences(data.splits or (), records)
+    parts, unread = divided(records, shares, homes, steps, seed)
     note("split", len(records), Sifted([r for part in parts.values() for r in part], unread))
     if data.decontaminate:
         before = sum(map(len, parts.values()))
@@ -134,37 +135,6 @@ def curate(section: Mapping[str, Any], source: Path | Sequence[Path], count_toke
     return summary
 
 
-def _split(records: Sequence[Conversation], shares: Mapping[str, Any], homes: Mapping[str, str], steps: Sequence[Mapping[str, Any]],
-           seed: int) -> tuple[dict[str, list[Conversation]], list[Dropped]]:
-    """The records of each published split divided among the splits that are made from it, and those of one that none is made from."""
-    parts: dict[str, list[Conversation]] = {}
-    for home in dict.fromkeys(homes.values()):
-        mine = {name: share_of(share) for name, share in shares.items() if homes[name] == home}
-        here = [record for record in records if record.published == home]
-        if (prompts := len({split_key(record) for record in here})) < len(mine):
-            gone = "; ".join(f"{step['step']}: {reason} {number}" for step in steps for reason, number in step["dropped"].items())
-            raise DataError(f"{prompts} different prompts or topics in the {len(here)} records {f'of the published split {home!r} ' if home else ''}that are left "
-                            f"of {steps[0]['in']}{f' ({gone})' if gone else ''}: too few for {len(mine)} splits ({', '.join(mine)}), each of which needs "
-                            "one of its own. Bring more data, or name fewer splits in data.splits")
-        parts |= split(here, mine, seed)
-    unread = [Dropped(record.id, f"of the published split {record.published!r}, from which no split is made", copy=True)
-              for record in records if record.published not in homes.values()]
-    return {name: parts[name] for name in shares}, unread
-
-
-def _refuse_other_preferences(shares: Mapping[str, float], records: Sequence[Conversation]) -> None:
-    """`DataError` when a split is for pairs and the data has single answers with a label instead, or the other way round."""
-    labelled, paired = sum(record.label is not None for record in records), sum(bool(record.rejected) for record in records)
-    for name in shares:
-        if kind_of(name) in PAIRS and labelled and not paired:
-            raise DataError(f"data.splits.{name}: expected preference pairs (chosen and rejected), got {labelled} single answers with a `label`; "
-                            "learn from these with the objective `kto` on a split `labelled`, as the recipe kto does, or bring pairs")
-        if kind_of(name) in SINGLE and not labelled:
-            raise DataError(f"data.splits.{name}: expected answers with a `label`, true or false, got {f'{paired} preference pairs' if paired else 'none'}; "
-                            + ("learn from these with preference.dpo on a split `reward`, as the recipe dpo does, or bring rows with prompt, completion and label"
-                               if paired else "bring rows with prompt, completion and label"))
-
-
 WARN_LOST = 0.05
 """Share of records lost from which on curation warns."""
 LONG = re.compile(r"too long|max_tokens")
@@ -200,21 +170,6 @@ def _refuse_loss(dropped: Sequence[tuple[str, Dropped]], records: int, limit: fl
                         "or raise the limit if they are no loss")
     known = limit is None or limit > (Data.max_dropped or 1)  # the recipe itself says that so many are no loss
     return [f"{said}; by step: {worst}{f'; {remedy}' if remedy else ''}"] if lost.total() > WARN_LOST * records and not known else []
-
-
-NEEDS = {"sft": "answers of the assistant", **dict.fromkeys(PAIRS, "preference pairs"), **dict.fromkeys(SINGLE, "answers with a label")}
-"""What a split is made of, where that is not prompts alone."""
-
-
-def _offered(records: Sequence[Conversation], read: Collection[str], parsed: Mapping[str, int]) -> dict[str, float]:
-    """The default shares of the splits that such records can fill, and that are read where it is known which are."""
-    answered = any(m["role"] == "assistant" for record in records for m in record.messages)
-    paired = any(record.rejected or ((record.topic or record.opening) and record.rating is not None) for record in records)
-    kinds = {"prompts", "evaluate"} | ({"sft"} if answered else set()) | ({"reward", "gold"} if paired else set())
-    if missing := next((name for name in SHARES if name in read and kind_of(name) not in kinds), None):
-        raise DataError(f"the recipe reads the split {missing!r}, which is made of {NEEDS[kind_of(missing)]}, and none of the {len(records)} records has any; "
-                        f"{'; '.join(f'{what}: {number}' for what, number in parsed.items() if number)}. Look at the columns, `data.parser` and `data.columns`")
-    return {name: share for name, share in SHARES.items() if kind_of(name) in kinds and (name in read or not read)}
 
 
 def write_quarantine(path: Path, dropped: Sequence[tuple[str, Dropped]]) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from ratchet.components.data.groups import read_parquet
-from ratchet.components.errors import DataError, SourceError
+from components.data.groups import parquet_rows
+from components.errors import DataError, SourceError
 
 SUFFIXES = (".jsonl", ".json", ".parquet", ".arrow", ".csv", ".tsv", ".gz")
 METADATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
@@ -47,7 +47,7 @@ def read_rows(file: Path) -> Iterator[tuple[str, Any]]:
                 except ValueError as error:
                     yield where, DataError(f"not valid JSON: {error}")
         return
-    rows = {".parquet": read_parquet, ".arrow": _arrow, ".json": _json, ".csv": _table, ".tsv": _table}[file.suffix](file)
+    rows = {".parquet": parquet_rows, ".arrow": _arrow, ".json": _json, ".csv": _table, ".tsv": _table}[file.suffix](file)
     yield from ((f"{file}, row {number}", row) for number, row in enumerate(rows, start=1))
 
 

@@ -10,6 +10,7 @@ JSONL rows {id, prompt, answer, meta}: `meta` is the whole entry, which the pack
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import json
 import random
@@ -44,6 +45,14 @@ def generate(what: str, folder: Path) -> Path:
     path = folder / f"{name}.jsonl"
     path.write_text("".join(lines), encoding="utf-8")
     return path
+
+
+def check_name(what: str) -> None:
+    """Raises a `SourceError` when `name?key=value&...` names no data set."""
+    name, package = what.partition("?")[0], importlib.util.find_spec("reasoning_gym")
+    files = Path(package.origin).parent.rglob(f"{name}.py") if package and package.origin and name.isidentifier() else ()
+    if name not in _TINY and not any(files):  # importing the package takes a second
+        _reasoning(name)
 
 
 def _value(text: str) -> Any:

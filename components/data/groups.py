@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -175,22 +175,26 @@ def read_groups(path: Path) -> list[Group]:
 
 def read_parquet(path: Path) -> list[dict[str, Any]]:
     """Every row of a Parquet file as a dictionary; a damaged part is named by its rows."""
+    return list(parquet_rows(path))
+
+
+def parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The same, one row group at a time."""
     start = 0
     try:
         file = pq.ParquetFile(path, page_checksum_verification=True)
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path} is not a readable Parquet file: {_first_line(error)}") from error
-    rows: list[dict[str, Any]] = []
     for number in range(file.num_row_groups):
         stop = start + file.metadata.row_group(number).num_rows
         try:
-            rows.extend(file.read_row_group(number).to_pylist())
+            rows = file.read_row_group(number).to_pylist()
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise DataError(
                 f"{path}, rows {start} to {stop - 1} are damaged: {_first_line(error)}; fetch or make the file again"
             ) from error
+        yield from rows
         start = stop
-    return rows
 
 
 def _first_line(error: Exception) -> str:

@@ -17,7 +17,7 @@ from ratchet.components.progress import arriving
 def download(rest: str, config: str | None = None) -> Path:
     """The file or folder of `org/name[@revision][!file or folder]`, in the cache; of a data set with a `config` no more than its card and the
     files of that. Raises `SourceError`."""
-    asked, inner = _repository(rest), rest.partition("!")[2].rstrip("/")
+    asked, inner = repository(rest), rest.partition("!")[2].rstrip("/")
     from huggingface_hub import constants, hf_hub_download, snapshot_download
     from huggingface_hub.errors import EntryNotFoundError
     from huggingface_hub.file_download import repo_folder_name
@@ -41,7 +41,7 @@ def download(rest: str, config: str | None = None) -> Path:
 
 def commit(rest: str) -> str | None:
     """The commit that a `hub:` address means now, None where the hub cannot be asked. Raises `SourceError` as `download` does."""
-    asked = _repository(rest)
+    asked = repository(rest)
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -57,7 +57,7 @@ def commit(rest: str) -> str | None:
     return str(info.sha)
 
 
-def _repository(rest: str) -> dict[str, Any]:
+def repository(rest: str) -> dict[str, Any]:
     """What the hub's library is asked for."""
     match = re.fullmatch(r"(?:(datasets|models)/)?([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", rest.partition("!")[0])
     if not match:

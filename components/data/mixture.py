@@ -24,14 +24,14 @@ ORDER = ("test", "validation", "", "train", "benchmark")
 """Held-out records stand first: of two that say the same, the first stays."""
 
 
-def read_sources(data: Data, paths: Sequence[Path], seed: int) -> Sifted:
-    """The records of every source, each with the source's label where there are several, which then begins its id too."""
+def read_sources(data: Data, paths: Sequence[Path], seed: int, most: int | None = None) -> Sifted:
+    """The records of every source (of `most` rows of each file), each with the source's label where there are several, which then begins its id too."""
     kept: list[Conversation] = []
     dropped: list[Dropped] = []
     changed: Counter[str] = Counter()
     for path, one, label in zip(paths, data.every_source, data.labels, strict=True):
         try:
-            found = parse(path, one.parser, one.columns, config=one.config, splits=one.splits)
+            found = parse(path, one.parser, one.columns, config=one.config, splits=one.splits, most=most)
         except RatchetError as error:  # about the user's file, not about our copy of it
             raise type(error)(str(error).replace(str(path), one.source or str(path))) from error
         changed.update(found.changed)

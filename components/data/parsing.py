@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from difflib import SequenceMatcher, get_close_matches
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,9 @@ TESTS = ("test", "entry_point", "canonical_solution", "test_list")  # HumanEval'
 
 
 def parse(path: Path, parser: str | Mapping[str, Any] = "auto", columns: Mapping[str, str] | None = None, *, config: str | None = None,
-          splits: Mapping[str, str | Sequence[str]] | None = None) -> Sifted:
+          splits: Mapping[str, str | Sequence[str]] | None = None, most: int | None = None) -> Sifted:
     """Records of a file or folder; rows that cannot be read are dropped with the reason. `columns` gives the columns of a layout other
-    names in the file: {layout's: file's}; `config` and `splits` as in `published`. Raises `DataError` when nothing can be read, `RecipeError`
+    names in the file: {layout's: file's}; `config` and `splits` as in `published`; `most` rows of each file are read. Raises `DataError` when nothing can be read, `RecipeError`
     for an unknown parser.
     """
     choose = _chooser(parser)
@@ -41,7 +42,7 @@ def parse(path: Path, parser: str | Mapping[str, Any] = "auto", columns: Mapping
     first: Any = None
     layouts: Counter[str] = Counter()
     for split, file in published(path, config, splits):
-        for number, (where, row) in enumerate(read_rows(file)):
+        for number, (where, row) in enumerate(islice(read_rows(file), most)):
             key = f"{file.name.partition('.')[0]}-{number}"
             first = row if first is None else first
             try:
@@ -132,10 +133,13 @@ def _unknown(columns: frozenset[str], known: Mapping[str, Description]) -> str:
         return sum(max((SequenceMatcher(None, need, name).ratio() for name in columns), default=0) for need in layout.reads) / len(layout.reads)
 
     near = max(known.values(), key=lambda d: (likeness(d), len(d.reads), d.name))
+    said = f"no known layout: the row has the columns {', '.join(sorted(columns)) or '(none)'}"
+    if likeness(near) < 0.5:
+        return f"{said}, and none is like one of {', '.join(sorted(known))}; docs/data.md says which columns these have, and how to add one"
     free = sorted(columns - near.reads)
     guesses = {need: (get_close_matches(need, free, 1, 0.5) or (free if len(free) == 1 else ["..."]))[0] for need in sorted(near.reads - columns)}
     mapped = ", ".join(f"{need}: {guess}" for need, guess in guesses.items())
-    return (f"no known layout: the row has the columns {', '.join(sorted(columns)) or '(none)'}; the nearest is `{near.name}` with "
+    return (f"{said}; the nearest is `{near.name}` with "
             f"{', '.join(sorted(near.reads))}, of which {', '.join(guesses)} is not there. If another column is meant, write "
             f"`data.columns: {{{mapped}}}`; docs/data.md lists the layouts and how to add one")
 

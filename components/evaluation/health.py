@@ -6,7 +6,8 @@
       entropy:             {limit: 0.3, action: warn}    # nats a token; lower trips
       truncated:           {limit: 0.5, action: warn}    # share of answers cut by the token limit
       distinct_2_ratio:    {limit: 0.6, action: hold}    # diversity against the first round's; lower trips
-      reward_without_gold: {limit: 0.5, action: hold}    # reward rose by more than this, gold by less than its standard error
+      equal_rewards:       {limit: 0.9, action: warn}    # share of prompts whose answers all got one reward: these teach nothing
+    reward_without_gold: {limit: 0.5, action: hold}    # reward rose by more than this, gold by less than its standard error
       gold_drop:           {limit: 0.05, action: hold}   # gold fell by more than this, and its standard error, below the best round's
 
 By rounds each round is judged, by steps (`components/stages/watch.py`) each step of at least 64 answers, or as many small ones as
@@ -87,6 +88,14 @@ def truncated(first: Panel, now: Panel, limit: float) -> tuple[bool, float, str]
     return now["truncated"] > limit, now["truncated"], f"{now['truncated']:.0%} of the answers were cut; at most {limit:.0%} allowed"
 
 
+def equal_rewards(first: Panel, now: Panel, limit: float) -> tuple[bool, float, str]:
+    if "equal_rewards" not in now:  # answers that nobody scored, such as those of a run's last weights
+        return False, 0.0, ""
+    return (now["equal_rewards"] > limit, now["equal_rewards"],
+            f"all answers to {now['equal_rewards']:.0%} of the prompts got the same reward ({now['reward']:.3g} on average), which teaches nothing; at most "
+            f"{limit:.0%} allowed")
+
+
 def reward_without_gold(first: Panel, now: Panel, limit: float) -> tuple[bool, float, str]:
     """Over-optimisation (Gao et al., 2022): the optimised reward climbs while the independent judge does not.
 
@@ -115,5 +124,5 @@ def _gold(panel: Panel) -> float:
 
 
 RULES: dict[str, Callable[[Panel, Panel, float], tuple[bool, float, str]]] = {
-    rule.__name__: rule for rule in (length_ratio, kl, entropy, truncated, distinct_2_ratio, reward_without_gold, gold_drop)
+    rule.__name__: rule for rule in (length_ratio, kl, entropy, truncated, distinct_2_ratio, equal_rewards, reward_without_gold, gold_drop)
 }

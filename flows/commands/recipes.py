@@ -42,7 +42,8 @@ def explain(recipe: str, set: Set = [], profile: ProfileOption = None, as_json: 
 
 @app.command("check")
 def check_recipes(recipe: Annotated[str | None, typer.Argument(help="A name or file; all that ship when left out.")] = None,
-                  set: Set = [], profile: ProfileOption = None, home: Home = OUT, limit: Limit = None) -> None:  # noqa: B006
+                  set: Set = [], profile: ProfileOption = None, home: Home = OUT, limit: Limit = None,  # noqa: B006
+                  as_json: Json = False) -> None:
     """Check a recipe: keys, pieces, options, the flow of columns, the files and registered models that it names."""
     from ratchet.components.check_data import check_files
     from ratchet.components.recipe import load, names
@@ -53,4 +54,7 @@ def check_recipes(recipe: Annotated[str | None, typer.Argument(help="A name or f
         if recipe:
             check_files(loaded)
             resolved(loaded, chosen, home)
-        typer.echo(f"{name}: ok")
+        if not as_json:
+            typer.echo(f"{name}: ok")
+    if as_json:
+        print_json({name: "ok" for name in ([recipe] if recipe else names())})
