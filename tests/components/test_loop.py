@@ -152,3 +152,10 @@ def test_the_optimised_reward_is_the_one_that_selection_reads(annotate, select, 
     assert optimised_rewards(annotate, select) == expected
     groups = [Group(Prompt("p", ()), (Trajectory(({"role": "assistant", "content": "a"},), mask=(True,)),), {c: [float(len(c))] for c in reward_columns(annotate)})]
     assert panel(groups, annotate, optimised=expected)["reward"] == float(len(expected[0]))
+
+
+@pytest.mark.parametrize(("rewards", "share"), [([[1.0, 1.0], [0.0, 0.0]], 1.0), ([[1.0, 0.0], [0.0, 0.0]], 0.5), ([[1.0], [1.0]], 1.0), ([[1.0], [0.0]], 0.0)])
+def test_equal_rewards_is_the_share_of_prompts_that_teach_nothing(rewards: list[list[float]], share: float) -> None:
+    """With one answer a prompt they are compared over all prompts."""
+    groups = [group(str(i), *"ab"[: len(row)], **{"reward.length": row}) for i, row in enumerate(rewards)]
+    assert panel(groups, [{"name": "rewards.length"}], optimised=["reward.length"])["equal_rewards"] == share

@@ -55,6 +55,13 @@ def test_lora_starts_as_the_model_and_merges_into_a_plain_one(options):
     assert type(merged).__name__ == "LlamaForCausalLM"
 
 
+@pytest.mark.parametrize("targets", [["q_proj", "nonsense"], "nonsense"])
+def test_lora_names_a_target_that_is_not_there(targets):
+    with pytest.raises(RecipeError, match=r"targets: the model has no module 'nonsense'; known: .*q_proj"):
+        build("adapter", {"name": "lora", "targets": targets})(model())
+    assert learning(build("adapter", {"name": "lora", "targets": r".*\.q_proj"})(model()))
+
+
 def test_lora_draws_the_same_in_every_process_and_leaves_the_dice_alone():
     def drawn(dice, **options):
         plain = model()  # seeds torch

@@ -55,10 +55,10 @@ def test_misspelt_gates_are_errors():
         passes({"m": 1}, interval=True)
 
 
-FIRST = {"length": 20.0, "entropy": 2.0, "truncated": 0.1, "distinct_2": 0.8, "kl": 0.0, "reward.length": 9.0, "reward": 0.0, "gold": 0.1, "gold.error": 0.03}
+FIRST = {"length": 20.0, "entropy": 2.0, "truncated": 0.1, "distinct_2": 0.8, "equal_rewards": 0.5, "kl": 0.0, "reward.length": 9.0, "reward": 0.0, "gold": 0.1, "gold.error": 0.03}
 BAD = {
     "length_ratio": (1.5, {"length": 31.0}), "kl": (5.0, {"kl": 5.1}), "entropy": (1.0, {"entropy": 0.9}),
-    "truncated": (0.3, {"truncated": 0.31}), "distinct_2_ratio": (0.7, {"distinct_2": 0.5}),
+    "truncated": (0.3, {"truncated": 0.31}), "distinct_2_ratio": (0.7, {"distinct_2": 0.5}), "equal_rewards": (0.9, {"equal_rewards": 1.0}),
     "reward_without_gold": (0.5, {"reward": 0.6, "gold": 0.1}), "gold_drop": (0.1, {"gold": -0.1}),
 }
 

@@ -1,0 +1,88 @@
+"""A catalogue of bad data: `ratchet recipes check` and `ratchet run` refuse each by one sentence, before a server starts or torch is imported."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.check_data import HEAD, check_files
+from components.errors import RatchetError
+from components.recipe import load
+
+ROOT = Path(__file__).resolve().parents[2]
+CHAT = [{"messages": [{"role": "user", "content": f"what is {i}?"}, {"role": "assistant", "content": f"it is {i}"}]} for i in range(40)]
+LABELS = [{"prompt": f"what is {i}?", "completion": f"it is {i}", "label": i % 2 == 0} for i in range(40)]
+PAIRS = [{"prompt": f"what is {i}?", "chosen": f"it is {i}", "rejected": "go away"} for i in range(40)]
+LATIN = b"".join(json.dumps({"prompt": f"{i}?", "completion": "caf\u00e9"}, ensure_ascii=False).encode("latin-1") + b"\n" for i in range(9))
+
+CASES: dict[str, tuple[str, Mapping[str, Any], str]] = {
+    "unlike any layout": ("sft", {"d.jsonl": [{"foo": 1, "bar": 2}] * 9}, "no known layout: the row has the columns bar, foo, and none is like one of alpaca, "),
+    "one column missing": ("sft", {"d.jsonl": [{"prompt": "a?", "respons": "b"}] * 9}, "the row has a column 'respons', and would be read as `prompt` without it; `response` reads 'response'. Write `data.columns: {response: respons}`"),
+    "empty": ("sft", {"d.jsonl": []}, "d.jsonl holds no usable record: it is empty"),
+    "not UTF-8": ("sft", {"d.jsonl": LATIN}, "not valid JSON: 'utf-8' codec can't decode byte 0xe9"),
+    "no JSON": ("sft", {"d.json": b"[{"}, "d.json is not valid JSON: "),
+    "JSON of a single thing": ("sft", {"d.json": b"3"}, "d.json holds a JSON int, expected a list of rows"),
+    "no Parquet": ("sft", {"d.parquet": b"PAR1 no PAR1"}, "d.parquet is not a readable Parquet file: "),
+    "no gzip": ("sft", {"d.jsonl.gz": b"plain"}, "d.jsonl.gz is not a whole gzip file: "),
+    "another kind of file": ("sft", {"d.docx": b"x"}, "d.docx is not a data file; expected one of .jsonl, "),
+    "a folder without data": ("sft", {"d/notes.txt": b"x"}, "holds no .jsonl, .json, "),
+    "a misspelt name": ("sft", {"d.jsonl": CHAT, "ask": "e.jsonl"}, "there is no file or folder "),
+    "copies of one": ("sft", {"d.jsonl": CHAT[:1] * 40}, "1 different prompts or topics in the 40 records that are left of 40: too few for "),
+    "labels for pairs": ("dpo", {"d.jsonl": LABELS}, "data.splits.reward: expected preference pairs (chosen and rejected), got 40 single answers with a `label`"),
+    "conversations for pairs": ("dpo", {"d.jsonl": CHAT, "splits": None}, "the recipe reads the split 'reward', which is made of preference pairs, and none of the 40 "
+                                                                          "records has any; read as `messages`: 40"),
+    "pairs for labels": ("kto", {"d.jsonl": PAIRS}, "data.splits.labelled: expected answers with a `label`, true or false, got 40 preference pairs"),
+    "conversations for labels": ("kto", {"d.jsonl": CHAT}, "data.splits.labelled: expected answers with a `label`, true or false, got none"),
+    "a test split that is not there": ("sft", {"d.jsonl": CHAT, "splits": {"sft": 1, "sft_validation": 1, "evaluate": {"split": "test"}}}, "the data has no published splits"),
+    "a column that is not there": ("sft", {"d.jsonl": [{"q": "a?", "a": "b"}] * 9, "columns": {"prompt": "question", "completion": "a"}},
+                                   "data.columns.prompt: the row has no column 'question', it has q, a"),
+    "two splits for one file": ("sft", {"d.jsonl": CHAT, "sources": [{"source": "path:d.jsonl", "splits": {"train": "a", "test": "b"}}]}, "is one file, expected one split for it"),
+    "no such configuration": ("sft", {"d/train.jsonl": CHAT, "config": "main"}, "has no configuration 'main'"),
+}
+
+
+def written(folder: Path, base: str, given: Mapping[str, Any]) -> Path:
+    """A recipe over `base` whose data is the first file of `given`; what has no suffix there is a key of `data`."""
+    files = {name: content for name, content in given.items() if "." in name}
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content if isinstance(content, bytes) else "".join(json.dumps(row) + "\n" for row in content).encode())
+    data = {key: value for key, value in given.items() if "." not in key and key != "ask"}
+    if "sources" not in data:
+        data = {"source": f"path:{given.get('ask', next(iter(files)).split('/')[0])}", **data}
+    (folder / "mine.yaml").write_text(json.dumps({"schema": 1, "base": base, "about": "mine", "data": data}))
+    return folder / "mine.yaml"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_bad_data_is_one_sentence(case: str, tmp_path: Path) -> None:
+    base, given, says = CASES[case]
+    file, started = written(tmp_path, base, given), time.process_time()
+    with pytest.raises(RatchetError) as refused:
+        check_files(load(file)[0])
+    assert says in str(refused.value) and "\n" not in str(refused.value)
+    assert time.process_time() - started < 2
+
+
+@pytest.mark.parametrize("command", [("recipes", "check"), ("run",)])
+def test_no_server_starts_and_torch_is_not_imported(command: tuple[str, ...], tmp_path: Path) -> None:
+    file = written(tmp_path, *CASES["conversations for pairs"][:2])
+    program = f"import sys; from flows.cli import main; sys.argv = ['ratchet', *{command!r}, {str(file)!r}]\ntry: main()\nfinally: " \
+              "print('loaded', sorted({'torch', 'transformers', 'prefect'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.startswith("error: the recipe reads the split 'reward'"), done.stderr
+    assert done.stdout == "loaded []\n" and not list(tmp_path.glob("out/*.db"))
+
+
+def test_rows_behind_the_first_ones_count_where_these_will_not_do(tmp_path: Path) -> None:
+    rows = [*({"foo": i} for i in range(HEAD)), *CHAT]
+    check_files(load(written(tmp_path, "sft", {"d.jsonl": rows}))[0])
+    with pytest.raises(RatchetError, match=f"all {HEAD} rows are left out"):
+        check_files(load(written(tmp_path, "sft", {"d.jsonl": rows[:HEAD]}))[0])
