@@ -6,14 +6,14 @@ import dataclasses
 import re
 from collections.abc import Mapping
 
-from components.check_data import check_kinds, check_model, check_splits
-from components.check_sections import Flow, check_fit, check_piece, check_section, sampled
-from components.errors import RecipeError, nearest
-from components.evaluation.measured import ENDS, measured
-from components.loop import reward_columns
-from components.piece import describe
-from components.reward_models import certified, optimised_models
-from components.schema import Demonstrate, Online, Preferences, Profile, Recipe, Reward
+from ratchet.components.check_data import check_kinds, check_model, check_splits
+from ratchet.components.check_sections import Flow, check_fit, check_piece, check_section, sampled
+from ratchet.components.errors import RecipeError, nearest
+from ratchet.components.evaluation.measured import ENDS, measured
+from ratchet.components.loop import reward_columns
+from ratchet.components.piece import describe
+from ratchet.components.reward_models import certified, optimised_models
+from ratchet.components.schema import Demonstrate, Online, Preferences, Profile, Recipe, Reward
 
 
 def check(recipe: Recipe, rounds: Mapping[str, Online]) -> None:

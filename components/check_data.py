@@ -9,19 +9,19 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import parse_qsl
 
-from components.errors import DataError, RecipeError, SourceError
-from components.piece import describe
-from components.schema import Recipe
-from components.sections import PAIRS, SHARES, SINGLE, kind_of
+from ratchet.components.errors import DataError, RecipeError, SourceError
+from ratchet.components.piece import describe
+from ratchet.components.schema import Recipe
+from ratchet.components.sections import PAIRS, SHARES, SINGLE, kind_of
 
 
 def check_files(recipe: Recipe) -> None:
     """Every address of the recipe is one, every `path:` names something that is what it should be: a model that the recipe's sizes fit, data with
     the records and published splits that it reads. `SourceError`, `DataError` or `RecipeError` for the first that is not."""
-    from components.data.generate import check_name
-    from components.data.published import home_of, published, wanted
-    from components.data.sources import check_address, local
-    from components.stages.fetch import REGISTRY
+    from ratchet.components.data.generate import check_name
+    from ratchet.components.data.published import home_of, published, wanted
+    from ratchet.components.data.sources import check_address, local
+    from ratchet.components.stages.fetch import REGISTRY
 
     for name, model in recipe.models.items():
         tiny = re.fullmatch(r"generate:tiny(?:\?(.*))?", model.source)
@@ -60,10 +60,10 @@ HEAD = 500
 
 def _check_records(recipe: Recipe) -> None:
     """The splits that sections read can be made of the records, as far as no tokenizer is needed to tell."""
-    from components.data.mixture import read_sources
-    from components.data.offered import divided, offered, refuse_other_preferences
-    from components.data.published import home_of, wanted
-    from components.data.sources import local
+    from ratchet.components.data.mixture import read_sources
+    from ratchet.components.data.offered import divided, offered, refuse_other_preferences
+    from ratchet.components.data.published import home_of, wanted
+    from ratchet.components.data.sources import local
 
     data = recipe.data
     for most in (HEAD, None):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from components.conform import known_keys
-from components.errors import RecipeError, nearest
-from components.evaluation.health import RULES
-from components.piece import catalogue, describe
-from components.reduce import legal
-from components.schema import Fit, Offline, Online, Spec
-from components.sections import PAIRS, SINGLE, kind_of
+from ratchet.components.conform import known_keys
+from ratchet.components.errors import RecipeError, nearest
+from ratchet.components.evaluation.health import RULES
+from ratchet.components.piece import catalogue, describe
+from ratchet.components.reduce import legal
+from ratchet.components.schema import Fit, Offline, Online, Spec
+from ratchet.components.sections import PAIRS, SINGLE, kind_of
 
 
 @dataclass

@@ -8,18 +8,18 @@ from typing import Any
 
 from prefect import flow
 
-from components.check_data import check_model
-from flows.commands.options import Until
-from flows.parts import version
-from tasks.cancelling import ended_from_its_page
-from tasks.drift import watch_data, watch_results
-from tasks.elsewhere import Elsewhere
-from tasks.exchange import Exchange
-from tasks.pipeline import Pipeline
-from tasks.registration import model_of, register_run
-from tasks.stages import make
-from tasks.turns import IfRunning, gpu_slots, held
-from tasks.watchers import watched
+from ratchet.components.check_data import check_model
+from ratchet.flows.commands.options import Until
+from ratchet.flows.parts import version
+from ratchet.tasks.cancelling import ended_from_its_page
+from ratchet.tasks.drift import watch_data, watch_results
+from ratchet.tasks.elsewhere import Elsewhere
+from ratchet.tasks.exchange import Exchange
+from ratchet.tasks.pipeline import Pipeline
+from ratchet.tasks.registration import model_of, register_run
+from ratchet.tasks.stages import make
+from ratchet.tasks.turns import IfRunning, gpu_slots, held
+from ratchet.tasks.watchers import watched
 
 
 @flow(name="post_training", flow_run_name="{recipe}", persist_result=False, validate_parameters=False)

@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
-from components.errors import RecipeError, nearest
-from components.piece import piece
-from components.ranges import BelowOne, Bool, Count, Natural, Positive
+from ratchet.components.errors import RecipeError, nearest
+from ratchet.components.piece import piece
+from ratchet.components.ranges import BelowOne, Bool, Count, Natural, Positive
 
 if TYPE_CHECKING:
     from torch.nn import Module

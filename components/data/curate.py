@@ -29,21 +29,21 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from components.conform import conform
-from components.data.builders import BUILDERS
-from components.data.decontaminate import decontaminate
-from components.data.groups import save_table, write_groups
-from components.data.mixture import mixed, read_sources, report_sources
-from components.data.offered import NEEDS, divided, offered, refuse_other_preferences
-from components.data.published import TRAINING, home_of, wanted
-from components.data.records import Conversation, CountTokens, Dropped, Sifted, counted_once
-from components.data.splits import apart
-from components.data.statistics import kind_of, soundness, statistics
-from components.errors import DataError, GateError
-from components.piece import build
-from components.progress import advance, expect
-from components.sections import SHARES, Contexts, Data
-from components.types import Group
+from ratchet.components.conform import conform
+from ratchet.components.data.builders import BUILDERS
+from ratchet.components.data.decontaminate import decontaminate
+from ratchet.components.data.groups import save_table, write_groups
+from ratchet.components.data.mixture import mixed, read_sources, report_sources
+from ratchet.components.data.offered import NEEDS, divided, offered, refuse_other_preferences
+from ratchet.components.data.published import TRAINING, home_of, wanted
+from ratchet.components.data.records import Conversation, CountTokens, Dropped, Sifted, counted_once
+from ratchet.components.data.splits import apart
+from ratchet.components.data.statistics import kind_of, soundness, statistics
+from ratchet.components.errors import DataError, GateError
+from ratchet.components.piece import build
+from ratchet.components.progress import advance, expect
+from ratchet.components.sections import SHARES, Contexts, Data
+from ratchet.components.types import Group
 
 Summary = dict[str, Any]
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from components.data.groups import parquet_rows
-from components.errors import DataError, SourceError
+from ratchet.components.data.groups import parquet_rows
+from ratchet.components.errors import DataError, SourceError
 
 SUFFIXES = (".jsonl", ".json", ".parquet", ".arrow", ".csv", ".tsv", ".gz")
 METADATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from components.check_data import HEAD, check_files
-from components.errors import RatchetError
-from components.recipe import load
+from ratchet.components.check_data import HEAD, check_files
+from ratchet.components.errors import RatchetError
+from ratchet.components.recipe import load
 
 ROOT = Path(__file__).resolve().parents[2]
 CHAT = [{"messages": [{"role": "user", "content": f"what is {i}?"}, {"role": "assistant", "content": f"it is {i}"}]} for i in range(40)]
@@ -74,7 +74,7 @@ def test_bad_data_is_one_sentence(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", [("recipes", "check"), ("run",)])
 def test_no_server_starts_and_torch_is_not_imported(command: tuple[str, ...], tmp_path: Path) -> None:
     file = written(tmp_path, *CASES["conversations for pairs"][:2])
-    program = f"import sys; from flows.cli import main; sys.argv = ['ratchet', *{command!r}, {str(file)!r}]\ntry: main()\nfinally: " \
+    program = f"import sys; from ratchet.flows.cli import main; sys.argv = ['ratchet', *{command!r}, {str(file)!r}]\ntry: main()\nfinally: " \
               "print('loaded', sorted({'torch', 'transformers', 'prefect'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1 and done.stderr.startswith("error: the recipe reads the split 'reward'"), done.stderr
