@@ -156,7 +156,7 @@ def _measured(ask: Mapping[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         request, answer = Path(folder) / "request.json", Path(folder) / "answer.json"
         request.write_text(json.dumps(ask))
-        code = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
+        code = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH")]))}
         done = subprocess.run([sys.executable, "-m", "ratchet.components.estimates.measure", str(request), str(answer)], env=code,
                               stdin=subprocess.DEVNULL, capture_output=True, text=True)
         found = json.loads(answer.read_text()) if answer.exists() else {}

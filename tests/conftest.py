@@ -16,6 +16,9 @@ import pytest
 from ratchet.components.store import RunDirectory, Store, digest
 from ratchet.components.types import Artifact
 
+CODE = Path(__file__).resolve().parent.parent / "infra" / "package"
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(CODE), os.environ.get("PYTHONPATH")]))  # processes of tests run this tree
+
 for name, value in {
     "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "DO_NOT_TRACK": "1", "MLFLOW_DISABLE_TELEMETRY": "true",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "PREFECT_LOGGING_LEVEL": "ERROR", "GX_ANALYTICS_ENABLED": "false",

@@ -42,7 +42,7 @@ def test_everything_is_imported_as_the_one_package() -> None:
 @pytest.mark.parametrize("path", sorted((ROOT / "flows").rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
 def test_flows_name_no_piece_folder(path: Path) -> None:
     folders = {f"ratchet.components.{folder}" for slot in SLOTS.values() for folder in slot if folder != "data"}
-    assert not {".".join(name.split(".")[:2]) for name in imports(path)} & folders
+    assert not {".".join(name.split(".")[:3]) for name in imports(path)} & folders
 
 
 @pytest.mark.parametrize("name", CORE)
