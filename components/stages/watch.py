@@ -60,9 +60,10 @@ class Health:
         return held
 
     def summary(self) -> dict[str, Any]:
-        """What tripped in the whole run: the gravest action, and each rule's latest reason."""
-        return {"verdict": max((t["action"] for t in self.told.values()), key=ACTIONS.index, default="ok"),
-                "verdicts": [f"{t['reason']} (at step {t['step']}, {t['times']} times in all)" for t in self.told.values()]}
+        """What tripped in the whole run: the gravest action, and each rule's latest reason, the gravest first."""
+        tripped = sorted(self.told.values(), key=lambda rule: -ACTIONS.index(rule["action"]))
+        return {"verdict": tripped[0]["action"] if tripped else "ok",
+                "verdicts": [f"{rule['reason']} (at step {rule['step']}, {rule['times']} times in all)" for rule in tripped]}
 
     def state(self) -> dict[str, Any]:
         return {"first": dict(self.first), "waiting": [dict(p) for p in self.waiting], "told": self.told, "well": self.well}
