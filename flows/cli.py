@@ -31,7 +31,6 @@ from ratchet.flows.commands.promote import promote, rollback
 from ratchet.flows.commands.recipes import app as recipes_app
 from ratchet.flows.commands.reproduce import reproduce
 from ratchet.flows.commands.show import print_outcome, runs, show
-from ratchet.flows.commands.soak import soak
 from ratchet.flows.startup import quiet_platforms, servers
 from ratchet.tasks.turns import IfRunning
 
@@ -123,7 +122,7 @@ def stage(part: Annotated[Literal["fetch", "curate", "train", "evaluate"], typer
         run_part(part, recipe, home=home, overrides=set, profile=profile)
 
 
-for command in (init, plan, runs, show, chat, certify, compare, deploy, lineage, export, push, lm_eval, reproduce, promote, rollback, gc, doctor, soak, join):
+for command in (init, plan, runs, show, chat, certify, compare, deploy, lineage, export, push, lm_eval, reproduce, promote, rollback, gc, doctor, join):
     app.command()(command)
 
 
