@@ -96,11 +96,10 @@ def run(recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = N
 @app.command()
 def sync(home: Home = OUT) -> None:
     """Send to MLflow what could not be sent while its server was away."""
-    from ratchet.tasks.mirror import sync as ship
+    from ratchet.tasks.upload import sync as upload
 
-    for run in sorted((home / "runs").glob("*/tracking/journal.jsonl")):
-        counts = ship(run.parent.parent, home)
-        typer.echo(f"{run.parent.parent.name}: {counts['points']} points sent")
+    for run in sorted((home / "runs").glob("*/recipe.yaml")):
+        typer.echo(f"{run.parent.name}: {upload(run.parent, home)} points sent")
 
 
 @app.command()

@@ -89,7 +89,7 @@ class Place:
     def join(self, first: str = "was()", code: Path = ROOT) -> subprocess.Popen[str]:
         """Its ranks do what `first` says where they should meet the others."""
         (self.folder / "sitecustomize.py").write_text(OTHERWISE.format(first))
-        return self.start("join", "-m", "ratchet.flows.cli", "join", "--home", str(self.home), code=code, PYTHONPATH=f"{self.folder}{os.pathsep}{code / 'infra' / 'package'}")
+        return self.start("join", "-m", "ratchet.flows.cli", "join", "--home", str(self.home), code=code, PYTHONPATH=f"{self.folder}{os.pathsep}{code}")
 
     def said(self, name: str) -> str:
         return (self.folder / f"{name}.out").read_text()
