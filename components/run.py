@@ -1,86 +1,22 @@
-"""Run one stage: `python -m ratchet.components.run request.json`, or `execute(request)` inside a child process.
-
-A stage function takes a `Job` and returns the product's `meta`. It reads its inputs, works in its workspace and writes
-its product; it knows no orchestrator and no tracker.
-"""
+"""Run one stage: `python -m ratchet.components.run request.json`, or `execute(request)` inside a child process."""
 
 from __future__ import annotations
 
 import importlib
 import json
-import resource
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ratchet.components import progress
-from ratchet.components.contract import agree, record
-from ratchet.components.engines.choose import SAMPLE, ready
+from ratchet.components.job import carry_out
 from ratchet.components.stages import STAGES
-from ratchet.components.store import Workspace
 from ratchet.components.types import Artifact
 
 
-@dataclass(frozen=True)
-class Job:
-    options: Mapping[str, Any]
-    inputs: Mapping[str, Artifact]
-    work: Workspace
-
-    def path(self, name: str) -> Path:
-        return self.inputs[name].path
-
-    def rounds(self, prefix: str) -> list[int]:
-        """The rounds whose product is an input, by what the plan calls it before the round's number."""
-        return sorted(int(name.removeprefix(prefix)) for name in self.inputs if name.startswith(prefix))
-
-
 def execute(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Set the process up (threads, determinism), see that the inputs share a contract, call the stage, return its meta."""
-    profile = request["options"].get("profile")
-    if profile:
-        if request["does"] in SAMPLE:
-            ready(profile)
-        import torch
-        from transformers.utils import logging
-
-        logging.disable_progress_bar()
-        deterministic()
-        if profile["threads"]:
-            torch.set_num_threads(profile["threads"])
-    function = getattr(importlib.import_module(STAGES[request["does"]]), request["does"])
-    inputs = {
-        name: Artifact(a["kind"], Path(a["path"]), a["digest"], tuple(a["parents"]), a["meta"])
-        for name, a in request["inputs"].items()
-    }
-    work = Workspace(Path(request["work"]))
-    agreed = agree(request["does"], inputs, request["options"])
-    before = _processor_seconds()
-    with progress.told_in(work.steps):
-        meta = function(Job(request["options"], inputs, work)) or {}
-    spent = {"cpu_seconds": round(_processor_seconds() - before, 2), "peak_gb": round(_peak_bytes() / 1e9, 3)}
-    return {**meta, **record(work.product, agreed), "spent": spent}
-
-
-def deterministic() -> None:
-    """Have torch compute the same numbers from the same numbers, always."""
-    import torch
-
-    torch.use_deterministic_algorithms(True, warn_only=torch.cuda.is_available())  # a GPU has no other attention backward
-    torch.utils.deterministic.fill_uninitialized_memory = False  # a pass over each new tensor, to find readers of unwritten memory
-
-
-def _processor_seconds() -> float:
-    """Of this process and of those it started that have ended."""
-    return sum(u.ru_utime + u.ru_stime for u in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))
-
-
-def _peak_bytes() -> int:
-    """The most memory this process, or the largest it started, ever held. A stage run inline shares its caller's."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    return unit * max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    """Call the function of the stage that the request names, and return its meta."""
+    return carry_out(getattr(importlib.import_module(STAGES[request["does"]]), request["does"]), request)
 
 
 def as_request(does: str, options: Mapping[str, Any], inputs: Mapping[str, Artifact], work: Path) -> dict[str, Any]:

@@ -4,8 +4,8 @@
     <home>/store/.work/<stage>-<key>/     product and progress of a stage that is not finished; survives a crash
     <home>/runs/<run>/                    the resolved recipe and one link a stage into the store
 
-A key is the digest of what a stage does (its slice of the recipe), of the keys of its inputs and of the source code
-that does it; the manifest holds the SHA-256 of every file, checked when asked.
+A key is the digest of what a stage does (its slice of the recipe), of the keys of its inputs and of the definitions in
+the source code that the stage can reach (see `definitions.py`: no comment and no unused function is in it); the manifest holds the SHA-256 of every file, checked when asked.
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ def machine_rates(pipeline: Pipeline, model: Path, length: int) -> Rates:
     ask: dict[str, Any] = {
         "model": str(model), "profile": profile, "adapters": plain(adapters(recipe)), "length": max(8, length),
         "prompt": max(4, length // 2), "each": online.rollout.get("responses_per_prompt", 1) if online else 1}
-    code = [source_digest(does, ()) for does in ("optimise", "rollout")]
+    code = [source_digest(does, {}) for does in ("optimise", "rollout")]
     key = digest([*devices(), os.cpu_count(), packages(), code, {**ask, "model": digest(plain(recipe.models["policy"]))}])
     file = pipeline.store.home / "calibration.json"
     kept = json.loads(file.read_text()) if file.exists() else {}

@@ -12,8 +12,8 @@ from ratchet.components.data import curate as curation
 from ratchet.components.data.groups import read_groups
 from ratchet.components.data.statistics import kind_of
 from ratchet.components.data.verifiers import check_gold
+from ratchet.components.job import Job
 from ratchet.components.models.load import load_tokenizer
-from ratchet.components.run import Job
 from ratchet.components.sections import PROMPT_SECTIONS
 
 

@@ -21,11 +21,11 @@ from ratchet.components.evaluation.kl import sequence_kl
 from ratchet.components.evaluation.quality import diversity_against, flattened, quality, quality_against, slices, tag
 from ratchet.components.evaluation.report import write_report
 from ratchet.components.evaluation.win_rate import compare
+from ratchet.components.job import Job
 from ratchet.components.loop import reward_columns, texts_read
 from ratchet.components.piece import build
 from ratchet.components.protocols import Engine
 from ratchet.components.reward_models import reward_models
-from ratchet.components.run import Job
 from ratchet.components.stages.experience import certificate_of, context_of
 from ratchet.components.stages.improve import Overlay
 from ratchet.components.store import write_atomic

@@ -15,6 +15,7 @@ from ratchet.components.engines.agreement import fresh
 from ratchet.components.engines.choose import engine_of
 from ratchet.components.engines.torch import weights_digest
 from ratchet.components.errors import DataError
+from ratchet.components.job import Job
 from ratchet.components.loop import (
     Named,
     annotate_groups,
@@ -28,7 +29,6 @@ from ratchet.components.loop import (
 from ratchet.components.packing import order
 from ratchet.components.piece import build
 from ratchet.components.planned import all_answered, all_steps
-from ratchet.components.run import Job
 from ratchet.components.stages.experience import context_of
 from ratchet.components.stages.probe import agree, verify_saved
 from ratchet.components.stages.train import make_learner

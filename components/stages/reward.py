@@ -18,6 +18,7 @@ from ratchet.components.evaluation import plots
 from ratchet.components.evaluation.best_of_n import best_of_n
 from ratchet.components.evaluation.bootstrap import Interval
 from ratchet.components.evaluation.certificate import accuracy_by_kind, certify, conversations_of, independent, share
+from ratchet.components.job import Job
 from ratchet.components.linear import bradley_terry, choose_penalty, topics_of
 from ratchet.components.loop import reward_columns
 from ratchet.components.models.forward import reward_states
@@ -25,7 +26,6 @@ from ratchet.components.models.load import load_tokenizer, new_reward, save_mode
 from ratchet.components.models.reward import MeanReward
 from ratchet.components.packing import pack
 from ratchet.components.rewards.reward_model import judged
-from ratchet.components.run import Job
 from ratchet.components.stages.probe import RELOAD_TOLERANCE
 from ratchet.components.stages.train import encoded, learn
 from ratchet.components.store import write_atomic

@@ -13,11 +13,11 @@ from ratchet.components import ranks
 from ratchet.components.chat import count_tokens, encode_group
 from ratchet.components.data.groups import read_groups
 from ratchet.components.errors import ContractError, DataError, GateError
+from ratchet.components.job import Job
 from ratchet.components.learners.deepspeed import DeepSpeedLearner
 from ratchet.components.learners.torch import TorchLearner
 from ratchet.components.models.load import load_tokenizer
 from ratchet.components.piece import build
-from ratchet.components.run import Job
 from ratchet.components.stages.probe import probe, verify_saved
 from ratchet.components.trainer import fit, parts, steps_planned
 from ratchet.components.types import Group

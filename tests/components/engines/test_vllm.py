@@ -29,12 +29,13 @@ from ratchet.components.engines.server import Server
 from ratchet.components.engines.torch import TorchEngine
 from ratchet.components.engines.vllm import Answer, VllmEngine, check_lengths, parameters, untied
 from ratchet.components.errors import ContractError, ServiceError
+from ratchet.components.job import Job
 from ratchet.components.models.load import load_model, load_policy, load_tokenizer, new_reward, save_model
 from ratchet.components.models.tiny import train_tiny
 from ratchet.components.models.value import FILE as VALUE_HEAD
 from ratchet.components.plan import plan
 from ratchet.components.recipe import load, plain
-from ratchet.components.run import Job, as_request, execute
+from ratchet.components.run import as_request, execute
 from ratchet.components.schema import Profile, Vllm
 from ratchet.components.store import Workspace
 from ratchet.components.types import Artifact, Group, Prompt, Request, Trajectory

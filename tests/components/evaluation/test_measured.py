@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from ratchet.components.evaluation.measured import ENDS, measured
+from ratchet.components.job import Job
 from ratchet.components.plan import plan
 from ratchet.components.recipe import load
-from ratchet.components.run import Job
 from ratchet.components.stages import evaluate as stage
 from ratchet.components.store import Workspace
 from ratchet.components.types import Artifact, Context, Group, Prompt, Trajectory

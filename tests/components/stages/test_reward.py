@@ -11,7 +11,7 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 
 from ratchet.components.data.groups import write_groups
 from ratchet.components.evaluation import plots
-from ratchet.components.run import Job
+from ratchet.components.job import Job
 from ratchet.components.stages import gold as stage
 from ratchet.components.stages.reward import by_prompt
 from ratchet.components.store import Workspace

@@ -1,0 +1,218 @@
+"""Python source as the statements of its modules: each as normalised text (no comments, docstrings or annotations) and what it refers to."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+PREFIX = "ratchet."
+PACKAGES = ("components", "tasks", "flows")
+PURE = {"piece", "each", "record", "final", "dataclass", "dataclass_transform", "runtime_checkable", "functools", "contextlib"}
+"""Decorators (or modules of them) that register nothing. A definition under any other counts as soon as its module is imported."""
+BUILDS = (("build",), ("describe",), ("resolve",))  # functions that take the name of a piece
+SILENT = ("ctx", "type_comment", "kind", "type_ignores")  # fields of syntax trees without a meaning
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class Import(NamedTuple):
+    """What an import binds: a module, or one of its attributes."""
+
+    module: str
+    attribute: str = ""
+
+
+@dataclass
+class Statement:
+    """A top-level statement: its normalised syntax tree as text, and what it refers to."""
+
+    text: str = ""
+    chains: set[tuple[str, ...]] = field(default_factory=set)  # names with their attributes: ("np", "random", "default_rng")
+    strings: set[str] = field(default_factory=set)
+    declared: set[str] = field(default_factory=set)  # strings in decorators
+    specs: set[str] = field(default_factory=set)  # strings that stand as `name`
+    imports: dict[str, list[Import]] = field(default_factory=dict)  # of our modules, within the statement
+    modules: set[str] = field(default_factory=set)
+
+
+@dataclass
+class Module:
+    """A parsed file: the numbers of its statements that bind a name, run at import or run as a script, and what it imports."""
+
+    name: str
+    path: Path
+    body: Sequence[ast.stmt]
+    names: dict[str, list[int]] = field(default_factory=dict)
+    imports: dict[str, list[Import]] = field(default_factory=dict)
+    modules: set[str] = field(default_factory=set)
+    starred: list[str] = field(default_factory=list)
+    effects: list[int] = field(default_factory=list)
+    script: list[int] = field(default_factory=list)
+    read: dict[int, Statement] = field(default_factory=dict)
+
+    def statement(self, number: int) -> Statement:
+        if number not in self.read:
+            self.read[number] = _Reader(self.name).statement(self.body[number])
+        return self.read[number]
+
+
+class _Reader:
+    """Writes a statement as text and collects what it refers to."""
+
+    def __init__(self, module: str) -> None:
+        self.module, self.found, self.parts = module, Statement(), list[str]()
+        self.in_class = self.annotated = False
+
+    def statement(self, node: ast.stmt) -> Statement:
+        self.write(node)
+        self.found.text = "".join(self.parts)
+        return self.found
+
+    def write(self, node: object) -> None:
+        match node:
+            case list():
+                self.parts.append("[")
+                for one in node:
+                    self.write(one)
+                self.parts.append("]")
+            case ast.Expr(value=ast.Constant()) | ast.Pass():  # a docstring
+                pass
+            case ast.Import() | ast.ImportFrom() if self._import(node):
+                pass
+            case ast.Name() | ast.Attribute() if chain := _chain(node):
+                self.found.chains.add(chain)
+                self.parts.append(" " + ".".join(chain))
+            case ast.Constant(value=value):
+                if isinstance(value, str):
+                    self.found.strings.add(value)
+                self.parts.append(f" {value!r}")
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                registers = any(_decorator(d)[-1:] == ("register",) for d in node.decorator_list)  # as singledispatch does, by its annotations
+                self._fields(node, in_class=False, annotated=registers, without=() if registers else ("returns",))
+            case ast.ClassDef():
+                self._fields(node, in_class=True)
+            case ast.AnnAssign() if not (self.in_class or self.annotated):
+                if node.value is not None:  # written as the same assignment without its annotation
+                    self.write(ast.Assign([node.target], node.value))
+            case ast.arg() if not self.annotated:
+                self.parts.append(" " + node.arg)
+            case ast.AST():
+                self._fields(node, in_class=self.in_class and not isinstance(node, ast.Lambda), annotated=self.annotated)
+            case _:
+                self.parts.append(f" {node!r}")
+
+    def _specs(self, node: ast.AST) -> None:
+        named: list[ast.expr] = []
+        if isinstance(node, ast.Dict):
+            named = [value for key, value in zip(node.keys, node.values, strict=True) if isinstance(key, ast.Constant) and key.value == "name"]
+        elif isinstance(node, ast.Call):
+            named = [key.value for key in node.keywords if key.arg == "name"] + (node.args if _chain(node.func)[-1:] in BUILDS else [])
+        self.found.specs |= {one.value for one in named if isinstance(one, ast.Constant) and isinstance(one.value, str)}
+
+    def _fields(self, node: ast.AST, *, in_class: bool, annotated: bool = False, without: Sequence[str] = ()) -> None:
+        self._specs(node)
+        before = self.in_class, self.annotated
+        self.in_class, self.annotated = in_class, annotated
+        self.parts.append(f"({type(node).__name__}")
+        for name in node._fields:
+            if name not in SILENT and name not in without:
+                if name == "decorator_list":
+                    self.found.declared |= {c.value for d in node.decorator_list for c in ast.walk(d)  # type: ignore[attr-defined]
+                                            if isinstance(c, ast.Constant) and isinstance(c.value, str)}
+                self.parts.append(f" {name}=")
+                self.write(getattr(node, name, None))
+        self.parts.append(")")
+        self.in_class, self.annotated = before
+
+    def _import(self, node: ast.Import | ast.ImportFrom) -> bool:
+        """Whether all it imports is ours: no part of the text then, for it is what the names mean that counts."""
+        names, modules, starred = _bound(node, self.module)
+        own = {name: [one for one in all_ if ours(one.module)] for name, all_ in names.items()}
+        for name, all_ in own.items():
+            self.found.imports.setdefault(name, []).extend(all_)
+        self.found.modules |= modules
+        return all(own.values()) and not starred
+
+
+def _bound(node: ast.Import | ast.ImportFrom, module: str) -> tuple[dict[str, list[Import]], set[str], list[str]]:
+    """What an import binds, which of our modules it runs, and those it takes all names of."""
+    names: dict[str, list[Import]] = {}
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            one = Import(alias.name) if alias.asname else Import(alias.name.split(".")[0])
+            names.setdefault(alias.asname or one.module, []).append(one)
+        return names, {alias.name for alias in node.names if ours(alias.name)}, []
+    source = ".".join(filter(None, [*module.split(".")[:-node.level], node.module])) if node.level else node.module or ""
+    starred = [source for alias in node.names if alias.name == "*" and ours(source)]
+    for alias in node.names:
+        names.setdefault(alias.asname or alias.name, []).append(Import(source, alias.name))
+    return names, {source, *(f"{source}.{alias.name}" for alias in node.names)} if ours(source) else set(), starred
+
+
+def parse(name: str, path: Path, text: str) -> Module:
+    body = ast.parse(text, filename=str(path)).body
+    module = Module(name, path, body)
+    functions = {node.name for node in body if isinstance(node, Function)}
+    for number, node in enumerate(body):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign | ast.AugAssign) else []
+        imports = [one for one in ast.walk(node) if isinstance(one, ast.Import | ast.ImportFrom)] if not isinstance(node, Function | ast.ClassDef) else []
+        for one in imports:
+            names, modules, starred = _bound(one, name)
+            for alias, all_ in names.items():
+                module.imports.setdefault(alias, []).extend(all_)
+            module.modules |= modules if not _test_of(node, "TYPE_CHECKING") else set()
+            module.starred += starred
+        if isinstance(node, Function | ast.ClassDef):
+            module.names.setdefault(node.name, []).append(number)
+            if not _pure(node):
+                module.effects.append(number)
+        elif targets and all(isinstance(part, ast.Name | ast.Tuple) for part in targets):
+            for part in (part for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)):
+                module.names.setdefault(part.id, []).append(number)
+            if any(_calls(call, functions, module) for call in ast.walk(node) if isinstance(call, ast.Call)):
+                module.effects.append(number)
+        elif _test_of(node, "__name__"):
+            module.script.append(number)
+        elif not (isinstance(node, ast.Import | ast.ImportFrom) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+                  or _test_of(node, "TYPE_CHECKING")):
+            module.effects.append(number)
+            for part in ast.walk(node):
+                if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
+                    module.names.setdefault(part.id, []).append(number)
+                elif isinstance(part, Function | ast.ClassDef):
+                    module.names.setdefault(part.name, []).append(number)
+    return module
+
+
+def _calls(call: ast.Call, functions: set[str], module: Module) -> bool:
+    """Whether it may be one of our functions that is called, which may do more than return a value. (Classes are written with a capital.)"""
+    chain = _chain(call.func)
+    return bool(chain) and chain[-1].islower() and (chain[0] in functions or any(ours(one.module) for one in module.imports.get(chain[0], ())))
+
+
+def _test_of(node: ast.stmt, name: str) -> bool:
+    return isinstance(node, ast.If) and not node.orelse and any(isinstance(part, ast.Name) and part.id == name for part in ast.walk(node.test))
+
+
+def _pure(node: Function | ast.ClassDef) -> bool:
+    return all((chain := _decorator(d)) and chain[0] in PURE for d in node.decorator_list)
+
+
+def _decorator(node: ast.expr) -> tuple[str, ...]:
+    return _chain(node.func if isinstance(node, ast.Call) else node)
+
+
+def _chain(node: ast.AST) -> tuple[str, ...]:
+    """A name with its attributes; empty for any other expression."""
+    attributes: list[str] = []
+    while isinstance(node, ast.Attribute):
+        attributes.append(node.attr)
+        node = node.value
+    return (node.id, *reversed(attributes)) if isinstance(node, ast.Name) else ()
+
+
+def ours(module: str) -> bool:
+    package, _, rest = module.partition(".")
+    return f"{package}." == PREFIX and (not rest or rest.split(".")[0] in PACKAGES)
