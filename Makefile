@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: help install run test test-slow check docs bench vllm ui clean
+.PHONY: help install run test test-slow soak check docs bench vllm ui clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -24,6 +24,10 @@ test: install  ## run the test suite
 test-slow: install  ## run the tests that need real models and servers
 	$(BIN)/python -m pip install --quiet --constraint infra/constraints.txt --editable ".[lm-eval]"
 	$(BIN)/python -m pytest -m slow
+
+# SOAK="--fault flow --tries 1" is a first look; everything takes hours
+soak: install  ## fault injection: kill flow, stages and servers, fill the disk, flip bytes, cut the network; resume and compare
+	$(BIN)/python -m tests.soak $(SOAK)
 
 check: install  ## ruff and pyright
 	$(BIN)/ruff check flows tasks components benchmarks tests docs

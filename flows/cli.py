@@ -31,7 +31,6 @@ from ratchet.flows.commands.promote import promote, rollback
 from ratchet.flows.commands.recipes import app as recipes_app
 from ratchet.flows.commands.reproduce import reproduce
 from ratchet.flows.commands.show import print_outcome, runs, show
-from ratchet.flows.commands.soak import soak
 from ratchet.flows.startup import quiet_platforms, servers
 from ratchet.tasks.turns import IfRunning
 
@@ -97,11 +96,10 @@ def run(recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = N
 @app.command()
 def sync(home: Home = OUT) -> None:
     """Send to MLflow what could not be sent while its server was away."""
-    from ratchet.tasks.mirror import sync as ship
+    from ratchet.tasks.upload import sync as upload
 
-    for run in sorted((home / "runs").glob("*/tracking/journal.jsonl")):
-        counts = ship(run.parent.parent, home)
-        typer.echo(f"{run.parent.parent.name}: {counts['points']} points sent")
+    for run in sorted((home / "runs").glob("*/recipe.yaml")):
+        typer.echo(f"{run.parent.name}: {upload(run.parent, home)} points sent")
 
 
 @app.command()
@@ -123,7 +121,7 @@ def stage(part: Annotated[Literal["fetch", "curate", "train", "evaluate"], typer
         run_part(part, recipe, home=home, overrides=set, profile=profile)
 
 
-for command in (init, plan, runs, show, chat, certify, compare, deploy, lineage, export, push, lm_eval, reproduce, promote, rollback, gc, doctor, soak, join):
+for command in (init, plan, runs, show, chat, certify, compare, deploy, lineage, export, push, lm_eval, reproduce, promote, rollback, gc, doctor, join):
     app.command()(command)
 
 

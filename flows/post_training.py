@@ -36,7 +36,7 @@ def post_training(
     """
     pipeline = Pipeline.open(recipe, home=Path(home), overrides=overrides or (), profile=profile, limit=limit)
     pipeline.elsewhere |= {does: Elsewhere(Exchange(artifacts or ""), deployment) for does, deployment in (elsewhere or {}).items()}
-    with ended_from_its_page(), held(pipeline.run.path / "lock", f"run {pipeline.run.name}", if_running), watched(pipeline, display) as mirror:
+    with ended_from_its_page(), held(pipeline.run.path / "lock", f"run {pipeline.run.name}", if_running), watched(pipeline, display) as tracking:
         curate(pipeline)
         watch_data(pipeline)
         if until == "curate":
@@ -49,7 +49,7 @@ def post_training(
         if until in ("train", "evaluate"):
             return {"run": pipeline.run.name}
         watch_results(pipeline)
-        registered = register_run(pipeline, mirror.tracking.run_id(wait_seconds=30))
+        registered = register_run(pipeline, tracking.run_id(wait_seconds=30))
         pipeline.run.record(postponed=registered.get("postponed"), champion=registered.get("champion"), registered={
             stage: f"{model_of(pipeline.recipe.register, stage)}:{number}" for stage, number in registered.get("versions", {}).items()})
         return {"run": pipeline.run.name, "registered": registered, "data": version(pipeline, Path.cwd())}

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from ratchet.components.store import content, read_manifest
-from ratchet.tasks.journal import flatten
+from ratchet.tasks.mlflow_text import flatten
 from ratchet.tasks.results import comparable, evaluation, paired
 
 Change = tuple[str, str, str]  # name, value in the first run, value in the other; "" where it has none

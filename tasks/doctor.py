@@ -26,7 +26,7 @@ from ratchet.components.recipe import folder
 from ratchet.components.store import Store, read_manifest
 from ratchet.components.types import Artifact
 from ratchet.tasks.known_bad import KNOWN_BAD, pairs, vllm_of
-from ratchet.tasks.server import bounded, client, tracking_uri
+from ratchet.tasks.server import client, tracking_uri
 
 ROOT = Path(__file__).resolve().parent.parent
 DISTRIBUTION = "ratchet-rlhf"
@@ -190,8 +190,7 @@ def ask_mlflow(home: Path) -> tuple[int, str]:
     from mlflow.exceptions import MlflowException
 
     try:
-        with bounded():
-            client(home).search_experiments(max_results=1)
+        client(home).search_experiments(max_results=1)
     except MlflowException as error:
         return error.get_http_status_code(), str(error)
     return 200, ""

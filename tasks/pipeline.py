@@ -62,6 +62,7 @@ class Pipeline:
     damaged: set[str] = field(default_factory=set)  # keys of those where it has not
     devices: tuple[str, ...] = ()  # the GPUs that a stage made now sees, as CUDA_VISIBLE_DEVICES names them; none: those that we see
     elsewhere: dict[str, Callable[[Pipeline, Stage], Artifact]] = field(default_factory=dict)  # what a stage does -> who makes it instead of us
+    failing: str | None = None  # the stage that failed last, unless its second try made it
     registry: dict[str, Any] = field(default_factory=dict)  # the registered versions that aliases of the recipe mean in this run
 
     @classmethod
@@ -113,8 +114,10 @@ class Pipeline:
         try:
             artifact, ours = (self._made_elsewhere(stage), True) if stage.does in self.elsewhere else self._made_here(stage, inputs)
         except BaseException as error:
+            self.failing = name
             self._tell("failed", stage, error)
             raise
+        self.failing = None
         self._tell("finished", stage, artifact, reused=not ours, seconds=time.monotonic() - started if ours else 0.0)
         return artifact
 

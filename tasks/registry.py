@@ -22,7 +22,7 @@ from typing import Any
 
 from ratchet.components.errors import StoreError
 from ratchet.components.store import file_digest
-from ratchet.tasks.journal import allowed, cut, flatten
+from ratchet.tasks.mlflow_text import allowed, cut, flatten
 from ratchet.tasks.mlmodel import write_mlmodel
 from ratchet.tasks.provenance import packages
 from ratchet.tasks.server import experiment_id, service, tracking_uri

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from ratchet.components.errors import RecipeError, StoreError, nearest
 from ratchet.components.store import RunDirectory, Store, disk_errors, read_manifest
-from ratchet.tasks.journal import allowed
+from ratchet.tasks.mlflow_text import allowed
 from ratchet.tasks.registry import Version, events, history, models
 
 TRASH = ".trash-"  # and the process that empties it

@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ratchet.components.errors import RatchetError, ServiceError
 
-BOUNDS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
-          "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "0"}  # the defaults retry for minutes
+DEFAULTS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20", "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "0",
+            "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}
+"""Of this process, where the user has set nothing: MLflow's own defaults retry for minutes."""
 KIND = {"mlflow.experimentKind": "custom_model_development"}  # the experiment's page opens on its runs, not on traces
 TRAINING = "workflowType=machine_learning"  # in an address: the same, whatever page the browser saw last
 
@@ -23,33 +23,10 @@ def tracking_uri(home: Path) -> str:
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(home / 'mlflow.db').resolve()}"
 
 
-_bound_lock, _bound_users, _bound_set = threading.Lock(), 0, []
-
-
-@contextlib.contextmanager
-def bounded() -> Iterator[None]:
-    """Short retries and time-outs for MLflow calls made inside; a value the user has set wins. Safe across threads."""
-    global _bound_users
-    with _bound_lock:
-        _bound_users += 1
-        if _bound_users == 1:
-            _bound_set.extend(name for name in BOUNDS if name not in os.environ)
-            os.environ.update({name: BOUNDS[name] for name in _bound_set})
-    try:
-        yield
-    finally:
-        with _bound_lock:
-            _bound_users -= 1
-            if not _bound_users:
-                for name in _bound_set:
-                    os.environ.pop(name, None)
-                _bound_set.clear()
-
-
 def client(home: Path) -> Any:
     """An `MlflowClient` on `tracking_uri(home)`. Imports mlflow (5 s); a new sqlite file takes 4 s more."""
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    for name, value in DEFAULTS.items():
+        os.environ.setdefault(name, value)
     from mlflow import MlflowClient
 
     logging.getLogger("mlflow").setLevel(logging.WARNING)  # it tells of every table of a new database
@@ -65,7 +42,7 @@ def client(home: Path) -> Any:
 @contextlib.contextmanager
 def service(doing: str, home: Path) -> Iterator[Any]:
     """A client with short time-outs; whatever MLflow raises becomes a `ServiceError` that says where."""
-    with bounded(), reached(f"{doing} at {tracking_uri(home)}"):
+    with reached(f"{doing} at {tracking_uri(home)}"):
         yield client(home)
 
 

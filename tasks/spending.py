@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ratchet.components.schema import Hardware
-from ratchet.tasks.journal import lines
+from ratchet.tasks.mlflow_text import lines
 from ratchet.tasks.system import EVERY_SECONDS
 
 if TYPE_CHECKING:

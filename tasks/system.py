@@ -1,7 +1,7 @@
 """Processor, memory and GPU while a run goes on, under the names of MLflow's own system metrics, so that its page draws them.
 
 MLflow's monitor asks the server from a thread of its own and loses what it cannot send; this one appends a line to
-`<run>/tracking/system.jsonl` and the mirror ships it as it ships everything else. A sample takes about a millisecond. What the worker of a
+`<run>/tracking/system.jsonl`, which is uploaded as all metrics files are. A sample takes about a millisecond. What the worker of a
 stage elsewhere saw comes with the stage's product.
 """
 

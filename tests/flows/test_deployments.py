@@ -466,7 +466,7 @@ def test_a_run_that_was_started_by_hand_is_cancelled_from_its_page(prefect: dict
     options = ["--set", "sft.limit=240", "--set", "sft.fit.batch=4", "--set", "sft.fit.epochs=200", "--set", "sft.fit.validate_every=0",
                "--set", "sft.fit.save_every=5"]
     mark = str(home)
-    run = subprocess.Popen([sys.executable, "-m", "ratchet.flows.cli", "run", "sft", "--profile", "soak", "--home", str(home), *options], cwd=home,
+    run = subprocess.Popen([sys.executable, "-m", "ratchet.flows.cli", "run", "sft", "--profile", str(ROOT / "tests/soak/soak.yaml"), "--home", str(home), *options], cwd=home,
                            env=prefect | {"RATCHET_TEST_MARK": mark}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         eventually(lambda: list(home.glob("store/.work/sft-*/progress/checkpoint-*")), 300, "a checkpoint")

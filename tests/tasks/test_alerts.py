@@ -81,8 +81,7 @@ def test_a_recipe_without_gates_has_none_that_failed(alarm: Alarm, told: list[An
 
 
 def test_every_run_has_an_alarm(told: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchers, "MlflowMirror", lambda _: SimpleNamespace(begin=lambda: None, end=lambda _: True, failing=None, failed=lambda *_: None, describe=lambda: None, tracking=SimpleNamespace(
-        follow=lambda _: None, log=lambda _: None)))
+    monkeypatch.setattr(watchers, "Tracking", lambda *_: SimpleNamespace(start=lambda: None, close=lambda: True))
     pipeline = Pipeline.open("raft", home=tmp_path, profile="test")
     with pytest.raises(HealthError), watchers.watched(pipeline):
         pipeline._tell("failed", pipeline.stages["annotate_1"], error := HealthError(STOPPED))

@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -30,9 +31,8 @@ from ratchet.components.schema import Profile
 from ratchet.components.store import RunDirectory, Store
 from ratchet.components.types import Artifact
 from ratchet.tasks.launch import launch
-from ratchet.tasks.machines import Call, Word
 from ratchet.tasks.pipeline import Pipeline
-from ratchet.tasks.ranks import ranks_of, why
+from ratchet.tasks.ranks import Job, ranks_of, report, reported, why
 
 needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="the extra `scale` is not installed")
 
@@ -127,40 +127,43 @@ def test_an_error_of_the_ranks_is_the_stages_own(inputs: dict[str, Artifact], tm
         launch(request(tmp_path / "work", inputs, data="gold", learner="deepspeed", ranks=2), tmp_path / "log")
 
 
-def test_one_sentence_says_which_rank_and_why() -> None:
-    def said(machines: int, *words: Word) -> RatchetError:
-        call = Call({"does": "sft"}, "a.log", 2 * machines, machines, "", 0, "", {})
-        return why(call, {0: "one", 1: "other"}, dict(enumerate(words)))
+def test_one_sentence_says_which_rank_and_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ratchet.tasks.ranks.REPORT_SECONDS", 0.0)
 
-    def of(exitcode: int, **notes: tuple[str, str]) -> RatchetError:
-        return said(1, Word({1: exitcode}, {int(rank[1:]): {"kind": kind, "text": text} for rank, (kind, text) in notes.items()}))
+    def of(exitcode: int, machines: int = 1, last: int = 1, **errors: tuple[str, str]) -> RatchetError:
+        """The error when rank `last` ended with `exitcode`, and of ranks r0, r1, ... these errors are known."""
+        work = tmp_path / str(len(list(tmp_path.iterdir())))
+        (work / "ranks").mkdir(parents=True)
+        job = Job({"does": "sft", "work": str(work)}, "a.log", 2 * machines, machines, "")
+        report(job, last, "b.log", exitcode=exitcode)
+        for rank, (kind, text) in errors.items():
+            report(job, int(rank[1:]), "b.log" if rank == f"r{last}" else "a.log", kind=kind, text=text)
+        return why(job, reported(job))
 
-    echo = ("RuntimeError", "Connection closed by peer")
+    echo, host = ("RuntimeError", "Connection closed by peer"), socket.gethostname()
     died = of(-9, r0=echo)
     assert isinstance(died, StageError) and died.retryable and str(died).startswith("stage 'sft': rank 1 of 2 was killed by SIGKILL")
     own = of(1, r0=echo, r1=("TrainingError", "the loss is nan"))
     assert type(own) is TrainingError and str(own) == "the loss is nan"
     assert "rank 1 of 2 ran out of memory" in str(of(1, r1=("MemoryError", "")))
     other = of(1, r1=("KeyError", "'policy'"))
-    assert not other.retryable and "rank 1 of 2 failed: KeyError: 'policy'" in str(other) and "a.log" in str(other)
+    assert not other.retryable and "rank 1 of 2 failed: KeyError: 'policy'" in str(other) and "b.log" in str(other)  # type: ignore[attr-defined]
     assert "rank 1: exit code 3" in str(of(3))
-
-    echoed = Word({0: 1}, {0: {"kind": "RuntimeError", "text": "Connection closed by peer"}})
-    assert str(said(2, echoed, Word({3: -9}))).startswith("stage 'sft': rank 3 of 4 on other was killed by SIGKILL")
-    assert "(log: a.1.log)" in str(said(2, echoed, Word({3: -9})))
-    gone = said(2, echoed, Word(left="was lost"))
-    assert gone.retryable and str(gone).startswith("stage 'sft': other with ranks 2 to 3 of 4 was lost; the other ranks were stopped; run again")  # type: ignore[attr-defined]
+    assert str(of(-9, 2, 3, r0=echo)).startswith(f"stage 'sft': rank 3 of 4 on {host} was killed by SIGKILL")
+    assert "(log: b.log)" in str(of(-9, 2, 3, r0=echo))
+    gone = of(1, 2, 0, r0=echo)
+    assert gone.retryable and f"rank 0 of 4 on {host} failed" in str(gone) and "another machine may be gone" in str(gone)  # type: ignore[attr-defined]
 
 
 FAILING = """
 import sys, ratchet.components.ranks, ratchet.components.run
-from ratchet.tasks.ranks import _rank
+from ratchet.tasks.ranks import Job, _rank
 def execute(request):
     raise ValueError("refused hf_plantedplanted")
 ratchet.components.ranks.join, ratchet.components.run.execute = lambda: None, execute
 import os
 try:
-    _rank({}, sys.argv[1], sys.argv[1] + "/log", os.getppid())
+    _rank(Job({"work": sys.argv[1]}, "", 2, 1, ""), sys.argv[1] + "/log", os.getppid())
 except ValueError as error:  # what torch's agent would print
     print(error)
 """
@@ -168,9 +171,10 @@ except ValueError as error:  # what torch's agent would print
 
 def test_a_failing_rank_writes_down_no_secret(tmp_path: Path) -> None:
     env = {**os.environ, "HF_TOKEN": "hf_plantedplanted", "RANK": "0", "WORLD_SIZE": "2", "PYTHONPATH": str(Path(__file__).resolve().parents[2] / "infra" / "package")}
+    (tmp_path / "ranks").mkdir()
     done = subprocess.run([sys.executable, "-c", FAILING, str(tmp_path)], env=env, capture_output=True, text=True)
-    log, note = (tmp_path / "log").read_text(), (tmp_path / "0.json").read_text()
-    assert done.returncode == 1 and "ValueError: refused ***" in log and json.loads(note) == {"kind": "ValueError", "text": "refused ***"}
+    log, note = (tmp_path / "log").read_text(), (tmp_path / "ranks/0.error").read_text()
+    assert done.returncode == 1 and "ValueError: refused ***" in log and json.loads(note)["text"] == "refused ***"
     assert "hf_planted" not in log + note + done.stdout + done.stderr
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ratchet.components.schema import Hardware
-from ratchet.tasks.journal import lines
+from ratchet.tasks.mlflow_text import lines
 from ratchet.tasks.pipeline import Pipeline
 from ratchet.tasks.spending import gpu_kwh, said, spent_on
 from ratchet.tasks.system import sample, sampled

@@ -1,178 +1,211 @@
-"""The MLflow mirror against a real sqlite store: late, twice, interrupted, unreachable."""
+"""Runs in MLflow against a real sqlite store: derived from a run's directory, late, twice, interrupted, unreachable."""
+
+from __future__ import annotations
 
 import contextlib
 import json
 import os
 import socket
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ratchet.components.errors import RecipeError, ServiceError
-from ratchet.tasks.journal import flatten, read_journal, read_json
-from ratchet.tasks.mirror import Shipper, shipped_file, sync
-from ratchet.tasks.server import BOUNDS, bounded, client
+from ratchet.tasks.mlflow_runs import ROOT, mlflow_runs
+from ratchet.tasks.mlflow_text import cut, flatten, lines
+from ratchet.tasks.pipeline import Pipeline
+from ratchet.tasks.server import client
+from ratchet.tasks.system import samples_of
 from ratchet.tasks.tracking import Tracking
+from ratchet.tasks.upload import Uploader, sync
+from ratchet.tasks.versioning import digest
+
+STEP = "online/round-1"
 
 
 @pytest.fixture(scope="session")
-def home(tmp_path_factory):
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the MLflow database is; its making takes seconds."""
     os.environ.pop("MLFLOW_TRACKING_URI", None)
     return tmp_path_factory.mktemp("home")
 
 
-def write(file, steps, value=1.0):
-    with open(file, "a") as out:
+@pytest.fixture
+def pipeline(tmp_path: Path) -> Pipeline:
+    """A run of `online_dpo` that has begun: all is made up to the first rollout, `optimise_1` is being made."""
+    made = Pipeline.open("online_dpo", home=tmp_path / "store", profile="test")
+    made.begin()
+    for name in (*(n for n in made.stages if n.startswith("model_")), "raw", "drafts", "curated", "rollout_1", "annotate_1", "select_1"):
+        publish(made, name)
+    write(work(made, "optimise_1"), range(5))
+    return made
+
+
+def publish(pipeline: Pipeline, name: str, **meta: Any) -> None:
+    stage = pipeline.stages[name]
+    with pipeline.store.working(stage.name, stage.key) as workspace:
+        (workspace.product / "data.parquet").write_text(name)
+        pipeline.store.publish(workspace, stage.name, stage.key, stage.kind, [], {"seconds": 1.0, **meta},
+                               {"does": stage.does, "options": {}, "inputs": dict(stage.inputs)})
+    pipeline.take(stage)
+
+
+def work(pipeline: Pipeline, name: str) -> Path:
+    """The metrics file of a stage that is being made."""
+    file = pipeline.store.root / ".work" / f"{name}-{pipeline.stages[name].key[:16]}" / "product" / "metrics.jsonl"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    return file
+
+
+def write(file: Path, steps: range, value: float = 1.0) -> None:
+    with file.open("a") as out:
         for step in steps:
             out.write(json.dumps({"step": step, "time": 1000.0 + step, "metrics": {"loss": value, "note": "text"}}) + "\n")
 
 
-def worked(run, home, file, *, live=False):
-    tracking = Tracking(home, live=live, every_seconds=0.1)
-    tracking.open_run(run, "chat-1", {"beta": 0.1, "stages": [{"lr": 1e-5}], "long": "x" * 9000}, {"recipe": "chat"})
-    stage = tracking.open_stage("online")
-    child = tracking.open_stage("round-1", parent=stage, tags={"iteration": 1})
-    tracking.follow(file, child)
-    return tracking, stage, child
-
-
-def points(home, run_id):
+def losses(home: Path, run_id: str | None) -> list[tuple[int, float, int]]:
     return [(m.step, m.value, m.timestamp) for m in client(home).get_metric_history(run_id, "loss")]
 
 
-def test_runs_nest_and_shipping_twice_or_resuming_adds_nothing(home, tmp_path):
-    run, file = tmp_path / "run", tmp_path / "metrics.jsonl"
-    write(file, range(5))
-    with open(file, "a") as out:
+def test_runs_nest_and_uploading_twice_or_resuming_adds_nothing(home: Path, pipeline: Pipeline) -> None:
+    run, file = pipeline.run.path, work(pipeline, "optimise_1")
+    with file.open("a") as out:
         out.write('{"step": 5, "tim')  # torn by a kill
-    tracking, stage, child = worked(run, home, file)
-    data, note = tmp_path / "pairs.jsonl", tmp_path / "report.html"
-    note.write_text("<p>1</p>")
-    tracking.log_input("pairs", data, "0123456789abcdef0123456789abcdef.dir", "training", child)
-    tracking.log_artifacts([note], stage)
-    first = sync(run, home)
-    assert first["points"] == 5 and first["runs"] == 3
-    again = sync(run, home)
-    assert again["points"] == again["runs"] == 0
-
-    ids = {k: tracking.run_id(k) for k in ("", stage, child)}
+    assert sync(run, home) > 5 and sync(run, home) == 0
+    with contextlib.closing(Uploader(run, home)) as uploader:
+        assert uploader.upload() == 0
+        ids = {key: sent.id for key, sent in uploader.sent.items()}
+        link = uploader.link("report.html")
     mlflow = client(home)
-    top, round_one = mlflow.get_run(ids[""]), mlflow.get_run(ids[child])
-    assert top.info.status == "RUNNING"  # nobody closed it: killed
-    assert top.data.params["stages.0.lr"] == "1e-05" and top.data.params["long"].endswith("[cut, 9000 characters]")
-    assert round_one.data.tags["mlflow.parentRunId"] == ids[stage]
-    assert round_one.inputs.dataset_inputs[0].dataset.digest == "0123456789abcdef0123456789abcdef.dir"
-    assert [a.path for a in mlflow.list_artifacts(ids[stage])] == ["report.html"]
-    assert read_json(shipped_file(run, home))["experiment"] == top.info.experiment_id, "the address of a page is made of it"
-    assert tracking.page("report.html") is None, "no server shows an sqlite file"
-    assert tracking.link("report.html") == f"#/experiments/{top.info.experiment_id}/runs/{ids['']}/artifacts/report.html?workflowType=machine_learning"
+    top, round_one = mlflow.get_run(ids[ROOT]), mlflow.get_run(ids[STEP])
+    assert top.info.status == round_one.info.status == "RUNNING"  # nobody ended it: killed
+    assert top.data.params["recipe.name"] == "online_dpo" and round_one.data.tags["mlflow.parentRunId"] == ids["online"]
+    assert {(i.dataset.name, i.dataset.digest) for i in round_one.inputs.dataset_inputs} >= {
+        ("rollout_1", digest(pipeline.artifact("rollout_1").path)[:36])}
+    assert [a.path for a in mlflow.list_artifacts(ids[ROOT])] == ["recipe.yaml"]
+    assert link == f"#/experiments/{top.info.experiment_id}/runs/{ids[ROOT]}/artifacts/report.html?workflowType=machine_learning"
     assert mlflow.get_experiment(top.info.experiment_id).tags["mlflow.experimentKind"] == "custom_model_development"
 
     file.write_text("")  # the stage goes on from its checkpoint at step 3: steps 3 and 4 come again
     write(file, range(3, 8), value=2.0)
-    tracking, *_ = worked(run, home, file)
-    tracking.close_stage(child)
-    assert tracking.close(wait_seconds=60)
-    assert tracking.run_id() == ids[""]
-    assert points(home, ids[child]) == [(s, 1.0 if s < 5 else 2.0, (1000 + s) * 1000) for s in range(8)]
-    assert mlflow.get_run(ids[""]).info.status == "FINISHED"
-    assert mlflow.get_run(ids[""]).data.tags["attempt"] == "2"
+    pipeline.end("stopped")
+    tracking = Tracking(run, home)
+    tracking.start()
+    assert tracking.close(wait_seconds=600) and tracking.run_id() == ids[ROOT]
+    assert losses(home, ids[STEP]) == [(s, 1.0 if s < 5 else 2.0, (1000 + s) * 1000) for s in range(8)]
+    assert mlflow.get_run(ids[ROOT]).info.status == mlflow.get_run(ids[STEP]).info.status == "KILLED"
+    assert tracking.page("report.html") is None, "no server shows an sqlite file"
 
 
-def test_a_kill_before_the_bookkeeping_duplicates_nothing(home, tmp_path):
-    run, file = tmp_path / "run", tmp_path / "metrics.jsonl"
-    write(file, range(4))
-    tracking, _, child = worked(run, home, file)
-    sync(run, home)
-    id_before = tracking.run_id(child)
-    for state in (run / "tracking").glob("shipped-*.json"):
-        state.unlink()
-    assert sync(run, home)["points"] == 0
-    assert tracking.run_id(child) == id_before and len(points(home, id_before)) == 4
+def test_a_run_whose_server_was_replaced_is_uploaded_again(pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline.end("finished")
+    for name in ("one", "other"):
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / name}.db")
+        assert sync(pipeline.run.path, tmp_path) > 5
+    assert sync(pipeline.run.path, tmp_path) == 0
 
 
-def test_a_side_thread_ships_while_the_work_goes_on(home, tmp_path):
-    file = tmp_path / "metrics.jsonl"
-    tracking, _, child = worked(tmp_path / "run", home, file, live=True)
-    write(file, range(3))
-    run_id = tracking.run_id(child, wait_seconds=60)
-    end = time.monotonic() + 30
-    while len(points(home, run_id)) < 3 and time.monotonic() < end:
+def test_a_thread_uploads_while_the_work_goes_on(home: Path, pipeline: Pipeline) -> None:
+    tracking = Tracking(pipeline.run.path, home, every_seconds=0.1)
+    tracking.start()
+    run_id, end = tracking.run_id(STEP, wait_seconds=600), time.monotonic() + 600
+    while len(losses(home, run_id)) < 5 and time.monotonic() < end:
         time.sleep(0.2)
-    assert len(points(home, run_id)) == 3
+    assert len(losses(home, run_id)) == 5
     with pytest.raises(ServiceError, match="another process"):
-        sync(tmp_path / "run", home)
-    assert tracking.close(wait_seconds=60)
+        sync(pipeline.run.path, home)
+    assert tracking.close(wait_seconds=600)
 
 
-def test_a_run_that_another_process_ships_is_shipped_afterwards(home, tmp_path):
-    file = tmp_path / "metrics.jsonl"
-    write(file, range(3))
-    worked(tmp_path / "run", home, file)  # and killed: `ratchet sync` has it now
-    with contextlib.closing(Shipper(tmp_path / "run", home)):
-        tracking, *_ = worked(tmp_path / "run", home, file, live=True)
-        end = time.monotonic() + 30
+def test_a_run_that_another_process_uploads_is_uploaded_afterwards(home: Path, pipeline: Pipeline) -> None:
+    tracking = Tracking(pipeline.run.path, home, every_seconds=0.1)
+    with contextlib.closing(Uploader(pipeline.run.path, home)):
+        tracking.start()
+        end = time.monotonic() + 600
         while tracking.problem is None and time.monotonic() < end:
             time.sleep(0.05)
         assert "another process" in (tracking.problem or "")
-    assert tracking.close(wait_seconds=60) and tracking.run_id()
+    assert tracking.close(wait_seconds=600) and tracking.run_id()
 
 
 @pytest.mark.parametrize("kind", ["dead", "frozen"])
-def test_a_server_that_is_away_stops_nothing_and_loses_nothing(home, tmp_path, monkeypatch, kind):
-    file, run = tmp_path / "metrics.jsonl", tmp_path / "run"
-    write(file, range(3))
+def test_a_server_that_is_away_stops_nothing_and_loses_nothing(home: Path, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    run = pipeline.run.path
     with contextlib.closing(socket.socket()) as server:
         server.bind(("127.0.0.1", 0))
         if kind == "frozen":
             server.listen()  # accepts and never answers
         monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{server.getsockname()[1]}")
+        tracking = Tracking(run, home, every_seconds=0.1)
         begin = time.monotonic()
-        tracking, *_ = worked(run, home, file, live=True)
+        tracking.start()
         assert time.monotonic() - begin < 10, "it waited for the server"  # whose client would wait minutes
-        if kind == "dead":  # who wants the id asks thrice, and neither waits for nothing nor knocks ten times a second
-            assert tracking.run_id(wait_seconds=60) is None and 3 <= tracking._failures <= 6
-            begin = time.monotonic()
-        assert not tracking.close(wait_seconds=3)
-        assert time.monotonic() - begin < 30 and tracking.problem
+        if kind == "dead":  # three failures a second apart are enough
+            assert tracking.run_id(wait_seconds=600) is None and 3 <= tracking._failures <= 6
+        pipeline.end("finished")
+        assert not tracking.close(wait_seconds=3) and tracking.problem
         if kind == "dead":
             with pytest.raises(ServiceError, match="nothing is lost"):
                 sync(run, home)
-    if kind == "frozen":
-        tracking._thread.join(60)  # the socket is closed: its last try ends
+    tracking._thread.join(600)  # the socket is closed: its last try ends
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    assert sync(run, home)["points"] == 3
-    assert client(home).get_run(tracking.run_id()).info.status == "FINISHED"
+    assert sync(run, home) > 5
+    with contextlib.closing(Uploader(run, home)) as uploader:
+        uploader.upload()
+        assert client(home).get_run(uploader.sent[ROOT].id).info.status == "FINISHED" and len(losses(home, uploader.sent[STEP].id)) == 5
 
 
-def test_bounds_hold_only_inside_and_respect_the_user(monkeypatch):
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "77")
-    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", raising=False)
-    with bounded(), bounded():
-        assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "77"
-        assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == BOUNDS["MLFLOW_HTTP_REQUEST_MAX_RETRIES"]
-    assert "MLFLOW_HTTP_REQUEST_MAX_RETRIES" not in os.environ
-
-
-def test_what_is_not_a_run_is_refused_and_one_process_ships(home, tmp_path):
-    with pytest.raises(RecipeError, match="not a tracked run"):
+def test_a_directory_that_is_no_run_is_refused(home: Path, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="is not a run"):
         sync(tmp_path, home)
-    (tmp_path / "tracking").mkdir()
-    with contextlib.closing(Shipper(tmp_path, home)), pytest.raises(ServiceError, match="another process"):
-        Shipper(tmp_path, home)
 
 
-def test_flatten():
+def test_a_value_of_the_users_environment_is_kept(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "77")
+    client(home)
+    assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "77" and os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "1"
+
+
+# --- what MLflow should show, without MLflow ------------------------------------------------------------------------------
+
+
+def test_a_failed_run_leaves_what_was_finished_finished(pipeline: Pipeline) -> None:
+    pipeline.end("failed", error="TrainingError: no pair is left", failed_stage="optimise_1")
+    runs = mlflow_runs(pipeline.run.path)
+    assert {key for key, run in runs.items() if run.status != "FINISHED"} == {ROOT, "online", STEP}
+    assert {runs[key].status for key in (ROOT, "online", STEP)} == {"FAILED"} and runs[STEP].tags["error"] == "TrainingError: no pair is left"
+    assert runs["online"].end == runs[STEP].end > runs[STEP].start
+
+
+def test_the_stages_of_a_round_share_a_run_that_names_the_data_they_read(pipeline: Pipeline) -> None:
+    runs = mlflow_runs(pipeline.run.path)
+    assert {name for name, _ in runs[STEP].inputs} == {"curated", "rollout_1", "annotate_1"}
+    publish(pipeline, "optimise_1", steps=4)
+    runs = mlflow_runs(pipeline.run.path)
+    assert {name for name, _ in runs[STEP].inputs} == {"curated", "rollout_1", "annotate_1", "select_1"} and runs[STEP].status == "FINISHED"
+    assert {"raw", "drafts", "select_1"} <= {name for name, _ in runs[ROOT].inputs}
+    assert {"step": 1, "time": pytest.approx(time.time(), abs=600), "metrics": {"details/optimise.seconds": 1.0, "optimise.steps": 4.0}} in runs[STEP].points
+
+
+def test_system_metrics_of_another_machine_are_on_the_run_of_its_stage(pipeline: Pipeline) -> None:
+    seen = samples_of(pipeline.run.path, "rollout_1")
+    assert [key for key, run in mlflow_runs(pipeline.run.path).items() if seen in run.files] == [STEP]
+
+
+def test_the_description_is_the_verdict_and_a_table_of_stages(pipeline: Pipeline) -> None:
+    note = mlflow_runs(pipeline.run.path)[ROOT].tags["mlflow.note.content"]
+    assert note.startswith(f"**{pipeline.run.name}** (running)") and pipeline.recipe.about in note
+    pipeline.run.record(state="finished", ended=1.0, champion=False, registered={"optimise_2": "online_dpo:1"},
+                        verdict={"passed": False, "gates": {"ending": False}, "reasons": ["ending: failed, its value -0.3 is not over -0.02"]})
+    note = mlflow_runs(pipeline.run.path)[ROOT].tags["mlflow.note.content"]
+    assert "(finished, 1 of 1 gates failed)" in note and "ending: its value -0.3 is not over -0.02" in note and "online_dpo version 1 (optimise_2)" in note
+    assert "| curated |" in note
+
+
+def test_names_and_texts_are_within_the_limits_of_mlflow() -> None:
     assert flatten({"a": {"b": 1, "c": [1, 2]}, "d": [{"e": "x"}], "f,g": {}}) == {
         "a.b": "1", "a.c": "[1, 2]", "d.0.e": "x", "f_g": "{}"}
-
-
-def test_a_line_torn_by_a_kill_takes_no_other_along(tmp_path):
-    """The journal ends in half an event; what is said next stands on a line of its own."""
-    tracking = Tracking(tmp_path, live=False)
-    tracking.open_run(tmp_path / "run", "chat-1", {}, {"recipe": "chat"})
-    with open(tmp_path / "run" / "tracking" / "journal.jsonl", "a") as journal:
-        journal.write('{"event": "tags", "key": "", "tags": {"lost')
-    tracking.tag({"said": "after"})
-    runs, _ = read_journal(tmp_path / "run")
-    assert runs[""].tags.items() >= {("recipe", "chat"), ("said", "after")} and "lost" not in runs[""].tags
+    assert len(cut("x" * 9000, 6000)) == 6000 and cut("x" * 9000, 6000).endswith("[cut, 9000 characters]")
+    assert lines(b'{"step": 1}\n{"st') == [{"step": 1}]

@@ -1,9 +1,8 @@
-"""What a stage puts on the Prefect page, and what the mirror tells MLflow of its inputs."""
+"""What a stage puts on the Prefect page, and what watchers are told."""
 
 from __future__ import annotations
 
 import base64
-import json
 import os
 import time
 from pathlib import Path
@@ -16,15 +15,10 @@ from prefect.client.schemas.actions import ArtifactCreate
 
 from ratchet.components.plan import Stage
 from ratchet.components.types import Artifact
-from ratchet.tasks.journal import ROOT, read_journal
-from ratchet.tasks.mirror import shipped_file
 from ratchet.tasks.outcome import tracked
 from ratchet.tasks.pipeline import Pipeline, _follow
 from ratchet.tasks.prefect_page import AWAY_SECONDS, PrefectPage
-from ratchet.tasks.system import samples_of
 from ratchet.tasks.tracking import Tracking
-from ratchet.tasks.versioning import digest
-from ratchet.tasks.watchers import MlflowMirror
 
 KINDS = ("image", "link", "markdown", "table")
 
@@ -106,9 +100,9 @@ def test_a_server_that_is_away_is_asked_once_in_a_while(tmp_path: Path, made: di
 def test_the_report_is_linked_where_a_browser_can_follow(tmp_path: Path, made: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     """A page served over http may not open file://, and a server elsewhere has no such file: MLflow's page of the artifact it is."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://me:secret@mlflow.team/base/")
-    tracking = Tracking(tmp_path, live=False)
-    tracking.open_run(tmp_path / "run", "chat-1", {})
-    shipped_file(tmp_path / "run", tmp_path).write_text(json.dumps({"runs": {ROOT: {"id": "r1"}}, "experiment": "7"}))
+    tracking = Tracking(tmp_path / "run", tmp_path)
+    tracking.ids = {"": "r1"}
+    tracking.uploader = SimpleNamespace(link=lambda name: f"#/experiments/7/runs/r1/artifacts/{name}?workflowType=machine_learning")  # type: ignore[assignment]
     PrefectPage(tracking).finished(*evaluated(tmp_path / "made"), reused=False, seconds=3.0)
     link = made["link report"]
     assert link["link"] == "https://mlflow.team/base/#/experiments/7/runs/r1/artifacts/report.html?workflowType=machine_learning", "and no password on a page"
@@ -133,61 +127,6 @@ def test_progress_is_shown_of_long_tasks_and_ends_whole(tmp_path: Path, made: di
     assert made["progress-optimise-1"]["shares"] == [25.0, 75.0]
     page.finished(stage, Artifact("weights", tmp_path, "k"), reused=False, seconds=40.0)
     assert made["progress-optimise-1"] == {"description": "optimise 1", "shares": [25.0, 75.0, 100.0]}
-
-
-@pytest.fixture
-def mirror(tmp_path: Path) -> MlflowMirror:
-    """Of a pipeline whose stages are all made, begun; it ships nothing."""
-    pipeline = Pipeline.open("online_dpo", home=tmp_path, profile="test")
-    for stage in pipeline.stages.values():
-        with pipeline.store.working(stage.name, stage.key) as work:
-            (work.product / "evaluate.parquet").write_text(stage.name)
-            pipeline.store.publish(work, stage.name, stage.key, stage.kind, [], {})
-    made = MlflowMirror(pipeline)
-    made.tracking = Tracking(tmp_path, live=False)
-    made.begin()
-    return made
-
-
-def test_a_run_that_failed_leaves_what_was_finished_finished(mirror: MlflowMirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for stage in mirror.pipeline.stages.values():
-        mirror.started(stage, tmp_path / "metrics.jsonl")
-        if stage.name == "select_2":
-            mirror.failed(stage, ValueError("no pair is left"))
-            break
-        mirror.finished(stage, mirror.pipeline.artifact(stage.name), reused=False, seconds=1.0)
-    monkeypatch.setattr(mirror.tracking, "close", lambda status: mirror.tracking.close_stage(ROOT, status))
-    mirror.end("FAILED")
-    runs, _ = read_journal(mirror.pipeline.run.path)
-    assert {key for key, run in runs.items() if run.status != "FINISHED"} == {ROOT, "online", "online/round-2"}
-    assert {runs[key].status for key in (ROOT, "online", "online/round-2")} == {"FAILED"}
-
-
-def test_every_stage_of_a_round_names_the_data_it_read(mirror: MlflowMirror, tmp_path: Path) -> None:
-    """The four stages of a round share an MLflow run; the pairs that DPO learnt from are an input of it, and of the pipeline's."""
-    pipeline = mirror.pipeline
-    for stage in pipeline.stages.values():
-        mirror.started(stage, tmp_path / "metrics.jsonl")
-        mirror.finished(stage, pipeline.artifact(stage.name), reused=False, seconds=1.0)
-    runs, _ = read_journal(pipeline.run.path)
-    said = {key: [(one["name"], one["digest"]) for one in run.inputs] for key, run in runs.items()}
-    first = {"curated", "rollout_1", "annotate_1", "select_1"}
-    assert {name for name, _ in said["online/round-1"]} == first, "each round's answers, scores and pairs"
-    assert {name for name, _ in said["online/round-2"]} == {"curated", "annotate_1", "rollout_2", "annotate_2", "select_2"}
-    assert first | {"raw", "drafts", "rollout_2", "select_2"} <= {name for name, _ in said[ROOT]}
-    for inputs in said.values():
-        assert len(inputs) == len(set(inputs)), "each once a run"
-        assert all(found == digest(pipeline.artifact(name).path) for name, found in inputs)
-
-
-def test_what_another_machine_saw_is_on_the_page_of_its_stage(mirror: MlflowMirror, tmp_path: Path) -> None:
-    stage = mirror.pipeline.stages["rollout_2"]
-    seen = samples_of(mirror.pipeline.run.path, "rollout_2")
-    seen.write_text(json.dumps({"step": 0, "time": 1.0, "metrics": {"system/x": 1}}) + "\n")
-    for other in ("rollout_1", "rollout_2"):
-        mirror.finished(mirror.pipeline.stages[other], mirror.pipeline.artifact(other), reused=False, seconds=1.0)
-    runs, _ = read_journal(mirror.pipeline.run.path)
-    assert [key for key, run in runs.items() if seen in map(Path, run.files)] == [f"online/round-{stage.round}"]
 
 
 def test_watchers_hear_the_newest_of_steps_and_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,17 +187,9 @@ def test_numbers_that_people_compare_come_first_and_counters_stand_apart() -> No
     assert tracked("evaluate", {"final.length": 4.0, "win_rate_vs_sft.mean": 0.6}) == {"final.length": 4.0, "win_rate_vs_sft.mean": 0.6}
 
 
-def test_a_run_is_described_by_its_stages_and_verdict(mirror: MlflowMirror, made: dict[str, dict[str, Any]]) -> None:
-    pipeline = mirror.pipeline
-    first = read_journal(pipeline.run.path)[0][ROOT].tags["mlflow.note.content"]
-    assert first.startswith(f"**{pipeline.run.name}**") and pipeline.recipe.about in first
+def test_the_page_says_what_became_of_the_run(tmp_path: Path, made: dict[str, dict[str, Any]]) -> None:
+    pipeline = Pipeline.open("sft", home=tmp_path, profile="test")
     pipeline.begin()
-    pipeline.run.record(state="finished", champion=False, registered={"optimise_2": "online_dpo:1"},
-                        verdict={"passed": False, "gates": {"ending": False}, "reasons": ["ending: failed, its value -0.3 is not over -0.02"]})
-    for name in pipeline.stages:
-        pipeline.take(pipeline.stages[name])
-    mirror.describe()
+    pipeline.end("finished")
     PrefectPage().summary(pipeline)
-    note = read_journal(pipeline.run.path)[0][ROOT].tags["mlflow.note.content"]
-    assert "(finished, 1 of 1 gates failed)" in note and "ending: its value -0.3 is not over -0.02" in note and "online_dpo version 1 (optimise_2)" in note
-    assert "| evaluate |" in note and made["markdown run"]["markdown"] == note
+    assert made["markdown run"]["markdown"].startswith(f"**{pipeline.run.name}** (finished): {pipeline.recipe.about}")

@@ -18,21 +18,22 @@ import pytest
 
 from ratchet.components.errors import StoreError
 from ratchet.components.store import RunDirectory, Store, digest
-from ratchet.flows.soak.faults import FAULTS, MARK, Trial, flip, kill_engine, wait_for_none
-from ratchet.flows.soak.trials import Soak, Tally, Truth, _differences, _look, _points, _unexplained
+from tests.soak.faults import FAULTS, MARK, Trial, flip, kill_engine, wait_for_none
+from tests.soak.trials import Soak, Tally, Truth, _differences, _look, _points, _unexplained
 
 ROOT = Path(__file__).resolve().parents[2]
-RUN = """
+PROFILE = str(ROOT / "tests" / "soak" / "soak.yaml")
+RUN = f"""
 import sys
 from pathlib import Path
 from ratchet.components.errors import RatchetError
 from ratchet.tasks.pipeline import Pipeline
-pipeline = Pipeline.open("sft", home=Path(sys.argv[1]), profile="soak", overrides=sys.argv[2:])
+pipeline = Pipeline.open("sft", home=Path(sys.argv[1]), profile={PROFILE!r}, overrides=sys.argv[2:])
 try:
     for name in list(pipeline.stages)[:-1]:
         pipeline.make(name)
 except RatchetError as error:
-    sys.exit(f"error: {error}")
+    sys.exit(f"error: {{error}}")
 """
 VLLM = """
 threads: 1
@@ -143,7 +144,7 @@ def base(tiny_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     from ratchet.tasks.pipeline import Pipeline
 
     home = tmp_path_factory.mktemp("base") / "home"
-    pipeline = Pipeline.open("sft", home=home, profile="soak", overrides=OPTIONS)
+    pipeline = Pipeline.open("sft", home=home, profile=PROFILE, overrides=OPTIONS)
     made = Pipeline.open("sft", home=tiny_home, profile="test").artifact("model_policy").path
     shutil.copytree(made, home / "store" / made.name)
     for name in ("model_policy", "raw", "drafts", "curated"):
@@ -196,7 +197,7 @@ def test_it_would_notice(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gets a disk of its own")
 def test_a_soak_that_is_told_to_end_leaves_no_disk_behind(tmp_path: Path) -> None:
-    program = ("import random, sys, time; from pathlib import Path; from ratchet.flows.soak.faults import FAULTS, Trial, prepared\n"
+    program = ("import random, sys, time; from pathlib import Path; from tests.soak.faults import FAULTS, Trial, prepared\n"
                "with prepared(FAULTS['disk'], Trial(Path(sys.argv[1]), 'x', random.Random(0))): print(flush=True); time.sleep(60)")
     home = tmp_path / "home"
     home.mkdir()
@@ -257,9 +258,9 @@ def _end(pid: int) -> None:
 
 def test_a_soak_of_engines_wants_a_profile_that_starts_one(tmp_path: Path) -> None:
     from ratchet.components.errors import RecipeError
-    from ratchet.flows.commands.soak import soak
+    from tests.soak.__main__ import soak
 
-    with pytest.raises(RecipeError, match="--fault engine: the profile soak starts no vLLM"):
+    with pytest.raises(RecipeError, match=r"--fault engine: the profile .*soak.yaml starts no vLLM"):
         soak(home=tmp_path, fault=["engine"])
 
 
@@ -270,8 +271,8 @@ def test_the_faults_are_those_that_were_asked_for() -> None:
 
 @pytest.mark.slow
 def test_a_larger_soak_with_real_servers(tmp_path: Path) -> None:
-    """Every fault against the whole online pipeline: `ratchet soak`, as its users call it."""
-    done = subprocess.run([sys.executable, "-m", "ratchet.flows.cli", "soak", "--home", str(tmp_path), "--tries", "2"], cwd=ROOT, capture_output=True, text=True)
+    """Every fault against the whole online pipeline: as `make soak` runs it."""
+    done = subprocess.run([sys.executable, "-m", "tests.soak", "--home", str(tmp_path), "--tries", "2"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert all(name in done.stdout for name, fault in FAULTS.items() if not fault.engine)
 
@@ -282,14 +283,14 @@ def test_a_vllm_that_is_killed(tmp_path: Path) -> None:
     """One round that vLLM samples; its server, or what computes behind it, dies while it does."""
     profile = tmp_path / "vllm.yaml"
     profile.write_text(VLLM.format(python=os.environ["RATCHET_VLLM_PYTHON"]))
-    done = subprocess.run([sys.executable, "-m", "ratchet.flows.cli", "soak", "--home", str(tmp_path), "--profile", str(profile), "--set", "online.rounds=1",
+    done = subprocess.run([sys.executable, "-m", "tests.soak", "--home", str(tmp_path), "--profile", str(profile), "--set", "online.rounds=1",
                            "--fault", "engine", "--tries", "2"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and "engine: 2 of 2" in done.stdout, done.stdout[-4000:] + done.stderr[-2000:]
 
 
 @pytest.mark.slow
 def test_a_soak_that_is_killed_leaves_no_server_behind(tmp_path: Path) -> None:
-    soak = subprocess.Popen([sys.executable, "-m", "ratchet.flows.cli", "soak", "--home", str(tmp_path), "--fault", "flow", "--tries", "1"], cwd=ROOT)
+    soak = subprocess.Popen([sys.executable, "-m", "tests.soak", "--home", str(tmp_path), "--fault", "flow", "--tries", "1"], cwd=ROOT)
 
     def named() -> list[int]:
         found = []

@@ -1,4 +1,4 @@
-"""`ratchet soak`: does a pipeline survive what machines do to it?"""
+"""`make soak` (`python -m tests.soak`): fault injection into a small pipeline, with recovery compared bit for bit."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from typing import Annotated
 import typer
 
 from ratchet.flows.commands.options import OUT, Home
-from ratchet.flows.soak.faults import FAULTS
+from tests.soak.faults import FAULTS
 
 
 def soak(home: Home = OUT,
          recipe: Annotated[str, typer.Option(help="What is run; small is good.")] = "online_dpo",
-         profile: Annotated[str, typer.Option(help="Its hardware and sizes.")] = "soak",
+         profile: Annotated[str, typer.Option(help="Its hardware and sizes.")] = str(Path(__file__).with_name("soak.yaml")),
          set: Annotated[list[str], typer.Option("--set", help="Override a recipe key.")] = [],  # noqa: B006
          fault: Annotated[list[str], typer.Option("--fault", help=f"Only these: {', '.join(FAULTS)}.")] = [],  # noqa: B006
          tries: Annotated[int, typer.Option(help="Trials of each fault.")] = 3, seed: int = 0) -> None:
     """Strike a pipeline at random moments, resume it, compare its weights and metrics with an undisturbed run's. Exit code 1
-    unless every trial is survived. Works in <home>/soak, with an MLflow and a Prefect server of its own on loopback."""
+    unless every trial is survived. Works in HOME/soak, with an MLflow and a Prefect server of its own on loopback."""
     from rich.markup import escape
 
     from ratchet.components.errors import RecipeError, nearest
     from ratchet.flows.display import open_console, table_of
-    from ratchet.flows.soak.servers import Servers
-    from ratchet.flows.soak.trials import Soak
     from ratchet.tasks.orphans import leave_nothing_behind
     from ratchet.tasks.pipeline import Pipeline
+    from tests.soak.servers import Servers
+    from tests.soak.trials import Soak
 
     leave_nothing_behind()
     for name in fault:
@@ -73,3 +73,12 @@ SMALL = {  # a minute of work in all the stages that learn
                    "reward.fit.save_every=2", "evaluate.prompts=6", "reward.certificate.min_accuracy=null"],
     "sft": ["sft.limit=96", "sft.fit.save_every=2", "evaluate.prompts=4"],
 }
+
+
+if __name__ == "__main__":
+    from ratchet.components.errors import RatchetError
+
+    try:
+        typer.run(soak)
+    except RatchetError as wrong:
+        sys.exit(f"error: {wrong}")

@@ -24,7 +24,7 @@ from typing import Any
 from ratchet.components.errors import StageError, StoreError
 from ratchet.components.store import Store, read_manifest
 from ratchet.components.types import Artifact
-from ratchet.flows.soak.faults import FAULTS, MARK, Fault, Trial, prepared, wait_for_none
+from tests.soak.faults import FAULTS, MARK, Fault, Trial, prepared, wait_for_none
 
 Command = Callable[[Path], Sequence[str]]
 PATIENCE = 20.0  # times the undisturbed run's duration until a run counts as hanging, on a machine that may be busy

@@ -1,4 +1,4 @@
-"""The faults of `ratchet soak`: what each breaks, at which moment it can, and how it is mended.
+"""The faults of `make soak`: what each breaks, at which moment it can, and how it is mended.
 
 A fault is two functions of the trial: `strike`, called again and again from the drawn moment on until it returns what
 it broke, and `mend`, called before the run is resumed. A new kind is one more entry of `FAULTS`.
