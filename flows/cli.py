@@ -25,7 +25,7 @@ from ratchet.flows.commands.init import init
 from ratchet.flows.commands.join import join
 from ratchet.flows.commands.lineage import lineage
 from ratchet.flows.commands.lm_eval import lm_eval
-from ratchet.flows.commands.options import OUT, Home, Limit, ProfileOption, Set, Until
+from ratchet.flows.commands.options import OUT, Home, Limit, ProfileOption, RecipeName, Set, Until
 from ratchet.flows.commands.plan import plan, print_plan
 from ratchet.flows.commands.promote import promote, rollback
 from ratchet.flows.commands.recipes import app as recipes_app
@@ -55,10 +55,10 @@ def root(version: Annotated[bool, typer.Option("--version", callback=_print_vers
 
 
 @app.command()
-def run(recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = None, limit: Limit = None,  # noqa: B006
-        until: Annotated[Until, typer.Option(help="Stop after this.")] = "register",
-        if_running: Annotated[IfRunning, typer.Option(help="What to do while another process makes this run.")] = "wait") -> None:
-    """Run a recipe (a name or a file). What is finished is kept, what was interrupted continues."""
+def run(recipe: RecipeName, home: Home = OUT, set: Set = [], profile: ProfileOption = None, limit: Limit = None,  # noqa: B006
+        until: Annotated[Until, typer.Option(help="Last part to run.")] = "register",
+        if_running: Annotated[IfRunning, typer.Option(help="If another process is executing this run: wait for it, or fail.")] = "wait") -> None:
+    """Run a recipe. Finished stages are skipped, an interrupted stage resumes from its last checkpoint."""
     from ratchet.components.check_data import check_files
     from ratchet.flows.display import Display, open_console
     from ratchet.tasks.pipeline import Pipeline
@@ -68,7 +68,7 @@ def run(recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = N
     check_files(pipeline.recipe)
     finished = _finished(pipeline, until)
     if finished:
-        console.print(f"Nothing to do: all {len(pipeline.stages)} stages of run {pipeline.run.name} are made.")
+        console.print(f"Nothing to do: all {len(pipeline.stages)} stages of run {pipeline.run.name} are finished.")
         _where(console, pipeline)
         return
     print_plan(console, pipeline)
@@ -82,7 +82,7 @@ def run(recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = N
             done = post_training(recipe, home=str(home), overrides=list(set), profile=profile, until=until,
                                  if_running=if_running, display=display, limit=limit)
         except (KeyboardInterrupt, Abort):  # here, or on its page
-            console.print("Stopped. Everything finished is kept; the same command continues from here.")
+            console.print("Stopped. Finished stages and checkpoints are kept; the same command resumes.")
             raise typer.Exit(130) from None
         except RatchetError:
             _where(console, pipeline)
@@ -90,12 +90,12 @@ def run(recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = N
     console.print(display.table())
     _where(console, pipeline)
     if postponed := done.get("registered", {}).get("postponed"):
-        raise ServiceError(f"all stages are made, and nothing is registered yet: {postponed}")
+        raise ServiceError(f"all stages are finished, but nothing is registered yet: {postponed}")
 
 
 @app.command()
 def sync(home: Home = OUT) -> None:
-    """Send to MLflow what could not be sent while its server was away."""
+    """Send metrics and artifacts to MLflow that were recorded while its server was unreachable."""
     from ratchet.tasks.upload import sync as upload
 
     for run in sorted((home / "runs").glob("*/recipe.yaml")):
@@ -104,16 +104,16 @@ def sync(home: Home = OUT) -> None:
 
 @app.command()
 def ui(home: Home = OUT) -> None:
-    """Start the MLflow and Prefect pages on free ports of this machine and print their addresses. Ctrl-C ends both."""
+    """Start the MLflow and Prefect web interfaces on free local ports. Ctrl-C stops both."""
     from ratchet.flows.ui import serve
 
     serve(home)
 
 
 @app.command()
-def stage(part: Annotated[Literal["fetch", "curate", "train", "evaluate"], typer.Argument(help="One of the stages of dvc.yaml.")],
-          recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = None) -> None:  # noqa: B006
-    """Run one part of a recipe and lay its data out for DVC. `dvc repro` calls this."""
+def stage(part: Annotated[Literal["fetch", "curate", "train", "evaluate"], typer.Argument(help="A stage of dvc.yaml.")],
+          recipe: RecipeName, home: Home = OUT, set: Set = [], profile: ProfileOption = None) -> None:  # noqa: B006
+    """Run one DVC stage of a recipe and write its data where dvc.yaml expects them; called by `dvc repro`."""
     from ratchet.flows.parts import run_part
 
     quiet_platforms(home)
@@ -136,7 +136,7 @@ def main() -> None:
         why = _outside(error)
         if why is None:
             raise
-        typer.echo(f"error: {redacted(why)}; what is finished is kept, the same command continues", err=True)
+        typer.echo(f"error: {redacted(why)}; finished work is kept, the same command resumes", err=True)
         sys.exit(1)
     finally:
         freeze()  # or Python looks through all of it once more as it ends, for a second

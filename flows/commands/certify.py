@@ -11,11 +11,11 @@ import typer
 from ratchet.flows.commands.options import OUT, Home, Json, ProfileOption, print_json
 
 
-def certify(model: Annotated[str, typer.Argument(help="A reward model: hub:org/name, path:/models/mine, or a directory.")],
-            data: Annotated[str, typer.Option(help="Preference pairs it was not trained on: a file, a folder, or hub:org/name.")],
-            limit: Annotated[list[str], typer.Option("--limit", help="A limit of the certificate: --limit min_accuracy=0.6")] = [],  # noqa: B006
+def certify(model: Annotated[str, typer.Argument(help="Reward model: hub:org/name, path:/models/mine, or a directory.")],
+            data: Annotated[str, typer.Option(help="Held-out preference pairs: a file, a folder, or hub:org/name.")],
+            limit: Annotated[list[str], typer.Option("--limit", help="Required value, for example --limit min_accuracy=0.6.")] = [],  # noqa: B006
             home: Home = OUT, profile: ProfileOption = None, as_json: Json = False) -> None:
-    """Measure how far a reward model may be trusted on your pairs; exit code 1 if it fails."""
+    """Evaluate a reward model on held-out pairs: accuracy, calibration, length bias, with intervals. Exit code 1 if it fails."""
     import yaml
 
     from ratchet.components.errors import RecipeError

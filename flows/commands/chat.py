@@ -26,9 +26,9 @@ COLUMN, REFRESH = 38, 0.05
 COLOURS = ("cyan", "green", "magenta", "yellow", "blue")
 HELP = """\
 /reset            forget the conversation
-/temperature 0.7  0 always takes the likeliest token
-/tokens 128       the most tokens of an answer
-/system TEXT      instructions before the conversation; without TEXT, none
+/temperature 0.7  0 is greedy
+/tokens 128       largest number of tokens per answer
+/system TEXT      system prompt; without TEXT, none
 /help             this list
 /quit             or Ctrl-D
 Ctrl-C stops the answers; the conversation goes on."""
@@ -246,13 +246,13 @@ def titled(models: Sequence[str], home: Path) -> dict[str, Path]:
 def chat(models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="A registered name, name:version or name@alias, a run (its base, "
                                                      "SFT and final model), a stage's directory or any Hugging Face directory.")],
          home: Home = OUT,
-         once: Annotated[str | None, typer.Option(help="Print one answer a model to this message and exit.")] = None,
-         as_json: Annotated[bool, typer.Option("--json", help="With --once: the answers as JSON.")] = False,
-         system: Annotated[str, typer.Option(help="Instructions before the conversation.")] = "",
-         temperature: Annotated[float, typer.Option(min=0.0, help="0 always takes the likeliest token.")] = 0.7,
-         tokens: Annotated[int, typer.Option(min=1, help="The most tokens of an answer.")] = 256,
-         seed: Annotated[int | None, typer.Option(min=0, help="The same seed gives the same answers; else each question draws one.")] = None) -> None:
-    """Talk to one or several models, side by side."""
+         once: Annotated[str | None, typer.Option(help="Answer this message once with each model and exit.")] = None,
+         as_json: Annotated[bool, typer.Option("--json", help="With --once: print JSON.")] = False,
+         system: Annotated[str, typer.Option(help="System prompt.")] = "",
+         temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.")] = 0.7,
+         tokens: Annotated[int, typer.Option(min=1, help="Largest number of tokens per answer.")] = 256,
+         seed: Annotated[int | None, typer.Option(min=0, help="Random seed. Default: a new one for each question.")] = None) -> None:
+    """Chat with one or several models side by side."""
     if as_json and once is None:
         raise RecipeError("--json writes the answers to one message; add --once TEXT")
     paths = titled(models, home)

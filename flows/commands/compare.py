@@ -14,12 +14,12 @@ from ratchet.flows.commands.options import OUT, Home, Json, ProfileOption, Set, 
 from ratchet.flows.startup import quiet_platforms, servers
 
 
-def compare(names: Annotated[list[str], typer.Argument(help="Two runs, by name or directory, or recipes.")], home: Home = OUT,
-            seeds: Annotated[int, typer.Option(min=1, help="Of recipes: how many seeds, from 0.")] = 3,
+def compare(names: Annotated[list[str], typer.Argument(help="Two runs (name or directory), or recipes.")], home: Home = OUT,
+            seeds: Annotated[int, typer.Option(min=1, help="For recipes: number of seeds, from 0.")] = 3,
             set: Set = [], profile: ProfileOption = None,  # noqa: B006
-            metric: Annotated[str, typer.Option(help="Of recipes: a per-prompt list of the evaluation's results.")] = "win_rate",
+            metric: Annotated[str, typer.Option(help="For recipes: per-prompt metric of the evaluation.")] = "win_rate",
             as_json: Json = False) -> None:
-    """Compare two runs: what differed in recipe, code, packages and products, and in results with paired intervals of other − first.
+    """Compare two runs: differences in recipe, code, packages and stage outputs, and in results with paired intervals.
     Or run recipes with several seeds and compare a metric, with intervals over seeds and prompts."""
     runs = [name for name in names if any((path / "run.json").exists() for path in (home / "runs" / name, Path(name)))]
     if not runs:

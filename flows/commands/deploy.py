@@ -11,11 +11,11 @@ from ratchet.components.errors import RatchetError, ServiceError
 
 
 def deploy(
-    file: Annotated[Path, typer.Option(help="The deployments.")] = Path("flows/deployments.yaml"),
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would change, change nothing.")] = False,
-    prune: Annotated[bool, typer.Option("--prune", help="Remove deployments of ours that the file no longer names.")] = False,
+    file: Annotated[Path, typer.Option(help="Deployment file.")] = Path("flows/deployments.yaml"),
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the changes without making them.")] = False,
+    prune: Annotated[bool, typer.Option("--prune", help="Delete deployments made by Ratchet that the file no longer contains.")] = False,
 ) -> None:
-    """Make the work pools, GPU slots and deployments of a file on the Prefect server at PREFECT_API_URL."""
+    """Create or update work pools, GPU slots, schedules and alerts on the Prefect server at PREFECT_API_URL."""
     from ratchet.flows.changes import changes
     from ratchet.flows.deployments import read
 

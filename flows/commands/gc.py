@@ -10,13 +10,13 @@ from ratchet.flows.commands.options import OUT, Home, Json, print_json
 
 
 def gc(home: Home = OUT,
-       keep_days: Annotated[float, typer.Option(help="Keep what runs of the last days use.")] = 14.0,
-       keep_last: Annotated[int, typer.Option(help="Keep what the last runs use, however old.")] = 5,
-       best: Annotated[int | None, typer.Option(help="Keep only so many registered versions of a model, besides promoted ones.")] = None,
-       metric: Annotated[str, typer.Option(help="What --best ranks by.")] = "win_rate_vs_sft.mean",
+       keep_days: Annotated[float, typer.Option(help="Keep stage outputs of runs of the last N days.")] = 14.0,
+       keep_last: Annotated[int, typer.Option(help="Keep stage outputs of the last N runs, regardless of age.")] = 5,
+       best: Annotated[int | None, typer.Option(help="Keep the N best registered versions of a model, besides promoted ones. Default: all.")] = None,
+       metric: Annotated[str, typer.Option(help="Metric that --best ranks by.")] = "win_rate_vs_sft.mean",
        lower_is_better: Annotated[bool, typer.Option("--lower-is-better")] = False,
-       yes: Annotated[bool, typer.Option("--yes", help="Remove; without it, only show.")] = False, as_json: Json = False) -> None:
-    """Show, or with --yes remove, what no registered version and no living or recent run needs."""
+       yes: Annotated[bool, typer.Option("--yes", help="Delete. Without it, only list.")] = False, as_json: Json = False) -> None:
+    """List, or with --yes delete, stage outputs that no registered version, running or recent run needs."""
     from rich.filesize import decimal
 
     from ratchet.flows.display import open_console, table_of

@@ -82,11 +82,11 @@ KINDS = {
 }
 
 
-def init(data: Annotated[str, typer.Argument(help="Your data: a file or a folder (JSONL, JSON, CSV, Parquet, ...).")],
-         out: Annotated[Path, typer.Option(help="The recipe to write.")] = Path("mine.yaml"),
-         model: Annotated[str | None, typer.Option(help="The model to train: hub:org/name or path:/models/mine; else SmolLM2-135M-Instruct.")] = None,
-         force: Annotated[bool, typer.Option("--force", help="Replace the recipe if it is there.")] = False) -> None:
-    """Look at your data and write a commented recipe for it, checked: which layout, which method, which sizes."""
+def init(data: Annotated[str, typer.Argument(help="File or folder: JSONL, JSON, CSV, TSV, Parquet, Arrow.")],
+         out: Annotated[Path, typer.Option(help="Recipe file to write.")] = Path("mine.yaml"),
+         model: Annotated[str | None, typer.Option(help="Model to train: hub:org/name or path:/models/mine. Default: SmolLM2-135M-Instruct.")] = None,
+         force: Annotated[bool, typer.Option("--force", help="Overwrite an existing recipe.")] = False) -> None:
+    """Detect the layout of a data file and write a commented, checked recipe for it."""
     from ratchet.components.check_data import check_files
     from ratchet.components.data.parsing import layout_of, parse
     from ratchet.components.recipe import load

@@ -12,13 +12,13 @@ import typer
 
 from ratchet.flows.commands.options import OUT, Home, Json, print_json
 
-Model = Annotated[str, typer.Argument(help="A registered name, name:version or name@alias, or a stage's directory.")]
+Model = Annotated[str, typer.Argument(help="Registered model (name, name:version or name@alias), or a stage's directory.")]
 
 
 def lineage(model: Model, home: Home = OUT,
-            picture: Annotated[Path | None, typer.Option(help="The SVG file; else lineage/<stage>.svg of its run.")] = None,
+            picture: Annotated[Path | None, typer.Option(help="SVG file to write. Default: lineage/<stage>.svg of the run.")] = None,
             as_json: Json = False) -> None:
-    """Show what made a checkpoint: data digests, recipe, code, package versions, parents, numbers."""
+    """Show the provenance of a checkpoint: data digests, recipe, code, packages, parent models, metrics."""
     from ratchet.flows.display import open_console
     from ratchet.tasks.drawing import draw
     from ratchet.tasks.lineage import resolve

@@ -11,13 +11,13 @@ from ratchet.flows.commands.export import Model
 from ratchet.flows.commands.options import OUT, Home
 
 
-def lm_eval(model: Model, tasks: Annotated[str, typer.Option(help="Names of tasks, with commas between them: ifeval,gsm8k.")],
-            tasks_folder: Annotated[Path | None, typer.Option(help="A folder with tasks of your own (YAML).")] = None,
-            limit: Annotated[int | None, typer.Option(min=1, help="Evaluate the first documents of each task alone.")] = None,
-            shots: Annotated[int | None, typer.Option(min=0, help="Examples in the prompt; the task's own number otherwise.")] = None,
-            chat: Annotated[bool, typer.Option(help="Put the prompts into the model's chat template.")] = True,
-            as_json: Annotated[bool, typer.Option("--json", help="The scores as JSON.")] = False, home: Home = OUT) -> None:
-    """Evaluate a model by lm-evaluation-harness (the extra `lm-eval`), with 95 % intervals."""
+def lm_eval(model: Model, tasks: Annotated[str, typer.Option(help="Comma-separated task names: ifeval,gsm8k.")],
+            tasks_folder: Annotated[Path | None, typer.Option(help="Directory of your own task files (YAML).")] = None,
+            limit: Annotated[int | None, typer.Option(min=1, help="Evaluate only the first N documents of each task.")] = None,
+            shots: Annotated[int | None, typer.Option(min=0, help="Number of few-shot examples. Default: the task's.")] = None,
+            chat: Annotated[bool, typer.Option(help="Apply the model's chat template.")] = True,
+            as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False, home: Home = OUT) -> None:
+    """Evaluate a model with lm-evaluation-harness (extra `lm-eval`), with 95 % intervals."""
     import json
     from dataclasses import asdict
 

@@ -9,13 +9,14 @@ from typing import Annotated, Any, Literal
 import typer
 
 OUT = Path("out")
-Until = Literal["curate", "train", "evaluate", "register"]  # what a run ends with
-Home = Annotated[Path, typer.Option(help="Where runs, products and the tracking database live.")]
+Until = Literal["curate", "train", "evaluate", "register"]  # last part of a run
+RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="Name of a recipe, or a YAML file.")]
+Home = Annotated[Path, typer.Option(help="Directory of runs, stage outputs and the MLflow database.")]
 Set = Annotated[list[str], typer.Option("--set", help="Override a recipe key: --set online.rounds=2")]
-ProfileOption = Annotated[str | None, typer.Option("--profile", help="Hardware and sizes: cpu, gpu, ..., or a file of your own.")]
-Limit = Annotated[int | None, typer.Option("--limit", min=1, help="A smoke test: at most so many rows of each split, every stage small, nothing registered.")]
-Reason = Annotated[str, typer.Option(help="Why, in words: kept on the version for whoever asks later.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+ProfileOption = Annotated[str | None, typer.Option("--profile", help="Hardware profile: cpu, gpu, node, cluster, or a YAML file.")]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Smoke test: at most N rows of each split, one epoch, two rounds, nothing registered.")]
+Reason = Annotated[str, typer.Option(help="Reason, kept with the version.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def print_json(value: Any) -> None:

@@ -7,15 +7,15 @@ from typing import Annotated, Any
 import typer
 
 from ratchet.flows.commands.estimate import check_fits, print_estimate
-from ratchet.flows.commands.options import OUT, Home, Json, Limit, ProfileOption, Set, print_json
+from ratchet.flows.commands.options import OUT, Home, Json, Limit, ProfileOption, RecipeName, Set, print_json
 
 WOULD = {"done": "keep", "resume": "continue", "run": "make"}
 
 
-def plan(recipe: str, home: Home = OUT, set: Set = [], profile: ProfileOption = None, limit: Limit = None,  # noqa: B006
-         estimate: Annotated[bool, typer.Option("--estimate", help="Memory, disk, tokens, time and cost too.")] = False,
+def plan(recipe: RecipeName, home: Home = OUT, set: Set = [], profile: ProfileOption = None, limit: Limit = None,  # noqa: B006
+         estimate: Annotated[bool, typer.Option("--estimate", help="Also estimate memory, disk, tokens, time and cost.")] = False,
          as_json: Json = False) -> None:
-    """Say what `run` would do, stage by stage, without doing it. A profile that cannot fit is refused."""
+    """Show what `run` would do, stage by stage. Fails if the profile has too little memory."""
     from ratchet.flows.display import open_console
     from ratchet.tasks.pipeline import Pipeline
 
@@ -50,7 +50,7 @@ def print_plan(console: Any, pipeline: Any, *, full: bool = False) -> None:
             table.add_row(s.stage.name, WOULD[s.state], s.stage.key[:12],
                           ", ".join(dict.fromkeys(s.stage.inputs.values())))
         console.print(table)
-    console.print(f"Run {pipeline.run.name}: {done} of {len(statuses)} stages are made already, {len(statuses) - done} to do.")
+    console.print(f"Run {pipeline.run.name}: {done} of {len(statuses)} stages are finished, {len(statuses) - done} to do.")
 
 
 def sizes(recipe: Any, profile: Any) -> Any:

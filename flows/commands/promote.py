@@ -9,12 +9,12 @@ import typer
 from ratchet.flows.commands.options import OUT, Home, Reason
 
 
-def promote(model: Annotated[str, typer.Argument(help="A registered model's name.")],
-            version: Annotated[str, typer.Option(help="The version's number.")], reason: Reason, home: Home = OUT,
-            to: Annotated[Literal["champion", "candidate"], typer.Option(help="The alias.")] = "champion",
-            force: Annotated[bool, typer.Option(help="Though its gates failed, it was rolled back or is not shown to be better.")] = False,
-            score: Annotated[str | None, typer.Option(help="Compare by this score: gold, reward.judge, ...")] = None) -> None:
-    """Make a version champion (or candidate), after comparing it with the champion on the same held-out prompts."""
+def promote(model: Annotated[str, typer.Argument(help="Name of a registered model.")],
+            version: Annotated[str, typer.Option(help="Version number.")], reason: Reason, home: Home = OUT,
+            to: Annotated[Literal["champion", "candidate"], typer.Option(help="Alias to set.")] = "champion",
+            force: Annotated[bool, typer.Option("--force", help="Promote even if gates failed, the version was rolled back, or it did not beat the champion.")] = False,
+            score: Annotated[str | None, typer.Option(help="Metric to compare by: gold, reward.judge, ...")] = None) -> None:
+    """Set the alias champion (or candidate), after a comparison with the champion on the same held-out prompts."""
     from ratchet.tasks.promotion import promote_by_hand
 
     number, found, overruled = promote_by_hand(model, version, reason, alias=to, force=force, score=score, home=home)
@@ -27,8 +27,8 @@ def promote(model: Annotated[str, typer.Argument(help="A registered model's name
     typer.echo(f"{model}@{to} is version {number}: {reason}")
 
 
-def rollback(model: Annotated[str, typer.Argument(help="A registered model's name.")], reason: Reason, home: Home = OUT) -> None:
-    """Give `champion` back to the version that the present one replaced."""
+def rollback(model: Annotated[str, typer.Argument(help="Name of a registered model.")], reason: Reason, home: Home = OUT) -> None:
+    """Restore the previous champion."""
     from ratchet.tasks.promotion import rollback as back
 
     old, new = back(model, reason, home=home)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ratchet.flows.commands.options import OUT, Home, Json, Limit, ProfileOption, Set, print_json
+from ratchet.flows.commands.options import OUT, Home, Json, Limit, ProfileOption, RecipeName, Set, print_json
 from ratchet.flows.commands.plan import sizes
 
 app = typer.Typer(help="List, explain and check recipes.", no_args_is_help=True)
@@ -14,7 +14,7 @@ app = typer.Typer(help="List, explain and check recipes.", no_args_is_help=True)
 
 @app.command("list")
 def list_recipes(as_json: Json = False) -> None:
-    """Every recipe that ships, with what it is about."""
+    """List the recipes that ship with Ratchet."""
     from ratchet.components.recipe import load, names
     from ratchet.flows.display import open_console, table_of
 
@@ -28,8 +28,8 @@ def list_recipes(as_json: Json = False) -> None:
 
 
 @app.command()
-def explain(recipe: str, set: Set = [], profile: ProfileOption = None, as_json: Json = False) -> None:  # noqa: B006
-    """The resolved recipe, every default written out, and its derived sizes."""
+def explain(recipe: RecipeName, set: Set = [], profile: ProfileOption = None, as_json: Json = False) -> None:  # noqa: B006
+    """Print a recipe with every default written out, and its derived batch sizes and token counts."""
     from ratchet.components.recipe import dump, load, plain
     from ratchet.flows.display import open_console
 

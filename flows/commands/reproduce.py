@@ -14,9 +14,9 @@ from ratchet.flows.commands.options import OUT, Home
 
 
 def reproduce(model: Model, home: Home = OUT,
-              into: Annotated[Path | None, typer.Option(help="Replay in this empty directory and keep it.")] = None,
-              anew: Annotated[bool, typer.Option(help="Fetch data and models from their addresses.")] = False) -> None:
-    """Replay a checkpoint in a fresh home: are the weights the same, bit for bit? Exit code 1 when they are not."""
+              into: Annotated[Path | None, typer.Option(help="Empty directory to replay in, kept afterwards.")] = None,
+              anew: Annotated[bool, typer.Option("--anew", help="Download data and models again.")] = False) -> None:
+    """Train a checkpoint again in a fresh home and compare bit for bit. Exit code 1 if it differs."""
     from ratchet.flows.display import open_console
     from ratchet.tasks.lineage import resolve
     from ratchet.tasks.reproduce import reproduce as replay
@@ -28,24 +28,24 @@ def reproduce(model: Model, home: Home = OUT,
     console.print(f"Replaying {title}: {len(made['stages'])} stages of run {made['run']}, recipe {made['recipe']}.", markup=False)
     changed = surroundings(made)
     for line in changed:
-        console.print(f"not as it was  {line}", markup=False)
+        console.print(f"differs  {line}", markup=False)
     folder = into or home / f"reproduction-{made['product']}-{time.strftime('%Y%m%d-%H%M%S')}"
     outcome = None
     for outcome in replay(made, folder, home=home, anew=anew):
         console.print(f"{outcome.stage:<14} {outcome.kind:<8} {outcome.state:<10} {outcome.found[:16]}", markup=False)
     assert outcome is not None
     if outcome.state != "differs":
-        console.print(f"Identical: {title} was made again bit for bit.", markup=False)
+        console.print(f"Identical: {title} was reproduced bit for bit.", markup=False)
         if into is None:
             shutil.rmtree(folder)
         return
-    console.print(f"Stage {outcome.stage} is the first that differs: recorded {outcome.expected[:16]}, made now {outcome.found[:16]}.",
+    console.print(f"Stage {outcome.stage} is the first that differs: recorded {outcome.expected[:16]}, replayed {outcome.found[:16]}.",
                   markup=False)
     if outcome.files:
         console.print(f"Files: {', '.join(outcome.files)}", markup=False)
     if outcome.changed:
-        console.print("Its code or options are not those that made the recorded product.", markup=False)
+        console.print("Its code or options differ from those of the recorded output.", markup=False)
     elif not changed:
         console.print("Code, packages and machine are the same: the record is wrong or the stage is not deterministic.", markup=False)
-    console.print(f"What was made now is kept in {folder}.", markup=False)
+    console.print(f"The replayed stages are kept in {folder}.", markup=False)
     raise typer.Exit(1)

@@ -11,9 +11,9 @@ import typer
 from ratchet.flows.commands.options import OUT, Home, Json, print_json
 
 
-def show(run: Annotated[str | None, typer.Argument(help="A run's name; the newest when left out.")] = None, home: Home = OUT,
+def show(run: Annotated[str | None, typer.Argument(help="Name of a run. Default: the newest.")] = None, home: Home = OUT,
          as_json: Json = False) -> None:
-    """Show a run: its stages and what they found, its gates, versions and champion; of a failed one the error and the log."""
+    """Show a run: stages, metrics, gates, registered versions; of a failed run the error and the path of its log."""
     from rich.markup import escape
 
     from ratchet.flows.display import open_console, table_of
@@ -34,7 +34,7 @@ def show(run: Annotated[str | None, typer.Argument(help="A run's name; the newes
 
 
 def runs(home: Home = OUT, as_json: Json = False) -> None:
-    """List the runs of a home, the newest first: state, recipe, start, verdict."""
+    """List all runs, newest first: recipe, state, start, gates."""
     from ratchet.flows.display import open_console, table_of
     from ratchet.tasks.outcome import outcome, run_files, verdict_of
 

@@ -38,7 +38,7 @@ def test_run_then_nothing_to_do(fresh_home: Callable[[str], Path]) -> None:
     assert "sft: done" in first.stdout and "report" in first.stdout, first.stdout + first.stderr
     rest = ratchet("run", "sft", *small, cwd=home)
     assert "a watcher failed" not in first.stderr + rest.stderr, "MLflow or the Prefect page was not told of all of it"
-    assert "6 of 6 stages are made already" in rest.stdout and "done in" not in rest.stdout, "all is made, but nothing is registered yet"
+    assert "6 of 6 stages are finished" in rest.stdout and "done in" not in rest.stdout, "all is made, but nothing is registered yet"
     second = ratchet("run", "sft", *small, cwd=home)
     assert second.stdout.startswith("Nothing to do: all 6 stages")
     shown = ratchet("show", "--home", str(home), cwd=home).stdout

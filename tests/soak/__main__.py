@@ -14,11 +14,11 @@ from tests.soak.faults import FAULTS
 
 
 def soak(home: Home = OUT,
-         recipe: Annotated[str, typer.Option(help="What is run; small is good.")] = "online_dpo",
-         profile: Annotated[str, typer.Option(help="Its hardware and sizes.")] = str(Path(__file__).with_name("soak.yaml")),
+         recipe: Annotated[str, typer.Option(help="Recipe to run.")] = "online_dpo",
+         profile: Annotated[str, typer.Option(help="Hardware profile.")] = str(Path(__file__).with_name("soak.yaml")),
          set: Annotated[list[str], typer.Option("--set", help="Override a recipe key.")] = [],  # noqa: B006
-         fault: Annotated[list[str], typer.Option("--fault", help=f"Only these: {', '.join(FAULTS)}.")] = [],  # noqa: B006
-         tries: Annotated[int, typer.Option(help="Trials of each fault.")] = 3, seed: int = 0) -> None:
+         fault: Annotated[list[str], typer.Option("--fault", help=f"Only these faults: {', '.join(FAULTS)}.")] = [],  # noqa: B006
+         tries: Annotated[int, typer.Option(help="Trials per fault.")] = 3, seed: int = 0) -> None:
     """Strike a pipeline at random moments, resume it, compare its weights and metrics with an undisturbed run's. Exit code 1
     unless every trial is survived. Works in HOME/soak, with an MLflow and a Prefect server of its own on loopback."""
     from rich.markup import escape
