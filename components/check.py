@@ -111,9 +111,9 @@ def _check_preferences(recipe: Recipe, section: Preferences) -> None:
     made.through("select", section.select, {"policy"}, "preferences.select")
     if not made.pairs:
         raise RecipeError("preferences.select: the reward model learns from pairs, and these selectors make none; expected one such as contrast")
-    if recipe.reward is None:
-        raise RecipeError("preferences: makes pairs that nothing reads; add a section `reward`, or leave `preferences` out")
-    if (recipe.reward.data, recipe.reward.validation) != ("reward", "reward_validation"):
+    if recipe.reward is None and not (recipe.offline and recipe.offline.data == "reward"):
+        raise RecipeError("preferences: makes pairs that nothing reads; add a section `reward` or an `offline` one with data: reward, or leave `preferences` out")
+    if recipe.reward and (recipe.reward.data, recipe.reward.validation) != ("reward", "reward_validation"):
         raise RecipeError(f"reward.data: with a `preferences` section expected 'reward' and 'reward_validation', "
                           f"got {recipe.reward.data!r} and {recipe.reward.validation!r}")
 

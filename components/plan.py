@@ -146,8 +146,9 @@ def _demonstrations(add: Any, recipe: Recipe, section: Demonstrate, base: str, d
 def _preferences(add: Any, recipe: Recipe, section: Preferences, policy: str, data: str) -> str:
     """The same of the SFT policy's answers: pairs alone."""
     options = {key: value for key, value in plain(section).items() if key != "select"}
-    made = add("compared", "demonstrate", "groups", {**options, "sft": (), "reward": plain(section.select)}, {"policy": policy, "data": data})
-    return _validated(add, recipe, "preferences", made, ["reward"])
+    unread = [] if recipe.reward or certified(recipe) else ["reward_validation"]
+    made = add("compared", "demonstrate", "groups", {**options, "sft": (), "reward": plain(section.select), "unread": unread}, {"policy": policy, "data": data})
+    return _validated(add, recipe, "preferences", made, ["reward"], unread)
 
 
 def _validated(add: Any, recipe: Recipe, name: str, made: str, kinds: Sequence[str], unread: Sequence[str] = ()) -> str:

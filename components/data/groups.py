@@ -249,3 +249,14 @@ def _trajectory(row: dict[str, Any]) -> Trajectory:
         row["actor"] or "", row["weights"] or "", tuple(Span(*span) for span in meta.get("spans", ())),
         tuple(meta["parent"]) if "parent" in meta else None, row["stop"], meta.get("trajectory", {}),
     )
+
+
+def by_prompt(pairs: Sequence[Group]) -> list[Group]:
+    """All pairs of a prompt in one group, rows as they come, chosen first, with the columns that all of them have (InstructGPT, section
+    3.5: all comparisons of a prompt are one element of a batch). What they share is then read once."""
+    gathered: dict[str, list[Group]] = {}
+    for pair in pairs:
+        gathered.setdefault(pair.prompt.id, []).append(pair)
+    return [Group(members[0].prompt, tuple(t for pair in members for t in pair.trajectories),
+                  {name: [value for pair in members for value in pair.columns[name]] for name in sorted(set.intersection(*(set(pair.columns) for pair in members)))})
+            for members in gathered.values()]

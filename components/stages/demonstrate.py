@@ -29,7 +29,8 @@ def demonstrate(job: Job) -> dict[str, Any]:
     `reward.parquet`, each with its `_validation`, and the statistics that validation reads."""
     options, product = job.options, job.work.product
     context = context_of(job)
-    splits = {end: read_groups(job.path("data") / f"{options[name]}.parquet") for end, name in (("", "data"), ("_validation", "validation"))}
+    wanted = {end: [kind for kind in KINDS if options[kind] and f"{kind}{end}" not in options["unread"]] for end in ("", "_validation")}
+    splits = {end: read_groups(job.path("data") / f"{options[name]}.parquet") for end, name in (("", "data"), ("_validation", "validation")) if wanted[end]}
     each = options["rollout"].get("responses_per_prompt", 1)
     answers = each * sum(map(len, splits.values()))
     progress.expect("answers", answers * (1 + texts_read(options["annotate"])))
@@ -41,11 +42,10 @@ def demonstrate(job: Job) -> dict[str, Any]:
         scored, found = annotate_groups(sampled, annotate, context, max_failed=options["max_failed"])
         counts.update({f"{key}{end}": number for key, number in found.items()})
         write_groups(product / f"answers{end}.parquet", scored)
-        for kind in KINDS:
-            if options[kind] and f"{kind}{end}" not in options.get("unread", ()):
-                with progress.uncounted():  # a selector may verify again
-                    made[f"{kind}{end}"], found = select_groups(scored, pieces("select", options[kind]), context)
-                counts.update({f"{kind}{end}: {key}": number for key, number in found.items()})
+        for kind in wanted[end]:
+            with progress.uncounted():  # a selector may verify again
+                made[f"{kind}{end}"], found = select_groups(scored, pieces("select", options[kind]), context)
+            counts.update({f"{kind}{end}: {key}": number for key, number in found.items()})
     for name, groups in made.items():
         write_groups(product / f"{name}.parquet", groups)
     save_table(_statistics(job, made), product / "statistics.parquet")

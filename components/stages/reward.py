@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from ratchet.components import progress, ranks
-from ratchet.components.data.groups import read_groups
+from ratchet.components.data.groups import by_prompt, read_groups
 from ratchet.components.engines.torch import TorchEngine
 from ratchet.components.evaluation import plots
 from ratchet.components.evaluation.best_of_n import best_of_n
@@ -67,17 +67,6 @@ def reward(job: Job) -> dict[str, Any]:
         write_atomic(job.work.product / "certificate.json", json.dumps(certificate, indent=1))
         plots.certificate(certificate, job.work.product / "plots")
     return {"counts": counts, "warnings": warnings + worse, "linear_probe": probe, **summary, "certificate": certificate}
-
-
-def by_prompt(pairs: Sequence[Group]) -> list[Group]:
-    """All pairs of a prompt in one group, rows as they come, chosen first, with the columns that all of them have (InstructGPT, section
-    3.5: all comparisons of a prompt are one element of a batch). What they share is then read once."""
-    gathered: dict[str, list[Group]] = {}
-    for pair in pairs:
-        gathered.setdefault(pair.prompt.id, []).append(pair)
-    return [Group(members[0].prompt, tuple(t for pair in members for t in pair.trajectories),
-                  {name: [value for pair in members for value in pair.columns[name]] for name in sorted(set.intersection(*(set(pair.columns) for pair in members)))})
-            for members in gathered.values()]
 
 
 def limits_of(options: Mapping[str, Any]) -> dict[str, Any]:

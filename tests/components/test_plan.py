@@ -24,3 +24,18 @@ def test_each_earlier_round_is_kept_once(changes: list[str], held: dict[int, lis
         return sum((rounds_in(stages[v]) for k, v in stage.inputs.items() if k.startswith("earlier_")), Counter([stage.round or 0]))
 
     assert {i: sorted(rounds_in(stages[f"select_{i}"]).elements()) for i in held} == held
+
+
+@pytest.mark.parametrize(("changes", "read"), [
+    ([], "preferences"), (["preferences=null", "reward=null", "online=null"], "demonstrations"), (["offline.data=pairs", "data.splits.pairs=0.1"], "curated"),
+])
+def test_offline_learning_on_the_split_reward_reads_the_pairs_that_a_stage_made(changes: list[str], read: str) -> None:
+    offline = "offline={data: reward, fit: {updates: {policy: [{name: preference.simpo}]}}}"
+    stages = plan(*load("instruct", overrides=[offline, *changes]))
+    assert stages["pairs"].inputs["data"] == read
+
+
+def test_preferences_without_a_reward_model_make_no_pairs_to_certify_one() -> None:
+    offline = "offline={data: reward, fit: {updates: {policy: [{name: preference.simpo}]}}}"
+    stages = plan(*load("instruct", overrides=[offline, "reward=null", "online=null"]))
+    assert stages["compared"].options["unread"] == ["reward_validation"] and "reward_validation" not in stages["preferences"].options["section"]["splits"]

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from ratchet.components.errors import RecipeError
+from ratchet.components.piece import build
 from ratchet.components.rewards.instructions import FORMS
 from ratchet.components.selectors.contrast import contrast
 from ratchet.components.selectors.flip_labels import flip_labels
@@ -106,3 +107,10 @@ def test_an_unasked_form_is_rejected_once_a_prompt_and_never_where_it_is_asked_f
     said = {text for text in drawn if "9 words" in text or "nine" in text.lower()}
     assert len(drawn) - len(said) == len(FORMS), "every form is drawn"
     assert len(said) > 1 and all(text.endswith(" I eat rice.") for text in said), "and the instruction, in several wordings"
+
+
+def test_by_prompt_puts_the_pairs_of_a_prompt_in_one_group() -> None:
+    pairs = contrast([SHORT, LONG], Context(), per_prompt=2, share=0.5)
+    grouped = build("select", {"name": "by_prompt"})(pairs, Context())
+    assert [len(group.trajectories) for group in grouped] == [4, 4]
+    assert [texts(grouped[0].take([i, i + 1])) for i in (0, 2)] == [texts(pair) for pair in pairs[:2]]

@@ -9,11 +9,10 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer
 
-from ratchet.components.data.groups import write_groups
+from ratchet.components.data.groups import by_prompt, write_groups
 from ratchet.components.evaluation import plots
 from ratchet.components.job import Job
 from ratchet.components.stages import gold as stage
-from ratchet.components.stages.reward import by_prompt
 from ratchet.components.store import Workspace
 from ratchet.components.types import Artifact, Group, Prompt, Trajectory
 from ratchet.tasks.pipeline import Pipeline
