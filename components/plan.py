@@ -101,7 +101,7 @@ def plan(recipe: Recipe, profile: Profile) -> dict[str, Stage]:
         section = recipe.offline
         source = examples if makes_pairs(recipe) and section.data == "reward" else data
         pairs = add("pairs", "prepare_offline", "groups", plain(section),
-                    {"policy": policy, "reference": initial, "data": source, **judges, **others})
+                    {"policy": policy, "reference": initial, "data": source, **(judges if section.annotate else {}), **others})
         policy = add("offline", "optimise", "weights", {"fit": plain(section.fit)},
                      {"policy": policy, "groups": pairs})
     rounds: list[str] = []
