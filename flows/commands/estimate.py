@@ -30,13 +30,13 @@ def print_estimate(console: Any, pipeline: Any) -> None:
     hardware = pipeline.profile.hardware
     made = {s.stage.name for s in pipeline.status() if s.state == "done"}
     priced = hardware.price_per_hour is not None
-    numbers = ["memory", "disk", "learnt", "scored", "sampled", "time", *([hardware.currency] if priced else ())]
-    table = table_of("stage", *numbers, "mostly", right=numbers)
+    numbers = ["memory", "disk", "trained", "scored", "sampled", "time", *([hardware.currency] if priced else ())]
+    table = table_of("stage", *numbers, "largest part", right=numbers)
     for cost in costs:
         most = max(cost.memory, key=lambda name: (name != "process", cost.memory[name]))
         table.add_row(cost.stage.name, gb(cost.bytes), gb(cost.disk) if cost.disk else "",
                       *(_tokens(v) for v in (cost.learn, cost.score, cost.sample)),
-                      "made" if cost.stage.name in made else _time(cost.seconds),
+                      "done" if cost.stage.name in made else _time(cost.seconds),
                       *([_amount(hardware, None if cost.stage.name in made else cost.seconds)] if priced else ()),
                       f"{most} {gb(cost.memory[most])}" if cost.tokens != 0.0 else "")
     console.print(table)
@@ -46,13 +46,13 @@ def print_estimate(console: Any, pipeline: Any) -> None:
     on = f"one of {hardware.devices} × {hardware.device}" if hardware.devices > 1 else hardware.device
     console.print(f"model      {shape.parameters / 1e6:,.1f} million parameters, {shape.layers} layers of {shape.hidden}", highlight=False)
     host = max(cost.host for cost in costs)
-    console.print(f"peak       {gb(max(c.bytes for c in costs))} on {on}" + (f", {gb(host)} of host memory beside it" if host else ""),
+    console.print(f"peak       {gb(max(c.bytes for c in costs))} on {on}" + (f", {gb(host)} of host memory" if host else ""),
                   highlight=False)
     console.print(f"disk       {gb(sum(c.disk for c in todo))} to write", highlight=False)
-    console.print(f"time       {_time(timed) if rates else 'unknown before the model is fetched and this machine measured with it'}"
-                  + (f", and what was never made here or waits for curation: {', '.join(unknown)}" if unknown and rates else ""),
+    console.print(f"time       {_time(timed) if rates else 'unknown until the model is downloaded and measured on this machine'}"
+                  + (f", plus stages not measured yet: {', '.join(unknown)}" if unknown and rates else ""),
                   highlight=False, soft_wrap=True)
-    console.print(f"cost       {_price(hardware, timed) if rates else 'unknown with the time'}", highlight=False)
+    console.print(f"cost       {_price(hardware, timed) if rates else 'unknown without the time'}", highlight=False)
     console.print(f"rates      {_rates(rates, hardware)}", highlight=False, soft_wrap=True)
     refuse_what_cannot_fit(pipeline.profile, costs, this_machine(pipeline.store.home))
 
@@ -85,7 +85,7 @@ def _price(hardware: Any, seconds: float) -> str:
 def _rates(rates: Any, hardware: Any) -> str:
     if rates is None:
         return "none"
-    learn = ", ".join(f"{speed:,.0f} learnt ({name})" for name, speed in rates.learn.items())
+    learn = ", ".join(f"{speed:,.0f} trained ({name})" for name, speed in rates.learn.items())
     where = ("measured on this machine" if rates.source == "measured" else
-             f"reckoned from what the profile states of {hardware.device}, not measured ({rates.source})")
+             f"computed from the profile's figures for {hardware.device}, not measured ({rates.source})")
     return f"{learn}, {rates.score:,.0f} scored, {rates.sample:,.0f} sampled tokens a second, {where}"

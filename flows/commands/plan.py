@@ -1,4 +1,4 @@
-"""`ratchet plan`: what a run would do, and every quantity of it by its unit."""
+"""`ratchet plan`: what a run would do, and its batch sizes and token counts."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def sizes(recipe: Any, profile: Any) -> Any:
 
 
 def quantities(recipe: Any, profile: Any) -> dict[str, Any]:
-    """Every quantity by its unit, derived from the recipe and its profile."""
+    """Batch sizes, counts and token limits by unit, derived from the recipe and its profile."""
     from ratchet.components.piece import describe
 
     found: dict[str, Any] = {}
@@ -77,9 +77,9 @@ def quantities(recipe: Any, profile: Any) -> dict[str, Any]:
         """The rows of a fit; what its batch counts: pairs where an objective reads them, `rest` otherwise."""
         units = {describe("objective", spec["name"]).unit for specs in section.fit.updates.values() for spec in specs}
         counted = "pairs" if "pair" in units else rest
-        row(f"{what} {counted} a step", section.fit.batch)
-        row(f"{what} {counted} at most", getattr(section, "limit", None))
-        row(f"{what} steps at most", section.fit.max_steps)
+        row(f"{what} {counted} per step", section.fit.batch)
+        row(f"max {what} {counted}", getattr(section, "limit", None))
+        row(f"max {what} steps", section.fit.max_steps)
         row(epochs, section.fit.epochs)
         return counted
 
@@ -90,25 +90,25 @@ def quantities(recipe: Any, profile: Any) -> dict[str, Any]:
         if recipe.reward.fit.epochs:
             fit(recipe.reward, "reward", "pairs", "reward epochs")
         else:
-            row("reward pairs at most", recipe.reward.limit)
-            row("reward epochs", "0, the linear probe alone")
+            row("max reward pairs", recipe.reward.limit)
+            row("reward epochs", "0 (linear probe only)")
     if recipe.offline:
         fit(recipe.offline, "offline", "groups", "offline epochs")
     if recipe.online:
         online = recipe.online
         count = online.rollout.get("responses_per_prompt")
         row("rounds", online.rounds)
-        row("prompts a round", online.prompts_per_round)
-        row("responses a prompt", count)
+        row("prompts per round", online.prompts_per_round)
+        row("responses per prompt", count)
         if count:
-            row("responses a round", online.prompts_per_round * count)
-        row("tokens a response at most", online.rollout.get("max_tokens"))
-        if fit(online, "online", "prompts", "epochs a round") == "prompts" and count:
-            row("online responses a step at most", online.fit.batch * count)
+            row("responses per round", online.prompts_per_round * count)
+        row("max tokens per response", online.rollout.get("max_tokens"))
+        if fit(online, "online", "prompts", "epochs per round") == "prompts" and count:
+            row("max online responses per step", online.fit.batch * count)
     if recipe.evaluate:
         row("held-out prompts", recipe.evaluate.prompts)
-        row("responses a held-out prompt", recipe.evaluate.responses_per_prompt)
-        row("tokens a held-out response at most", recipe.evaluate.max_tokens)
-    row("devices that learn together", profile.ranks)
-    row("tokens a device in one pass", profile.tokens_per_batch)
+        row("responses per held-out prompt", recipe.evaluate.responses_per_prompt)
+        row("max tokens per held-out response", recipe.evaluate.max_tokens)
+    row("training ranks", profile.ranks)
+    row("tokens per forward pass and rank", profile.tokens_per_batch)
     return found

@@ -7,7 +7,7 @@ import pytest
 from ratchet.components.recipe import load
 from ratchet.flows.commands.plan import sizes
 
-DEVICE = {"devices that learn together": "1", "tokens a device in one pass": "2048"}
+DEVICE = {"training ranks": "1", "tokens per forward pass and rank": "2048"}
 
 
 def table(name: str, *overrides: str, profile: str | None = None) -> dict[str, str]:
@@ -16,19 +16,19 @@ def table(name: str, *overrides: str, profile: str | None = None) -> dict[str, s
 
 
 @pytest.mark.parametrize(("name", "expected"), [
-    ("chat", {"SFT conversations a step": "8", "SFT conversations at most": "160", "SFT epochs": "1",
-              "reward models": "1", "reward epochs": "0, the linear probe alone",
-              "rounds": "3", "prompts a round": "64", "responses a prompt": "6", "responses a round": "384", "tokens a response at most": "40",
-              "online pairs a step": "8", "epochs a round": "1",
-              "held-out prompts": "128", "responses a held-out prompt": "2", "tokens a held-out response at most": "40"}),
-    ("dpo", {"offline pairs a step": "16", "offline epochs": "1",
-             "held-out prompts": "32", "responses a held-out prompt": "1", "tokens a held-out response at most": "24"}),
-    ("rlvr_grpo", {"rounds": "30", "prompts a round": "8", "responses a prompt": "8", "responses a round": "64", "tokens a response at most": "16",
-                   "online prompts a step": "8", "online responses a step at most": "64", "epochs a round": "1",
-                   "held-out prompts": "32", "responses a held-out prompt": "1", "tokens a held-out response at most": "24"}),
-    ("ppo", {"rounds": "30", "prompts a round": "32", "responses a prompt": "2", "responses a round": "64", "tokens a response at most": "16",
-             "online prompts a step": "16", "online responses a step at most": "32", "epochs a round": "2",
-             "held-out prompts": "32", "responses a held-out prompt": "1", "tokens a held-out response at most": "24"}),
+    ("chat", {"SFT conversations per step": "8", "max SFT conversations": "160", "SFT epochs": "1",
+              "reward models": "1", "reward epochs": "0 (linear probe only)",
+              "rounds": "3", "prompts per round": "64", "responses per prompt": "6", "responses per round": "384", "max tokens per response": "40",
+              "online pairs per step": "8", "epochs per round": "1",
+              "held-out prompts": "128", "responses per held-out prompt": "2", "max tokens per held-out response": "40"}),
+    ("dpo", {"offline pairs per step": "16", "offline epochs": "1",
+             "held-out prompts": "32", "responses per held-out prompt": "1", "max tokens per held-out response": "24"}),
+    ("rlvr_grpo", {"rounds": "30", "prompts per round": "8", "responses per prompt": "8", "responses per round": "64", "max tokens per response": "16",
+                   "online prompts per step": "8", "max online responses per step": "64", "epochs per round": "1",
+                   "held-out prompts": "32", "responses per held-out prompt": "1", "max tokens per held-out response": "24"}),
+    ("ppo", {"rounds": "30", "prompts per round": "32", "responses per prompt": "2", "responses per round": "64", "max tokens per response": "16",
+             "online prompts per step": "16", "max online responses per step": "32", "epochs per round": "2",
+             "held-out prompts": "32", "responses per held-out prompt": "1", "max tokens per held-out response": "24"}),
 ])
 def test_every_quantity_by_its_unit(name: str, expected: dict[str, str]) -> None:
     assert table(name) == {**expected, **DEVICE}
@@ -40,8 +40,8 @@ def test_the_control_has_the_sizes_of_what_it_controls() -> None:
 
 def test_what_the_profile_and_a_fit_say_is_in_it() -> None:
     many = table("dpo", "offline.limit=500", "offline.fit.max_steps=9", "reward={fit: {updates: {judge: [{name: ranking.margin}]}, batch: 4}}", profile="node")
-    assert many["devices that learn together"] == "8" and many["tokens a device in one pass"] == "16384"
-    assert many["offline pairs at most"] == "500" and many["offline steps at most"] == "9"
-    assert many["reward pairs a step"] == "4" and many["reward epochs"] == "1"
+    assert many["training ranks"] == "8" and many["tokens per forward pass and rank"] == "16384"
+    assert many["max offline pairs"] == "500" and many["max offline steps"] == "9"
+    assert many["reward pairs per step"] == "4" and many["reward epochs"] == "1"
     imitated = table("dpo", "offline.fit.updates.policy=[{name: likelihood}]")
-    assert imitated["offline groups a step"] == "16" and "offline pairs a step" not in imitated
+    assert imitated["offline groups per step"] == "16" and "offline pairs per step" not in imitated
