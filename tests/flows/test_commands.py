@@ -166,7 +166,7 @@ def test_a_profile_of_this_machine_is_measured_and_each_stage_priced(fresh_home,
     assert next(line for line in here if line[0] == "stage")[-3:] == ["time", "CHF", "largest part"]
     rollout, made = (next(line for line in here if line[0] == name) for name in ("rollout_1", "model_policy"))
     seconds = 12 * 4 * 24 / 20 + 12 * 256 / 200 + 3.0  # longest answers sampled, prompts of at most 256 tokens read, one model loaded
-    assert f"{seconds / 3600 * 36:.2f}" in rollout and made[-1] == "made", "what is made costs no more"
+    assert f"{seconds / 3600 * 36:.2f}" in rollout and made[-1] == "done", "what is finished costs no more"
     other = " ".join(said("H100 80GB")[-1])
     assert other.endswith("computed from the profile's figures for H100 80GB, not measured (this machine has 0 of 1 × H100 80GB)")
 

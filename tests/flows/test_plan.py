@@ -43,5 +43,5 @@ def test_what_the_profile_and_a_fit_say_is_in_it() -> None:
     assert many["training ranks"] == "8" and many["tokens per forward pass and rank"] == "16384"
     assert many["max offline pairs"] == "500" and many["max offline steps"] == "9"
     assert many["reward pairs per step"] == "4" and many["reward epochs"] == "1"
-    imitated = table("dpo", "offline.fit.updates.policy=[{name: likelihood}]")
+    imitated = table("kto")
     assert imitated["offline groups per step"] == "16" and "offline pairs per step" not in imitated
