@@ -3,7 +3,7 @@
 When another engine than the learner's samples, every policy gradient (an objective that reads `advantages` and log-probs) is
 multiplied by truncated importance weights (`components/scoring/importance.py`): `logprobs.old` is scored by the learner, ratios
 are taken to it instead of to the sampler's, and the terms are `times` the weight. An objective that reads both log-probs corrects
-itself (`clip.truncated`, `clip.icepop`) and is left alone, and so is what learns from answers whoever gave them (DPO, RAFT).
+itself (`clip.truncated`) and is left alone, and so is what learns from answers whoever gave them (DPO, RAFT).
 """
 
 from __future__ import annotations

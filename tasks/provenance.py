@@ -10,8 +10,8 @@ from importlib import metadata
 from pathlib import Path
 
 PACKAGES = (  # what decides the numbers, then what decides how they are kept
-    "torch", "transformers", "peft", "accelerate", "gguf", "safetensors", "tokenizers", "numpy", "pandas", "pyarrow", "scikit-learn",
-    "vllm", "deepspeed", "datasketch", "ftfy", "py3langid", "great_expectations", "prefect", "mlflow", "dvc",
+    "torch", "transformers", "peft", "accelerate", "gguf", "safetensors", "tokenizers", "numpy", "pandas", "pyarrow", "scipy",
+    "vllm", "deepspeed", "datasketch", "py3langid", "great_expectations", "prefect", "mlflow", "dvc",
 )
 
 

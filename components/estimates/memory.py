@@ -57,7 +57,6 @@ def trained(shape: Shape, adapter: Mapping[str, Any]) -> tuple[int, int]:
     known: dict[str, Callable[[], tuple[int, int]]] = {
         "lora": lambda: (shape.layers * adapter.get("rank", 16) * linear, shape.layers),
         "top_layers": lambda: (min(adapter.get("count", 1), shape.layers) * shape.layer + shape.hidden, min(adapter.get("count", 1), shape.layers)),
-        "head_only": lambda: (shape.hidden if shape.tied else shape.vocabulary * shape.hidden, 0),
     }
     return known.get(str(adapter["name"]), lambda: (shape.parameters, shape.layers))()
 

@@ -6,7 +6,7 @@ The prompt is the unit that is resampled: several answers to one prompt are aver
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, TypedDict
+from typing import TypedDict
 
 import numpy as np
 
@@ -24,20 +24,20 @@ class Interval(TypedDict):
     n: int
 
 
-def mean_interval(values: Sequence[float] | np.ndarray, *, level: float = 0.95, resamples: int = 10_000, seed: int = 0,
-              method: Literal["percentile", "bca"] = "percentile") -> Interval:
-    """Interval of the mean of `values` (N,) by resampling units with replacement (Efron, 1979).
+def mean_interval(values: Sequence[float] | np.ndarray, *, level: float = 0.95, resamples: int = 10_000, seed: int = 0) -> Interval:
+    """Percentile interval of the mean of `values` (N,) by resampling units with replacement (Efron, 1979).
 
-    `bca` corrects bias and skew (Efron, 1987, with the jackknife acceleration of the mean). One value, or values
-    all alike, give an interval of width zero: see `win_rate` for shares. Raises `DataError` for none or non-finite.
+    One value, or values all alike, give an interval of width zero: see `win_rate` for shares. Raises `DataError` for
+    none or non-finite.
     """
+    from scipy.stats import bootstrap
+
     data = _checked(values)
-    means = _resampled(data, resamples, seed)
-    tails = np.array([(1 - level) / 2, (1 + level) / 2])
-    if method == "bca" and np.ptp(data) > 0:
-        tails = _bca(data, means, tails)
-    low, high = np.quantile(means, tails)
-    return Interval(mean=float(data.mean()), low=float(low), high=float(high), n=len(data))
+    if len(data) == 1:
+        return Interval(mean=float(data[0]), low=float(data[0]), high=float(data[0]), n=1)
+    found = bootstrap((data,), np.mean, n_resamples=resamples, confidence_level=level, method="percentile", batch=max(1, CHUNK // len(data)),
+                      rng=np.random.default_rng(seed)).confidence_interval
+    return Interval(mean=float(data.mean()), low=float(found.low), high=float(found.high), n=len(data))
 
 
 def difference(arm: Sequence[float] | np.ndarray, other: Sequence[float] | np.ndarray, *, level: float = 0.95,
@@ -87,21 +87,3 @@ def _checked(values: Sequence[float] | np.ndarray) -> np.ndarray:
     if not np.isfinite(data).all():
         raise DataError(f"{int((~np.isfinite(data)).sum())} of {len(data)} values are not finite; find out why before averaging")
     return data
-
-
-def _resampled(data: np.ndarray, resamples: int, seed: int) -> np.ndarray:
-    rng, size = np.random.default_rng(seed), max(1, CHUNK // len(data))
-    parts = [data[rng.integers(len(data), size=(min(size, resamples - start), len(data)))].mean(1)
-             for start in range(0, resamples, size)]
-    return np.concatenate(parts)
-
-
-def _bca(data: np.ndarray, means: np.ndarray, tails: np.ndarray) -> np.ndarray:
-    from scipy.stats import norm
-
-    below = ((means < data.mean()).sum() + (means == data.mean()).sum() / 2) / len(means)
-    bias = norm.ppf(np.clip(below, 1e-6, 1 - 1e-6))
-    leaps = data - data.mean()  # proportional to mean of the jackknife means minus each of them
-    acceleration = (leaps**3).sum() / (6 * (leaps**2).sum() ** 1.5)
-    z = bias + norm.ppf(tails)
-    return norm.cdf(bias + z / (1 - acceleration * z))

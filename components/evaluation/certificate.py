@@ -18,6 +18,7 @@ import numpy as np
 from ratchet.components.conform import conform
 from ratchet.components.errors import ContractError, DataError
 from ratchet.components.evaluation.bootstrap import Interval, wilson
+from ratchet.components.linear import bradley_terry
 from ratchet.components.sections import Limits
 from ratchet.components.types import Group
 
@@ -195,15 +196,8 @@ def length_bias(deltas: np.ndarray, lengths: np.ndarray, trials: int | None = No
 
 def _logistic(deltas: np.ndarray, gaps: np.ndarray) -> tuple[float, float]:
     """P(chosen) = σ(a Δscore + b Δlog length), no intercept: swapping a pair must mirror it. Weak ridge, so it always exists."""
-    from scipy.optimize import minimize
-
     x = np.stack([column / (np.sqrt((column**2).mean()) or 1.0) for column in (deltas, gaps)], 1)
-
-    def loss(w: np.ndarray) -> tuple[float, np.ndarray]:
-        logits = x @ w
-        return (float(np.logaddexp(0, -logits).sum() + 0.05 * w @ w), -x.T @ _sigmoid(-logits) + 0.1 * w)
-
-    a, b = minimize(loss, np.zeros(2), jac=True, method="L-BFGS-B").x
+    a, b = bradley_terry(x, 0.1 / len(x))
     return float(a), float(b)
 
 

@@ -64,13 +64,3 @@ def truncated(out: Outputs, batch: Batch, *, low: Share = 0.2, high: NotNegative
     """
     terms, weight = clip(out, batch, low=low, high=high), mismatch(batch).clamp(max=cap)
     return Terms(terms.loss * weight, {**terms.metrics, "weight": weight})
-
-
-@piece(reads=("logprobs.old", "logprobs.sampled", "advantages"), asks=("logprobs",), unit="step", paper="arXiv:2510.18855")
-def icepop(out: Outputs, batch: Batch, *, low: Share = 0.2, high: NotNegative = 0.2, floor: NotNegative = 0.5, cap: Positive = 5.0) -> Terms:
-    """The same with the weights outside [floor, cap] set to 0 instead of truncated (IcePop, in the report on Ring-1T): such a step
-    teaches nothing, yet still counts in the denominator.
-    """
-    terms, weight = clip(out, batch, low=low, high=high), mismatch(batch)
-    weight = torch.where((weight >= floor) & (weight <= cap), weight, 0.0)
-    return Terms(terms.loss * weight, {**terms.metrics, "weight": weight})

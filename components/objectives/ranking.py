@@ -6,7 +6,6 @@ log(length chosen / length rejected).
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
@@ -54,13 +53,3 @@ def length_controlled(out: Outputs, batch: Batch, *, slope: Finite = 1.0) -> Ter
     """
     chosen, rejected = batch.pair(out.scores)
     return terms(-logsigmoid(chosen - rejected + slope * length_difference(batch)), chosen, rejected)
-
-
-@piece(asks=("scores",), unit="pair", paper="arXiv:2310.05199")
-def length_penalty(out: Outputs, batch: Batch) -> Terms:
-    """max(0, score difference x log length ratio): what the score gains by moving with length. Ours, in the spirit of
-    the cited paper's length-debiased reward; used beside `ranking.bradley_terry`. With weight w a pair whose longer side
-    wins settles where sigmoid(-difference) = w x log ratio, so length alone cannot buy certainty.
-    """
-    chosen, rejected = batch.pair(out.scores)
-    return Terms(torch.relu((chosen - rejected) * length_difference(batch)))

@@ -244,7 +244,7 @@ def test_passes_that_train_nothing_are_refused() -> None:
 
 @pytest.mark.parametrize("objectives", [
     "[{name: ranking.margin}]", "[{name: ranking.length_controlled}]", "[{name: ranking.bradley_terry, weight: 0.5}]",
-    "[{name: ranking.bradley_terry}, {name: ranking.length_penalty}]", "[{name: ranking.bradley_terry}, {name: ranking.bradley_terry, label: again}]"])
+    "[{name: ranking.bradley_terry}, {name: ranking.margin}]", "[{name: ranking.bradley_terry}, {name: ranking.bradley_terry, label: again}]"])
 def test_a_probe_alone_fits_plain_bradley_terry(objectives: str) -> None:
     """`chat` trains nothing after its linear probe: what the probe does not read would be accepted and change nothing."""
     change = f"reward.fit.updates.judge={objectives}"

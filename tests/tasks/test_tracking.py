@@ -101,6 +101,7 @@ def test_runs_nest_and_uploading_twice_or_resuming_adds_nothing(home: Path, pipe
 
 def test_a_run_whose_server_was_replaced_is_uploaded_again(pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline.end("finished")
+    monkeypatch.chdir(tmp_path)  # where such a server keeps its artifacts
     for name in ("one", "other"):
         monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / name}.db")
         assert sync(pipeline.run.path, tmp_path) > 5

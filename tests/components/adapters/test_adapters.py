@@ -21,15 +21,12 @@ def learning(module):
     return {name for name, p in module.named_parameters() if p.requires_grad}
 
 
-def test_full_and_top_layers_and_head_only():
+def test_full_and_top_layers():
     names = {n for n, _ in model().named_parameters()}
     assert learning(build("adapter", {"name": "full"})(model())) == names
     top = learning(build("adapter", {"name": "top_layers", "count": 1})(model()))
     assert top == {n for n in names if n.startswith("model.layers.2.")} | {"model.norm.weight"}
     assert "score.weight" in learning(build("adapter", {"name": "top_layers", "count": 1})(model("reward")))
-    assert learning(build("adapter", {"name": "head_only"})(model("reward"))) == {"score.weight"}
-    with pytest.raises(RecipeError, match="tied"):
-        build("adapter", {"name": "head_only"})(model())
     with pytest.raises(RecipeError, match="1 to 3"):
         build("adapter", {"name": "top_layers", "count": 4})(model())
 
