@@ -422,24 +422,3 @@ def test_no_file_holds_a_password_or_a_latest_tag() -> None:
             assert not (isinstance(value, str) and value.endswith(":latest")), f"{name}{at}"
             assert not (isinstance(value, str) and re.search(r"://[^/\s:$]+:[^@$/\s]+@", value)), f"{name}{at} holds a password"
     assert not any(m["kind"] == "Secret" for m in MANIFESTS)
-
-
-# --- DeepSpeed -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("stage", range(4))
-def test_deepspeed_files_are_what_a_profile_hands_over(stage: int) -> None:
-    from ratchet.components.learners.deepspeed import config
-
-    written = template(INFRA / "deepspeed" / f"zero{stage}.json")
-    assert written == config(zero_stage=stage, precision="bfloat16" if stage > 1 else "float32", max_grad_norm=1.0)
-    assert "auto" not in [value for _, value in leaves(written)], "`auto` is of one integration, DeepSpeed itself refuses it"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stage", range(4))
-def test_deepspeed_takes_its_files(stage: int) -> None:
-    zero = pytest.importorskip("deepspeed.runtime.zero.config")
-    section = template(INFRA / "deepspeed" / f"zero{stage}.json")["zero_optimization"]
-    made = zero.DeepSpeedZeroConfig(**section)  # an unknown key is an error
-    assert int(made.stage) == stage

@@ -8,7 +8,8 @@ from fractions import Fraction
 from ratchet.components.piece import each, piece
 from ratchet.components.types import Prompt, Trajectory
 
-NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:/\d+)?")
+NUMBER = re.compile(r"(?<![\w./])-?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:/\d+)?")
+"""A hyphen behind a digit is no minus sign, a comma is one of thousands or separates: 3-4 ends in 4, 1,2 in 2."""
 
 
 def final_answer(text: str) -> str:

@@ -240,3 +240,15 @@ def test_bfloat16_is_for_hardware_that_has_it(models: dict[str, str], tmp_path: 
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", range(4))
+def test_deepspeed_knows_every_key_of_the_configuration(stage: int) -> None:
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+    from ratchet.components.learners.deepspeed import config
+
+    made = config(zero_stage=stage, precision="bfloat16" if stage > 1 else "float32", max_grad_norm=1.0)
+    assert int(DeepSpeedZeroConfig(**made["zero_optimization"]).stage) == stage  # an unknown key is an error
+    assert "auto" not in json.dumps(made), "`auto` is of one integration, DeepSpeed itself refuses it"

@@ -22,6 +22,11 @@ def score(name, prompt, *texts, **options):
     ("-4", "4 - 1 - 7 = -4", "4 - 1 - 7 = 4"),
     ("1000", "That makes 1,000.", "That makes 1,001."),
     ("1/2", r"So \boxed{\frac{1}{2}} no: \boxed{0.5}", r"\boxed{0.25}"),
+    ("4", "The range is 3-4", "The range is 4-3"),
+    ("2", "Options are 1,2", "Options are 2,12"),
+    ("-4", "x=-4", "x=4"),
+    ("6", "On 2024-05-06", "On 2024-06-05"),
+    ("1234567.5", "It costs $1,234,567.50.", "It costs $1,234,567.05."),
     ("Paris", r"It is \boxed{paris}", r"It is \boxed{Rome}"),
     ("x^{2}", r"\boxed{x^{2}}", r"\boxed{x^{3}}"),
 ])
