@@ -98,7 +98,7 @@ def sync(home: Home = OUT) -> None:
     """Send metrics and artifacts to MLflow that were recorded while its server was unreachable."""
     from ratchet.tasks.upload import sync as upload
 
-    for run in sorted((home / "runs").glob("*/recipe.yaml")):
+    for run in sorted((home / "runs").glob("*/run.json")):
         typer.echo(f"{run.parent.name}: {upload(run.parent, home)} points sent")
 
 
