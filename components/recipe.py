@@ -173,8 +173,8 @@ def reread(text: str) -> tuple[Recipe, Profile]:
 
 
 def refuse_secrets(value: Any, where: str = "") -> None:
-    """Raises a `RecipeError` that names the key which holds a secret: what a recipe says is copied into runs, MLflow, reports
-    and Prefect's parameters."""
+    """Raises a `RecipeError` that names the key which holds a secret: what a recipe says is copied into runs, reports,
+    the tracking server and the orchestrator."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             refuse_secrets(inner, f"{where}.{key}" if where else str(key))
@@ -182,8 +182,8 @@ def refuse_secrets(value: Any, where: str = "") -> None:
         for number, inner in enumerate(value):
             refuse_secrets(inner, f"{where}[{number}]")
     elif isinstance(value, str) and (found := secret_in(value)):
-        raise RecipeError(f"{where}: holds {found}, and a recipe is copied into runs, MLflow, reports and Prefect; leave it out: "
-                          "secrets are read from the environment, a Prefect block or a file, never from a recipe")
+        raise RecipeError(f"{where}: holds {found}, and a recipe is copied into runs, reports, the tracking server and the orchestrator; leave it out: "
+                          "secrets are read from the environment, a secret block of the orchestrator or a file, never from a recipe")
 
 
 def plain(value: Any) -> Any:

@@ -114,7 +114,7 @@ def ui(home: Home = OUT) -> None:
 def stage(part: Annotated[Literal["fetch", "curate", "train", "evaluate"], typer.Argument(help="A stage of dvc.yaml.")],
           recipe: RecipeName, home: Home = OUT, set: Set = [], profile: ProfileOption = None) -> None:  # noqa: B006
     """Run one DVC stage of a recipe and write its data where dvc.yaml expects them; called by `dvc repro`."""
-    from ratchet.flows.parts import run_part
+    from ratchet.flows.part import run_part
 
     quiet_platforms(home)
     with servers() if part not in ("fetch", "curate") else contextlib.nullcontext():  # which no flow makes

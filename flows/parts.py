@@ -16,20 +16,6 @@ from ratchet.tasks.versioning import commit, publish
 PARTS = ("fetch", "curate", "train", "evaluate")
 
 
-def run_part(part: str, recipe: str, *, home: Path, overrides: Sequence[str] = (), profile: str | None = None) -> None:
-    """Make the stages of one part and lay their data out under `data/`. From `train` on it is the flow."""
-    pipeline = Pipeline.open(recipe, home=home, overrides=overrides, profile=profile)
-    if part in ("fetch", "curate"):  # the latter looks at what was fetched first, as the flow does: it may be damaged
-        for name in (*(n for n in pipeline.stages if n.startswith("model_")), "raw", *(("drafts", "curated") if part == "curate" else ())):
-            pipeline.make(name)
-    else:
-        from ratchet.flows.post_training import post_training
-
-        post_training(recipe, home=str(home), overrides=list(overrides), profile=profile,
-                      until="train" if part == "train" else "evaluate")
-    lay_out(pipeline, Path.cwd(), (part,))
-
-
 def lay_out(pipeline: Pipeline, workspace: Path, parts: Sequence[str] = PARTS) -> None:
     """Lay what the parts made out where DVC looks for it: data/, metrics.json and plots/. Links where the disk allows."""
     data, folder = workspace / "data", pipeline.run.path / "layout"

@@ -7,13 +7,11 @@ leaves nothing behind. A child dies with its parent; a cancelled flow takes its 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import multiprocessing
 import os
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.forkserver import ensure_running
@@ -21,10 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from ratchet.components.errors import RatchetError, StageError, redacted
+from ratchet.tasks.child import PRELOAD, die_with, write_to
 from ratchet.tasks.ranks import execute_on_ranks, ranks_of
 
-PRELOAD = ["torch", "pandas", "transformers.modeling_utils", "transformers.models.auto.modeling_auto",
-           "transformers.models.auto.tokenization_auto", "ratchet.components.run"]
 ENVIRONMENT = {
     # What one training step freed, the next takes again. glibc would give it back to the system and fault it in anew, a hundred thousand
     # pages a step (10 to 20 % of the time of SmolLM2's).
@@ -146,31 +143,6 @@ def _write_down() -> None:
     """The traceback, into the log: after the cause was told, for on a full disk there may be no log."""
     with contextlib.suppress(OSError):
         print(redacted(traceback.format_exc()))
-
-
-def write_to(log: str) -> None:
-    """All output of this process goes to the end of `log` from here on."""
-    file = open(log, "a", buffering=1)  # noqa: SIM115  open as long as the process
-    os.dup2(file.fileno(), 1)
-    os.dup2(file.fileno(), 2)
-    sys.stdout = sys.stderr = file
-
-
-def die_with(parent: int) -> None:
-    """The fork server is this process's parent, and lives as long as the flow: die with either (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-    import threading
-
-    def watch() -> None:
-        while True:
-            time.sleep(0.5)
-            try:
-                os.kill(parent, 0)
-            except ProcessLookupError:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def _take_down(child: Any) -> None:

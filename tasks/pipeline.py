@@ -22,11 +22,11 @@ from ratchet.components.schema import Profile, Recipe
 from ratchet.components.stages.fetch import REGISTERED, REGISTRY
 from ratchet.components.store import RunDirectory, Store, Workspace, digest
 from ratchet.components.types import Artifact
+from ratchet.tasks.energy import gpu_kwh
 from ratchet.tasks.launch import launch
 from ratchet.tasks.provenance import machine, packages, revision
 from ratchet.tasks.ranks import ready
 from ratchet.tasks.registry_sources import bring, resolved
-from ratchet.tasks.spending import gpu_kwh
 from ratchet.tasks.system import samples_of
 
 log = logging.getLogger("ratchet.pipeline")

@@ -31,6 +31,7 @@ from ratchet.components.errors import ContractError, RatchetError, RecipeError, 
 from ratchet.components.piece import ROOT
 from ratchet.components.schema import Profile
 from ratchet.components.store import Workspace, write_atomic
+from ratchet.tasks.child import PRELOAD, die_with, write_to
 from ratchet.tasks.provenance import packages
 
 JOB, REPORTS, META = "job.json", "ranks", "meta.json"
@@ -117,8 +118,6 @@ def run_ranks(job: Job, log: str) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    from ratchet.tasks.launch import PRELOAD
-
     multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)  # a process that has seen a GPU must not be forked
     config = LaunchConfig(
         min_nodes=job.machines, max_nodes=job.machines, nproc_per_node=job.each, max_restarts=0, run_id=job.id, rdzv_backend="c10d",
@@ -142,8 +141,6 @@ def short_of_devices(each: int) -> str:
 
 def _rank(job: Job, log: str, agent: int) -> None:
     """One rank, in a process of its own. What goes wrong is reported in a file; the launcher sees an exit code."""
-    from ratchet.tasks.launch import die_with, write_to
-
     die_with(agent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     write_to(log)

@@ -20,7 +20,7 @@ from ratchet.components.data.groups import read_groups
 from ratchet.components.errors import ContractError, DataError, RecipeError, SourceError, StoreError, TrainingError
 from ratchet.components.recipe import load
 from ratchet.components.store import disk_errors, file_digest
-from ratchet.flows.parts import run_part
+from ratchet.flows.part import run_part
 from ratchet.tasks.pipeline import Pipeline
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import graphlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,9 +18,11 @@ PLATFORMS = {"prefect", "mlflow", "dvc", "great_expectations", "ratchet.flows", 
 CORE = ["trainer.py", "loop.py", "packing.py", "store.py", "run.py", "state.py", "types.py", "protocols.py"]
 
 
-def imports(path: Path) -> set[str]:
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+def imports(path: Path, *, typing: bool = True) -> set[str]:
+    """The modules that a file imports, within functions too; without `typing` not those for annotations alone."""
+    found, tree = set(), ast.parse(path.read_text())
+    unread = {part for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" for part in ast.walk(node)}
+    for node in (node for node in ast.walk(tree) if typing or node not in unread):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -29,6 +33,29 @@ def imports(path: Path) -> set[str]:
 @pytest.mark.parametrize("path", sorted((ROOT / "components").rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
 def test_components_import_no_platform(path: Path) -> None:
     assert not {part for name in imports(path) for part in (name.split(".")[0], ".".join(name.split(".")[:2]))} & PLATFORMS
+
+
+def test_components_name_no_platform() -> None:
+    """Nor in a string, a comment or a template."""
+    named = re.compile("prefect|mlflow|\\bdvc\\b|great.expectations", re.IGNORECASE)
+    texts = {path: path.read_text() for path in (ROOT / "components").rglob("*") if path.is_file() and path.suffix != ".pyc"}
+    assert not [(path, found[0]) for path, text in texts.items() if (found := named.search(text))]
+
+
+def test_no_import_cycle() -> None:
+    """Of what is imported when the program runs, be it within functions."""
+    files = {".".join(("ratchet", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__"): path
+             for folder in ("components", "tasks", "flows") for path in (ROOT / folder).rglob("*.py")}
+    graphlib.TopologicalSorter({name: imports(path, typing=False) & files.keys() - {name} for name, path in files.items()}).prepare()
+
+
+def test_the_core_imports_no_piece() -> None:
+    """A piece is found by the name that a recipe gives it. (`data` holds transforms and what curates.)"""
+    rooms = {folder for slot in SLOTS.values() for folder in slot} - {"data"}
+    core = [path for path in (ROOT / "components").rglob("*.py") if path.relative_to(ROOT / "components").parts[0] not in rooms]
+    assert len(core) > 50
+    assert not [(str(path), name) for path in core for name in imports(path) if name.split(".")[:2] == ["ratchet", "components"] and name.split(".")[2:3]
+                and name.split(".")[2] in rooms and name.count(".") > 2]
 
 
 def test_everything_is_imported_as_the_one_package() -> None:
@@ -47,7 +74,7 @@ def test_flows_name_no_piece_folder(path: Path) -> None:
 
 @pytest.mark.parametrize("name", CORE)
 def test_the_core_names_no_piece(name: str) -> None:
-    words = {word for node in ast.walk(ast.parse((ROOT / "components" / name).read_text()))
+    words = {word for node in ast.walk(ast.parse(next((ROOT / "components").rglob(name)).read_text()))
              if isinstance(node, ast.Constant) and isinstance(node.value, str) for word in [node.value]}
     quantities = {"entropy", "kl", "value"}  # names of numbers too
     methods = {piece for slot in ("objective", "select", "rollout") for piece in catalogue(slot)} - quantities

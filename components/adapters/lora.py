@@ -1,10 +1,9 @@
-"""Low-rank adaptation, through peft; and the policy before it learnt, which is the same model with its adapter switched off."""
+"""Low-rank adaptation, through peft."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING
 
 from ratchet.components.errors import RecipeError, nearest
 from ratchet.components.piece import piece
@@ -12,8 +11,6 @@ from ratchet.components.ranges import BelowOne, Bool, Count, Natural, Positive
 
 if TYPE_CHECKING:
     from torch.nn import Module
-
-    from ratchet.components.types import Group
 
 
 HEADS = {"score", "value_head", "v_head"}
@@ -55,29 +52,3 @@ def linear_layers(model: Module) -> list[str]:
 def merge(model: Module) -> Module:
     """The plain model with the adaptation added to its weights: what is saved and loaded by others."""
     return model.merge_and_unload() if hasattr(model, "merge_and_unload") else model
-
-
-@final
-class SwitchedOff:
-    """What scores as the policy did before it learnt, without a second model in memory: the learner's own, its adapter off.
-
-    Stands where an engine stands in `Context.models`, by the digest of those `weights`; it cannot sample.
-    """
-
-    def __init__(self, learner: Any, tokens: int, weights: str) -> None:
-        self._learner, self._tokens, self.weights = learner, tokens, weights
-
-    def score(self, groups: Sequence[Group], asks: frozenset[str]) -> list[Mapping[str, list[Any]]]:
-        """As `Engine.score`: per group, ask -> one list (T) a trajectory."""
-        import torch
-
-        from ratchet.components.packing import pack
-
-        found: list[Mapping[str, list[Any]]] = [{ask: [] for ask in asks} for _ in groups]
-        with torch.no_grad(), self._learner.trained.disable_adapter():
-            for batch in pack(groups, unit="row", tokens=self._tokens):
-                out = self._learner(batch, asks)
-                for ask in asks:
-                    for row, group in enumerate(batch.group.tolist()):
-                        found[group][ask].append(getattr(out, ask)[row, : len(batch.inputs["tokens"][row])].tolist())
-        return found

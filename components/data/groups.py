@@ -1,4 +1,4 @@
-"""The `groups` layout on disk: Parquet, one trajectory a row, readable by pandas, DVC and a person.
+"""The `groups` layout on disk: Parquet, one trajectory a row, readable by pandas and a person.
 
     group       int32         rows of one group lie together and share this number
     prompt_id   string

@@ -28,7 +28,7 @@ from ratchet.components.types import Group, Message, Request, Sample
 
 INSTALL = ("name an environment of its own that has it (`vllm.python`, see docs/vllm.md) or a server (`vllm.server`) in the "
            "profile, or use `engine: torch`")
-"""What to do where vLLM is missing. pip does not resolve vLLM 0.32 and Prefect 3.8 together (fastapi < 0.137 and >= 0.139)."""
+"""What to do where vLLM is missing. pip does not resolve vLLM 0.32 together with our orchestrator (fastapi < 0.137 and >= 0.139)."""
 
 
 def require_vllm() -> None:

@@ -196,7 +196,7 @@ def new_reward(policy_path: Path, *, layers: int | None = None, pool: Literal["l
 
 @contextlib.contextmanager
 def _deepspeed_left_out() -> Iterator[None]:
-    """As it saves, transformers looks whether DeepSpeed wraps the model, and imports it for that, which imports MLflow: a second and 60 MB
+    """As it saves, transformers looks whether DeepSpeed wraps the model, and imports it for that, which imports a tracking client: a second and 60 MB
     in every process that learns. What was never imported wraps nothing."""
     if "deepspeed" in sys.modules or importlib.util.find_spec("deepspeed") is None:
         yield

@@ -1,12 +1,15 @@
-"""LoRA directories as peft saves them (adapter_config.json, adapter_model.safetensors): merged into their base model, and saved."""
+"""LoRA directories as peft saves them (adapter_config.json, adapter_model.safetensors): merged into their base model, and saved;
+and the policy before it learnt, which is the same model with its adapter switched off."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 from ratchet.components.errors import SourceError
+from ratchet.components.types import Group
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 FOLDER = "adapter"  # beside the merged weights of a run that trained one
@@ -94,3 +97,29 @@ def _config(adapter: Path) -> dict[str, Any]:
         return json.loads((Path(adapter) / CONFIG).read_text())
     except ValueError as error:
         raise SourceError(f"{adapter}: {CONFIG} is not valid JSON: {error}") from None
+
+
+@final
+class SwitchedOff:
+    """What scores as the policy did before it learnt, without a second model in memory: the learner's own, its adapter off.
+
+    Stands where an engine stands in `Context.models`, by the digest of those `weights`; it cannot sample.
+    """
+
+    def __init__(self, learner: Any, tokens: int, weights: str) -> None:
+        self._learner, self._tokens, self.weights = learner, tokens, weights
+
+    def score(self, groups: Sequence[Group], asks: frozenset[str]) -> list[Mapping[str, list[Any]]]:
+        """As `Engine.score`: per group, ask -> one list (T) a trajectory."""
+        import torch
+
+        from ratchet.components.packing import pack
+
+        found: list[Mapping[str, list[Any]]] = [{ask: [] for ask in asks} for _ in groups]
+        with torch.no_grad(), self._learner.trained.disable_adapter():
+            for batch in pack(groups, unit="row", tokens=self._tokens):
+                out = self._learner(batch, asks)
+                for ask in asks:
+                    for row, group in enumerate(batch.group.tolist()):
+                        found[group][ask].append(getattr(out, ask)[row, : len(batch.inputs["tokens"][row])].tolist())
+        return found

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
+from ratchet.components.engines.answers import trajectory
 from ratchet.components.piece import piece
 from ratchet.components.ranges import Count, Natural, PositiveShare, Temperature
-from ratchet.components.types import Context, Group, Prompt, Request, Sample, Trajectory
+from ratchet.components.types import Context, Group, Prompt, Request
 
 
 @piece(writes=("logprobs.sampled",), paper="arXiv:2405.07863")
@@ -34,18 +35,6 @@ def sample(prompts: Sequence[Prompt], ctx: Context, *, responses_per_prompt: Cou
             for i, answer in enumerate(answers)
         )))
     return groups
-
-
-def trajectory(request: Request, answer: Sample, text: str, weights: str, meta: dict) -> Trajectory:
-    """An engine's sample as a trajectory: nothing of the prompt is chosen, all of the answer is."""
-    before = len(request.tokens)
-    return Trajectory(
-        messages=({"role": "assistant", "content": text},),
-        inputs={"tokens": [*request.tokens, *answer.tokens]},
-        mask=[False] * before + [True] * len(answer.tokens),
-        logprobs=[0.0] * before + list(answer.logprobs),
-        actor="policy", weights=weights, stop=answer.stop, meta=meta,
-    )
 
 
 def prompt_seed(ctx: Context, prompt: Prompt) -> int:

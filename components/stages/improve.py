@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 from ratchet.components import ranks
-from ratchet.components.adapters.lora import SwitchedOff
 from ratchet.components.checkpoints import Log, latest, load_checkpoint, save_checkpoint
 from ratchet.components.data.groups import read_groups, write_groups
 from ratchet.components.engines.agreement import fresh
@@ -26,6 +25,7 @@ from ratchet.components.loop import (
     remembering,
     select_groups,
 )
+from ratchet.components.models.lora import SwitchedOff
 from ratchet.components.packing import order
 from ratchet.components.piece import build
 from ratchet.components.planned import all_answered, all_steps

@@ -13,6 +13,7 @@ import torch
 
 from ratchet.components import progress, ranks
 from ratchet.components.data.groups import by_prompt, read_groups
+from ratchet.components.engines.answers import judged
 from ratchet.components.engines.torch import TorchEngine
 from ratchet.components.evaluation import plots
 from ratchet.components.evaluation.best_of_n import best_of_n
@@ -25,7 +26,6 @@ from ratchet.components.models.forward import reward_states
 from ratchet.components.models.load import load_tokenizer, new_reward, save_model
 from ratchet.components.models.reward import MeanReward
 from ratchet.components.packing import pack
-from ratchet.components.rewards.reward_model import judged
 from ratchet.components.stages.probe import RELOAD_TOLERANCE
 from ratchet.components.stages.train import encoded, learn
 from ratchet.components.store import write_atomic

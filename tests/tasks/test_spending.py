@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from ratchet.components.schema import Hardware
+from ratchet.tasks.energy import gpu_kwh
 from ratchet.tasks.mlflow_text import lines
 from ratchet.tasks.pipeline import Pipeline
-from ratchet.tasks.spending import gpu_kwh, said, spent_on
+from ratchet.tasks.spending import said, spent_on
 from ratchet.tasks.system import sample, sampled
 
 METAS = {"sft": {"seconds": 1800.0, "spent": {"cpu_seconds": 3600.0, "peak_gb": 2.0}},

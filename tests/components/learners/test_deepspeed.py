@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from ratchet.components.adapters.lora import SwitchedOff
 from ratchet.components.errors import ContractError, RecipeError
 from ratchet.components.learners.torch import TorchLearner
 from ratchet.components.models.load import load_model, load_tokenizer, new_reward, save_model
+from ratchet.components.models.lora import SwitchedOff
 from ratchet.components.models.tiny import train_tiny
 from ratchet.components.packing import pack
 from ratchet.components.piece import build

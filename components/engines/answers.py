@@ -1,0 +1,43 @@
+"""An engine's answers as the records that pieces read: samples as trajectories, scores of a reward model with their status."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from ratchet.components.types import OK, Context, Group, Request, Sample, Trajectory
+
+
+def trajectory(request: Request, answer: Sample, text: str, weights: str, meta: dict) -> Trajectory:
+    """An engine's sample as a trajectory: nothing of the prompt is chosen, all of the answer is."""
+    before = len(request.tokens)
+    return Trajectory(
+        messages=({"role": "assistant", "content": text},),
+        inputs={"tokens": [*request.tokens, *answer.tokens]},
+        mask=[False] * before + [True] * len(answer.tokens),
+        logprobs=[0.0] * before + list(answer.logprobs),
+        actor="policy", weights=weights, stop=answer.stop, meta=meta,
+    )
+
+
+def judged(groups: Sequence[Group], ctx: Context, model: str) -> tuple[list[list[Any]], list[list[str]]]:
+    """Score and status of each trajectory. The texts are rendered by the model's own template, never by the policy's;
+    an empty answer is skipped, a score that is not finite has failed.
+    """
+    engine = ctx.models[model]
+    bare = [Group(g.prompt, tuple(dataclasses.replace(t, inputs={}, mask=(), logprobs=None) for t in g.trajectories)) for g in groups]
+    rows = engine.score([engine.encode(group) for group in bare], frozenset({"scores"}))
+    values, statuses = [], []
+    for group, row in zip(groups, rows, strict=True):
+        status = [_status(t.text, s) for t, s in zip(group.trajectories, row["scores"], strict=True)]
+        values.append([float(s) if what == OK else None for s, what in zip(row["scores"], status, strict=True)])
+        statuses.append(status)
+    return values, statuses
+
+
+def _status(text: str, score: float) -> str:
+    if not text.strip():
+        return "skipped: the answer is empty"
+    return OK if math.isfinite(score) else f"failed: the reward model gave {score}"
