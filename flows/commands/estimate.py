@@ -31,7 +31,7 @@ def print_estimate(console: Any, pipeline: Any) -> None:
     made = {s.stage.name for s in pipeline.status() if s.state == "done"}
     priced = hardware.price_per_hour is not None
     numbers = ["memory", "disk", "trained", "scored", "sampled", "time", *([hardware.currency] if priced else ())]
-    table = table_of("stage", *numbers, "largest part", right=numbers)
+    table = table_of("stage", *numbers, "largest", right=numbers)
     for cost in costs:
         most = max(cost.memory, key=lambda name: (name != "process", cost.memory[name]))
         table.add_row(cost.stage.name, gb(cost.bytes), gb(cost.disk) if cost.disk else "",

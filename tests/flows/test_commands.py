@@ -163,7 +163,7 @@ def test_a_profile_of_this_machine_is_measured_and_each_stage_priced(fresh_home,
 
     here = said(machine())
     assert " ".join(here[-1]).endswith("20 sampled tokens a second, measured on this machine")
-    assert next(line for line in here if line[0] == "stage")[-3:] == ["time", "CHF", "largest part"]
+    assert next(line for line in here if line[0] == "stage")[-3:] == ["time", "CHF", "largest"]
     rollout, made = (next(line for line in here if line[0] == name) for name in ("rollout_1", "model_policy"))
     seconds = 12 * 4 * 24 / 20 + 12 * 256 / 200 + 3.0  # longest answers sampled, prompts of at most 256 tokens read, one model loaded
     assert f"{seconds / 3600 * 36:.2f}" in rollout and made[-1] == "done", "what is finished costs no more"
