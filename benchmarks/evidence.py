@@ -1,7 +1,7 @@
 """`python -m benchmarks.evidence`: the table of docs/results.md, out of runs that `ratchet compare` made.
 
-    ratchet compare instruct instruct_offline instruct_best_of_n instruct_rlvr --seeds 3 --metric final.reward.instructions
-    python -m benchmarks.evidence --seeds 3
+    ratchet compare instruct instruct_dpo instruct_offline instruct_best_of_n instruct_rlvr --first-seed 2 --metric final.reward.instructions
+    python -m benchmarks.evidence --first-seed 2
 
 Rates and differences are means over seeds and held-out prompts; their 95 % intervals draw seeds and prompts anew (`ratchet.flows.compare.interval`),
 and every difference is paired by seed and prompt.
@@ -21,7 +21,7 @@ from ratchet.components.types import Context
 from ratchet.flows.compare import interval
 from ratchet.tasks.pipeline import Pipeline
 
-RECIPES = ("instruct", "instruct_offline", "instruct_best_of_n", "instruct_rlvr")
+RECIPES = ("instruct", "instruct_dpo", "instruct_offline", "instruct_best_of_n", "instruct_rlvr")
 SLICES = {"all prompts": ("seen", "new_wording", "new_family"), "trained families, trained wordings": ("seen",),
           "trained families, new wordings": ("new_wording",), "held-out families": ("new_family",)}
 Values = dict[str, np.ndarray]
@@ -73,11 +73,12 @@ def table(values: Values, kinds: np.ndarray) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.evidence", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--home", type=Path, default=Path("out"))
     parser.add_argument("--recipes", default=",".join(RECIPES), help="with commas between")
     parser.add_argument("--set", action="append", default=[], help="as of `ratchet compare`")
     given = parser.parse_args()
-    print(table(*collect(given.recipes.split(","), range(given.seeds), given.home, given.set)))
+    print(table(*collect(given.recipes.split(","), range(given.first_seed, given.first_seed + given.seeds), given.home, given.set)))
 
 
 if __name__ == "__main__":

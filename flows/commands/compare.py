@@ -15,7 +15,8 @@ from ratchet.flows.startup import quiet_platforms, servers
 
 
 def compare(names: Annotated[list[str], typer.Argument(help="Two runs (name or directory), or recipes.")], home: Home = OUT,
-            seeds: Annotated[int, typer.Option(min=1, help="For recipes: number of seeds, from 0.")] = 3,
+            seeds: Annotated[int, typer.Option(min=1, help="For recipes: number of seeds.")] = 3,
+            first_seed: Annotated[int, typer.Option(min=0, help="For recipes: the first seed; take others than those that settings were chosen by.")] = 0,
             set: Set = [], profile: ProfileOption = None,  # noqa: B006
             metric: Annotated[str, typer.Option(help="For recipes: per-prompt metric of the evaluation.")] = "win_rate",
             as_json: Json = False) -> None:
@@ -23,7 +24,7 @@ def compare(names: Annotated[list[str], typer.Argument(help="Two runs (name or d
     Or run recipes with several seeds and compare a metric, with intervals over seeds and prompts."""
     runs = [name for name in names if any((path / "run.json").exists() for path in (home / "runs" / name, Path(name)))]
     if not runs:
-        _recipes(names, seeds, home, set, profile, metric, as_json)
+        _recipes(names, range(first_seed, first_seed + seeds), home, set, profile, metric, as_json)
     elif len(names) == 2:
         _runs(names[0], names[1], home, as_json)
     else:
@@ -58,7 +59,7 @@ def _runs(first: str, other: str, home: Path, as_json: bool) -> None:
         console.print(_table(["metric", *names], found.metrics))
 
 
-def _recipes(names: Sequence[str], seeds: int, home: Path, overrides: Sequence[str], profile: str | None, metric: str,
+def _recipes(names: Sequence[str], seeds: Sequence[int], home: Path, overrides: Sequence[str], profile: str | None, metric: str,
              as_json: bool) -> None:
     from ratchet.components.recipe import load
 
@@ -72,7 +73,7 @@ def _recipes(names: Sequence[str], seeds: int, home: Path, overrides: Sequence[s
 
     console = open_console(stderr=as_json)
     with servers(), Display(console) as display:
-        found = run_all(names, seeds=range(seeds), home=home, overrides=overrides, profile=profile, metric=metric, display=display)
+        found = run_all(names, seeds=seeds, home=home, overrides=overrides, profile=profile, metric=metric, display=display)
     if as_json:
         return print_json(found)
     console.print(_table([metric, "mean", "95 % interval", "by seed"], [
