@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
 import math
 from collections import defaultdict
 from collections.abc import Sequence
@@ -11,8 +9,8 @@ from collections.abc import Sequence
 from ratchet.components.advantages.read import rewards_of
 from ratchet.components.piece import build, piece
 from ratchet.components.ranges import Count, Share
-from ratchet.components.selectors.pairs import pair
-from ratchet.components.types import Context, Group, Trajectory
+from ratchet.components.selectors.pairs import bare, drawn, of_kind, pair
+from ratchet.components.types import Context, Group
 
 
 @piece(reads=("{reward}",), writes=("margin",), makes="pairs", paper="arXiv:2309.16155")
@@ -36,34 +34,19 @@ def contrast(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.ins
         obeyed = [value >= 1 for other in siblings for value in rewards_of(other, reward)]
         (scored,) = rescore([Group(group.prompt, tuple(others))], ctx)[reward] if others else ([],)
         values = [*rewards_of(group, reward), *(math.nan if value is None else value for value in scored)]
-        own = len(group.trajectories)
+        own, key = len(group.trajectories), f"{ctx.seed}/{group.prompt.id}"
         passing = [i for i in range(own) if values[i] >= 1] or [i for i in range(own, len(values)) if values[i] >= 1]
-        found = {"contrast": _drawn([i for i in range(own, len(values)) if obeyed[i - own] and values[i] < 1], ctx, group.prompt.id),
-                 "pass_fail": _drawn([i for i in range(own) if values[i] < 1], ctx, group.prompt.id)}
+        found = {"contrast": drawn([i for i in range(own, len(values)) if obeyed[i - own] and values[i] < 1], key),
+                 "pass_fail": drawn([i for i in range(own) if values[i] < 1], key)}
         ctx.counts["prompts without a verified answer"] += not passing
         wanted = round(per_prompt * share)
         whole = Group(group.prompt, (*group.trajectories, *others), {reward: values})
-        chosen = _drawn(passing, ctx, group.prompt.id)
+        chosen = drawn(passing, key)
         for number, kind in enumerate(["contrast"] * wanted + ["pass_fail"] * (per_prompt - wanted)):
             kind = kind if found[kind] else "pass_fail" if found["pass_fail"] else "contrast"
             if not chosen or not found[kind]:
                 break
             pairs = pair(whole, chosen[number % len(chosen)], found[kind].pop(0), values, ctx, reward)
-            made += [_marked(one, kind) for one in pairs]
+            made += [of_kind(one.replace([bare(t) for t in one.trajectories]), kind) for one in pairs]  # without tokens: they may come from two prompts
             ctx.counts[f"pairs of kind {kind}"] += len(pairs)
     return made
-
-
-def bare(trajectory: Trajectory) -> Trajectory:
-    """An answer without its tokens, which belong to another prompt."""
-    return dataclasses.replace(trajectory, inputs={}, mask=(), logprobs=None)
-
-
-def _drawn(indices: list[int], ctx: Context, name: str) -> list[int]:
-    return sorted(indices, key=lambda i: hashlib.sha256(f"{ctx.seed}/{name}/{i}".encode()).digest())
-
-
-def _marked(group: Group, kind: str) -> Group:
-    """Both rows without tokens, for they may come from two prompts; the kind beside the pair's origin."""
-    meta = {**group.prompt.meta, "pair": {**group.prompt.meta["pair"], "kind": kind}}
-    return Group(dataclasses.replace(group.prompt, meta=meta), tuple(bare(t) for t in group.trajectories), group.columns)

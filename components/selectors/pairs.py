@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+from typing import TypeVar
 
 from ratchet.components.advantages.read import rewards_of
-from ratchet.components.types import Context, Group
+from ratchet.components.piece import build
+from ratchet.components.types import Context, Group, Prompt, Trajectory
+
+T = TypeVar("T")
 
 
 def pair(group: Group, chosen: int, rejected: int, values: Sequence[float], ctx: Context, reward: str,
@@ -39,3 +46,37 @@ def pair(group: Group, chosen: int, rejected: int, values: Sequence[float], ctx:
 def judged(group: Group, reward: str, length_penalty: float) -> list[float]:
     """r - length_penalty x chosen tokens."""
     return [r - length_penalty * sum(t.mask) for r, t in zip(rewards_of(group, reward), group.trajectories, strict=True)]
+
+
+def with_worse(groups: Sequence[Group], ctx: Context, worse: Callable[[Prompt, str], str], *, kind: str, reward: str, verifier: str) -> list[Group]:
+    """The pairs, and one more of this `kind` for each prompt: the first chosen answer against `worse(prompt, answer)`; none where the
+    verifier does not fail that."""
+    rescore = build("annotate", {"name": verifier})
+    made: list[Group] = []
+    for _, members in groupby(groups, key=lambda group: group.prompt.id):
+        pairs = list(members)
+        made += pairs
+        prompt, chosen = pairs[0].prompt, bare(pairs[0].trajectories[0])
+        rejected = dataclasses.replace(chosen, messages=({**chosen.messages[-1], "content": worse(prompt, chosen.text.strip())},))
+        whole = Group(prompt, (chosen, rejected))
+        values = [math.nan if value is None else value for value in rescore([whole], ctx)[reward][0]]
+        found = pair(whole.extended({reward: values}), 0, 1, values, ctx, reward)
+        made += [of_kind(one, kind) for one in found]
+        ctx.counts[f"pairs of kind {kind}"] += len(found)
+    return made
+
+
+def bare(trajectory: Trajectory) -> Trajectory:
+    """An answer without its tokens, which belong to another prompt."""
+    return dataclasses.replace(trajectory, inputs={}, mask=(), logprobs=None)
+
+
+def of_kind(group: Group, kind: str) -> Group:
+    """A pair with its kind beside its origin in the prompt's meta."""
+    meta = {**group.prompt.meta, "pair": {**group.prompt.meta["pair"], "kind": kind}}
+    return dataclasses.replace(group, prompt=dataclasses.replace(group.prompt, meta=meta))
+
+
+def drawn(values: Iterable[T], key: str) -> list[T]:
+    """The values in an order that follows from `key` alone."""
+    return sorted(values, key=lambda value: hashlib.sha256(f"{key}/{value}".encode()).digest())

@@ -6,10 +6,12 @@ import dataclasses
 
 import pytest
 
+from ratchet.components.data.instructions.families import FAMILIES, instruction_text
 from ratchet.components.errors import RecipeError
 from ratchet.components.piece import build
 from ratchet.components.rewards.instructions import FORMS
 from ratchet.components.selectors.contrast import contrast
+from ratchet.components.selectors.echo import echo
 from ratchet.components.selectors.flip_labels import flip_labels
 from ratchet.components.selectors.largest_margins import largest_margins
 from ratchet.components.selectors.unasked_form import unasked_form
@@ -104,9 +106,18 @@ def test_an_unasked_form_is_rejected_once_a_prompt_and_never_where_it_is_asked_f
         assert chosen in rejected and len(rejected) > len(chosen)
     assert forms == {p.prompt.id: texts(p) for p in unasked_form(pairs, Context()) if p.prompt.meta["pair"]["kind"] == "form"}
     drawn = {unasked_form([dataclasses.replace(made[0], prompt=prompt(f"p{i}", "at_most_words", n=9))], Context())[-1].trajectories[1].text for i in range(60)}
-    said = {text for text in drawn if "9 words" in text or "nine" in text.lower()}
-    assert len(drawn) - len(said) == len(FORMS), "every form is drawn"
-    assert len(said) > 1 and all(text.endswith(" I eat rice.") for text in said), "and the instruction, in several wordings"
+    assert len(drawn) == len(FORMS), "every form is drawn"
+
+
+def test_echo_rejects_the_instruction_in_a_trained_wording_or_the_question() -> None:
+    asked = [dataclasses.replace(SHORT, prompt=dataclasses.replace(SHORT.prompt, id=f"p{i}", messages=({"role": "user", "content": "What do you eat? Be brief."},),
+             meta={"question": "q", "instruction": {**instruction("at_most_words", n=5), "text": "Be brief."}})) for i in range(60)]
+    ctx = Context()
+    made = [p for p in echo(contrast(asked, Context(), per_prompt=1, share=0.0), ctx) if p.prompt.meta["pair"]["kind"] == "echo"]
+    family = FAMILIES["at_most_words"]
+    wordings = {instruction_text(family.name, wording, {"n": 5}) for wording in family.seen_wordings}
+    assert {texts(p)[0] for p in made} == {"I eat rice."} and ctx.counts["pairs of kind echo"] == len(made) == 60
+    assert {texts(p)[1] for p in made} == wordings | {f"{wording} I eat rice." for wording in wordings} | {"What do you eat?"}
 
 
 def test_by_prompt_puts_the_pairs_of_a_prompt_in_one_group() -> None:
