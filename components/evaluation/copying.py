@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
+from ratchet.components.types import Prompt
+
 RUN = 5
 """Items in a row that make a copy; a phrase that an instruction demands is mostly shorter."""
 
@@ -16,3 +18,12 @@ def copied(items: Sequence[Hashable], source: Sequence[Hashable], run: int = RUN
         if tuple(items[i : i + run]) in known:
             found[i : i + run] = [True] * run
     return found
+
+
+def source(prompt: Prompt) -> str:
+    """The last message without the phrases that its instruction demands (`meta["instruction"]["params"]`): saying those is no copy."""
+    text = prompt.messages[-1]["content"]
+    for value in prompt.meta.get("instruction", {}).get("params", {}).values():
+        for phrase in [value] if isinstance(value, str) else value if isinstance(value, list) else []:
+            text = text.replace(phrase, " ¶ ")  # a mark that no answer has
+    return text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ratchet.components.evaluation.copying import copied
+from ratchet.components.evaluation.copying import copied, source
 from ratchet.components.evaluation.diversity import WORD
 from ratchet.components.piece import piece
 from ratchet.components.types import Context, Group
@@ -23,7 +23,7 @@ def relevance(groups: Sequence[Group], ctx: Context, *, model: str = "encoder") 
     total = asked.sum(0)
     found = []
     for own, group in zip(asked, groups, strict=True):
-        texts = [own_words(t.text, group.prompt.messages[-1]["content"]) for t in group.trajectories]
+        texts = [own_words(t.text, source(group.prompt)) for t in group.trajectories]
         vectors = encoder([text or "-" for text in texts])
         others = vectors @ (total - own) / max(1, len(groups) - 1)
         found.append([float(x) if text else 0.0 for text, x in zip(texts, np.asarray(vectors @ own - others), strict=True)])
@@ -36,10 +36,10 @@ def question(group: Group) -> str:
     return message.removesuffix(instruction["text"]).strip() if instruction else message
 
 
-def own_words(text: str, source: str) -> str:
-    """The text without what it copies from `source`."""
+def own_words(text: str, origin: str) -> str:
+    """The text without what it copies from `origin`."""
     said = list(WORD.finditer(text))
-    flags = copied([m[0].lower() for m in said], [m[0].lower() for m in WORD.finditer(source)])
+    flags = copied([m[0].lower() for m in said], [m[0].lower() for m in WORD.finditer(origin)])
     for match, taken in reversed(list(zip(said, flags, strict=True))):
         text = text[: match.start()] + text[match.end() :] if taken else text
     return " ".join(text.split())

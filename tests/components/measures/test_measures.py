@@ -51,6 +51,9 @@ ECHO = "What do you like to eat? Do not use any commas in your answer."
 
 def test_copying_is_the_share_of_words_in_runs_from_the_prompt() -> None:
     assert copying([group(ECHO, "Do not use any commas. I eat rice.", "I eat rice.", "")], Context()) == [[5 / 10, 0.0, 0.0]]
+    choice = "Choose one of these answers: I have no idea at all. It depends."
+    options = {"text": "", "params": {"options": ["I have no idea at all.", "It depends."]}}
+    assert copying([group(choice, "I have no idea at all.", instruction=options)], Context()) == [[0.0]], "what is demanded is no copy"
 
 
 def test_relevance_ignores_what_is_copied_and_the_instruction() -> None:
