@@ -1,6 +1,6 @@
 """Whose turn it is: a run is made by one process at a time, and no GPU is given to two.
 
-A run, the registry, the DVC workspace and each GPU are held by `flock` on a file: the kernel frees it when its holder dies,
+A run, the registry, the DVC workspace and each GPU are held by a file lock (filelock, `flock`): the kernel frees it when its holder dies,
 SIGKILL included, so nothing is ever left to clear by hand. (Stages that two runs share are held by the store itself.)
 GPU slots are a global concurrency limit of the Prefect server, which sees all machines and counts; which GPU it is, the
 machine decides. So is the registry's turn among workers that share no disk.
@@ -9,7 +9,6 @@ machine decides. So is the registry's turn among workers that share no disk.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
@@ -19,7 +18,9 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Literal
+from typing import Literal
+
+from filelock import FileLock, Timeout
 
 from ratchet.components.errors import BusyError, RecipeError, ServiceError, StoreError
 from ratchet.components.store import disk_errors
@@ -42,18 +43,20 @@ def held(lock: Path, what: str, if_running: IfRunning = "wait") -> Iterator[None
     """
     with disk_errors(f"taking {lock}"):
         lock.parent.mkdir(parents=True, exist_ok=True)
-        file = lock.open("a+")
-    with file:
+        file = FileLock(lock, thread_local=False)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            file.acquire(timeout=0)
+        except Timeout:
             holder = _holder(lock)
             if if_running == "refuse":
                 raise BusyError(f"{what} is held by {holder}; wait for it to end, or let this one wait (if_running: wait)") from None
             log.warning("%s is held by %s; waiting for it", what, holder)
-            fcntl.flock(file, fcntl.LOCK_EX)
-        _sign(file)
+            file.acquire(poll_interval=0.2)
+    try:
+        _sign(lock)
         yield
+    finally:
+        file.release()
 
 
 @contextlib.contextmanager
@@ -101,50 +104,32 @@ def _free(here: Mapping[str, str], count: int, files: contextlib.ExitStack) -> t
     for gpu, name in here.items():
         if len(given) == count or len(here) - len(busy) < count:
             break
+        lock = _gpu_lock(gpu)
         try:
-            file = files.enter_context(_opened(_gpu_lock(gpu)))
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            files.enter_context(FileLock(lock, timeout=0, mode=0o666, thread_local=False))
+        except Timeout:
             busy.append(gpu)
             continue
         except OSError as error:
             raise StoreError(f"GPU {name} cannot be held: {error}; every user of this machine must be able to write in {GPU_LOCKS} "
                              "(mode 1777), which is made when it is not there") from error
-        if os.fstat(file.fileno()).st_nlink == 0:  # who cleans the folder of temporary files was quicker: the next look makes it anew
-            busy.append(gpu)
-            continue
         with contextlib.suppress(OSError):  # a full disk: the lock is what counts
-            _sign(file)
+            _sign(lock)
         given.append(name)
     return tuple(given), busy
 
 
 def _gpu_lock(gpu: str) -> Path:
+    """The lock file of a GPU, in a folder where every user may make files and remove his own; the folder gets its rights under another
+    name, so that nobody meets it without."""
+    if not GPU_LOCKS.exists():
+        made = tempfile.mkdtemp(prefix=f".{GPU_LOCKS.name}-", dir=GPU_LOCKS.parent)
+        os.chmod(made, 0o1777)
+        try:
+            os.rename(made, GPU_LOCKS)
+        except OSError:  # another process was quicker
+            os.rmdir(made)
     return GPU_LOCKS / re.sub(r"[^\w-]", "_", gpu)
-
-
-def _opened(lock: Path) -> IO[str]:
-    """The file `lock`, made when it is not there, in a folder where every user may make files and remove his own.
-
-    Folder and file get their rights under another name, so that nobody meets them without. What is there is opened and not
-    created: the kernel refuses that for a file of another user in such a folder (fs.protected_regular).
-    """
-    while True:
-        with contextlib.suppress(FileNotFoundError):
-            return os.fdopen(os.open(lock, os.O_RDWR | os.O_NOFOLLOW), "r+")
-        if not lock.parent.is_dir():
-            made = tempfile.mkdtemp(prefix=f".{lock.parent.name}-", dir=lock.parent.parent)
-            os.chmod(made, 0o1777)
-            try:
-                os.rename(made, lock.parent)
-            except OSError:  # another process was quicker
-                os.rmdir(made)
-        file, name = tempfile.mkstemp(prefix=f".{lock.name}-", dir=lock.parent)
-        os.fchmod(file, 0o666)
-        os.close(file)
-        with contextlib.suppress(FileExistsError):
-            os.link(name, lock)
-        os.unlink(name)
 
 
 @contextlib.contextmanager
@@ -182,11 +167,15 @@ def registry_turn(home: Path) -> Iterator[None]:
         yield
 
 
-def _sign(file: IO[str]) -> None:
-    """Write down who holds it, past the buffer: what a full disk does not take would be tried again as the file is closed."""
+def _sign(lock: Path) -> None:
+    """Write down who holds it, into the file that is there: another user's may be written, not created."""
     said = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S%z")}
-    os.ftruncate(file.fileno(), 0)
-    os.pwrite(file.fileno(), json.dumps(said).encode(), 0)
+    file = os.open(lock, os.O_WRONLY)
+    try:
+        os.ftruncate(file, 0)
+        os.pwrite(file, json.dumps(said).encode(), 0)
+    finally:
+        os.close(file)
 
 
 def _holder(lock: Path) -> str:

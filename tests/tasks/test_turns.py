@@ -329,23 +329,6 @@ def test_a_full_disk_takes_no_gpu_from_a_run(tmp_path: Path, monkeypatch: pytest
         assert given == ("0",)
 
 
-def test_a_lock_that_was_swept_away_holds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who cleans /tmp may remove the file between our opening and our holding it: the next to come would make another."""
-    monkeypatch.setattr(turns, "GPU_LOCKS", tmp_path / "gpus")
-    monkeypatch.setattr(turns, "LOOK_SECONDS", 0.01)
-    opened, swept = turns._opened, []
-
-    def sweep(lock: Path) -> Any:
-        file = opened(lock)
-        if not swept:
-            swept.append(lock.unlink())
-        return file
-
-    monkeypatch.setattr(turns, "_opened", sweep)
-    with gpus_of({"0": "0"}, 1):
-        assert swept and (tmp_path / "gpus" / "0").exists()
-
-
 def test_a_place_for_locks_that_cannot_be_used_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "gpus").write_text("")
     monkeypatch.setattr(turns, "GPU_LOCKS", tmp_path / "gpus")
