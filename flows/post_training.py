@@ -59,8 +59,8 @@ def curate(pipeline: Pipeline) -> None:
     """Fetch the models and the data, clean, split, and hold every data set against its expectations."""
     for name in [n for n in pipeline.stages if n.startswith("model_")]:
         make(pipeline, name)
-    config = pipeline.artifact("model_policy").path / "config.json"
-    if config.is_file():  # else it was made on another machine
+    policy = pipeline.stages["model_policy"]
+    if (made := pipeline.store.get(policy.name, policy.key)) and (config := made.path / "config.json").is_file():
         check_model(pipeline.recipe, json.loads(config.read_text()), "models.policy")
     for name in ("raw", "drafts", "curated"):
         make(pipeline, name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import signal
 import socket
 import time
@@ -20,7 +21,8 @@ def join(home: Path, say: Callable[[str], None]) -> NoReturn:
     from ratchet.tasks.launch import prepare
 
     seen = set[str]()
-    logging.disable(logging.ERROR)  # the launcher has many words for a rank that failed
+    logging.disable(logging.ERROR)  # the launcher has many words for a rank that failed,
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # and its store a stack trace for a leader that is gone
     while True:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # the launcher sets its own
         for file, job in jobs(home.resolve()):
