@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import ratchet
 from ratchet.components.piece import SLOTS, Description, catalogue
 from ratchet.components.recipe import folder, load, names
 from ratchet.components.schema import Profile, Recipe
@@ -189,6 +190,39 @@ def command_reference() -> str:
     return html.unescape(get_docs_for_click(obj=command, ctx=command.make_context("ratchet", [], resilient_parsing=True), name="ratchet"))
 
 
+# --- Python ----------------------------------------------------------------------------------------------------------
+
+
+def python_reference() -> str:
+    """Signature and docstring of every name that `ratchet` exports, and of the public members of its classes."""
+    return "\n\n".join(entry for name in ratchet.__all__ for entry in (python_entry(f"### ratchet.{name}", name, getattr(ratchet, name)),
+                                                                      *python_members(getattr(ratchet, name))))
+
+
+def python_members(value: Any) -> list[str]:
+    if not isinstance(value, type) or issubclass(value, Exception):
+        return []
+    return [python_entry(f"#### {value.__name__}.{name}", name, member) for name, member in vars(value).items()
+            if not name.startswith("_") and isinstance(member, (types.FunctionType, property))]
+
+
+class Annotation(str):
+    """An annotation that `inspect` writes as it stands in the source."""
+
+    __repr__ = str.__str__
+
+
+def python_entry(heading: str, name: str, value: Any) -> str:
+    code = []
+    if isinstance(value, property):
+        code = [f"```python\n{name}: {inspect.signature(value.fget).return_annotation}\n```"]
+    elif isinstance(value, types.FunctionType):
+        written = inspect.signature(value)
+        parameters = [one.replace(annotation=Annotation(one.annotation)) for one in written.parameters.values() if one.name != "self"]
+        code = [f"```python\n{name}{written.replace(parameters=parameters, return_annotation=Annotation(written.return_annotation))}\n```"]
+    return "\n\n".join([heading, *code, inspect.getdoc(value) or ""]).rstrip()
+
+
 # --- README.md -------------------------------------------------------------------------------------------------------
 
 
@@ -229,7 +263,12 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    return markdown.replace("<!-- recipes -->", recipe_table()) if page.file.src_uri == "methods.md" else markdown
+    if page.file.src_uri == "methods.md":
+        return markdown.replace("<!-- recipes -->", recipe_table())
+    if page.file.src_uri == "python.md":
+        example = (ROOT / "docs" / "examples" / "python_api.py").read_text()
+        return markdown.replace("<!-- example -->", f"```python\n{example}```").replace("<!-- api -->", python_reference())
+    return markdown
 
 
 if __name__ == "__main__":

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import json
-import os
 import sys
 from gc import freeze
 from typing import Annotated, Any, Literal
@@ -31,6 +28,7 @@ from ratchet.flows.commands.promote import promote, rollback
 from ratchet.flows.commands.recipes import app as recipes_app
 from ratchet.flows.commands.reproduce import reproduce
 from ratchet.flows.commands.show import print_outcome, runs, show
+from ratchet.flows.running import finished, outside
 from ratchet.flows.startup import quiet_platforms, servers
 from ratchet.tasks.turns import IfRunning
 
@@ -66,8 +64,7 @@ def run(recipe: RecipeName, home: Home = OUT, set: Set = [], profile: ProfileOpt
     console = open_console()
     pipeline = Pipeline.open(recipe, home=home, overrides=set, profile=profile, limit=limit)
     check_files(pipeline.recipe)
-    finished = _finished(pipeline, until)
-    if finished:
+    if finished(pipeline, until):
         console.print(f"Nothing to do: all {len(pipeline.stages)} stages of run {pipeline.run.name} are finished.")
         _where(console, pipeline)
         return
@@ -133,38 +130,13 @@ def main() -> None:
         typer.echo(f"error: {error}", err=True)
         sys.exit(2 if isinstance(error, RecipeError) else 1)
     except Exception as error:
-        why = _outside(error)
+        why = outside(error)
         if why is None:
             raise
         typer.echo(f"error: {redacted(why)}; finished work is kept, the same command resumes", err=True)
         sys.exit(1)
     finally:
         freeze()  # or Python looks through all of it once more as it ends, for a second
-
-
-OUTSIDE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EIO, errno.EMFILE,
-           errno.ECONNREFUSED, errno.ECONNRESET, errno.ETIMEDOUT)
-
-
-def _outside(error: BaseException | None) -> str | None:
-    """The cause of an error that is nobody's mistake here, in a sentence: the Prefect server went away, the disk is full."""
-    while error is not None:
-        text = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-        if type(error).__module__.split(".")[0] in ("httpx", "httpcore") or "Failed to reach API" in text:
-            return f"the Prefect server at {os.environ.get('PREFECT_API_URL', 'an address of this machine')} cannot be reached ({text})"
-        if isinstance(error, OSError) and error.errno in OUTSIDE:
-            return f"{error.strerror}{f': {error.filename}' if error.filename else ''}"
-        error = error.__cause__ or error.__context__
-    return None
-
-
-def _finished(pipeline: Any, until: Until) -> bool:
-    """Whether there is nothing left to do: all stages made and, where the recipe asks for it, their weights registered."""
-    file = pipeline.run.path / "run.json"
-    if not file.exists() or any(s.state != "done" for s in pipeline.status()):
-        return False
-    state = json.loads(file.read_text())
-    return until != "register" or (state.get("state") == "finished" and ("versions" in state or pipeline.recipe.register is None))
 
 
 def _where(console: Any, pipeline: Any) -> None:

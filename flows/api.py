@@ -1,0 +1,141 @@
+"""The public Python API: what `import ratchet` offers. pandas, torch and Prefect are imported where they are needed.
+
+Every error is a `RatchetError`, with the sentence that the command line prints.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from ratchet.components.errors import RatchetError, ServiceError, redacted
+from ratchet.components.recipe import dump, load
+from ratchet.components.schema import Profile
+from ratchet.components.schema import Recipe as ResolvedRecipe
+from ratchet.flows.commands.options import Until
+from ratchet.flows.reading import Run
+from ratchet.tasks.outcome import find_run, run_files
+from ratchet.tasks.turns import IfRunning
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A recipe with its base merged in and every default filled in, as `load_recipe` returns it.
+
+    `resolved` has one typed attribute a section (`recipe.resolved.online.rounds`), None for a section that the recipe does not have;
+    `profile` is the hardware profile. `str(recipe)` is YAML, as `ratchet recipes explain` prints it.
+    """
+
+    resolved: ResolvedRecipe
+    profile: Profile
+    source: str | Path
+    overrides: tuple[str, ...] = ()
+    profile_name: str | None = None
+    limit: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Its name: the one in the file, else the file's."""
+        return self.resolved.name
+
+    def check(self, *, home: str | Path = "out") -> None:
+        """Check that the files and registered models which the recipe names exist, and that they have the splits it reads. Keys, types,
+        ranges, pieces and columns were checked when it was loaded. Takes seconds, imports no torch, starts nothing.
+
+        Raises `RecipeError`, `SourceError` or `DataError`.
+        """
+        from ratchet.components.check_data import check_files
+        from ratchet.tasks.registry_sources import resolved
+
+        with one_sentence():
+            check_files(self.resolved)
+            resolved(self.resolved, self.profile, Path(home))
+
+    def __str__(self) -> str:
+        return dump(self.resolved, self.profile)
+
+    def __repr__(self) -> str:
+        return f"Recipe({self.name!r}, profile={self.profile.name!r})"
+
+
+def load_recipe(recipe: str | Path, *, set: Mapping[str, object] | Sequence[str] = (), profile: str | None = None,
+                limit: int | None = None) -> Recipe:
+    """Load a recipe by the name of one that ships, or from a YAML file.
+
+    `set` overrides keys: `{"online.rounds": 2}`, or strings as on the command line, `["online.rounds=2"]`. `profile` names the hardware
+    profile (`cpu`, `gpu`, …) or a YAML file; None: the recipe's own. `limit` makes it a smoke test: at most so many rows of each split.
+
+    Raises `RecipeError` for an unknown recipe, key or piece, a value out of range, or a column that nothing writes.
+    """
+    overrides = tuple(f"{key}={json.dumps(value)}" for key, value in set.items()) if isinstance(set, Mapping) else tuple(set)
+    resolved, hardware = load(recipe, overrides=overrides, profile=profile, limit=limit)
+    return Recipe(resolved, hardware, recipe, overrides, profile, limit)
+
+
+def run(recipe: Recipe | str | Path, *, home: str | Path = "out", until: Until = "register", if_running: IfRunning = "wait",
+        progress: bool = True) -> Run:
+    """Run a recipe to its end, or to the stage `until`: "curate", "train", "evaluate" or "register".
+
+    Finished stages are reused from the store under `home`; an interrupted run continues from its last checkpoint. `if_running` says what to
+    do while another process makes the same run: "wait" or "refuse". `progress` prints one line an event. Prefect's own server is started
+    unless PREFECT_API_URL names one, and ends with this process.
+
+    Raises `RatchetError` (see `ratchet.components.errors` for its kinds) when a stage fails; finished work is kept, and the same call
+    continues. The failed run, with its log, is `ratchet.load_run(home=home)`.
+    """
+    from ratchet.components.check_data import check_files
+    from ratchet.flows.display import Display, open_console
+    from ratchet.flows.running import finished
+    from ratchet.flows.startup import quiet_platforms, servers
+    from ratchet.tasks.pipeline import Pipeline
+
+    one, home = recipe if isinstance(recipe, Recipe) else load_recipe(recipe), Path(home)
+    with one_sentence():
+        pipeline = Pipeline.open(one.source, home=home, overrides=one.overrides, profile=one.profile_name, limit=one.limit)
+        check_files(pipeline.recipe)
+        if finished(pipeline, until):
+            return Run(pipeline.run.path)
+        quiet_platforms(home)
+        with servers(forks=pipeline.profile.launch == "child"), Display(open_console(quiet=not progress)) as display:
+            from prefect.exceptions import Abort
+
+            from ratchet.flows.post_training import post_training
+
+            try:
+                done = post_training(str(one.source), home=str(home), overrides=list(one.overrides), profile=one.profile_name, until=until,
+                                     if_running=if_running, display=display, limit=one.limit)
+            except Abort:
+                raise RatchetError(f"run {pipeline.run.name} was cancelled on its Prefect page; finished work is kept, the same call "
+                                   "resumes") from None
+        if postponed := done.get("registered", {}).get("postponed"):
+            raise ServiceError(f"all stages are made, and nothing is registered yet: {postponed}")
+    return Run(pipeline.run.path)
+
+
+def load_run(name: str | None = None, *, home: str | Path = "out") -> Run:
+    """A run under `home` by its name, or by the path of its directory; the newest without a name. Raises `RecipeError` if there is none."""
+    return Run(find_run(name, Path(home)))
+
+
+def runs(home: str | Path = "out") -> list[Run]:
+    """Every run under `home`, the newest first."""
+    return [Run(file.parent) for file in reversed(run_files(Path(home)))]
+
+
+class one_sentence:
+    """A context manager that raises a `RatchetError` from where it stands, without the frames and causes of Prefect below; a full disk or a
+    server that is away becomes one. (One made by contextlib would put the frames back.)"""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None) -> None:
+        from ratchet.flows.running import outside
+
+        if isinstance(error, RatchetError):
+            raise error.with_traceback(None) from None
+        if isinstance(error, Exception) and (why := outside(error)) is not None:
+            raise ServiceError(f"{redacted(why)}; finished work is kept, the same call resumes") from None

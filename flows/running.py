@@ -1,0 +1,36 @@
+"""What `ratchet run` and `ratchet.run` have in common."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ratchet.flows.commands.options import Until
+    from ratchet.tasks.pipeline import Pipeline
+
+OUTSIDE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EIO, errno.EMFILE,
+           errno.ECONNREFUSED, errno.ECONNRESET, errno.ETIMEDOUT)
+
+
+def outside(error: BaseException | None) -> str | None:
+    """The cause of an error that is nobody's mistake here, in a sentence: the Prefect server went away, the disk is full."""
+    while error is not None:
+        text = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        if type(error).__module__.split(".")[0] in ("httpx", "httpcore") or "Failed to reach API" in text:
+            return f"the Prefect server at {os.environ.get('PREFECT_API_URL', 'an address of this machine')} cannot be reached ({text})"
+        if isinstance(error, OSError) and error.errno in OUTSIDE:
+            return f"{error.strerror}{f': {error.filename}' if error.filename else ''}"
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def finished(pipeline: Pipeline, until: Until) -> bool:
+    """Whether there is nothing left to do: all stages made and, where the recipe asks for it, their weights registered."""
+    file = pipeline.run.path / "run.json"
+    if not file.exists() or any(s.state != "done" for s in pipeline.status()):
+        return False
+    state = json.loads(file.read_text())
+    return until != "register" or (state.get("state") == "finished" and ("versions" in state or pipeline.recipe.register is None))
