@@ -16,7 +16,7 @@ from typing import Any
 from ratchet.components import progress
 from ratchet.components.contract import agree, record
 from ratchet.components.engines.choose import SAMPLE, ready
-from ratchet.components.store import Workspace
+from ratchet.components.storage.store import Workspace
 from ratchet.components.types import Artifact
 
 

@@ -1,6 +1,6 @@
 """How far a stage is, for whoever waits for it: what there is to do, and what is done of it, in a file that is written over.
 
-A stage says `expect`, and what samples, scores or sifts says `advance`. A fit logs its own steps (`components/checkpoints.py`) and expects
+A stage says `expect`, and what samples, scores or sifts says `advance`. A fit logs its own steps (`components/storage/checkpoints.py`) and expects
 nothing here, so the few answers that it is probed with count for nothing. No product depends on any of this.
 """
 

@@ -16,7 +16,7 @@ import numpy as np
 from ratchet.components.errors import RecipeError, nearest
 from ratchet.components.recipe import load
 from ratchet.components.schema import Claim
-from ratchet.components.store import write_atomic
+from ratchet.components.storage.store import write_atomic
 from ratchet.tasks.pipeline import Pipeline
 
 

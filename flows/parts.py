@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from ratchet.components.store import write_atomic
+from ratchet.components.storage.store import write_atomic
 from ratchet.tasks.pipeline import Pipeline
 from ratchet.tasks.results import figures
 from ratchet.tasks.turns import held

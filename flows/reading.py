@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
 from ratchet.components.errors import DataError, RecipeError, nearest
-from ratchet.components.store import read_manifest
+from ratchet.components.storage.store import read_manifest
 from ratchet.components.types import Group, Message, Prompt, Trajectory
 from ratchet.tasks.outcome import outcome, result, verdict_of
 

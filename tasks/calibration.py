@@ -25,7 +25,7 @@ from ratchet.components.estimates.shape import Shape, read_shape, shape_of
 from ratchet.components.plan import source_digest
 from ratchet.components.recipe import plain
 from ratchet.components.schema import Hardware, Profile
-from ratchet.components.store import digest, read_manifest, write_atomic
+from ratchet.components.storage.store import digest, read_manifest, write_atomic
 from ratchet.tasks.pipeline import Pipeline
 from ratchet.tasks.provenance import machine, packages
 from ratchet.tasks.system import gpus

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from ratchet.components.store import content, read_manifest
+from ratchet.components.storage.store import content, read_manifest
 from ratchet.tasks.mlflow_text import flatten
 from ratchet.tasks.results import comparable, evaluation, paired
 

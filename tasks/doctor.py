@@ -23,7 +23,7 @@ import yaml
 
 from ratchet.components.errors import RatchetError, redacted
 from ratchet.components.recipe import folder
-from ratchet.components.store import Store, read_manifest
+from ratchet.components.storage.store import Store, read_manifest
 from ratchet.components.types import Artifact
 from ratchet.tasks.known_bad import KNOWN_BAD, pairs, vllm_of
 from ratchet.tasks.server import client, tracking_uri

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ratchet.components.errors import redacted
-from ratchet.components.store import write_atomic
+from ratchet.components.storage.store import write_atomic
 from ratchet.tasks.pipeline import Pipeline
 
 log = logging.getLogger("ratchet.drift")

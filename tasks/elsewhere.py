@@ -17,7 +17,7 @@ from typing import Any, cast
 from ratchet.components.errors import ServiceError, StageError
 from ratchet.components.plan import Stage
 from ratchet.components.recipe import dump
-from ratchet.components.store import write_atomic
+from ratchet.components.storage.store import write_atomic
 from ratchet.components.types import Artifact
 from ratchet.tasks.exchange import Exchange
 from ratchet.tasks.pipeline import Pipeline

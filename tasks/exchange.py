@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ratchet.components.errors import RatchetError, RecipeError, ServiceError, StoreError, nearest, redacted
-from ratchet.components.store import MANIFEST, Store, disk_errors, read_manifest
+from ratchet.components.storage.store import MANIFEST, Store, disk_errors, read_manifest
 from ratchet.components.types import Artifact
 
 CHUNK = 1 << 22  # bytes

@@ -12,7 +12,7 @@ from typing import Any
 
 from ratchet.components.errors import RecipeError, ServiceError, SourceError, StoreError
 from ratchet.components.stages.fetch import PICKLES, RECORDS
-from ratchet.components.store import MANIFEST, disk_errors, file_digest, read_manifest
+from ratchet.components.storage.store import MANIFEST, disk_errors, file_digest, read_manifest
 from ratchet.tasks.lineage import of_product, resolve
 from ratchet.tasks.model_card import model_card
 from ratchet.tasks.registry import Version

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ratchet.components.errors import RecipeError, StoreError, nearest
-from ratchet.components.store import content, read_manifest, write_atomic
+from ratchet.components.storage.store import content, read_manifest, write_atomic
 from ratchet.tasks.pipeline import Pipeline
 from ratchet.tasks.registry import Version, history, holder, saved_lineage
 from ratchet.tasks.results import evaluation

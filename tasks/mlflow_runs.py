@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from ratchet.components.errors import RecipeError
-from ratchet.components.store import MANIFEST, read_manifest
+from ratchet.components.storage.store import MANIFEST, read_manifest
 from ratchet.tasks.mlflow_text import flatten
 from ratchet.tasks.outcome import markdown, outcome, tracked
 from ratchet.tasks.system import samples_of

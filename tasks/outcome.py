@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ratchet.components.errors import RecipeError, nearest
-from ratchet.components.store import RunDirectory, read_manifest
+from ratchet.components.storage.store import RunDirectory, read_manifest
 
 
 def run_files(home: Path) -> list[Path]:

@@ -20,7 +20,7 @@ from ratchet.components.reward_models import optimised_models
 from ratchet.components.run import as_request
 from ratchet.components.schema import Profile, Recipe
 from ratchet.components.stages.fetch import REGISTERED, REGISTRY
-from ratchet.components.store import RunDirectory, Store, Workspace, digest
+from ratchet.components.storage.store import RunDirectory, Store, Workspace, digest
 from ratchet.components.types import Artifact
 from ratchet.tasks.energy import gpu_kwh
 from ratchet.tasks.launch import launch

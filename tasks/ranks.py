@@ -30,7 +30,7 @@ from ratchet.components import errors
 from ratchet.components.errors import ContractError, RatchetError, RecipeError, StageError, redacted
 from ratchet.components.piece import ROOT
 from ratchet.components.schema import Profile
-from ratchet.components.store import Workspace, write_atomic
+from ratchet.components.storage.store import Workspace, write_atomic
 from ratchet.tasks.child import PRELOAD, die_with, write_to
 from ratchet.tasks.provenance import packages
 

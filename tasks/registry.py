@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ratchet.components.errors import StoreError
-from ratchet.components.store import file_digest
+from ratchet.components.storage.store import file_digest
 from ratchet.tasks.mlflow_text import allowed, cut, flatten
 from ratchet.tasks.mlmodel import write_mlmodel
 from ratchet.tasks.provenance import packages

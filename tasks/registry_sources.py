@@ -26,7 +26,7 @@ from ratchet.components.errors import SourceError, StoreError, nearest
 from ratchet.components.recipe import plain
 from ratchet.components.schema import Profile, Recipe, Source
 from ratchet.components.stages.fetch import REGISTRY
-from ratchet.components.store import MANIFEST, digest
+from ratchet.components.storage.store import MANIFEST, digest
 from ratchet.tasks.mlmodel import written_beside
 from ratchet.tasks.registry import LINEAGE, Version, directory_digest, history, holder, models
 from ratchet.tasks.server import service, tracking_uri

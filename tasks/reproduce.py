@@ -16,7 +16,7 @@ from typing import Any
 
 from ratchet.components.errors import ContractError, RecipeError, StoreError
 from ratchet.components.plan import Stage
-from ratchet.components.store import MANIFEST, Store, content, file_digest, read_manifest
+from ratchet.components.storage.store import MANIFEST, Store, content, file_digest, read_manifest
 from ratchet.components.types import Artifact
 from ratchet.tasks.pipeline import Pipeline, Watcher
 from ratchet.tasks.provenance import machine, packages, revision

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ratchet.components.store import content, digest, read_manifest
+from ratchet.components.storage.store import content, digest, read_manifest
 
 FINAL = "final."
 

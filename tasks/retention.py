@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ratchet.components.errors import RecipeError, StoreError, nearest
-from ratchet.components.store import RunDirectory, Store, disk_errors, read_manifest
+from ratchet.components.storage.store import RunDirectory, Store, disk_errors, read_manifest
 from ratchet.tasks.mlflow_text import allowed
 from ratchet.tasks.registry import Version, events, history, models
 

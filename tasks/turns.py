@@ -23,7 +23,7 @@ from typing import Literal
 from filelock import FileLock, Timeout
 
 from ratchet.components.errors import BusyError, RecipeError, ServiceError, StoreError
-from ratchet.components.store import disk_errors
+from ratchet.components.storage.store import disk_errors
 from ratchet.tasks.system import visible_gpus
 
 log = logging.getLogger("ratchet.turns")

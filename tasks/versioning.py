@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from ratchet.components.errors import ServiceError, StoreError
-from ratchet.components.store import DATED, MANIFEST
+from ratchet.components.storage.store import DATED, MANIFEST
 
 log = logging.getLogger("ratchet.versioning")
 UNVERSIONED = (MANIFEST, *DATED)  # of a product: when, how long and by what code it was made

@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 from ratchet.components.errors import RecipeError, StoreError, nearest
-from ratchet.components.store import read_manifest
+from ratchet.components.storage.store import read_manifest
 from ratchet.tasks.lineage import find
 from ratchet.tasks.registry import Version, models
 from ratchet.tasks.server import service, tracking_uri

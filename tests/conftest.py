@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ratchet.components.store import RunDirectory, Store, digest
+from ratchet.components.storage.store import RunDirectory, Store, digest
 from ratchet.components.types import Artifact
 
 CODE = Path(__file__).resolve().parent.parent / "infra" / "package"

@@ -193,7 +193,7 @@ def test_a_model_with_code_of_its_own_is_refused_unless_the_recipe_says_so(own: 
 
 def test_code_the_recipe_lets_run_goes_with_the_model_and_what_is_trained_from_it(own: tuple[Path, Path], tiny_home: Path, tmp_path: Path) -> None:
     from ratchet.components.learners.torch import TorchLearner
-    from ratchet.components.store import read_manifest
+    from ratchet.components.storage.store import read_manifest
 
     model, mark = own
     (model / "pytorch_model.bin").write_bytes(malicious(tmp_path / "pwned"))

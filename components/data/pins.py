@@ -20,7 +20,7 @@ from ratchet.components.data.hub import commit
 from ratchet.components.data.sources import digest, local
 from ratchet.components.models.lora import base_of, is_adapter
 from ratchet.components.schema import Recipe
-from ratchet.components.store import MANIFEST, write_atomic
+from ratchet.components.storage.store import MANIFEST, write_atomic
 
 log = logging.getLogger("ratchet.sources")
 COMMIT = re.compile(r"@[0-9a-f]{40}(?:!|$)")

@@ -29,7 +29,7 @@ from ratchet.components.evaluation.certificate import (
     shortfall,
 )
 from ratchet.components.linear import bradley_terry, choose_penalty, topics_of
-from ratchet.components.store import MANIFEST
+from ratchet.components.storage.store import MANIFEST
 from ratchet.components.types import Group, Message
 
 PENALTIES = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)

@@ -16,7 +16,7 @@ from ratchet.components.evaluation import plots
 from ratchet.components.job import Job
 from ratchet.components.stages.probe import SavedReward
 from ratchet.components.stages.reward import AGAIN, examine, limits_of, verified_answers
-from ratchet.components.store import write_atomic
+from ratchet.components.storage.store import write_atomic
 
 
 def certify(job: Job) -> dict[str, Any]:

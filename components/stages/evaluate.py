@@ -28,7 +28,7 @@ from ratchet.components.protocols import Engine
 from ratchet.components.reward_models import reward_models
 from ratchet.components.stages.experience import certificate_of, context_of
 from ratchet.components.stages.improve import Overlay
-from ratchet.components.store import write_atomic
+from ratchet.components.storage.store import write_atomic
 from ratchet.components.types import Columns, Context, Group
 
 Ragged = list[list[float]]

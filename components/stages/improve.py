@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 from ratchet.components import ranks
-from ratchet.components.checkpoints import Log, latest, load_checkpoint, save_checkpoint
 from ratchet.components.data.groups import read_groups, write_groups
 from ratchet.components.engines.agreement import fresh
 from ratchet.components.engines.choose import engine_of
@@ -33,6 +32,7 @@ from ratchet.components.stages.experience import context_of
 from ratchet.components.stages.probe import agree, verify_saved
 from ratchet.components.stages.train import make_learner
 from ratchet.components.stages.watch import Health
+from ratchet.components.storage.checkpoints import Log, latest, load_checkpoint, save_checkpoint
 from ratchet.components.trainer import memories, one_step, parts
 from ratchet.components.types import Context, Group
 

@@ -28,7 +28,7 @@ from ratchet.components.models.reward import MeanReward
 from ratchet.components.packing import pack
 from ratchet.components.stages.probe import RELOAD_TOLERANCE
 from ratchet.components.stages.train import encoded, learn
-from ratchet.components.store import write_atomic
+from ratchet.components.storage.store import write_atomic
 from ratchet.components.trainer import steps_planned
 from ratchet.components.types import Context, Group, Trajectory
 

@@ -90,7 +90,7 @@ def init(data: Annotated[str, typer.Argument(help="File or folder: JSONL, JSON, 
     from ratchet.components.check_data import check_files
     from ratchet.components.data.parsing import layout_of, parse
     from ratchet.components.recipe import load
-    from ratchet.components.store import write_atomic
+    from ratchet.components.storage.store import write_atomic
 
     file = Path(data.removeprefix("path:"))
     if ":" in data and not data.startswith("path:"):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.components.checkpoints import Log, latest, load_checkpoint, save_checkpoint
 from ratchet.components.loop import pieces, remembering
+from ratchet.components.storage.checkpoints import Log, latest, load_checkpoint, save_checkpoint
 from ratchet.components.types import Context, Group, Prompt, Trajectory
 
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from ratchet.components.definitions import Sources
 from ratchet.components.job import Job, carry_out
 from ratchet.components.piece import ROOT
 from ratchet.components.plan import our_sources, plan, starts
 from ratchet.components.recipe import load
-from ratchet.components.syntax import PREFIX, Module
+from ratchet.components.storage.definitions import Sources
+from ratchet.components.storage.syntax import PREFIX, Module
 from ratchet.tasks.pipeline import Pipeline
 
 STAGE = f"{PREFIX}components.stage"

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ratchet.components.errors import DamageError, StoreError
-from ratchet.components.state import load_state, save_state
+from ratchet.components.storage.state import load_state, save_state
 from ratchet.components.types import Group, Prompt, Span, Trajectory
 
 
@@ -63,7 +63,7 @@ def test_one_flipped_bit_is_noticed(tmp_path: Path, name: str) -> None:
 def test_what_cannot_be_read_just_now_is_not_called_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a stage would begin at the beginning because too many files were open."""
     save_state(tmp_path / "s", {"step": 1})
-    monkeypatch.setattr("ratchet.components.state.file_digest", lambda _: (_ for _ in ()).throw(OSError(24, "Too many open files")))
+    monkeypatch.setattr("ratchet.components.storage.state.file_digest", lambda _: (_ for _ in ()).throw(OSError(24, "Too many open files")))
     with pytest.raises(StoreError, match=r"cannot be read: .*Too many open files") as raised:
         load_state(tmp_path / "s")
     assert not isinstance(raised.value, DamageError)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ratchet.components.errors import DamageError, StoreError
-from ratchet.components.store import MANIFEST, RunDirectory, Store, digest, disk_errors, write_atomic
+from ratchet.components.storage.store import MANIFEST, RunDirectory, Store, digest, disk_errors, write_atomic
 
 KEY = digest("a key")
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.components.checkpoints import latest
 from ratchet.components.errors import TrainingError
+from ratchet.components.storage.checkpoints import latest
 from ratchet.components.trainer import fit, parts, steps_planned, widest
 from ratchet.components.types import Group, Outputs, Prompt, Trajectory
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ratchet.components.checkpoints import latest
 from ratchet.components.recipe import load, names
+from ratchet.components.storage.checkpoints import latest
 from ratchet.components.trainer import fit, parts, steps_planned
 from ratchet.components.types import Batch, Group, Outputs, Prompt, Trajectory
 

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ratchet.components.data.groups import read_groups
-from ratchet.components.state import load_state
+from ratchet.components.storage.state import load_state
 from ratchet.flows.cli import main
 from ratchet.tasks.pipeline import Pipeline
 

@@ -364,7 +364,7 @@ def workers(folder: Path, env: dict[str, str], *pools: str) -> Iterator[dict[str
 def test_stages_are_made_in_another_pool_by_address_alone(where: str, prefect: dict[str, str], fresh_home: Callable[[str], Path], tmp_path: Path,
                                                           request: pytest.FixtureRequest) -> None:
     """Two workers that share no folder: one leads, the other curates and trains. The weights are those of one machine alone."""
-    from ratchet.components.store import read_manifest
+    from ratchet.components.storage.store import read_manifest
     from ratchet.tasks.pipeline import Pipeline
 
     options = ["sft.limit=32", "evaluate.prompts=4"]
@@ -417,7 +417,7 @@ def test_cancelling_a_run_ends_its_stage_in_the_other_pool_and_loses_nothing(pre
                                                                              tmp_path: Path) -> None:
     """As the page cancels it: the child that trains on the other worker is gone too, within seconds, both workers go on, and the next
     run continues there."""
-    from ratchet.components.store import read_manifest
+    from ratchet.components.storage.store import read_manifest
     from ratchet.tasks.orphans import marked
     from ratchet.tasks.pipeline import Pipeline
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ratchet.components.store import read_manifest
+from ratchet.components.storage.store import read_manifest
 from ratchet.tasks.pipeline import Pipeline
 
 ROOT = Path(__file__).resolve().parents[2]

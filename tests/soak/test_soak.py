@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from ratchet.components.errors import StoreError
-from ratchet.components.store import RunDirectory, Store, digest
+from ratchet.components.storage.store import RunDirectory, Store, digest
 from tests.soak.faults import FAULTS, MARK, Trial, flip, kill_engine, wait_for_none
 from tests.soak.trials import Soak, Tally, Truth, _differences, _look, _points, _unexplained
 
@@ -49,7 +49,7 @@ TOY = """
 import hashlib, json, sys, time
 from pathlib import Path
 from ratchet.components.errors import DamageError, RatchetError
-from ratchet.components.store import RunDirectory, Store, disk_errors, write_atomic
+from ratchet.components.storage.store import RunDirectory, Store, disk_errors, write_atomic
 
 def sha(text):
     return hashlib.sha256(text.encode()).hexdigest()

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ratchet.components.errors import StageError, StoreError
-from ratchet.components.store import Store, read_manifest
+from ratchet.components.storage.store import Store, read_manifest
 from ratchet.components.types import Artifact
 from tests.soak.faults import FAULTS, MARK, Fault, Trial, prepared, wait_for_none
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ratchet.components.errors import RecipeError
-from ratchet.components.store import write_atomic
+from ratchet.components.storage.store import write_atomic
 from ratchet.tasks.differences import differences
 from ratchet.tasks.outcome import find_run
 

@@ -14,7 +14,7 @@ from prefect.client.schemas.objects import State, StateType
 
 from ratchet.components.errors import ContractError, ServiceError, StageError
 from ratchet.components.plan import Stage
-from ratchet.components.store import RunDirectory, Store
+from ratchet.components.storage.store import RunDirectory, Store
 from ratchet.components.types import Artifact
 from ratchet.flows.one_stage import one_stage
 from ratchet.tasks import elsewhere

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ratchet.components.errors import RecipeError, ServiceError, StoreError
-from ratchet.components.store import Store, digest, read_manifest
+from ratchet.components.storage.store import Store, digest, read_manifest
 from ratchet.components.types import Artifact
 from ratchet.tasks.exchange import Exchange
 

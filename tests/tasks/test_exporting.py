@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from ratchet.components.errors import RecipeError, ServiceError, SourceError, StoreError
-from ratchet.components.store import RunDirectory, Store, digest
+from ratchet.components.storage.store import RunDirectory, Store, digest
 from ratchet.components.types import Artifact
 from ratchet.tasks.exporting import export, push
 from ratchet.tasks.registry import promote, register

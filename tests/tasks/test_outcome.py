@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ratchet.components.errors import RecipeError
-from ratchet.components.store import RunDirectory
+from ratchet.components.storage.store import RunDirectory
 from ratchet.flows.cli import app
 from ratchet.tasks.outcome import lines_of, outcome, verdict_of
 from ratchet.tasks.results import figures

@@ -28,7 +28,7 @@ from ratchet.components.plan import plan
 from ratchet.components.recipe import load, plain
 from ratchet.components.run import as_request
 from ratchet.components.schema import Profile
-from ratchet.components.store import RunDirectory, Store
+from ratchet.components.storage.store import RunDirectory, Store
 from ratchet.components.types import Artifact
 from ratchet.tasks.launch import launch
 from ratchet.tasks.pipeline import Pipeline

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ratchet.components.errors import RecipeError, StoreError
-from ratchet.components.store import RunDirectory, Store
+from ratchet.components.storage.store import RunDirectory, Store
 from ratchet.tasks.lineage import of_product
 from ratchet.tasks.registry import promote, register
 from ratchet.tasks.retention import Policy, survey, sweep
@@ -21,7 +21,7 @@ NOTHING = Policy(keep_days=0, keep_last=0)
 HOLD = """
 import sys
 from pathlib import Path
-from ratchet.components.store import RunDirectory, Store
+from ratchet.components.storage.store import RunDirectory, Store
 run = RunDirectory(Path(sys.argv[1]), "living")
 run.hold()
 with Store(Path(sys.argv[1])).working("sft", "a" * 64) as work:

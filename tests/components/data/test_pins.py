@@ -14,7 +14,7 @@ from ratchet.components.data import pins
 from ratchet.components.data.sources import digest
 from ratchet.components.errors import SourceError
 from ratchet.components.recipe import dump
-from ratchet.components.store import Store
+from ratchet.components.storage.store import Store
 from ratchet.tasks.pipeline import Pipeline
 
 FIRST, SECOND = "a" * 40, "b" * 40

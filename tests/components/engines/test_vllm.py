@@ -37,7 +37,7 @@ from ratchet.components.plan import plan
 from ratchet.components.recipe import load, plain
 from ratchet.components.run import as_request, execute
 from ratchet.components.schema import Profile, Vllm
-from ratchet.components.store import Workspace
+from ratchet.components.storage.store import Workspace
 from ratchet.components.types import Artifact, Group, Prompt, Request, Trajectory
 
 HERE = importlib.util.find_spec("vllm") is not None

@@ -14,7 +14,7 @@ from ratchet.components.job import Job
 from ratchet.components.plan import plan
 from ratchet.components.recipe import load
 from ratchet.components.stages import evaluate as stage
-from ratchet.components.store import Workspace
+from ratchet.components.storage.store import Workspace
 from ratchet.components.types import Artifact, Context, Group, Prompt, Trajectory
 
 HELD_OUT = [Group(Prompt(f"{i}", ({"role": "user", "content": f"question {i}"},), "1"),

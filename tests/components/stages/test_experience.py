@@ -17,7 +17,7 @@ from ratchet.components.recipe import plain
 from ratchet.components.rewards.reward_model import reward_model
 from ratchet.components.schema import Profile
 from ratchet.components.stages.experience import context_of
-from ratchet.components.store import Workspace
+from ratchet.components.storage.store import Workspace
 from ratchet.components.types import Artifact, Group, Prompt, Trajectory
 from ratchet.tasks.pipeline import Pipeline
 

@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassifi
 
 from ratchet.components.models.reward import PUBLISHED
 from ratchet.components.stages.fetch import fetch_model
-from ratchet.components.store import Store
+from ratchet.components.storage.store import Store
 from ratchet.components.types import Artifact
 
 CONFIG = LlamaConfig(vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, num_labels=1)

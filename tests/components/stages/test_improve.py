@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.components.checkpoints import latest
 from ratchet.components.data.groups import read_groups
 from ratchet.components.engines.torch import TorchEngine
 from ratchet.components.errors import DataError, TrainingError
 from ratchet.components.planned import all_answered
 from ratchet.components.run import as_request, execute
-from ratchet.components.state import load_state, save_state
-from ratchet.components.store import file_digest
+from ratchet.components.storage.checkpoints import latest
+from ratchet.components.storage.state import load_state, save_state
+from ratchet.components.storage.store import file_digest
 from ratchet.components.types import Group, Prompt
 from ratchet.tasks.pipeline import Pipeline
 

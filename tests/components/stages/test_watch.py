@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from ratchet.components.checkpoints import latest
 from ratchet.components.engines.torch import TorchEngine
 from ratchet.components.errors import ContractError, HealthError
 from ratchet.components.learners.torch import TorchLearner
@@ -21,7 +20,8 @@ from ratchet.components.run import as_request, execute
 from ratchet.components.schema import Profile
 from ratchet.components.stages.probe import probe
 from ratchet.components.stages.watch import ENOUGH, Health
-from ratchet.components.store import file_digest
+from ratchet.components.storage.checkpoints import latest
+from ratchet.components.storage.store import file_digest
 from ratchet.components.types import Artifact, Group, Prompt, Trajectory
 from ratchet.tasks.pipeline import Pipeline
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from ratchet.components import types
 from ratchet.components.errors import DamageError, StoreError
-from ratchet.components.store import disk_errors, file_digest, write_atomic
+from ratchet.components.storage.store import disk_errors, file_digest, write_atomic
 
 FILES = ("tensors.safetensors", "state.json")
 

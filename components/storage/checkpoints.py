@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ratchet.components import ranks
-from ratchet.components.state import load_state, save_state
-from ratchet.components.store import disk_errors, write_atomic
+from ratchet.components.storage.state import load_state, save_state
+from ratchet.components.storage.store import disk_errors, write_atomic
 
 if TYPE_CHECKING:
     from ratchet.components.protocols import Learner, Memory

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ratchet.components.syntax import PREFIX, Import, Module, Statement, ours, parse
+from ratchet.components.storage.syntax import PREFIX, Import, Module, Statement, ours, parse
 
 ROUNDS = 3
 """How far the hash of a definition looks along its references, to tell apart those that are written alike."""

@@ -1,0 +1,1 @@
+"""Outputs on disk, and what their keys depend on."""
