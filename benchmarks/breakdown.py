@@ -35,7 +35,7 @@ def step(work: str, inputs: dict[str, Any]) -> dict[str, Any]:
     from benchmarks.ours import TOKENS, UPDATES, as_sampled, steps_of
     from ratchet.components.job import deterministic
     from ratchet.components.learners.torch import TorchLearner
-    from ratchet.components.trainer import one_step, parts
+    from ratchet.components.training.trainer import one_step, parts
 
     deterministic()
     learner = TorchLearner(Path(inputs["reward_model" if work == "reward" else "model"]), kind="reward" if work == "reward" else "policy", learning_rate=1e-6)

@@ -92,7 +92,7 @@ def _learn(point: dict[str, Any], *, shared: int, siblings: int) -> dict[str, An
     from benchmarks.ours import TOKENS, trajectory
     from ratchet.components.job import deterministic
     from ratchet.components.learners.torch import TorchLearner
-    from ratchet.components.trainer import one_step, parts
+    from ratchet.components.training.trainer import one_step, parts
     from ratchet.components.types import Group, Prompt
 
     deterministic()

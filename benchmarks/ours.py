@@ -27,10 +27,10 @@ from ratchet.components.engines.torch import TorchEngine
 from ratchet.components.learners.torch import TorchLearner
 from ratchet.components.models import forward, products
 from ratchet.components.models.attention import PackedPlan
-from ratchet.components.packing import pack
 from ratchet.components.recipe import load_profile
 from ratchet.components.scoring.logprobs import logprobs
-from ratchet.components.trainer import one_step, parts
+from ratchet.components.training.packing import pack
+from ratchet.components.training.trainer import one_step, parts
 from ratchet.components.types import Context, Group, Prompt, Request, Trajectory
 
 TOKENS = 2048

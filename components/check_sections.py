@@ -9,9 +9,9 @@ from ratchet.components.conform import known_keys
 from ratchet.components.errors import RecipeError, nearest
 from ratchet.components.evaluation.health import RULES
 from ratchet.components.piece import catalogue, describe
-from ratchet.components.reduce import legal
 from ratchet.components.schema import Fit, Offline, Online, Spec
 from ratchet.components.sections import PAIRS, SINGLE, kind_of
+from ratchet.components.training.reduce import legal
 
 
 @dataclass

@@ -11,7 +11,6 @@ from typing import Any
 
 from ratchet.components.check_data import makes_pairs, splits_read
 from ratchet.components.data.verifiers import verifiers
-from ratchet.components.loop import optimised_rewards
 from ratchet.components.piece import ROOT, SLOTS, catalogue
 from ratchet.components.recipe import for_round, plain
 from ratchet.components.reward_models import certified, judges_of
@@ -19,6 +18,7 @@ from ratchet.components.schema import Demonstrate, Online, Preferences, Profile,
 from ratchet.components.stages import STAGES
 from ratchet.components.storage.definitions import Sources
 from ratchet.components.storage.store import digest
+from ratchet.components.training.loop import optimised_rewards
 
 PLACE = ("name", "ranks", "machines", "zero_stage", "offload_optimizer", "offload_parameters")
 """Of a profile: where work is done. No part of a product's key, so that a stage goes on with other ranks than it began with."""

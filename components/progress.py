@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ratchet.components import ranks
+from ratchet.components.training import ranks
 
 EVERY = 0.5
 """Seconds between two writes."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ratchet.components.loop import reward_columns
 from ratchet.components.piece import describe
 from ratchet.components.schema import Recipe
+from ratchet.components.training.loop import reward_columns
 
 
 def reward_models(annotators: Sequence[Mapping[str, Any]]) -> set[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-import ratchet.components.trainer
+import ratchet.components.training.trainer
 import ratchet.flows.post_training as flow
 from ratchet.components.data.groups import read_groups
 from ratchet.components.errors import ContractError, DataError, RecipeError, SourceError, StoreError, TrainingError
@@ -206,7 +206,7 @@ def test_a_damaged_checkpoint_is_named_and_its_stage_begins_at_the_beginning(fre
 
     truth = made(fresh_home("undisturbed"))
     assert truth[1]["best_step"] != truth[1]["steps"], "the best state is read at the end"
-    saved = ratchet.components.trainer.save_checkpoint
+    saved = ratchet.components.training.trainer.save_checkpoint
 
     def killed(progress: Path, state: dict[str, int], *rest: object) -> None:
         saved(progress, state, *rest)
@@ -216,7 +216,7 @@ def test_a_damaged_checkpoint_is_named_and_its_stage_begins_at_the_beginning(fre
     for name in ("checkpoint-3", "best"):
         home = fresh_home(name)
         with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-            patched.setattr(ratchet.components.trainer, "save_checkpoint", killed)
+            patched.setattr(ratchet.components.training.trainer, "save_checkpoint", killed)
             made(home)
         (folder,) = home.glob(f"store/.work/sft-*/progress/{name}")
         file = folder / "tensors.safetensors"

@@ -7,7 +7,7 @@ import torch
 
 from ratchet.components.errors import RecipeError
 from ratchet.components.piece import build, catalogue, describe
-from ratchet.components.reduce import LEGAL, Counts, count, legal, reduce
+from ratchet.components.training.reduce import LEGAL, Counts, count, legal, reduce
 from ratchet.components.types import Batch, Outputs
 
 V = 11

@@ -25,7 +25,7 @@ from ratchet.components.models.load import load_model, load_tokenizer
 from ratchet.components.models.products import product
 from ratchet.components.models.reward import is_published
 from ratchet.components.models.value import PolicyWithValue
-from ratchet.components.packing import pack
+from ratchet.components.training.packing import pack
 from ratchet.components.types import Group, Message, Request, Sample
 
 SCORE_TOKENS = 2048

@@ -16,9 +16,9 @@ from typing import Any
 
 from ratchet.components.engines.choose import engine_of
 from ratchet.components.models.load import load_tokenizer
-from ratchet.components.packing import pack
 from ratchet.components.stages.train import make_learner
 from ratchet.components.storage.store import write_atomic
+from ratchet.components.training.packing import pack
 from ratchet.components.types import Group, Prompt, Request, Trajectory
 
 ANSWER = 16  # tokens sampled a row

@@ -17,13 +17,13 @@ from typing import Any, Literal, final
 import torch
 from torch import Tensor, nn
 
-from ratchet.components import ranks
 from ratchet.components.errors import ContractError, RecipeError, TrainingError
 from ratchet.components.learners.torch import Schedule, rate
 from ratchet.components.models.forward import output_head, outputs
 from ratchet.components.models.load import load_model, load_tokenizer, save_model
 from ratchet.components.models.lora import FOLDER, save_adapter
 from ratchet.components.models.value import PolicyWithValue
+from ratchet.components.training import ranks
 from ratchet.components.types import Batch, Outputs
 
 MOMENTS = ("exp_avg", "exp_avg_sq")

@@ -16,7 +16,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at a GPU's f
 
 
 def here() -> torch.device:
-    """The GPU of this process: the first it sees, or its rank's (`ratchet.components.ranks.join`). Asked when a model is loaded, never on import."""
+    """The GPU of this process: the first it sees, or its rank's (`ratchet.components.training.ranks.join`). Asked when a model is loaded, never on import."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 

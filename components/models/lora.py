@@ -113,7 +113,7 @@ class SwitchedOff:
         """As `Engine.score`: per group, ask -> one list (T) a trajectory."""
         import torch
 
-        from ratchet.components.packing import pack
+        from ratchet.components.training.packing import pack
 
         found: list[Mapping[str, list[Any]]] = [{ask: [] for ask in asks} for _ in groups]
         with torch.no_grad(), self._learner.trained.disable_adapter():

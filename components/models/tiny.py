@@ -12,7 +12,7 @@ from ratchet.components.chat import encode
 from ratchet.components.models.attention import register
 from ratchet.components.models.forward import outputs
 from ratchet.components.models.load import save_model
-from ratchet.components.packing import pack
+from ratchet.components.training.packing import pack
 from ratchet.components.types import Group, Message, Prompt, Trajectory
 
 TEMPLATE = (

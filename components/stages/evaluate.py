@@ -22,13 +22,13 @@ from ratchet.components.evaluation.quality import diversity_against, flattened, 
 from ratchet.components.evaluation.report import write_report
 from ratchet.components.evaluation.win_rate import compare
 from ratchet.components.job import Job
-from ratchet.components.loop import reward_columns, texts_read
 from ratchet.components.piece import build
 from ratchet.components.protocols import Engine
 from ratchet.components.reward_models import reward_models
 from ratchet.components.stages.experience import certificate_of, context_of
 from ratchet.components.stages.improve import Overlay
 from ratchet.components.storage.store import write_atomic
+from ratchet.components.training.loop import reward_columns, texts_read
 from ratchet.components.types import Columns, Context, Group
 
 Ragged = list[list[float]]

@@ -7,14 +7,21 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
-from ratchet.components import ranks
 from ratchet.components.data.groups import read_groups, write_groups
 from ratchet.components.engines.agreement import fresh
 from ratchet.components.engines.choose import engine_of
 from ratchet.components.engines.torch import weights_digest
 from ratchet.components.errors import DataError
 from ratchet.components.job import Job
-from ratchet.components.loop import (
+from ratchet.components.models.lora import SwitchedOff
+from ratchet.components.piece import build
+from ratchet.components.stages.experience import context_of
+from ratchet.components.stages.probe import agree, verify_saved
+from ratchet.components.stages.train import make_learner
+from ratchet.components.stages.watch import Health
+from ratchet.components.storage.checkpoints import Log, latest, load_checkpoint, save_checkpoint
+from ratchet.components.training import ranks
+from ratchet.components.training.loop import (
     Named,
     annotate_groups,
     optimised_rewards,
@@ -24,16 +31,9 @@ from ratchet.components.loop import (
     remembering,
     select_groups,
 )
-from ratchet.components.models.lora import SwitchedOff
-from ratchet.components.packing import order
-from ratchet.components.piece import build
-from ratchet.components.planned import all_answered, all_steps
-from ratchet.components.stages.experience import context_of
-from ratchet.components.stages.probe import agree, verify_saved
-from ratchet.components.stages.train import make_learner
-from ratchet.components.stages.watch import Health
-from ratchet.components.storage.checkpoints import Log, latest, load_checkpoint, save_checkpoint
-from ratchet.components.trainer import memories, one_step, parts
+from ratchet.components.training.packing import order
+from ratchet.components.training.planned import all_answered, all_steps
+from ratchet.components.training.trainer import memories, one_step, parts
 from ratchet.components.types import Context, Group
 
 

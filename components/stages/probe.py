@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from ratchet.components import ranks
 from ratchet.components.engines.agreement import as_groups, gap, require_agreement
 from ratchet.components.engines.torch import TorchEngine
 from ratchet.components.errors import ContractError
 from ratchet.components.models.load import load_tokenizer, trusted
 from ratchet.components.models.reward import FILE as REWARD_HEAD
 from ratchet.components.models.reward import is_token_classifier, load_reward_head
-from ratchet.components.packing import pack
+from ratchet.components.training import ranks
+from ratchet.components.training.packing import pack
 from ratchet.components.types import Group, Request
 
 if TYPE_CHECKING:

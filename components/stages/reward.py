@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ratchet.components import progress, ranks
+from ratchet.components import progress
 from ratchet.components.data.groups import by_prompt, read_groups
 from ratchet.components.engines.answers import judged
 from ratchet.components.engines.torch import TorchEngine
@@ -21,15 +21,16 @@ from ratchet.components.evaluation.bootstrap import Interval
 from ratchet.components.evaluation.certificate import accuracy_by_kind, certify, conversations_of, independent, share
 from ratchet.components.job import Job
 from ratchet.components.linear import bradley_terry, choose_penalty, topics_of
-from ratchet.components.loop import reward_columns
 from ratchet.components.models.forward import reward_states
 from ratchet.components.models.load import load_tokenizer, new_reward, save_model
 from ratchet.components.models.reward import MeanReward
-from ratchet.components.packing import pack
 from ratchet.components.stages.probe import RELOAD_TOLERANCE
 from ratchet.components.stages.train import encoded, learn
 from ratchet.components.storage.store import write_atomic
-from ratchet.components.trainer import steps_planned
+from ratchet.components.training import ranks
+from ratchet.components.training.loop import reward_columns
+from ratchet.components.training.packing import pack
+from ratchet.components.training.trainer import steps_planned
 from ratchet.components.types import Context, Group, Trajectory
 
 PENALTIES = (1.0, 3.0, 10.0, 30.0, 100.0)

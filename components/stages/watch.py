@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, final
 
-from ratchet.components import ranks
 from ratchet.components.errors import HealthError
 from ratchet.components.evaluation.health import ACTIONS, check
 from ratchet.components.stages.probe import require_ended
+from ratchet.components.training import ranks
 
 ENOUGH = 64
 """Answers that are judged together: one step's, or those of several small ones, which alone would trip by chance."""

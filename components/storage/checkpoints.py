@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ratchet.components import ranks
 from ratchet.components.storage.state import load_state, save_state
 from ratchet.components.storage.store import disk_errors, write_atomic
+from ratchet.components.training import ranks
 
 if TYPE_CHECKING:
     from ratchet.components.protocols import Learner, Memory

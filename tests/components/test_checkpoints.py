@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.components.loop import pieces, remembering
 from ratchet.components.storage.checkpoints import Log, latest, load_checkpoint, save_checkpoint
+from ratchet.components.training.loop import pieces, remembering
 from ratchet.components.types import Context, Group, Prompt, Trajectory
 
 
@@ -33,7 +33,7 @@ def test_of_two_checkpoints_the_further_is_the_latest(tmp_path: Path) -> None:
 
 def test_only_the_first_rank_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 5}\n')
-    monkeypatch.setattr("ratchet.components.ranks.rank", lambda: 1)
+    monkeypatch.setattr("ratchet.components.training.ranks.rank", lambda: 1)
     save_checkpoint(tmp_path, {"step": 5}, {}, {})
     Log(tmp_path / "metrics.jsonl", after=3)({"loss": 1.0}, 4)
     assert latest(tmp_path) is None and (tmp_path / "metrics.jsonl").read_text() == '{"step": 5}\n'

@@ -11,7 +11,7 @@ from ratchet.components.correction import corrected
 from ratchet.components.errors import RecipeError
 from ratchet.components.recipe import for_round, load, plain
 from ratchet.components.schema import Profile, Recipe, Vllm
-from ratchet.components.trainer import parts
+from ratchet.components.training.trainer import parts
 from ratchet.components.types import Batch, Outputs
 
 VLLM = Profile(engine="vllm")

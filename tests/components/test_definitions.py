@@ -214,7 +214,7 @@ def test_comments_docstrings_and_annotations_move_no_key(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(("file", "old", "new", "moved"), [
-    ("components/trainer.py", "from __future__", "# a comment\nfrom __future__", []),
+    ("components/training/trainer.py", "from __future__", "# a comment\nfrom __future__", []),
     ("components/data/groups.py", "ROLES =", "NEW = 1\n\n\ndef new():\n    return NEW\n\n\nROLES =", []),
     ("components/evaluation/report.py", '"report.html.j2"', '"report.css.j2"', ["evaluate"]),
 ])

@@ -11,7 +11,8 @@ import pytest
 
 from ratchet.components.data.groups import read_groups, write_groups
 from ratchet.components.errors import DataError
-from ratchet.components.loop import (
+from ratchet.components.piece import each
+from ratchet.components.training.loop import (
     Named,
     annotate_groups,
     optimised_rewards,
@@ -22,7 +23,6 @@ from ratchet.components.loop import (
     select_groups,
     texts_read,
 )
-from ratchet.components.piece import each
 from ratchet.components.types import Context, Group, Prompt, Trajectory
 
 

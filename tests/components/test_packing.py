@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ratchet.components.errors import ContractError
-from ratchet.components.packing import order, pack
+from ratchet.components.training.packing import order, pack
 from ratchet.components.types import Group, Prompt, Trajectory
 
 

@@ -10,7 +10,7 @@ import atexit, sys
 from torch import distributed
 
 atexit.register(lambda: print("initialised" if distributed.is_initialized() else "destroyed"))  # the last to be called
-from ratchet.components import ranks
+from ratchet.components.training import ranks
 
 ranks.join()
 ranks.join()

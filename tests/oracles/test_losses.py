@@ -11,10 +11,10 @@ import yaml
 
 from ratchet.components.advantages.gae import recursion
 from ratchet.components.engines.sampling import sample
-from ratchet.components.packing import pack
 from ratchet.components.piece import build, catalogue, describe
-from ratchet.components.reduce import count, reduce
-from ratchet.components.trainer import parts
+from ratchet.components.training.packing import pack
+from ratchet.components.training.reduce import count, reduce
+from ratchet.components.training.trainer import parts
 from ratchet.components.types import Batch, Context, Group, Outputs, Prompt, Trajectory
 
 ORACLES = yaml.safe_load((Path(__file__).parent / "losses.yaml").read_text())

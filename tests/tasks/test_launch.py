@@ -85,7 +85,7 @@ SPY = """
 import os, subprocess
 import ratchet.components.run, ratchet.tasks.launch
 def execute(request):
-    from ratchet.components import ranks
+    from ratchet.components.training import ranks
     return {"process": os.getpid(), "sees": ranks.gather(subprocess.run("echo $CUDA_VISIBLE_DEVICES", shell=True, capture_output=True, text=True).stdout)}
 ratchet.components.run.execute = execute
 ratchet.tasks.launch.PRELOAD.append("spy")

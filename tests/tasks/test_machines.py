@@ -48,11 +48,11 @@ except RatchetError as error:
 
 OTHERWISE = """
 import time
-import ratchet.components.ranks
+import ratchet.components.training.ranks
 from ratchet.components.errors import ContractError
-def join(was=ratchet.components.ranks.join):
+def join(was=ratchet.components.training.ranks.join):
     {}
-ratchet.components.ranks.join = join
+ratchet.components.training.ranks.join = join
 """
 
 

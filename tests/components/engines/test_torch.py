@@ -12,7 +12,7 @@ from ratchet.components.engines.torch import TorchEngine
 from ratchet.components.learners.torch import TorchLearner
 from ratchet.components.models.load import load_policy, load_tokenizer, new_reward, save_model
 from ratchet.components.models.tiny import train_tiny
-from ratchet.components.packing import pack
+from ratchet.components.training.packing import pack
 from ratchet.components.types import Group, Prompt, Request, Trajectory
 
 

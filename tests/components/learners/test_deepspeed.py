@@ -21,10 +21,10 @@ from ratchet.components.learners.torch import TorchLearner
 from ratchet.components.models.load import load_model, load_tokenizer, new_reward, save_model
 from ratchet.components.models.lora import SwitchedOff
 from ratchet.components.models.tiny import train_tiny
-from ratchet.components.packing import pack
 from ratchet.components.piece import build
 from ratchet.components.recipe import _objective
-from ratchet.components.trainer import fit, parts
+from ratchet.components.training.packing import pack
+from ratchet.components.training.trainer import fit, parts
 from ratchet.components.types import Group, Prompt, Trajectory
 
 pytest.importorskip("deepspeed")
@@ -97,7 +97,7 @@ def on_ranks(count: int, jobs: Sequence[Mapping[str, Any]], folder: Path) -> lis
 def main(folder: Path) -> None:
     import torch
 
-    from ratchet.components import ranks
+    from ratchet.components.training import ranks
 
     torch.set_num_threads(1)
     ranks.join()

@@ -14,7 +14,7 @@ from ratchet.components.learners.torch import TorchLearner, rate
 from ratchet.components.models.load import load_policy
 from ratchet.components.models.lora import merge_adapter
 from ratchet.components.models.tiny import train_tiny
-from ratchet.components.packing import pack
+from ratchet.components.training.packing import pack
 from ratchet.components.types import Batch, Group, Prompt, Trajectory
 
 ASKS = frozenset({"logprobs"})

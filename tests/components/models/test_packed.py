@@ -10,7 +10,7 @@ from ratchet.components.errors import ContractError
 from ratchet.components.models.attention import PackedPlan, register
 from ratchet.components.models.forward import outputs
 from ratchet.components.models.logprobs import chosen_logprobs
-from ratchet.components.packing import pack
+from ratchet.components.training.packing import pack
 from ratchet.components.types import Group, Prompt, Trajectory
 
 SIZES = dict(vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,

@@ -21,10 +21,10 @@ from ratchet.components.linear import choose_penalty
 from ratchet.components.models.forward import outputs, reward_states
 from ratchet.components.models.load import load_reward, load_tokenizer, new_reward, save_model
 from ratchet.components.models.reward import MeanReward, StandardisedHead
-from ratchet.components.packing import pack
 from ratchet.components.stages.evaluate import rewards_of, settled
 from ratchet.components.stages.probe import SavedReward, verify_saved
 from ratchet.components.stages.reward import examine, linear_probe, score, score_in_memory, uneven
+from ratchet.components.training.packing import pack
 from ratchet.components.types import Context, Group, Prompt, Trajectory
 
 SAID = [("hello there", "what a lovely day"), ("how are you", "fine thanks"), ("tell me a joke", "no"), ("go on", "a long story follows")]

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from ratchet.components import ranks
 from ratchet.components.data.builders import labelled_answers, preference_pairs
 from ratchet.components.data.curate import curate
 from ratchet.components.data.groups import read_groups, write_groups
@@ -18,7 +17,8 @@ from ratchet.components.data.parsing import parse
 from ratchet.components.errors import DataError, TrainingError
 from ratchet.components.piece import build
 from ratchet.components.sections import Labelled, Pairs
-from ratchet.components.trainer import Meter, measure, parts
+from ratchet.components.training import ranks
+from ratchet.components.training.trainer import Meter, measure, parts
 from ratchet.components.types import Context, Group, Outputs, Prompt, Trajectory
 
 LABELS = [True, False, True, True, False, False]

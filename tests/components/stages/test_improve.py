@@ -11,11 +11,11 @@ import pytest
 from ratchet.components.data.groups import read_groups
 from ratchet.components.engines.torch import TorchEngine
 from ratchet.components.errors import DataError, TrainingError
-from ratchet.components.planned import all_answered
 from ratchet.components.run import as_request, execute
 from ratchet.components.storage.checkpoints import latest
 from ratchet.components.storage.state import load_state, save_state
 from ratchet.components.storage.store import file_digest
+from ratchet.components.training.planned import all_answered
 from ratchet.components.types import Group, Prompt
 from ratchet.tasks.pipeline import Pipeline
 

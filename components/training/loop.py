@@ -11,10 +11,10 @@ from numbers import Real
 from statistics import fmean, stdev
 from typing import Any, NamedTuple, final
 
-from ratchet.components import ranks
 from ratchet.components.errors import DataError
 from ratchet.components.piece import build, describe
 from ratchet.components.protocols import Memory
+from ratchet.components.training import ranks
 from ratchet.components.types import OK, Columns, Context, Group
 
 

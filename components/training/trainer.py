@@ -14,14 +14,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ratchet.components import ranks
 from ratchet.components.errors import TrainingError
-from ratchet.components.packing import order, pack
 from ratchet.components.piece import Unit, build, describe
-from ratchet.components.planned import all_steps
-from ratchet.components.reduce import Counts, count, reduce
 from ratchet.components.storage.checkpoints import Log, latest, load_checkpoint, save_checkpoint
 from ratchet.components.storage.state import load_state, save_state
+from ratchet.components.training import ranks
+from ratchet.components.training.packing import order, pack
+from ratchet.components.training.planned import all_steps
+from ratchet.components.training.reduce import Counts, count, reduce
 from ratchet.components.types import Batch, Group, Terms
 
 if TYPE_CHECKING:
