@@ -47,10 +47,10 @@ def make(model: str, home: Path, folder: Path) -> Path:
 
 def collect(model: str, policy: Path, curated: Path, folder: Path) -> dict[str, Any]:
     """Everything the works read. Raises `DataError` when the data are too few."""
-    from ratchet.components.chat import encode_group, encode_prompt
     from ratchet.components.data.groups import read_groups
     from ratchet.components.errors import DataError
     from ratchet.components.models.load import load_tokenizer, new_reward, save_model
+    from ratchet.components.text.chat import encode_group, encode_prompt
     from ratchet.components.types import Group
 
     tokenizer = load_tokenizer(policy)

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from ratchet.components import progress
-from ratchet.components.contract import agree, record
 from ratchet.components.engines.choose import SAMPLE, ready
 from ratchet.components.storage.store import Workspace
+from ratchet.components.text.contract import agree, record
 from ratchet.components.types import Artifact
 
 

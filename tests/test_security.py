@@ -124,8 +124,8 @@ def test_a_pickle_in_an_archive_stays_a_file_nobody_opens(tmp_path: Path) -> Non
 @pytest.mark.parametrize("kind", ["known", "stranger"])
 def test_code_in_a_model_repository_is_not_run(kind: str, tmp_path: Path, tiny_model: Path) -> None:
     """`auto_map` names code beside the weights; a type that transformers does not know could not be loaded without it."""
-    from ratchet.components.contract import contract_of
     from ratchet.components.evaluation.gold import Encoder
+    from ratchet.components.text.contract import contract_of
 
     model, mark = tmp_path / "model", tmp_path / "ran"
     shutil.copytree(tiny_model, model, ignore=shutil.ignore_patterns("manifest.json"))

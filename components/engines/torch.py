@@ -14,8 +14,6 @@ import torch
 from torch import Tensor
 
 from ratchet.components import progress
-from ratchet.components.chat import decode_answer, encode, encode_prompt, encode_whole
-from ratchet.components.contract import contract
 from ratchet.components.engines.sampling import sample
 from ratchet.components.errors import ContractError
 from ratchet.components.models.attention import Cache, DecodePlan, PrefillPlan
@@ -25,6 +23,8 @@ from ratchet.components.models.load import load_model, load_tokenizer
 from ratchet.components.models.products import product
 from ratchet.components.models.reward import is_published
 from ratchet.components.models.value import PolicyWithValue
+from ratchet.components.text.chat import decode_answer, encode, encode_prompt, encode_whole
+from ratchet.components.text.contract import contract
 from ratchet.components.training.packing import pack
 from ratchet.components.types import Group, Message, Request, Sample
 

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, final
 
-from ratchet.components.chat import decode_answer, encode, encode_prompt
-from ratchet.components.contract import contract_of
 from ratchet.components.engines.torch import weights_digest
 from ratchet.components.errors import ContractError
 from ratchet.components.models.load import load_tokenizer, trusted
 from ratchet.components.models.reward import is_reward_model
 from ratchet.components.progress import advance
+from ratchet.components.text.chat import decode_answer, encode, encode_prompt
+from ratchet.components.text.contract import contract_of
 from ratchet.components.types import Group, Message, Request, Sample
 
 INSTALL = ("name an environment of its own that has it (`vllm.python`, see docs/vllm.md) or a server (`vllm.server`) in the "

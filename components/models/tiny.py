@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ratchet.components.chat import encode
 from ratchet.components.models.attention import register
 from ratchet.components.models.forward import outputs
 from ratchet.components.models.load import save_model
+from ratchet.components.text.chat import encode
 from ratchet.components.training.packing import pack
 from ratchet.components.types import Group, Message, Prompt, Trajectory
 

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from ratchet.components.chat import count_tokens
 from ratchet.components.data import curate as curation
 from ratchet.components.data.groups import read_groups
 from ratchet.components.data.statistics import kind_of
@@ -15,6 +14,7 @@ from ratchet.components.data.verifiers import check_gold
 from ratchet.components.job import Job
 from ratchet.components.models.load import load_tokenizer
 from ratchet.components.sections import PROMPT_SECTIONS
+from ratchet.components.text.chat import count_tokens
 
 
 def curate(job: Job) -> dict[str, Any]:

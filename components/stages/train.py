@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ratchet.components.chat import count_tokens, encode_group
 from ratchet.components.data.groups import read_groups
 from ratchet.components.errors import ContractError, DataError, GateError
 from ratchet.components.job import Job
@@ -18,6 +17,7 @@ from ratchet.components.learners.torch import TorchLearner
 from ratchet.components.models.load import load_tokenizer
 from ratchet.components.piece import build
 from ratchet.components.stages.probe import probe, verify_saved
+from ratchet.components.text.chat import count_tokens, encode_group
 from ratchet.components.training import ranks
 from ratchet.components.training.trainer import fit, parts, steps_planned
 from ratchet.components.types import Group

@@ -57,7 +57,7 @@ def _units(groups: Sequence[Group], unit: Unit) -> Iterable[list[Row]]:
         for trajectory in group.trajectories:
             if not len(trajectory.inputs.get("tokens", ())) or len(trajectory.mask) != len(trajectory.inputs["tokens"]):
                 raise ContractError(f"prompt {group.prompt.id!r}: a trajectory has {len(trajectory.inputs.get('tokens', ()))} tokens and a "
-                                    f"mask of {len(trajectory.mask)}; encode the group first (ratchet.components.chat.encode_group)")
+                                    f"mask of {len(trajectory.mask)}; encode the group first (ratchet.components.text.chat.encode_group)")
         if not rows:
             continue
         if unit == "group":

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ratchet.components.chat import decode_answer, encode, encode_group, encode_prompt
 from ratchet.components.errors import ContractError
 from ratchet.components.models.tiny import _tokenizer
+from ratchet.components.text.chat import decode_answer, encode, encode_group, encode_prompt
 from ratchet.components.types import Group, Message, Prompt, Trajectory
 
 

@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig
 
-from ratchet.components.contract import agree, contract, contract_of, record
 from ratchet.components.errors import ContractError, SourceError
 from ratchet.components.models.tiny import TEMPLATE, _tokenizer
 from ratchet.components.run import as_request, execute
+from ratchet.components.text.contract import agree, contract, contract_of, record
 from ratchet.components.types import Artifact
 
 

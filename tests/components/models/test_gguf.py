@@ -9,9 +9,9 @@ import gguf
 import pytest
 import torch
 
-from ratchet.components.contract import contract_of
 from ratchet.components.errors import SourceError
 from ratchet.components.models.load import convert_gguf, load_policy, load_tokenizer
+from ratchet.components.text.contract import contract_of
 
 NAMES = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
          "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",

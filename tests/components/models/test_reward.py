@@ -13,7 +13,6 @@ from transformers import (
     Olmo2Config,
 )
 
-from ratchet.components.chat import encode_group
 from ratchet.components.engines.torch import TorchEngine
 from ratchet.components.errors import ContractError
 from ratchet.components.learners.torch import TorchLearner
@@ -24,6 +23,7 @@ from ratchet.components.models.reward import MeanReward, StandardisedHead
 from ratchet.components.stages.evaluate import rewards_of, settled
 from ratchet.components.stages.probe import SavedReward, verify_saved
 from ratchet.components.stages.reward import examine, linear_probe, score, score_in_memory, uneven
+from ratchet.components.text.chat import encode_group
 from ratchet.components.training.packing import pack
 from ratchet.components.types import Context, Group, Prompt, Trajectory
 

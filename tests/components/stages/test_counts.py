@@ -11,7 +11,6 @@ from typing import cast
 
 import pytest
 
-from ratchet.components.chat import encode
 from ratchet.components.data.curate import curate
 from ratchet.components.data.groups import read_groups, write_groups
 from ratchet.components.errors import DataError, GateError
@@ -21,6 +20,7 @@ from ratchet.components.run import as_request, execute
 from ratchet.components.stages.curate import counted
 from ratchet.components.stages.train import encoded
 from ratchet.components.storage.checkpoints import latest
+from ratchet.components.text.chat import encode
 from ratchet.components.types import Group, Message, Prompt, Trajectory
 from ratchet.tasks.pipeline import Pipeline
 
