@@ -118,7 +118,7 @@ def _learn(point: dict[str, Any], *, shared: int, siblings: int) -> dict[str, An
 
 def sample(point: dict[str, Any], setting: str) -> dict[str, Any]:
     """Answers of exactly half the length: the end of turn is what a fresh model hardly ever draws, and those that do count less."""
-    from ratchet.components.engines.torch import TorchEngine
+    from ratchet.components.inference.torch import TorchEngine
     from ratchet.components.types import Request
 
     dice = random.Random(0)

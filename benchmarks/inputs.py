@@ -92,7 +92,7 @@ def _steps(rows: Sequence[Any], size: int) -> list[list[Any]]:
 
 
 def _sampled(policy: Path, prompts: Sequence[list[int]]) -> list[dict[str, Any]]:
-    from ratchet.components.engines.torch import TorchEngine
+    from ratchet.components.inference.torch import TorchEngine
     from ratchet.components.types import Request
 
     asked = [Request(tokens, count=SIZES["completions"], max_tokens=SIZES["max_tokens"], seed=i) for i, tokens in enumerate(prompts)]

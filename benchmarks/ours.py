@@ -23,7 +23,7 @@ from torch import Tensor
 
 from benchmarks.child import WARM_UP, Clock, main
 from ratchet.components.advantages.group_norm import group_norm
-from ratchet.components.engines.torch import TorchEngine
+from ratchet.components.inference.torch import TorchEngine
 from ratchet.components.learners.torch import TorchLearner
 from ratchet.components.models import forward, products
 from ratchet.components.models.attention import PackedPlan

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ratchet.components import progress
-from ratchet.components.engines.choose import SAMPLE, ready
+from ratchet.components.inference.choose import SAMPLE, ready
 from ratchet.components.storage.store import Workspace
 from ratchet.components.text.contract import agree, record
 from ratchet.components.types import Artifact

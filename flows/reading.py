@@ -210,7 +210,7 @@ class RewardModel:
     """A reward model of a directory, ready to score, in float32 on the host or in the precision of the GPU."""
 
     def __init__(self, path: str | Path) -> None:
-        from ratchet.components.engines.torch import TorchEngine
+        from ratchet.components.inference.torch import TorchEngine
 
         self.path = Path(path)
         if not (self.path / "config.json").is_file():

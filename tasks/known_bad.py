@@ -8,7 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-VLLM = "0.32"  # the one that `components/engines/vllm.py` is written against
+VLLM = "0.32"  # the one that `components/inference/vllm.py` is written against
 REMADE = "remove that environment and make vllm"
 
 

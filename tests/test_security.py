@@ -62,7 +62,7 @@ def test_one_function_alone_decides_whose_code_is_run() -> None:
     for file, tree in sources():
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and "trust" in node.value and "remote" in node.value:
-                assert node.value == "--trust-remote-code" and file == Path("components/engines/server.py"), f"{file}: {node.value!r}"
+                assert node.value == "--trust-remote-code" and file == Path("components/inference/server.py"), f"{file}: {node.value!r}"
             if isinstance(node, (ast.FunctionDef, ast.Assign)) and "trusted" in (getattr(node, "name", ""), *map(ast.unparse, getattr(node, "targets", ()))):
                 deciders.append(str(file))
             if isinstance(node, ast.ImportFrom) and "trusted" in [alias.asname or alias.name for alias in node.names]:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ratchet.components.engines.choose import engine_of
+from ratchet.components.inference.choose import engine_of
 from ratchet.components.models.load import load_tokenizer
 from ratchet.components.stages.train import make_learner
 from ratchet.components.storage.store import write_atomic

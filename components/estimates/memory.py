@@ -18,7 +18,7 @@ from ratchet.components.schema import Profile
 Parts = Mapping[str, float]
 CHUNK = 256          # positions whose logits exist at one time (components/models/logprobs.py)
 PREFILL = 8192       # tokens of a prompt that vLLM reads at once
-SCORED = 2048        # tokens that the built-in engine scores at once (components/engines/torch.py)
+SCORED = 2048        # tokens that the built-in engine scores at once (components/inference/torch.py)
 PROCESS = 0.6e9      # python, torch and transformers before a model is loaded
 RESERVE = 0.1        # of a device: the allocator's gaps, the CUDA context, kernels' scratch
 

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Literal
 
-from ratchet.components.engines.answers import judged
+from ratchet.components.inference.answers import judged
 from ratchet.components.piece import piece
 from ratchet.components.ranges import Bool, NotNegative
 from ratchet.components.types import OK, Columns, Context, Group

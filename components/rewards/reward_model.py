@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ratchet.components.engines.answers import judged
+from ratchet.components.inference.answers import judged
 from ratchet.components.piece import piece
 from ratchet.components.types import Columns, Context, Group
 

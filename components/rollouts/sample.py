@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-from ratchet.components.engines.answers import trajectory
+from ratchet.components.inference.answers import trajectory
 from ratchet.components.piece import piece
 from ratchet.components.ranges import Count, Natural, PositiveShare, Temperature
 from ratchet.components.types import Context, Group, Prompt, Request

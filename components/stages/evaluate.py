@@ -9,7 +9,6 @@ from typing import Any
 
 from ratchet.components import progress
 from ratchet.components.data.groups import read_groups, write_groups
-from ratchet.components.engines.choose import engine_of
 from ratchet.components.evaluation.answers import answer_rates
 from ratchet.components.evaluation.bootstrap import Interval, difference, mean_interval
 from ratchet.components.evaluation.certificate import require
@@ -21,6 +20,7 @@ from ratchet.components.evaluation.kl import sequence_kl
 from ratchet.components.evaluation.quality import diversity_against, flattened, quality, quality_against, slices, tag
 from ratchet.components.evaluation.report import write_report
 from ratchet.components.evaluation.win_rate import compare
+from ratchet.components.inference.choose import engine_of
 from ratchet.components.job import Job
 from ratchet.components.piece import build
 from ratchet.components.protocols import Engine

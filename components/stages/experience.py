@@ -9,11 +9,11 @@ from typing import Any
 
 from ratchet.components import progress
 from ratchet.components.data.groups import read_groups, write_groups
-from ratchet.components.engines.choose import engine_of
 from ratchet.components.errors import DataError, HealthError
 from ratchet.components.evaluation.certificate import require
 from ratchet.components.evaluation.gold import GoldJudge
 from ratchet.components.evaluation.health import ACTIONS, check
+from ratchet.components.inference.choose import engine_of
 from ratchet.components.job import Job
 from ratchet.components.models.reward import is_reward_model
 from ratchet.components.models.value import FILE as VALUE_HEAD

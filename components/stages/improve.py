@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 from ratchet.components.data.groups import read_groups, write_groups
-from ratchet.components.engines.agreement import fresh
-from ratchet.components.engines.choose import engine_of
-from ratchet.components.engines.torch import weights_digest
 from ratchet.components.errors import DataError
+from ratchet.components.inference.agreement import fresh
+from ratchet.components.inference.choose import engine_of
+from ratchet.components.inference.torch import weights_digest
 from ratchet.components.job import Job
 from ratchet.components.models.lora import SwitchedOff
 from ratchet.components.piece import build

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from ratchet.components.engines.agreement import as_groups, gap, require_agreement
-from ratchet.components.engines.torch import TorchEngine
 from ratchet.components.errors import ContractError
+from ratchet.components.inference.agreement import as_groups, gap, require_agreement
+from ratchet.components.inference.torch import TorchEngine
 from ratchet.components.models.load import load_tokenizer, trusted
 from ratchet.components.models.reward import FILE as REWARD_HEAD
 from ratchet.components.models.reward import is_token_classifier, load_reward_head
@@ -125,7 +125,7 @@ def probe(path: Path, learner: Any, groups: Sequence[Group], profile: Mapping[st
     """Answers to a few prompts with the saved weights: do they end, and do sampler and learner agree on their log-probs?
 
     Sampled by the torch engine whatever the profile's is, for a stage that learns has no room for another beside it; an engine of
-    vLLM is compared where it samples (`components/engines/choose.py`). Answers may be as long as those of `groups`, 96 tokens at least.
+    vLLM is compared where it samples (`components/inference/choose.py`). Answers may be as long as those of `groups`, 96 tokens at least.
     """
     prompts = [next(i for i, chosen in enumerate(g.trajectories[0].mask) if chosen) for g in groups]
     longest = max(MIN_TOKENS, *(sum(t.mask) for g in groups for t in g.trajectories))

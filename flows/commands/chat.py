@@ -19,7 +19,7 @@ from ratchet.components.errors import RatchetError, RecipeError, nearest
 from ratchet.flows.commands.options import OUT, Home
 
 if TYPE_CHECKING:
-    from ratchet.components.conversation import Answer, Conversation, Settings
+    from ratchet.components.inference.conversation import Answer, Conversation, Settings
 
 COLUMN, REFRESH = 38, 0.05
 """Narrowest column in characters; seconds between two refreshes of the screen."""
@@ -43,7 +43,7 @@ class Chat:
 
     def ask(self, question: str) -> dict[str, Answer]:
         """Every model's answer, shown as it is written: side by side, or one after the other on a narrow screen. Ctrl-C stops them all."""
-        from ratchet.components.conversation import Answer
+        from ratchet.components.inference.conversation import Answer
 
         seed = secrets.randbits(31) if self.seed is None else self.seed + self.turn
         self.turn += 1
@@ -263,7 +263,7 @@ def chat(models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="A
     from rich.text import Text
     from transformers.utils import logging
 
-    from ratchet.components.conversation import Conversation, Settings
+    from ratchet.components.inference.conversation import Conversation, Settings
     from ratchet.flows.display import open_console
 
     logging.disable_progress_bar()

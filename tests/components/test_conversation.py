@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.components.conversation import Answer, Conversation, Settings
+from ratchet.components.inference.conversation import Answer, Conversation, Settings
 
 GREEDY = Settings(temperature=0.0, tokens=20)
 

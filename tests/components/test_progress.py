@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ratchet.components import progress
-from ratchet.components.engines import torch
+from ratchet.components.inference import torch
 from ratchet.components.rewards.unit_tests import unit_tests
 from ratchet.components.sandbox import Verdict
 from ratchet.components.types import Context, Group, Prompt, Trajectory

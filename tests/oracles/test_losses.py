@@ -10,7 +10,7 @@ import torch
 import yaml
 
 from ratchet.components.advantages.gae import recursion
-from ratchet.components.engines.sampling import sample
+from ratchet.components.inference.sampling import sample
 from ratchet.components.piece import build, catalogue, describe
 from ratchet.components.training.packing import pack
 from ratchet.components.training.reduce import count, reduce

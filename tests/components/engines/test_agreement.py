@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from ratchet.components.engines import choose
-from ratchet.components.engines.agreement import Gap, gap, require_agreement
-from ratchet.components.engines.torch import TorchEngine
 from ratchet.components.errors import ContractError
+from ratchet.components.inference import choose
+from ratchet.components.inference.agreement import Gap, gap, require_agreement
+from ratchet.components.inference.torch import TorchEngine
 from ratchet.components.models.load import load_policy, load_tokenizer, save_model
 from ratchet.components.models.tiny import train_tiny
 from ratchet.components.recipe import plain

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ratchet.components.engines.sampling import sample
-from ratchet.components.engines.torch import TorchEngine
+from ratchet.components.inference.sampling import sample
+from ratchet.components.inference.torch import TorchEngine
 from ratchet.components.learners.torch import TorchLearner
 from ratchet.components.models.load import load_policy, load_tokenizer, new_reward, save_model
 from ratchet.components.models.tiny import train_tiny

@@ -24,11 +24,11 @@ import torch
 
 from ratchet.components import progress
 from ratchet.components.correction import corrected
-from ratchet.components.engines.choose import SplitEngine, engine_of, ready, sampler
-from ratchet.components.engines.server import Server
-from ratchet.components.engines.torch import TorchEngine
-from ratchet.components.engines.vllm import Answer, VllmEngine, check_lengths, parameters, untied
 from ratchet.components.errors import ContractError, ServiceError
+from ratchet.components.inference.choose import SplitEngine, engine_of, ready, sampler
+from ratchet.components.inference.server import Server
+from ratchet.components.inference.torch import TorchEngine
+from ratchet.components.inference.vllm import Answer, VllmEngine, check_lengths, parameters, untied
 from ratchet.components.job import Job
 from ratchet.components.models.load import load_model, load_policy, load_tokenizer, new_reward, save_model
 from ratchet.components.models.tiny import train_tiny
@@ -490,7 +490,7 @@ def test_a_killed_server_comes_back_with_its_weights_and_leaves_nobody(tiny: Pat
 
 @pytest.mark.slow
 def test_a_server_dies_with_its_owner(tiny: Path, tmp_path: Path) -> None:
-    code = ("import json, sys, time; from pathlib import Path; from ratchet.components.engines.choose import sampler; from ratchet.components.types import Request;"
+    code = ("import json, sys, time; from pathlib import Path; from ratchet.components.inference.choose import sampler; from ratchet.components.types import Request;"
             "e = sampler(json.loads(sys.argv[1]), Path(sys.argv[2])); e.generate([Request([1, 2, 3], max_tokens=2)]);"
             "print(e.backend.child.pid, flush=True); time.sleep(600)")
     owner = subprocess.Popen([sys.executable, "-c", code, json.dumps(where("server")), str(tiny)], stdout=subprocess.PIPE, text=True)

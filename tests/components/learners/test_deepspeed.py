@@ -213,7 +213,7 @@ def test_a_gradient_that_is_not_finite_stops_and_touches_nothing(models: dict[st
 
 @pytest.mark.parametrize("where", ["torch", "deepspeed"])
 def test_the_reference_is_the_adapter_switched_off(models: dict[str, str], tmp_path: Path, where: str) -> None:
-    from ratchet.components.engines.torch import TorchEngine
+    from ratchet.components.inference.torch import TorchEngine
 
     learner, rows = learner_of(job(models, tmp_path, adapter=LORA, zero={"zero_stage": 3}), where), groups("grpo")
     ask = frozenset({"logprobs"})

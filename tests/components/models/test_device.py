@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ratchet.components.adapters.lora import lora
-from ratchet.components.engines import choose
-from ratchet.components.engines import torch as engines
-from ratchet.components.engines.torch import TorchEngine
 from ratchet.components.errors import ContractError
+from ratchet.components.inference import choose
+from ratchet.components.inference import torch as engines
+from ratchet.components.inference.torch import TorchEngine
 from ratchet.components.learners.torch import TorchLearner
 from ratchet.components.models import products
 from ratchet.components.models.attention import Cache

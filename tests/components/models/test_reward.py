@@ -13,8 +13,8 @@ from transformers import (
     Olmo2Config,
 )
 
-from ratchet.components.engines.torch import TorchEngine
 from ratchet.components.errors import ContractError
+from ratchet.components.inference.torch import TorchEngine
 from ratchet.components.learners.torch import TorchLearner
 from ratchet.components.linear import choose_penalty
 from ratchet.components.models.forward import outputs, reward_states

@@ -12,8 +12,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from typer.testing import CliRunner
 
 from ratchet.components.check import check
-from ratchet.components.engines.torch import TorchEngine
 from ratchet.components.errors import ContractError, RecipeError, SourceError
+from ratchet.components.inference.torch import TorchEngine
 from ratchet.components.models.load import load_tokenizer
 from ratchet.components.recipe import load
 from ratchet.components.rewards.reward_model import reward_model

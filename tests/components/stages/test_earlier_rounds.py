@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ratchet.components.data.groups import read_groups
-from ratchet.components.engines.torch import TorchEngine
+from ratchet.components.inference.torch import TorchEngine
 from ratchet.tasks.pipeline import Pipeline
 
 RECIPE = """

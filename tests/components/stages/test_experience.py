@@ -8,8 +8,8 @@ import pytest
 from transformers import AutoModelForSequenceClassification
 
 from ratchet.components.data.groups import read_groups
-from ratchet.components.engines.torch import TorchEngine
 from ratchet.components.errors import ContractError
+from ratchet.components.inference.torch import TorchEngine
 from ratchet.components.job import Job
 from ratchet.components.models.load import load_tokenizer, new_reward, save_model
 from ratchet.components.recipe import plain

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ratchet.components.data.groups import read_groups
-from ratchet.components.engines.torch import TorchEngine
 from ratchet.components.errors import DataError, TrainingError
+from ratchet.components.inference.torch import TorchEngine
 from ratchet.components.run import as_request, execute
 from ratchet.components.storage.checkpoints import latest
 from ratchet.components.storage.state import load_state, save_state

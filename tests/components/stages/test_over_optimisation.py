@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.components.engines.torch import weights_digest
 from ratchet.components.errors import HealthError
+from ratchet.components.inference.torch import weights_digest
 from ratchet.tasks.pipeline import Pipeline
 
 RECIPE = """

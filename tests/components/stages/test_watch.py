@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from ratchet.components.engines.torch import TorchEngine
 from ratchet.components.errors import ContractError, HealthError
+from ratchet.components.inference.torch import TorchEngine
 from ratchet.components.learners.torch import TorchLearner
 from ratchet.components.models.load import load_policy, load_tokenizer, save_model
 from ratchet.components.recipe import plain

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ratchet.components import progress
-from ratchet.components.engines.sampling import sample
 from ratchet.components.errors import ContractError
+from ratchet.components.inference.sampling import sample
 from ratchet.components.models.attention import Cache, DecodePlan, PrefillPlan
 from ratchet.components.models.device import answering, placed
 from ratchet.components.models.forward import hidden_states, output_head, outputs

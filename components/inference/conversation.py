@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
 
-from ratchet.components.engines.torch import TorchEngine
 from ratchet.components.errors import ContractError, RatchetError
+from ratchet.components.inference.torch import TorchEngine
 from ratchet.components.types import Message, Request
 
 

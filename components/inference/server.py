@@ -24,8 +24,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, final
 
-from ratchet.components.engines.vllm import Answer, check_lengths, engine_arguments, shape
 from ratchet.components.errors import ContractError, ServiceError
+from ratchet.components.inference.vllm import Answer, check_lengths, engine_arguments, shape
 from ratchet.components.models.load import trusted
 from ratchet.components.progress import advance
 

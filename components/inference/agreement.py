@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ratchet.components.engines.answers import trajectory
 from ratchet.components.errors import ContractError
+from ratchet.components.inference.answers import trajectory
 from ratchet.components.types import Group, Prompt, Request, Sample
 
 FEW = 4

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, final
 
-from ratchet.components.engines.agreement import FEW, as_groups, gap, require_agreement
+from ratchet.components.inference.agreement import FEW, as_groups, gap, require_agreement
 from ratchet.components.types import Group, Message, Request, Sample
 
 if TYPE_CHECKING:
-    from ratchet.components.engines.torch import TorchEngine
-    from ratchet.components.engines.vllm import Backend, VllmEngine
+    from ratchet.components.inference.torch import TorchEngine
+    from ratchet.components.inference.vllm import Backend, VllmEngine
 
 Kind = Literal["policy", "policy_with_value", "reward"]
 SAMPLE = ("demonstrate", "rollout", "improve", "evaluate")
@@ -41,18 +41,18 @@ def ready(profile: Mapping[str, Any]) -> None:
         if not Path(options["python"]).is_file():
             raise ContractError(f"`vllm.python`: {options['python']} is no file; give the python of an environment that has vllm")
         return
-    from ratchet.components.engines.vllm import require_vllm
+    from ratchet.components.inference.vllm import require_vllm
 
     require_vllm()
 
 
 def sampler(profile: Mapping[str, Any], path: Path) -> VllmEngine:
     """vLLM with this model: in this process, or behind the server the profile names or lets us start."""
-    from ratchet.components.engines.vllm import InProcess, VllmEngine
+    from ratchet.components.inference.vllm import InProcess, VllmEngine
 
     options, rows = profile["vllm"], profile["sampler_rows"]
     if options["server"] or options["python"]:
-        from ratchet.components.engines.server import Server
+        from ratchet.components.inference.server import Server
 
         backend: Backend = Server(options, rows=rows)
     else:
@@ -121,6 +121,6 @@ class SplitEngine:
 
 
 def _torch(profile: Mapping[str, Any], path: Path, kind: Kind) -> TorchEngine:
-    from ratchet.components.engines.torch import TorchEngine
+    from ratchet.components.inference.torch import TorchEngine
 
     return TorchEngine(path, rows=profile["sampler_rows"], kind=kind, threads=profile["threads"], precision=profile["precision"])

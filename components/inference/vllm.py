@@ -1,4 +1,4 @@
-"""vLLM as an engine: the protocol of `components/engines/torch.py` over a vLLM in this process or behind a server.
+"""vLLM as an engine: the protocol of `components/inference/torch.py` over a vLLM in this process or behind a server.
 
 What goes in and comes out is tokens and the model's own log-probs at temperature 1 (`logprobs_mode: raw_logprobs`, which vLLM
 takes before temperature, top-k and top-p), as the built-in engine returns them. Written against vLLM 0.32.
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, final
 
-from ratchet.components.engines.torch import weights_digest
 from ratchet.components.errors import ContractError
+from ratchet.components.inference.torch import weights_digest
 from ratchet.components.models.load import load_tokenizer, trusted
 from ratchet.components.models.reward import is_reward_model
 from ratchet.components.progress import advance
