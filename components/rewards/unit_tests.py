@@ -11,10 +11,10 @@ import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from ratchet.components.environments.sandbox import execute
 from ratchet.components.piece import piece
 from ratchet.components.progress import advance
 from ratchet.components.ranges import Count, Positive
-from ratchet.components.sandbox import execute
 from ratchet.components.types import OK, Columns, Context, Group, Prompt
 
 FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
@@ -46,7 +46,7 @@ def unit_tests(groups: Sequence[Group], ctx: Context, *, cpu_seconds: Count = 5,
                memory_mib: Count = 512) -> Columns:
     """`reward.unit_tests`: 1 when the code passes all tests of its problem, else 0 (HumanEval, section 2).
 
-    The code runs in `components/sandbox.py`, one process an answer, as many at a time as there are cores. Code that
+    The code runs in `components/environments/sandbox.py`, one process an answer, as many at a time as there are cores. Code that
     fails, hangs or attacks earns 0; a prompt without tests is a failed reward; a machine that cannot confine code stops the
     stage with `SandboxError`.
     """

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.components import confinement
+from ratchet.components.environments import confinement
+from ratchet.components.environments.sandbox import execute
 from ratchet.components.errors import SandboxError
-from ratchet.components.sandbox import execute
 
 ROOT = Path(__file__).resolve().parents[2]
 SECRET = "hunter2-planted"
@@ -76,7 +76,7 @@ def test_an_attack_fails_here_and_succeeds_outside(name: str, planted, tmp_path:
 
 CALLER = """
 import os, sys
-from ratchet.components.sandbox import execute
+from ratchet.components.environments.sandbox import execute
 program = "import time\\ntime.sleep(0.5)\\n" + sys.argv[1].replace("PARENT", str(os.getpid()))  # there long enough to be counted
 verdict = execute(program, cpu_seconds=1, wall_seconds=60)
 print("still here:", verdict)
@@ -178,7 +178,7 @@ def test_no_way_to_end_early_counts_as_passed(program: str) -> None:
 
 def test_it_fails_closed() -> None:
     """On a kernel without Landlock: a filter of our own takes that call away from a process and its children."""
-    script = ("from ratchet.components import confinement as c\nfrom ratchet.components.sandbox import execute\n"
+    script = ("from ratchet.components.environments import confinement as c\nfrom ratchet.components.environments.sandbox import execute\n"
               "lines = [(0x20, 0, 0, 0), (0x15, 0, 1, c.LANDLOCK_CREATE), (0x06, 0, 0, c.REFUSE), (0x06, 0, 0, c.ALLOW)]\n"
               "program = c.Program(4, (c.Filter * 4)(*(c.Filter(*line) for line in lines)))\n"
               "assert c.libc.prctl(38, 1, 0, 0, 0) == 0 and c.libc.prctl(22, 2, c.ctypes.byref(program), 0, 0) == 0\n"
@@ -193,7 +193,7 @@ def test_a_wall_that_does_not_hold_is_noticed() -> None:
 
 
 def test_a_confined_program_does_not_outlive_its_caller() -> None:
-    script = "from ratchet.components.sandbox import execute\nexecute('while True: pass', cpu_seconds=600, wall_seconds=600)"
+    script = "from ratchet.components.environments.sandbox import execute\nexecute('while True: pass', cpu_seconds=600, wall_seconds=600)"
     caller = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT)
     children = Path(f"/proc/{caller.pid}/task/{caller.pid}/children")
     end = time.monotonic() + 60

@@ -1,4 +1,4 @@
-"""The inside of `components/sandbox.py`: this file is run as a script of its own, locks itself in and runs one program.
+"""The inside of `components/environments/sandbox.py`: this file is run as a script of its own, locks itself in and runs one program.
 
 The standard library and nothing of ours is imported here. In order: resource limits; namespaces of its own where the
 kernel gives them without root (a second wall, not a needed one); Landlock, so that only Python's own library can be

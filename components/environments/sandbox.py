@@ -1,7 +1,7 @@
 """Run a program nobody has read, such as one a model wrote, where it can harm nothing. No root, no container.
 
 The program gets a new Python process: empty environment, no inherited file or memory, in a session of its own. That
-process locks itself in before the program starts (`components/confinement.py`): it may compute, read Python's own
+process locks itself in before the program starts (`components/environments/confinement.py`): it may compute, read Python's own
 library, and nothing else. It cannot open a socket, read or write another file, start a process or a thread, signal
 anybody or outlive its caller; memory and CPU time have hard limits, and the wall clock is kept from outside.
 
@@ -20,7 +20,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
-from ratchet.components import confinement
+from ratchet.components.environments import confinement
 from ratchet.components.errors import SandboxError
 
 
