@@ -18,7 +18,7 @@ import numpy as np
 from ratchet.components.conform import conform
 from ratchet.components.errors import ContractError, DataError
 from ratchet.components.evaluation.bootstrap import Interval, wilson
-from ratchet.components.linear import bradley_terry
+from ratchet.components.evaluation.linear import bradley_terry
 from ratchet.components.sections import Limits
 from ratchet.components.types import Group
 

@@ -28,7 +28,7 @@ from ratchet.components.evaluation.certificate import (
     length_bias,
     shortfall,
 )
-from ratchet.components.linear import bradley_terry, choose_penalty, topics_of
+from ratchet.components.evaluation.linear import bradley_terry, choose_penalty, topics_of
 from ratchet.components.storage.store import MANIFEST
 from ratchet.components.types import Group, Message
 

@@ -17,10 +17,10 @@ from ratchet.components.evaluation import plots
 from ratchet.components.evaluation.best_of_n import best_of_n
 from ratchet.components.evaluation.bootstrap import Interval
 from ratchet.components.evaluation.certificate import accuracy_by_kind, certify, conversations_of, independent, share
+from ratchet.components.evaluation.linear import bradley_terry, choose_penalty, topics_of
 from ratchet.components.inference.answers import judged
 from ratchet.components.inference.torch import TorchEngine
 from ratchet.components.job import Job
-from ratchet.components.linear import bradley_terry, choose_penalty, topics_of
 from ratchet.components.models.forward import reward_states
 from ratchet.components.models.load import load_tokenizer, new_reward, save_model
 from ratchet.components.models.reward import MeanReward

@@ -11,7 +11,7 @@ from transformers import BertConfig, BertModel, BertTokenizerFast
 
 from ratchet.components.errors import ContractError, DataError, SourceError
 from ratchet.components.evaluation.gold import Encoder, GoldJudge, train_gold
-from ratchet.components.linear import bradley_terry
+from ratchet.components.evaluation.linear import bradley_terry
 from ratchet.components.types import Group, Prompt, Trajectory
 
 DULL, WARM = ["ok", "fine", "no", "whatever", "bye"], ["lovely", "wonderful", "tell", "story", "curious"]

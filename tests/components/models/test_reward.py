@@ -14,9 +14,9 @@ from transformers import (
 )
 
 from ratchet.components.errors import ContractError
+from ratchet.components.evaluation.linear import choose_penalty
 from ratchet.components.inference.torch import TorchEngine
 from ratchet.components.learners.torch import TorchLearner
-from ratchet.components.linear import choose_penalty
 from ratchet.components.models.forward import outputs, reward_states
 from ratchet.components.models.load import load_reward, load_tokenizer, new_reward, save_model
 from ratchet.components.models.reward import MeanReward, StandardisedHead
