@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeVar, Union
 from ratchet.components import ranges
 from ratchet.components.conform import conform, is_number, takes_null
 from ratchet.components.errors import RecipeError, nearest
-from ratchet.components.progress import advance
+from ratchet.components.stages.progress import advance
 
 ROOT = Path(__file__).parent
 Unit = Literal["step", "row", "pair", "group"]

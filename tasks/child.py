@@ -9,7 +9,7 @@ import sys
 import time
 
 PRELOAD = ["torch", "pandas", "transformers.modeling_utils", "transformers.models.auto.modeling_auto",
-           "transformers.models.auto.tokenization_auto", "ratchet.components.run"]
+           "transformers.models.auto.tokenization_auto", "ratchet.components.stages.run"]
 
 
 def write_to(log: str) -> None:

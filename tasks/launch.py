@@ -42,7 +42,7 @@ def launch(request: Mapping[str, Any], log: Path, *, inline: bool = False,
     the cause. `tick` is called about five times a second while waiting.
     """
     if inline and ranks_of(request) == 1 and not devices:  # CUDA reads its variable once a process: GPUs of its own take a process of its own
-        from ratchet.components.run import execute
+        from ratchet.components.stages.run import execute
 
         return execute(request)
     prepare()
@@ -123,7 +123,7 @@ def _child(request: dict[str, Any], send: Any, log: str, parent: int, devices: t
     write_to(log)
     gc.freeze()  # what the fork server had loaded stays: no need to look through it for garbage again and again
     try:
-        from ratchet.components.run import execute
+        from ratchet.components.stages.run import execute
 
         send.send(("meta", execute(request) if ranks_of(request) == 1 else execute_on_ranks(request, log)))
     except RatchetError as error:

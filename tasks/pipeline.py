@@ -17,9 +17,9 @@ from ratchet.components.evaluation.certificate import require
 from ratchet.components.plan import Stage, plan
 from ratchet.components.recipe import dump, load, reread
 from ratchet.components.reward_models import optimised_models
-from ratchet.components.run import as_request
 from ratchet.components.schema import Profile, Recipe
 from ratchet.components.stages.fetch import REGISTERED, REGISTRY
+from ratchet.components.stages.run import as_request
 from ratchet.components.storage.store import RunDirectory, Store, Workspace, digest
 from ratchet.components.types import Artifact
 from ratchet.tasks.energy import gpu_kwh

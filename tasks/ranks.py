@@ -146,7 +146,7 @@ def _rank(job: Job, log: str, agent: int) -> None:
     write_to(log)
     rank = int(os.environ["RANK"])
     print(f"rank {rank} of {job.ranks}: process {os.getpid()}", flush=True)
-    from ratchet.components.run import execute
+    from ratchet.components.stages.run import execute
     from ratchet.components.training import ranks
 
     connecting = threading.Timer(CONNECT_SECONDS, _give_up, (job, rank, log))

@@ -26,7 +26,7 @@ from ratchet.components.sections import Data
 if TYPE_CHECKING:
     import pandas as pd
 
-    from ratchet.components.job import Job
+    from ratchet.components.stages.job import Job
 
 
 @dataclass(frozen=True)

@@ -41,8 +41,8 @@ from ratchet.components.data.splits import apart
 from ratchet.components.data.statistics import kind_of, soundness, statistics
 from ratchet.components.errors import DataError, GateError
 from ratchet.components.piece import build
-from ratchet.components.progress import advance, expect
 from ratchet.components.sections import SHARES, Contexts, Data
+from ratchet.components.stages.progress import advance, expect
 from ratchet.components.types import Group
 
 Summary = dict[str, Any]

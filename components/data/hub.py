@@ -11,7 +11,7 @@ from typing import Any
 
 from ratchet.components.data.published import CARD, patterns_of
 from ratchet.components.errors import SourceError
-from ratchet.components.progress import arriving
+from ratchet.components.stages.progress import arriving
 
 
 def download(rest: str, config: str | None = None) -> Path:

@@ -26,7 +26,7 @@ from pathlib import Path, PurePosixPath
 
 from ratchet.components.data import hub
 from ratchet.components.errors import SourceError, nearest
-from ratchet.components.progress import arriving
+from ratchet.components.stages.progress import arriving
 
 MANIFEST = "source.json"
 CONTENT = "content"

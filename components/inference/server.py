@@ -27,7 +27,7 @@ from typing import Any, final
 from ratchet.components.errors import ContractError, ServiceError
 from ratchet.components.inference.vllm import Answer, check_lengths, engine_arguments, shape
 from ratchet.components.models.load import trusted
-from ratchet.components.progress import advance
+from ratchet.components.stages.progress import advance
 
 TRIES = 5
 """How often one row is asked again when its answer was lost or came from other weights."""

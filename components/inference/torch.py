@@ -13,7 +13,6 @@ import numpy
 import torch
 from torch import Tensor
 
-from ratchet.components import progress
 from ratchet.components.errors import ContractError
 from ratchet.components.inference.sampling import sample
 from ratchet.components.models.attention import Cache, DecodePlan, PrefillPlan
@@ -23,6 +22,7 @@ from ratchet.components.models.load import load_model, load_tokenizer
 from ratchet.components.models.products import product
 from ratchet.components.models.reward import is_published
 from ratchet.components.models.value import PolicyWithValue
+from ratchet.components.stages import progress
 from ratchet.components.text.chat import decode_answer, encode, encode_prompt, encode_whole
 from ratchet.components.text.contract import contract
 from ratchet.components.training.packing import pack

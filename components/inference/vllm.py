@@ -21,7 +21,7 @@ from ratchet.components.errors import ContractError
 from ratchet.components.inference.torch import weights_digest
 from ratchet.components.models.load import load_tokenizer, trusted
 from ratchet.components.models.reward import is_reward_model
-from ratchet.components.progress import advance
+from ratchet.components.stages.progress import advance
 from ratchet.components.text.chat import decode_answer, encode, encode_prompt
 from ratchet.components.text.contract import contract_of
 from ratchet.components.types import Group, Message, Request, Sample

@@ -1,4 +1,4 @@
-"""What each stage does: one function a stage, files in, files out. `ratchet.components.run` calls them in a process of their own."""
+"""What each stage does: one function a stage, files in, files out. `ratchet.components.stages.run` calls them in a process of their own."""
 
 STAGES = {  # what a stage does -> the module that holds the function of that name
     "fetch_data": "ratchet.components.stages.fetch",

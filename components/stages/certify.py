@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from ratchet.components import progress
 from ratchet.components.data.groups import read_groups
 from ratchet.components.errors import DataError
 from ratchet.components.evaluation import plots
 from ratchet.components.inference.torch import TorchEngine
-from ratchet.components.job import Job
+from ratchet.components.stages import progress
+from ratchet.components.stages.job import Job
 from ratchet.components.stages.probe import SavedReward
 from ratchet.components.stages.reward import AGAIN, examine, limits_of, verified_answers
 from ratchet.components.storage.store import write_atomic

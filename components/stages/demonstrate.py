@@ -9,14 +9,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from ratchet.components import progress
 from ratchet.components.data.curate import pair_report
 from ratchet.components.data.groups import read_groups, save_table, write_groups
 from ratchet.components.data.statistics import statistics
-from ratchet.components.job import Job
 from ratchet.components.models.load import load_tokenizer
 from ratchet.components.piece import build
+from ratchet.components.stages import progress
 from ratchet.components.stages.experience import context_of
+from ratchet.components.stages.job import Job
 from ratchet.components.text.chat import count_tokens
 from ratchet.components.training.loop import annotate_groups, pieces, select_groups, texts_read
 from ratchet.components.types import Group

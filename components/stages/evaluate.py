@@ -7,7 +7,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ratchet.components import progress
 from ratchet.components.data.groups import read_groups, write_groups
 from ratchet.components.evaluation.answers import answer_rates
 from ratchet.components.evaluation.bootstrap import Interval, difference, mean_interval
@@ -21,12 +20,13 @@ from ratchet.components.evaluation.quality import diversity_against, flattened, 
 from ratchet.components.evaluation.report import write_report
 from ratchet.components.evaluation.win_rate import compare
 from ratchet.components.inference.choose import engine_of
-from ratchet.components.job import Job
 from ratchet.components.piece import build
 from ratchet.components.protocols import Engine
 from ratchet.components.reward_models import reward_models
+from ratchet.components.stages import progress
 from ratchet.components.stages.experience import certificate_of, context_of
 from ratchet.components.stages.improve import Overlay
+from ratchet.components.stages.job import Job
 from ratchet.components.storage.store import write_atomic
 from ratchet.components.training.loop import reward_columns, texts_read
 from ratchet.components.types import Columns, Context, Group

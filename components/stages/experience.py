@@ -7,18 +7,18 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ratchet.components import progress
 from ratchet.components.data.groups import read_groups, write_groups
 from ratchet.components.errors import DataError, HealthError
 from ratchet.components.evaluation.certificate import require
 from ratchet.components.evaluation.gold import GoldJudge
 from ratchet.components.evaluation.health import ACTIONS, check
 from ratchet.components.inference.choose import engine_of
-from ratchet.components.job import Job
 from ratchet.components.models.reward import is_reward_model
 from ratchet.components.models.value import FILE as VALUE_HEAD
 from ratchet.components.piece import build
 from ratchet.components.protocols import Engine
+from ratchet.components.stages import progress
+from ratchet.components.stages.job import Job
 from ratchet.components.training.loop import annotate_groups, panel, pieces, prepare_groups, select_groups, texts_read
 from ratchet.components.training.planned import all_answered
 from ratchet.components.types import Context, Group

@@ -9,7 +9,7 @@ from typing import Any
 from ratchet.components.data.hub import commit
 from ratchet.components.data.sources import fetch
 from ratchet.components.errors import SourceError
-from ratchet.components.job import Job
+from ratchet.components.stages.job import Job
 from ratchet.components.storage.store import MANIFEST
 
 REGISTRY = "registry:"  # a registered model: the pipeline puts its files into REGISTERED before this stage begins

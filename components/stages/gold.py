@@ -7,7 +7,7 @@ from typing import Any
 from ratchet.components.data.groups import read_groups
 from ratchet.components.evaluation import plots
 from ratchet.components.evaluation.gold import train_gold
-from ratchet.components.job import Job
+from ratchet.components.stages.job import Job
 
 
 def gold(job: Job) -> dict[str, Any]:

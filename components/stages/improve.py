@@ -12,10 +12,10 @@ from ratchet.components.errors import DataError
 from ratchet.components.inference.agreement import fresh
 from ratchet.components.inference.choose import engine_of
 from ratchet.components.inference.torch import weights_digest
-from ratchet.components.job import Job
 from ratchet.components.models.lora import SwitchedOff
 from ratchet.components.piece import build
 from ratchet.components.stages.experience import context_of
+from ratchet.components.stages.job import Job
 from ratchet.components.stages.probe import agree, verify_saved
 from ratchet.components.stages.train import make_learner
 from ratchet.components.stages.watch import Health

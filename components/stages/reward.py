@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from ratchet.components import progress
 from ratchet.components.data.groups import by_prompt, read_groups
 from ratchet.components.evaluation import plots
 from ratchet.components.evaluation.best_of_n import best_of_n
@@ -20,10 +19,11 @@ from ratchet.components.evaluation.certificate import accuracy_by_kind, certify,
 from ratchet.components.evaluation.linear import bradley_terry, choose_penalty, topics_of
 from ratchet.components.inference.answers import judged
 from ratchet.components.inference.torch import TorchEngine
-from ratchet.components.job import Job
 from ratchet.components.models.forward import reward_states
 from ratchet.components.models.load import load_tokenizer, new_reward, save_model
 from ratchet.components.models.reward import MeanReward
+from ratchet.components.stages import progress
+from ratchet.components.stages.job import Job
 from ratchet.components.stages.probe import RELOAD_TOLERANCE
 from ratchet.components.stages.train import encoded, learn
 from ratchet.components.storage.store import write_atomic

@@ -6,8 +6,8 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from ratchet.components.errors import RecipeError
-from ratchet.components.job import Job
 from ratchet.components.models.tiny import train_tiny
+from ratchet.components.stages.job import Job
 
 
 def make_tiny(job: Job) -> dict[str, Any]:

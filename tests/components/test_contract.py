@@ -15,7 +15,7 @@ from transformers import LlamaConfig
 
 from ratchet.components.errors import ContractError, SourceError
 from ratchet.components.models.tiny import TEMPLATE, _tokenizer
-from ratchet.components.run import as_request, execute
+from ratchet.components.stages.run import as_request, execute
 from ratchet.components.text.contract import agree, contract, contract_of, record
 from ratchet.components.types import Artifact
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from ratchet.components.job import Job, carry_out
 from ratchet.components.piece import ROOT
 from ratchet.components.plan import our_sources, plan, starts
 from ratchet.components.recipe import load
+from ratchet.components.stages.job import Job, carry_out
 from ratchet.components.storage.definitions import Sources
 from ratchet.components.storage.syntax import PREFIX, Module
 from ratchet.tasks.pipeline import Pipeline
@@ -249,7 +249,7 @@ def test_every_function_that_a_stage_calls_is_reached(fresh_home: Callable[[str]
         finally:
             sys.setprofile(None)
 
-    monkeypatch.setattr("ratchet.components.run.carry_out", traced)
+    monkeypatch.setattr("ratchet.components.stages.run.carry_out", traced)
     small = ["online.rounds=1", "online.prompts_per_round=2", "online.rollout.responses_per_prompt=2", "online.fit.batch=2"]
     pipeline, sources = Pipeline.open("rloo", home=fresh_home("traced"), profile="test", overrides=small), our_sources()
     for name, stage in pipeline.stages.items():

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from ratchet.components import progress
 from ratchet.components.environments.sandbox import Verdict
 from ratchet.components.inference import torch
 from ratchet.components.rewards.unit_tests import unit_tests
+from ratchet.components.stages import progress
 from ratchet.components.types import Context, Group, Prompt, Trajectory
 from ratchet.tasks.pipeline import Pipeline
 

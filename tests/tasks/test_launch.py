@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from ratchet.components.errors import SourceError, StageError
-from ratchet.components.run import as_request
+from ratchet.components.stages.run import as_request
 from ratchet.tasks.launch import ENVIRONMENT, PRELOAD, launch
 
 
@@ -83,11 +83,11 @@ def test_the_fork_server_asks_nothing_of_a_gpu() -> None:
 
 SPY = """
 import os, subprocess
-import ratchet.components.run, ratchet.tasks.launch
+import ratchet.components.stages.run, ratchet.tasks.launch
 def execute(request):
     from ratchet.components.training import ranks
     return {"process": os.getpid(), "sees": ranks.gather(subprocess.run("echo $CUDA_VISIBLE_DEVICES", shell=True, capture_output=True, text=True).stdout)}
-ratchet.components.run.execute = execute
+ratchet.components.stages.run.execute = execute
 ratchet.tasks.launch.PRELOAD.append("spy")
 """
 STAGES = """

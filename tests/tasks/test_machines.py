@@ -23,7 +23,7 @@ import pytest
 from ratchet.components.errors import StageError
 from ratchet.components.models.load import load_policy
 from ratchet.components.recipe import load, plain
-from ratchet.components.run import as_request
+from ratchet.components.stages.run import as_request
 from ratchet.components.types import Artifact
 from ratchet.tasks.joining import jobs, unfit
 from ratchet.tasks.launch import launch

@@ -25,8 +25,8 @@ from ratchet.components.errors import ContractError, RatchetError, RecipeError, 
 from ratchet.components.models.load import load_policy
 from ratchet.components.plan import plan
 from ratchet.components.recipe import load, plain
-from ratchet.components.run import as_request
 from ratchet.components.schema import Profile
+from ratchet.components.stages.run import as_request
 from ratchet.components.storage.store import RunDirectory, Store
 from ratchet.components.training import ranks
 from ratchet.components.types import Artifact
@@ -156,11 +156,11 @@ def test_one_sentence_says_which_rank_and_why(tmp_path: Path, monkeypatch: pytes
 
 
 FAILING = """
-import sys, ratchet.components.training.ranks, ratchet.components.run
+import sys, ratchet.components.training.ranks, ratchet.components.stages.run
 from ratchet.tasks.ranks import Job, _rank
 def execute(request):
     raise ValueError("refused hf_plantedplanted")
-ratchet.components.training.ranks.join, ratchet.components.run.execute = lambda: None, execute
+ratchet.components.training.ranks.join, ratchet.components.stages.run.execute = lambda: None, execute
 import os
 try:
     _rank(Job({"work": sys.argv[1]}, "", 2, 1, ""), sys.argv[1] + "/log", os.getppid())

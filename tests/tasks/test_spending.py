@@ -114,7 +114,7 @@ def test_a_sample_costs_next_to_nothing() -> None:
 
 
 def test_a_stage_counts_its_processor_time_and_its_peak(tmp_path: Path) -> None:
-    from ratchet.components.run import as_request, execute
+    from ratchet.components.stages.run import as_request, execute
 
     source = tmp_path / "source.jsonl"
     source.write_text('{"prompt": "a", "completion": "b"}\n' * 1000)

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.components import progress
 from ratchet.components.data.hub import commit
 from ratchet.components.data.parsing import parse
 from ratchet.components.data.sources import digest, fetch
 from ratchet.components.errors import SourceError
+from ratchet.components.stages import progress
 
 
 def wheel(folder, members, name="tiny_data-1.0"):

@@ -14,10 +14,10 @@ import pytest
 from ratchet.components.data.curate import curate
 from ratchet.components.data.groups import read_groups, write_groups
 from ratchet.components.errors import DataError, GateError
-from ratchet.components.job import Job
 from ratchet.components.models.load import load_tokenizer
-from ratchet.components.run import as_request, execute
 from ratchet.components.stages.curate import counted
+from ratchet.components.stages.job import Job
+from ratchet.components.stages.run import as_request, execute
 from ratchet.components.stages.train import encoded
 from ratchet.components.storage.checkpoints import latest
 from ratchet.components.text.chat import encode

@@ -11,7 +11,7 @@ import pytest
 from ratchet.components.data.groups import read_groups
 from ratchet.components.errors import DataError, TrainingError
 from ratchet.components.inference.torch import TorchEngine
-from ratchet.components.run import as_request, execute
+from ratchet.components.stages.run import as_request, execute
 from ratchet.components.storage.checkpoints import latest
 from ratchet.components.storage.state import load_state, save_state
 from ratchet.components.storage.store import file_digest

@@ -11,8 +11,8 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 
 from ratchet.components.data.groups import by_prompt, write_groups
 from ratchet.components.evaluation import plots
-from ratchet.components.job import Job
 from ratchet.components.stages import gold as stage
+from ratchet.components.stages.job import Job
 from ratchet.components.storage.store import Workspace
 from ratchet.components.types import Artifact, Group, Prompt, Trajectory
 from ratchet.tasks.pipeline import Pipeline

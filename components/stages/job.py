@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ratchet.components import progress
 from ratchet.components.inference.choose import SAMPLE, ready
+from ratchet.components.stages import progress
 from ratchet.components.storage.store import Workspace
 from ratchet.components.text.contract import agree, record
 from ratchet.components.types import Artifact

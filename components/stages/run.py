@@ -1,4 +1,4 @@
-"""Run one stage: `python -m ratchet.components.run request.json`, or `execute(request)` inside a child process."""
+"""Run one stage: `python -m ratchet.components.stages.run request.json`, or `execute(request)` inside a child process."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ratchet.components.job import carry_out
 from ratchet.components.stages import STAGES
+from ratchet.components.stages.job import carry_out
 from ratchet.components.types import Artifact
 
 
