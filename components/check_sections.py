@@ -75,12 +75,19 @@ def _check_sampling(online: Online, where: str) -> None:
     if drawn.get("temperature") == 0 and drawn.get("responses_per_prompt", 1) > 1:
         raise RecipeError(f"{where}.rollout.temperature: 0 makes all {drawn['responses_per_prompt']} answers to a prompt the same; expected a number above 0")
     off = {name: drawn[name] for name, neutral in (("temperature", 1.0), ("top_p", 1.0), ("top_k", 0)) if drawn.get(name, neutral) != neutral}
-    for spec in [spec for parts in online.fit.updates.values() for spec in parts] if off else ():
+    older = {key: value for key, value in (("sample_from", online.sample_from), ("keep_earlier", online.keep_earlier)) if value not in ("current", False)}
+    for spec in [spec for parts in online.fit.updates.values() for spec in parts]:
         description = describe("objective", spec["name"])
-        if "advantages" in description.reads and "logprobs" in description.asks:
-            name, value = next(iter(off.items()))
+        if "advantages" not in description.reads or "logprobs" not in description.asks:
+            continue
+        for name, value in off.items():
             raise RecipeError(f"{where}.rollout.{name}: got {value} with the policy gradient {spec['name']!r}, whose log-probs are those of temperature 1 "
                               "with nothing cut off; expected temperature 1, top_p 1 and top_k 0, or an objective that takes any answers (preference.dpo)")
+        for name, value in older.items():
+            if "logprobs.sampled" not in description.named("reads", spec) and "times" not in spec:
+                raise RecipeError(f"{where}.{name}: got {str(value).lower()} with the policy gradient {spec['name']!r}, which takes the answers for the policy's "
+                                  "own; expected an objective that corrects for who sampled ({name: clip, old: sampled}), or one that takes any answers "
+                                  "(preference.dpo)")
 
 
 def _check_watched(online: Online, where: str) -> None:

@@ -20,6 +20,7 @@ which are a plain list without it.
     transcripts       [{prompt: messages, human, answers: {title: text}, gold: {title: score}, verified: {title: passed},
                         tags: {name: value}, worst}]
     lineage           [{name, digest, ...}]                  configuration   mapping or text
+    sources           name of each source of the data, where they are several → its address, records and groups by split
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from ratchet.components.evaluation.transcripts import prepared
 HERE, NBSP = Path(__file__).parent, "\u00a0"
 TEMPLATE, STYLE, SCRIPT = "report.html.j2", "report.css.j2", "report.js.j2"
 PICTURES = ("win_rates", "rounds", "lengths", "training", "proxy_gold")
-OPTIONAL = ("recipe", "about", "verdict", "certificates", "gold", "lineage", "slices", "proxy_gold", "quality", "quality_vs_base", "measure",
+OPTIONAL = ("recipe", "about", "verdict", "certificates", "gold", "lineage", "sources", "slices", "proxy_gold", "quality", "quality_vs_base", "measure",
             "measure_name", "pairs_from")
 UNITS = {  # metric → how a reader calls it, number of decimals or per cent
     "length": ("length, tokens", ".1f"), "truncated": ("cut by the limit", ".1%"), "ended": ("end by themselves", ".1%"),

@@ -105,6 +105,8 @@ def evaluate(job: Job) -> dict[str, Any]:
     results["lengths"] = {TITLES[a]: [sum(t.mask) for g in answers[a] for t in g.trajectories] for a in arms}
     results["curves"] = curves(job)
     results["lineage"] = [{"name": name, "kind": a.kind, "digest": a.digest[:16]} for name, a in job.inputs.items()]
+    summary = job.path("data") / "summary.json"
+    results["sources"] = (json.loads(summary.read_text()) if summary.exists() else {}).get("sources")
     results["configuration"] = options["resolved"]
     results["transcripts"] = transcripts(answers, scores, arms, options["transcripts"], options["by"], results["measure"])
     write_atomic(job.work.product / "results.json", json.dumps(results, indent=1))

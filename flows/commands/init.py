@@ -17,37 +17,19 @@ CHARACTERS = 3.5  # of a token, in most tokenizers of English
 LONGEST = 2048    # tokens that are proposed at most
 TEMPLATE = 48     # tokens that a chat template may add
 
-SFT = """\
-sft:
-  max_tokens: {tokens}            # prompt and answer together; 95 % of your rows are shorter
-  fit:
-    batch: 16                # conversations a step
-    epochs: {epochs}                # about {steps} steps
-    learning_rate: 2.0e-5
-    adapter: {{name: full}}    # or {{name: lora, rank: 16}}
-"""
-PREFERENCE = """\
-offline:
-  max_tokens: {tokens}            # prompt and answer together; 95 % of your rows are shorter
-  fit:
-    updates:
-      policy: [{{name: preference.dpo, beta: 0.1}}]   # the others: components/objectives/preference.py
-    batch: 16                # pairs a step
-    epochs: {epochs}                # about {steps} steps
-    learning_rate: 5.0e-6
-    adapter: {{name: full}}    # or {{name: lora, rank: 16}}
-"""
-LABEL = """\
-offline:
-  max_tokens: {tokens}            # prompt and answer together; 95 % of your rows are shorter
-  fit:
-    updates:
-      policy: [{{name: kto, beta: 0.1, desirable: {desirable}, undesirable: {undesirable}}}]   # {liked} answers are liked, {disliked} are not
-    batch: 16                # answers a step
-    epochs: {epochs}                # about {steps} steps
-    learning_rate: 5.0e-6
-    adapter: {{name: full}}    # or {{name: lora, rank: 16}}
-"""
+
+def _learned(section: str, rows: str, rate: str, objective: str = "") -> str:
+    """The section of a recipe that learns from rows of a file, to be filled in by `recipe`."""
+    updates = f"    updates:\n      policy: {objective}\n" if objective else ""
+    return (f"{section}:\n  max_tokens: {{tokens}}            # prompt and answer together; 95 % of your rows are shorter\n  fit:\n{updates}"
+            f"    batch: 16                # {rows} a step\n    epochs: {{epochs}}                # about {{steps}} steps\n"
+            f"    learning_rate: {rate}\n    adapter: {{{{name: full}}}}    # or {{{{name: lora, rank: 16}}}}\n")
+
+
+SFT = _learned("sft", "conversations", "2.0e-5")
+PREFERENCE = _learned("offline", "pairs", "5.0e-6", "[{{name: preference.dpo, beta: 0.1}}]   # the others: components/objectives/preference.py")
+LABEL = _learned("offline", "answers", "5.0e-6", "[{{name: kto, beta: 0.1, desirable: {desirable}, undesirable: {undesirable}}}]   "
+                 "# {liked} answers are liked, {disliked} are not")
 ANSWER = """\
 online:
   rounds: 100                # on-policy steps

@@ -208,3 +208,10 @@ def test_pictures_are_pictures_and_hold_their_numbers(tmp_path):
     assert "<svg" in vector.read_text()
     assert plots.win_rates(rows, tmp_path / "w.png").read_bytes()[:4] == b"\x89PNG"
     assert plots.win_rates({"x": {"mean": 0.2, "low": 0.1, "high": 0.3}}, tmp_path / "v.svg").read_bytes() != vector.read_bytes()
+
+
+def test_several_sources_stand_with_their_counts(tmp_path):
+    sources = {"<b>chat": {"source": "path:chat.jsonl", "records": 120, "groups": {"sft": 90, "evaluate": 30}}, "code": {"source": "path:code.jsonl", "records": 7, "groups": {}}}
+    page = write_report(tmp_path, {"sources": sources}).read_text()
+    assert "The sources of its data" in page and "&lt;b&gt;chat" in page and ">120</td>" in page and "sft 90, evaluate 30" in page and ">none</td>" in page
+    assert "The sources of its data" not in write_report(tmp_path, {"sources": None}).read_text()
