@@ -146,12 +146,6 @@ def check_fit(fit: Fit, flow: Flow, where: str, *, role: str = "policy", untrain
             if missing := sorted(description.asks - set(gives)):
                 hint = "; set online.value_head to true, with `cadence: step`" if missing == ["values"] else ""
                 raise RecipeError(f"{at}: {spec['name']!r} learns from {', '.join(missing)}, and the {role} model gives {', '.join(sorted(gives))}{hint}")
-            if description.unit == "pair" and not flow.pairs:
-                raise RecipeError(f"{at}: {spec['name']!r} compares a chosen with a rejected answer, and what it gets are no pairs; expected a "
-                                  "selector that makes some, such as best_worst, or a split of pairs")
-            if flow.pairs and "logprobs" in description.asks and description.unit != "pair" and not description.reads:
-                raise RecipeError(f"{at}: {spec['name']!r} would imitate the rejected answers of the pairs too; expected 'preference.chosen', "
-                                  "or a selector such as best_of_n in place of one that makes pairs")
             if "times" in spec:
                 _check_reads(frozenset({spec["times"]}), flow.columns, f"{spec['name']}.times", at)
                 if description.unit not in ("step", "row"):
@@ -162,6 +156,12 @@ def check_fit(fit: Fit, flow: Flow, where: str, *, role: str = "policy", untrain
                 problem = str(unknown)
             if problem:
                 raise RecipeError(f"{at}: {spec['name']!r}: {problem}")
+            if description.unit == "pair" and not flow.pairs:
+                raise RecipeError(f"{at}: {spec['name']!r} compares a chosen with a rejected answer, and what it gets are no pairs; expected a "
+                                  "selector that makes some, such as best_worst, or a split of pairs")
+            if flow.pairs and "logprobs" in description.asks and description.unit != "pair" and not description.reads:
+                raise RecipeError(f"{at}: {spec['name']!r} would imitate the rejected answers of the pairs too; expected 'preference.chosen', "
+                                  "or a selector such as best_of_n in place of one that makes pairs")
 
 
 def _check_reads(reads: frozenset[str], have: set[str], name: str, where: str) -> None:
