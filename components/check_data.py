@@ -94,7 +94,7 @@ def check_model(recipe: Recipe, config: Mapping[str, Any], where: str) -> None:
     config = config.get("text_config") or config
     layers, window = config.get("num_hidden_layers"), config.get("max_position_embeddings")
     judged = min(recipe.reward.layers or layers, layers) if recipe.reward and layers else layers
-    wanted = {"reward.layers": (recipe.reward.layers or 0, layers)} if recipe.reward else {}
+    wanted = {}  # reward.layers keeps the first ones, which may be all
     for name in ("sft", "reward", "offline", "online"):
         if section := getattr(recipe, name):
             adapter = section.fit.adapter
