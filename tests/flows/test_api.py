@@ -218,7 +218,7 @@ assert results.loc["final.length", "value"] > 0 and len(answers) == 48 and len(m
 assert ratchet.run(recipe, home="out", until="evaluate", progress=False).path == run.path
 ratchet.run(ratchet.load_recipe("sft", profile="test", set={"data.source": "path:three.jsonl"}), home="out", progress=False)
 """)
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_API", "MLFLOW_TRACKING"))}
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_API", "PREFECT_LOGGING", "MLFLOW_TRACKING"))}
     done = subprocess.run([sys.executable, script], cwd=home.parent, env=env, capture_output=True, text=True)
     assert "unknown key 'learning_rat'; did you mean 'learning_rate'?" in done.stdout and "evaluate: done" in done.stdout, done.stdout + done.stderr
     last = done.stderr[done.stderr.index("Traceback"):]

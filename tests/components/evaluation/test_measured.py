@@ -42,7 +42,7 @@ class Anything:
 
 @pytest.mark.parametrize(("name", "changes"), [
     ("chat", []), ("chat", ["evaluate.perplexity_rows=0", "register=null"]), ("sft", []), ("dpo", []), ("reward_ensemble", []), ("rlvr_grpo", []),
-    ("chat", ["evaluate.gold=false", "online.watch.gold=false", "online.health={reward_without_gold: null, gold_drop: null}", "register=null", "models.encoder=null"]),
+    ("chat", ["evaluate.gold=false", "online.watch.gold=false", "online.health={reward_without_gold: null, gold_drop: null}", "register=null", "models.encoder=null", "claim=null"]),
     ("chat", ["sft=null", "register=null"]),
     ("chat", ["reward.members=2", "reward.fit.epochs=1", "online.annotate=[]", "online.select=[]", "online.prepare=[]",
               "online.fit.updates.policy=[{name: likelihood}]"]),

@@ -131,7 +131,7 @@ def test_preferences_that_nothing_reads_or_makes_are_refused(more: tuple[str, ..
 @pytest.mark.parametrize(("change", "where"), [
     ("demonstrate.sft=[]", "demonstrate.sft"), ("reward.data=prompts", "reward.data"),
     ("reward.certificate.min_contrast_accuracy=0.5", r"reward\.certificate\.min_contrast_accuracy"),
-    ("reward.certificate.best_of_n_rises=true, demonstrate.rollout.responses_per_prompt=1", r"reward\.certificate\.best_of_n_rises"),
+    ("demonstrate.rollout.responses_per_prompt=1", r"demonstrate\.reward"),
     ("demonstrate.annotate=[]", "demonstrate.sft"), ("demonstrate.data=pairs", "demonstrate.data"),
 ])
 def test_a_recipe_whose_demonstrations_nothing_makes_is_refused(change: str, where: str, tmp_path: Path) -> None:
