@@ -69,7 +69,7 @@ def plan(recipe: Recipe, profile: Profile) -> dict[str, Stage]:
     origins = [{key: value for key in ("source", "sha256", "config") if (value := getattr(one, key)) or key != "config"} for one in recipe.data.every_source]
     raw = add("raw", "fetch_data", "data", {"sources": origins} if recipe.data.sources else origins[0], heavy=False)
     checked, read = verifiers(recipe), {*splits_read(recipe).values(), *(["reward_validation"] if certified(recipe) else [])}
-    drafts = add("drafts", "curate", "data", {"section": recipe.data, "read": sorted(read), **({"verifiers": checked} if checked else {})}, {"raw": raw, "policy": base},
+    drafts = add("drafts", "curate", "data", {"section": recipe.data, **({} if recipe.data.splits else {"read": sorted(read)}), **({"verifiers": checked} if checked else {})}, {"raw": raw, "policy": base},
                  heavy=False)
     data = add("curated", "validate", "data", {"section": recipe.data}, {"drafts": drafts}, heavy=False)
 

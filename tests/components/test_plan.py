@@ -39,3 +39,8 @@ def test_preferences_without_a_reward_model_make_no_pairs_to_certify_one() -> No
     offline = "offline={data: reward, fit: {updates: {policy: [{name: preference.simpo}]}}}"
     stages = plan(*load("instruct", overrides=[offline, "reward=null", "online=null"]))
     assert stages["compared"].options["unread"] == ["reward_validation"] and "reward_validation" not in stages["preferences"].options["section"]["splits"]
+
+
+def test_a_control_shares_every_stage_that_it_does_alike() -> None:
+    whole, control = (plan(*load(name)) for name in ("instruct", "instruct_dpo"))
+    assert {name for name in control if control[name].key != whole[name].key} == {"evaluate"}
