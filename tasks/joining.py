@@ -23,8 +23,8 @@ def join(home: Path, say: Callable[[str], None]) -> NoReturn:
     seen = set[str]()
     logging.disable(logging.ERROR)  # the launcher has many words for a rank that failed,
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # and its store a stack trace for a leader that is gone
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     while True:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # the launcher sets its own
         for file, job in jobs(home.resolve()):
             if job.id in seen:
                 continue
@@ -46,7 +46,10 @@ def _take_part(job: Job, say: Callable[[str], None]) -> None:
     log = str(Path(job.log).with_suffix(f".{socket.gethostname()}.log"))  # a shared disk would mix the lines of two machines in one file
     say(f"{job.name} of {job.leader}: {job.each} of {job.ranks} ranks here (log: {log})")
     try:
-        run_ranks(job, log)
+        try:
+            run_ranks(job, log)
+        finally:
+            signal.signal(signal.SIGTERM, signal.default_int_handler)  # the launcher leaves its own, whose exception nothing catches later
         say(f"{job.name} of {job.leader}: done")
     except ChildFailedError:
         say(f"{job.name} of {job.leader}: failed")
