@@ -118,14 +118,19 @@ def _check_preferences(recipe: Recipe, section: Preferences) -> None:
                           f"got {recipe.reward.data!r} and {recipe.reward.validation!r}")
 
 
+PAIRS_BY = {"contrast": "contrast", "pass_fail": "contrast", "form": "unasked_form", "echo": "echo"}
+"""Kind of pair -> selector that makes it."""
+
+
 def _check_reward(reward: Reward, demonstrate: Demonstrate | None, preferences: Preferences | None) -> None:
     source = preferences or demonstrate
     selectors = preferences.select if preferences else demonstrate.reward if demonstrate else []
     where = "preferences.select" if preferences else "demonstrate.reward"
     pieces = [spec["name"] for spec in selectors]
-    if reward.certificate.min_contrast_accuracy is not None and "contrast" not in pieces:
-        raise RecipeError(f"reward.certificate.min_contrast_accuracy: nothing makes contrast pairs; add {{name: contrast}} to {where} "
-                          f"(now {pieces}), or leave the limit out")
+    for kind in reward.certificate.min_accuracy_by_kind or ():
+        if PAIRS_BY[kind] not in pieces:
+            raise RecipeError(f"reward.certificate.min_accuracy_by_kind: nothing makes pairs of kind {kind}; add {{name: {PAIRS_BY[kind]}}} to {where} "
+                              f"(now {pieces}), or leave the limit out")
     if reward.certificate.best_of_n_rises and (not source or source.rollout.get("responses_per_prompt", 1) < 2):
         raise RecipeError("reward.certificate.best_of_n_rises: best of n is measured on the verified answers of a `preferences` or `demonstrate` section; expected "
                           "one with rollout.responses_per_prompt of at least 2, " +

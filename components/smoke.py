@@ -12,7 +12,7 @@ from ratchet.components.sections import Contexts, Conversations, Data, Limits, P
 ROUNDS = 2
 PAIRS = 64
 """Pairs that a linear fit on features gets at least: fewer leave no fold with a pair, and it costs next to nothing."""
-UNCERTIFIED = Limits(min_accuracy=None, min_contrast_accuracy=None, best_of_n_rises=None, min_pairs=None, max_ties=None, max_calibration_error=None,
+UNCERTIFIED = Limits(min_accuracy=None, min_accuracy_by_kind=None, best_of_n_rises=None, min_pairs=None, max_ties=None, max_calibration_error=None,
                      max_length_correlation=None)
 
 

@@ -220,7 +220,8 @@ def _uncertain(measured: Mapping[str, Any], bounds: Mapping[str, float | None]) 
     floor = bounds["min_accuracy"]
     checks: list[tuple[str, Interval | None, float | None, str]] = [
         ("held-out accuracy", measured["accuracy"], floor if floor is None else max(floor, CHANCE), "the floor" if (floor or 0) > CHANCE else "chance"),
-        ("accuracy on contrast pairs", measured["by_kind"].get("contrast"), bounds["min_contrast_accuracy"], "`min_contrast_accuracy`"),
+        *((f"accuracy on pairs of kind {kind}", measured["by_kind"].get(kind), least, "`min_accuracy_by_kind`")
+          for kind, least in (bounds["min_accuracy_by_kind"] or {}).items()),
         ("rise of the true rate from the best of 1 to the best of all answers", rises, 0.0 if bounds["best_of_n_rises"] else None, "none"),
     ]
     return [reason for what, found, bound, name in checks if bound is not None for reason in shortfall(what, found, bound, name)]

@@ -161,12 +161,14 @@ def test_a_recipe_that_does_not_require_accuracy_says_so_in_the_certificate():
 
 
 def test_contrast_pairs_and_best_of_n_have_limits_of_their_own():
-    scores, limits = [[1.0, 0]] * 20, {"min_contrast_accuracy": 0.5, "best_of_n_rises": True}
+    scores, limits = [[1.0, 0]] * 20, {"min_accuracy_by_kind": {"contrast": 0.5}, "best_of_n_rises": True}
     good, coin = share(0.8, 40), share(0.55, 40)
     rising, flat = {"1": good, "8": good, "rises": good}, {"1": good, "8": good, "rises": {**good, "low": -0.01}}
     assert made(scores, by_kind={"contrast": good, "pass_fail": coin}, best_of_n=rising, limits=limits)["passed"]
     assert made(scores, by_kind={"contrast": coin}, best_of_n=flat)["passed"], "no limit, no reason"
-    assert "accuracy on contrast pairs is 55.0%" in made(scores, by_kind={"contrast": coin}, best_of_n=rising, limits=limits)["reasons"][0]
+    assert "accuracy on pairs of kind contrast is 55.0%" in made(scores, by_kind={"contrast": coin}, best_of_n=rising, limits=limits)["reasons"][0]
+    both = {**limits, "min_accuracy_by_kind": {"contrast": 0.5, "pass_fail": 0.5}}
+    assert "of kind pass_fail is 55.0%" in made(scores, by_kind={"contrast": good, "pass_fail": coin}, best_of_n=rising, limits=both)["reasons"][0]
     assert "best of 1" in made(scores, by_kind={"contrast": good}, best_of_n=flat, limits=limits)["reasons"][0]
     assert [reason.split(",")[0].rpartition(" ")[2] for reason in made(scores, limits=limits)["reasons"]] == ["measured", "measured"]
 

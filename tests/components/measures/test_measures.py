@@ -14,7 +14,7 @@ from ratchet.components.measures.ending import ending
 from ratchet.components.measures.fluency import fluency
 from ratchet.components.measures.relevance import relevance
 from ratchet.components.measures.repetition import repetition
-from ratchet.components.piece import catalogue
+from ratchet.components.piece import build, catalogue
 from ratchet.components.types import Context, Group, Prompt, Trajectory
 
 
@@ -86,8 +86,13 @@ def test_fluency_is_the_mean_log_prob_of_the_answer_under_the_base_model() -> No
     assert fluency([group("q", "x", "y")], Context(models={"base": base})) == [[-1.5, -1.5]]
 
 
+def test_personal_data_marks_the_answers_that_give_some() -> None:
+    found = build("measure", {"name": "personal_data"})([group("q", "Write to jane.doe@mail.com.", "I like tea.")], Context())
+    assert found == [[1.0, 0.0]]
+
+
 def test_every_measure_is_found_by_its_file() -> None:
-    assert {"copying", "ending", "fluency", "relevance", "repetition"} <= set(catalogue("measure"))
+    assert {"copying", "ending", "fluency", "personal_data", "relevance", "repetition"} <= set(catalogue("measure"))
 
 
 def test_quality_is_a_mean_an_arm_and_a_paired_difference() -> None:

@@ -130,7 +130,7 @@ def test_preferences_that_nothing_reads_or_makes_are_refused(more: tuple[str, ..
 
 @pytest.mark.parametrize(("change", "where"), [
     ("demonstrate.sft=[]", "demonstrate.sft"), ("reward.data=prompts", "reward.data"),
-    ("reward.certificate.min_contrast_accuracy=0.5", r"reward\.certificate\.min_contrast_accuracy"),
+    ("reward.certificate.min_accuracy_by_kind={contrast: 0.5}", r"reward\.certificate\.min_accuracy_by_kind"),
     ("demonstrate.rollout.responses_per_prompt=1", r"demonstrate\.reward"),
     ("demonstrate.annotate=[]", "demonstrate.sft"), ("demonstrate.data=pairs", "demonstrate.data"),
 ])
