@@ -27,7 +27,7 @@ from ratchet.components.inference.torch import TorchEngine
 from ratchet.components.learners.torch import TorchLearner
 from ratchet.components.models import forward, products
 from ratchet.components.models.attention import PackedPlan
-from ratchet.components.recipe import load_profile
+from ratchet.components.recipes.recipe import load_profile
 from ratchet.components.scoring.logprobs import logprobs
 from ratchet.components.training.packing import pack
 from ratchet.components.training.trainer import one_step, parts

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union
 
-from ratchet.components import ranges
-from ratchet.components.conform import conform, is_number, takes_null
 from ratchet.components.errors import RecipeError, nearest
+from ratchet.components.recipes import ranges
+from ratchet.components.recipes.conform import conform, is_number, takes_null
 from ratchet.components.stages.progress import advance
 
 ROOT = Path(__file__).parent

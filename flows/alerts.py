@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Literal
 
-from ratchet.components.conform import record
 from ratchet.components.errors import RecipeError
+from ratchet.components.recipes.conform import record
 from ratchet.tasks.alerts import HEALTH
 from ratchet.tasks.drift import EVENT
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from types import TracebackType
 
 from ratchet.components.errors import RatchetError, ServiceError, redacted
-from ratchet.components.recipe import dump, load
-from ratchet.components.schema import Profile
-from ratchet.components.schema import Recipe as ResolvedRecipe
+from ratchet.components.recipes.recipe import dump, load
+from ratchet.components.recipes.schema import Profile
+from ratchet.components.recipes.schema import Recipe as ResolvedRecipe
 from ratchet.flows.commands.options import Until
 from ratchet.flows.reading import Run
 from ratchet.tasks.outcome import find_run, run_files
@@ -47,7 +47,7 @@ class Recipe:
 
         Raises `RecipeError`, `SourceError` or `DataError`.
         """
-        from ratchet.components.check_data import check_files
+        from ratchet.components.recipes.check_data import check_files
         from ratchet.tasks.registry_sources import resolved
 
         with one_sentence():
@@ -86,7 +86,7 @@ def run(recipe: Recipe | str | Path, *, home: str | Path = "out", until: Until =
     Raises `RatchetError` (see `ratchet.components.errors` for its kinds) when a stage fails; finished work is kept, and the same call
     continues. The failed run, with its log, is `ratchet.load_run(home=home)`.
     """
-    from ratchet.components.check_data import check_files
+    from ratchet.components.recipes.check_data import check_files
     from ratchet.flows.display import Display, open_console
     from ratchet.flows.running import finished
     from ratchet.flows.startup import quiet_platforms, servers

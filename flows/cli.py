@@ -57,7 +57,7 @@ def run(recipe: RecipeName, home: Home = OUT, set: Set = [], profile: ProfileOpt
         until: Annotated[Until, typer.Option(help="Last part to run.")] = "register",
         if_running: Annotated[IfRunning, typer.Option(help="If another process is executing this run: wait for it, or fail.")] = "wait") -> None:
     """Run a recipe. Finished stages are skipped, an interrupted stage resumes from its last checkpoint."""
-    from ratchet.components.check_data import check_files
+    from ratchet.components.recipes.check_data import check_files
     from ratchet.flows.display import Display, open_console
     from ratchet.tasks.pipeline import Pipeline
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from ratchet.components.errors import RecipeError, nearest
-from ratchet.components.recipe import load
-from ratchet.components.schema import Claim
+from ratchet.components.recipes.recipe import load
+from ratchet.components.recipes.schema import Claim
 from ratchet.components.storage.store import write_atomic
 from ratchet.tasks.pipeline import Pipeline
 

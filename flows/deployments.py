@@ -12,11 +12,11 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal
 
-from ratchet.components.conform import conform, record
 from ratchet.components.errors import RecipeError, nearest
-from ratchet.components.plan import plan as stages_of
-from ratchet.components.ranges import Bool, Count, Natural
-from ratchet.components.recipe import load, read_yaml
+from ratchet.components.recipes.conform import conform, record
+from ratchet.components.recipes.plan import plan as stages_of
+from ratchet.components.recipes.ranges import Bool, Count, Natural
+from ratchet.components.recipes.recipe import load, read_yaml
 from ratchet.flows.alerts import Alert
 from ratchet.flows.alerts import check as check_alert
 from ratchet.flows.commands.options import Until

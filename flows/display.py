@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
-from ratchet.components.plan import Stage
+from ratchet.components.recipes.plan import Stage
 from ratchet.components.types import Artifact
 from ratchet.tasks.outcome import headline, records, result
 

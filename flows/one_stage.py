@@ -19,7 +19,7 @@ from ratchet.tasks.turns import gpu_slots
 def one_stage(recipe: str, *, stage: str, key: str, run: str, artifacts: str, home: str = "out", gpus: int = 0) -> None:
     """Take the stage's inputs from `artifacts`, make it here, put its product there.
 
-    `recipe` is the run's resolved one (`ratchet.components.recipe.dump`). Raises `ContractError` where the code of this worker would
+    `recipe` is the run's resolved one (`ratchet.components.recipes.recipe.dump`). Raises `ContractError` where the code of this worker would
     make another product than the run's, and whatever the stage raises.
     """
     pipeline = Pipeline.again(recipe, home=Path(home), run=f"{run}.{stage}")

@@ -8,7 +8,7 @@ from typing import Any
 
 from prefect import flow
 
-from ratchet.components.check_data import check_model
+from ratchet.components.recipes.check_data import check_model
 from ratchet.flows.commands.options import Until
 from ratchet.flows.parts import version
 from ratchet.tasks.cancelling import ended_from_its_page

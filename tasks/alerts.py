@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ratchet.components.errors import HealthError
-from ratchet.components.plan import Stage
+from ratchet.components.recipes.plan import Stage
 from ratchet.components.types import Artifact
 from ratchet.tasks.pipeline import Pipeline
 

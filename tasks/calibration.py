@@ -22,9 +22,9 @@ from typing import Any
 from ratchet.components.errors import RecipeError, StageError
 from ratchet.components.estimates.costs import Cost, Rates, Split, adapters, estimate, stated_rates
 from ratchet.components.estimates.shape import Shape, read_shape, shape_of
-from ratchet.components.plan import source_digest
-from ratchet.components.recipe import plain
-from ratchet.components.schema import Hardware, Profile
+from ratchet.components.recipes.plan import source_digest
+from ratchet.components.recipes.recipe import plain
+from ratchet.components.recipes.schema import Hardware, Profile
 from ratchet.components.storage.store import digest, read_manifest, write_atomic
 from ratchet.tasks.pipeline import Pipeline
 from ratchet.tasks.provenance import machine, packages

@@ -22,7 +22,7 @@ from typing import Literal
 import yaml
 
 from ratchet.components.errors import RatchetError, redacted
-from ratchet.components.recipe import folder
+from ratchet.components.recipes.recipe import folder
 from ratchet.components.storage.store import Store, read_manifest
 from ratchet.components.types import Artifact
 from ratchet.tasks.known_bad import KNOWN_BAD, pairs, vllm_of

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from ratchet.components.errors import ServiceError, StageError
-from ratchet.components.plan import Stage
-from ratchet.components.recipe import dump
+from ratchet.components.recipes.plan import Stage
+from ratchet.components.recipes.recipe import dump
 from ratchet.components.storage.store import write_atomic
 from ratchet.components.types import Artifact
 from ratchet.tasks.exchange import Exchange

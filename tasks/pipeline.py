@@ -14,10 +14,10 @@ from typing import Any, Protocol
 from ratchet.components.data.pins import pinned
 from ratchet.components.errors import ContractError, DamageError, redacted
 from ratchet.components.evaluation.certificate import require
-from ratchet.components.plan import Stage, plan
-from ratchet.components.recipe import dump, load, reread
-from ratchet.components.reward_models import optimised_models
-from ratchet.components.schema import Profile, Recipe
+from ratchet.components.recipes.plan import Stage, plan
+from ratchet.components.recipes.recipe import dump, load, reread
+from ratchet.components.recipes.reward_models import optimised_models
+from ratchet.components.recipes.schema import Profile, Recipe
 from ratchet.components.stages.fetch import REGISTERED, REGISTRY
 from ratchet.components.stages.run import as_request
 from ratchet.components.storage.store import RunDirectory, Store, Workspace, digest
@@ -67,7 +67,7 @@ class Pipeline:
 
     @classmethod
     def open(cls, recipe: str | Path, *, home: Path, overrides: Sequence[str] = (), profile: str | None = None, limit: int | None = None) -> Pipeline:
-        """Load, pin and plan; nothing is started. `limit` makes it a smoke test (components/smoke.py)."""
+        """Load, pin and plan; nothing is started. `limit` makes it a smoke test (components/recipes/smoke.py)."""
         loaded, chosen = load(recipe, overrides=overrides, profile=profile, limit=limit)
         loaded, registry = resolved(pinned(loaded, home), chosen, home)
         stages = plan(loaded, chosen)

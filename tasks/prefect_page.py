@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ratchet.components.errors import redacted
-from ratchet.components.plan import Stage
+from ratchet.components.recipes.plan import Stage
 from ratchet.components.types import Artifact
 from ratchet.tasks.outcome import markdown, numbers_of, outcome
 from ratchet.tasks.pipeline import Pipeline

@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from ratchet.components.errors import ContractError, DataError, StoreError
-from ratchet.components.schema import Champion
+from ratchet.components.recipes.schema import Champion
 from ratchet.tasks.registry import (
     ROLLED_BACK,
     Version,

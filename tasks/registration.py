@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from ratchet.components.errors import ServiceError, redacted
-from ratchet.components.schema import Register
+from ratchet.components.recipes.schema import Register
 from ratchet.components.stages.fetch import REGISTRY
 from ratchet.tasks.lineage import write_lineage
 from ratchet.tasks.outcome import tracked

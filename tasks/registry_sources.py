@@ -23,8 +23,8 @@ from urllib.parse import unquote, urlparse
 import yaml
 
 from ratchet.components.errors import SourceError, StoreError, nearest
-from ratchet.components.recipe import plain
-from ratchet.components.schema import Profile, Recipe, Source
+from ratchet.components.recipes.recipe import plain
+from ratchet.components.recipes.schema import Profile, Recipe, Source
 from ratchet.components.stages.fetch import REGISTRY
 from ratchet.components.storage.store import MANIFEST, digest
 from ratchet.tasks.mlmodel import written_beside

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ratchet.components.errors import ContractError, RecipeError, StoreError
-from ratchet.components.plan import Stage
+from ratchet.components.recipes.plan import Stage
 from ratchet.components.storage.store import MANIFEST, Store, content, file_digest, read_manifest
 from ratchet.components.types import Artifact
 from ratchet.tasks.pipeline import Pipeline, Watcher

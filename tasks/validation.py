@@ -17,11 +17,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ratchet.components.conform import conform
 from ratchet.components.data.groups import read_groups, read_parquet, write_groups
 from ratchet.components.data.statistics import kind_of
 from ratchet.components.errors import DataError, GateError, SourceError
-from ratchet.components.sections import Data
+from ratchet.components.recipes.conform import conform
+from ratchet.components.recipes.sections import Data
 
 if TYPE_CHECKING:
     import pandas as pd

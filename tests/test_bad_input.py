@@ -18,7 +18,7 @@ import ratchet.components.training.trainer
 import ratchet.flows.post_training as flow
 from ratchet.components.data.groups import read_groups
 from ratchet.components.errors import ContractError, DataError, RecipeError, SourceError, StoreError, TrainingError
-from ratchet.components.recipe import load
+from ratchet.components.recipes.recipe import load
 from ratchet.components.storage.store import disk_errors, file_digest
 from ratchet.flows.part import run_part
 from ratchet.tasks.pipeline import Pipeline

@@ -82,7 +82,7 @@ def test_the_core_names_no_piece(name: str) -> None:
 
 
 def test_checking_a_recipe_imports_nothing_heavy() -> None:
-    code = ("import sys; from ratchet.components.recipe import load, names; [load(n) for n in names()];"
+    code = ("import sys; from ratchet.components.recipes.recipe import load, names; [load(n) for n in names()];"
             "print([m for m in ('torch', 'transformers', 'prefect', 'mlflow', 'pandas', 'sklearn') if m in sys.modules])")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.strip() == "[]"

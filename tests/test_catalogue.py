@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from ratchet.components.piece import SLOTS, catalogue
-from ratchet.components.plan import plan
-from ratchet.components.recipe import load, names
+from ratchet.components.recipes.plan import plan
+from ratchet.components.recipes.recipe import load, names
 
 ROOT = Path(__file__).resolve().parent.parent
 METHODS = ["sft", "dpo", "kto", "online_dpo", "raft", "reward_model", "reward_ensemble", "rlvr_grpo", "rloo", "ppo", "chat"]
@@ -53,7 +53,7 @@ def test_a_new_method_is_one_piece_and_one_recipe(tiny_model: Path, tmp_path: Pa
         shutil.copytree(ROOT / folder, tmp_path / folder, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "components" / "objectives" / "squared.py").write_text('''"""A made-up loss."""
 from ratchet.components.piece import piece
-from ratchet.components.ranges import Positive
+from ratchet.components.recipes.ranges import Positive
 from ratchet.components.types import Batch, Outputs, Terms
 
 
@@ -119,7 +119,7 @@ def test_changing_round_two_redoes_round_two_onward() -> None:
 
 def test_a_recipe_is_checked_in_under_a_second() -> None:
     """In the best of ten, for a machine that others use is slower; nothing heavier than YAML is loaded to know all its names."""
-    code = ("import sys, time; start = time.process_time(); from ratchet.components.recipe import load; load('chat'); taken = time.process_time() - start;"
+    code = ("import sys, time; start = time.process_time(); from ratchet.components.recipes.recipe import load; load('chat'); taken = time.process_time() - start;"
             "print(taken < 1, sorted({'torch', 'numpy', 'pyarrow', 'scipy', 'transformers'} & set(sys.modules)))")
     for _ in range(10):
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

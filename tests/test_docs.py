@@ -47,7 +47,7 @@ def test_recipe_reference_has_every_key(generate: ModuleType) -> None:
 
 def test_piece_and_method_pages_name_every_piece_and_recipe(generate: ModuleType) -> None:
     from ratchet.components.piece import SLOTS, catalogue
-    from ratchet.components.recipe import names
+    from ratchet.components.recipes.recipe import names
 
     pieces, methods, readme = generate.piece_reference(), generate.recipe_table(), README.read_text()
     assert not [name for slot in SLOTS for name in catalogue(slot) if f"### {name}\n" not in pieces]

@@ -184,7 +184,7 @@ def test_illegal_reductions_are_said_in_the_recipe():
 @pytest.mark.parametrize(("temperature", "cut", "exact"), [(1.0, 0, True), (0.7, 0, False), (1.0, 2, False)])
 def test_a_policy_gradient_is_that_of_the_expected_reward_only_where_the_policy_itself_sampled(temperature: float, cut: int, exact: bool) -> None:
     """Every token once, weighted by the chance that it is drawn: the gradient that sampling estimates, against that of the expected reward. This is
-    why `components/check.py` refuses another temperature, top-p or top-k beside a policy gradient."""
+    why `components/recipes/check.py` refuses another temperature, top-p or top-k beside a policy gradient."""
     logits = torch.tensor([0.3, -1.0, 0.8, 0.1, -0.4], dtype=torch.float64, requires_grad=True)
     reward, n = torch.tensor([1.0, -0.5, 0.2, 2.0, 0.0], dtype=torch.float64), 5
     scaled = logits / temperature

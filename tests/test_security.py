@@ -20,7 +20,7 @@ from ratchet.components.data.parsing import parse
 from ratchet.components.data.sources import _unpack, fetch
 from ratchet.components.errors import RecipeError, ServiceError, SourceError, StageError, redacted
 from ratchet.components.models.load import REMOTE_CODE, load_policy, load_tokenizer, new_reward, save_model
-from ratchet.components.recipe import dump, load, reread
+from ratchet.components.recipes.recipe import dump, load, reread
 from ratchet.tasks.pipeline import Pipeline
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -214,7 +214,7 @@ def test_code_the_recipe_lets_run_goes_with_the_model_and_what_is_trained_from_i
 
 
 def test_what_no_recipe_asked_for_is_in_no_stage_and_with_no_other_model(tiny_model: Path, tmp_path: Path) -> None:
-    from ratchet.components.plan import plan
+    from ratchet.components.recipes.plan import plan
 
     assert "remote_code" not in plan(*load("sft"))["model_policy"].options
     asked = plan(*load("chat", overrides=["models.policy.remote_code=true"]))

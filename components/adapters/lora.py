@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ratchet.components.errors import RecipeError, nearest
 from ratchet.components.piece import piece
-from ratchet.components.ranges import BelowOne, Bool, Count, Natural, Positive
+from ratchet.components.recipes.ranges import BelowOne, Bool, Count, Natural, Positive
 
 if TYPE_CHECKING:
     from torch.nn import Module

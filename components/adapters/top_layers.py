@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ratchet.components.errors import RecipeError
 from ratchet.components.piece import piece
-from ratchet.components.ranges import Count
+from ratchet.components.recipes.ranges import Count
 
 if TYPE_CHECKING:
     from torch.nn import Module, ModuleList

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ratchet.components.advantages.read import rewards_of
 from ratchet.components.errors import ContractError
 from ratchet.components.piece import piece
-from ratchet.components.ranges import Bool, Share
+from ratchet.components.recipes.ranges import Bool, Share
 from ratchet.components.types import Columns, Context, Group
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ratchet.components.advantages.gae import step_rewards
 from ratchet.components.piece import piece
-from ratchet.components.ranges import NotNegative
+from ratchet.components.recipes.ranges import NotNegative
 from ratchet.components.types import Columns, Context, Group
 
 

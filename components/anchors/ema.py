@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ratchet.components.errors import ContractError
 from ratchet.components.piece import piece
-from ratchet.components.ranges import PositiveShare
+from ratchet.components.recipes.ranges import PositiveShare
 
 if TYPE_CHECKING:
     from torch import Tensor

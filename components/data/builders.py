@@ -13,7 +13,7 @@ from itertools import combinations
 from typing import Any
 
 from ratchet.components.data.records import Conversation, CountTokens, Dropped, Sifted, prefix_within
-from ratchet.components.sections import Contexts, Conversations, Labelled, Pairs
+from ratchet.components.recipes.sections import Contexts, Conversations, Labelled, Pairs
 from ratchet.components.types import Group, Message, Prompt, Trajectory
 
 

@@ -29,7 +29,6 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ratchet.components.conform import conform
 from ratchet.components.data.builders import BUILDERS
 from ratchet.components.data.decontaminate import decontaminate
 from ratchet.components.data.groups import save_table, write_groups
@@ -41,7 +40,8 @@ from ratchet.components.data.splits import apart
 from ratchet.components.data.statistics import kind_of, soundness, statistics
 from ratchet.components.errors import DataError, GateError
 from ratchet.components.piece import build
-from ratchet.components.sections import SHARES, Contexts, Data
+from ratchet.components.recipes.conform import conform
+from ratchet.components.recipes.sections import SHARES, Contexts, Data
 from ratchet.components.stages.progress import advance, expect
 from ratchet.components.types import Group
 

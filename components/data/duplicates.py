@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ratchet.components.data.near import near_earlier, shingles
 from ratchet.components.data.records import Conversation, CountTokens, Dropped, Sifted
 from ratchet.components.piece import piece
-from ratchet.components.ranges import Count, Natural, Share
+from ratchet.components.recipes.ranges import Count, Natural, Share
 
 
 @piece()

@@ -13,7 +13,7 @@ from ratchet.components.data.instructions.families import FAMILIES, instruction_
 from ratchet.components.data.records import Conversation, CountTokens, Dropped, Sifted
 from ratchet.components.errors import RecipeError
 from ratchet.components.piece import piece
-from ratchet.components.ranges import Count, Natural, Share
+from ratchet.components.recipes.ranges import Count, Natural, Share
 from ratchet.components.types import Message
 
 TRAINED = tuple(name for name, family in FAMILIES.items() if not family.held_out)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ratchet.components.data.records import Conversation, CountTokens, Dropped, Sifted, prefix_within
 from ratchet.components.piece import piece
-from ratchet.components.ranges import Count, Natural
+from ratchet.components.recipes.ranges import Count, Natural
 
 
 @piece()

@@ -17,7 +17,7 @@ from ratchet.components.data.parsing import parse, unique
 from ratchet.components.data.published import TRAINING
 from ratchet.components.data.records import Conversation, Dropped, Sifted
 from ratchet.components.errors import RatchetError
-from ratchet.components.sections import Data
+from ratchet.components.recipes.sections import Data
 from ratchet.components.types import Group
 
 ORDER = ("test", "validation", "", "train", "benchmark")

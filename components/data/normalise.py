@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ratchet.components.data.records import Conversation, CountTokens, Sifted
 from ratchet.components.piece import piece
-from ratchet.components.ranges import Bool
+from ratchet.components.recipes.ranges import Bool
 
 QUOTES = str.maketrans({"‘": "'", "’": "'", "‚": "'", "“": '"', "”": '"', "„": '"', "…": "...", "–": "-", "—": "-",
                         "\u00a0": " ", "\u200b": "", "\ufeff": "", "\u2028": "\n", "\u2029": "\n"})

@@ -19,7 +19,7 @@ from typing import Any
 from ratchet.components.data.hub import commit
 from ratchet.components.data.sources import digest, local
 from ratchet.components.models.lora import base_of, is_adapter
-from ratchet.components.schema import Recipe
+from ratchet.components.recipes.schema import Recipe
 from ratchet.components.storage.store import MANIFEST, write_atomic
 
 log = logging.getLogger("ratchet.sources")

@@ -9,7 +9,7 @@ from dataclasses import replace
 from ratchet.components.data.records import Conversation, CountTokens, Dropped, Sifted
 from ratchet.components.data.scrub import URL
 from ratchet.components.piece import piece
-from ratchet.components.ranges import Count, Share
+from ratchet.components.recipes.ranges import Count, Share
 from ratchet.components.types import Message
 
 EMPTY = re.compile(rf"(?:{URL.pattern}|\[link\]|[\W_])*", re.IGNORECASE)

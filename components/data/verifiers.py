@@ -7,7 +7,7 @@ from typing import Any
 
 from ratchet.components.errors import GateError
 from ratchet.components.piece import build, describe
-from ratchet.components.schema import Recipe
+from ratchet.components.recipes.schema import Recipe
 from ratchet.components.types import Context, Group, Trajectory
 
 MIN_RIGHT = 0.95

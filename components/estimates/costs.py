@@ -23,8 +23,8 @@ from ratchet.components.estimates.memory import (
 )
 from ratchet.components.estimates.shape import Shape
 from ratchet.components.piece import describe
-from ratchet.components.plan import Stage
-from ratchet.components.schema import Profile, Recipe
+from ratchet.components.recipes.plan import Stage
+from ratchet.components.recipes.schema import Profile, Recipe
 
 UTILISATION = 0.4    # of stated FLOP/s that a training or scoring pass reaches; of stated bandwidth, DECODE
 DECODE = 0.6

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from ratchet.components.conform import conform
 from ratchet.components.errors import ContractError, DataError
 from ratchet.components.evaluation.bootstrap import Interval, wilson
 from ratchet.components.evaluation.linear import bradley_terry
-from ratchet.components.sections import Limits
+from ratchet.components.recipes.conform import conform
+from ratchet.components.recipes.sections import Limits
 from ratchet.components.types import Group
 
 CHANCE = 0.5

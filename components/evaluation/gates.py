@@ -13,9 +13,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ratchet.components.conform import conform
 from ratchet.components.errors import RecipeError, nearest
-from ratchet.components.sections import Gate
+from ratchet.components.recipes.conform import conform
+from ratchet.components.recipes.sections import Gate
 
 
 def judge_gates(metrics: Mapping[str, Any], gates: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

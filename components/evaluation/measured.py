@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ratchet.components.piece import describe
-from ratchet.components.reward_models import judges_of
-from ratchet.components.schema import Recipe
+from ratchet.components.recipes.reward_models import judges_of
+from ratchet.components.recipes.schema import Recipe
 
 ENDS = ("mean", "low", "high", "n")
 """Of an interval, each a metric too: `win_rate_vs_sft.low`."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from ratchet.components.errors import RecipeError, nearest
 from ratchet.components.piece import piece
-from ratchet.components.ranges import NotNegative, Positive
+from ratchet.components.recipes.ranges import NotNegative, Positive
 
 
 @piece(paper="arXiv:1909.08593")

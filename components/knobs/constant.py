@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ratchet.components.piece import piece
-from ratchet.components.ranges import Finite
+from ratchet.components.recipes.ranges import Finite
 
 
 @piece()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ratchet.components.piece import piece
-from ratchet.components.ranges import Count, Finite
+from ratchet.components.recipes.ranges import Count, Finite
 
 
 @piece()

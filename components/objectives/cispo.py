@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ratchet.components.objectives.clip import log_ratio, step_advantages
 from ratchet.components.piece import piece
-from ratchet.components.ranges import NotNegative
+from ratchet.components.recipes.ranges import NotNegative
 from ratchet.components.types import Batch, Outputs, Terms
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ratchet.components.piece import piece
-from ratchet.components.ranges import Above1, NotNegative, Positive, Share
+from ratchet.components.recipes.ranges import Above1, NotNegative, Positive, Share
 from ratchet.components.types import Batch, Outputs, Terms
 
 

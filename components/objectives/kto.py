@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ratchet.components.piece import piece
-from ratchet.components.ranges import Positive
+from ratchet.components.recipes.ranges import Positive
 from ratchet.components.types import Batch, Outputs, Terms
 
 

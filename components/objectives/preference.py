@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from ratchet.components.piece import piece
-from ratchet.components.ranges import BelowHalf, Bool, NotNegative, Positive
+from ratchet.components.recipes.ranges import BelowHalf, Bool, NotNegative, Positive
 from ratchet.components.types import Batch, Outputs, Terms
 
 

@@ -11,7 +11,7 @@ from torch.nn.functional import logsigmoid
 
 from ratchet.components.objectives.preference import terms
 from ratchet.components.piece import piece
-from ratchet.components.ranges import Finite, NotNegative
+from ratchet.components.recipes.ranges import Finite, NotNegative
 from ratchet.components.types import Batch, Outputs, Terms
 
 

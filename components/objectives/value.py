@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ratchet.components.piece import piece
-from ratchet.components.ranges import Positive
+from ratchet.components.recipes.ranges import Positive
 from ratchet.components.types import Batch, Outputs, Terms
 
 

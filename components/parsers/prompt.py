@@ -9,7 +9,7 @@ from typing import Any
 from ratchet.components.data.messages import message, prompt_of
 from ratchet.components.data.records import Conversation
 from ratchet.components.piece import piece
-from ratchet.components.ranges import Bool
+from ratchet.components.recipes.ranges import Bool
 
 
 @piece(reads=("prompt",))

@@ -8,7 +8,7 @@ from typing import Any
 from ratchet.components.data.records import Conversation
 from ratchet.components.parsers.prompt import asked
 from ratchet.components.piece import piece
-from ratchet.components.ranges import Bool
+from ratchet.components.recipes.ranges import Bool
 
 
 @piece(reads=("question",), paper="arXiv:2110.14168")

@@ -8,7 +8,7 @@ from typing import Any
 from ratchet.components.data.messages import message, reply_of
 from ratchet.components.data.records import Conversation
 from ratchet.components.piece import piece
-from ratchet.components.ranges import Count
+from ratchet.components.recipes.ranges import Count
 
 
 @piece(reads=("instruction", "completions"), writes=("reply", "rejected"), paper="arXiv:2310.01377")

@@ -9,7 +9,7 @@ from typing import Any
 from ratchet.components.advantages.read import rewards_of
 from ratchet.components.errors import RecipeError
 from ratchet.components.piece import piece
-from ratchet.components.ranges import BelowOne, Share
+from ratchet.components.recipes.ranges import BelowOne, Share
 from ratchet.components.types import Group, Prompt
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ratchet.components.advantages.read import rewards_of
 from ratchet.components.errors import RecipeError
 from ratchet.components.piece import piece
-from ratchet.components.ranges import NotNegative
+from ratchet.components.recipes.ranges import NotNegative
 from ratchet.components.types import Columns, Context, Group
 
 

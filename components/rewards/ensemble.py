@@ -8,7 +8,7 @@ from typing import Literal
 
 from ratchet.components.inference.answers import judged
 from ratchet.components.piece import piece
-from ratchet.components.ranges import Bool, NotNegative
+from ratchet.components.recipes.ranges import Bool, NotNegative
 from ratchet.components.types import OK, Columns, Context, Group
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from ratchet.components.data.instructions.checkers import words
 from ratchet.components.data.instructions.families import FAMILIES, instruction_text
 from ratchet.components.piece import each, piece
-from ratchet.components.ranges import Bool
+from ratchet.components.recipes.ranges import Bool
 from ratchet.components.types import Prompt, Trajectory
 
 FORMS = ("quotation", "title", "postscript", "placeholder", "two_responses", "json")

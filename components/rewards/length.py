@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from ratchet.components.piece import each, piece
-from ratchet.components.ranges import Count, Finite
+from ratchet.components.recipes.ranges import Count, Finite
 from ratchet.components.types import Prompt, Trajectory
 
 

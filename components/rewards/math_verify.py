@@ -6,7 +6,7 @@ import re
 from fractions import Fraction
 
 from ratchet.components.piece import each, piece
-from ratchet.components.ranges import Positive
+from ratchet.components.recipes.ranges import Positive
 from ratchet.components.rewards.exact_answer import last_boxed
 from ratchet.components.rewards.expressions import equal
 from ratchet.components.types import Prompt, Trajectory

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ratchet.components.piece import each, piece
-from ratchet.components.ranges import Bool
+from ratchet.components.recipes.ranges import Bool
 from ratchet.components.rewards.exact_answer import final_answer
 from ratchet.components.types import Prompt, Trajectory
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ratchet.components.piece import each, piece
-from ratchet.components.ranges import Count, NotNegative
+from ratchet.components.recipes.ranges import Count, NotNegative
 from ratchet.components.types import Prompt, Trajectory
 
 

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from ratchet.components.environments.sandbox import execute
 from ratchet.components.piece import piece
-from ratchet.components.ranges import Count, Positive
+from ratchet.components.recipes.ranges import Count, Positive
 from ratchet.components.stages.progress import advance
 from ratchet.components.types import OK, Columns, Context, Group, Prompt
 

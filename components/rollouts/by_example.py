@@ -11,7 +11,7 @@ from typing import Any
 from ratchet.components.data.instructions.examples import EXAMPLE_QUESTION, EXAMPLES
 from ratchet.components.data.instructions.families import instruction_text
 from ratchet.components.piece import build, piece
-from ratchet.components.ranges import Count, Natural, PositiveShare, Temperature
+from ratchet.components.recipes.ranges import Count, Natural, PositiveShare, Temperature
 from ratchet.components.rollouts.sample import sample
 from ratchet.components.stages.progress import uncounted
 from ratchet.components.types import Context, Group, Message, Prompt, Trajectory

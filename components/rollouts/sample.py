@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ratchet.components.inference.answers import trajectory
 from ratchet.components.piece import piece
-from ratchet.components.ranges import Count, Natural, PositiveShare, Temperature
+from ratchet.components.recipes.ranges import Count, Natural, PositiveShare, Temperature
 from ratchet.components.types import Context, Group, Prompt, Request
 
 

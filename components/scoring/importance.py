@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from ratchet.components.errors import ContractError
 from ratchet.components.piece import piece
-from ratchet.components.ranges import Positive
+from ratchet.components.recipes.ranges import Positive
 from ratchet.components.types import Columns, Context, Group
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ratchet.components.advantages.read import rewards_of
 from ratchet.components.piece import piece
-from ratchet.components.ranges import Count
+from ratchet.components.recipes.ranges import Count
 from ratchet.components.types import Context, Group
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ratchet.components.piece import piece
-from ratchet.components.ranges import NotNegative
+from ratchet.components.recipes.ranges import NotNegative
 from ratchet.components.selectors.pairs import judged, pair
 from ratchet.components.types import Context, Group
 

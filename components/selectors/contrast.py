@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ratchet.components.advantages.read import rewards_of
 from ratchet.components.piece import build, piece
-from ratchet.components.ranges import Count, Share
+from ratchet.components.recipes.ranges import Count, Share
 from ratchet.components.selectors.pairs import bare, drawn, of_kind, pair
 from ratchet.components.types import Context, Group
 

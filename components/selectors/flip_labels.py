@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 
 from ratchet.components.piece import piece
-from ratchet.components.ranges import Share
+from ratchet.components.recipes.ranges import Share
 from ratchet.components.types import Context, Group
 
 

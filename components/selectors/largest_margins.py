@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ratchet.components.errors import RecipeError
 from ratchet.components.piece import piece
-from ratchet.components.ranges import PositiveShare
+from ratchet.components.recipes.ranges import PositiveShare
 from ratchet.components.types import Context, Group
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ratchet.components.piece import piece
-from ratchet.components.ranges import Count, Share
+from ratchet.components.recipes.ranges import Count, Share
 from ratchet.components.types import Context, Group
 
 

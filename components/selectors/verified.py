@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ratchet.components.advantages.read import rewards_of
 from ratchet.components.evaluation.diversity import repetition
 from ratchet.components.piece import piece
-from ratchet.components.ranges import Count, Finite, Share
+from ratchet.components.recipes.ranges import Count, Finite, Share
 from ratchet.components.types import Context, Group, Trajectory
 
 

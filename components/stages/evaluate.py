@@ -22,7 +22,7 @@ from ratchet.components.evaluation.win_rate import compare
 from ratchet.components.inference.choose import engine_of
 from ratchet.components.piece import build
 from ratchet.components.protocols import Engine
-from ratchet.components.reward_models import reward_models
+from ratchet.components.recipes.reward_models import reward_models
 from ratchet.components.stages import progress
 from ratchet.components.stages.experience import certificate_of, context_of
 from ratchet.components.stages.improve import Overlay

@@ -61,7 +61,7 @@ def _runs(first: str, other: str, home: Path, as_json: bool) -> None:
 
 def _recipes(names: Sequence[str], seeds: Sequence[int], home: Path, overrides: Sequence[str], profile: str | None, metric: str,
              as_json: bool) -> None:
-    from ratchet.components.recipe import load
+    from ratchet.components.recipes.recipe import load
 
     for name in names:  # what is wrong is said before anything starts
         recipe, _ = load(name, overrides=overrides, profile=profile)

@@ -69,9 +69,9 @@ def init(data: Annotated[str, typer.Argument(help="File or folder: JSONL, JSON, 
          model: Annotated[str | None, typer.Option(help="Model to train: hub:org/name or path:/models/mine. Default: SmolLM2-135M-Instruct.")] = None,
          force: Annotated[bool, typer.Option("--force", help="Overwrite an existing recipe.")] = False) -> None:
     """Detect the layout of a data file and write a commented, checked recipe for it."""
-    from ratchet.components.check_data import check_files
     from ratchet.components.data.parsing import layout_of, parse
-    from ratchet.components.recipe import load
+    from ratchet.components.recipes.check_data import check_files
+    from ratchet.components.recipes.recipe import load
     from ratchet.components.storage.store import write_atomic
 
     file = Path(data.removeprefix("path:"))
@@ -102,7 +102,7 @@ def init(data: Annotated[str, typer.Argument(help="File or folder: JSONL, JSON, 
 
 def recipe(records: Sequence[Any], dropped: int, file: Path, out: Path, model: str | None) -> tuple[str, Kind]:
     """The recipe's text, and which kind of rows it is for."""
-    from ratchet.components.recipe import load, names
+    from ratchet.components.recipes.recipe import load, names
 
     kind = _kind(records, names())
     base, _ = load(kind.base)

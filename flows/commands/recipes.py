@@ -15,7 +15,7 @@ app = typer.Typer(help="List, explain and check recipes.", no_args_is_help=True)
 @app.command("list")
 def list_recipes(as_json: Json = False) -> None:
     """List the recipes that ship with Ratchet."""
-    from ratchet.components.recipe import load, names
+    from ratchet.components.recipes.recipe import load, names
     from ratchet.flows.display import open_console, table_of
 
     recipes = {name: load(name)[0] for name in names()}
@@ -30,7 +30,7 @@ def list_recipes(as_json: Json = False) -> None:
 @app.command()
 def explain(recipe: RecipeName, set: Set = [], profile: ProfileOption = None, as_json: Json = False) -> None:  # noqa: B006
     """Print a recipe with every default written out, and its derived batch sizes and token counts."""
-    from ratchet.components.recipe import dump, load, plain
+    from ratchet.components.recipes.recipe import dump, load, plain
     from ratchet.flows.display import open_console
 
     loaded, chosen = load(recipe, overrides=set, profile=profile)
@@ -45,8 +45,8 @@ def check_recipes(recipe: Annotated[str | None, typer.Argument(help="A name or f
                   set: Set = [], profile: ProfileOption = None, home: Home = OUT, limit: Limit = None,  # noqa: B006
                   as_json: Json = False) -> None:
     """Check a recipe: keys, pieces, options, the flow of columns, the files and registered models that it names."""
-    from ratchet.components.check_data import check_files
-    from ratchet.components.recipe import load, names
+    from ratchet.components.recipes.check_data import check_files
+    from ratchet.components.recipes.recipe import load, names
     from ratchet.tasks.registry_sources import resolved
 
     for name in [recipe] if recipe else names():

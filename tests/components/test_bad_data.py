@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from ratchet.components.check_data import HEAD, check_files
 from ratchet.components.errors import RatchetError
-from ratchet.components.recipe import load
+from ratchet.components.recipes.check_data import HEAD, check_files
+from ratchet.components.recipes.recipe import load
 
 ROOT = Path(__file__).resolve().parents[2]
 CHAT = [{"messages": [{"role": "user", "content": f"what is {i}?"}, {"role": "assistant", "content": f"it is {i}"}]} for i in range(40)]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ratchet.components.check_data import check_files
 from ratchet.components.errors import RatchetError
-from ratchet.components.recipe import load
+from ratchet.components.recipes.check_data import check_files
+from ratchet.components.recipes.recipe import load
 
 CASES = [(recipe, *case) for recipe, cases in yaml.safe_load((Path(__file__).parent / "bad_recipes.yaml").read_text()).items() for case in cases]
 

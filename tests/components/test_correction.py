@@ -7,10 +7,10 @@ import dataclasses
 import pytest
 import torch
 
-from ratchet.components.correction import corrected
 from ratchet.components.errors import RecipeError
-from ratchet.components.recipe import for_round, load, plain
-from ratchet.components.schema import Profile, Recipe, Vllm
+from ratchet.components.recipes.correction import corrected
+from ratchet.components.recipes.recipe import for_round, load, plain
+from ratchet.components.recipes.schema import Profile, Recipe, Vllm
 from ratchet.components.training.trainer import parts
 from ratchet.components.types import Batch, Outputs
 
@@ -68,7 +68,7 @@ def test_a_round_of_its_own_is_corrected_too() -> None:
 
 
 def test_a_profile_that_samples_with_vllm_corrects_what_it_loads(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("ratchet.components.recipe.load_profile", lambda name: VLLM)
+    monkeypatch.setattr("ratchet.components.recipes.recipe.load_profile", lambda name: VLLM)
     recipe, _ = load("rlvr_grpo")
     assert prepared(recipe) == ["scoring.logprobs", "scoring.logprobs.old", "scoring.importance"]
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from ratchet.components.piece import ROOT
-from ratchet.components.plan import our_sources, plan, starts
-from ratchet.components.recipe import load
+from ratchet.components.recipes.plan import our_sources, plan, starts
+from ratchet.components.recipes.recipe import load
 from ratchet.components.stages.job import Job, carry_out
 from ratchet.components.storage.definitions import Sources
 from ratchet.components.storage.syntax import PREFIX, Module
@@ -209,7 +209,7 @@ def test_comments_docstrings_and_annotations_move_no_key(monkeypatch: pytest.Mon
     before = [{name: stage.key for name, stage in plan(*load(recipe)).items()} for recipe in recipes]
     bare = {path: bared(path.read_text()) for folder in ("components", "tasks") for path in (ROOT.parent / folder).rglob("*.py")}
     pieces = our_sources().pieces
-    monkeypatch.setattr("ratchet.components.plan.our_sources", lambda: Sources(ROOT.parent, pieces, bare))
+    monkeypatch.setattr("ratchet.components.recipes.plan.our_sources", lambda: Sources(ROOT.parent, pieces, bare))
     assert [{name: stage.key for name, stage in plan(*load(recipe)).items()} for recipe in recipes] == before
 
 
@@ -222,7 +222,7 @@ def test_what_moves_in_a_recipe(file: str, old: str, new: str, moved: list[str],
     before, path, pieces = plan(*load("instruct")), ROOT.parent / file, our_sources().pieces
     text = path.read_text()
     assert old in text
-    monkeypatch.setattr("ratchet.components.plan.our_sources", lambda: Sources(ROOT.parent, pieces, {path: text.replace(old, new, 1)}))
+    monkeypatch.setattr("ratchet.components.recipes.plan.our_sources", lambda: Sources(ROOT.parent, pieces, {path: text.replace(old, new, 1)}))
     assert [name for name, stage in plan(*load("instruct")).items() if stage.key != before[name].key] == moved
 
 

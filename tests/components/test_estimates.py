@@ -11,8 +11,8 @@ from ratchet.components.estimates.capacity import refuse_what_cannot_fit
 from ratchet.components.estimates.costs import Rates, Split, adapter_key, estimate, stated_rates
 from ratchet.components.estimates.memory import Layout, kept_activations, trained, training
 from ratchet.components.estimates.shape import Shape, count, read_shape
-from ratchet.components.plan import plan
-from ratchet.components.recipe import load
+from ratchet.components.recipes.plan import plan
+from ratchet.components.recipes.recipe import load
 
 LLAMA_8B = Shape(32, 4096, 32, 8, 128, 14336, 128256, False)
 SMOL = Shape(30, 576, 9, 3, 64, 1536, 49152, True)

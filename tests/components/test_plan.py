@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from ratchet.components.plan import Stage, plan
-from ratchet.components.recipe import load
+from ratchet.components.recipes.plan import Stage, plan
+from ratchet.components.recipes.recipe import load
 
 
 @pytest.mark.parametrize(("changes", "held"), [

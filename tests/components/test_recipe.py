@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from ratchet.components.check import check
 from ratchet.components.errors import RecipeError
-from ratchet.components.plan import plan
-from ratchet.components.recipe import dump, for_round, load, merge, names
-from ratchet.components.schema import Recipe
+from ratchet.components.recipes.check import check
+from ratchet.components.recipes.plan import plan
+from ratchet.components.recipes.recipe import dump, for_round, load, merge, names
+from ratchet.components.recipes.schema import Recipe
 
 
 def write(tmp_path: Path, text: str) -> Path:

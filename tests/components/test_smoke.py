@@ -3,8 +3,8 @@
 import pytest
 
 from ratchet.components.errors import RecipeError
-from ratchet.components.plan import plan
-from ratchet.components.recipe import load, names
+from ratchet.components.recipes.plan import plan
+from ratchet.components.recipes.recipe import load, names
 
 
 @pytest.mark.parametrize("name", names())

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ratchet.components.recipe import load, names
+from ratchet.components.recipes.recipe import load, names
 from ratchet.components.storage.checkpoints import latest
 from ratchet.components.training.trainer import fit, parts, steps_planned
 from ratchet.components.types import Batch, Group, Outputs, Prompt, Trajectory

@@ -10,8 +10,8 @@ import pytest
 from ratchet.components.data.groups import read_groups, save_table, write_groups
 from ratchet.components.data.statistics import statistics
 from ratchet.components.errors import DataError, GateError, SourceError
-from ratchet.components.recipe import load
-from ratchet.components.sections import Data
+from ratchet.components.recipes.recipe import load
+from ratchet.components.recipes.sections import Data
 from ratchet.components.types import Group, Prompt, Trajectory
 from ratchet.tasks.validation import expectations, judge, validate_data
 

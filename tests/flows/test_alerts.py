@@ -97,7 +97,7 @@ TELL = """
 from prefect import flow
 from types import SimpleNamespace
 from ratchet.components.errors import HealthError
-from ratchet.components.plan import Stage
+from ratchet.components.recipes.plan import Stage
 from ratchet.tasks.alerts import Alarm, tell
 @flow(name="toy", persist_result=False)
 def toy():

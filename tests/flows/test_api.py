@@ -21,7 +21,7 @@ import pytest
 import ratchet
 from ratchet.components.data.groups import write_groups
 from ratchet.components.errors import DataError, RecipeError, ServiceError, StageError
-from ratchet.components.recipe import dump, load
+from ratchet.components.recipes.recipe import dump, load
 from ratchet.components.storage.store import RunDirectory, Store
 from ratchet.components.types import Group, Prompt, Trajectory
 from ratchet.flows.cli import app

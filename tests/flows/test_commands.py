@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ratchet.components.errors import ContractError, RecipeError
-from ratchet.components.schema import Claim
+from ratchet.components.recipes.schema import Claim
 from ratchet.flows.cli import app
 from ratchet.flows.compare import compare, verdict
 from ratchet.tasks import doctor
@@ -147,7 +147,7 @@ def test_a_profile_of_this_machine_is_measured_and_each_stage_priced(fresh_home,
 
     import yaml
 
-    from ratchet.components.recipe import load_profile, plain
+    from ratchet.components.recipes.recipe import load_profile, plain
     from ratchet.tasks import calibration
     from ratchet.tasks.provenance import machine
 
@@ -175,7 +175,7 @@ def test_a_profile_of_this_machine_is_measured_and_each_stage_priced(fresh_home,
     ({"device": "H100 80GB", "devices": 2}, 1, ""), ({"device": "H100 80GB", "devices": 3}, 1, "this machine has 2 of 3 × H100 80GB"),
     ({"device": "H100 80GB"}, 2, "one process is measured, not 2 ranks"), ({"device": "H10"}, 1, "this machine has 0 of 1 × H10"), ({}, 1, "")])
 def test_a_machine_is_what_a_profile_means_when_it_has_its_devices(stated: dict, ranks: int, why: str) -> None:
-    from ratchet.components.schema import Hardware, Profile
+    from ratchet.components.recipes.schema import Hardware, Profile
     from ratchet.tasks.calibration import why_not_measured
 
     here = ["Linux x86_64 Intel(R) Xeon(R) Platinum 8481C", "NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3"]

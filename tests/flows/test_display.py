@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from ratchet.components.plan import Stage
+from ratchet.components.recipes.plan import Stage
 from ratchet.components.types import Artifact
 from ratchet.flows.cli import app
 from ratchet.flows.commands.plan import print_plan

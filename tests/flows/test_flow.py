@@ -15,8 +15,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from ratchet.components.data.statistics import SCHEMA
-from ratchet.components.plan import Stage
-from ratchet.components.recipe import dump, load
+from ratchet.components.recipes.plan import Stage
+from ratchet.components.recipes.recipe import dump, load
 from ratchet.components.types import Artifact
 from ratchet.flows.cli import _where, app
 from ratchet.flows.display import Display, open_console

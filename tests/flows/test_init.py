@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from ratchet.components.check_data import check_files
 from ratchet.components.errors import DataError, RecipeError
-from ratchet.components.recipe import load
+from ratchet.components.recipes.check_data import check_files
+from ratchet.components.recipes.recipe import load
 from ratchet.flows.cli import app
 
 ROWS: dict[str, tuple[Any, str, str]] = {  # what a row is, the recipe below, the split that is learned from

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ratchet.components.recipe import load
+from ratchet.components.recipes.recipe import load
 from ratchet.flows.commands.plan import sizes
 
 DEVICE = {"training ranks": "1", "tokens per forward pass and rank": "2048"}

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ratchet.components.data.groups import read_groups
-from ratchet.components.recipe import load
+from ratchet.components.recipes.recipe import load
 from ratchet.tasks.pipeline import Pipeline
 
 ROOT = Path(__file__).resolve().parents[2]

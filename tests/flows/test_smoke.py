@@ -9,7 +9,7 @@ import pytest
 
 from ratchet.components.data.groups import read_groups
 from ratchet.components.piece import build
-from ratchet.components.recipe import load, names
+from ratchet.components.recipes.recipe import load, names
 from ratchet.tasks.pipeline import Pipeline
 
 TINY = [name for name in names() if load(name)[0].models["policy"].source.startswith("generate:")]

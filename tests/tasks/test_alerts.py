@@ -11,7 +11,7 @@ import pytest
 
 from ratchet.components.errors import HealthError, StageError, TrainingError
 from ratchet.components.evaluation.gates import judge_gates
-from ratchet.components.plan import Stage
+from ratchet.components.recipes.plan import Stage
 from ratchet.components.types import Artifact
 from ratchet.tasks import alerts, watchers
 from ratchet.tasks.alerts import HEALTH, Alarm

@@ -13,7 +13,7 @@ import pytest
 from prefect.client.schemas.objects import State, StateType
 
 from ratchet.components.errors import ContractError, ServiceError, StageError
-from ratchet.components.plan import Stage
+from ratchet.components.recipes.plan import Stage
 from ratchet.components.storage.store import RunDirectory, Store
 from ratchet.components.types import Artifact
 from ratchet.flows.one_stage import one_stage
@@ -225,7 +225,7 @@ def test_a_server_that_is_away_and_a_deployment_that_is_not_there(tmp_path: Path
 
 
 def test_a_worker_of_another_revision_makes_nothing(tmp_path: Path) -> None:
-    from ratchet.components.recipe import dump
+    from ratchet.components.recipes.recipe import dump
 
     opened = Pipeline.open("sft", home=tmp_path, profile="test")
     given = {"recipe": dump(opened.recipe, opened.profile), "run": "sft-1", "artifacts": str(tmp_path / "between"), "home": str(tmp_path / "far")}
@@ -242,7 +242,7 @@ def test_a_worker_of_another_revision_makes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_worker_looks_at_its_machine_while_it_makes_a_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ratchet.components.recipe import dump
+    from ratchet.components.recipes.recipe import dump
 
     flow, opened, between = importlib.import_module("ratchet.flows.one_stage"), Pipeline.open("sft", home=tmp_path, profile="test"), str(tmp_path / "between")
     monkeypatch.setattr(flow, "make", lambda pipeline, name: pipeline.make(name))

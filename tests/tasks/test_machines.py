@@ -22,7 +22,7 @@ import pytest
 
 from ratchet.components.errors import StageError
 from ratchet.components.models.load import load_policy
-from ratchet.components.recipe import load, plain
+from ratchet.components.recipes.recipe import load, plain
 from ratchet.components.stages.run import as_request
 from ratchet.components.types import Artifact
 from ratchet.tasks.joining import jobs, unfit

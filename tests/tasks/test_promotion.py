@@ -7,9 +7,9 @@ import random
 import pytest
 
 from ratchet.components.errors import ContractError, RecipeError, StoreError
-from ratchet.components.plan import plan
-from ratchet.components.recipe import dump, load
-from ratchet.components.schema import Champion
+from ratchet.components.recipes.plan import plan
+from ratchet.components.recipes.recipe import dump, load
+from ratchet.components.recipes.schema import Champion
 from ratchet.tasks.promotion import against_champion, promote_by_hand, rollback, spent, with_evidence
 from ratchet.tasks.registry import champion, events, history, promote, register, saved_lineage, with_bytes
 from ratchet.tasks.results import comparable, paired, shared_scores

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from ratchet.components.errors import ServiceError, StoreError
-from ratchet.components.plan import Stage
-from ratchet.components.schema import Register
+from ratchet.components.recipes.plan import Stage
+from ratchet.components.recipes.schema import Register
 from ratchet.components.types import Artifact
 from ratchet.flows.ui import free_port, wait_for
 from ratchet.tasks.registry import champion, events, history, promote, register, saved_lineage
@@ -166,8 +166,8 @@ import json, sys, time
 from pathlib import Path
 from types import SimpleNamespace
 from mlflow import MlflowClient
-from ratchet.components.plan import Stage
-from ratchet.components.schema import Register
+from ratchet.components.recipes.plan import Stage
+from ratchet.components.recipes.schema import Register
 from ratchet.components.types import Artifact
 from ratchet.tasks import promotion, registration
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from ratchet.components.errors import SourceError, StoreError
-from ratchet.components.recipe import dump
+from ratchet.components.recipes.recipe import dump
 from ratchet.tasks.pipeline import Pipeline
 from ratchet.tasks.registration import trained_from
 from ratchet.tasks.registry import directory_digest, history, promote, register

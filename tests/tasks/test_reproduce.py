@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from ratchet.components.errors import RecipeError, SourceError
-from ratchet.components.plan import plan
-from ratchet.components.recipe import dump, load, names, reread
+from ratchet.components.recipes.plan import plan
+from ratchet.components.recipes.recipe import dump, load, names, reread
 from ratchet.tasks.lineage import lineage
 from ratchet.tasks.pipeline import Pipeline
 from ratchet.tasks.reproduce import reproduce, surroundings

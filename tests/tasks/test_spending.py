@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ratchet.components.schema import Hardware
+from ratchet.components.recipes.schema import Hardware
 from ratchet.tasks.energy import gpu_kwh
 from ratchet.tasks.mlflow_text import lines
 from ratchet.tasks.pipeline import Pipeline

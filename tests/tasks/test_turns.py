@@ -196,7 +196,7 @@ def test_a_stage_s_process_is_told_which(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_stage_for_another_worker_is_given_gpus_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ratchet.components.recipe import dump
+    from ratchet.components.recipes.recipe import dump
 
     one_stage, seen = importlib.import_module("ratchet.flows.one_stage"), []
     led = Pipeline.open("sft", home=tmp_path / "home", profile="test")

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from prefect.client.schemas.actions import ArtifactCreate
 
-from ratchet.components.plan import Stage
+from ratchet.components.recipes.plan import Stage
 from ratchet.components.types import Artifact
 from ratchet.tasks.outcome import tracked
 from ratchet.tasks.pipeline import Pipeline, _follow

@@ -15,7 +15,7 @@ from ratchet.components.data.sources import digest, fetch
 from ratchet.components.data.splits import apart, split, split_key
 from ratchet.components.data.statistics import alternates, statistics
 from ratchet.components.errors import DataError, GateError, RecipeError
-from ratchet.components.sections import SHARES, Contexts, Conversations, Pairs
+from ratchet.components.recipes.sections import SHARES, Contexts, Conversations, Pairs
 from ratchet.components.types import Group, Prompt, Trajectory
 from ratchet.tasks.validation import validate_data
 

@@ -11,7 +11,7 @@ from ratchet.components.data.builders import conversation_groups, preference_pai
 from ratchet.components.data.parsing import parse
 from ratchet.components.errors import DataError, RecipeError
 from ratchet.components.piece import catalogue
-from ratchet.components.sections import Contexts, Conversations, Pairs
+from ratchet.components.recipes.sections import Contexts, Conversations, Pairs
 
 
 def words(messages):

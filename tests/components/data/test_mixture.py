@@ -8,8 +8,8 @@ from ratchet.components.data import pins
 from ratchet.components.data.curate import curate
 from ratchet.components.data.groups import read_groups
 from ratchet.components.errors import RecipeError
-from ratchet.components.plan import plan
-from ratchet.components.recipe import load
+from ratchet.components.recipes.plan import plan
+from ratchet.components.recipes.recipe import load
 from ratchet.components.stages.curate import counted, origins
 
 

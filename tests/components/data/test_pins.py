@@ -13,7 +13,7 @@ import pytest
 from ratchet.components.data import pins
 from ratchet.components.data.sources import digest
 from ratchet.components.errors import SourceError
-from ratchet.components.recipe import dump
+from ratchet.components.recipes.recipe import dump
 from ratchet.components.storage.store import Store
 from ratchet.tasks.pipeline import Pipeline
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.components.check_data import check_files
 from ratchet.components.data.curate import curate
 from ratchet.components.data.decontaminate import decontaminate
 from ratchet.components.data.groups import read_groups
@@ -13,7 +12,8 @@ from ratchet.components.data.parsing import parse
 from ratchet.components.data.published import home_of, patterns_of, published
 from ratchet.components.data.records import Conversation
 from ratchet.components.errors import DataError, RatchetError, RecipeError, SourceError
-from ratchet.components.recipe import load
+from ratchet.components.recipes.check_data import check_files
+from ratchet.components.recipes.recipe import load
 from ratchet.components.stages.curate import counted, origins
 
 GSM8K_CARD = """---

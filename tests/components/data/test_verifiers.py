@@ -4,8 +4,8 @@ import pytest
 
 from ratchet.components.data.verifiers import check_gold, verifiers
 from ratchet.components.errors import GateError
-from ratchet.components.plan import plan
-from ratchet.components.recipe import load
+from ratchet.components.recipes.plan import plan
+from ratchet.components.recipes.recipe import load
 from ratchet.components.types import Group, Prompt, Trajectory
 
 EXACT = {"name": "rewards.exact_answer"}

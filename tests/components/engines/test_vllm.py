@@ -22,7 +22,6 @@ from typing import Any
 import pytest
 import torch
 
-from ratchet.components.correction import corrected
 from ratchet.components.errors import ContractError, ServiceError
 from ratchet.components.inference.choose import SplitEngine, engine_of, ready, sampler
 from ratchet.components.inference.server import Server
@@ -31,9 +30,10 @@ from ratchet.components.inference.vllm import Answer, VllmEngine, check_lengths,
 from ratchet.components.models.load import load_model, load_policy, load_tokenizer, new_reward, save_model
 from ratchet.components.models.tiny import train_tiny
 from ratchet.components.models.value import FILE as VALUE_HEAD
-from ratchet.components.plan import plan
-from ratchet.components.recipe import load, plain
-from ratchet.components.schema import Profile, Vllm
+from ratchet.components.recipes.correction import corrected
+from ratchet.components.recipes.plan import plan
+from ratchet.components.recipes.recipe import load, plain
+from ratchet.components.recipes.schema import Profile, Vllm
 from ratchet.components.stages import progress
 from ratchet.components.stages.job import Job
 from ratchet.components.stages.run import as_request, execute

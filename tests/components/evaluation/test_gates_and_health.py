@@ -7,7 +7,7 @@ import pytest
 from ratchet.components.errors import RecipeError
 from ratchet.components.evaluation.gates import judge_gates
 from ratchet.components.evaluation.health import RULES, check
-from ratchet.components.recipe import load, plain
+from ratchet.components.recipes.recipe import load, plain
 
 FLAT = {"win_rate.mean": 0.6, "win_rate.low": 0.52, "win_rate.high": 0.68, "perplexity_ratio": 1.1, "distinct_2_ratio": 0.9}
 GATES = {"win_rate": {"over": 0.5, "interval": True}, "perplexity_ratio": {"below": 1.3}, "distinct_2_ratio": {"over": 0.7}}

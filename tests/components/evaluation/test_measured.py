@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from ratchet.components.evaluation.measured import ENDS, measured
-from ratchet.components.plan import plan
-from ratchet.components.recipe import load
+from ratchet.components.recipes.plan import plan
+from ratchet.components.recipes.recipe import load
 from ratchet.components.stages import evaluate as stage
 from ratchet.components.stages.job import Job
 from ratchet.components.storage.store import Workspace

@@ -22,7 +22,7 @@ from ratchet.components.models.load import load_model, load_tokenizer, new_rewar
 from ratchet.components.models.lora import SwitchedOff
 from ratchet.components.models.tiny import train_tiny
 from ratchet.components.piece import build
-from ratchet.components.recipe import _objective
+from ratchet.components.recipes.recipe import _objective
 from ratchet.components.training.packing import pack
 from ratchet.components.training.trainer import fit, parts
 from ratchet.components.types import Group, Prompt, Trajectory

@@ -26,8 +26,8 @@ from ratchet.components.models.device import answering, here, placed
 from ratchet.components.models.forward import reward_states
 from ratchet.components.models.load import load_model, load_tokenizer, new_reward, save_model
 from ratchet.components.models.tiny import train_tiny
-from ratchet.components.recipe import plain
-from ratchet.components.schema import Profile, Vllm
+from ratchet.components.recipes.recipe import plain
+from ratchet.components.recipes.schema import Profile, Vllm
 from ratchet.components.training.packing import pack
 from ratchet.components.types import Group, Prompt, Request, Trajectory
 from tests.pretend import DEVICE, There, pretended

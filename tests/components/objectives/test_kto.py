@@ -16,7 +16,7 @@ from ratchet.components.data.groups import read_groups, write_groups
 from ratchet.components.data.parsing import parse
 from ratchet.components.errors import DataError, TrainingError
 from ratchet.components.piece import build
-from ratchet.components.sections import Labelled, Pairs
+from ratchet.components.recipes.sections import Labelled, Pairs
 from ratchet.components.training import ranks
 from ratchet.components.training.trainer import Meter, measure, parts
 from ratchet.components.types import Context, Group, Outputs, Prompt, Trajectory

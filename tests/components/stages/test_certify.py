@@ -11,11 +11,11 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from typer.testing import CliRunner
 
-from ratchet.components.check import check
 from ratchet.components.errors import ContractError, RecipeError, SourceError
 from ratchet.components.inference.torch import TorchEngine
 from ratchet.components.models.load import load_tokenizer
-from ratchet.components.recipe import load
+from ratchet.components.recipes.check import check
+from ratchet.components.recipes.recipe import load
 from ratchet.components.rewards.reward_model import reward_model
 from ratchet.components.types import Context, Group, Prompt, Trajectory
 from ratchet.flows.cli import app

@@ -1,4 +1,4 @@
-"""Recipes: short YAML over one base, read strictly into `components/schema.py`, every default written out.
+"""Recipes: short YAML over one base, read strictly into `components/recipes/schema.py`, every default written out.
 
 A method file names its `base` and what differs. A mapping is merged into the base's, a list replaces the base's
 list, a piece with another `name` replaces the base's piece, null removes what the base sets. No interpolation, no conditionals.
@@ -15,15 +15,15 @@ from typing import Any
 
 import yaml
 
-from ratchet.components.check import check, check_window
-from ratchet.components.conform import conform
-from ratchet.components.correction import corrected, corrected_again
 from ratchet.components.errors import RecipeError, nearest, secret_in
 from ratchet.components.piece import describe, resolve
-from ratchet.components.ranges import Count, Finite
-from ratchet.components.schema import SCHEMA, Online, Profile, Recipe, Spec
-from ratchet.components.sections import PROMPT_SECTIONS
-from ratchet.components.smoke import limited
+from ratchet.components.recipes.check import check, check_window
+from ratchet.components.recipes.conform import conform
+from ratchet.components.recipes.correction import corrected, corrected_again
+from ratchet.components.recipes.ranges import Count, Finite
+from ratchet.components.recipes.schema import SCHEMA, Online, Profile, Recipe, Spec
+from ratchet.components.recipes.sections import PROMPT_SECTIONS
+from ratchet.components.recipes.smoke import limited
 
 OBJECTIVE_KEYS = ("weight", "reduce", "label", "times")
 YAML = (".yaml", ".yml")  # a name that ends so is a file's
@@ -32,7 +32,7 @@ OF_BYTES = ("sha256", "base", "base_sha256", "format", "shape", "remote_code")  
 
 def folder() -> Path:
     """Where the recipes of this distribution lie."""
-    return Path(__file__).resolve().parent.parent / "flows" / "recipes"
+    return Path(__file__).resolve().parents[2] / "flows" / "recipes"
 
 
 def names() -> list[str]:

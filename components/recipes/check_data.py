@@ -11,8 +11,8 @@ from urllib.parse import parse_qsl
 
 from ratchet.components.errors import DataError, RecipeError, SourceError
 from ratchet.components.piece import describe
-from ratchet.components.schema import Recipe
-from ratchet.components.sections import PAIRS, SHARES, SINGLE, kind_of
+from ratchet.components.recipes.schema import Recipe
+from ratchet.components.recipes.sections import PAIRS, SHARES, SINGLE, kind_of
 
 
 def check_files(recipe: Recipe) -> None:

@@ -10,9 +10,19 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 from typing_extensions import TypedDict
 
-from ratchet.components.conform import record
 from ratchet.components.errors import RecipeError
-from ratchet.components.ranges import Bool, Count, Finite, Natural, NotNegative, Positive, PositiveShare, Seed, Share
+from ratchet.components.recipes.conform import record
+from ratchet.components.recipes.ranges import (
+    Bool,
+    Count,
+    Finite,
+    Natural,
+    NotNegative,
+    Positive,
+    PositiveShare,
+    Seed,
+    Share,
+)
 
 Spec = Annotated[Mapping[str, Any], BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value)]
 """A piece with its options; its name alone where it has none."""

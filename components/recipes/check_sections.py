@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from ratchet.components.conform import known_keys
 from ratchet.components.errors import RecipeError, nearest
 from ratchet.components.evaluation.health import RULES
 from ratchet.components.piece import catalogue, describe
-from ratchet.components.schema import Fit, Offline, Online, Spec
-from ratchet.components.sections import PAIRS, SINGLE, kind_of
+from ratchet.components.recipes.conform import known_keys
+from ratchet.components.recipes.schema import Fit, Offline, Online, Spec
+from ratchet.components.recipes.sections import PAIRS, SINGLE, kind_of
 from ratchet.components.training.reduce import legal
 
 

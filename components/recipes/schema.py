@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ratchet.components.conform import record
 from ratchet.components.errors import RecipeError
-from ratchet.components.ranges import (
+from ratchet.components.recipes.conform import record
+from ratchet.components.recipes.ranges import (
     BelowOne,
     Bool,
     Count,
@@ -23,7 +23,7 @@ from ratchet.components.ranges import (
     Share,
     Temperature,
 )
-from ratchet.components.sections import Data, Gate, Limits, Sizes, Spec, Split, Watch
+from ratchet.components.recipes.sections import Data, Gate, Limits, Sizes, Spec, Split, Watch
 
 SCHEMA = 1
 

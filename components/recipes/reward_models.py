@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ratchet.components.piece import describe
-from ratchet.components.schema import Recipe
+from ratchet.components.recipes.schema import Recipe
 from ratchet.components.training.loop import reward_columns
 
 

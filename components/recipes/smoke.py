@@ -6,8 +6,8 @@ import dataclasses
 from dataclasses import replace
 from typing import Any
 
-from ratchet.components.schema import Fit, Online, Recipe
-from ratchet.components.sections import Contexts, Conversations, Data, Limits, Pairs
+from ratchet.components.recipes.schema import Fit, Online, Recipe
+from ratchet.components.recipes.sections import Contexts, Conversations, Data, Limits, Pairs
 
 ROUNDS = 2
 PAIRS = 64
