@@ -22,13 +22,13 @@ import torch
 from torch import Tensor
 
 from benchmarks.child import WARM_UP, Clock, main
-from ratchet.components.advantages.group_norm import group_norm
 from ratchet.components.inference.torch import TorchEngine
 from ratchet.components.learners.torch import TorchLearner
 from ratchet.components.models import forward, products
 from ratchet.components.models.attention import PackedPlan
+from ratchet.components.pieces.advantages.group_norm import group_norm
+from ratchet.components.pieces.scoring.logprobs import logprobs
 from ratchet.components.recipes.recipe import load_profile
-from ratchet.components.scoring.logprobs import logprobs
 from ratchet.components.training.packing import pack
 from ratchet.components.training.trainer import one_step, parts
 from ratchet.components.types import Context, Group, Prompt, Request, Trajectory

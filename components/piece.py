@@ -1,6 +1,6 @@
 """Pieces: plain functions found by the name of their file, described without being imported.
 
-`components/objectives/clip.py` with a function `clip` is what a recipe calls `clip` in the objectives slot;
+`components/pieces/objectives/clip.py` with a function `clip` is what a recipe calls `clip` in the objectives slot;
 another function of that file is `clip.row`; a slot that draws on several folders prefixes them: `rewards.length`.
 `describe` reads the source as text, so a recipe is checked in milliseconds, before torch is loaded.
 """
@@ -38,7 +38,7 @@ SLOTS: dict[str, tuple[str, ...]] = {  # slot of a recipe -> folders it draws on
     "anchor": ("anchors",),
     "knob": ("knobs",),
     "parser": ("parsers",),
-    "transform": ("data",),
+    "transform": ("transforms",),
     "measure": ("measures",),
 }
 
@@ -149,7 +149,7 @@ def catalogue(slot: str) -> dict[str, Description]:
     """Every piece of a slot, by the name a recipe would use."""
     found: dict[str, Description] = {}
     for folder in SLOTS[slot]:
-        for path in sorted((ROOT / folder).glob("*.py")):
+        for path in sorted((ROOT / "pieces" / folder).glob("*.py")):
             if path.stem == "__init__":
                 continue
             for function, description in _read(slot, folder, path).items():
@@ -181,7 +181,7 @@ def _read(slot: str, folder: str, path: Path) -> dict[str, Description]:
         doc = ast.get_docstring(node) or module_doc
         options = _options(signature) if signature else {}
         pieces[name] = Description(
-            slot=slot, name=name, module=f"ratchet.components.{folder}.{path.stem}", function=node.name, path=path, doc=doc,
+            slot=slot, name=name, module=f"ratchet.components.pieces.{folder}.{path.stem}", function=node.name, path=path, doc=doc,
             reads=frozenset(said.get("reads", ())), writes=frozenset(said.get("writes", ())),
             asks=frozenset(said.get("asks", ())), unit=said.get("unit", "row"), paper=said.get("paper", ""), gold=said.get("gold", False),
             means=frozenset(said.get("means", ())), compares=said.get("compares", False), makes=said.get("makes", ""),

@@ -169,7 +169,7 @@ def piece_entry(name: str, one: Description) -> str:
 
 
 def piece_reference() -> str:
-    parts = ["# Pieces", "What a recipe can name, by slot, generated from the sources: `clip` is `components/objectives/clip.py`, `clip.row` the function "
+    parts = ["# Pieces", "What a recipe can name, by slot, generated from the sources: `clip` is `components/pieces/objectives/clip.py`, `clip.row` the function "
              "`row` of that file. Objectives also take `weight`, `reduce` (how unreduced terms become the loss) and `label`."]
     for slot in SLOTS:
         parts += [f"## {slot}", *(piece_entry(name, one) for name, one in catalogue(slot).items())]
@@ -236,7 +236,7 @@ def definition(path: str, name: str) -> str:
 
 def blocks() -> dict[str, str]:
     return {"recipe": f"```yaml\n# flows/recipes/rlvr_grpo.yaml\n{(folder() / 'rlvr_grpo.yaml').read_text()}```",
-            "piece": definition("components/objectives/reinforce.py", "reinforce"), "recipes": recipe_families()}
+            "piece": definition("components/pieces/objectives/reinforce.py", "reinforce"), "recipes": recipe_families()}
 
 
 def filled(text: str) -> str:

@@ -51,7 +51,7 @@ def test_every_method_piece_is_cited(slot: str) -> None:
 def test_a_new_method_is_one_piece_and_one_recipe(tiny_model: Path, tmp_path: Path) -> None:
     for folder in ("components", "flows", "tasks", "tests", "infra/package"):
         shutil.copytree(ROOT / folder, tmp_path / folder, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "components" / "objectives" / "squared.py").write_text('''"""A made-up loss."""
+    (tmp_path / "components" / "pieces" / "objectives" / "squared.py").write_text('''"""A made-up loss."""
 from ratchet.components.piece import piece
 from ratchet.components.recipes.ranges import Positive
 from ratchet.components.types import Batch, Outputs, Terms

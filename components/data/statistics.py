@@ -17,10 +17,10 @@ from typing import Any
 import pyarrow as pa
 
 from ratchet.components.data.builders import prompt_digest
-from ratchet.components.data.language import language_of
+from ratchet.components.data.language_id import language_of
 from ratchet.components.data.near import near_earlier, shingles
+from ratchet.components.data.personal_data import scrubbed
 from ratchet.components.data.records import CountTokens
-from ratchet.components.data.scrub import scrubbed
 from ratchet.components.recipes.sections import PROMPT_SECTIONS, kind_of
 from ratchet.components.types import Group, Message
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ratchet.components.data.scrub import scrubbed
+from ratchet.components.data.personal_data import scrubbed
 from ratchet.components.errors import DataError
 from ratchet.components.evaluation.diversity import words
 
@@ -19,7 +19,7 @@ def answer_rates(texts: Sequence[str], stops: Sequence[str]) -> dict[str, float]
     """Shares in 0..1 over answers with their stop reasons: ended, truncated, failed, empty, refusal_like, repetitive, personal_data.
 
     `repetitive`: of at least eight words, under half are distinct. `personal_data`: by the rules that clean the data
-    (`components/data/scrub.py`). An answer may count under several names.
+    (`components/data/personal_data.py`). An answer may count under several names.
     """
     if not texts or len(texts) != len(stops):
         raise DataError(f"answer rates need one stop reason an answer, got {len(texts)} answers and {len(stops)} reasons")

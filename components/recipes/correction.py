@@ -1,7 +1,7 @@
 """The off-policy correction a profile asks for, written into the recipe: whoever reads the run's recipe.yaml sees it.
 
 When another engine than the learner's samples, every policy gradient (an objective that reads `advantages` and log-probs) is
-multiplied by truncated importance weights (`components/scoring/importance.py`): `logprobs.old` is scored by the learner, ratios
+multiplied by truncated importance weights (`components/pieces/scoring/importance.py`): `logprobs.old` is scored by the learner, ratios
 are taken to it instead of to the sampler's, and the terms are `times` the weight. An objective that reads both log-probs corrects
 itself (`clip.truncated`) and is left alone, and so is what learns from answers whoever gave them (DPO, RAFT).
 """

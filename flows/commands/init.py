@@ -27,7 +27,7 @@ def _learned(section: str, rows: str, rate: str, objective: str = "") -> str:
 
 
 SFT = _learned("sft", "conversations", "2.0e-5")
-PREFERENCE = _learned("offline", "pairs", "5.0e-6", "[{{name: preference.dpo, beta: 0.1}}]   # the others: components/objectives/preference.py")
+PREFERENCE = _learned("offline", "pairs", "5.0e-6", "[{{name: preference.dpo, beta: 0.1}}]   # the others: components/pieces/objectives/preference.py")
 LABEL = _learned("offline", "answers", "5.0e-6", "[{{name: kto, beta: 0.1, desirable: {desirable}, undesirable: {undesirable}}}]   "
                  "# {liked} answers are liked, {disliked} are not")
 ANSWER = """\

@@ -230,8 +230,8 @@ def test_what_moves_in_a_recipe(file: str, old: str, new: str, moved: list[str],
     {"select": [{"name": "contrast", "verifier": "rewards.format"}]}, {"annotate": [{"name": "rewards.format", "label": "x"}]}, {"verifier": "rewards.format"},
 ])
 def test_a_piece_that_options_name_anywhere_is_reached(options: Mapping[str, Any]) -> None:
-    assert ("ratchet.components.rewards.format", "format") in starts("select", options)
-    assert ("ratchet.components.rewards.format", "format") not in starts("select", {"select": [{"name": "contrast"}]})
+    assert ("ratchet.components.pieces.rewards.format", "format") in starts("select", options)
+    assert ("ratchet.components.pieces.rewards.format", "format") not in starts("select", {"select": [{"name": "contrast"}]})
 
 
 def test_every_function_that_a_stage_calls_is_reached(fresh_home: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:

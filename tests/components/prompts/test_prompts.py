@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-import ratchet.components.prompts
+import ratchet.components.pieces.prompts
 from ratchet.components.errors import RecipeError
 from ratchet.components.piece import build
 from ratchet.components.types import Group, Prompt, Trajectory
@@ -25,7 +25,7 @@ def test_disjoint():
         choose("disjoint", 1, count=7)
 
 
-@pytest.mark.parametrize("name", [f.stem for f in Path(ratchet.components.prompts.__path__[0]).glob("[a-z]*.py")])
+@pytest.mark.parametrize("name", [f.stem for f in Path(ratchet.components.pieces.prompts.__path__[0]).glob("[a-z]*.py")])
 def test_the_number_of_rounds_chooses_nothing(name):
     """A run made longer or shorter keeps the rounds it has: `rounds` is no part of their keys."""
     few, many = ([p.id for p in build("prompts", {"name": name})(PROMPTS, count=4, round=2, rounds=n, seed=0)] for n in (2, 5))

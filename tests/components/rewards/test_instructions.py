@@ -13,7 +13,7 @@ from ratchet.components.data.instructions.checkers import sentences, words
 from ratchet.components.data.instructions.examples import EXAMPLE_QUESTION, EXAMPLES
 from ratchet.components.data.instructions.families import FAMILIES, instruction_text
 from ratchet.components.piece import build, catalogue
-from ratchet.components.rewards.instructions import cheats, obeys
+from ratchet.components.pieces.rewards.instructions import cheats, obeys
 from ratchet.components.types import Context, Group, Message, Prompt, Trajectory
 
 QUESTIONS = ["What is your favorite food?", "Do you like music and people, because of your family?",

@@ -10,7 +10,7 @@ import pytest
 from ratchet.components.data.verifiers import check_gold
 from ratchet.components.errors import GateError
 from ratchet.components.piece import build
-from ratchet.components.rewards.expressions import Comparer, equal
+from ratchet.components.pieces.rewards.expressions import Comparer, equal
 from ratchet.components.types import Context, Group, Prompt, Trajectory
 
 RIGHT = [("72", text) for text in (

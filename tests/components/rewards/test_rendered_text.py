@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ratchet.components.inference.torch import TorchEngine
 from ratchet.components.models.load import load_tokenizer, new_reward, save_model
-from ratchet.components.rewards.reward_model import reward_model
+from ratchet.components.pieces.rewards.reward_model import reward_model
 from ratchet.components.types import Context, Group, Prompt, Trajectory
 
 

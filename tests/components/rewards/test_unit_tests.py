@@ -8,7 +8,7 @@ import pytest
 
 from ratchet.components.environments.sandbox import SandboxError
 from ratchet.components.piece import build
-from ratchet.components.rewards import unit_tests as module
+from ratchet.components.pieces.rewards import unit_tests as module
 from ratchet.components.types import Context, Group, Prompt, Trajectory
 
 ASKED = 'def add(a: int, b: int) -> int:\n    """The sum of a and b."""\n'

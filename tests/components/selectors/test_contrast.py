@@ -9,13 +9,13 @@ import pytest
 from ratchet.components.data.instructions.families import FAMILIES, instruction_text
 from ratchet.components.errors import RecipeError
 from ratchet.components.piece import build
-from ratchet.components.rewards.instructions import FORMS
-from ratchet.components.selectors.contrast import contrast
-from ratchet.components.selectors.echo import echo
-from ratchet.components.selectors.flip_labels import flip_labels
-from ratchet.components.selectors.largest_margins import largest_margins
-from ratchet.components.selectors.unasked_form import unasked_form
-from ratchet.components.selectors.verified import verified
+from ratchet.components.pieces.rewards.instructions import FORMS
+from ratchet.components.pieces.selectors.contrast import contrast
+from ratchet.components.pieces.selectors.echo import echo
+from ratchet.components.pieces.selectors.flip_labels import flip_labels
+from ratchet.components.pieces.selectors.largest_margins import largest_margins
+from ratchet.components.pieces.selectors.unasked_form import unasked_form
+from ratchet.components.pieces.selectors.verified import verified
 from ratchet.components.types import Context, Group, Prompt, Trajectory
 
 

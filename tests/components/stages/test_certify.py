@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 from ratchet.components.errors import ContractError, RecipeError, SourceError
 from ratchet.components.inference.torch import TorchEngine
 from ratchet.components.models.load import load_tokenizer
+from ratchet.components.pieces.rewards.reward_model import reward_model
 from ratchet.components.recipes.check import check
 from ratchet.components.recipes.recipe import load
-from ratchet.components.rewards.reward_model import reward_model
 from ratchet.components.types import Context, Group, Prompt, Trajectory
 from ratchet.flows.cli import app
 from ratchet.tasks.pipeline import Pipeline

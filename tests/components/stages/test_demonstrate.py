@@ -11,8 +11,8 @@ import pytest
 from ratchet.components.data.groups import read_groups
 from ratchet.components.errors import ContractError, RecipeError
 from ratchet.components.inference.torch import TorchEngine, weights_digest
+from ratchet.components.pieces.rewards.reward_model import reward_model
 from ratchet.components.recipes.recipe import load
-from ratchet.components.rewards.reward_model import reward_model
 from ratchet.components.types import Context
 from ratchet.tasks.pipeline import Pipeline
 

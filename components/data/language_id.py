@@ -1,0 +1,18 @@
+"""Language identification by `py3langid` (Lui and Baldwin 2012, langid.py)."""
+
+from __future__ import annotations
+
+import functools
+
+UNDECIDED = "und"
+
+
+@functools.lru_cache(maxsize=20_000)
+def language_of(text: str, min_words: int = 8) -> str:
+    """ISO 639-1 code, judged on the first 600 characters; `und` for too few different words."""
+    text = text[:600]
+    if len(set(text.lower().split())) < min_words:
+        return UNDECIDED
+    import py3langid
+
+    return str(py3langid.classify(text)[0])

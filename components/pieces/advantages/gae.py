@@ -1,0 +1,75 @@
+"""Generalised advantage estimation over the chosen steps of each trajectory."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from ratchet.components.errors import ContractError
+from ratchet.components.piece import piece
+from ratchet.components.pieces.advantages.read import rewards_of
+from ratchet.components.recipes.ranges import Bool, Share
+from ratchet.components.types import Columns, Context, Group
+
+
+def recursion(rewards: Sequence[float], values: Sequence[float], mask: Sequence[bool], discount: float,
+              trace: float) -> tuple[list[float], list[float]]:
+    """Advantages and returns (T), 0 outside the mask. A step follows the chosen step before it: what lies between
+    (a tool's output, another speaker) neither discounts nor bootstraps. The value after the last chosen step is 0.
+    """
+    advantages, returns = [0.0] * len(mask), [0.0] * len(mask)
+    running, following = 0.0, 0.0
+    for t in reversed(range(len(mask))):
+        if not mask[t]:
+            continue
+        running = rewards[t] + discount * following - values[t] + discount * trace * running
+        following = values[t]
+        advantages[t], returns[t] = running, running + values[t]
+    return advantages, returns
+
+
+@piece(reads=("{reward}", "values.old"), writes=("advantages", "returns"), paper="arXiv:1506.02438")
+def gae(groups: Sequence[Group], ctx: Context, *, reward: str | list = "reward.judge", discount: Share = 1.0,
+        trace: Share = 0.95, whiten: Bool = True) -> Columns:
+    """GAE(gamma, lambda) (eq. 16): per-step advantages and returns, lists (T). A reward that is a number a trajectory
+    falls on its last chosen step; a column of lists (T), e.g. `shaped`, is taken step by step.
+
+    `whiten` standardises the advantages over all chosen steps (n - 1), as PPO's implementations do; returns keep their scale.
+    """
+    advantages, returns = [], []
+    for group in groups:
+        rows = [recursion(rewards, values, t.mask, discount, trace) for rewards, values, t in
+                zip(step_rewards(group, reward), group.columns["values.old"], group.trajectories, strict=True)]
+        advantages.append([a for a, _ in rows])
+        returns.append([r for _, r in rows])
+    if whiten:
+        advantages = standardised(groups, advantages)
+    return {"advantages": advantages, "returns": returns}
+
+
+def step_rewards(group: Group, reward: str | Sequence[str]) -> list[list[float]]:
+    """Each trajectory's rewards as a list (T)."""
+    names = [reward] if isinstance(reward, str) else list(reward)
+    rows = [[0.0] * len(t.mask) for t in group.trajectories]
+    for name in names:
+        stepwise = name in group.columns and any(isinstance(v, (list, tuple)) for v in group.columns[name])
+        numbers = group.columns[name] if stepwise else rewards_of(group, name)
+        for row, value, trajectory in zip(rows, numbers, group.trajectories, strict=True):
+            if stepwise:
+                if len(value) != len(row):
+                    raise ContractError(f"prompt {group.prompt.id!r}: {name!r} has {len(value)} steps for a trajectory of {len(row)}")
+                row[:] = [a + b for a, b in zip(row, value, strict=True)]
+            elif any(trajectory.mask):
+                row[max(i for i, chosen in enumerate(trajectory.mask) if chosen)] += value
+    return rows
+
+
+def standardised(groups: Sequence[Group], rows: list[list[list[float]]]) -> list[list[list[float]]]:
+    """(T) lists with mean 0 and deviation 1 over the chosen steps of all groups; 0 elsewhere."""
+    pairs = [(t.mask, row) for group, many in zip(groups, rows, strict=True) for t, row in zip(group.trajectories, many, strict=True)]
+    every = [a for mask, row in pairs for a, chosen in zip(row, mask, strict=True) if chosen]
+    if len(every) < 2:
+        return rows
+    mean, deviation = statistics.fmean(every), statistics.stdev(every) + 1e-8
+    return [[[(a - mean) / deviation if chosen else 0.0 for a, chosen in zip(row, t.mask, strict=True)]
+             for t, row in zip(group.trajectories, many, strict=True)] for group, many in zip(groups, rows, strict=True)]

@@ -1,0 +1,27 @@
+"""The reward standardised within its group."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from ratchet.components.piece import piece
+from ratchet.components.pieces.advantages.read import rewards_of
+from ratchet.components.recipes.ranges import Positive
+from ratchet.components.types import Columns, Context, Group
+
+
+@piece(reads=("{reward}",), writes=("advantages",), compares=True, paper="arXiv:2402.03300")
+def group_norm(groups: Sequence[Group], ctx: Context, *, reward: str | list = "reward.judge", epsilon: Positive = 1e-6) -> Columns:
+    """(r - mean) / (std + epsilon), a number a trajectory: GRPO (section 4.1.2). std is the sample deviation (n - 1),
+    as the usual implementations take it; the paper does not say. Equal rewards, and a group of one, give exactly 0.
+    """
+    advantages = []
+    for group in groups:
+        rewards = rewards_of(group, reward)
+        if len(set(rewards)) == 1:
+            advantages.append([0.0] * len(rewards))
+            continue
+        mean, deviation = statistics.fmean(rewards), statistics.stdev(rewards)
+        advantages.append([(r - mean) / (deviation + epsilon) for r in rewards])
+    return {"advantages": advantages}

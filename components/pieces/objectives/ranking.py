@@ -1,0 +1,55 @@
+"""Losses of reward models on pairs (chosen first): a term a pair, (U,), from one score a row.
+
+`accuracy` counts a tie as 1/2 (our rule). Lengths are chosen steps (the answerer's tokens), compared as
+log(length chosen / length rejected).
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from ratchet.components.piece import piece
+from ratchet.components.pieces.objectives.preference import terms
+from ratchet.components.recipes.ranges import Finite, NotNegative
+from ratchet.components.types import Batch, Outputs, Terms
+
+
+def length_difference(batch: Batch) -> Tensor:
+    """log(length chosen / length rejected), (U,)."""
+    chosen, rejected = batch.pair(batch.mask.sum(-1).clamp(min=1).log())
+    return chosen - rejected
+
+
+@piece(asks=("scores",), unit="pair", paper="arXiv:2203.02155")
+def bradley_terry(out: Outputs, batch: Batch) -> Terms:
+    """Bradley-Terry: -log sigmoid(score chosen - score rejected) (InstructGPT eq. 1)."""
+    chosen, rejected = batch.pair(out.scores)
+    return terms(-logsigmoid(chosen - rejected), chosen, rejected)
+
+
+@piece(reads=("margin",), asks=("scores",), unit="pair", paper="arXiv:2307.09288")
+def margin(out: Outputs, batch: Batch, *, scale: NotNegative = 1.0) -> Terms:
+    """Bradley-Terry with a label margin (Llama 2 eq. 2): the chosen must win by `scale` times the pair's `margin`, read
+    from the chosen row.
+    """
+    chosen, rejected = batch.pair(out.scores)
+    wanted, _ = batch.pair(batch["margin"])
+    return terms(-logsigmoid(chosen - rejected - scale * wanted), chosen, rejected)
+
+
+@piece(asks=("scores",), unit="pair", paper="arXiv:2312.09244")
+def centre(out: Outputs, batch: Batch) -> Terms:
+    """(score chosen + score rejected)^2: fixes the offset that Bradley-Terry leaves free (section 2). Weight 0.01."""
+    chosen, rejected = batch.pair(out.scores)
+    return Terms((chosen + rejected) ** 2)
+
+
+@piece(asks=("scores",), unit="pair", paper="arXiv:2310.05199")
+def length_controlled(out: Outputs, batch: Batch, *, slope: Finite = 1.0) -> Terms:
+    """Bradley-Terry as a product with a length-only expert (the product of experts of arXiv 1909.03683, with length as the bias): the pair's logit is
+    score difference + slope x log length ratio. What length explains the score need not learn; the expert is dropped
+    when scoring. `slope` is the coefficient of a logistic regression of the label on that log ratio.
+    """
+    chosen, rejected = batch.pair(out.scores)
+    return terms(-logsigmoid(chosen - rejected + slope * length_difference(batch)), chosen, rejected)

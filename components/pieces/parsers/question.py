@@ -1,0 +1,17 @@
+"""Questions to answer, GSM8K's among them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ratchet.components.data.records import Conversation
+from ratchet.components.piece import piece
+from ratchet.components.pieces.parsers.prompt import asked
+from ratchet.components.recipes.ranges import Bool
+
+
+@piece(reads=("question",), paper="arXiv:2110.14168")
+def question(row: Mapping[str, Any], *, marker: str = "####", annotations: Bool = False) -> list[Conversation]:
+    """`question` and `answer` as `prompt` and `answer` of the parser `prompt`: GSM8K as published."""
+    return asked(row, marker, annotations)

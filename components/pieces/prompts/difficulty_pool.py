@@ -1,0 +1,51 @@
+"""Prompts the policy neither always nor never solves."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ratchet.components.errors import RecipeError
+from ratchet.components.piece import piece
+from ratchet.components.pieces.advantages.read import rewards_of
+from ratchet.components.recipes.ranges import BelowOne, Share
+from ratchet.components.types import Group, Prompt
+
+
+@piece(reads=("{reward}",), paper="arXiv:2504.03380")
+class DifficultyPool:
+    """Draws prompts with weight p (1 - p) + floor, p being a running mean of the rewards in [0, 1] seen for the prompt (1/2 when
+    never seen). Has memory: `update` learns from scored groups. Without updates it draws uniformly.
+
+    The paper bounds the expected improvement from below by the variance p (1 - p) of a prompt's success and filters the
+    prompts of a step by it; to draw by it, from what earlier steps saw, is ours.
+    """
+
+    def __init__(self, *, reward: str = "reward.exact_answer", floor: Share = 0.02, momentum: BelowOne = 0.5) -> None:
+        self.reward, self.floor, self.momentum = reward, floor, momentum
+        self.solved: dict[str, float] = {}
+
+    def __call__(self, prompts: Sequence[Prompt], count: int, round: int, rounds: int, seed: int) -> list[Prompt]:
+        if count > len(prompts):
+            raise RecipeError(f"prompts difficulty_pool: {count} prompts a round were asked for, the data set has {len(prompts)}")
+        rng = random.Random(f"{seed}/{round}")
+        keyed = []
+        for prompt in sorted(prompts, key=lambda p: p.id):
+            p = self.solved.get(prompt.id, 0.5)
+            keyed.append((rng.random() ** (1 / (p * (1 - p) + self.floor)), prompt.id, prompt))  # weighted, no replacement
+        return [prompt for _, _, prompt in sorted(keyed, key=lambda k: (-k[0], k[1]))[:count]]
+
+    def update(self, groups: Sequence[Group]) -> None:
+        """Take in what was just scored; rewards outside [0, 1] are cut to it."""
+        for group in groups:
+            rewards = rewards_of(group, self.reward)
+            mean = min(max(sum(rewards) / len(rewards), 0.0), 1.0)
+            before = self.solved.get(group.prompt.id)
+            self.solved[group.prompt.id] = mean if before is None else self.momentum * before + (1 - self.momentum) * mean
+
+    def state(self) -> dict[str, Any]:
+        return {"solved": dict(self.solved)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.solved = dict(state["solved"])

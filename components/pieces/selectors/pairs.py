@@ -1,0 +1,82 @@
+"""Preference pairs out of scored groups: shared by the selectors that make them, no piece itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+from typing import TypeVar
+
+from ratchet.components.piece import build
+from ratchet.components.pieces.advantages.read import rewards_of
+from ratchet.components.types import Context, Group, Prompt, Trajectory
+
+T = TypeVar("T")
+
+
+def pair(group: Group, chosen: int, rejected: int, values: Sequence[float], ctx: Context, reward: str,
+         min_margin: float = 0.0) -> list[Group]:
+    """The two trajectories as one group, chosen first, with `margin` on both rows and the pair's origin in the prompt's meta; nothing
+    when they are no pair, which `ctx.counts` counts by its reason."""
+    best, worst = group.trajectories[chosen], group.trajectories[rejected]
+    margin = values[chosen] - values[rejected]
+    compared = (best, worst) if chosen != rejected else group.trajectories  # one index: the best is no better than the worst
+    if len(group.trajectories) < 2:
+        why = "groups of one answer"
+    elif all(t.messages == best.messages for t in compared):
+        why = "identical texts"
+    elif not margin > 0:
+        why = "ties"
+    else:
+        why = "" if margin >= min_margin else "margins under min_margin"
+    if why:
+        ctx.counts[why] += 1
+        return []
+    origin = {
+        "policy": best.weights, "policy_rejected": worst.weights, "reward": reward, "judges": group.prompt.meta.get("judges", {}).get(reward, {}),
+        "seed": ctx.seed, "round": ctx.round, "decoding": dict(best.meta), "margin": margin, "responses": len(group.trajectories),
+    }
+    made = group.take([chosen, rejected]).with_columns(margin=[margin] * 2)
+    prompt = dataclasses.replace(group.prompt, meta={**group.prompt.meta, "pair": origin})
+    return [dataclasses.replace(made, prompt=prompt)]
+
+
+def judged(group: Group, reward: str, length_penalty: float) -> list[float]:
+    """r - length_penalty x chosen tokens."""
+    return [r - length_penalty * sum(t.mask) for r, t in zip(rewards_of(group, reward), group.trajectories, strict=True)]
+
+
+def with_worse(groups: Sequence[Group], ctx: Context, worse: Callable[[Prompt, str], str], *, kind: str, reward: str, verifier: str) -> list[Group]:
+    """The pairs, and one more of this `kind` for each prompt: the first chosen answer against `worse(prompt, answer)`; none where the
+    verifier does not fail that."""
+    rescore = build("annotate", {"name": verifier})
+    made: list[Group] = []
+    for _, members in groupby(groups, key=lambda group: group.prompt.id):
+        pairs = list(members)
+        made += pairs
+        prompt, chosen = pairs[0].prompt, bare(pairs[0].trajectories[0])
+        rejected = dataclasses.replace(chosen, messages=({**chosen.messages[-1], "content": worse(prompt, chosen.text.strip())},))
+        whole = Group(prompt, (chosen, rejected))
+        values = [math.nan if value is None else value for value in rescore([whole], ctx)[reward][0]]
+        found = pair(whole.extended({reward: values}), 0, 1, values, ctx, reward)
+        made += [of_kind(one, kind) for one in found]
+        ctx.counts[f"pairs of kind {kind}"] += len(found)
+    return made
+
+
+def bare(trajectory: Trajectory) -> Trajectory:
+    """An answer without its tokens, which belong to another prompt."""
+    return dataclasses.replace(trajectory, inputs={}, mask=(), logprobs=None)
+
+
+def of_kind(group: Group, kind: str) -> Group:
+    """A pair with its kind beside its origin in the prompt's meta."""
+    meta = {**group.prompt.meta, "pair": {**group.prompt.meta["pair"], "kind": kind}}
+    return dataclasses.replace(group, prompt=dataclasses.replace(group.prompt, meta=meta))
+
+
+def drawn(values: Iterable[T], key: str) -> list[T]:
+    """The values in an order that follows from `key` alone."""
+    return sorted(values, key=lambda value: hashlib.sha256(f"{key}/{value}".encode()).digest())

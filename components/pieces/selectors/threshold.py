@@ -1,0 +1,22 @@
+"""Only answers that are good enough."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ratchet.components.piece import piece
+from ratchet.components.pieces.advantages.read import rewards_of
+from ratchet.components.recipes.ranges import Finite
+from ratchet.components.types import Context, Group
+
+
+@piece(reads=("{reward}",), makes="answers", paper="arXiv:2308.08998")
+def threshold(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.judge", at_least: Finite = 0.0) -> list[Group]:
+    """The answers with a reward of `at_least` that much (the filter of ReST, section 3); a group left empty vanishes."""
+    kept = []
+    for group in groups:
+        good = [i for i, value in enumerate(rewards_of(group, reward)) if value >= at_least]
+        ctx.counts["answers under at_least"] += len(group.trajectories) - len(good)
+        if good:
+            kept.append(group.take(good))
+    return kept

@@ -1,0 +1,1 @@
+"""Transforms of raw records before they are split: deduplication, filters, normalisation."""

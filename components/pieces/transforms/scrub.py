@@ -1,0 +1,26 @@
+"""Personal data replaced by placeholders (`components/data/personal_data.py`)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from ratchet.components.data.personal_data import scrubbed
+from ratchet.components.data.records import Conversation, CountTokens, Sifted
+from ratchet.components.piece import piece
+
+KINDS = ("email", "link", "phone", "handle")
+
+
+@piece()
+def scrub(records: Sequence[Conversation], count_tokens: CountTokens, *, region: str = "US") -> Sifted:
+    """Replace personal data by [email], [link], [phone], [handle]; `region` is where a number without + is from."""
+    found: Counter[str] = Counter()
+
+    def clean(text: str) -> str:
+        text, kinds = scrubbed(text, region)
+        found.update(kinds)
+        return text
+
+    kept = [record.rewritten(clean) for record in records]
+    return Sifted(kept, [], {f"{kind} replaced": found[kind] for kind in KINDS if found[kind]})
