@@ -14,7 +14,7 @@ from benchmarks.compare import ROOT, compare, runner, tricks
 from benchmarks.environments import python_of
 from benchmarks.works import WORKS
 from ratchet.components.errors import RatchetError
-from ratchet.tasks.launch import ENVIRONMENT
+from ratchet.tasks.process.launch import ENVIRONMENT
 
 OTHERS = ("growth", "orchestration")
 OWN = ("transformers",)  # peers that are part of our own environment

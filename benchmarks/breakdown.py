@@ -33,8 +33,8 @@ def step(work: str, inputs: dict[str, Any]) -> dict[str, Any]:
     from torch.profiler import ProfilerActivity, profile
 
     from benchmarks.ours import TOKENS, UPDATES, as_sampled, steps_of
-    from ratchet.components.learners.torch import TorchLearner
     from ratchet.components.stages.job import deterministic
+    from ratchet.components.training.torch import TorchLearner
     from ratchet.components.training.trainer import one_step, parts
 
     deterministic()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.works import Peer, Work
-from ratchet.tasks.launch import ENVIRONMENT
+from ratchet.tasks.process.launch import ENVIRONMENT
 
 ROOT = Path(__file__).resolve().parent.parent
 TOLERANCE = 1e-4

@@ -90,8 +90,8 @@ def _learn(point: dict[str, Any], *, shared: int, siblings: int) -> dict[str, An
     """One warm-up step and two timed ones. Tokens are those of all rows, shared ones counted for each."""
 
     from benchmarks.ours import TOKENS, trajectory
-    from ratchet.components.learners.torch import TorchLearner
     from ratchet.components.stages.job import deterministic
+    from ratchet.components.training.torch import TorchLearner
     from ratchet.components.training.trainer import one_step, parts
     from ratchet.components.types import Group, Prompt
 

@@ -6,7 +6,7 @@ for the memory with a fifth of its speed. `kept` keeps them. Other settings than
 once; `unpacked` makes a forward pass a unit (row, pair or group) instead of one of many; `prefill_each` reads a prompt once a sample;
 `blas` multiplies by torch's own BLAS where oneDNN would be taken (`components/models/products.py`);
 `not_deterministic` lets torch choose algorithms whose results may differ from run to run; `memory_returned` and
-`awake` leave out a variable of the environment that `ratchet.tasks.launch` gives a stage (see `compare.runner`).
+`awake` leave out a variable of the environment that `ratchet.tasks.process.launch` gives a stage (see `compare.runner`).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from torch import Tensor
 
 from benchmarks.child import WARM_UP, Clock, main
 from ratchet.components.inference.torch import TorchEngine
-from ratchet.components.learners.torch import TorchLearner
 from ratchet.components.models import forward, products
 from ratchet.components.models.attention import PackedPlan
 from ratchet.components.pieces.advantages.group_norm import group_norm
 from ratchet.components.pieces.scoring.logprobs import logprobs
 from ratchet.components.recipes.recipe import load_profile
 from ratchet.components.training.packing import pack
+from ratchet.components.training.torch import TorchLearner
 from ratchet.components.training.trainer import one_step, parts
 from ratchet.components.types import Context, Group, Prompt, Request, Trajectory
 

@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 from ratchet.components.errors import RecipeError
 from ratchet.components.recipes.conform import record
-from ratchet.tasks.alerts import HEALTH
-from ratchet.tasks.drift import EVENT
+from ratchet.tasks.data.drift import EVENT
+from ratchet.tasks.tracking.alerts import HEALTH
 
 When = Literal["failed", "late", "drift", "health", "cancelled"]
 EVENTS: Mapping[str, Sequence[str]] = {

@@ -17,8 +17,8 @@ from ratchet.components.recipes.schema import Profile
 from ratchet.components.recipes.schema import Recipe as ResolvedRecipe
 from ratchet.flows.commands.options import Until
 from ratchet.flows.reading import Run
-from ratchet.tasks.outcome import find_run, run_files
-from ratchet.tasks.turns import IfRunning
+from ratchet.tasks.process.turns import IfRunning
+from ratchet.tasks.tracking.outcome import find_run, run_files
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Recipe:
         Raises `RecipeError`, `SourceError` or `DataError`.
         """
         from ratchet.components.recipes.check_data import check_files
-        from ratchet.tasks.registry_sources import resolved
+        from ratchet.tasks.registry.registry_sources import resolved
 
         with one_sentence():
             check_files(self.resolved)

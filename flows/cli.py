@@ -30,7 +30,7 @@ from ratchet.flows.commands.reproduce import reproduce
 from ratchet.flows.commands.show import print_outcome, runs, show
 from ratchet.flows.running import finished, outside
 from ratchet.flows.startup import quiet_platforms, servers
-from ratchet.tasks.turns import IfRunning
+from ratchet.tasks.process.turns import IfRunning
 
 app = typer.Typer(help="Post-training pipelines: data → SFT → reward model → online RLHF → evaluation → registry.",
                   no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -93,7 +93,7 @@ def run(recipe: RecipeName, home: Home = OUT, set: Set = [], profile: ProfileOpt
 @app.command()
 def sync(home: Home = OUT) -> None:
     """Send metrics and artifacts to MLflow that were recorded while its server was unreachable."""
-    from ratchet.tasks.upload import sync as upload
+    from ratchet.tasks.tracking.upload import sync as upload
 
     for run in sorted((home / "runs").glob("*/run.json")):
         typer.echo(f"{run.parent.name}: {upload(run.parent, home)} points sent")
@@ -141,7 +141,7 @@ def main() -> None:
 
 def _where(console: Any, pipeline: Any) -> None:
     """What became of the run, and where it lies."""
-    from ratchet.tasks.outcome import outcome
+    from ratchet.tasks.tracking.outcome import outcome
 
     final = next((s for s in reversed(pipeline.stages.values()) if s.kind == "weights" and s.name not in ("gold",)), None)
     if (pipeline.run.path / "run.json").exists():

@@ -20,8 +20,8 @@ from ratchet.components.recipes.recipe import load, read_yaml
 from ratchet.flows.alerts import Alert
 from ratchet.flows.alerts import check as check_alert
 from ratchet.flows.commands.options import Until
-from ratchet.tasks.exchange import check as check_address
-from ratchet.tasks.turns import REGISTRY, IfRunning
+from ratchet.tasks.process.turns import REGISTRY, IfRunning
+from ratchet.tasks.remote.exchange import check as check_address
 
 SCHEMA = 1
 

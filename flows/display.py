@@ -15,7 +15,7 @@ from rich.table import Column, Table
 
 from ratchet.components.recipes.plan import Stage
 from ratchet.components.types import Artifact
-from ratchet.tasks.outcome import headline, records, result
+from ratchet.tasks.tracking.outcome import headline, records, result
 
 SHOWN = ("loss", "accuracy", "validation", "margin", "tokens_per_second")
 

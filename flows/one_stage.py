@@ -7,12 +7,12 @@ from pathlib import Path
 from prefect import flow
 
 from ratchet.components.errors import ContractError
-from ratchet.tasks.exchange import Exchange
+from ratchet.tasks.machine.system import sampled, samples_of
 from ratchet.tasks.pipeline import Pipeline
-from ratchet.tasks.prefect_page import PrefectPage
+from ratchet.tasks.process.turns import gpu_slots
+from ratchet.tasks.remote.exchange import Exchange
 from ratchet.tasks.stages import make
-from ratchet.tasks.system import sampled, samples_of
-from ratchet.tasks.turns import gpu_slots
+from ratchet.tasks.tracking.prefect_page import PrefectPage
 
 
 @flow(name="one_stage", flow_run_name="{run}-{stage}", persist_result=False, validate_parameters=False)

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ratchet.components.storage.store import write_atomic
+from ratchet.tasks.data.versioning import commit, publish
 from ratchet.tasks.pipeline import Pipeline
-from ratchet.tasks.results import figures
-from ratchet.tasks.turns import held
-from ratchet.tasks.versioning import commit, publish
+from ratchet.tasks.process.turns import held
+from ratchet.tasks.tracking.results import figures
 
 PARTS = ("fetch", "curate", "train", "evaluate")
 

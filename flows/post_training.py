@@ -11,15 +11,15 @@ from prefect import flow
 from ratchet.components.recipes.check_data import check_model
 from ratchet.flows.commands.options import Until
 from ratchet.flows.parts import version
-from ratchet.tasks.cancelling import ended_from_its_page
-from ratchet.tasks.drift import watch_data, watch_results
-from ratchet.tasks.elsewhere import Elsewhere
-from ratchet.tasks.exchange import Exchange
+from ratchet.tasks.data.drift import watch_data, watch_results
 from ratchet.tasks.pipeline import Pipeline
-from ratchet.tasks.registration import model_of, register_run
+from ratchet.tasks.process.cancelling import ended_from_its_page
+from ratchet.tasks.process.turns import IfRunning, gpu_slots, held
+from ratchet.tasks.registry.registration import model_of, register_run
+from ratchet.tasks.remote.elsewhere import Elsewhere
+from ratchet.tasks.remote.exchange import Exchange
 from ratchet.tasks.stages import make
-from ratchet.tasks.turns import IfRunning, gpu_slots, held
-from ratchet.tasks.watchers import watched
+from ratchet.tasks.tracking.watchers import watched
 
 
 @flow(name="post_training", flow_run_name="{recipe}", persist_result=False, validate_parameters=False)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, cast
 from ratchet.components.errors import DataError, RecipeError, nearest
 from ratchet.components.storage.store import read_manifest
 from ratchet.components.types import Group, Message, Prompt, Trajectory
-from ratchet.tasks.outcome import outcome, result, verdict_of
+from ratchet.tasks.tracking.outcome import outcome, result, verdict_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -195,7 +195,7 @@ class Run:
         return RewardModel(self.stage(name))
 
     def _model(self, name: str) -> Path:
-        from ratchet.tasks.weights import weights_of
+        from ratchet.tasks.registry.weights import weights_of
 
         planned = [one["name"] for one in outcome(self.path)["stages"]]
         if name in planned:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from ratchet.tasks.prefect_server import STARTUP, start
+from ratchet.tasks.process.prefect_server import STARTUP, start
 
 
 def quiet_platforms(home: Path) -> None:
@@ -35,14 +35,14 @@ def quiet_platforms(home: Path) -> None:
 def servers(forks: bool = False) -> Iterator[None]:
     """What flows need, started side by side: the stages' fork server if `forks`, and Prefect's own server unless there is another, while
     this process imports what it needs of Prefect. Raises `ServiceError` when the server does not answer."""
-    from ratchet.tasks.orphans import leave_nothing_behind
+    from ratchet.tasks.process.orphans import leave_nothing_behind
 
     leave_nothing_behind()
     own = None
     if "PREFECT_API_URL" not in os.environ:
         own = start(Path(os.environ["PREFECT_HOME"]))
     if forks:
-        from ratchet.tasks.launch import prepare
+        from ratchet.tasks.process.launch import prepare
 
         prepare()
     from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings

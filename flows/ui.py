@@ -16,7 +16,7 @@ from urllib.parse import quote
 import typer
 
 from ratchet.components.errors import ServiceError
-from ratchet.tasks.server import TRAINING, experiment_name, tracking_uri
+from ratchet.tasks.tracking.server import TRAINING, experiment_name, tracking_uri
 
 
 def serve(home: Path) -> None:

@@ -22,12 +22,12 @@ from ratchet.components.stages.fetch import REGISTERED, REGISTRY
 from ratchet.components.stages.run import as_request
 from ratchet.components.storage.store import RunDirectory, Store, Workspace, digest
 from ratchet.components.types import Artifact
-from ratchet.tasks.energy import gpu_kwh
-from ratchet.tasks.launch import launch
-from ratchet.tasks.provenance import machine, packages, revision
-from ratchet.tasks.ranks import ready
-from ratchet.tasks.registry_sources import bring, resolved
-from ratchet.tasks.system import samples_of
+from ratchet.tasks.machine.energy import gpu_kwh
+from ratchet.tasks.machine.provenance import machine, packages, revision
+from ratchet.tasks.machine.system import samples_of
+from ratchet.tasks.process.launch import launch
+from ratchet.tasks.process.ranks import ready
+from ratchet.tasks.registry.registry_sources import bring, resolved
 
 log = logging.getLogger("ratchet.pipeline")
 

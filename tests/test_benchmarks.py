@@ -18,7 +18,7 @@ from benchmarks.works import TRAINING, Peer, Work
 from ratchet.components.data.groups import write_groups
 from ratchet.components.models.tiny import conversation
 from ratchet.components.types import Group, Prompt, Trajectory
-from ratchet.tasks.launch import ENVIRONMENT
+from ratchet.tasks.process.launch import ENVIRONMENT
 
 
 @pytest.fixture(scope="module")

@@ -87,7 +87,7 @@ def test_a_build_without_a_target_gives_the_small_image() -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_an_image_says_what_it_was_built_from(target: str) -> None:
-    """As `ratchet.tasks.provenance` reads it; the build lines hand it over."""
+    """As `ratchet.tasks.machine.provenance` reads it; the build lines hand it over."""
     words = stages()[target]
     assert words.index(("ENV", "RATCHET_REVISION=$REVISION")) > words.index(("ARG", "REVISION"))
     lines = re.findall(r"^#   docker build .*", (INFRA / "Containerfile").read_text(), re.M)

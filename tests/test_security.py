@@ -192,8 +192,8 @@ def test_a_model_with_code_of_its_own_is_refused_unless_the_recipe_says_so(own: 
 
 
 def test_code_the_recipe_lets_run_goes_with_the_model_and_what_is_trained_from_it(own: tuple[Path, Path], tiny_home: Path, tmp_path: Path) -> None:
-    from ratchet.components.learners.torch import TorchLearner
     from ratchet.components.storage.store import read_manifest
+    from ratchet.components.training.torch import TorchLearner
 
     model, mark = own
     (model / "pytorch_model.bin").write_bytes(malicious(tmp_path / "pwned"))
@@ -272,8 +272,8 @@ def test_messages_hold_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_others_say_is_passed_on_without_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
                                                       caplog: pytest.LogCaptureFixture) -> None:
     """Errors of libraries, on the terminal, in the log and on the Prefect page."""
-    from ratchet.tasks.drift import watch_data
-    from ratchet.tasks.watchers import PrefectPage
+    from ratchet.tasks.data.drift import watch_data
+    from ratchet.tasks.tracking.watchers import PrefectPage
 
     error, page = OSError("401 for https://me:planted-in-a-url@host/api"), list[str]()
 
@@ -283,7 +283,7 @@ def test_what_others_say_is_passed_on_without_secrets(tmp_path: Path, monkeypatc
     pipeline = Pipeline.open("sft", home=tmp_path, profile="test")
     pipeline.watchers = [SimpleNamespace(started=fail)]  # type: ignore[list-item]
     pipeline._tell("started", pipeline.stages["raw"], tmp_path)
-    monkeypatch.setattr("ratchet.tasks.drift.last_run", fail)
+    monkeypatch.setattr("ratchet.tasks.data.drift.last_run", fail)
     watch_data(pipeline)
     monkeypatch.setattr("prefect.artifacts.create_markdown_artifact", lambda markdown, key: page.append(markdown))
     PrefectPage().failed(pipeline.stages["raw"], error)

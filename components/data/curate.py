@@ -16,7 +16,7 @@ The `data` section of a recipe:
                                 `demonstrate_validation` and `preferences_validation` are like those without unless they are there
     max_dropped                 share of the source's records that parsing and the transforms may lose, and of each split's that building
                                 it may (too long, an empty turn, ...), copies of kept ones and what the recipe rules out aside; null: any
-    max_quarantined, min_groups, min_topics, max_topic_share, rating_range, languages      what `tasks/validation.py` reads
+    max_quarantined, min_groups, min_topics, max_topic_share, rating_range, languages      what `tasks/data/validation.py` reads
 """
 
 from __future__ import annotations

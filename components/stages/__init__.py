@@ -5,7 +5,7 @@ STAGES = {  # what a stage does -> the module that holds the function of that na
     "fetch_model": "ratchet.components.stages.fetch",
     "make_tiny": "ratchet.components.stages.tiny",
     "curate": "ratchet.components.stages.curate",
-    "validate": "ratchet.tasks.validation",
+    "validate": "ratchet.tasks.data.validation",
     "demonstrate": "ratchet.components.stages.demonstrate",
     "sft": "ratchet.components.stages.train",
     "optimise": "ratchet.components.stages.train",

@@ -11,14 +11,14 @@ from typing import Any
 
 from ratchet.components.data.groups import read_groups
 from ratchet.components.errors import ContractError, DataError, GateError
-from ratchet.components.learners.deepspeed import DeepSpeedLearner
-from ratchet.components.learners.torch import TorchLearner
 from ratchet.components.models.load import load_tokenizer
 from ratchet.components.piece import build
 from ratchet.components.stages.job import Job
 from ratchet.components.stages.probe import probe, verify_saved
 from ratchet.components.text.chat import count_tokens, encode_group
 from ratchet.components.training import ranks
+from ratchet.components.training.deepspeed import DeepSpeedLearner
+from ratchet.components.training.torch import TorchLearner
 from ratchet.components.training.trainer import fit, parts, steps_planned
 from ratchet.components.types import Group
 

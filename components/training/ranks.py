@@ -1,6 +1,6 @@
 """The processes that learn together: which one this is, and what they tell each other. A process alone is rank 0 of 1.
 
-Who starts them is `ratchet.tasks.ranks`; each joins before its stage begins. Nothing here pickles to disk: objects travel between
+Who starts them is `ratchet.tasks.process.ranks`; each joins before its stage begins. Nothing here pickles to disk: objects travel between
 processes of one run only.
 """
 

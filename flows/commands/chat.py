@@ -235,7 +235,7 @@ def _number(name: str, text: str) -> float | int:
 
 def titled(models: Sequence[str], home: Path) -> dict[str, Path]:
     """Title -> directory of every model named; where titles meet, each says where it comes from."""
-    from ratchet.tasks.weights import weights_of
+    from ratchet.tasks.registry.weights import weights_of
 
     opened = [(name, weights_of(name, home)) for name in dict.fromkeys(models)]
     titles = [title for _, found in opened for title in found]
@@ -256,7 +256,7 @@ def chat(models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="A
     if as_json and once is None:
         raise RecipeError("--json writes the answers to one message; add --once TEXT")
     paths = titled(models, home)
-    from ratchet.tasks.launch import environment
+    from ratchet.tasks.process.launch import environment
 
     for variable, value in {"TOKENIZERS_PARALLELISM": "false", **environment()}.items():  # torch and tokenizers read them as they load
         os.environ.setdefault(variable, value)

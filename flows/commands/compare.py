@@ -33,8 +33,8 @@ def compare(names: Annotated[list[str], typer.Argument(help="Two runs (name or d
 
 def _runs(first: str, other: str, home: Path, as_json: bool) -> None:
     from ratchet.flows.display import open_console
-    from ratchet.tasks.differences import differences
-    from ratchet.tasks.outcome import find_run
+    from ratchet.tasks.tracking.differences import differences
+    from ratchet.tasks.tracking.outcome import find_run
 
     paths = find_run(first, home), find_run(other, home)
     found = differences(*paths)

@@ -17,7 +17,7 @@ def doctor(home: Home = OUT, as_json: Json = False) -> None:
     from rich.markup import escape
 
     from ratchet.flows.display import open_console
-    from ratchet.tasks.doctor import examine
+    from ratchet.tasks.machine.doctor import examine
 
     console, findings = open_console(highlight=False, soft_wrap=True), []
     for finding in examine(home, Path.cwd()):

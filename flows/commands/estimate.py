@@ -10,7 +10,7 @@ from ratchet.components.errors import RecipeError
 def check_fits(pipeline: Any) -> None:
     """Refuse a profile that cannot fit, as far as the model's size is known. Raises `RecipeError`."""
     from ratchet.components.estimates.capacity import refuse_what_cannot_fit
-    from ratchet.tasks.calibration import costs_of, model_shape, this_machine
+    from ratchet.tasks.machine.calibration import costs_of, model_shape, this_machine
 
     try:
         model_shape(pipeline)
@@ -24,7 +24,7 @@ def print_estimate(console: Any, pipeline: Any) -> None:
     """The table and its sums; a profile that cannot fit is refused after it. Raises `RecipeError`."""
     from ratchet.components.estimates.capacity import gb, refuse_what_cannot_fit
     from ratchet.flows.display import table_of
-    from ratchet.tasks.calibration import costs_of, this_machine
+    from ratchet.tasks.machine.calibration import costs_of, this_machine
 
     costs, rates, shape = costs_of(pipeline, measured=True)
     hardware = pipeline.profile.hardware

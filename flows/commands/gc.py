@@ -20,7 +20,7 @@ def gc(home: Home = OUT,
     from rich.filesize import decimal
 
     from ratchet.flows.display import open_console, table_of
-    from ratchet.tasks.retention import Policy, survey, sweep
+    from ratchet.tasks.data.retention import Policy, survey, sweep
 
     policy = Policy(keep_days, keep_last, best, metric, lower_is_better)
     found = (sweep if yes else survey)(home, policy)

@@ -12,8 +12,8 @@ def join(home: Home = OUT) -> None:
 
     All nodes need the home under the same path, the same code, and a trusted network. Start it on every node but the one that runs."""
     from ratchet.flows.display import open_console
-    from ratchet.tasks.joining import join as take_part
-    from ratchet.tasks.orphans import leave_nothing_behind
+    from ratchet.tasks.process.joining import join as take_part
+    from ratchet.tasks.process.orphans import leave_nothing_behind
 
     leave_nothing_behind()
     console = open_console(highlight=False)

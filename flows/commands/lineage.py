@@ -20,10 +20,10 @@ def lineage(model: Model, home: Home = OUT,
             as_json: Json = False) -> None:
     """Show the provenance of a checkpoint: data digests, recipe, code, packages, parent models, metrics."""
     from ratchet.flows.display import open_console
-    from ratchet.tasks.drawing import draw
-    from ratchet.tasks.lineage import resolve
-    from ratchet.tasks.outcome import headline
-    from ratchet.tasks.registry import events
+    from ratchet.tasks.registry.drawing import draw
+    from ratchet.tasks.registry.lineage import resolve
+    from ratchet.tasks.registry.registry import events
+    from ratchet.tasks.tracking.outcome import headline
 
     made, version = resolve(model, home)
     if as_json:
@@ -48,7 +48,7 @@ def lineage(model: Model, home: Home = OUT,
 
 def facts(made: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What holds for the product as a whole, as lines."""
-    from ratchet.tasks.results import numbers
+    from ratchet.tasks.tracking.results import numbers
 
     own = made["stages"][made["product"]]
     packages = ", ".join(f"{name} {version}" for name, version in made["packages"].items())
@@ -65,7 +65,7 @@ def tree(made: Mapping[str, Any]) -> Any:
     from rich.markup import escape
     from rich.tree import Tree
 
-    from ratchet.tasks.outcome import headline
+    from ratchet.tasks.tracking.outcome import headline
 
     seen: set[str] = set()
 

@@ -22,7 +22,7 @@ def lm_eval(model: Model, tasks: Annotated[str, typer.Option(help="Comma-separat
     from dataclasses import asdict
 
     from ratchet.flows.display import open_console, table_of
-    from ratchet.tasks.harness import evaluate
+    from ratchet.tasks.registry.harness import evaluate
 
     scores = evaluate(model, [task.strip() for task in tasks.split(",")], home=home, folder=tasks_folder, limit=limit, shots=shots, chat=chat)
     if as_json:

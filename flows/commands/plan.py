@@ -30,7 +30,7 @@ def _as_json(pipeline: Any, estimate: bool) -> dict[str, Any]:
     stages = {s.stage.name: {"would": WOULD[s.state], "key": s.stage.key, "from": list(dict.fromkeys(s.stage.inputs.values()))}
               for s in pipeline.status()}
     if estimate:
-        from ratchet.tasks.calibration import costs_of
+        from ratchet.tasks.machine.calibration import costs_of
 
         for cost in costs_of(pipeline, measured=True)[0]:
             stages[cost.stage.name] |= {"bytes": cost.bytes, "disk": cost.disk, "learnt": cost.learn, "scored": cost.score,

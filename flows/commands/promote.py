@@ -15,7 +15,7 @@ def promote(model: Annotated[str, typer.Argument(help="Name of a registered mode
             force: Annotated[bool, typer.Option("--force", help="Promote even if gates failed, the version was rolled back, or it did not beat the champion.")] = False,
             score: Annotated[str | None, typer.Option(help="Metric to compare by: gold, reward.judge, ...")] = None) -> None:
     """Set the alias champion (or candidate), after a comparison with the champion on the same held-out prompts."""
-    from ratchet.tasks.promotion import promote_by_hand
+    from ratchet.tasks.registry.promotion import promote_by_hand
 
     number, found, overruled = promote_by_hand(model, version, reason, alias=to, force=force, score=score, home=home)
     if found is not None:
@@ -29,7 +29,7 @@ def promote(model: Annotated[str, typer.Argument(help="Name of a registered mode
 
 def rollback(model: Annotated[str, typer.Argument(help="Name of a registered model.")], reason: Reason, home: Home = OUT) -> None:
     """Restore the previous champion."""
-    from ratchet.tasks.promotion import rollback as back
+    from ratchet.tasks.registry.promotion import rollback as back
 
     old, new = back(model, reason, home=home)
     typer.echo(f"{model}@champion is version {new} again, no longer {old}: {reason}")

@@ -47,7 +47,7 @@ def check_recipes(recipe: Annotated[str | None, typer.Argument(help="A name or f
     """Check a recipe: keys, pieces, options, the flow of columns, the files and registered models that it names."""
     from ratchet.components.recipes.check_data import check_files
     from ratchet.components.recipes.recipe import load, names
-    from ratchet.tasks.registry_sources import resolved
+    from ratchet.tasks.registry.registry_sources import resolved
 
     for name in [recipe] if recipe else names():
         loaded, chosen = load(name, overrides=set, profile=profile, limit=limit)

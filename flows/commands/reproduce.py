@@ -18,9 +18,9 @@ def reproduce(model: Model, home: Home = OUT,
               anew: Annotated[bool, typer.Option("--anew", help="Download data and models again.")] = False) -> None:
     """Train a checkpoint again in a fresh home and compare bit for bit. Exit code 1 if it differs."""
     from ratchet.flows.display import open_console
-    from ratchet.tasks.lineage import resolve
-    from ratchet.tasks.reproduce import reproduce as replay
-    from ratchet.tasks.reproduce import surroundings
+    from ratchet.tasks.registry.lineage import resolve
+    from ratchet.tasks.tracking.reproduce import reproduce as replay
+    from ratchet.tasks.tracking.reproduce import surroundings
 
     made, version = resolve(model, home)
     console = open_console(highlight=False, soft_wrap=True)

@@ -17,7 +17,7 @@ def show(run: Annotated[str | None, typer.Argument(help="Name of a run. Default:
     from rich.markup import escape
 
     from ratchet.flows.display import open_console, table_of
-    from ratchet.tasks.outcome import find_run, outcome, result
+    from ratchet.tasks.tracking.outcome import find_run, outcome, result
 
     folder = find_run(run, home)
     found = outcome(folder)
@@ -36,7 +36,7 @@ def show(run: Annotated[str | None, typer.Argument(help="Name of a run. Default:
 def runs(home: Home = OUT, as_json: Json = False) -> None:
     """List all runs, newest first: recipe, state, start, gates."""
     from ratchet.flows.display import open_console, table_of
-    from ratchet.tasks.outcome import outcome, run_files, verdict_of
+    from ratchet.tasks.tracking.outcome import outcome, run_files, verdict_of
 
     found = [outcome(file.parent) for file in reversed(run_files(home))]
     if as_json:
@@ -52,8 +52,8 @@ def runs(home: Home = OUT, as_json: Json = False) -> None:
 
 def print_outcome(console: Any, found: Mapping[str, Any], currency: str = "") -> None:
     """Error, gates, versions, champion, cost, drift and where everything lies, a line each."""
-    from ratchet.tasks.outcome import lines_of
-    from ratchet.tasks.spending import said
+    from ratchet.tasks.tracking.outcome import lines_of
+    from ratchet.tasks.tracking.spending import said
 
     drift = [("drift", f"{kind} against {drift['against']}: " + ("; ".join(drift["moved"]) or f"none in {len(drift['compared'])} comparisons"))
              for kind, drift in found["drift"].items()]

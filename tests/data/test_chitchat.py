@@ -8,7 +8,7 @@ import pytest
 from ratchet.components.data.curate import curate
 from ratchet.components.data.groups import read_groups
 from ratchet.components.data.sources import digest, fetch
-from ratchet.tasks.validation import validate_data
+from ratchet.tasks.data.validation import validate_data
 
 SECTION = {
     "transforms": ["normalise", "remove_broken", "scrub", "language", "duplicates", "duplicates.near", "length"],

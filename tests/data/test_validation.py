@@ -13,7 +13,7 @@ from ratchet.components.errors import DataError, GateError, SourceError
 from ratchet.components.recipes.recipe import load
 from ratchet.components.recipes.sections import Data
 from ratchet.components.types import Group, Prompt, Trajectory
-from ratchet.tasks.validation import expectations, judge, validate_data
+from ratchet.tasks.data.validation import expectations, judge, validate_data
 
 
 def words(messages):

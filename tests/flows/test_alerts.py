@@ -22,7 +22,7 @@ from ratchet.components.errors import RecipeError
 from ratchet.flows.alerts import TEXT, Alert, alert_change
 from ratchet.flows.deployments import read
 from ratchet.flows.ui import free_port, wait_for
-from ratchet.tasks.drift import EVENT
+from ratchet.tasks.data.drift import EVENT
 
 ROOT = Path(__file__).resolve().parents[2]
 SECRET = "T0K3N-of-the-webhook"
@@ -98,7 +98,7 @@ from prefect import flow
 from types import SimpleNamespace
 from ratchet.components.errors import HealthError
 from ratchet.components.recipes.plan import Stage
-from ratchet.tasks.alerts import Alarm, tell
+from ratchet.tasks.tracking.alerts import Alarm, tell
 @flow(name="toy", persist_result=False)
 def toy():
     raise ValueError("the disk is on fire")

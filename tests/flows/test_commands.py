@@ -15,7 +15,7 @@ from ratchet.components.errors import ContractError, RecipeError
 from ratchet.components.recipes.schema import Claim
 from ratchet.flows.cli import app
 from ratchet.flows.compare import compare, verdict
-from ratchet.tasks import doctor
+from ratchet.tasks.machine import doctor
 
 
 def ratchet(*arguments: str, code: int = 0) -> str:
@@ -130,7 +130,7 @@ def test_a_promotion_needs_its_reason(home: Path) -> None:
 
 
 def test_an_estimate_measures_this_machine_once(fresh_home, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ratchet.tasks import calibration
+    from ratchet.tasks.machine import calibration
 
     home = fresh_home("estimated")
     ask = ("plan", "online_dpo", "--estimate", "--profile", "test", "--home", str(home))
@@ -148,8 +148,8 @@ def test_a_profile_of_this_machine_is_measured_and_each_stage_priced(fresh_home,
     import yaml
 
     from ratchet.components.recipes.recipe import load_profile, plain
-    from ratchet.tasks import calibration
-    from ratchet.tasks.provenance import machine
+    from ratchet.tasks.machine import calibration
+    from ratchet.tasks.machine.provenance import machine
 
     home = fresh_home("priced")
     rates = {"learn": {"full": 100.0}, "score": 200.0, "sample": 20.0, "load": 3.0}
@@ -176,7 +176,7 @@ def test_a_profile_of_this_machine_is_measured_and_each_stage_priced(fresh_home,
     ({"device": "H100 80GB"}, 2, "one process is measured, not 2 ranks"), ({"device": "H10"}, 1, "this machine has 0 of 1 × H10"), ({}, 1, "")])
 def test_a_machine_is_what_a_profile_means_when_it_has_its_devices(stated: dict, ranks: int, why: str) -> None:
     from ratchet.components.recipes.schema import Hardware, Profile
-    from ratchet.tasks.calibration import why_not_measured
+    from ratchet.tasks.machine.calibration import why_not_measured
 
     here = ["Linux x86_64 Intel(R) Xeon(R) Platinum 8481C", "NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3"]
     assert why_not_measured(Profile(learner="deepspeed", ranks=ranks, hardware=Hardware(**stated)), here) == why

@@ -26,7 +26,7 @@ from ratchet.components.errors import RecipeError
 from ratchet.flows.changes import changes
 from ratchet.flows.deployments import read
 from ratchet.flows.ui import free_port
-from ratchet.tasks.turns import GPU_LOCKS, REGISTRY
+from ratchet.tasks.process.turns import GPU_LOCKS, REGISTRY
 
 ROOT = Path(__file__).resolve().parents[2]
 POOLS = {"local": {"type": "process", "base_job_template": str(ROOT / "infra/work_pools/process.json")},
@@ -298,7 +298,7 @@ def stop(child: subprocess.Popen[Any]) -> None:
 @pytest.mark.slow
 def test_a_schedule_fires_and_a_worker_finishes_the_run(prefect: dict[str, str], fresh_home: Callable[[str], Path], tmp_path: Path) -> None:
     """To its end: the model it made is a version in the registry, and Prefect's page says so too."""
-    from ratchet.tasks.registry import history
+    from ratchet.tasks.registry.registry import history
 
     home = fresh_home("nightly")
     file = written(tmp_path, home=str(home), overrides=["sft.limit=32", "evaluate.prompts=4", "evaluate.max_tokens=8"], if_running="refuse",
@@ -418,8 +418,8 @@ def test_cancelling_a_run_ends_its_stage_in_the_other_pool_and_loses_nothing(pre
     """As the page cancels it: the child that trains on the other worker is gone too, within seconds, both workers go on, and the next
     run continues there."""
     from ratchet.components.storage.store import read_manifest
-    from ratchet.tasks.orphans import marked
     from ratchet.tasks.pipeline import Pipeline
+    from ratchet.tasks.process.orphans import marked
 
     options = ["sft.limit=240", "sft.fit.batch=4", "sft.fit.epochs=2", "sft.fit.save_every=5"]
     near, far, alone = fresh_home("near"), tmp_path / "far", fresh_home("alone")
@@ -460,7 +460,7 @@ def test_cancelling_a_run_ends_its_stage_in_the_other_pool_and_loses_nothing(pre
 
 @pytest.mark.slow
 def test_a_run_that_was_started_by_hand_is_cancelled_from_its_page(prefect: dict[str, str], fresh_home: Callable[[str], Path]) -> None:
-    from ratchet.tasks.orphans import marked
+    from ratchet.tasks.process.orphans import marked
 
     home = fresh_home("user")
     options = ["--set", "sft.limit=240", "--set", "sft.fit.batch=4", "--set", "sft.fit.epochs=200", "--set", "sft.fit.validate_every=0",
@@ -488,7 +488,7 @@ def test_a_run_that_was_started_by_hand_is_cancelled_from_its_page(prefect: dict
 SLOTS = """
 import sys, time
 from pathlib import Path
-from ratchet.tasks.turns import gpu_slots, registry_turn
+from ratchet.tasks.process.turns import gpu_slots, registry_turn
 with TURN:
     print(time.time(), flush=True)
     time.sleep(float(sys.argv[1]))

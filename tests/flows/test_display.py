@@ -15,8 +15,8 @@ from ratchet.components.types import Artifact
 from ratchet.flows.cli import app
 from ratchet.flows.commands.plan import print_plan
 from ratchet.flows.display import Display, open_console
-from ratchet.tasks.outcome import headline, numbers_of, records
 from ratchet.tasks.pipeline import Pipeline
+from ratchet.tasks.tracking.outcome import headline, numbers_of, records
 
 DRAFTS = {"records": 7168, "groups": 3179, "parse: has 1 speakers, not two": 3151, "normalise: text tidied": 1290, "remove_broken: one character": 4,
           "scrub: link replaced": 15, "duplicates: duplicate": 1, "split: near duplicate": 0, "length: cut to the bound": 1749, "build: not rated": 213,

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from ratchet.flows.ui import free_port, wait_for
-from ratchet.tasks.versioning import dvc, locked
+from ratchet.tasks.data.versioning import dvc, locked
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = {"schema": 1, "about": "The smallest with data, groups, weights and an evaluation.", "base": "offline", "profile": "test",

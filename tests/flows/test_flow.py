@@ -47,8 +47,8 @@ def test_run_then_nothing_to_do(fresh_home: Callable[[str], Path]) -> None:
     state = json.loads((run / "run.json").read_text())
     assert state["state"] == "finished" and state["versions"]["sft"] == "1"
 
-    from ratchet.tasks.registry import history
-    from ratchet.tasks.server import client
+    from ratchet.tasks.registry.registry import history
+    from ratchet.tasks.tracking.server import client
 
     mlflow = client(home)
     runs = mlflow.search_runs([e.experiment_id for e in mlflow.search_experiments()])

@@ -26,7 +26,7 @@ import pytest
 import yaml
 
 from ratchet.flows.ui import free_port, wait_for
-from ratchet.tasks.versioning import digest, dvc
+from ratchet.tasks.data.versioning import digest, dvc
 
 ROOT = Path(__file__).resolve().parents[2]
 BINARIES = next((p for p in sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True) if (p / "initdb").exists()), None)
@@ -247,7 +247,7 @@ def test_the_pipeline_on_a_team_server(team: dict[str, str], fresh_home: Callabl
             (tmp_path / "worker.log").read_text()[-3000:]
         for name in ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):
             monkeypatch.setenv(name, team[name])
-        from ratchet.tasks.registry import history
+        from ratchet.tasks.registry.registry import history
 
         (version,) = history("sft", home=home)
         assert "candidate" in version.aliases and not version.external

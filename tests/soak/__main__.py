@@ -25,8 +25,8 @@ def soak(home: Home = OUT,
 
     from ratchet.components.errors import RecipeError, nearest
     from ratchet.flows.display import open_console, table_of
-    from ratchet.tasks.orphans import leave_nothing_behind
     from ratchet.tasks.pipeline import Pipeline
+    from ratchet.tasks.process.orphans import leave_nothing_behind
     from tests.soak.servers import Servers
     from tests.soak.trials import Soak
 

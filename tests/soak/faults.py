@@ -21,7 +21,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from ratchet.tasks.orphans import marked
+from ratchet.tasks.process.orphans import marked
 
 MARK = "RATCHET_SOAK"  # in the environment of every process of a trial: how its orphans are known
 SMALL_DISK_MIB = 512
@@ -64,7 +64,7 @@ def kill_flow(trial: Trial) -> str:
 
 
 def kill_stage(trial: Trial) -> str | None:
-    """A process that leads a session of its own below the flow is a stage (tasks/launch.py)."""
+    """A process that leads a session of its own below the flow is a stage (tasks/process/launch.py)."""
     assert trial.process is not None
     for pid in trial.processes():
         if pid != trial.process.pid and _session(pid) == pid and b"forkserver" in _command(pid):

@@ -14,7 +14,7 @@ import yaml
 from ratchet.components.data.groups import write_groups
 from ratchet.components.models.tiny import conversation, train_tiny
 from ratchet.components.types import Artifact, Group, Prompt, Trajectory
-from ratchet.tasks.versioning import dvc
+from ratchet.tasks.data.versioning import dvc
 
 ROOT = Path(__file__).resolve().parents[2]
 PIPELINE = {"stages": {

@@ -13,7 +13,7 @@ from prefect.client.schemas.objects import StateType
 from prefect.exceptions import Abort
 from prefect.states import State
 
-from ratchet.tasks import cancelling
+from ratchet.tasks.process import cancelling
 
 
 class Server:

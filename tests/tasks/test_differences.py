@@ -6,8 +6,8 @@ import pytest
 
 from ratchet.components.errors import RecipeError
 from ratchet.components.storage.store import write_atomic
-from ratchet.tasks.differences import differences
-from ratchet.tasks.outcome import find_run
+from ratchet.tasks.tracking.differences import differences
+from ratchet.tasks.tracking.outcome import find_run
 
 
 @pytest.fixture

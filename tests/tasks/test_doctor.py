@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.tasks import doctor
-from ratchet.tasks.known_bad import KNOWN_BAD, VLLM
-from ratchet.tasks.versioning import dvc
+from ratchet.tasks.data.versioning import dvc
+from ratchet.tasks.machine import doctor
+from ratchet.tasks.machine.known_bad import KNOWN_BAD, VLLM
 
 ROOT = Path(__file__).resolve().parents[2]
 

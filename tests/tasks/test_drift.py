@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from ratchet.tasks import alerts, drift
-from ratchet.tasks.drift import (
+from ratchet.tasks.data import drift
+from ratchet.tasks.data.drift import (
     Shift,
     data_shifts,
     gate_shifts,
@@ -23,6 +23,7 @@ from ratchet.tasks.drift import (
     stability,
     watch_data,
 )
+from ratchet.tasks.tracking.live_upload import alerts
 
 
 def rows(seed: int, *, count: int = 400, mean: float = 100.0, rating: float = 7.0, topics: str = "abcd") -> list[dict[str, Any]]:

@@ -17,11 +17,11 @@ from ratchet.components.recipes.plan import Stage
 from ratchet.components.storage.store import RunDirectory, Store
 from ratchet.components.types import Artifact
 from ratchet.flows.one_stage import one_stage
-from ratchet.tasks import elsewhere
-from ratchet.tasks.elsewhere import Elsewhere
-from ratchet.tasks.exchange import Exchange
+from ratchet.tasks.machine.system import samples_of
 from ratchet.tasks.pipeline import Pipeline
-from ratchet.tasks.system import samples_of
+from ratchet.tasks.remote import elsewhere
+from ratchet.tasks.remote.elsewhere import Elsewhere
+from ratchet.tasks.remote.exchange import Exchange
 
 
 def state(kind: StateType, message: str | None = None) -> State[Any]:

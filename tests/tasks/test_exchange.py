@@ -13,7 +13,7 @@ import pytest
 from ratchet.components.errors import RecipeError, ServiceError, StoreError
 from ratchet.components.storage.store import Store, digest, read_manifest
 from ratchet.components.types import Artifact
-from ratchet.tasks.exchange import Exchange
+from ratchet.tasks.remote.exchange import Exchange
 
 
 def product(home: Path, stage: str = "sft", **files: str) -> Artifact:

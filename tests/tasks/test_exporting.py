@@ -17,8 +17,8 @@ import yaml
 from ratchet.components.errors import RecipeError, ServiceError, SourceError, StoreError
 from ratchet.components.storage.store import RunDirectory, Store, digest
 from ratchet.components.types import Artifact
-from ratchet.tasks.exporting import export, push
-from ratchet.tasks.registry import promote, register
+from ratchet.tasks.registry.exporting import export, push
+from ratchet.tasks.registry.registry import promote, register
 
 RESULTS = {"metrics": {"verified.mean": 0.36, "verified.low": 0.304, "verified.high": 0.416, "verified.n": 256, "final.length": 14.0},
            "verdict": {"passed": True, "gates": {"verified": True}, "reasons": ["verified: passed, the low end of its interval 0.304 is over 0.2"]}}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ratchet.components.errors import RecipeError
-from ratchet.tasks.harness import evaluate
+from ratchet.tasks.registry.harness import evaluate
 
 ROWS = [{"question": "The quick", "choices": ["brown", "fox"], "answer": n % 2} for n in range(6)] + \
        [{"question": "fox jumps", "choices": ["The", "quick"], "answer": 0}, {"question": "brown fox", "choices": ["jumps", "brown"], "answer": 1}]

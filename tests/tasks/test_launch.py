@@ -16,7 +16,7 @@ import pytest
 
 from ratchet.components.errors import SourceError, StageError
 from ratchet.components.stages.run import as_request
-from ratchet.tasks.launch import ENVIRONMENT, PRELOAD, launch
+from ratchet.tasks.process.launch import ENVIRONMENT, PRELOAD, launch
 
 
 def test_an_error_crosses_the_process_border(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_a_stage_has_an_environment_of_its_own_but_for_what_a_user_sets(tmp_path
     code = """
 import multiprocessing.forkserver, os
 from pathlib import Path
-from ratchet.tasks import launch
+from ratchet.tasks.process import launch
 before = dict(os.environ)
 launch.prepare()
 assert dict(os.environ) == before
@@ -83,18 +83,18 @@ def test_the_fork_server_asks_nothing_of_a_gpu() -> None:
 
 SPY = """
 import os, subprocess
-import ratchet.components.stages.run, ratchet.tasks.launch
+import ratchet.components.stages.run, ratchet.tasks.process.launch
 def execute(request):
     from ratchet.components.training import ranks
     return {"process": os.getpid(), "sees": ranks.gather(subprocess.run("echo $CUDA_VISIBLE_DEVICES", shell=True, capture_output=True, text=True).stdout)}
 ratchet.components.stages.run.execute = execute
-ratchet.tasks.launch.PRELOAD.append("spy")
+ratchet.tasks.process.launch.PRELOAD.append("spy")
 """
 STAGES = """
 import json, os, sys
 from pathlib import Path
 import spy
-from ratchet.tasks.launch import launch
+from ratchet.tasks.process.launch import launch
 fit = {"fit": {}, "profile": {"ranks": 2}}
 for options, given in [({}, {}), ({}, {"devices": ("1",)}), ({}, {}), ({}, {"inline": True}), ({}, {"inline": True, "devices": ("GPU-3", "GPU-2")}),
                        (fit, {"devices": ("0", "1")})]:

@@ -8,9 +8,9 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from ratchet.components.errors import RecipeError, StoreError
-from ratchet.tasks.drawing import draw
-from ratchet.tasks.lineage import of_product, resolve
-from ratchet.tasks.registry import promote, register
+from ratchet.tasks.registry.drawing import draw
+from ratchet.tasks.registry.lineage import of_product, resolve
+from ratchet.tasks.registry.registry import promote, register
 
 
 @pytest.fixture

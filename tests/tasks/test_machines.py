@@ -25,9 +25,9 @@ from ratchet.components.models.load import load_policy
 from ratchet.components.recipes.recipe import load, plain
 from ratchet.components.stages.run import as_request
 from ratchet.components.types import Artifact
-from ratchet.tasks.joining import jobs, unfit
-from ratchet.tasks.launch import launch
-from ratchet.tasks.ranks import JOB, Job, code, execute_on_ranks
+from ratchet.tasks.process.joining import jobs, unfit
+from ratchet.tasks.process.launch import launch
+from ratchet.tasks.process.ranks import JOB, Job, code, execute_on_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 two_machines = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="the extra `scale` is not installed")
@@ -37,7 +37,7 @@ JOINED = f"log.{socket.gethostname()}.log"
 LEAD = """
 import json, pathlib, sys
 from ratchet.components.errors import RatchetError
-from ratchet.tasks.launch import launch
+from ratchet.tasks.process.launch import launch
 try:
     launch(json.loads(pathlib.Path(sys.argv[1]).read_text()), pathlib.Path(sys.argv[2]))
     print("made")
@@ -214,7 +214,7 @@ def test_machines_of_different_code_are_refused(place: Place) -> None:
     other = place.folder / "code"
     for folder in ("components", "tasks", "flows", "infra/package"):
         shutil.copytree(ROOT / folder, other / folder, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-    (other / "tasks" / "ranks.py").open("a").write("# changed\n")
+    (other / "tasks" / "process" / "ranks.py").open("a").write("# changed\n")
     place.join(code=other)
     place.lead().wait(LONG)
     assert re.match(r"ContractError: ratchet is \w+ on \S+ and \w+ on \S+; all machines of a stage must run the same", place.said("lead"))
@@ -227,7 +227,7 @@ def test_machines_of_different_code_are_refused(place: Place) -> None:
 def test_too_few_machines_end_with_the_command_to_run(tmp_path: Path, inputs: dict[str, Artifact], monkeypatch: pytest.MonkeyPatch,
                                                       capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("RATCHET_ADDRESS", "127.0.0.1")
-    monkeypatch.setattr("ratchet.tasks.ranks.JOIN_SECONDS", 1)
+    monkeypatch.setattr("ratchet.tasks.process.ranks.JOIN_SECONDS", 1)
     asked = request(tmp_path, inputs, learner="deepspeed", ranks=6, machines=3)
     with pytest.raises(StageError, match=r"stage 'sft' needs 3 machines, and not all joined within 1 s; run `ratchet join --home") as caught:
         execute_on_ranks(asked, str(tmp_path / "log"))

@@ -13,8 +13,8 @@ import torch
 
 from ratchet.components.models.load import load_tokenizer, new_reward, save_model
 from ratchet.flows.ui import free_port, wait_for
-from ratchet.tasks.registry import history, promote, register
-from ratchet.tasks.server import client, tracking_uri
+from ratchet.tasks.registry.registry import history, promote, register
+from ratchet.tasks.tracking.server import client, tracking_uri
 
 MESSAGES = [{"role": "user", "content": "Hello there"}]
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.tasks.orphans import MARK, marked
+from ratchet.tasks.process.orphans import MARK, marked
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = f"""
 import os, subprocess, sys, time
 if sys.argv[1] == "guarded":
-    from ratchet.tasks.orphans import leave_nothing_behind
+    from ratchet.tasks.process.orphans import leave_nothing_behind
     leave_nothing_behind()
 print(os.environ.get({MARK!r}, ""), subprocess.Popen(["sleep", "600"], start_new_session=True).pid, flush=True)
 time.sleep(600)
@@ -42,8 +42,8 @@ def test_a_killed_process_leaves_nothing_behind(how: str) -> None:
 
 
 LOADING = """
-import os, sys, ratchet.tasks.launch
-ratchet.tasks.launch.PRELOAD[:] = ["slow_to_load"]
+import os, sys, ratchet.tasks.process.launch
+ratchet.tasks.process.launch.PRELOAD[:] = ["slow_to_load"]
 from ratchet.flows.startup import servers
 with servers(forks=True):
     from multiprocessing.forkserver import _forkserver

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from ratchet.components.errors import RecipeError
 from ratchet.components.storage.store import RunDirectory
 from ratchet.flows.cli import app
-from ratchet.tasks.outcome import lines_of, outcome, verdict_of
-from ratchet.tasks.results import figures
+from ratchet.tasks.tracking.outcome import lines_of, outcome, verdict_of
+from ratchet.tasks.tracking.results import figures
 
 VERDICT = {"passed": False, "gates": {"win_rate": True, "ending": False},
            "reasons": ["win_rate: passed, its value 0.61 is over 0.5", "ending: failed, the low end of its interval -0.3 is not over -0.02"]}
@@ -95,9 +95,9 @@ def test_a_flag_takes_no_value_and_the_version_is_printed() -> None:
 
 def test_what_another_model_or_data_took_prices_nothing(tmp_path: Path) -> None:
     """The same recipe at another seed is priced by what was measured; with another model or other data nothing is known of it."""
-    from ratchet.tasks.calibration import last_seconds
+    from ratchet.tasks.machine.calibration import last_seconds
+    from ratchet.tasks.machine.provenance import machine
     from ratchet.tasks.pipeline import Pipeline
-    from ratchet.tasks.provenance import machine
 
     def opened(*overrides: str) -> Pipeline:
         return Pipeline.open("online_dpo", home=tmp_path, profile="test", overrides=overrides)

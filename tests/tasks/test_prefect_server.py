@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from ratchet.components.errors import ServiceError
-from ratchet.tasks import prefect_server
-from ratchet.tasks.prefect_server import PrefectServer, kept
+from ratchet.tasks.process import prefect_server
+from ratchet.tasks.process.prefect_server import PrefectServer, kept
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,7 +31,7 @@ def served(folder: Path, work: str = "pass") -> str:
     code = f"""
 import fcntl, os, urllib.request
 from pathlib import Path
-from ratchet.tasks.prefect_server import start
+from ratchet.tasks.process.prefect_server import start
 server = start(Path({str(folder)!r}))
 
 def turn():

@@ -10,10 +10,10 @@ from ratchet.components.errors import ContractError, RecipeError, StoreError
 from ratchet.components.recipes.plan import plan
 from ratchet.components.recipes.recipe import dump, load
 from ratchet.components.recipes.schema import Champion
-from ratchet.tasks.promotion import against_champion, promote_by_hand, rollback, spent, with_evidence
-from ratchet.tasks.registry import champion, events, history, promote, register, saved_lineage, with_bytes
-from ratchet.tasks.results import comparable, paired, shared_scores
-from ratchet.tasks.server import client
+from ratchet.tasks.registry.promotion import against_champion, promote_by_hand, rollback, spent, with_evidence
+from ratchet.tasks.registry.registry import champion, events, history, promote, register, saved_lineage, with_bytes
+from ratchet.tasks.tracking.results import comparable, paired, shared_scores
+from ratchet.tasks.tracking.server import client
 
 PASSED, FAILED = {"passed": True, "reasons": ["win rate 0.6 > 0.5"]}, {"passed": False, "reasons": ["tax 1.4 > 1.3"]}
 

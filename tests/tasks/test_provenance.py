@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.tasks import provenance
+from ratchet.tasks.machine import provenance
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -21,7 +21,7 @@ def git(place: Path, *arguments: str) -> str:
 @pytest.fixture
 def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where the code lies; the real one is somewhere else."""
-    file = tmp_path / "code" / "tasks" / "provenance.py"
+    file = tmp_path / "code" / "tasks" / "machine" / "provenance.py"
     file.parent.mkdir(parents=True)
     file.write_text("")
     monkeypatch.setattr(provenance, "__file__", str(file))
@@ -37,7 +37,7 @@ def test_a_checkout_says_its_commit_and_whether_it_was_changed(code: Path, monke
     git(code, "commit", "-qm", "one")
     monkeypatch.setenv("RATCHET_REVISION", COMMIT)  # of the image that this checkout is mounted into
     assert provenance.revision() == git(code, "rev-parse", "HEAD")
-    (code / "tasks" / "provenance.py").write_text("changed")
+    (code / "tasks" / "machine" / "provenance.py").write_text("changed")
     provenance.revision.cache_clear()
     changed = provenance.revision()
     assert changed == git(code, "rev-parse", "HEAD") + "+changes"

@@ -30,9 +30,9 @@ from ratchet.components.stages.run import as_request
 from ratchet.components.storage.store import RunDirectory, Store
 from ratchet.components.training import ranks
 from ratchet.components.types import Artifact
-from ratchet.tasks.launch import launch
 from ratchet.tasks.pipeline import Pipeline
-from ratchet.tasks.ranks import Job, ranks_of, report, reported, why
+from ratchet.tasks.process.launch import launch
+from ratchet.tasks.process.ranks import Job, ranks_of, report, reported, why
 
 needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="the extra `scale` is not installed")
 
@@ -128,7 +128,7 @@ def test_an_error_of_the_ranks_is_the_stages_own(inputs: dict[str, Artifact], tm
 
 
 def test_one_sentence_says_which_rank_and_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ratchet.tasks.ranks.REPORT_SECONDS", 0.0)
+    monkeypatch.setattr("ratchet.tasks.process.ranks.REPORT_SECONDS", 0.0)
 
     def of(exitcode: int, machines: int = 1, last: int = 1, **errors: tuple[str, str]) -> RatchetError:
         """The error when rank `last` ended with `exitcode`, and of ranks r0, r1, ... these errors are known."""
@@ -157,7 +157,7 @@ def test_one_sentence_says_which_rank_and_why(tmp_path: Path, monkeypatch: pytes
 
 FAILING = """
 import sys, ratchet.components.training.ranks, ratchet.components.stages.run
-from ratchet.tasks.ranks import Job, _rank
+from ratchet.tasks.process.ranks import Job, _rank
 def execute(request):
     raise ValueError("refused hf_plantedplanted")
 ratchet.components.training.ranks.join, ratchet.components.stages.run.execute = lambda: None, execute
@@ -201,7 +201,7 @@ def test_a_profile_that_cannot_be_is_one_sentence(profile: dict[str, Any], why: 
 def test_without_deepspeed_a_profile_that_needs_it_is_one_sentence(tmp_path: Path) -> None:
     hidden = tmp_path / "deepspeed.py"
     hidden.write_text("raise ImportError('not here')")
-    code = ("from ratchet.components.learners.deepspeed import DeepSpeedLearner\nfrom ratchet.components.errors import RecipeError\n"
+    code = ("from ratchet.components.training.deepspeed import DeepSpeedLearner\nfrom ratchet.components.errors import RecipeError\n"
             "try:\n    DeepSpeedLearner('nowhere')\nexcept RecipeError as error:\n    print(error)")
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, env={**os.environ, "PYTHONPATH": f"{tmp_path}:{root / 'infra' / 'package'}"}, capture_output=True, text=True)

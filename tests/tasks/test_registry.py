@@ -13,9 +13,9 @@ from ratchet.components.recipes.plan import Stage
 from ratchet.components.recipes.schema import Register
 from ratchet.components.types import Artifact
 from ratchet.flows.ui import free_port, wait_for
-from ratchet.tasks.registry import champion, events, history, promote, register, saved_lineage
-from ratchet.tasks.registry_sources import bring
-from ratchet.tasks.server import client, experiment_id
+from ratchet.tasks.registry.registry import champion, events, history, promote, register, saved_lineage
+from ratchet.tasks.registry.registry_sources import bring
+from ratchet.tasks.tracking.server import client, experiment_id
 
 LINEAGE = {"recipe": "chat", "revision": "abc", "data": {"pairs": "d1"}, "parents": ["sft"]}
 
@@ -124,7 +124,7 @@ def test_no_server_is_one_clear_error(tmp_path, home, monkeypatch):
 def test_nothing_is_registered_for_a_run_that_mlflow_has_not_got(tmp_path):
     """Its versions would never be linked to it: the same command registers them later."""
     from ratchet.tasks.pipeline import Pipeline
-    from ratchet.tasks.registration import register_run
+    from ratchet.tasks.registry.registration import register_run
 
     assert "has not reached sqlite:" in register_run(Pipeline.open("sft", home=tmp_path, profile="test"), None)["postponed"]
     assert not (tmp_path / "registry.lock").exists() and not (tmp_path / "mlflow.db").exists()
@@ -132,7 +132,7 @@ def test_nothing_is_registered_for_a_run_that_mlflow_has_not_got(tmp_path):
 
 def test_every_version_says_its_numbers_and_which_versions_it_was_made_from(tmp_path, monkeypatch):
     """Parents are the nearest checkpoints: of a round the policy it went on from, and the reward model that judged its pairs."""
-    from ratchet.tasks import registration
+    from ratchet.tasks.registry.registry import registration
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setattr(registration, "write_lineage", lambda *_: LINEAGE)
@@ -169,7 +169,8 @@ from mlflow import MlflowClient
 from ratchet.components.recipes.plan import Stage
 from ratchet.components.recipes.schema import Register
 from ratchet.components.types import Artifact
-from ratchet.tasks import promotion, registration
+from ratchet.tasks.registry.registry import promotion
+from ratchet.tasks.registry.registry import registration
 
 for name in ("create_logged_model", "set_registered_model_alias"):  # what was read is old by a second when it is written
     def slow(*args, was=getattr(MlflowClient, name), **more):
@@ -220,7 +221,7 @@ def test_two_processes_register_once_and_no_promotion_is_forgotten(tmp_path, mon
 def test_nobody_asks_the_registry_out_of_turn(act, tmp_path, monkeypatch):
     import contextlib
 
-    from ratchet.tasks import promotion, registration
+    from ratchet.tasks.registry.registry import promotion, registration
 
     turn, asked = [], []
 
@@ -236,7 +237,7 @@ def test_nobody_asks_the_registry_out_of_turn(act, tmp_path, monkeypatch):
 
     for module in (promotion, registration):
         monkeypatch.setattr(module, "registry_turn", registry_turn)
-    monkeypatch.setattr("ratchet.tasks.server.client", ask)
+    monkeypatch.setattr("ratchet.tasks.tracking.server.client", ask)
     monkeypatch.setattr(registration, "write_lineage", lambda *_: {})
     weights = model(tmp_path / "weights", "w")
     line = SimpleNamespace(recipe=SimpleNamespace(register=Register("race")), stages={"sft": Stage("sft", "sft", "weights", {})},

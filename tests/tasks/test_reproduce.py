@@ -13,10 +13,10 @@ import pytest
 from ratchet.components.errors import RecipeError, SourceError
 from ratchet.components.recipes.plan import plan
 from ratchet.components.recipes.recipe import dump, load, names, reread
-from ratchet.tasks.lineage import lineage
+from ratchet.tasks.data.versioning import commit, dvc, publish
 from ratchet.tasks.pipeline import Pipeline
-from ratchet.tasks.reproduce import reproduce, surroundings
-from ratchet.tasks.versioning import commit, dvc, publish
+from ratchet.tasks.registry.lineage import lineage
+from ratchet.tasks.tracking.reproduce import reproduce, surroundings
 
 
 @pytest.mark.parametrize("name", names())

@@ -12,9 +12,9 @@ import pytest
 
 from ratchet.components.errors import RecipeError, StoreError
 from ratchet.components.storage.store import RunDirectory, Store
-from ratchet.tasks.lineage import of_product
-from ratchet.tasks.registry import promote, register
-from ratchet.tasks.retention import Policy, survey, sweep
+from ratchet.tasks.data.retention import Policy, survey, sweep
+from ratchet.tasks.registry.lineage import of_product
+from ratchet.tasks.registry.registry import promote, register
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTHING = Policy(keep_days=0, keep_last=0)
@@ -108,7 +108,7 @@ def test_a_killed_run_can_be_continued_while_it_is_recent(publish, run_of, tmp_p
 
 def test_a_product_cannot_go_between_being_found_and_being_linked(publish, tmp_path):
     sft = publish("sft")
-    code = "import sys; from pathlib import Path; from ratchet.tasks.retention import *; sweep(Path(sys.argv[1]), Policy(0, 0))"
+    code = "import sys; from pathlib import Path; from ratchet.tasks.data.retention import *; sweep(Path(sys.argv[1]), Policy(0, 0))"
     with Store(tmp_path).steady():
         child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT)
         with pytest.raises(subprocess.TimeoutExpired):

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from ratchet.components.recipes.schema import Hardware
-from ratchet.tasks.energy import gpu_kwh
-from ratchet.tasks.mlflow_text import lines
+from ratchet.tasks.machine.energy import gpu_kwh
+from ratchet.tasks.machine.system import sample, sampled
 from ratchet.tasks.pipeline import Pipeline
-from ratchet.tasks.spending import said, spent_on
-from ratchet.tasks.system import sample, sampled
+from ratchet.tasks.tracking.mlflow_text import lines
+from ratchet.tasks.tracking.spending import said, spent_on
 
 METAS = {"sft": {"seconds": 1800.0, "spent": {"cpu_seconds": 3600.0, "peak_gb": 2.0}},
          "evaluate": {"seconds": 1800.0, "spent": {"cpu_seconds": 1800.0, "peak_gb": 3.0}, "win_rate_vs_sft.mean": 0.60}}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ratchet.tasks import system
+from ratchet.tasks.machine import system
 
 
 class NVMLError(Exception):

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from ratchet.components.errors import RecipeError, ServiceError
-from ratchet.tasks.mlflow_runs import ROOT, mlflow_runs
-from ratchet.tasks.mlflow_text import cut, flatten, lines
+from ratchet.tasks.data.versioning import digest
+from ratchet.tasks.machine.system import samples_of
 from ratchet.tasks.pipeline import Pipeline
-from ratchet.tasks.server import client
-from ratchet.tasks.system import samples_of
-from ratchet.tasks.tracking import Tracking
-from ratchet.tasks.upload import Uploader, sync
-from ratchet.tasks.versioning import digest
+from ratchet.tasks.tracking.live_upload import Tracking
+from ratchet.tasks.tracking.mlflow_runs import ROOT, mlflow_runs
+from ratchet.tasks.tracking.mlflow_text import cut, flatten, lines
+from ratchet.tasks.tracking.server import client
+from ratchet.tasks.tracking.upload import Uploader, sync
 
 STEP = "online/round-1"
 

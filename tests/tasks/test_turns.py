@@ -21,16 +21,17 @@ from typing import Any
 import pytest
 
 from ratchet.components.errors import BusyError, RecipeError, StageError, StoreError
-from ratchet.tasks import system, turns
+from ratchet.tasks.machine import system
+from ratchet.tasks.machine.system import visible_gpus
 from ratchet.tasks.pipeline import Pipeline
-from ratchet.tasks.system import visible_gpus
-from ratchet.tasks.turns import REGISTRY, gpu_slots, gpus_of, held, registry_turn
+from ratchet.tasks.process import turns
+from ratchet.tasks.process.turns import REGISTRY, gpu_slots, gpus_of, held, registry_turn
 
 ROOT = Path(__file__).resolve().parents[2]
 HOLD = """
 import sys, time
 from pathlib import Path
-from ratchet.tasks.turns import held
+from ratchet.tasks.process.turns import held
 with held(Path(sys.argv[1]), "run toy"):
     print("held", flush=True)
     time.sleep(600)
@@ -220,7 +221,8 @@ def test_a_stage_for_another_worker_is_given_gpus_too(tmp_path: Path, monkeypatc
 TAKE = """
 import sys
 from pathlib import Path
-from ratchet.tasks import system, turns
+from ratchet.tasks.machine import system
+from ratchet.tasks.process import turns
 turns.GPU_LOCKS, turns.LOOK_SECONDS = Path(sys.argv[1]), 0.05
 with turns.gpus_of(system.visible_gpus(), int(sys.argv[2])) as given:
     print(",".join(given), flush=True)

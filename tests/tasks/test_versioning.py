@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from ratchet.components.errors import ServiceError, StoreError
-from ratchet.tasks import versioning
-from ratchet.tasks.versioning import _equal, commit, digest, dvc, get, locked, publish, versions
+from ratchet.tasks.data import versioning
+from ratchet.tasks.data.versioning import _equal, commit, digest, dvc, get, locked, publish, versions
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -15,10 +15,10 @@ from prefect.client.schemas.actions import ArtifactCreate
 
 from ratchet.components.recipes.plan import Stage
 from ratchet.components.types import Artifact
-from ratchet.tasks.outcome import tracked
 from ratchet.tasks.pipeline import Pipeline, _follow
-from ratchet.tasks.prefect_page import AWAY_SECONDS, PrefectPage
-from ratchet.tasks.tracking import Tracking
+from ratchet.tasks.tracking.live_upload import Tracking
+from ratchet.tasks.tracking.outcome import tracked
+from ratchet.tasks.tracking.prefect_page import AWAY_SECONDS, PrefectPage
 
 KINDS = ("image", "link", "markdown", "table")
 

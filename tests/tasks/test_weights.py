@@ -10,8 +10,8 @@ import pytest
 
 from ratchet.components.errors import RecipeError, StoreError
 from ratchet.components.types import Artifact
-from ratchet.tasks.registry import register
-from ratchet.tasks.weights import weights_of
+from ratchet.tasks.registry.registry import register
+from ratchet.tasks.registry.weights import weights_of
 
 
 @pytest.fixture

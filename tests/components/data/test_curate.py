@@ -17,7 +17,7 @@ from ratchet.components.data.statistics import alternates, statistics
 from ratchet.components.errors import DataError, GateError, RecipeError
 from ratchet.components.recipes.sections import SHARES, Contexts, Conversations, Pairs
 from ratchet.components.types import Group, Prompt, Trajectory
-from ratchet.tasks.validation import validate_data
+from ratchet.tasks.data.validation import validate_data
 
 
 def words(messages):

@@ -105,7 +105,7 @@ def test_a_hub_that_is_away_means_what_was_fetched_last(hub: dict[str, str | Non
 
 
 def test_the_second_night_trains_on_the_data_of_the_day_and_says_what_moved(fresh_home: Callable[[str], Path], tmp_path: Path) -> None:
-    from ratchet.tasks.drift import watch_data
+    from ratchet.tasks.data.drift import watch_data
 
     home, data, moved = fresh_home("home"), tmp_path / "chats.jsonl", []
     for words in (3, 12):

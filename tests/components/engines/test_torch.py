@@ -9,10 +9,10 @@ import torch
 
 from ratchet.components.inference.sampling import sample
 from ratchet.components.inference.torch import TorchEngine
-from ratchet.components.learners.torch import TorchLearner
 from ratchet.components.models.load import load_policy, load_tokenizer, new_reward, save_model
 from ratchet.components.models.tiny import train_tiny
 from ratchet.components.training.packing import pack
+from ratchet.components.training.torch import TorchLearner
 from ratchet.components.types import Group, Prompt, Request, Trajectory
 
 

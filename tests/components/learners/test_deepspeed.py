@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 
 from ratchet.components.errors import ContractError, RecipeError
-from ratchet.components.learners.torch import TorchLearner
 from ratchet.components.models.load import load_model, load_tokenizer, new_reward, save_model
 from ratchet.components.models.lora import SwitchedOff
 from ratchet.components.models.tiny import train_tiny
 from ratchet.components.piece import build
 from ratchet.components.recipes.recipe import _objective
 from ratchet.components.training.packing import pack
+from ratchet.components.training.torch import TorchLearner
 from ratchet.components.training.trainer import fit, parts
 from ratchet.components.types import Group, Prompt, Trajectory
 
@@ -60,7 +60,7 @@ def groups(objective: str) -> list[Group]:
 
 
 def learner_of(job: Mapping[str, Any], where: str) -> Any:
-    from ratchet.components.learners.deepspeed import DeepSpeedLearner
+    from ratchet.components.training.deepspeed import DeepSpeedLearner
 
     adapter = build("adapter", job["adapter"]) if job.get("adapter") else None
     options = {"kind": KINDS.get(job["objective"], "policy"), "adapter": adapter, "learning_rate": 1e-3, "weight_decay": 0.1,
@@ -230,7 +230,7 @@ def test_the_reference_is_the_adapter_switched_off(models: dict[str, str], tmp_p
 
 
 def test_bfloat16_is_for_hardware_that_has_it(models: dict[str, str], tmp_path: Path) -> None:
-    from ratchet.components.learners.deepspeed import has_bfloat16
+    from ratchet.components.training.deepspeed import has_bfloat16
 
     if has_bfloat16():
         pytest.skip("this machine has it")
@@ -247,7 +247,7 @@ if __name__ == "__main__":
 def test_deepspeed_knows_every_key_of_the_configuration(stage: int) -> None:
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
-    from ratchet.components.learners.deepspeed import config
+    from ratchet.components.training.deepspeed import config
 
     made = config(zero_stage=stage, precision="bfloat16" if stage > 1 else "float32", max_grad_norm=1.0)
     assert int(DeepSpeedZeroConfig(**made["zero_optimization"]).stage) == stage  # an unknown key is an error

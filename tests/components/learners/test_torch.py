@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from ratchet.components.errors import TrainingError
-from ratchet.components.learners.torch import TorchLearner, rate
 from ratchet.components.models.load import load_policy
 from ratchet.components.models.lora import merge_adapter
 from ratchet.components.models.tiny import train_tiny
 from ratchet.components.pieces.adapters.lora import lora
 from ratchet.components.pieces.adapters.top_layers import top_layers
 from ratchet.components.training.packing import pack
+from ratchet.components.training.torch import TorchLearner, rate
 from ratchet.components.types import Batch, Group, Prompt, Trajectory
 
 ASKS = frozenset({"logprobs"})

@@ -18,7 +18,6 @@ from ratchet.components.errors import ContractError
 from ratchet.components.inference import choose
 from ratchet.components.inference import torch as engines
 from ratchet.components.inference.torch import TorchEngine
-from ratchet.components.learners.torch import TorchLearner
 from ratchet.components.models import products
 from ratchet.components.models.attention import Cache
 from ratchet.components.models.device import answering, here, placed
@@ -29,6 +28,7 @@ from ratchet.components.pieces.adapters.lora import lora
 from ratchet.components.recipes.recipe import plain
 from ratchet.components.recipes.schema import Profile, Vllm
 from ratchet.components.training.packing import pack
+from ratchet.components.training.torch import TorchLearner
 from ratchet.components.types import Group, Prompt, Request, Trajectory
 from tests.pretend import DEVICE, There, pretended
 

@@ -16,7 +16,6 @@ from transformers import (
 from ratchet.components.errors import ContractError
 from ratchet.components.evaluation.linear import choose_penalty
 from ratchet.components.inference.torch import TorchEngine
-from ratchet.components.learners.torch import TorchLearner
 from ratchet.components.models.forward import outputs, reward_states
 from ratchet.components.models.load import load_reward, load_tokenizer, new_reward, save_model
 from ratchet.components.models.reward import MeanReward, StandardisedHead
@@ -25,6 +24,7 @@ from ratchet.components.stages.probe import SavedReward, verify_saved
 from ratchet.components.stages.reward import examine, linear_probe, score, score_in_memory, uneven
 from ratchet.components.text.chat import encode_group
 from ratchet.components.training.packing import pack
+from ratchet.components.training.torch import TorchLearner
 from ratchet.components.types import Context, Group, Prompt, Trajectory
 
 SAID = [("hello there", "what a lovely day"), ("how are you", "fine thanks"), ("tell me a joke", "no"), ("go on", "a long story follows")]

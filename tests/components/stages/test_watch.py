@@ -13,7 +13,6 @@ import torch
 
 from ratchet.components.errors import ContractError, HealthError
 from ratchet.components.inference.torch import TorchEngine
-from ratchet.components.learners.torch import TorchLearner
 from ratchet.components.models.load import load_policy, load_tokenizer, save_model
 from ratchet.components.recipes.recipe import plain
 from ratchet.components.recipes.schema import Profile
@@ -22,6 +21,7 @@ from ratchet.components.stages.run import as_request, execute
 from ratchet.components.stages.watch import ENOUGH, Health
 from ratchet.components.storage.checkpoints import latest
 from ratchet.components.storage.store import file_digest
+from ratchet.components.training.torch import TorchLearner
 from ratchet.components.types import Artifact, Group, Prompt, Trajectory
 from ratchet.tasks.pipeline import Pipeline
 

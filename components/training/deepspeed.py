@@ -1,0 +1,298 @@
+"""The learner on several processes: the torch learner's arithmetic, with weights, gradients and AdamW divided by ZeRO.
+
+ZeRO (arXiv 1910.02054) keeps on each of N ranks all of the training state (stage 0), or an Nth of the optimiser's (1), of the
+gradients too (2), of the weights too (3); ZeRO-Offload (arXiv 2101.06840) keeps the optimiser's or the weights on the host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, final
+
+import torch
+from torch import Tensor, nn
+
+from ratchet.components.errors import ContractError, RecipeError, TrainingError
+from ratchet.components.models.forward import output_head, outputs
+from ratchet.components.models.load import load_model, load_tokenizer, save_model
+from ratchet.components.models.lora import FOLDER, save_adapter
+from ratchet.components.models.value import PolicyWithValue
+from ratchet.components.training import ranks
+from ratchet.components.training.torch import Schedule, rate
+from ratchet.components.types import Batch, Outputs
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+BFLOAT16 = {"bf16": {"enabled": True, "check_grad_overflow": True}, "data_types": {"grad_accum_dtype": "fp32"}}
+
+
+def config(*, zero_stage: int = 2, offload_optimizer: bool = False, offload_parameters: bool = False,
+           precision: Literal["float32", "bfloat16"] = "float32", max_grad_norm: float | None = None) -> dict[str, Any]:
+    """What DeepSpeed is told. A loss is divided by our own counts and we say when a step is whole, so its batch sizes are 1
+    and its accumulation is ours; at stage 0 clipping is ours too."""
+    zero: dict[str, Any] = {"stage": zero_stage, "overlap_comm": False, "contiguous_gradients": True}
+    if zero_stage == 3:
+        zero["stage3_param_persistence_threshold"] = 10_000  # vectors stay whole everywhere, matrices are divided
+    if offload_optimizer:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
+    if offload_parameters:
+        zero["offload_param"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "managed_gradient_accumulation": False,
+        "gradient_clipping": (max_grad_norm or 0.0) if zero_stage else 0.0,
+        **(BFLOAT16 if precision == "bfloat16" else {}),
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,   # torch's AdamW, as the torch learner has it
+        "zero_force_ds_cpu_optimizer": False,    # also when offloaded: one arithmetic everywhere, nothing to compile
+        "wall_clock_breakdown": False,
+    }
+
+
+@final
+class DeepSpeedLearner:
+    """A `Learner` whose `ranks.count()` processes each see a share of every step. Same options and same checkpoints as
+    `TorchLearner`: a run may go on with another number of ranks, another stage, or the other learner.
+
+    `backward` takes this rank's part of the step's loss. `__call__`, `backward`, `step`, `state` and `save` are collective.
+    """
+
+    def __init__(
+        self, model_path: Path, *, kind: Literal["policy", "policy_with_value", "reward"] = "policy",
+        adapter: Callable[[nn.Module], nn.Module] | None = None, learning_rate: float = 1e-5,
+        betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0,
+        max_grad_norm: float | None = 1.0, schedule: Schedule = "constant", warmup_steps: int = 0, total_steps: int = 0,
+        gradient_checkpointing: bool = False, threads: int | None = None, zero_stage: int = 2,
+        offload_optimizer: bool = False, offload_parameters: bool = False,
+        precision: Literal["float32", "bfloat16"] = "float32",
+    ) -> None:
+        deepspeed = _deepspeed()
+        if precision == "bfloat16" and not has_bfloat16():
+            raise RecipeError("the profile says `precision: bfloat16`, and this machine computes it by emulation only; take float32")
+        if threads:
+            torch.set_num_threads(threads)
+        ranks.join()
+        self.kind, self.path, self.adapter, self.stage = kind, Path(model_path), adapter, zero_stage
+        self.tokenizer = load_tokenizer(model_path)
+        self.model, self.trained = self._load()
+        if gradient_checkpointing:
+            language = self.model.policy if isinstance(self.model, PolicyWithValue) else self.model
+            language.gradient_checkpointing_enable({"use_reentrant": False})
+            self.model.train()  # transformers checkpoints only in training mode; all dropout is 0
+        named = {n: p for n, p in self.trained.named_parameters() if p.requires_grad}
+        if not named:
+            raise TrainingError("the adapter left nothing to learn: every parameter is frozen")
+        decayed = {n: p for n, p in named.items() if p.dim() > 1}
+        self.parameters = {**decayed, **{n: p for n, p in named.items() if p.dim() <= 1}}  # in the order of torch's state
+        groups = [{"params": list(decayed.values()), "weight_decay": weight_decay},
+                  {"params": [p for n, p in named.items() if n not in decayed], "weight_decay": 0.0}]
+        self.sizes = [len(group["params"]) for group in groups]
+        optimiser = torch.optim.AdamW([g for g in groups if g["params"]], lr=learning_rate, betas=betas, eps=eps, fused=True)
+        self.max_grad_norm = max_grad_norm
+        if not zero_stage:
+            optimiser.register_step_pre_hook(self._clip)
+        with _quiet():
+            self.engine, *_ = deepspeed.initialize(
+                model=Rows(self.model, kind, zero_stage), optimizer=optimiser,
+                config=config(zero_stage=zero_stage, offload_optimizer=offload_optimizer, offload_parameters=offload_parameters,
+                              precision=precision, max_grad_norm=max_grad_norm))
+        self._make_moments()
+        self.steps, self.norm = 0, 0.0
+        self.schedule = {"peak": learning_rate, "schedule": schedule, "warmup": warmup_steps, "total": total_steps}
+
+    def _load(self) -> tuple[nn.Module, nn.Module]:
+        model = load_model(self.path, self.kind)
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+            if hasattr(module, "attention_dropout"):
+                module.attention_dropout = 0.0
+        return model, self.adapter(model) if self.adapter else model
+
+    def _make_moments(self) -> None:
+        """AdamW's memory, which torch makes at the first step: a checkpoint may be read before, and DeepSpeed 0.19 looks for
+        that of every parameter group as soon as the first group has stepped."""
+        zero = self.engine.optimizer
+        parts = {0: lambda: list(self.parameters.values()), 3: lambda: zero.fp32_partitioned_groups_flat}
+        for part in parts.get(self.stage, lambda: zero.single_partition_of_fp32_groups)():
+            self.engine.basic_optimizer.state[part] = {
+                "step": torch.zeros((), device=part.device), **{key: torch.zeros_like(part, requires_grad=False) for key in MOMENTS}}
+        if self.stage in (1, 2):
+            zero._lazy_init_hp_params_optimizer_state()
+
+    def __call__(self, batch: Batch, asks: frozenset[str]) -> Outputs:
+        """See `ratchet.components.models.forward.outputs`. What comes back lies on the host, whatever computed it."""
+        return Outputs({name: values.float().cpu() for name, values in self.engine(batch, asks).items()})
+
+    def backward(self, loss: Tensor) -> None:
+        """Adds the gradient of this rank's part of the loss; DeepSpeed takes a mean over ranks where we want the sum."""
+        if loss.requires_grad:
+            self.engine.backward(loss * ranks.count(), scale_wrt_gas=False)
+
+    def step(self) -> dict[str, float]:
+        """One AdamW update with the gradients of all ranks; a norm that is not finite is a `TrainingError`."""
+        now = rate(self.steps, **self.schedule)
+        self._take(now)
+        overflow = bool(getattr(self.engine.optimizer, "overflow", False))
+        norm = math.inf if overflow else self.norm if not self.stage else float(self.engine.get_global_grad_norm() or 0.0)
+        if not math.isfinite(norm):
+            raise TrainingError(f"the gradient norm of update {self.steps + 1} is {norm}; the weights were not touched. "
+                                "Lower the learning rate or look at the records of this step")
+        self.steps += 1
+        return {"grad_norm": norm, "learning_rate": now}
+
+    def _take(self, learning_rate: float) -> None:
+        for group in self.engine.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self.engine.step()
+
+    def _clip(self, optimiser: torch.optim.Optimizer, *_: Any) -> None:
+        """Stage 0: clip what DeepSpeed has just summed over ranks, before AdamW reads it."""
+        limit = math.inf if self.max_grad_norm is None else self.max_grad_norm
+        self.norm = float(nn.utils.clip_grad_norm_(list(self.parameters.values()), limit))
+        if not math.isfinite(self.norm):
+            optimiser.zero_grad(set_to_none=True)  # AdamW then skips every parameter; `step` raises
+
+    def state(self) -> dict[str, Any]:
+        """What `TorchLearner.state` gives, consolidated: whole tensors on the first rank, nothing on the others."""
+        learnt = bool(self.steps)
+        weights: dict[str, Tensor] = {}
+        moments: dict[int, dict[str, Tensor]] = {}
+        for index, (name, parameter) in enumerate(self.parameters.items()):
+            whole = {key: self._whole(parameter, key) for key in (None, *(MOMENTS if learnt else ()))}
+            if ranks.first():
+                weights[name] = whole[None]
+                moments[index] = {"step": torch.tensor(float(self.steps)), **{key: whole[key] for key in MOMENTS if learnt}}
+        if not ranks.first():
+            return {}
+        numbers, filled = list(range(len(self.parameters))), iter(self.engine.basic_optimizer.param_groups)
+        groups, at = [], 0
+        for size in self.sizes:  # torch's own learner keeps its empty groups, DeepSpeed drops them
+            like = next(filled) if size else self.engine.basic_optimizer.defaults
+            groups.append({**{k: v for k, v in like.items() if k != "params"}, "params": numbers[at : at + size]})
+            at += size
+        return {"weights": weights, "optimiser": {"state": moments if learnt else {}, "param_groups": groups}, "steps": self.steps}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes back to a `state` of any number of ranks. Parameters of another adapter or model are a `ContractError`."""
+        if set(state["weights"]) != set(self.parameters):
+            odd = sorted(set(state["weights"]) ^ set(self.parameters))
+            raise ContractError(f"the checkpoint trains other parameters than this learner, e.g. {odd[0]!r}; use the adapter it was made with")
+        moments = state["optimiser"]["state"]
+        for index, (name, parameter) in enumerate(self.parameters.items()):
+            self._set(parameter, None, state["weights"][name])
+            for key in MOMENTS:
+                self._set(parameter, key, moments[index][key] if moments else torch.zeros_like(state["weights"][name]))
+        for partition in self.engine.basic_optimizer.state.values():
+            partition["step"].fill_(state["steps"])
+        self.steps = state["steps"]
+
+    def save(self, path: Path) -> None:
+        """A plain model directory with its tokenizer, written by the first rank: the model as it was loaded, with what was
+        learnt laid over it and adapters merged, so frozen weights are never gathered."""
+        learnt: dict[str, Tensor] = {}
+        for name, parameter in self.parameters.items():
+            whole = self._whole(parameter)
+            if ranks.first():
+                learnt[name] = whole
+        if ranks.first():
+            model, trained = self._load()
+            with torch.no_grad():
+                for name, parameter in trained.named_parameters():
+                    if name in learnt:
+                        parameter.copy_(learnt[name])
+            if hasattr(trained, "merge_and_unload"):
+                save_adapter(trained, Path(path) / FOLDER)
+                model = trained.merge_and_unload()
+            save_model(model, self.tokenizer, Path(path))
+        ranks.gather(None)  # nobody reads before it is whole
+
+    def _whole(self, parameter: nn.Parameter, moment: str | None = None) -> Tensor:
+        """A parameter or its moment, whole, in float32, on the host; a copy. Collective."""
+        from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+        if not self.stage:
+            found = self.engine.basic_optimizer.state[parameter][moment] if moment else parameter
+        else:
+            found = safe_get_full_optimizer_state(parameter, moment) if moment else safe_get_full_fp32_param(parameter)
+        assert found is not None, "a parameter that DeepSpeed does not know"
+        return found.detach().float().cpu().clone()
+
+    def _set(self, parameter: nn.Parameter, moment: str | None, value: Tensor) -> None:
+        """The other way: every rank keeps its part of `value`."""
+        from deepspeed import zero
+        from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
+
+        with torch.no_grad():
+            if moment is None:
+                with zero.GatheredParameters([parameter], modifier_rank=0, enabled=self.stage == 3):
+                    parameter.copy_(value)
+            if not self.stage:
+                if moment:
+                    self.engine.basic_optimizer.state[parameter][moment].copy_(value)
+                return
+            value = value.to(self.engine.device)
+            if moment:
+                safe_set_full_optimizer_state(parameter, value, moment)
+            else:
+                safe_set_full_fp32_param(parameter, value)
+
+
+class Rows(nn.Module):
+    """What DeepSpeed wraps: rows in, tensors by ask out, so that its hooks see one forward pass of one module."""
+
+    def __init__(self, model: nn.Module, kind: str, stage: int) -> None:
+        super().__init__()
+        self.model, self.kind = model, kind
+        if stage == 3 and kind != "reward":
+            from deepspeed import zero
+
+            # The log-probs read the output layer's weight without calling the layer, so ZeRO-3 must be told who needs it.
+            head = output_head(model.policy if isinstance(model, PolicyWithValue) else model)
+            for parameter in head.parameters():
+                zero.register_external_parameter(self, parameter)
+
+    def forward(self, batch: Batch, asks: frozenset[str]) -> dict[str, Tensor]:
+        return dict(outputs(self.model, self.kind, batch, asks).values_by_ask)
+
+
+def has_bfloat16() -> bool:
+    """Whether the hardware multiplies in bfloat16: GPUs from Ampere on, processors with AVX512-BF16."""
+    if torch.cuda.is_available():
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.cpu._is_avx512_bf16_supported()
+
+
+def _deepspeed() -> Any:
+    """The library, or one sentence."""
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # read when it is first imported; it looks for a GPU's toolkit otherwise
+    os.environ.setdefault("LOCAL_RANK", "0")  # torchrun sets it; DeepSpeed wants it of a process alone too
+    try:
+        with _quiet():
+            import deepspeed
+    except ImportError as error:
+        raise RecipeError(f"the profile says `learner: deepspeed`, and DeepSpeed cannot be imported ({error}); "
+                          "pip install 'ratchet-rlhf[scale]', or take `learner: torch`") from error
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # compiled at first use, by both cores for minutes; gloo does
+    return deepspeed
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """DeepSpeed tells its configuration in hundreds of lines; warnings stay."""
+    logger = logging.getLogger("DeepSpeed")
+    before = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(before or logging.WARNING)
+
+
+__all__ = ["DeepSpeedLearner", "config"]

@@ -1,0 +1,1 @@
+"""Data on its way: validation (Great Expectations), versions (DVC), drift, garbage collection."""

@@ -1,0 +1,205 @@
+"""Has a run's data moved against the last run's, and are its results behind the champion's? Written as `<run>/drift.json`; what
+moved is an event that alerts listen to. Looking never stops a run.
+
+A distribution is compared by its population stability index, the sum over bins of (p - q) ln(p / q), with the last run's deciles
+as bins. Over 0.2 is the custom's "significant"; with n and m records chance alone gives (1/n + 1/m) chi-squared(bins - 1)
+(Yurdakul, "Statistical Properties of the Population Stability Index", 2018), so the limit is never below what chance reaches once in
+a hundred runs, all comparisons together. What Great Expectations counted is compared as shares: one that grew by half a percent and
+by four standard errors moved.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import logging
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ratchet.components.errors import redacted
+from ratchet.components.storage.store import write_atomic
+from ratchet.tasks.pipeline import Pipeline
+
+log = logging.getLogger("ratchet.drift")
+
+LENGTHS = {"tokens": "length in tokens", "turns": "turns", "rating": "rating", "rating_gap": "gap of ratings"}  # by split
+NAMES = {"topic": "topic", "language": "language"}                                                              # over all
+LIMIT, CHANCE, BINS, SHARE = 0.2, 0.01, 10, 0.005
+EVENT = "ratchet.drift"
+
+
+@dataclass(frozen=True)
+class Shift:
+    """One comparison: what of where, its size and the limit it is held against, and the two in words."""
+
+    what: str
+    where: str
+    size: float
+    limit: float
+    before: str
+    now: str
+
+    @property
+    def moved(self) -> bool:
+        return self.size > self.limit
+
+    def __str__(self) -> str:
+        return f"{self.what} of {self.where}: {self.before} -> {self.now} ({self.size:.2g}, limit {self.limit:.2g})"
+
+
+def stability(before: Sequence[int], now: Sequence[int]) -> float:
+    """The index of two histograms over the same bins; half a record is added to each bin, so that none is empty."""
+    n, m, bins = sum(before), sum(now), len(before)
+    shares = [((a + 0.5) / (n + bins / 2), (b + 0.5) / (m + bins / 2)) for a, b in zip(before, now, strict=True)]
+    return sum((q - p) * math.log(q / p) for p, q in shares)
+
+
+def limit(bins: int, n: int, m: int, chance: float) -> float:
+    """What the index must pass to count: 0.2, or more where so few records exceed it by chance."""
+    from scipy.stats import chi2
+
+    return max(LIMIT, float(chi2.ppf(1 - chance, bins - 1)) * (1 / n + 1 / m)) if bins > 1 else math.inf
+
+
+def numbers_shift(before: Sequence[float], now: Sequence[float]) -> tuple[float, int]:
+    """(index, bins) of two samples, over the deciles of the first. Bins end where equal values end."""
+    ordered = sorted(before)
+    edges = sorted({ordered[len(ordered) * i // BINS] for i in range(1, BINS)})
+    counts = [[0] * (len(edges) + 1) for _ in range(2)]
+    for side, values in zip(counts, (before, now), strict=True):
+        for value in values:
+            side[bisect.bisect_right(edges, value)] += 1
+    return stability(*counts), len(edges) + 1
+
+
+def names_shift(before: Sequence[str], now: Sequence[str], most: int = 20) -> tuple[float, int, str]:
+    """(index, bins, what grew most) of two lists of names: the `most` frequent ones of both, the others together."""
+    old, new = Counter(before), Counter(now)
+    named = [name for name, _ in (old + new).most_common(most)]
+    rows = [(old[name], new[name]) for name in named]
+    rest = (len(before) - sum(a for a, _ in rows), len(now) - sum(b for _, b in rows))
+    rows += [rest] if any(rest) else []
+    grew = max(named, key=lambda name: new[name] / len(now) - old[name] / len(before), default="")
+    return stability([a for a, _ in rows], [b for _, b in rows]), len(rows), grew
+
+
+def data_shifts(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> list[Shift]:
+    """Every comparison of two tables as `statistics.parquet` holds them, one row a group."""
+    asked: list[tuple[str, str, list[Any], list[Any]]] = []
+    for split in dict.fromkeys(row["split"] for row in now):
+        for column in LENGTHS:
+            asked.append((column, split, *([r[column] for r in rows if r["split"] == split and r[column] is not None] for rows in (before, now))))
+    for column in NAMES:
+        asked.append((column, "all data", *([r[column] for r in rows if r[column]] for rows in (before, now))))
+    asked = [a for a in asked if len(a[2]) >= BINS and len(a[3]) >= BINS]
+    chance = CHANCE / max(1, len(asked))
+    found = []
+    for column, where, old, new in asked:
+        if column in NAMES:
+            size, bins, grew = names_shift(old, new)
+            said = [f"{grew!r} {sum(v == grew for v in values) / len(values):.0%}" for values in (old, new)]
+        else:
+            size, bins = numbers_shift(old, new)
+            said = [f"mean {sum(values) / len(values):.4g}" for values in (old, new)]
+        found.append(Shift((LENGTHS | NAMES)[column], where, size, limit(bins, len(old), len(new), chance), *said))
+    return found
+
+
+def gate_shifts(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Shift]:
+    """What Great Expectations counted, as two `validation.json` tell: the share of groups that broke each expectation of rows."""
+    old = {e["says"]: e["failed"] for e in before["expectations"] if e["of"] == "rows"}
+    found = []
+    for one in now["expectations"]:
+        if one["of"] == "rows" and one["says"] in old:
+            p, q = old[one["says"]] / before["groups"], one["failed"] / now["groups"]
+            pooled = (old[one["says"]] + one["failed"]) / (before["groups"] + now["groups"])
+            error = math.sqrt(pooled * (1 - pooled) * (1 / before["groups"] + 1 / now["groups"]))
+            found.append(Shift(f"groups that break “{one['says']}”", "all data", q - p, max(SHARE, 4 * error), f"{p:.2%}", f"{q:.2%}"))
+    return found
+
+
+def result_shifts(mine: Mapping[str, Any], champion: Mapping[str, Any]) -> list[Shift]:
+    """How far a run's evaluation is behind the champion's by each score both have on the same prompts, positive is worse: it counts
+    when the whole 99 % interval is. Not a promotion's comparison: it is written nowhere but here and costs no error."""
+    from ratchet.tasks.tracking.results import paired, shared_scores
+
+    found = []
+    for score in shared_scores(mine, champion):
+        interval = paired(mine, champion, score, level=0.99)
+        if score != "length":  # worse by half the interval's width or more: its upper end lies below zero
+            room = interval["high"] - interval["mean"]
+            ours, theirs = (sum(e["per_prompt"][score]) / len(e["per_prompt"][score]) for e in (mine, champion))
+            found.append(Shift(f"mean {score}", "held-out prompts", -interval["mean"], room, f"champion {theirs:.4g}", f"this run {ours:.4g}"))
+    return found
+
+
+# --- in a run --------------------------------------------------------------------------------------------------------
+
+
+def last_run(pipeline: Pipeline) -> Path | None:
+    """The newest other finished run of the same recipe in this home."""
+    runs = []
+    for file in pipeline.run.path.parent.glob("*/run.json"):
+        state = json.loads(file.read_text())
+        if file.parent.name != pipeline.run.name and state.get("recipe") == pipeline.recipe.name and state.get("state") == "finished":
+            runs.append((state.get("ended", 0.0), file.parent))
+    return max(runs)[1] if runs else None
+
+
+def watch_data(pipeline: Pipeline) -> list[Shift]:
+    """Compare the curated data with the last run's, write and tell."""
+    try:
+        before = last_run(pipeline)
+        if before is None or not (before / "stages" / "curated" / "statistics.parquet").exists():
+            return []
+        from ratchet.components.data.groups import read_parquet
+
+        old, new = before / "stages" / "curated", pipeline.artifact("curated").path
+        found: list[Shift] = []
+        if old.resolve() != new.resolve():
+            found = data_shifts(*(list(read_parquet(place / "statistics.parquet")) for place in (old, new)))
+            found += gate_shifts(*(json.loads((place / "validation.json").read_text()) for place in (old, new)))
+        return _written(pipeline, "data", before.name, found)
+    except Exception as error:
+        return _failed("data", error)
+
+
+def watch_results(pipeline: Pipeline) -> list[Shift]:
+    """Compare the evaluation with the champion's, before this run may replace it; write and tell."""
+    try:
+        if pipeline.recipe.register is None or "evaluate" not in pipeline.stages:
+            return []
+        from ratchet.tasks.registry.registry import champion, saved_lineage
+        from ratchet.tasks.tracking.results import evaluation
+
+        best = champion(pipeline.recipe.register.model, home=pipeline.store.home)
+        if best is None:
+            return []
+        theirs = (saved_lineage(best, home=pipeline.store.home) or {}).get("results") or {}
+        return _written(pipeline, "results", f"{best.name} version {best.version}", result_shifts(evaluation(pipeline.run.path), theirs))
+    except Exception as error:
+        return _failed("results", error)
+
+
+def _written(pipeline: Pipeline, kind: str, against: str, found: Sequence[Shift]) -> list[Shift]:
+    file = pipeline.run.path / "drift.json"
+    known = json.loads(file.read_text()) if file.exists() else {}
+    moved = [shift for shift in found if shift.moved]
+    write_atomic(file, json.dumps({**known, kind: {"against": against, "moved": [str(s) for s in moved],
+                                                   "compared": [asdict(s) for s in found]}}, indent=1, ensure_ascii=False))
+    if moved:
+        from ratchet.tasks.tracking.alerts import tell
+
+        told = f"{pipeline.run.name}: {kind} moved against {against}: " + "; ".join(map(str, moved))
+        log.warning(told)
+        tell(EVENT, pipeline.run.name, told, {"recipe": pipeline.recipe.name, "kind": kind, "moved": [str(s) for s in moved]})
+    return moved
+
+
+def _failed(kind: str, error: Exception) -> list[Shift]:
+    log.warning("drift of %s was not looked at: %s", kind, redacted(f"{type(error).__name__}: {error}"))
+    return []

@@ -1,0 +1,198 @@
+"""What the store may forget: everything that no registered version and no living or recent run needs.
+
+Kept are, with everything they were made from:
+    promoted    versions that hold an alias or were champion once, and all of the runs that made them
+    registered  the other registered versions, or of each model the `best` by a metric
+    alive       what runs of living processes link to or plan to use
+    recent      the same of the last runs, and of those of the last days; a killed run can be continued meanwhile
+Only what the store itself wrote goes: products whose manifest agrees with their name, work of stages that nobody holds,
+and leftovers. Runs keep their recipe, lineage, logs and numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shutil
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ratchet.components.errors import RecipeError, StoreError, nearest
+from ratchet.components.storage.store import RunDirectory, Store, disk_errors, read_manifest
+from ratchet.tasks.registry.registry import Version, events, history, models
+from ratchet.tasks.tracking.mlflow_text import allowed
+
+TRASH = ".trash-"  # and the process that empties it
+
+
+@dataclass(frozen=True)
+class Policy:
+    """`keep_days` in days, `keep_last` runs; `best` versions of each model by `metric`, all of them when it is None."""
+
+    keep_days: float = 14.0
+    keep_last: int = 5
+    best: int | None = None
+    metric: str = "win_rate_vs_sft.mean"
+    lower_is_better: bool = False
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A thing in the store: `size` in bytes that removing it frees (a file that is linked elsewhere too frees nothing)."""
+
+    path: Path
+    size: int
+    what: str
+    made: str = ""
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What goes, and what stays by the strongest reason to stay: products and bytes."""
+
+    go: list[Entry] = field(default_factory=list)
+    stay: Counter[str] = field(default_factory=Counter)
+    stay_bytes: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def freed(self) -> int:
+        return sum(entry.size for entry in self.go)
+
+
+def survey(home: Path, policy: Policy) -> Survey:
+    """Look through the store; nothing is changed. Raises `ServiceError` when the registry cannot be asked, `StoreError`
+    when it is not the one that the runs here registered with, `RecipeError` for a metric that no version has."""
+    store, found = Store(home), Survey()
+    kept = needed(store, policy)
+    for entry in sorted(store.root.iterdir()) if store.root.is_dir() else []:
+        if entry.is_symlink() or not entry.is_dir():
+            continue
+        if re.fullmatch(r"\.trash-\d+|\.replaced-.+-[0-9a-f]{16}-\d+", entry.name):
+            found.go.append(Entry(entry, size(entry), "leftover"))
+        elif entry.name == ".work":
+            found.go.extend(Entry(work, size(work), "unfinished work") for work in sorted(entry.iterdir())
+                            if work.is_dir() and work.name not in kept and not _held(work))
+        elif (manifest := read_manifest(entry)) and entry.name == f"{manifest.get('stage')}-{str(manifest.get('key'))[:16]}":
+            if reason := kept.get(entry.name):
+                found.stay[reason] += 1
+                found.stay_bytes[reason] += size(entry)
+            else:
+                found.go.append(Entry(entry, size(entry), manifest["kind"], manifest["made"]))
+    return found
+
+
+def sweep(home: Path, policy: Policy) -> Survey:
+    """Remove what `survey` finds. Other runs may work meanwhile: products vanish whole, while no run is about to take
+    one, and a stage's work goes only while nobody holds its lock."""
+    store = Store(home)
+    with disk_errors("clearing the store"):
+        with store.steady(sweeping=True):
+            found = survey(home, policy)
+            trash, gone = store.root / f"{TRASH}{os.getpid()}", []
+            trash.mkdir()
+            for entry in found.go:
+                with _free(entry.path) if entry.path.parent.name == ".work" else contextlib.nullcontext(True) as free:
+                    if free:
+                        os.replace(entry.path, trash / f"{len(gone)}-{entry.path.name}")
+                        gone.append(entry)
+        shutil.rmtree(trash, ignore_errors=True)  # what another gc takes for a leftover meanwhile is gone as well
+    return Survey(gone, found.stay, found.stay_bytes)
+
+
+def needed(store: Store, policy: Policy) -> dict[str, str]:
+    """Directory name -> why it stays. Runs are looked at before the registry: one that ends in between has registered."""
+    kept: dict[str, str] = {}
+    runs = {path: _products(path) for path in (store.home / "runs").glob("*") if path.is_dir()}
+    by_age = sorted(runs, key=_active, reverse=True)
+    alive = {path for path in runs if RunDirectory(store.home, path.name).alive()}
+    recent = {path for i, path in enumerate(by_age) if i < policy.keep_last or _active(path) > time.time() - policy.keep_days * 86400}
+    versions = [v for name in models(home=store.home) for v in history(name, home=store.home)]
+    here = [v for v in versions if Path(v.path).parent == store.root]
+    if not here and any(_state(path).get("versions") for path in runs):
+        raise StoreError(f"runs under {store.home / 'runs'} have registered models, but the registry asked knows none of them; set "
+                         "MLFLOW_TRACKING_URI to the one they used")
+    promoted = [v for v in here if v.aliases or any(e["alias"] == "champion" for e in events(v))]
+    makers = {v.tags.get("lineage.run") for v in promoted}
+    for reason, names in {
+        "promoted": [*(Path(v.path).name for v in promoted), *(n for path in runs if path.name in makers for n in runs[path])],
+        "registered": [Path(v.path).name for v in (_best(here, policy) if policy.best is not None else here)],
+        "alive": [n for path in alive for n in runs[path]],
+        "recent": [n for path in recent for n in runs[path]],
+    }.items():
+        for name in names:
+            for ancestor in _ancestors(store.root, name, kept):
+                kept.setdefault(ancestor, reason)
+    return kept
+
+
+def _best(versions: list[Version], policy: Policy) -> list[Version]:
+    """The best of each model; all of a model that none of whose versions was measured so, a reward model by win rate. Nobody is
+    ranked by a word that nobody has: a misspelt metric must not empty the store."""
+    tag = f"metric.{allowed(policy.metric)}"
+    if versions and not any(tag in v.tags for v in versions):
+        known = {t.removeprefix("metric.") for v in versions for t in v.tags if t.startswith("metric.")}
+        raise RecipeError(f"no registered version has the metric {policy.metric!r}{nearest(policy.metric, known)}")
+    sign = 1 if policy.lower_is_better else -1
+    found = []
+    for name in dict.fromkeys(v.name for v in versions):
+        ours = [v for v in versions if v.name == name]
+        ranked = sorted((v for v in ours if tag in v.tags), key=lambda v: sign * float(v.tags[tag]))
+        found += ranked[: policy.best] if ranked else ours
+    return found
+
+
+def _ancestors(root: Path, name: str, known: dict[str, str]) -> Iterator[str]:
+    """The product and all it was made from that is not known yet."""
+    queue, seen = [name], set()
+    while queue:
+        name = queue.pop()
+        if name in seen or name in known:
+            continue
+        seen.add(name)
+        yield name
+        manifest = read_manifest(root / name) or {"parents": []}
+        queue += [p.name for key in manifest["parents"] for p in root.glob(f"*-{key[:16]}")]
+
+
+def _products(run: Path) -> set[str]:
+    """Directory names of what a run plans to make and of what it links to."""
+    links = {os.path.basename(os.readlink(p)) for p in (run / "stages").glob("[!.]*") if p.is_symlink()}
+    return links | {f"{stage}-{key[:16]}" for stage, key in _state(run).get("stages", {}).items()}
+
+
+def _state(run: Path) -> dict:
+    file = run / "run.json"
+    return json.loads(file.read_text()) if file.exists() else {}
+
+
+def _active(run: Path) -> float:
+    """When the run last did anything, in seconds since 1970."""
+    return max(p.stat().st_mtime for p in (run, run / "run.json", run / "stages", run / "alive") if p.exists())
+
+
+def _held(work: Path) -> bool:
+    with _free(work) as free:
+        return not free
+
+
+@contextlib.contextmanager
+def _free(work: Path) -> Iterator[bool]:
+    """Take the lock of a stage's work, if nobody has it; holds it meanwhile."""
+    with work.with_name(f"{work.name}.lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
+def size(path: Path) -> int:
+    files = [p.lstat() for p in path.rglob("*") if not p.is_dir() or p.is_symlink()]
+    return sum(f.st_size for f in files if f.st_nlink == 1)

@@ -1,0 +1,1 @@
+"""This machine: its packages, hardware, load and measured speed."""

@@ -1,0 +1,178 @@
+"""What an estimate stands on: the model's shape, the data's size, and this machine's rates, measured once and kept.
+
+`<home>/calibration.json` holds rates by a key of devices, package versions, model, profile and code: another of any of them is
+measured anew.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ratchet.components.errors import RecipeError, StageError
+from ratchet.components.estimates.costs import Cost, Rates, Split, adapters, estimate, stated_rates
+from ratchet.components.estimates.shape import Shape, read_shape, shape_of
+from ratchet.components.recipes.plan import source_digest
+from ratchet.components.recipes.recipe import plain
+from ratchet.components.recipes.schema import Hardware, Profile
+from ratchet.components.storage.store import digest, read_manifest, write_atomic
+from ratchet.tasks.machine.provenance import machine, packages
+from ratchet.tasks.machine.system import gpus
+from ratchet.tasks.pipeline import Pipeline
+
+PACKAGE = Path(__file__).parents[2]
+
+
+def costs_of(pipeline: Pipeline, *, measured: bool) -> tuple[list[Cost], Rates | None, Shape]:
+    """The estimate of a run, the rates it used and the model's shape. With `measured`, this machine is measured when its rates are
+    not known yet and it is what the profile means. Raises `RecipeError` when the model's shape is not known."""
+    shape, folder = model_shape(pipeline)
+    splits = curated_splits(pipeline)
+    recipe, profile = pipeline.recipe, pipeline.profile
+    length = typical_length(pipeline, splits)
+    rates = stated_rates(recipe, profile, shape, length=length)
+    why = "the model is not fetched yet" if folder is None else why_not_measured(profile, devices()) if rates else ""
+    if measured and folder is not None and not why:
+        rates = machine_rates(pipeline, folder, round(length))
+    elif rates is not None:
+        rates = replace(rates, source=why or "not asked")
+    return estimate(recipe, profile, pipeline.stages, shape, splits, rates, last_seconds(pipeline)), rates, shape
+
+
+def why_not_measured(profile: Profile, here: Sequence[str]) -> str:
+    """Why a profile that states its hardware is not measured on a machine with the devices `here`; empty when it can be."""
+    stated = profile.hardware
+    words = set(stated.device.lower().split())
+    found = sum(words <= set(name.lower().split()) for name in here)
+    if found < stated.devices and stated.device != Hardware.device:
+        return f"this machine has {found} of {stated.devices} × {stated.device}"
+    return f"one process is measured, not {profile.ranks} ranks" if profile.ranks > 1 else ""
+
+
+def devices() -> list[str]:
+    """The names of this machine's processor and of its GPUs, as their makers spell them."""
+    found = [machine()]
+    if here := gpus():
+        import pynvml
+
+        found += [pynvml.nvmlDeviceGetName(gpu) for gpu in here]
+    return found
+
+
+def model_shape(pipeline: Pipeline) -> tuple[Shape, Path | None]:
+    """From the model when it is here, else from the recipe's `shape`."""
+    source = pipeline.recipe.models["policy"]
+    made = pipeline.store.get("model_policy", pipeline.stages["model_policy"].key)
+    if made is not None:
+        return shape_of(made.path), made.path
+    if source.shape:
+        return read_shape(source.shape, "models.policy.shape"), None
+    local = Path(source.source.removeprefix("path:"))
+    if source.source.startswith("path:") and (local / "config.json").is_file():
+        return shape_of(local), local
+    raise RecipeError(f"the size of models.policy ({source.source}) is not known before it is fetched: `ratchet run {pipeline.recipe.name} "
+                      "--until curate` fetches it and the data, or write its config.json's sizes under models.policy.shape")
+
+
+def curated_splits(pipeline: Pipeline) -> dict[str, Split]:
+    """Groups and mean tokens of each split, when curation was made."""
+    made = pipeline.store.get("curated", pipeline.stages["curated"].key)
+    if made is None:
+        return {}
+    from ratchet.components.data.groups import read_parquet
+
+    sizes: dict[str, list[int]] = {}
+    for row in read_parquet(made.path / "statistics.parquet"):
+        sizes.setdefault(row["split"], []).append(row["tokens"])
+    return {name: Split(len(tokens), sum(tokens) / len(tokens)) for name, tokens in sizes.items()}
+
+
+def typical_length(pipeline: Pipeline, splits: Mapping[str, Split]) -> float:
+    """Tokens of a text this recipe learns from."""
+    recipe = pipeline.recipe
+    if recipe.online:
+        longest = recipe.online.rollout.get("max_tokens", 128)
+        return longest + (splits[recipe.online.data].tokens if recipe.online.data in splits else longest)
+    section = recipe.sft or recipe.offline or recipe.reward
+    assert section is not None
+    return min(section.max_tokens, splits[section.data].tokens) if section.data in splits else float(section.max_tokens)
+
+
+def last_seconds(pipeline: Pipeline) -> dict[str, float]:
+    """How long each stage took when it was last made in this home on this kind of machine, from the same model and data with the same
+    options. Only its seed and the code may be others: what another model or data set took says nothing."""
+    made = {m["key"]: m for path in pipeline.store.root.glob("*-*") if (m := read_manifest(path)) and m.get("made_with", {}).get("does")}
+
+    @functools.cache
+    def made_like(key: str) -> str:
+        if key not in made:
+            return key  # no longer in the store
+        how = made[key]["made_with"]
+        return _likeness(how["does"], how["options"], [made_like(parent) for parent in made[key]["parents"]])
+
+    found: dict[str, tuple[str, float]] = {}
+    for key, manifest in made.items():
+        if manifest["made_with"].get("machine") == machine() and "seconds" in manifest["meta"]:
+            found[made_like(key)] = max(found.get(made_like(key), ("", 0.0)), (manifest["made"], manifest["meta"]["seconds"]))
+    planned: dict[str, str] = {}
+    for name, stage in pipeline.stages.items():
+        planned[name] = _likeness(stage.does, stage.options, [planned[parent] for parent in stage.inputs.values()])
+    return {name: found[like][1] for name, like in planned.items() if like in found}
+
+
+def _likeness(does: str, options: Mapping[str, Any], parents: Sequence[str]) -> str:
+    return digest([does, {key: value for key, value in plain(options).items() if key not in ("seed", "resolved")}, list(parents)])
+
+
+def machine_rates(pipeline: Pipeline, model: Path, length: int) -> Rates:
+    """This machine's rates for the model under the profile: from `calibration.json`, or measured now."""
+    recipe, online = pipeline.recipe, pipeline.recipe.online
+    profile = {k: v for k, v in plain(pipeline.profile).items() if k != "hardware"}
+    ask: dict[str, Any] = {
+        "model": str(model), "profile": profile, "adapters": plain(adapters(recipe)), "length": max(8, length),
+        "prompt": max(4, length // 2), "each": online.rollout.get("responses_per_prompt", 1) if online else 1}
+    code = [source_digest(does, {}) for does in ("optimise", "rollout")]
+    key = digest([*devices(), os.cpu_count(), packages(), code, {**ask, "model": digest(plain(recipe.models["policy"]))}])
+    file = pipeline.store.home / "calibration.json"
+    kept = json.loads(file.read_text()) if file.exists() else {}
+    if key not in kept:
+        kept = {**kept, key: {**_measured(ask), "machine": machine(), "model": recipe.models["policy"].source}}
+        write_atomic(file, json.dumps(kept, indent=1))
+    found = kept[key]
+    return Rates(found["learn"], found["score"], found["sample"], found["load"], "measured")
+
+
+def _measured(ask: Mapping[str, Any]) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        request, answer = Path(folder) / "request.json", Path(folder) / "answer.json"
+        request.write_text(json.dumps(ask))
+        code = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH")]))}
+        done = subprocess.run([sys.executable, "-m", "ratchet.components.estimates.measure", str(request), str(answer)], env=code,
+                              stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        found = json.loads(answer.read_text()) if answer.exists() else {}
+    if done.returncode:
+        why = (done.stderr.strip().splitlines() or [f"it was ended by signal {-done.returncode}"])[-1]
+        raise StageError(f"this machine could not be measured with {ask['model']}: {why}")
+    if not all(math.isfinite(v) and v > 0 for v in (found["score"], found["sample"], found["load"], *found["learn"].values())):
+        raise StageError(f"the measurement of this machine gave {found}; expected positive rates")
+    return found
+
+
+def this_machine(home: Path) -> tuple[float, float]:
+    """Bytes of memory (of the machine, or what its container may use) and of free disk."""
+    memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    limit = Path("/sys/fs/cgroup/memory.max")
+    if limit.is_file() and (text := limit.read_text().strip()).isdigit():
+        memory = min(memory, float(text))
+    place = next(p for p in (home.resolve(), *home.resolve().parents) if p.exists())
+    return memory, float(shutil.disk_usage(place).free)

@@ -1,0 +1,298 @@
+"""Is this installation fit to run? Each check is one function, quick, and changes nothing; a check that breaks is a failure
+of its own and hides no other."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+import yaml
+
+from ratchet.components.errors import RatchetError, redacted
+from ratchet.components.recipes.recipe import folder
+from ratchet.components.storage.store import Store, read_manifest
+from ratchet.components.types import Artifact
+from ratchet.tasks.machine.known_bad import KNOWN_BAD, pairs, vllm_of
+from ratchet.tasks.tracking.server import client, tracking_uri
+
+ROOT = Path(__file__).resolve().parents[2]
+DISTRIBUTION = "ratchet-rlhf"
+ANSWER_SECONDS, HASH_SECONDS, DVC_SECONDS = 3.0, 5.0, 15.0
+WARN_BYTES, FAIL_BYTES = 10e9, 1e9
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line: what was looked at, how it stands, what was seen, and what to do unless it is ok."""
+
+    name: str
+    state: Literal["ok", "warn", "fail"]
+    seen: str
+    do: str = ""
+
+
+def examine(home: Path, workspace: Path) -> Iterator[Finding]:
+    """Every finding as it comes, in seconds; `workspace` is where DVC's files would lie."""
+    checks: list[tuple[str, Callable[[], Finding]]] = [
+        ("python", python), ("packages", packages_fit), ("lock file", lambda: locked(ROOT / "infra" / "constraints.txt")),
+        ("known faults", known_faults), ("vLLM", lambda: vllm(workspace)), ("write access", lambda: writable(home)), ("disk", lambda: disk(home)),
+        ("MLflow", lambda: mlflow(home)), ("Prefect", prefect), ("GPU", gpu), ("DVC remote", lambda: dvc_remote(workspace)),
+        ("downloads", lambda: downloads(home)),
+    ]
+    for name, check in checks:
+        try:
+            found = check()
+        except Exception as error:
+            found = Finding(name, "fail", f"the check itself broke: {type(error).__name__}: {error}", "report it with this line")
+        yield replace(found, seen=redacted(found.seen))  # addresses may hold a password
+
+
+def python() -> Finding:
+    here = f"{sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro}"
+    if (3, 11) <= sys.version_info[:2] < (3, 13):
+        return Finding("python", "ok", here)
+    return Finding("python", "fail", here, "use Python 3.11 or 3.12: pyproject.toml allows no other")
+
+
+def packages_fit() -> Finding:
+    """What the distribution requires against what is installed."""
+    from packaging.requirements import Requirement
+
+    if installed(DISTRIBUTION) is None:
+        return Finding("packages", "warn", f"{DISTRIBUTION} is not installed, only imported", "make install")
+    wrong, checked = [], 0
+    for text in metadata.requires(DISTRIBUTION) or []:
+        requirement = Requirement(text)
+        if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        checked += 1
+        version = installed(requirement.name)
+        if version is None:
+            wrong.append(f"{requirement.name} is missing")
+        elif not requirement.specifier.contains(version, prereleases=True):
+            wrong.append(f"{requirement.name} {version} is not {requirement.specifier}")
+    if wrong:
+        return Finding("packages", "fail", "; ".join(wrong), "make install, or pip install --constraint infra/constraints.txt --editable .")
+    return Finding("packages", "ok", f"{checked} required packages are there in versions that fit")
+
+
+def locked(constraints: Path) -> Finding:
+    """Installed versions against the lock file: others may work, but are not the ones that were tested."""
+    if not constraints.exists():
+        return Finding("lock file", "warn", f"no {constraints}", "install from a checkout to compare versions")
+    pins = dict(re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", constraints.read_text(), re.MULTILINE))
+    versions = {name: installed(name) for name in pins}
+    other = [f"{name} {versions[name]} instead of {pin}" for name, pin in pins.items()
+             if versions[name] and versions[name].split("+")[0] != pin.split("+")[0]]  # type: ignore[union-attr]
+    here = sum(v is not None for v in versions.values())
+    if other:
+        more = f" and {len(other) - 4} more" if len(other) > 4 else ""
+        return Finding("lock file", "warn", f"{len(other)} of {here} packages differ: {', '.join(other[:4])}{more}",
+                       "make install brings the tested versions")
+    return Finding("lock file", "ok", f"{here} packages as in {constraints.name}")
+
+
+def known_faults() -> Finding:
+    """Pairs that install without a complaint and then do not work."""
+    return Finding("known faults", *(pairs(installed) or ("ok", f"none of the {len(KNOWN_BAD)} pairs that do not go together")))
+
+
+def vllm(workspace: Path) -> Finding:
+    """The environments that profiles name for vLLM (`vllm.python`); the worst of them."""
+    wanted: dict[str, list[str]] = {}
+    for file in sorted((folder() / "profiles").glob("*.yaml")):
+        if python := (yaml.safe_load(file.read_text()).get("vllm") or {}).get("python"):
+            wanted.setdefault(python, []).append(file.stem)
+    found = [Finding("vLLM", *vllm_of(workspace / python)) if (workspace / python).exists() else
+             Finding("vLLM", "ok", f"none at {python}, where the profiles {', '.join(profiles)} look for it: make vllm")
+             for python, profiles in wanted.items()]
+    return max(found, key=lambda one: ("ok", "warn", "fail").index(one.state))
+
+
+def writable(home: Path) -> Finding:
+    if why := refused(home):
+        return Finding("write access", "fail", why, "choose another --home, or mend its permissions")
+    return Finding("write access", "ok", str(home.resolve()))
+
+
+def disk(home: Path) -> Finding:
+    free = shutil.disk_usage(existing(home)).free
+    seen = f"{free / 1e9:.1f} GB free"
+    if free >= WARN_BYTES:
+        return Finding("disk", "ok", seen)
+    return Finding("disk", "fail" if free < FAIL_BYTES else "warn", seen, "ratchet gc shows what could go")
+
+
+def mlflow(home: Path) -> Finding:
+    """The server when one is configured, else the sqlite file."""
+    uri = tracking_uri(home)
+    if uri.startswith("http"):
+        return served("MLflow", uri.rstrip("/"), lambda: ask_mlflow(home), ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"),
+                      "start the server or unset MLFLOW_TRACKING_URI; runs go on without it, `ratchet sync` sends the rest later, but "
+                      "nothing is registered meanwhile")
+    if not uri.startswith("sqlite:///"):
+        return Finding("MLflow", "warn", f"{uri.split('://')[0]} store, not looked into", "use a server or a sqlite:/// address")
+    file = Path(uri.removeprefix("sqlite:///"))
+    if not file.exists():
+        return Finding("MLflow", "ok", f"no server configured; {file} will be made by the first run")
+    try:
+        with sqlite3.connect(f"file:{file}?mode=ro", uri=True, timeout=ANSWER_SECONDS) as base:
+            (count,) = base.execute("select count(*) from runs").fetchone()
+    except sqlite3.Error as error:
+        return Finding("MLflow", "fail", f"{file}: {error}", "restore the file, or move it away and run `ratchet sync`")
+    return Finding("MLflow", "ok", f"{file}, {count} runs")
+
+
+def prefect() -> Finding:
+    uri = os.environ.get("PREFECT_API_URL")
+    if not uri:
+        return Finding("Prefect", "ok", "no server configured; each run starts its own")
+    return served("Prefect", uri.rstrip("/"), lambda: ask_prefect(uri), ("PREFECT_API_AUTH_STRING",),
+                  "start the server (prefect server start) or unset PREFECT_API_URL")
+
+
+def served(name: str, address: str, ask: Callable[[], tuple[int, str]], secrets: Sequence[str], do: str) -> Finding:
+    """Is a server there, and does it let us in? Its `/health` asks for no password, so `ask` (the status, the server's words) asks for
+    something else as a run would; `secrets` are the variables it reads the password from."""
+    began = time.monotonic()
+    try:
+        with urllib.request.urlopen(f"{address}/health", timeout=ANSWER_SECONDS):
+            took = 1000 * (time.monotonic() - began)
+    except urllib.error.HTTPError as error:
+        return Finding(name, "fail", f"{address}/health answers {error.code} {error.reason}", do)
+    except (OSError, ValueError) as error:
+        return Finding(name, "fail", f"{address}/health does not answer: {getattr(error, 'reason', error)}", do)
+    status, said = ask()
+    if status == 401:
+        missing = [variable for variable in secrets if not os.environ.get(variable)]
+        why = f"{' and '.join(missing)} not set here" if missing else f"the server takes another {' and '.join(secrets)}"
+        return Finding(name, "fail", f"{address} is up and does not let us in (401): {why}", f"set {' and '.join(secrets)} to what the server has")
+    if status >= 400:
+        return Finding(name, "fail", f"{address} is up and answers {status}: {said.splitlines()[0][:300]}",
+                       f"look at what the user in {secrets[0]} may do" if status == 403 else "look at the server's log")
+    return Finding(name, "ok", f"{address} answers in {took:.0f} ms and lets us in")
+
+
+def ask_mlflow(home: Path) -> tuple[int, str]:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client(home).search_experiments(max_results=1)
+    except MlflowException as error:
+        return error.get_http_status_code(), str(error)
+    return 200, ""
+
+
+def ask_prefect(uri: str) -> tuple[int, str]:
+    from httpx import HTTPStatusError
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_KEY
+
+    try:
+        with SyncPrefectClient(uri, auth_string=PREFECT_API_AUTH_STRING.value(), api_key=PREFECT_API_KEY.value()) as server:
+            server.read_flows(limit=1)
+    except HTTPStatusError as error:
+        return error.response.status_code, str(error)
+    return 200, ""
+
+
+def gpu() -> Finding:
+    """Torch is loaded only where the driver shows a GPU."""
+    version = installed("torch") or "none"
+    tool = shutil.which("nvidia-smi")
+    listed = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=10).stdout.splitlines() if tool else []
+    if not listed:
+        return Finding("GPU", "ok", f"none; torch {version}, profile cpu")
+    import torch
+
+    if torch.cuda.is_available():
+        return Finding("GPU", "ok", f"{torch.cuda.device_count()} × {torch.cuda.get_device_name(0)}, torch {version}")
+    return Finding("GPU", "warn", f"the driver lists {len(listed)}, torch {version} sees none",
+                   "install a CUDA build of torch that fits the driver, or look at CUDA_VISIBLE_DEVICES")
+
+
+def dvc_remote(workspace: Path) -> Finding:
+    """A local remote is looked at; a distant one is asked by DVC, with its own credentials."""
+    from ratchet.tasks.data.versioning import dvc
+
+    if not (workspace / ".dvc").is_dir():
+        return Finding("DVC remote", "warn", f"{workspace.resolve()} is no DVC workspace: data gets no versions",
+                       "run in the checkout, or `dvc init`")
+    name = dvc(workspace, "config", "core.remote", missing_ok=True).strip()
+    if not name:
+        return Finding("DVC remote", "warn", "none: data versions stay on this machine", "dvc remote add -d <name> <address>")
+    url = dvc(workspace, "config", f"remote.{name}.url", missing_ok=True).strip()
+    if "://" not in url:
+        place = Path(url) if Path(url).is_absolute() else workspace / ".dvc" / url
+        if why := refused(place):
+            return Finding("DVC remote", "fail", f"{name}: {why}", "mend its permissions or `dvc remote modify`")
+        return Finding("DVC remote", "ok", f"{name}: {place.resolve()}")
+    try:
+        asked = subprocess.run([sys.executable, "-m", "dvc", "list-url", f"remote://{name}/"], cwd=workspace, capture_output=True,
+                               text=True, timeout=DVC_SECONDS)
+        said = (asked.stderr.strip().splitlines() or ["no answer"])[0]
+    except subprocess.TimeoutExpired:
+        return Finding("DVC remote", "fail", f"{name}: {url} does not answer within {DVC_SECONDS:g} s",
+                       "look at the network and `dvc remote list`")
+    if asked.returncode:
+        return Finding("DVC remote", "fail", f"{name}: {url}: {said}", "look at its address and credentials: `dvc remote list`")
+    return Finding("DVC remote", "ok", f"{name}: {url} answers")
+
+
+def downloads(home: Path) -> Finding:
+    """What was fetched, byte for byte against its manifest; past `HASH_SECONDS` only sizes are compared."""
+    store, end = Store(home), time.monotonic() + HASH_SECONDS
+    hashed = sized = 0
+    for path in sorted(store.root.glob("*-*")) if store.root.is_dir() else []:
+        manifest = read_manifest(path)
+        if manifest is None or not (manifest["stage"] == "raw" or manifest["stage"].startswith("model_")):
+            continue
+        artifact = Artifact(manifest["kind"], path, manifest["key"])
+        try:
+            store.get(manifest["stage"], manifest["key"])
+            if time.monotonic() < end:
+                store.verify(artifact)
+                hashed += 1
+            else:
+                sized += 1
+        except (RatchetError, OSError) as error:
+            return Finding("downloads", "fail", str(error), "run the recipe again")
+    if not hashed and not sized:
+        return Finding("downloads", "ok", "nothing fetched yet")
+    return Finding("downloads", "ok", f"{hashed} agree with their SHA-256" + (f", {sized} more with their sizes" if sized else ""))
+
+
+def installed(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def refused(path: Path) -> str:
+    """Why nothing can be written there, found by trying; empty when it can."""
+    place = existing(path)
+    try:
+        with tempfile.NamedTemporaryFile(dir=place):
+            return ""
+    except OSError as error:
+        return f"{place}: {error.strerror}"
+
+
+def existing(path: Path) -> Path:
+    """The path, or the nearest folder above it that is there."""
+    path = path.resolve()
+    return next(p for p in (path, *path.parents) if p.exists())

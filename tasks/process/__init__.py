@@ -1,0 +1,1 @@
+"""Processes: launch, ranks, locks, cancellation, Prefect's own server."""

@@ -1,0 +1,1 @@
+"""Model versions: registration, promotion, lineage, export."""

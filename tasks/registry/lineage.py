@@ -1,0 +1,135 @@
+"""What made a product: every ancestor with its digest, inputs, code revision and package versions, and the recipe.
+
+A lineage is a plain mapping, so that it can lie beside a run (`lineage/<stage>.json`) and inside a registered version:
+    product    name of the stage whose product it explains
+    recipe, run, resolved           the recipe's name, its run, and the resolved recipe as text (empty when no run is known)
+    revision, packages              of the product itself; each stage has its own
+    stages     name -> {key, kind, content, inputs: {role: name}, made, meta, revision, packages, machine}; ancestors first.
+               `content` is the digest of what was made; an ancestor no longer in the store has `missing: true` instead
+    data, weights                   name -> content, of the stages of these kinds
+    results    the evaluation (`ratchet.tasks.tracking.results`), when it was this product that the run evaluated
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ratchet.components.errors import RecipeError, StoreError, nearest
+from ratchet.components.storage.store import content, read_manifest, write_atomic
+from ratchet.tasks.pipeline import Pipeline
+from ratchet.tasks.registry.registry import Version, history, holder, saved_lineage
+from ratchet.tasks.tracking.results import evaluation
+
+Lineage = Mapping[str, Any]
+
+
+def lineage(pipeline: Pipeline, name: str) -> dict[str, Any]:
+    """The lineage of a stage's product in a run."""
+    return of_product(pipeline.artifact(name).path, pipeline.run.path)
+
+
+def write_lineage(pipeline: Pipeline, name: str) -> dict[str, Any]:
+    made = lineage(pipeline, name)
+    write_atomic(pipeline.run.path / "lineage" / f"{name}.json", json.dumps(made, indent=1))
+    return made
+
+
+def of_product(path: Path, run: Path | None = None) -> dict[str, Any]:
+    """The lineage of a finished directory of the store, read from manifests alone; `run` is a run that links to it.
+
+    Raises `StoreError` when `path` is no finished product.
+    """
+    path = path.resolve()
+    manifest = read_manifest(path)
+    if manifest is None:
+        raise StoreError(f"{path} is not a finished product: it has no readable manifest.json; expected a directory of the "
+                         "store or a link under runs/<run>/stages/")
+    stages: dict[str, dict[str, Any]] = {}
+    _walk(path, stages)
+    run = run or next(runs_with(path), None)
+    recipe = run / "recipe.yaml" if run else None
+    state = json.loads((run / "run.json").read_text()) if run and (run / "run.json").exists() else {}
+    made_with = manifest.get("made_with", {})
+    return {
+        "product": manifest["stage"], "recipe": state.get("recipe", ""), "run": run.name if run else "",
+        "revision": made_with.get("revision", state.get("revision", "")), "packages": made_with.get("packages", state.get("packages", {})),
+        "resolved": recipe.read_text() if recipe and recipe.exists() else "", "stages": stages,
+        **{word: {n: s["content"] for n, s in stages.items() if s.get("kind") in kinds}
+           for word, kinds in {"data": ("data", "groups"), "weights": ("weights",)}.items()},
+        "results": _results(run, manifest["key"]) if run else {},
+    }
+
+
+def _walk(path: Path, seen: dict[str, dict[str, Any]]) -> None:
+    manifest = read_manifest(path)
+    assert manifest is not None
+    name, made_with = manifest["stage"], manifest.get("made_with", {})
+    inputs: dict[str, str] = {}
+    roles = made_with.get("inputs") or {str(i): "" for i in range(len(manifest["parents"]))}
+    for (role, known), key in zip(roles.items(), manifest["parents"], strict=True):
+        parent = next((p for p in path.parent.glob(f"*-{key[:16]}") if (p / "manifest.json").exists()), None)
+        inputs[role] = parent.name.rpartition("-")[0] if parent else known or key[:16]
+        if inputs[role] in seen:
+            continue
+        if parent is None:
+            seen[inputs[role]] = {"key": key, "missing": True, "inputs": {}}
+        else:
+            _walk(parent, seen)
+    seen[name] = {"key": manifest["key"], "kind": manifest["kind"], "content": content(manifest["files"]), "inputs": inputs,
+                  "made": manifest["made"], "meta": manifest["meta"],
+                  **{k: made_with[k] for k in ("revision", "packages", "machine") if k in made_with}}
+
+
+def runs_with(path: Path) -> Iterator[Path]:
+    """Runs that link to a product, newest first."""
+    runs = path.parent.parent / "runs"
+    for state in sorted(runs.glob("*/run.json"), key=lambda p: p.stat().st_mtime, reverse=True):
+        if any(link.resolve() == path for link in (state.parent / "stages").glob("[!.]*")):
+            yield state.parent
+
+
+def _results(run: Path, key: str) -> dict[str, Any]:
+    """The run's evaluation, when it was this product that it examined."""
+    found = evaluation(run)
+    return found if found.pop("policy", None) == key else {}
+
+
+def resolve(model: str, home: Path) -> tuple[dict[str, Any], Version | None]:
+    """The lineage of a stage's directory, or of a registered `name`, `name:version` or `name@alias`, and the version.
+
+    A bare name means its champion, or its newest version while there is none. Raises `RecipeError` for an unknown one.
+    """
+    path = Path(os.path.abspath(model))
+    if (path / "manifest.json").exists():
+        return of_product(path, path.parent.parent if path.parent.name == "stages" else None), None
+    version = find(model, home)
+    made = saved_lineage(version, home=home)
+    if made is None and (Path(version.path) / "manifest.json").exists():
+        made = of_product(Path(version.path))
+    if made is None:
+        raise StoreError(f"{version.name} version {version.version} carries no lineage and the directory it was made in, {version.path}, "
+                         "is not here; ask for it where the run was made")
+    return made, version
+
+
+def find(model: str, home: Path) -> Version:
+    """The registered version that `name`, `name:version` or `name@alias` means."""
+    name, alias = model.rpartition("@")[::2] if "@" in model else (model, "")
+    name, number = name.rpartition(":")[::2] if ":" in name else (name, "")
+    versions = history(name, home=home)
+    if not versions:
+        raise RecipeError(f"{model!r} is neither a finished stage's directory nor a registered model; a run registers its models "
+                          "at its end, `ratchet show` names its stages")
+    if alias:
+        known = {a: v for v in versions for a in v.aliases}
+        if alias not in known:
+            raise RecipeError(f"model {name!r} has no alias {alias!r}{nearest(alias, known)}")
+        return known[alias]
+    numbers = {v.version: v for v in versions}
+    if number and number not in numbers:
+        raise RecipeError(f"model {name!r} has no version {number}{nearest(number, numbers)}")
+    return numbers[number] if number else holder(versions) or versions[-1]

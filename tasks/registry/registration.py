@@ -1,0 +1,89 @@
+"""After the evaluation: every checkpoint that matters becomes a version, the final one a candidate, a champion if it may."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ratchet.components.errors import ServiceError, redacted
+from ratchet.components.recipes.schema import Register
+from ratchet.components.stages.fetch import REGISTRY
+from ratchet.tasks.pipeline import Pipeline
+from ratchet.tasks.process.turns import registry_turn
+from ratchet.tasks.registry.lineage import write_lineage
+from ratchet.tasks.registry.promotion import with_evidence
+from ratchet.tasks.registry.registry import promote, register
+from ratchet.tasks.tracking.outcome import tracked
+from ratchet.tasks.tracking.server import tracking_uri
+
+
+def register_run(pipeline: Pipeline, run_id: str | None) -> dict[str, Any]:
+    """Register the run's checkpoints with their lineage; point `candidate`, and `champion` when the gates passed and
+    it is shown to be better than the champion that is there. `run_id` is the run's own in MLflow, None when MLflow has not got it.
+
+    The bytes of intermediate checkpoints stay in the store; only the final one is copied to MLflow. A tracking server
+    that cannot be reached loses nothing: the run says so and registers when it is run again.
+    """
+    recipe = pipeline.recipe
+    if recipe.register is None:
+        return {}
+    if run_id is None:  # a version without its run would never be linked to it
+        return {"postponed": redacted(f"the run has not reached {tracking_uri(pipeline.store.home)}; check the server or "
+                                      "MLFLOW_TRACKING_URI and run again, nothing is lost")}
+    final = final_stage(pipeline)
+    report = json.loads((pipeline.artifact("evaluate").path / "results.json").read_text()) if "evaluate" in pipeline.stages else {}
+    verdict = report.get("verdict", {"passed": False, "reasons": ["the recipe has no evaluation"]})
+    versions: dict[str, str] = {}
+    try:
+        with registry_turn(pipeline.store.home):
+            for name in checkpoints(pipeline):
+                artifact, stage = pipeline.artifact(name), pipeline.stages[name]
+                own = {name: value for name, value in tracked(stage.does, artifact.meta).items() if "/" not in name}
+                parents = {p: registered_source(pipeline, p) or f"{model_of(recipe.register, p)}:{versions[p]}" for p in trained_from(pipeline, name)}
+                versions[name] = register(artifact.path, model_of(recipe.register, name), lineage=write_lineage(pipeline, name),
+                                          metrics={**own, **(report.get("metrics", {}) if name == final else {})}, parents=parents,
+                                          run_id=run_id, external=name != final, home=pipeline.store.home)
+            model = model_of(recipe.register, final)
+            verdict = with_evidence(model, versions[final], verdict, rule=recipe.register.champion, home=pipeline.store.home)
+            champion = promote(model, versions[final], verdict, home=pipeline.store.home)
+    except ServiceError as error:
+        return {"postponed": str(error)}
+    pipeline.run.record(versions=versions, verdict=verdict)
+    return {"versions": versions, "champion": champion}
+
+
+def checkpoints(pipeline: Pipeline) -> list[str]:
+    """The stages whose weights matter: everything the run trained."""
+    return [n for n, s in pipeline.stages.items() if s.kind == "weights" and not n.startswith("model_") and n != "gold"]
+
+
+def model_of(register: Register, name: str) -> str:
+    """The registered model that a checkpoint is a version of."""
+    return f"{register.model}-reward" if name.startswith("reward") else register.model
+
+
+def trained_from(pipeline: Pipeline, name: str) -> list[str]:
+    """The checkpoints that a stage was made from: what it read, and what made the data it read. In the order they were made; registered
+    models that the recipe names as sources are among them."""
+    known = [n for n in pipeline.stages if registered_source(pipeline, n)] + checkpoints(pipeline)
+    found, queue = set[str](), [name]
+    for stage in queue:
+        for one in pipeline.stages[stage].inputs.values():
+            if one in known:
+                found.add(one)
+            elif one not in queue:
+                queue.append(one)
+    return [checkpoint for checkpoint in known if checkpoint in found]
+
+
+def registered_source(pipeline: Pipeline, name: str) -> str:
+    """`name:version` where a stage brings a registered model, else empty."""
+    source = str(pipeline.stages[name].options.get("source", "")) if name.startswith("model_") else ""
+    return source.removeprefix(REGISTRY).replace("/", ":") if source.startswith(REGISTRY) else ""
+
+
+def final_stage(pipeline: Pipeline) -> str:
+    """The stage whose weights the run is for: the last policy, or the reward model of a recipe that trains only that."""
+    names = checkpoints(pipeline)
+    policies = [n for n in names if not n.startswith("reward")]
+    return (policies or names)[-1]

@@ -1,0 +1,296 @@
+"""MLflow's model registry: versions with their lineage, and the aliases `candidate` and `champion`.
+
+A version points at an MLflow LoggedModel. A candidate's bytes are copied into it (a plain Hugging Face directory, which
+`tasks/registry/mlmodel.py` describes to MLflow); an intermediate checkpoint is an *external* one: lineage and numbers, its bytes stay in the store.
+Written against an `mlflow server`, which refuses several calls that sqlite allows. Every function raises
+`ServiceError` when the server cannot be reached; nothing is lost, the same call later gives the same version.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ratchet.components.errors import StoreError
+from ratchet.components.storage.store import file_digest
+from ratchet.tasks.machine.provenance import packages
+from ratchet.tasks.registry.mlmodel import write_mlmodel
+from ratchet.tasks.tracking.mlflow_text import allowed, cut, flatten
+from ratchet.tasks.tracking.server import experiment_id, service, tracking_uri
+
+MARK = "ratchet.key"
+EXTERNAL = "mlflow.model.isExternal"  # MLflow's own tag of models without bytes
+LINEAGE = "lineage.json"  # the whole lineage, inside the registered model
+IN_FILE = ("resolved", "stages", "packages", "results")  # parts of it that would be no help as tags
+HISTORY, ROLLED_BACK = "history.", "rolled_back"  # tags: one event each; why the version may not come back by itself
+
+
+@dataclass(frozen=True)
+class Version:
+    """A registered version as it stands: `tags` hold lineage, metrics and verdict, `path` where its bytes were made."""
+
+    name: str
+    version: str
+    model_id: str
+    external: bool
+    aliases: tuple[str, ...]
+    path: str
+    created: float
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
+def register(model_dir: Path, name: str, *, lineage: Mapping[str, Any], metrics: Mapping[str, float] | None = None,
+             parents: Mapping[str, str] | None = None, run_id: str | None = None, external: bool = False, home: Path) -> str:
+    """A version of model `name` for the directory; the existing one when weights and data digests are the same.
+
+    `lineage` becomes tags (`lineage.data.<name>`, `lineage.recipe`, ...) and lies whole beside the weights as
+    `lineage.json`; its `data` mapping and the digest of the files decide sameness. `parents` are the versions it was made from,
+    stage -> `name:version`, and become tags `parent.<stage>`. An external version is not enough when
+    bytes are asked for. Raises `StoreError` when `model_dir` is not a directory with files.
+    """
+    model_dir = Path(model_dir)
+    weights = directory_digest(model_dir)
+    data = {k: str(v) for k, v in lineage.get("data", {}).items()}
+    mark = hashlib.sha256(json.dumps([weights, data], sort_keys=True).encode()).hexdigest()[:40]
+    tags = {MARK: mark, "weights": weights, "path": str(model_dir.resolve()), "external": str(external).lower()}
+    tags |= {f"lineage.{k}": v for k, v in flatten({k: v for k, v in lineage.items() if k not in IN_FILE}).items()}
+    tags |= {f"metric.{allowed(k)}": repr(v) for k, v in (metrics or {}).items()}
+    tags |= {f"parent.{stage}": version for stage, version in (parents or {}).items()}
+    tags |= {f"package.{k}": v for k, v in packages().items()}
+    tags = {allowed(k): cut(v, 5000) for k, v in tags.items()}
+    with service(f"registering {name}", home) as mlflow:
+        _ensure(mlflow, name)
+        for known in versions_of(mlflow, name):
+            if known.tags.get(MARK) == mark and (external or not known.external):
+                if run_id:  # which may be another that made the same, or ours, killed before it came to this
+                    _link_to_run(mlflow, run_id, known.model_id, metrics or {})
+                return known.version
+        model_id = _logged_model(mlflow, model_dir, name, mark, lineage, run_id, external, home)
+        with _as_default(tracking_uri(home)):
+            made = mlflow.create_model_version(name, f"models:/{model_id}", run_id=run_id, tags=tags, model_id=model_id)
+        if run_id:
+            _link_to_run(mlflow, run_id, model_id, metrics or {})
+        return str(made.version)
+
+
+def promote(name: str, version: str, verdict: Mapping[str, Any], *, home: Path) -> bool:
+    """Point `candidate` at the version, and `champion` too if the verdict allows; write who, when and why on it.
+
+    `verdict`: {"passed": did the gates, "reasons": [str, ...], "champion": may it be (default: as the gates)}. A champion
+    that fails later keeps the alias, and a version that was rolled back does not get it again (a person decides). Returns
+    whether it was allowed to be champion. Raises `StoreError` for a version without bytes.
+    """
+    reasons = verdict.get("reasons", [])
+    why = "; ".join([reasons] if isinstance(reasons, str) else map(str, reasons)) or "no reason given"
+    with service(f"promoting {name} version {version}", home) as mlflow:
+        known = one_of(versions_of(mlflow, name), name, str(version))
+        crowned = bool(verdict.get("champion", verdict["passed"])) and ROLLED_BACK not in known.tags
+        written = {"verdict": "passed" if verdict["passed"] else "refused", "verdict.why": cut(why, 5000),
+                   "verdict.at": _now(), "verdict.by": getpass.getuser()}
+        for key, value in written.items():  # tags first: an alias never points at an unexplained version
+            mlflow.set_model_version_tag(name, known.version, key, value)
+        point(mlflow, known, "candidate", action="proposed", why=why)
+        if crowned:
+            point(mlflow, known, "champion", action="promoted", why=why)
+        return crowned
+
+
+def point(mlflow: Any, version: Version, alias: str, *, action: str, why: str, **more: Any) -> Version | None:
+    """Move an alias to the version and return the one that had it. Aliases have no history, so who, when, why and whom it
+    replaced are written on both first, as tags `history.<time>`; nothing happens when the alias is there already."""
+    before = holder(versions_of(mlflow, version.name), alias)
+    if before is not None and before.version == version.version:
+        return before
+    event = {"action": action, "alias": alias, "at": _now(), "by": getpass.getuser(), "why": cut(why, 4000), **more}
+    told = {version.version: event | {"replaced": before.version if before else None}}
+    if before is not None and alias == "champion":
+        told[before.version] = event | {"action": "replaced", "replaced_by": version.version}
+    for number, what in told.items():
+        mlflow.set_model_version_tag(version.name, number, f"{HISTORY}{event['at']}", json.dumps(what))
+    mlflow.set_registered_model_alias(version.name, alias, version.version)
+    return before
+
+
+def events(version: Version) -> list[dict[str, Any]]:
+    """What happened to a version, oldest first."""
+    return [json.loads(version.tags[key]) for key in sorted(version.tags) if key.startswith(HISTORY)]
+
+
+def holder(versions: Sequence[Version], alias: str = "champion") -> Version | None:
+    """The version that an alias points at."""
+    return next((v for v in versions if alias in v.aliases), None)
+
+
+def numbered(versions: Sequence[Version], name: str, number: str) -> Version:
+    """The version of that number. Raises `StoreError` when there is none."""
+    known = {v.version: v for v in versions}
+    if number not in known:
+        raise StoreError(f"model {name!r} has no version {number}; it has {', '.join(known) or 'none'}")
+    return known[number]
+
+
+def one_of(versions: Sequence[Version], name: str, number: str) -> Version:
+    """The version of that number, fit to be pointed at. Raises `StoreError` when there is none or it has no bytes."""
+    version = numbered(versions, name, number)
+    if version.external:
+        raise StoreError(f"{name} version {number} has no bytes in the registry; they lie in {version.path}")
+    return version
+
+
+def with_bytes(name: str, number: str, *, home: Path) -> str:
+    """The number of the version with the same weights that holds its bytes: itself, or one made of the store's copy. Raises
+    `StoreError` when that copy is gone or was changed."""
+    version = numbered(history(name, home=home), name, number)
+    if not version.external:
+        return number
+    path = Path(version.path)
+    if not path.is_dir() or directory_digest(path) != version.tags["weights"]:
+        raise StoreError(f"{name} version {number} has no bytes in the registry, and {path} {'is another by now' if path.is_dir() else 'is gone'}; "
+                         f"make it again with `ratchet reproduce {name}:{number} --into FOLDER`")
+    metrics, parents = ({tag.removeprefix(kind): value for tag, value in version.tags.items() if tag.startswith(kind)}
+                        for kind in ("metric.", "parent."))
+    return register(path, name, lineage=saved_lineage(version, home=home) or {}, parents=parents,
+                    metrics={k: float(v) for k, v in metrics.items()}, home=home)
+
+
+def champion(name: str, *, home: Path) -> Version | None:
+    """The version under the alias `champion`; None when there is no such model or no champion yet."""
+    return holder(history(name, home=home))
+
+
+def history(name: str, *, home: Path) -> list[Version]:
+    """Every version, oldest first; empty for an unknown model."""
+    with service(f"reading {name}", home) as mlflow:
+        return versions_of(mlflow, name)
+
+
+def models(*, home: Path) -> list[str]:
+    """Names of all registered models; asks no one when nothing was ever tracked in `home`."""
+    if tracking_uri(home).startswith("sqlite:") and not Path(tracking_uri(home).removeprefix("sqlite:///")).exists():
+        return []
+    with service("listing models", home) as mlflow:
+        return [model.name for model in _all(mlflow.search_registered_models)]
+
+
+def saved_lineage(version: Version, *, home: Path) -> dict[str, Any] | None:
+    """The lineage a version was registered with; None for one from before lineages were kept whole."""
+    doing = f"reading the lineage of {version.name} version {version.version}"
+    with service(doing, home) as mlflow, tempfile.TemporaryDirectory() as folder:
+        if LINEAGE not in [a.path for a in mlflow.list_logged_model_artifacts(version.model_id)]:
+            return None
+        from mlflow.artifacts import download_artifacts
+
+        at = mlflow.get_logged_model(version.model_id).artifact_location
+        got = download_artifacts(f"{at}/{LINEAGE}", dst_path=folder, tracking_uri=tracking_uri(home))
+        return json.loads(Path(got).read_text())
+
+
+def directory_digest(path: Path) -> str:
+    """sha256 over names and contents of all files but the store's own manifest and metrics."""
+    files = sorted(p for p in path.rglob("*") if p.is_file() and p.name not in ("manifest.json", "metrics.jsonl"))
+    if not files:
+        raise StoreError(f"{path} is not a model directory: it holds no files; expected config.json and weights")
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(f"{file.relative_to(path).as_posix()} {file_digest(file)}\n".encode())
+    return digest.hexdigest()
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+@contextlib.contextmanager
+def _as_default(uri: str) -> Iterator[None]:
+    """MLflow's sqlite store looks models up at the process-wide tracking URI, not at its client's: name it meanwhile."""
+    given = os.environ.get("MLFLOW_TRACKING_URI")
+    os.environ["MLFLOW_TRACKING_URI"] = uri
+    try:
+        yield
+    finally:
+        if given is None:
+            os.environ.pop("MLFLOW_TRACKING_URI", None)
+
+
+def _ensure(mlflow: Any, name: str) -> None:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        mlflow.create_registered_model(name)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+
+
+def versions_of(mlflow: Any, name: str) -> list[Version]:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        aliases = mlflow.get_registered_model(name).aliases  # alias -> version
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            return []
+        raise
+    found = (Version(name, str(v.version), v.model_id or str(v.source).removeprefix("models:/"), v.tags.get("external") == "true",
+                     tuple(a for a, at in aliases.items() if str(at) == str(v.version)), v.tags.get("path", ""),
+                     v.creation_timestamp / 1000, dict(v.tags)) for v in _all(mlflow.search_model_versions, f"name = '{name}'"))
+    return sorted(found, key=lambda v: int(v.version))
+
+
+def _all(search: Callable[..., Any], *what: str) -> Iterator[Any]:
+    """What a search of MLflow finds, page after page."""
+    token = None
+    while token != "":
+        page = search(*what, max_results=200, page_token=token)
+        yield from page
+        token = page.token or ""
+
+
+def _logged_model(mlflow: Any, model_dir: Path, name: str, mark: str, lineage: Mapping[str, Any], run_id: str | None,
+                  external: bool, home: Path) -> str:
+    """The id of a finished LoggedModel; one that an earlier, killed attempt finished is used, a half one removed."""
+    experiment = mlflow.get_run(run_id).info.experiment_id if run_id else experiment_id(mlflow, home)
+    kind = "true" if external else "false"
+    for old in mlflow.search_logged_models([experiment], f"tags.`{MARK}` = '{mark}'"):
+        if old.tags.get("external") == kind:
+            if str(old.status) in ("READY", "LoggedModelStatus.READY"):
+                return old.model_id
+            mlflow.delete_logged_model(old.model_id)
+    tags = {MARK: mark, "external": kind} | ({EXTERNAL: "true"} if external else {})
+    params = {k: cut(v, 250) for k, v in flatten({"data": lineage.get("data", {}), "recipe": lineage.get("recipe", "")}).items()}
+    model = mlflow.create_logged_model(experiment, name=name, source_run_id=run_id, tags=tags, params=params)
+    if not external:
+        mlflow.log_model_artifacts(model.model_id, str(model_dir))
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / LINEAGE).write_text(json.dumps(lineage, indent=1))
+        if external:  # a server registers only what has an MLmodel file
+            from mlflow.models.utils import get_external_mlflow_model_spec
+
+            get_external_mlflow_model_spec(model).save(str(Path(folder) / "MLmodel"))
+        else:
+            write_mlmodel(model_dir, Path(folder), name=name, model_id=model.model_id, run_id=run_id)
+        mlflow.log_model_artifacts(model.model_id, folder)
+    mlflow.finalize_logged_model(model.model_id, "READY")
+    return model.model_id
+
+
+def _link_to_run(mlflow: Any, run_id: str, model_id: str, metrics: Mapping[str, float]) -> None:
+    """The model and its numbers on the run's page; the link last, for it says that the numbers are there."""
+    from mlflow.entities import LoggedModelOutput, Metric
+
+    outputs = mlflow.get_run(run_id).outputs
+    if outputs and any(made.model_id == model_id for made in outputs.model_outputs):
+        return
+    now = int(datetime.now(UTC).timestamp() * 1000)
+    if metrics:
+        mlflow.log_batch(run_id, metrics=[Metric(allowed(k), float(v), now, 0, model_id=model_id) for k, v in metrics.items()])
+    mlflow.log_outputs(run_id, [LoggedModelOutput(model_id, 0)])

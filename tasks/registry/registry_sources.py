@@ -1,0 +1,144 @@
+"""`registry:` sources of a recipe's models: the registered version that an address means, and its files.
+
+    registry:NAME            the champion
+    registry:NAME@ALIAS      the version under that alias
+    registry:NAME/3          that version
+
+An alias is resolved when a run begins, and the recipe of the run names the version and the digest of its weights. The same command
+continues an unfinished run with the version that it began with, wherever the alias points by then.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlparse
+
+import yaml
+
+from ratchet.components.errors import SourceError, StoreError, nearest
+from ratchet.components.recipes.recipe import plain
+from ratchet.components.recipes.schema import Profile, Recipe, Source
+from ratchet.components.stages.fetch import REGISTRY
+from ratchet.components.storage.store import MANIFEST, digest
+from ratchet.tasks.registry.mlmodel import written_beside
+from ratchet.tasks.registry.registry import LINEAGE, Version, directory_digest, history, holder, models
+from ratchet.tasks.tracking.server import service, tracking_uri
+
+log = logging.getLogger("ratchet.sources")
+ADDRESS = re.compile(r"registry:([^/@:]+)(?:/(\d+)|@([^/@:]+))?")
+
+
+def resolved(recipe: Recipe, profile: Profile, home: Path) -> tuple[Recipe, dict[str, Any]]:
+    """The recipe with the version of every `registry:` source, and what its run keeps so that it can be continued; `SourceError` for a
+    name, version or alias that is not there. No registry is asked for a recipe without such sources, or to continue a run."""
+    sources = {name: source for name, source in recipe.models.items() if source.source.startswith(REGISTRY)}
+    if not sources:
+        return recipe, {}
+    asked = digest([plain(recipe), profile.name])
+    found = _begun_with(asked, recipe, home) or {name: _pin(name, source, home) for name, source in sources.items()}
+    pinned = {name: dataclasses.replace(sources[name], source=source, sha256=weights) for name, (source, weights) in found.items()}
+    return dataclasses.replace(recipe, models={**recipe.models, **pinned}), {"asked": asked, "versions": found}
+
+
+def bring(source: str, weights: str | None, folder: Path, home: Path) -> None:
+    """Links to the files of a version's model in `folder`: of the store where they are unchanged, else of the registry. Raises
+    `StoreError` when neither has them."""
+    version = version_of(source, home)
+    if version.path and Path(version.path).is_dir() and _link(Path(version.path), folder, weights):
+        return
+    if version.external:
+        raise StoreError(f"{source}: this version has no bytes in the registry, and {version.path} is gone or changed; make it again with "
+                         f"`ratchet reproduce {version.name}:{version.version} --into FOLDER`, or name a version with bytes")
+    with service(f"reading {version.name} version {version.version}", home) as mlflow:
+        location = mlflow.get_model_version_download_uri(version.name, version.version)
+        if location.startswith("models:/"):
+            location = mlflow.get_logged_model(version.model_id).artifact_location
+        parts, place = urlparse(location), folder.with_name("download")
+        if parts.scheme in ("", "file"):
+            place = Path(unquote(parts.path))
+        else:
+            from mlflow.artifacts import download_artifacts
+
+            shutil.rmtree(place, ignore_errors=True)
+            place.mkdir(parents=True)
+            place = Path(download_artifacts(location, dst_path=str(place), tracking_uri=tracking_uri(home)))
+    if not _link(place, folder, weights):
+        raise StoreError(f"{source}: expected weights with digest {weights}, got others from {location}; the registry's copy is damaged")
+
+
+def version_of(source: str, home: Path, where: str = "") -> Version:
+    """The version that a `registry:` address means now."""
+    match, where = ADDRESS.fullmatch(source), f"{where}: " if where else ""
+    if not match:
+        raise SourceError(f"{where}{source!r} is not the address of a registered model; expected registry:NAME, registry:NAME/VERSION or registry:NAME@ALIAS")
+    name, number, alias = match.groups()
+    known = models(home=home)  # makes no database where nothing was ever tracked
+    versions = history(name, home=home) if name in known else []
+    if not versions:
+        raise SourceError(f"{where}{source}: no model {name!r} is registered at {tracking_uri(home)}{nearest(name, known) if known else ''}; "
+                          "a run with a `register` section registers one at its end")
+    numbers = {version.version: version for version in versions}
+    if number:
+        if number not in numbers:
+            raise SourceError(f"{where}{source}: {name!r} has no version {number}; it has {', '.join(numbers)}")
+        return numbers[number]
+    found = holder(versions, alias or "champion")
+    if found is None:
+        aliases = ", ".join(f"@{a} (version {v.version})" for v in versions for a in v.aliases) or "none"
+        raise SourceError(f"{where}{source}: {name!r} has no alias {alias or 'champion'!r}, its aliases: {aliases}; name one of these, or a version: "
+                          f"registry:{name}/{versions[-1].version}")
+    return found
+
+
+def _pin(name: str, source: Source, home: Path) -> tuple[str, str | None]:
+    version = version_of(source.source, home, f"models.{name}.source")
+    weights = version.tags.get("weights")
+    if source.sha256 not in (None, weights):
+        raise SourceError(f"models.{name}.sha256: expected weights with digest {source.sha256}, got {weights} of {version.name} version {version.version}")
+    return f"{REGISTRY}{version.name}/{version.version}", weights
+
+
+def _begun_with(asked: str, recipe: Recipe, home: Path) -> Mapping[str, tuple[str, str | None]]:
+    """The versions of the newest unfinished run of the same recipe."""
+    states = []
+    for file in (home / "runs").glob("*/run.json"):
+        try:
+            state = json.loads(file.read_text())
+        except (OSError, ValueError):
+            continue
+        finished = state.get("state") == "finished" and (recipe.register is None or "versions" in state)
+        if state.get("registry", {}).get("asked") == asked and not finished:
+            states.append((state.get("started", 0.0), file.parent.name, state["registry"]["versions"]))
+    if not states:
+        return {}
+    _, run, versions = max(states)
+    log.warning("run %s is not finished and continues with the models it began with: %s", run, ", ".join(source for source, _ in versions.values()))
+    return {name: (source, weights) for name, (source, weights) in versions.items()}
+
+
+def _link(place: Path, folder: Path, weights: str | None) -> bool:
+    """Links in `folder` to the files of a model directory, or of one that MLflow's transformers flavour wrote; whether they are the `weights`."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for file, name in _model_files(place):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).symlink_to(file.resolve())
+    return weights is None or directory_digest(folder) == weights
+
+
+def _model_files(place: Path) -> list[tuple[Path, str]]:
+    described = place / "MLmodel"
+    flavour = (yaml.safe_load(described.read_text()).get("flavors") or {}).get("transformers", {}) if described.is_file() else {}
+    binary = flavour.get("model_binary", ".")
+    if binary != ".":  # logged by MLflow itself: weights and tokenizer in folders of their own
+        folders = [place / binary, *(place / "components" / part for part in flavour.get("components", ()))]
+        return [(file, str(file.relative_to(folder))) for folder in folders for file in folder.rglob("*") if file.is_file()]
+    return [(file, name) for file in place.rglob("*") if file.is_file() and (name := str(file.relative_to(place))) not in (MANIFEST, "metrics.jsonl", LINEAGE)
+            and not (described.is_file() and written_beside(name))]

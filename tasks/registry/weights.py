@@ -1,0 +1,90 @@
+"""The model directories that a name means: a directory, a run's checkpoints, or a registered version."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+from ratchet.components.errors import RecipeError, StoreError, nearest
+from ratchet.components.storage.store import read_manifest
+from ratchet.tasks.registry.lineage import find
+from ratchet.tasks.registry.registry import Version, models
+from ratchet.tasks.tracking.server import service, tracking_uri
+
+ROLES = {"base": "base", "initial": "SFT", "policy": "final"}  # an evaluation's input -> its title in the report
+TRAINED = ("sft", "optimise", "improve")  # stages whose weights are a policy
+
+
+def weights_of(name: str, home: Path) -> dict[str, Path]:
+    """Title -> model directory. A run gives its base, SFT and final model; a model directory, a stage's directory and a registered
+    `name`, `name:version` or `name@alias` give one.
+
+    Raises `RecipeError` for a name that is none of these, or a directory without a model; `StoreError` when the files of a registered
+    version are gone.
+    """
+    for run in (home / "runs" / name, Path(name)):
+        if (run / "run.json").is_file():
+            return _of_run(run)
+    path = Path(name)
+    if path.is_dir():
+        return {path.name or str(path.resolve().name): _model(path)}
+    known = models(home=home)
+    if name.partition("@")[0].partition(":")[0] not in known:
+        runs = [p.parent.name for p in (home / "runs").glob("*/run.json")]
+        raise RecipeError(f"{name!r} is neither a model directory, nor a run under {home / 'runs'}, nor a registered model"
+                          f"{nearest(name, [*runs, *known])}")
+    version = find(name, home)
+    return {f"{version.name}:{version.version}": _of_version(version, home)}
+
+
+def _model(path: Path) -> Path:
+    """The directory, when it holds a language model."""
+    if (path / "config.json").is_file():
+        kinds = json.loads((path / "config.json").read_text()).get("architectures") or []
+        if (path / "reward_head.st").is_file() or any("Classification" in kind for kind in kinds):
+            raise RecipeError(f"{path} is a reward model ({', '.join(kinds)}): it scores answers and writes none; expected a language model")
+        return path
+    kind = (read_manifest(path) or {}).get("kind")
+    raise RecipeError(f"{path} holds no model (config.json expected)" + (f": its stage made {kind}" if kind else ""))
+
+
+def _of_run(run: Path) -> dict[str, Path]:
+    """The models that the run evaluates, by the report's titles; before its evaluation, the newest that it has made."""
+    stages = run / "stages"
+    evaluated = (read_manifest(stages / "evaluate") or {}).get("made_with", {}).get("inputs", {})
+    if evaluated:
+        found = {title: stages / evaluated[role] for role, title in ROLES.items() if role in evaluated}
+    else:
+        made = sorted((manifest["made"], link) for link in stages.glob("[!.]*") if (manifest := read_manifest(link)) and
+                      manifest.get("made_with", {}).get("does") in TRAINED)
+        found = {"base": stages / "model_policy", "SFT": stages / "sft", **{link.name: link for _, link in made[-1:]}}
+    found = {title: path.resolve() for title, path in found.items() if (path / "config.json").is_file()}
+    for title in ("SFT", "final"):  # without SFT its title is another name of the base model, or of the final one
+        if list(found.values()).count(found.get(title)) > 1:
+            del found[title]
+    if not found:
+        raise RecipeError(f"run {run.name} has no model yet; `ratchet show {run.name}` lists its stages")
+    return {title: _model(path) for title, path in found.items()}
+
+
+def _of_version(version: Version, home: Path) -> Path:
+    """Where the files of a registered version are: in the store, in this machine's registry, else downloaded until the process ends."""
+    if (Path(version.path) / "config.json").is_file():
+        return _model(Path(version.path))
+    if version.external:
+        raise StoreError(f"{version.name} version {version.version} has no bytes in the registry, and {version.path} is gone; make it again "
+                         f"with `ratchet reproduce {version.name}:{version.version} --into FOLDER`")
+    with service(f"reading {version.name} version {version.version}", home) as mlflow:
+        location = mlflow.get_logged_model(version.model_id).artifact_location
+        parts = urlparse(location)
+        if parts.scheme in ("", "file"):
+            return _model(Path(unquote(parts.path)))
+        from mlflow.artifacts import download_artifacts
+
+        folder = tempfile.mkdtemp(prefix="ratchet-model-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        return _model(Path(download_artifacts(location, dst_path=folder, tracking_uri=tracking_uri(home))))

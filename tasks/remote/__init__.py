@@ -1,0 +1,1 @@
+"""Stages on other machines: work pools, transfer of products."""

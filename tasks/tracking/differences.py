@@ -1,0 +1,93 @@
+"""Two runs side by side: what differed in recipe, code, packages and products, and what became of the results."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ratchet.components.storage.store import content, read_manifest
+from ratchet.tasks.tracking.mlflow_text import flatten
+from ratchet.tasks.tracking.results import comparable, evaluation, paired
+
+Change = tuple[str, str, str]  # name, value in the first run, value in the other; "" where it has none
+
+
+@dataclass(frozen=True)
+class Differences:
+    """`stages`: name, how it compares, and why. `scores`: name, mean of each, and the paired interval of other − first, or
+    why there is none. `metrics`: every other number both or one of them have."""
+
+    recipe: list[Change] = field(default_factory=list)
+    code: list[Change] = field(default_factory=list)
+    packages: list[Change] = field(default_factory=list)
+    stages: list[tuple[str, str, str]] = field(default_factory=list)
+    scores: list[tuple[str, float, float, dict[str, Any] | str]] = field(default_factory=list)
+    metrics: list[Change] = field(default_factory=list)
+
+
+def differences(first: Path, other: Path) -> Differences:
+    """Compare two runs' directories, finished or not."""
+    states = [json.loads((run / "run.json").read_text()) for run in (first, other)]
+    recipes = [flatten(yaml.safe_load((run / "recipe.yaml").read_text()) or {}) for run in (first, other)]
+    results = [evaluation(first), evaluation(other)]
+    scores = []
+    for score in dict.fromkeys([*results[0].get("per_prompt", {}), *results[1].get("per_prompt", {})]):
+        one, two = (_mean(r.get("per_prompt", {}).get(score, [])) for r in results)
+        why_not = comparable(results[0], results[1], score)
+        scores.append((score, one, two, why_not or paired(results[1], results[0], score)))
+    return Differences(
+        recipe=_changes(*recipes), code=_changes(*({"revision": s.get("revision", "")} for s in states)),
+        packages=_changes(*(s.get("packages", {}) for s in states)),
+        stages=_stages(first, other, list(dict.fromkeys(n for s in states for n in s.get("stages", {})))),
+        scores=scores, metrics=_changes(*(_readable(r.get("metrics", {})) for r in results)),
+    )
+
+
+def _changes(first: dict[str, Any], other: dict[str, Any]) -> list[Change]:
+    return [(name, str(first.get(name, "")), str(other.get(name, ""))) for name in dict.fromkeys([*first, *other])
+            if first.get(name) != other.get(name)]
+
+
+def _stages(first: Path, other: Path, names: list[str]) -> list[tuple[str, str, str]]:
+    """Stage by stage: one product, made twice alike, or different, and the nearest reason."""
+    found = []
+    for name in names:
+        a, b = (read_manifest(run / "stages" / name) for run in (first, other))
+        if a is None or b is None:
+            found.append((name, "in neither" if a is b else "only in the other" if a is None else "only in the first", ""))
+        elif a["key"] == b["key"]:
+            found.append((name, "the same product", ""))
+        else:
+            same = content(a["files"]) == content(b["files"])
+            found.append((name, "made twice, alike" if same else "differs", _why(a.get("made_with", {}), b.get("made_with", {}),
+                                                                                 a["parents"] == b["parents"])))
+    return found
+
+
+def _why(a: dict[str, Any], b: dict[str, Any], same_inputs: bool) -> str:
+    """Keys differ by options, inputs or source code: what is left when the first two are ruled out is the third."""
+    if not a or not b:
+        return ""
+    options = [n for n in dict.fromkeys([*a["options"], *b["options"]]) if n != "resolved" and a["options"].get(n) != b["options"].get(n)]
+    reasons = ([f"options: {', '.join(options)}"] if options else []) + ([] if same_inputs else ["inputs"])
+    return "; ".join(reasons) or "source code"
+
+
+def _readable(metrics: dict[str, Any]) -> dict[str, str]:
+    """Flat metrics with `.mean`, `.low`, `.high` joined to one text."""
+    found: dict[str, str] = {}
+    for name, value in metrics.items():
+        stem, _, end = name.rpartition(".")
+        if end == "mean" and f"{stem}.low" in metrics:
+            found[stem] = f"{value:.4g} [{metrics[f'{stem}.low']:.4g}, {metrics[f'{stem}.high']:.4g}]"
+        elif not (end in ("low", "high", "n") and f"{stem}.mean" in metrics) and isinstance(value, (int, float)):
+            found[name] = f"{value:.4g}"
+    return found
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else float("nan")

@@ -1,0 +1,86 @@
+"""The thread that uploads a run to MLflow while it goes on. A server that is dead, frozen or away stops nothing: what was not
+uploaded goes out later or by `ratchet sync`."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import threading
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from ratchet.components.errors import redacted
+from ratchet.tasks.tracking.mlflow_runs import ROOT
+from ratchet.tasks.tracking.server import tracking_uri
+from ratchet.tasks.tracking.upload import Uploader
+
+log = logging.getLogger("ratchet.tracking")
+
+
+class Tracking:
+    """Uploads `run_dir` every `every_seconds` from `start` to `close`. Only `close` and the methods with `wait_seconds` wait for anything."""
+
+    def __init__(self, run_dir: Path, home: Path, *, every_seconds: float = 5.0) -> None:
+        self.run_dir, self.home, self.every_seconds = Path(run_dir).resolve(), Path(home), every_seconds
+        self.ids: dict[str, str] = {}  # MLflow's, by our keys
+        self.problem: str | None = None  # why the last upload failed
+        self.uploader: Uploader | None = None
+        self._failures, self._stop, self._wake = 0, threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="mlflow-upload", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self, wait_seconds: float = 30.0) -> bool:
+        """Wait a little for a last upload. False: not all is uploaded (`problem` says why)."""
+        self._stop.set()
+        self._wake.set()
+        self._thread.join(wait_seconds)
+        if self._thread.is_alive():
+            self.problem = self.problem or redacted(f"{tracking_uri(self.home)} has not answered for {wait_seconds:g} s")
+        if self.problem:
+            log.warning("MLflow is behind, nothing is lost: %s. `ratchet sync` sends the rest of %s", self.problem, self.run_dir)
+        return self.problem is None
+
+    def run_id(self, stage: str = ROOT, wait_seconds: float = 0.0) -> str | None:
+        """MLflow's id of a run once it was uploaded, else None: after `wait_seconds`, or three failures a second apart."""
+        end, enough = time.monotonic() + wait_seconds, self._failures + 3
+        for poll in itertools.count():
+            if stage in self.ids or self._failures >= enough or time.monotonic() >= end:
+                break
+            if poll % 10 == 0:
+                self._wake.set()
+            time.sleep(0.1)
+        return self.ids.get(stage)
+
+    def page(self, artifact: str, wait_seconds: float = 0.0) -> str | None:
+        """The address of an artifact of the pipeline's run among MLflow's pages; None where no server shows them (`ratchet ui` is
+        elsewhere each time) or it has not heard of the run after `wait_seconds`."""
+        server = urlsplit(tracking_uri(self.home))
+        if server.scheme not in ("http", "https") or not self.run_id(wait_seconds=wait_seconds) or self.uploader is None:
+            return None
+        address = f"{server.scheme}://{server.netloc.rpartition('@')[2]}{server.path.rstrip('/')}"  # without a password
+        inside = self.uploader.link(artifact)
+        return inside and f"{address}/{inside}"
+
+    def _serve(self) -> None:
+        """Upload, sleep, and after a failure sleep longer. Ends after one last try."""
+        pause = self.every_seconds
+        with contextlib.ExitStack() as stack:
+            while True:
+                last = self._stop.is_set()
+                try:
+                    if self.uploader is None:
+                        self.uploader = stack.enter_context(contextlib.closing(Uploader(self.run_dir, self.home)))
+                    self.uploader.upload()
+                    self.ids |= {key: sent.id for key, sent in self.uploader.sent.items()}
+                    self.problem, pause = None, self.every_seconds
+                except Exception as error:  # whatever MLflow does, the work goes on
+                    self.problem = redacted(f"{type(error).__name__}: {str(error).splitlines()[0][:300] if str(error) else ''}")
+                    self._failures, pause = self._failures + 1, min(60.0, pause * 2)
+                if last:
+                    return
+                self._wake.wait(pause)
+                self._wake.clear()

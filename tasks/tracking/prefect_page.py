@@ -1,0 +1,135 @@
+"""What a run puts on its page of Prefect: its name, progress, a table a stage, pictures, links, and what became of it."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import platform
+import re
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ratchet.components.errors import redacted
+from ratchet.components.recipes.plan import Stage
+from ratchet.components.types import Artifact
+from ratchet.tasks.pipeline import Pipeline
+from ratchet.tasks.tracking.live_upload import Tracking
+from ratchet.tasks.tracking.outcome import markdown, numbers_of, outcome
+
+AWAY_SECONDS = 300.0
+"""How long a Prefect server that did not answer is left alone: its client tries for more than a minute at every call, and a run has dozens."""
+
+
+def unless_away(method: Callable[..., None]) -> Callable[..., None]:
+    """A method of a `PrefectPage` that does nothing while its server is known to be away."""
+
+    @functools.wraps(method)
+    def call(page: PrefectPage, *args: Any, **options: Any) -> None:
+        from httpx import TransportError
+
+        if time.monotonic() < page.away_until:
+            return
+        try:
+            method(page, *args, **options)
+        except TransportError:
+            page.away_until = time.monotonic() + AWAY_SECONDS
+            raise
+
+    return call
+
+
+class PrefectPage:
+    """Artifacts on the page of the Prefect run: progress of long tasks, a table a stage, its pictures, the recipe's paper (`arXiv:…`),
+    where the report is."""
+
+    def __init__(self, tracking: Tracking | None = None, paper: str = "") -> None:
+        self.tracking, self.paper = tracking, paper
+        self.progress: Any = None
+        self.last = 0.0
+        self.away_until = 0.0
+
+    @unless_away
+    def begin(self, run: str) -> None:
+        """Give the flow run the name of the run, as in MLflow and here: it is known once the recipe is read."""
+        from prefect.client.orchestration import get_client
+        from prefect.runtime import flow_run
+
+        if number := flow_run.id:
+            with get_client(sync_client=True) as client:
+                client.update_flow_run(number, name=run)
+
+    @unless_away
+    def summary(self, pipeline: Pipeline) -> None:
+        from prefect.artifacts import create_markdown_artifact
+
+        create_markdown_artifact(markdown=markdown(outcome(pipeline.run.path), pipeline.recipe.about), key="run",
+                                 description=f"{pipeline.run.name}: stages and verdict")
+
+    def started(self, stage: Stage, metrics: Path) -> None:
+        self.progress, self.last = None, time.monotonic()
+
+    @unless_away
+    def progressed(self, stage: Stage, line: Mapping[str, Any]) -> None:
+        from prefect.artifacts import create_progress_artifact, update_progress_artifact
+
+        if not line.get("of") or time.monotonic() - self.last < 10:
+            return
+        self.last = time.monotonic()
+        share = 100.0 * line["step"] / line["of"]
+        if self.progress is None:
+            self.progress = create_progress_artifact(progress=share, key=f"progress-{_slug(stage.name)}", description=stage.title)
+        else:
+            update_progress_artifact(self.progress, progress=share)
+
+    @unless_away
+    def finished(self, stage: Stage, artifact: Artifact, *, reused: bool, seconds: float) -> None:
+        from prefect.artifacts import create_image_artifact, create_table_artifact, update_progress_artifact
+
+        self._paper()
+        if self.progress is not None:
+            update_progress_artifact(self.progress, progress=100.0)
+            self.progress = None
+        rows = [{"number": k, "value": f"{v:.6g}"} for k, v in numbers_of(artifact.meta).items()]
+        rows = [{"number": "made", "value": "reused" if reused else f"in {seconds:.0f} s"},
+                {"number": "key", "value": artifact.digest[:16]}, *rows[:60]]
+        create_table_artifact(table=rows, key=f"result-{_slug(stage.name)}", description=f"{stage.title}: what it found")
+        for plot in sorted((artifact.path / "plots").glob("*.png")):  # the bytes themselves: the server may not see our files
+            create_image_artifact(image_url="data:image/png;base64," + base64.b64encode(plot.read_bytes()).decode(),
+                                  key=f"plot-{_slug(stage.name)}-{_slug(plot.stem)}", description=f"{stage.title}: {plot.stem.replace('_', ' ')}")
+        if (artifact.path / "report.html").exists():
+            self._report(artifact.path / "report.html")
+
+    def _paper(self) -> None:
+        from prefect.artifacts import create_link_artifact
+
+        if self.paper.startswith("arXiv:"):
+            create_link_artifact(link=f"https://arxiv.org/abs/{self.paper.removeprefix('arXiv:')}", link_text=self.paper, key="paper",
+                                 description="Where the recipe's method is from.")
+            self.paper = ""  # once a run
+
+    def _report(self, file: Path) -> None:
+        """Where the report is: a browser follows no file:// from a server's page, and the file may be another machine's."""
+        from prefect.artifacts import create_link_artifact, create_markdown_artifact
+
+        where = f"`{file.resolve()}` on {platform.node()}"
+        page = self.tracking.page(file.name, wait_seconds=5.0) if self.tracking else None
+        if page:
+            create_link_artifact(link=page, link_text="evaluation report", key="report", description=f"The file: {where}")
+        else:
+            create_markdown_artifact(markdown=f"Evaluation report: {where}", key="report")
+
+    @unless_away
+    def failed(self, stage: Stage, error: BaseException) -> None:
+        from prefect.artifacts import create_markdown_artifact
+
+        if isinstance(error, Exception):
+            create_markdown_artifact(markdown=redacted(f"**{type(error).__name__}**\n\n{error}"), key=f"error-{_slug(stage.name)}")
+
+
+def _slug(name: str) -> str:
+    """A key that Prefect takes: lowercase letters, digits and dashes."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+

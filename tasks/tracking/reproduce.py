@@ -1,0 +1,137 @@
+"""Make a product again in a fresh home and compare, stage by stage, bit for bit.
+
+What the run started from, its raw data and models, is brought by digest: from a store, a DVC folder, or a version in
+git's history whose bytes DVC's cache or remote still has, else from the recipe's address. Everything else is made
+anew, in the order of the plan, up to the first stage that differs: what comes after could only inherit the difference.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ratchet.components.errors import ContractError, RecipeError, StoreError
+from ratchet.components.recipes.plan import Stage
+from ratchet.components.storage.store import MANIFEST, Store, content, file_digest, read_manifest
+from ratchet.components.types import Artifact
+from ratchet.tasks.data.versioning import get, versions
+from ratchet.tasks.machine.provenance import machine, packages, revision
+from ratchet.tasks.pipeline import Pipeline, Watcher
+
+BROUGHT = ("fetch_data", "fetch_model", "make_tiny")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One stage: `state` is brought (by digest), identical or differs; `files` differ where both sides can be seen;
+    `changed` when the stage's options or code are no longer those that made the recorded product."""
+
+    stage: str
+    kind: str
+    state: str
+    expected: str
+    found: str
+    files: tuple[str, ...] = ()
+    changed: bool = False
+
+
+def reproduce(made: Mapping[str, Any], into: Path, *, home: Path, anew: bool = False,
+              watchers: Sequence[Watcher] = ()) -> Iterator[Outcome]:
+    """Replay a lineage in the empty directory `into`, telling each stage's outcome as it comes; ends at one that differs.
+
+    `home` is where the bytes of inputs may still lie; with `anew` they are fetched from their addresses. Raises
+    `RecipeError` when the lineage carries no recipe, `ContractError` when today's code has another plan.
+    """
+    if not made["resolved"]:
+        raise RecipeError(f"the lineage of {made['product']} carries no recipe: no run here links to it")
+    if into.exists() and any(into.iterdir()):
+        raise RecipeError(f"{into} is not empty; a reproduction needs a fresh directory")
+    pipeline = Pipeline.again(made["resolved"], home=into, run=made["run"] or "again")
+    pipeline.watchers[:] = watchers
+    if unknown := [name for name in made["stages"] if name not in pipeline.stages]:
+        raise ContractError(f"today's code plans no stage {', '.join(unknown)}; check out revision {made['revision'] or '(unknown)'} "
+                            "and try again")
+    pipeline.begin()
+    for name in (n for n in pipeline.stages if n in made["stages"]):
+        recorded, stage = made["stages"][name], pipeline.stages[name]
+        if recorded.get("missing"):
+            raise StoreError(f"the digest of {name} was lost with its directory, so nothing can be compared; "
+                             "ask for a registered version, which keeps its whole lineage")
+        brought = None
+        if stage.does in BROUGHT and not anew:
+            with tempfile.TemporaryDirectory(prefix=".brought-", dir=into) as beside:
+                brought = bring(pipeline, stage, recorded, _places(stage, recorded, home, Path(beside)))
+        files = (read_manifest((brought or pipeline.make(name)).path) or {})["files"]
+        found = content(files)
+        state = "differs" if found != recorded["content"] else "brought" if brought else "identical"
+        yield Outcome(name, recorded["kind"], state, recorded["content"], found,
+                      _files(Store(home).path(name, recorded["key"]), recorded["content"], files) if state == "differs" else (),
+                      stage.key != recorded["key"])
+        if state == "differs":
+            pipeline.end("failed")
+            return
+    pipeline.end("finished")
+
+
+def bring(pipeline: Pipeline, stage: Stage, recorded: Mapping[str, Any], places: Iterable[Path]) -> Artifact | None:
+    """A copy of the recorded bytes, every one of them read and compared; None when no place has them."""
+    for place in places:
+        if _read(place) != recorded["content"]:
+            continue
+        made_with = {word: recorded[word] for word in ("revision", "packages", "machine") if word in recorded}
+        with pipeline.store.working(stage.name, stage.key) as work:
+            shutil.copytree(place, work.product, dirs_exist_ok=True)
+            (work.product / MANIFEST).unlink(missing_ok=True)
+            return pipeline.store.publish(work, stage.name, stage.key, stage.kind, (), recorded["meta"], made_with)
+    return None
+
+
+def _read(place: Path) -> str:
+    """The `content` of a directory by its bytes, for data/ holds no manifest; '' when they cannot be read."""
+    files = [file for file in place.rglob("*") if file.is_file() and file != place / MANIFEST]  # or links to files, in DVC's cache
+    try:
+        return content({str(file.relative_to(place)): {"sha256": file_digest(file)} for file in files})
+    except OSError:
+        return ""
+
+
+def _places(stage: Stage, recorded: Mapping[str, Any], home: Path, beside: Path) -> Iterator[Path]:
+    """Where the recorded bytes may lie, the nearest first; what must be downloaded is only downloaded when it is asked for."""
+    data = f"data/{stage.name}"
+    yield from (Store(home).path(stage.name, recorded["key"]), Path(data))
+    for commit in versions(Path(), data):
+        if get(Path(), data, commit, beside / commit):
+            yield beside / commit
+            shutil.rmtree(beside / commit)
+
+
+def _manifest(place: Path, expected: str) -> dict[str, Any] | None:
+    """The manifest of a directory that says it has the expected content."""
+    manifest = read_manifest(place)
+    return manifest if manifest and content(manifest["files"]) == expected else None
+
+
+def surroundings(made: Mapping[str, Any]) -> list[str]:
+    """What is not as it was when the product was made: code, packages, machine. Empty: bits have no excuse to differ."""
+    own, here = made["stages"][made["product"]], packages()
+    found = []
+    if made["revision"] != revision():
+        found.append(f"code: {made['revision'] or 'unknown'} then, {revision() or 'unknown'} now")
+    found += [f"{name}: {version} then, {here.get(name, 'not installed')} now" for name, version in made["packages"].items()
+              if here.get(name) != version]
+    if own.get("machine", machine()) != machine():
+        found.append(f"machine: {own['machine']} then, {machine()} now")
+    return found
+
+
+def _files(recorded: Path, expected: str, files: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
+    """Names of files that differ, when the recorded product is still at hand and is the one that was recorded."""
+    manifest = _manifest(recorded, expected)
+    if manifest is None:
+        return ()
+    both = {**manifest["files"], **files}
+    return tuple(n for n in both if content({n: manifest["files"].get(n, {"sha256": ""})}) != content({n: files.get(n, {"sha256": ""})}))
