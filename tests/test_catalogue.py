@@ -19,7 +19,7 @@ from ratchet.components.recipes.recipe import load, names
 ROOT = Path(__file__).resolve().parent.parent
 METHODS = ["sft", "dpo", "kto", "online_dpo", "raft", "reward_model", "reward_ensemble", "rlvr_grpo", "rloo", "ppo", "chat"]
 GENERAL = ["tests/test_catalogue.py", "tests/test_laws.py", "tests/test_boundaries.py", "tests/oracles", "tests/components/test_piece.py",
-           "tests/components/test_recipe.py"]
+           "tests/components/recipes/test_recipe.py"]
 """Tests of whatever pieces and recipes there are."""
 
 

@@ -15,7 +15,7 @@ from ratchet.tasks.data.versioning import dvc
 from ratchet.tasks.machine import doctor
 from ratchet.tasks.machine.known_bad import KNOWN_BAD, VLLM
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from ratchet.components.errors import ServiceError, StoreError
 from ratchet.tasks.data import versioning
 from ratchet.tasks.data.versioning import _equal, commit, digest, dvc, get, locked, publish, versions
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def git(where, *arguments):

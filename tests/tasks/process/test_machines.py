@@ -29,7 +29,7 @@ from ratchet.tasks.process.joining import jobs, unfit
 from ratchet.tasks.process.launch import launch
 from ratchet.tasks.process.ranks import JOB, Job, code, execute_on_ranks
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 two_machines = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="the extra `scale` is not installed")
 
 JOINED = f"log.{socket.gethostname()}.log"

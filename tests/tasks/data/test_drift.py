@@ -23,7 +23,7 @@ from ratchet.tasks.data.drift import (
     stability,
     watch_data,
 )
-from ratchet.tasks.tracking.live_upload import alerts
+from ratchet.tasks.tracking import alerts
 
 
 def rows(seed: int, *, count: int = 400, mean: float = 100.0, rating: float = 7.0, topics: str = "abcd") -> list[dict[str, Any]]:

@@ -27,7 +27,7 @@ from ratchet.tasks.pipeline import Pipeline
 from ratchet.tasks.process import turns
 from ratchet.tasks.process.turns import REGISTRY, gpu_slots, gpus_of, held, registry_turn
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 HOLD = """
 import sys, time
 from pathlib import Path

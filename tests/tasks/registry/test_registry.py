@@ -132,7 +132,7 @@ def test_nothing_is_registered_for_a_run_that_mlflow_has_not_got(tmp_path):
 
 def test_every_version_says_its_numbers_and_which_versions_it_was_made_from(tmp_path, monkeypatch):
     """Parents are the nearest checkpoints: of a round the policy it went on from, and the reward model that judged its pairs."""
-    from ratchet.tasks.registry.registry import registration
+    from ratchet.tasks.registry import registration
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setattr(registration, "write_lineage", lambda *_: LINEAGE)
@@ -169,8 +169,8 @@ from mlflow import MlflowClient
 from ratchet.components.recipes.plan import Stage
 from ratchet.components.recipes.schema import Register
 from ratchet.components.types import Artifact
-from ratchet.tasks.registry.registry import promotion
-from ratchet.tasks.registry.registry import registration
+from ratchet.tasks.registry import promotion
+from ratchet.tasks.registry import registration
 
 for name in ("create_logged_model", "set_registered_model_alias"):  # what was read is old by a second when it is written
     def slow(*args, was=getattr(MlflowClient, name), **more):
@@ -221,7 +221,7 @@ def test_two_processes_register_once_and_no_promotion_is_forgotten(tmp_path, mon
 def test_nobody_asks_the_registry_out_of_turn(act, tmp_path, monkeypatch):
     import contextlib
 
-    from ratchet.tasks.registry.registry import promotion, registration
+    from ratchet.tasks.registry import promotion, registration
 
     turn, asked = [], []
 

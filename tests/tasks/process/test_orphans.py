@@ -13,7 +13,7 @@ import pytest
 
 from ratchet.tasks.process.orphans import MARK, marked
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = f"""
 import os, subprocess, sys, time
 if sys.argv[1] == "guarded":

@@ -170,7 +170,7 @@ except ValueError as error:  # what torch's agent would print
 
 
 def test_a_failing_rank_writes_down_no_secret(tmp_path: Path) -> None:
-    env = {**os.environ, "HF_TOKEN": "hf_plantedplanted", "RANK": "0", "WORLD_SIZE": "2", "PYTHONPATH": str(Path(__file__).resolve().parents[2] / "infra" / "package")}
+    env = {**os.environ, "HF_TOKEN": "hf_plantedplanted", "RANK": "0", "WORLD_SIZE": "2", "PYTHONPATH": str(Path(__file__).resolve().parents[3] / "infra" / "package")}
     (tmp_path / "ranks").mkdir()
     done = subprocess.run([sys.executable, "-c", FAILING, str(tmp_path)], env=env, capture_output=True, text=True)
     log, note = (tmp_path / "log").read_text(), (tmp_path / "ranks/0.error").read_text()
@@ -203,7 +203,7 @@ def test_without_deepspeed_a_profile_that_needs_it_is_one_sentence(tmp_path: Pat
     hidden.write_text("raise ImportError('not here')")
     code = ("from ratchet.components.training.deepspeed import DeepSpeedLearner\nfrom ratchet.components.errors import RecipeError\n"
             "try:\n    DeepSpeedLearner('nowhere')\nexcept RecipeError as error:\n    print(error)")
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, env={**os.environ, "PYTHONPATH": f"{tmp_path}:{root / 'infra' / 'package'}"}, capture_output=True, text=True)
     assert "`learner: deepspeed`, and DeepSpeed cannot be imported (not here); pip install 'ratchet-rlhf[scale]'" in done.stdout
 

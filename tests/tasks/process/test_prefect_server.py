@@ -16,7 +16,7 @@ from ratchet.components.errors import ServiceError
 from ratchet.tasks.process import prefect_server
 from ratchet.tasks.process.prefect_server import PrefectServer, kept
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def tables(database: Path) -> dict[str, int]:

@@ -107,7 +107,7 @@ print(json.dumps(os.environ["CUDA_VISIBLE_DEVICES"]))
 def test_a_stage_and_what_it_starts_see_the_gpus_it_is_given(tmp_path: Path) -> None:
     """Without any, those that the flow sees; the next stage of the same fork server sees nothing of it. `inline` gives way."""
     (tmp_path / "spy.py").write_text(SPY)
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{root / 'infra' / 'package'}", "CUDA_VISIBLE_DEVICES": "0,1,2"}
     done = subprocess.run([sys.executable, "-c", STAGES, str(tmp_path)], cwd=root, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr + (tmp_path / "log").read_text()

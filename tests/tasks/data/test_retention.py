@@ -16,7 +16,7 @@ from ratchet.tasks.data.retention import Policy, survey, sweep
 from ratchet.tasks.registry.lineage import of_product
 from ratchet.tasks.registry.registry import promote, register
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 NOTHING = Policy(keep_days=0, keep_last=0)
 HOLD = """
 import sys

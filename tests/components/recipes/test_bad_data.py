@@ -16,7 +16,7 @@ from ratchet.components.errors import RatchetError
 from ratchet.components.recipes.check_data import HEAD, check_files
 from ratchet.components.recipes.recipe import load
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 CHAT = [{"messages": [{"role": "user", "content": f"what is {i}?"}, {"role": "assistant", "content": f"it is {i}"}]} for i in range(40)]
 LABELS = [{"prompt": f"what is {i}?", "completion": f"it is {i}", "label": i % 2 == 0} for i in range(40)]
 PAIRS = [{"prompt": f"what is {i}?", "chosen": f"it is {i}", "rejected": "go away"} for i in range(40)]

@@ -16,7 +16,7 @@ from ratchet.components.environments import confinement
 from ratchet.components.environments.sandbox import execute
 from ratchet.components.errors import SandboxError
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SECRET = "hunter2-planted"
 
 # Each comes to its end only where it got what it wanted.

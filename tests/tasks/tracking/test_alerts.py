@@ -14,8 +14,8 @@ from ratchet.components.evaluation.gates import judge_gates
 from ratchet.components.recipes.plan import Stage
 from ratchet.components.types import Artifact
 from ratchet.tasks.pipeline import Pipeline
+from ratchet.tasks.tracking import alerts, watchers
 from ratchet.tasks.tracking.alerts import HEALTH, Alarm
-from ratchet.tasks.tracking.live_upload import alerts, watchers
 
 ANNOTATE = Stage("annotate_2", "annotate", "groups", {}, round=2)
 TRIPPED = {"verdict": "hold", "verdicts": ["entropy is 0.10 nats a token; at least 0.3 allowed", "80% of the answers were cut; at most 50% allowed"]}
