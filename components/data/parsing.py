@@ -1,4 +1,4 @@
-"""Rows of a source to records, by the pieces in `components/parsers`: one for each published layout.
+"""Rows of a source to records, by the pieces in `components/pieces/parsers`: one for each published layout.
 
 A parser takes a row and returns its records (several where a row holds several pairs), or raises `ValueError` with what is wrong; its
 `reads` are the columns that a row of the layout has, its `writes` what a record gets besides its prompt. `auto` takes, row by row, the

@@ -134,7 +134,7 @@ def check_fit(fit: Fit, flow: Flow, where: str, *, role: str = "policy", untrain
         raise RecipeError(f"{where}.epochs: {fit.epochs} passes over the data train nothing; use 1 or more"
                           f"{'' if untrained else ' (0 only for a reward model with linear_probe)'}")
     if not any(fit.updates.values()):
-        raise RecipeError(f"{where}.updates: nothing to optimise; name at least one objective of components/objectives: `{role}: [...]`")
+        raise RecipeError(f"{where}.updates: nothing to optimise; name at least one objective of components/pieces/objectives: `{role}: [...]`")
     for role, parts in fit.updates.items():
         labels = [spec["label"] for spec in parts]
         if twice := next((label for label in labels if labels.count(label) > 1), None):
