@@ -4,7 +4,7 @@ The `data` section of a recipe:
 
     source, sha256              where from, see `sources.py`
     config                      configuration of a published data set, see `published.py`
-    parser, columns             `auto`, or a piece of components/parsers; names of columns, see `parsing.py`
+    parser, columns             `auto`, or a piece of components/pieces/parsers; names of columns, see `parsing.py`
     sources                     in place of these: several, each with the same keys and splits, weight, limit, see `mixture.py`
     transforms                  pieces in order, each with its options
     splits                      split: share, or {split, share}, the published split it is made from. A name says what is built: sft, prompts,
