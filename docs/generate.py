@@ -23,8 +23,9 @@ from typing import Any, Literal
 
 import ratchet
 from ratchet.components.piece import SLOTS, Description, catalogue
+from ratchet.components.recipes.profile import Profile
 from ratchet.components.recipes.recipe import folder, load, names
-from ratchet.components.recipes.schema import Profile, Recipe
+from ratchet.components.recipes.schema import Recipe
 from ratchet.components.recipes.sections import Parser, Spec, Split
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -142,8 +143,8 @@ def cell(text: str) -> str:
 
 
 def recipe_reference() -> str:
-    parts = ["# Recipe keys", "Every key of a recipe and of a hardware profile, with its type and default, generated from `components/recipes/schema.py` and "
-             "`components/recipes/sections.py`. A *piece* is a mapping with a `name` and options, or the name alone: [Pieces](pieces.md). "
+    parts = ["# Recipe keys", "Every key of a recipe and of a hardware profile, with its type and default, generated from `components/recipes/schema.py`, "
+             "`components/recipes/sections.py` and `components/recipes/profile.py`. A *piece* is a mapping with a `name` and options, or the name alone: [Pieces](pieces.md). "
              "`ratchet recipes explain NAME` writes a recipe out with every default, `ratchet recipes check FILE` checks yours."]
     for section, paths in {**sections(Recipe, "", {}), **sections(Profile, "profile", {})}.items():
         hints, beside = typing.get_type_hints(section, include_extras=True), notes(section)

@@ -12,8 +12,8 @@ from pathlib import Path
 from types import TracebackType
 
 from ratchet.components.errors import RatchetError, ServiceError, redacted
+from ratchet.components.recipes.profile import Profile
 from ratchet.components.recipes.recipe import dump, load
-from ratchet.components.recipes.schema import Profile
 from ratchet.components.recipes.schema import Recipe as ResolvedRecipe
 from ratchet.flows.commands.options import Until
 from ratchet.flows.reading import Run

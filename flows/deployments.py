@@ -16,7 +16,8 @@ from ratchet.components.errors import RecipeError, nearest
 from ratchet.components.recipes.conform import conform, record
 from ratchet.components.recipes.plan import plan as stages_of
 from ratchet.components.recipes.ranges import Bool, Count, Natural
-from ratchet.components.recipes.recipe import load, read_yaml
+from ratchet.components.recipes.recipe import load
+from ratchet.components.recipes.yaml_files import read_yaml
 from ratchet.flows.alerts import Alert
 from ratchet.flows.alerts import check as check_alert
 from ratchet.flows.commands.options import Until

@@ -15,9 +15,10 @@ from ratchet.components.data.pins import pinned
 from ratchet.components.errors import ContractError, DamageError, redacted
 from ratchet.components.evaluation.certificate import require
 from ratchet.components.recipes.plan import Stage, plan
+from ratchet.components.recipes.profile import Profile
 from ratchet.components.recipes.recipe import dump, load, reread
 from ratchet.components.recipes.reward_models import optimised_models
-from ratchet.components.recipes.schema import Profile, Recipe
+from ratchet.components.recipes.schema import Recipe
 from ratchet.components.stages.fetch import REGISTERED, REGISTRY
 from ratchet.components.stages.run import as_request
 from ratchet.components.storage.store import RunDirectory, Store, Workspace, digest

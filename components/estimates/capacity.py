@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ratchet.components.errors import RecipeError
 from ratchet.components.estimates.costs import Cost
 from ratchet.components.estimates.memory import RESERVE, Parts
-from ratchet.components.recipes.schema import Hardware, Profile
+from ratchet.components.recipes.profile import Hardware, Profile
 
 
 def refuse_what_cannot_fit(profile: Profile, costs: Sequence[Cost], here: tuple[float, float]) -> None:

@@ -21,13 +21,13 @@ from ratchet.components.estimates.memory import (
     trained,
     training,
 )
+from ratchet.components.estimates.rates import Rates, adapter_key
 from ratchet.components.estimates.shape import Shape
 from ratchet.components.piece import describe
 from ratchet.components.recipes.plan import Stage
-from ratchet.components.recipes.schema import Profile, Recipe
+from ratchet.components.recipes.profile import Profile
+from ratchet.components.recipes.schema import Recipe
 
-UTILISATION = 0.4    # of stated FLOP/s that a training or scoring pass reaches; of stated bandwidth, DECODE
-DECODE = 0.6
 SAVED = 20.0         # bytes of a token in a groups artifact: ids, mask, log-probs and text, compressed
 
 
@@ -37,17 +37,6 @@ class Split:
 
     groups: int | None
     tokens: float
-
-
-@dataclass(frozen=True)
-class Rates:
-    """Tokens a second on one machine. `learn` by adapter, as `adapter_key` spells it."""
-
-    learn: Mapping[str, float]
-    score: float
-    sample: float
-    load: float            # seconds to load the model once
-    source: str = "stated"  # or "measured", or why it was not
 
 
 @dataclass
@@ -96,33 +85,6 @@ def seconds(cost: Cost, rates: Rates | None) -> float | None:
         return None
     learning = cost.learn / rates.learn[cost.adapter] if cost.learn else 0.0
     return learning + cost.score / rates.score + cost.sample / rates.sample + cost.models * rates.load
-
-
-def adapter_key(adapter: Mapping[str, Any]) -> str:
-    return " ".join(f"{k}={v}" if k != "name" else str(v) for k, v in sorted(adapter.items(), key=lambda kv: (kv[0] != "name", kv[0])))
-
-
-def adapters(recipe: Recipe) -> dict[str, Mapping[str, Any]]:
-    """The different ways this recipe learns, by `adapter_key`."""
-    fits = [section.fit for section in (recipe.sft, recipe.reward, recipe.offline, recipe.online) if section]
-    return {adapter_key(fit.adapter): fit.adapter for fit in fits}
-
-
-def stated_rates(recipe: Recipe, profile: Profile, shape: Shape, *, length: float) -> Rates | None:
-    """Rates from what the maker states, when the profile says: 2 operations a parameter and token forward, 4 backward (2 where
-    weights are frozen) and 2 more under checkpointing, at `UTILISATION`; sampling reads every weight once a token of all rows."""
-    hardware = profile.hardware
-    if hardware.tflops is None or hardware.bandwidth_gb is None:
-        return None
-    work = hardware.devices * hardware.tflops * 1e12 * UTILISATION
-    learn = {}
-    for name, adapter in adapters(recipe).items():
-        learns, layers = trained(shape, adapter)
-        backward = 2 * shape.parameters * layers / shape.layers + 2 * learns
-        learn[name] = work / (2 * shape.parameters * (2 if profile.gradient_checkpointing else 1) + backward)
-    rows = profile.sampler_rows
-    read = 2 * shape.parameters + rows * length * 4 * shape.layers * shape.key_value
-    return Rates(learn, work / (2 * shape.parameters), rows * hardware.devices * hardware.bandwidth_gb * 1e9 * DECODE / read, load=60.0)
 
 
 class _Known:

@@ -28,7 +28,7 @@ FIT = {"batch": 1, "epochs": 1, "max_steps": None, "learning_rate": 1e-9, "betas
 
 def measure(model: Path, profile: Mapping[str, Any], adapters: Mapping[str, Mapping[str, Any]], *, length: int, prompt: int,
             each: int) -> dict[str, Any]:
-    """Rates as `ratchet.components.estimates.costs.Rates` holds them. Texts are random tokens of `length`, half of it masked in; prompts of
+    """Rates as `ratchet.components.estimates.rates.Rates` holds them. Texts are random tokens of `length`, half of it masked in; prompts of
     `prompt` tokens get `each` answers, as many rows as the profile decodes together."""
     texts, answering = _answering(model, profile, length=length, prompt=prompt, each=each)
     learn = {}

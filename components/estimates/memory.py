@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ratchet.components.estimates.shape import Shape
-from ratchet.components.recipes.schema import Profile
+from ratchet.components.recipes.profile import Profile
 
 Parts = Mapping[str, float]
 CHUNK = 256          # positions whose logits exist at one time (components/models/logprobs.py)

@@ -11,8 +11,9 @@ from ratchet.components.evaluation.measured import ENDS, measured
 from ratchet.components.piece import describe
 from ratchet.components.recipes.check_data import check_kinds, check_model, check_splits
 from ratchet.components.recipes.check_sections import Flow, check_fit, check_piece, check_section, sampled
+from ratchet.components.recipes.profile import Profile
 from ratchet.components.recipes.reward_models import certified, optimised_models
-from ratchet.components.recipes.schema import Demonstrate, Online, Preferences, Profile, Recipe, Reward
+from ratchet.components.recipes.schema import Demonstrate, Online, Preferences, Recipe, Reward
 from ratchet.components.training.loop import reward_columns
 
 

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ratchet.components.piece import describe, resolve
-from ratchet.components.recipes.schema import Online, Profile, Recipe
+from ratchet.components.recipes.profile import Profile
+from ratchet.components.recipes.schema import Online, Recipe
 
 COLUMNS = {"step": ("importance", "scoring.importance"), "row": ("importance.row", "scoring.importance.row")}
 """Unit of an objective -> the column it is multiplied by, and the piece that writes it."""

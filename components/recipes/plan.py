@@ -12,9 +12,10 @@ from typing import Any
 from ratchet.components.data.verifiers import verifiers
 from ratchet.components.piece import ROOT, SLOTS, catalogue
 from ratchet.components.recipes.check_data import makes_pairs, splits_read
+from ratchet.components.recipes.profile import Profile
 from ratchet.components.recipes.recipe import for_round, plain
 from ratchet.components.recipes.reward_models import certified, judges_of
-from ratchet.components.recipes.schema import Demonstrate, Online, Preferences, Profile, Recipe
+from ratchet.components.recipes.schema import Demonstrate, Online, Preferences, Recipe
 from ratchet.components.stages import STAGES
 from ratchet.components.storage.definitions import Sources
 from ratchet.components.storage.store import digest

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,16 +15,16 @@ from typing import Any
 import yaml
 
 from ratchet.components.errors import RecipeError, nearest, secret_in
-from ratchet.components.piece import describe, resolve
 from ratchet.components.recipes.check import check, check_window
 from ratchet.components.recipes.conform import conform
 from ratchet.components.recipes.correction import corrected, corrected_again
-from ratchet.components.recipes.ranges import Count, Finite
-from ratchet.components.recipes.schema import SCHEMA, Online, Profile, Recipe, Spec
-from ratchet.components.recipes.sections import PROMPT_SECTIONS
+from ratchet.components.recipes.defaults import section_with_defaults, with_defaults
+from ratchet.components.recipes.profile import Profile
+from ratchet.components.recipes.ranges import Count
+from ratchet.components.recipes.schema import SCHEMA, Online, Recipe
 from ratchet.components.recipes.smoke import limited
+from ratchet.components.recipes.yaml_files import parse_yaml, read_yaml
 
-OBJECTIVE_KEYS = ("weight", "reduce", "label", "times")
 YAML = (".yaml", ".yml")  # a name that ends so is a file's
 OF_BYTES = ("sha256", "base", "base_sha256", "format", "shape", "remote_code")  # keys of a source that hold for its bytes alone
 
@@ -60,7 +59,7 @@ def load(recipe: str | Path, *, overrides: Sequence[str] = (), profile: str | No
     if raw.get("schema") != SCHEMA:
         raise RecipeError(f"{path.name}: schema {raw.get('schema')!r} is not {SCHEMA}, the one this version reads; "
                           f"write `schema: {SCHEMA}` once its keys are checked against the bases")
-    resolved = _resolved(conform(Recipe, raw, ""))
+    resolved = with_defaults(conform(Recipe, raw, ""))
     hardware = load_profile(resolved.profile)
     resolved = corrected(resolved, hardware)
     if (claim := resolved.claim) and not claim.against.endswith(YAML) and claim.against not in names():
@@ -206,44 +205,6 @@ def _read(path: Path) -> dict[str, Any]:
     return raw
 
 
-_Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-
-class _Loader(_Base):
-    """YAML whose keys are text as written and stand once, and whose 1e-5 is a number."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[str, Any]:
-        self.flatten_mapping(node)
-        found: dict[str, Any] = {}
-        for key, value in node.value:
-            if key.value in found:
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key.value!r} stands twice", key.start_mark)
-            found[key.value] = self.construct_object(value, deep=True)
-        return found
-
-
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789"))
-_Loader.add_constructor("tag:yaml.org,2002:map", lambda loader, node: loader.construct_mapping(node))
-
-
-def parse_yaml(text: str) -> Any:
-    loader = _Loader(text)
-    try:
-        return loader.get_single_data()
-    finally:
-        loader.dispose()
-
-
-def read_yaml(path: Path, missing: str) -> Any:
-    """What a YAML file holds. `RecipeError`: `missing` when there is none, where it breaks when it is not YAML."""
-    try:
-        return parse_yaml(path.read_text())
-    except FileNotFoundError:
-        raise RecipeError(missing) from None
-    except yaml.YAMLError as error:
-        raise RecipeError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
-
-
 def _override(text: str) -> dict[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not key:
@@ -257,65 +218,6 @@ def _override(text: str) -> dict[str, Any]:
     return nested
 
 
-def _resolved(recipe: Recipe) -> Recipe:
-    """Every piece with its defaults written out."""
-    own: dict[str, Any] = {name: dataclasses.replace(part, transforms=_each("transform", part.transforms, f"data.{name}.transforms"))
-           for name in PROMPT_SECTIONS if (part := getattr(recipe.data, name))}
-    if recipe.data.parser != "auto":
-        own["parser"] = resolve("parser", recipe.data.parser, where="data.parser")
-    own["sources"] = [one if one.parser == "auto" else dataclasses.replace(one, parser=resolve("parser", one.parser, where=f"data.sources[{i}].parser"))
-                      for i, one in enumerate(recipe.data.sources)]
-    changes: dict[str, Any] = {"data": dataclasses.replace(recipe.data, transforms=_each("transform", recipe.data.transforms, "data.transforms"), **own)}
-    if recipe.demonstrate:
-        changes["demonstrate"] = _resolved_samples(recipe.demonstrate, "demonstrate")
-    if recipe.preferences:
-        changes["preferences"] = _resolved_samples(recipe.preferences, "preferences")
-    for name in ("sft", "reward", "offline", "online"):
-        section = getattr(recipe, name)
-        if section is not None:
-            changes[name] = _resolved_section(section, name)
-    if recipe.evaluate:
-        metrics = _each("annotate", recipe.evaluate.metrics, "evaluate.metrics")
-        measures = _each("measure", recipe.evaluate.measures, "evaluate.measures")
-        best_of = recipe.evaluate.best_of
-        if best_of:
-            best_of = dataclasses.replace(best_of, annotate=_each("annotate", best_of.annotate, "evaluate.best_of.annotate"))
-        changes["evaluate"] = dataclasses.replace(recipe.evaluate, metrics=metrics, measures=measures, best_of=best_of)
-    if recipe.register and not recipe.register.model:
-        changes["register"] = dataclasses.replace(recipe.register, model=recipe.name)
-    return dataclasses.replace(recipe, **changes)
-
-
-def _each(slot: str, specs: Sequence[Spec], where: str) -> list[dict[str, Any]]:
-    return [resolve(slot, spec, where=f"{where}[{i}]") for i, spec in enumerate(specs)]
-
-
-def _resolved_samples(section: Any, name: str) -> Any:
-    here = {slot: _each("annotate" if slot == "annotate" else "select", getattr(section, slot), f"{name}.{slot}")
-            for slot in ("annotate", "sft", "reward", "select") if hasattr(section, slot)}
-    return dataclasses.replace(section, rollout=resolve("rollout", section.rollout, where=f"{name}.rollout"), **here)
-
-
-def _resolved_section(section: Any, name: str) -> Any:
-    fit = dataclasses.replace(
-        section.fit, adapter=resolve("adapter", section.fit.adapter, where=f"{name}.fit.adapter"),
-        updates={role: [_objective(spec, f"{name}.fit.updates.{role}[{i}]") for i, spec in enumerate(parts)]
-                 for role, parts in section.fit.updates.items()})
-    here: dict[str, Any] = {"fit": fit}
-    for slot in ("annotate", "select", "prepare"):
-        if hasattr(section, slot):
-            here[slot] = _each("select" if slot == "select" else "annotate", getattr(section, slot), f"{name}.{slot}")
-    if isinstance(section, Online):
-        here["rollout"] = resolve("rollout", section.rollout, where=f"{name}.rollout")
-        here["prompts"] = resolve("prompts", section.prompts, where=f"{name}.prompts")
-        if isinstance(section.watch.gold, Mapping):
-            gold = resolve("annotate", section.watch.gold, where=f"{name}.watch.gold")
-            here["watch"] = dataclasses.replace(section.watch, gold=gold)
-        if isinstance(section.reference, Mapping):
-            here["reference"] = resolve("anchor", section.reference, where=f"{name}.reference")
-    return dataclasses.replace(section, **here)
-
-
 def for_round(online: Online, number: int) -> Online:
     """The section as round `number` runs it: `by_round: {2: {fit: {learning_rate: 1e-5}}}` changes round 2 alone."""
     change = online.by_round.get(str(number), {})
@@ -323,7 +225,7 @@ def for_round(online: Online, number: int) -> Online:
         return online
     where = f"online.by_round.{number}"
     merged = conform(Online, merge(plain(online), change), where)
-    return corrected_again(_resolved_section(merged, where), online)
+    return corrected_again(section_with_defaults(merged, where), online)
 
 
 def _changed_rounds(online: Online) -> dict[str, Online]:
@@ -334,14 +236,3 @@ def _changed_rounds(online: Online) -> dict[str, Online]:
     return {f"online.by_round.{number}": for_round(online, int(number)) for number in online.by_round}
 
 
-def _objective(spec: Spec, where: str) -> dict[str, Any]:
-    full = resolve("objective", spec, where=where, reserved=OBJECTIVE_KEYS)
-    description = describe("objective", full["name"])
-    default = "token_mean" if description.unit == "step" else "unit_mean"
-    full = {"weight": 1.0, "reduce": default, "label": full["name"], **full}
-    for key, value in full.items():
-        if isinstance(value, Mapping) and key not in ("reduce", "label", "times"):
-            full[key] = resolve("knob", value, where=f"{where}.{key}")
-    if not isinstance(full["weight"], Mapping):
-        full["weight"] = conform(Finite, full["weight"], f"{where}.weight")
-    return full

@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from ratchet.components.errors import RecipeError, StageError
-from ratchet.components.estimates.costs import Cost, Rates, Split, adapters, estimate, stated_rates
+from ratchet.components.estimates.costs import Cost, Split, estimate
+from ratchet.components.estimates.rates import Rates, adapters, stated_rates
 from ratchet.components.estimates.shape import Shape, read_shape, shape_of
 from ratchet.components.recipes.plan import source_digest
+from ratchet.components.recipes.profile import Hardware, Profile
 from ratchet.components.recipes.recipe import plain
-from ratchet.components.recipes.schema import Hardware, Profile
 from ratchet.components.storage.store import digest, read_manifest, write_atomic
 from ratchet.tasks.machine.provenance import machine, packages
 from ratchet.tasks.machine.system import gpus

@@ -29,7 +29,7 @@ from typing import Any
 from ratchet.components import errors
 from ratchet.components.errors import ContractError, RatchetError, RecipeError, StageError, redacted
 from ratchet.components.piece import ROOT
-from ratchet.components.recipes.schema import Profile
+from ratchet.components.recipes.profile import Profile
 from ratchet.components.storage.store import Workspace, write_atomic
 from ratchet.tasks.machine.provenance import packages
 from ratchet.tasks.process.child import PRELOAD, die_with, write_to

@@ -23,8 +23,9 @@ from urllib.parse import unquote, urlparse
 import yaml
 
 from ratchet.components.errors import SourceError, StoreError, nearest
+from ratchet.components.recipes.profile import Profile
 from ratchet.components.recipes.recipe import plain
-from ratchet.components.recipes.schema import Profile, Recipe, Source
+from ratchet.components.recipes.schema import Recipe, Source
 from ratchet.components.stages.fetch import REGISTRY
 from ratchet.components.storage.store import MANIFEST, digest
 from ratchet.tasks.registry.mlmodel import written_beside

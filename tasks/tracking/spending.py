@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ratchet.components.recipes.schema import Hardware
+from ratchet.components.recipes.profile import Hardware
 
 if TYPE_CHECKING:
     from ratchet.tasks.pipeline import Pipeline

@@ -175,7 +175,7 @@ def test_a_profile_of_this_machine_is_measured_and_each_stage_priced(fresh_home,
     ({"device": "H100 80GB", "devices": 2}, 1, ""), ({"device": "H100 80GB", "devices": 3}, 1, "this machine has 2 of 3 × H100 80GB"),
     ({"device": "H100 80GB"}, 2, "one process is measured, not 2 ranks"), ({"device": "H10"}, 1, "this machine has 0 of 1 × H10"), ({}, 1, "")])
 def test_a_machine_is_what_a_profile_means_when_it_has_its_devices(stated: dict, ranks: int, why: str) -> None:
-    from ratchet.components.recipes.schema import Hardware, Profile
+    from ratchet.components.recipes.profile import Hardware, Profile
     from ratchet.tasks.machine.calibration import why_not_measured
 
     here = ["Linux x86_64 Intel(R) Xeon(R) Platinum 8481C", "NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3"]

@@ -8,8 +8,9 @@ import pytest
 
 from ratchet.components.errors import RecipeError
 from ratchet.components.estimates.capacity import refuse_what_cannot_fit
-from ratchet.components.estimates.costs import Rates, Split, adapter_key, estimate, stated_rates
+from ratchet.components.estimates.costs import Split, estimate
 from ratchet.components.estimates.memory import Layout, kept_activations, trained, training
+from ratchet.components.estimates.rates import Rates, adapter_key, stated_rates
 from ratchet.components.estimates.shape import Shape, count, read_shape
 from ratchet.components.recipes.plan import plan
 from ratchet.components.recipes.recipe import load

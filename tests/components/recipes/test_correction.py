@@ -9,8 +9,9 @@ import torch
 
 from ratchet.components.errors import RecipeError
 from ratchet.components.recipes.correction import corrected
+from ratchet.components.recipes.profile import Profile, Vllm
 from ratchet.components.recipes.recipe import for_round, load, plain
-from ratchet.components.recipes.schema import Profile, Recipe, Vllm
+from ratchet.components.recipes.schema import Recipe
 from ratchet.components.training.trainer import parts
 from ratchet.components.types import Batch, Outputs
 

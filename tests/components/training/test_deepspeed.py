@@ -21,7 +21,7 @@ from ratchet.components.models.load import load_model, load_tokenizer, new_rewar
 from ratchet.components.models.lora import SwitchedOff
 from ratchet.components.models.tiny import train_tiny
 from ratchet.components.piece import build
-from ratchet.components.recipes.recipe import _objective
+from ratchet.components.recipes.defaults import objective_with_defaults
 from ratchet.components.training.packing import pack
 from ratchet.components.training.torch import TorchLearner
 from ratchet.components.training.trainer import fit, parts
@@ -73,7 +73,7 @@ def learner_of(job: Mapping[str, Any], where: str) -> Any:
 def work(job: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Train with `fit`, from the checkpoint in `folder` when one is there; losses and norms by step, the export in `folder`/export."""
     learner, folder = learner_of(job, where), Path(job["folder"])
-    updates = {"policy": parts([_objective(spec, "") for spec in OBJECTIVES[job["objective"]]])}
+    updates = {"policy": parts([objective_with_defaults(spec, "") for spec in OBJECTIVES[job["objective"]]])}
     options = {"batch": 4, "epochs": 4, "max_steps": job.get("steps", 3), "validate_every": 0, "patience": 0,
                "save_every": job.get("save_every", 0)}
     fit({"policy": learner}, updates, groups(job["objective"]), options, tokens=job.get("tokens", 24), seed=5, progress=folder,

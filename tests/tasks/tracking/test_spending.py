@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ratchet.components.recipes.schema import Hardware
+from ratchet.components.recipes.profile import Hardware
 from ratchet.tasks.machine.energy import gpu_kwh
 from ratchet.tasks.machine.system import sample, sampled
 from ratchet.tasks.pipeline import Pipeline

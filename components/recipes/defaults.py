@@ -1,0 +1,87 @@
+"""Recipes with every default of every piece written out: what runs keep and what store keys are made of."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ratchet.components.piece import describe, resolve
+from ratchet.components.recipes.conform import conform
+from ratchet.components.recipes.ranges import Finite
+from ratchet.components.recipes.schema import Online, Recipe, Spec
+from ratchet.components.recipes.sections import PROMPT_SECTIONS
+
+OBJECTIVE_KEYS = ("weight", "reduce", "label", "times")
+
+
+def with_defaults(recipe: Recipe) -> Recipe:
+    """Every piece with its defaults written out."""
+    own: dict[str, Any] = {name: dataclasses.replace(part, transforms=_each("transform", part.transforms, f"data.{name}.transforms"))
+           for name in PROMPT_SECTIONS if (part := getattr(recipe.data, name))}
+    if recipe.data.parser != "auto":
+        own["parser"] = resolve("parser", recipe.data.parser, where="data.parser")
+    own["sources"] = [one if one.parser == "auto" else dataclasses.replace(one, parser=resolve("parser", one.parser, where=f"data.sources[{i}].parser"))
+                      for i, one in enumerate(recipe.data.sources)]
+    changes: dict[str, Any] = {"data": dataclasses.replace(recipe.data, transforms=_each("transform", recipe.data.transforms, "data.transforms"), **own)}
+    if recipe.demonstrate:
+        changes["demonstrate"] = _resolved_samples(recipe.demonstrate, "demonstrate")
+    if recipe.preferences:
+        changes["preferences"] = _resolved_samples(recipe.preferences, "preferences")
+    for name in ("sft", "reward", "offline", "online"):
+        section = getattr(recipe, name)
+        if section is not None:
+            changes[name] = section_with_defaults(section, name)
+    if recipe.evaluate:
+        metrics = _each("annotate", recipe.evaluate.metrics, "evaluate.metrics")
+        measures = _each("measure", recipe.evaluate.measures, "evaluate.measures")
+        best_of = recipe.evaluate.best_of
+        if best_of:
+            best_of = dataclasses.replace(best_of, annotate=_each("annotate", best_of.annotate, "evaluate.best_of.annotate"))
+        changes["evaluate"] = dataclasses.replace(recipe.evaluate, metrics=metrics, measures=measures, best_of=best_of)
+    if recipe.register and not recipe.register.model:
+        changes["register"] = dataclasses.replace(recipe.register, model=recipe.name)
+    return dataclasses.replace(recipe, **changes)
+
+
+def _each(slot: str, specs: Sequence[Spec], where: str) -> list[dict[str, Any]]:
+    return [resolve(slot, spec, where=f"{where}[{i}]") for i, spec in enumerate(specs)]
+
+
+def _resolved_samples(section: Any, name: str) -> Any:
+    here = {slot: _each("annotate" if slot == "annotate" else "select", getattr(section, slot), f"{name}.{slot}")
+            for slot in ("annotate", "sft", "reward", "select") if hasattr(section, slot)}
+    return dataclasses.replace(section, rollout=resolve("rollout", section.rollout, where=f"{name}.rollout"), **here)
+
+
+def section_with_defaults(section: Any, name: str) -> Any:
+    fit = dataclasses.replace(
+        section.fit, adapter=resolve("adapter", section.fit.adapter, where=f"{name}.fit.adapter"),
+        updates={role: [objective_with_defaults(spec, f"{name}.fit.updates.{role}[{i}]") for i, spec in enumerate(parts)]
+                 for role, parts in section.fit.updates.items()})
+    here: dict[str, Any] = {"fit": fit}
+    for slot in ("annotate", "select", "prepare"):
+        if hasattr(section, slot):
+            here[slot] = _each("select" if slot == "select" else "annotate", getattr(section, slot), f"{name}.{slot}")
+    if isinstance(section, Online):
+        here["rollout"] = resolve("rollout", section.rollout, where=f"{name}.rollout")
+        here["prompts"] = resolve("prompts", section.prompts, where=f"{name}.prompts")
+        if isinstance(section.watch.gold, Mapping):
+            gold = resolve("annotate", section.watch.gold, where=f"{name}.watch.gold")
+            here["watch"] = dataclasses.replace(section.watch, gold=gold)
+        if isinstance(section.reference, Mapping):
+            here["reference"] = resolve("anchor", section.reference, where=f"{name}.reference")
+    return dataclasses.replace(section, **here)
+
+
+def objective_with_defaults(spec: Spec, where: str) -> dict[str, Any]:
+    full = resolve("objective", spec, where=where, reserved=OBJECTIVE_KEYS)
+    description = describe("objective", full["name"])
+    default = "token_mean" if description.unit == "step" else "unit_mean"
+    full = {"weight": 1.0, "reduce": default, "label": full["name"], **full}
+    for key, value in full.items():
+        if isinstance(value, Mapping) and key not in ("reduce", "label", "times"):
+            full[key] = resolve("knob", value, where=f"{where}.{key}")
+    if not isinstance(full["weight"], Mapping):
+        full["weight"] = conform(Finite, full["weight"], f"{where}.weight")
+    return full
