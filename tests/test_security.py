@@ -182,11 +182,11 @@ def recipe_of(model: Path, remote_code: str = "") -> Path:
 
 def test_a_model_with_code_of_its_own_is_refused_unless_the_recipe_says_so(own: tuple[Path, Path], tiny_home: Path) -> None:
     model, mark = own
-    with pytest.raises(SourceError, match=r"this type of model runs code of its own \(modeling_own.py\).*set models.<name>.remote_code: true"):
+    with pytest.raises(SourceError, match=r"modeling_own\.py.*models\.<name>\.remote_code: true"):
         Pipeline.open(recipe_of(model), home=tiny_home, profile="test").make("model_policy")
     (model / REMOTE_CODE).unlink()
     for read in (load_policy, load_tokenizer, new_reward):
-        with pytest.raises(SourceError, match="runs code of its own"):
+        with pytest.raises(SourceError, match=r"remote_code|code of its own"):
             read(model)
     assert not mark.exists()
 
@@ -206,10 +206,10 @@ def test_code_the_recipe_lets_run_goes_with_the_model_and_what_is_trained_from_i
             del sys.modules[name]
         assert type(load_policy(folder)).__name__ == "OwnForCausalLM" and mark.exists()
         assert not (tmp_path / "pwned").exists() and not (folder / "pytorch_model.bin").exists()
-    with pytest.raises(SourceError, match="its code has no AutoModelForSequenceClassification"):
+    with pytest.raises(SourceError, match="AutoModelForSequenceClassification"):
         new_reward(made.path)
     (tmp_path / "trained" / REMOTE_CODE).unlink()
-    with pytest.raises(SourceError, match="runs code of its own"):
+    with pytest.raises(SourceError, match=r"remote_code|code of its own"):
         load_policy(tmp_path / "trained")
 
 
@@ -303,14 +303,14 @@ TOKEN = SECRETS["HF_TOKEN"]
 def test_a_secret_in_a_recipe_is_refused_by_its_key(override: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clean = dump(*load("sft"))
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    with pytest.raises(RecipeError, match=f"^{named}.*secrets are read from the environment") as caught:
+    with pytest.raises(RecipeError, match=rf"^{named}.*environment") as caught:
         load("sft", overrides=[override])
     assert TOKEN not in str(caught.value) and "secret@" not in str(caught.value)
-    with pytest.raises(RecipeError, match=r"recipe\.about: holds the value"):  # what another machine sends
+    with pytest.raises(RecipeError, match=r"recipe\.about"):  # what another machine sends
         reread(clean.replace("about: ", f"about: {TOKEN} ", 1))
     profile = tmp_path / "mine.yaml"
     profile.write_text(f"vllm: {{scratch: /x/{TOKEN}}}\n")
-    with pytest.raises(RecipeError, match=r"profile .*mine\.yaml\.vllm\.scratch: holds the value"):
+    with pytest.raises(RecipeError, match=r"mine\.yaml\.vllm\.scratch"):
         load("sft", profile=str(profile))
 
 

@@ -118,8 +118,8 @@ def gold_drop(best: Panel, now: Panel, limit: float) -> tuple[bool, float, str]:
             f"the gold score is {fall:.3g} below the best round's (over {limit:g}), and the standard error of the difference is {noise:.2g}")
 
 
-def _gold(panel: Panel) -> float:
-    gold = panel.get("gold", math.nan)
+def _gold(round_metrics: Panel) -> float:
+    gold = round_metrics.get("gold", math.nan)
     return gold if math.isfinite(gold) else -math.inf
 
 

@@ -19,8 +19,15 @@ from ratchet.components.piece import build
 from ratchet.components.protocols import Engine
 from ratchet.components.stages import progress
 from ratchet.components.stages.job import Job
-from ratchet.components.training.loop import annotate_groups, panel, pieces, prepare_groups, select_groups, texts_read
-from ratchet.components.training.planned import all_answered
+from ratchet.components.training.loop import (
+    annotate_groups,
+    pieces,
+    prepare_groups,
+    round_metrics,
+    select_groups,
+    texts_read,
+)
+from ratchet.components.training.postconditions import check_rollout
 from ratchet.components.types import Context, Group
 
 
@@ -34,7 +41,7 @@ def rollout(job: Job) -> dict[str, Any]:
     each = options["rollout"].get("responses_per_prompt")
     progress.expect("answers", each and each * len(mine))
     began = time.monotonic()
-    groups = all_answered(build("rollout", options["rollout"])(mine, context), options)
+    groups = check_rollout(build("rollout", options["rollout"])(mine, context), options)
     seconds = time.monotonic() - began  # loading the model included
     write_groups(job.work.product / "groups.parquet", groups)
     tokens = sum(sum(t.mask) for g in groups for t in g.trajectories)
@@ -53,7 +60,7 @@ def annotate(job: Job) -> dict[str, Any]:
     asks = watched and not itself
     progress.expect("texts", texts_read(options["annotate"]) * _answers(groups) + (min(watched, len(groups)) if asks else 0))
     marked, counts = annotate_groups(groups, pieces("annotate", options["annotate"]), context, max_failed=options["max_failed"])
-    numbers = panel(marked, options["annotate"], optimised=options["optimised"], gold=gold_scores(job, marked, context), reference=context.models["initial"] if asks else None,
+    numbers = round_metrics(marked, options["annotate"], optimised=options["optimised"], gold=gold_scores(job, marked, context), reference=context.models["initial"] if asks else None,
                     kl_prompts=watched, itself=itself)
     history = [*(job.inputs[f"scored_{i}"].meta["panel"] for i in job.rounds("scored_")), numbers]
     verdicts = check(history, options["health"])

@@ -25,14 +25,14 @@ from ratchet.components.training.loop import (
     Named,
     annotate_groups,
     optimised_rewards,
-    panel,
     pieces,
     prepare_groups,
-    remembering,
+    round_metrics,
     select_groups,
+    stateful_pieces,
 )
 from ratchet.components.training.packing import order
-from ratchet.components.training.planned import all_answered, all_steps
+from ratchet.components.training.postconditions import check_rollout, check_step_counts
 from ratchet.components.training.trainer import memories, one_step, parts
 from ratchet.components.types import Context, Group
 
@@ -53,7 +53,7 @@ def improve(job: Job) -> dict[str, Any]:
     choose, sample = build("prompts", options["prompts"]), build("rollout", options["rollout"])
     annotate, prepare = pieces("annotate", options["annotate"]), pieces("annotate", options["prepare"])
     select = pieces("select", options["select"])
-    remembered = {**memories(updates), **remembering(prompts=[Named("choose", choose)], rollout=[Named("sample", sample)],
+    remembered = {**memories(updates), **stateful_pieces(prompts=[Named("choose", choose)], rollout=[Named("sample", sample)],
                                                      annotate=annotate, select=select, prepare=prepare)}
     reference = None
     if options["reference"] != "initial":
@@ -78,7 +78,7 @@ def improve(job: Job) -> dict[str, Any]:
     def look(groups: Sequence[Group], specs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         """The panel as the first rank sees it, for all to judge alike."""
         itself = not state["updates"] and job.inputs["policy"].digest == job.inputs["reference"].digest
-        found = panel(groups, specs, optimised=optimised_rewards(options["annotate"], options["select"]) if specs else (), reference=initial,
+        found = round_metrics(groups, specs, optimised=optimised_rewards(options["annotate"], options["select"]) if specs else (), reference=initial,
                       kl_prompts=options["watch"].get("kl_prompts", 0), itself=itself)
         return ranks.once(lambda: found)
 
@@ -87,7 +87,7 @@ def improve(job: Job) -> dict[str, Any]:
         number = state["step"] + 1
         ctx = Context(models=Overlay(models, live), seed=seed, round=number)
         asked = choose(prompts, count=options["prompts_per_round"], round=number, rounds=options["rounds"], seed=seed)
-        groups = all_answered(ranks.spread(asked, lambda mine, ctx=ctx: sample(mine, ctx)), options)
+        groups = check_rollout(ranks.spread(asked, lambda mine, ctx=ctx: sample(mine, ctx)), options)
         line = {"rollout/sampler_difference": agree(learner, fresh(groups), profile)}
         marked, counts = annotate_groups(groups, annotate, ctx, max_failed=options["max_failed"])
         if hasattr(choose, "update"):
@@ -121,7 +121,7 @@ def improve(job: Job) -> dict[str, Any]:
     if not state["updates"] and not state["held"]:
         raise DataError(f"{state['step']} steps were taken and none had anything to learn from: every prompt's answers got the "
                         "same reward each time. Raise responses_per_prompt or the temperature, or choose easier prompts")
-    all_steps(learners, state["step"], options["rounds"], state["updates"])
+    check_step_counts(learners, state["step"], options["rounds"], state["updates"])
     ctx = Context(models=Overlay(models, live), seed=seed, round=state["step"] + 1)
     last = ranks.spread(asked, lambda mine: sample(mine, ctx))  # the last weights have answered nobody yet
     difference, numbers = agree(learner, fresh(last), profile), look(last, ())

@@ -29,16 +29,16 @@ class Health:
         self.told: dict[str, dict[str, Any]] = {}
         self.well = self._now(0)
 
-    def __call__(self, step: int, panel: Mapping[str, float], run: dict[str, Any]) -> bool:
+    def __call__(self, step: int, round_metrics: Mapping[str, float], run: dict[str, Any]) -> bool:
         """Whether the learner, whose answers `panel` is about, is back at the weights that were last well; `run` then counts the
         `updates` that those took, and one more step `held`. With too few answers nothing is said before those of later steps have joined.
         `HealthError` when a rule says `stop`, `ContractError` when the answers do not end.
         """
-        self.waiting.append(panel)
+        self.waiting.append(round_metrics)
         answers = sum(p["responses"] for p in self.waiting)
         if answers < ENOUGH:
             return False
-        now = {name: sum(p[name] * p["responses"] for p in self.waiting) / answers for name in panel}
+        now = {name: sum(p[name] * p["responses"] for p in self.waiting) / answers for name in round_metrics}
         self.waiting = []
         require_ended(1 - now["truncated"], round(answers), self.min_ended)
         found = check([self.first, now] if self.first else [now], self.rules)

@@ -1,1 +1,1 @@
-"""The training loop and what it is made of."""
+"""Training loop, batching, loss reductions and distributed helpers."""

@@ -1,7 +1,8 @@
-"""The learner on several processes: the torch learner's arithmetic, with weights, gradients and AdamW divided by ZeRO.
+"""Data-parallel training backend: DeepSpeed ZeRO over the arithmetic of the torch learner.
 
-ZeRO (arXiv 1910.02054) keeps on each of N ranks all of the training state (stage 0), or an Nth of the optimiser's (1), of the
-gradients too (2), of the weights too (3); ZeRO-Offload (arXiv 2101.06840) keeps the optimiser's or the weights on the host.
+ZeRO (arXiv 1910.02054) replicates all training state on each of N ranks (stage 0) or shards the optimizer state (1),
+the gradients too (2), the weights too (3). ZeRO-Offload (arXiv 2101.06840) keeps optimizer state or weights in host
+memory.
 """
 
 from __future__ import annotations
@@ -32,11 +33,12 @@ BFLOAT16 = {"bf16": {"enabled": True, "check_grad_overflow": True}, "data_types"
 
 def config(*, zero_stage: int = 2, offload_optimizer: bool = False, offload_parameters: bool = False,
            precision: Literal["float32", "bfloat16"] = "float32", max_grad_norm: float | None = None) -> dict[str, Any]:
-    """What DeepSpeed is told. A loss is divided by our own counts and we say when a step is whole, so its batch sizes are 1
-    and its accumulation is ours; at stage 0 clipping is ours too."""
+    """The DeepSpeed configuration. Losses are already divided by global counts and `step` marks the accumulation
+    boundary, so batch size and accumulation are 1. At stage 0 the learner clips gradients itself.
+    """
     zero: dict[str, Any] = {"stage": zero_stage, "overlap_comm": False, "contiguous_gradients": True}
     if zero_stage == 3:
-        zero["stage3_param_persistence_threshold"] = 10_000  # vectors stay whole everywhere, matrices are divided
+        zero["stage3_param_persistence_threshold"] = 10_000  # keep vectors replicated, shard matrices
     if offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
     if offload_parameters:
@@ -48,18 +50,18 @@ def config(*, zero_stage: int = 2, offload_optimizer: bool = False, offload_para
         "gradient_clipping": (max_grad_norm or 0.0) if zero_stage else 0.0,
         **(BFLOAT16 if precision == "bfloat16" else {}),
         "zero_optimization": zero,
-        "zero_allow_untested_optimizer": True,   # torch's AdamW, as the torch learner has it
-        "zero_force_ds_cpu_optimizer": False,    # also when offloaded: one arithmetic everywhere, nothing to compile
+        "zero_allow_untested_optimizer": True,   # torch.optim.AdamW, as in TorchLearner
+        "zero_force_ds_cpu_optimizer": False,    # also when offloaded: identical arithmetic, nothing to compile
         "wall_clock_breakdown": False,
     }
 
 
 @final
 class DeepSpeedLearner:
-    """A `Learner` whose `ranks.count()` processes each see a share of every step. Same options and same checkpoints as
-    `TorchLearner`: a run may go on with another number of ranks, another stage, or the other learner.
+    """A `Learner` over `ranks.count()` processes. Options and checkpoints are those of `TorchLearner`: a run may
+    resume with another number of ranks, another ZeRO stage or the other learner.
 
-    `backward` takes this rank's part of the step's loss. `__call__`, `backward`, `step`, `state` and `save` are collective.
+    `backward` takes this rank's part of the loss. `__call__`, `backward`, `step`, `state` and `save` are collective.
     """
 
     def __init__(
@@ -73,7 +75,7 @@ class DeepSpeedLearner:
     ) -> None:
         deepspeed = _deepspeed()
         if precision == "bfloat16" and not has_bfloat16():
-            raise RecipeError("the profile says `precision: bfloat16`, and this machine computes it by emulation only; take float32")
+            raise RecipeError("profile `precision: bfloat16`: this machine only emulates bfloat16; set float32")
         if threads:
             torch.set_num_threads(threads)
         ranks.join()
@@ -86,9 +88,9 @@ class DeepSpeedLearner:
             self.model.train()  # transformers checkpoints only in training mode; all dropout is 0
         named = {n: p for n, p in self.trained.named_parameters() if p.requires_grad}
         if not named:
-            raise TrainingError("the adapter left nothing to learn: every parameter is frozen")
+            raise TrainingError("no trainable parameters: the adapter froze every parameter")
         decayed = {n: p for n, p in named.items() if p.dim() > 1}
-        self.parameters = {**decayed, **{n: p for n, p in named.items() if p.dim() <= 1}}  # in the order of torch's state
+        self.parameters = {**decayed, **{n: p for n, p in named.items() if p.dim() <= 1}}  # order of torch's optimizer state
         groups = [{"params": list(decayed.values()), "weight_decay": weight_decay},
                   {"params": [p for n, p in named.items() if n not in decayed], "weight_decay": 0.0}]
         self.sizes = [len(group["params"]) for group in groups]
@@ -115,8 +117,9 @@ class DeepSpeedLearner:
         return model, self.adapter(model) if self.adapter else model
 
     def _make_moments(self) -> None:
-        """AdamW's memory, which torch makes at the first step: a checkpoint may be read before, and DeepSpeed 0.19 looks for
-        that of every parameter group as soon as the first group has stepped."""
+        """Create AdamW's moments now instead of at the first step: a checkpoint may be loaded before, and DeepSpeed
+        0.19 expects the moments of all parameter groups once the first group has stepped.
+        """
         zero = self.engine.optimizer
         parts = {0: lambda: list(self.parameters.values()), 3: lambda: zero.fp32_partitioned_groups_flat}
         for part in parts.get(self.stage, lambda: zero.single_partition_of_fp32_groups)():
@@ -126,23 +129,25 @@ class DeepSpeedLearner:
             zero._lazy_init_hp_params_optimizer_state()
 
     def __call__(self, batch: Batch, asks: frozenset[str]) -> Outputs:
-        """See `ratchet.components.models.forward.outputs`. What comes back lies on the host, whatever computed it."""
+        """Forward pass; see `ratchet.components.models.forward.outputs`. Outputs are float32 on the CPU."""
         return Outputs({name: values.float().cpu() for name, values in self.engine(batch, asks).items()})
 
     def backward(self, loss: Tensor) -> None:
-        """Adds the gradient of this rank's part of the loss; DeepSpeed takes a mean over ranks where we want the sum."""
+        """Accumulate the gradient of this rank's part of the loss. Scaled by the world size, since DeepSpeed averages
+        over ranks.
+        """
         if loss.requires_grad:
             self.engine.backward(loss * ranks.count(), scale_wrt_gas=False)
 
     def step(self) -> dict[str, float]:
-        """One AdamW update with the gradients of all ranks; a norm that is not finite is a `TrainingError`."""
+        """AdamW update with the gradients of all ranks. `TrainingError` if the gradient norm is not finite."""
         now = rate(self.steps, **self.schedule)
         self._take(now)
         overflow = bool(getattr(self.engine.optimizer, "overflow", False))
         norm = math.inf if overflow else self.norm if not self.stage else float(self.engine.get_global_grad_norm() or 0.0)
         if not math.isfinite(norm):
             raise TrainingError(f"the gradient norm of update {self.steps + 1} is {norm}; the weights were not touched. "
-                                "Lower the learning rate or look at the records of this step")
+                                "Lower the learning rate or inspect the records of this step")
         self.steps += 1
         return {"grad_norm": norm, "learning_rate": now}
 
@@ -152,14 +157,14 @@ class DeepSpeedLearner:
         self.engine.step()
 
     def _clip(self, optimiser: torch.optim.Optimizer, *_: Any) -> None:
-        """Stage 0: clip what DeepSpeed has just summed over ranks, before AdamW reads it."""
+        """Stage 0: clip the all-reduced gradient before AdamW reads it."""
         limit = math.inf if self.max_grad_norm is None else self.max_grad_norm
         self.norm = float(nn.utils.clip_grad_norm_(list(self.parameters.values()), limit))
         if not math.isfinite(self.norm):
             optimiser.zero_grad(set_to_none=True)  # AdamW then skips every parameter; `step` raises
 
     def state(self) -> dict[str, Any]:
-        """What `TorchLearner.state` gives, consolidated: whole tensors on the first rank, nothing on the others."""
+        """As `TorchLearner.state`, with full (unsharded) tensors on rank 0 and {} on the others."""
         learnt = bool(self.steps)
         weights: dict[str, Tensor] = {}
         moments: dict[int, dict[str, Tensor]] = {}
@@ -172,17 +177,19 @@ class DeepSpeedLearner:
             return {}
         numbers, filled = list(range(len(self.parameters))), iter(self.engine.basic_optimizer.param_groups)
         groups, at = [], 0
-        for size in self.sizes:  # torch's own learner keeps its empty groups, DeepSpeed drops them
+        for size in self.sizes:  # TorchLearner keeps empty parameter groups, DeepSpeed drops them
             like = next(filled) if size else self.engine.basic_optimizer.defaults
             groups.append({**{k: v for k, v in like.items() if k != "params"}, "params": numbers[at : at + size]})
             at += size
         return {"weights": weights, "optimiser": {"state": moments if learnt else {}, "param_groups": groups}, "steps": self.steps}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes back to a `state` of any number of ranks. Parameters of another adapter or model are a `ContractError`."""
+        """Load a `state` saved with any number of ranks. `ContractError` if its parameters are those of another
+        adapter or model.
+        """
         if set(state["weights"]) != set(self.parameters):
             odd = sorted(set(state["weights"]) ^ set(self.parameters))
-            raise ContractError(f"the checkpoint trains other parameters than this learner, e.g. {odd[0]!r}; use the adapter it was made with")
+            raise ContractError(f"checkpoint and learner train different parameters, e.g. {odd[0]!r}; use the adapter that the checkpoint was made with")
         moments = state["optimiser"]["state"]
         for index, (name, parameter) in enumerate(self.parameters.items()):
             self._set(parameter, None, state["weights"][name])
@@ -193,8 +200,9 @@ class DeepSpeedLearner:
         self.steps = state["steps"]
 
     def save(self, path: Path) -> None:
-        """A plain model directory with its tokenizer, written by the first rank: the model as it was loaded, with what was
-        learnt laid over it and adapters merged, so frozen weights are never gathered."""
+        """Save a Hugging Face model directory with tokenizer from rank 0. The initial model is reloaded and the
+        trained weights copied in (adapters merged), so frozen weights are never gathered.
+        """
         learnt: dict[str, Tensor] = {}
         for name, parameter in self.parameters.items():
             whole = self._whole(parameter)
@@ -210,21 +218,21 @@ class DeepSpeedLearner:
                 save_adapter(trained, Path(path) / FOLDER)
                 model = trained.merge_and_unload()
             save_model(model, self.tokenizer, Path(path))
-        ranks.gather(None)  # nobody reads before it is whole
+        ranks.gather(None)  # barrier: the directory is complete before any rank reads it
 
     def _whole(self, parameter: nn.Parameter, moment: str | None = None) -> Tensor:
-        """A parameter or its moment, whole, in float32, on the host; a copy. Collective."""
+        """Full (unsharded) parameter or AdamW moment as a float32 CPU copy. Collective."""
         from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
         if not self.stage:
             found = self.engine.basic_optimizer.state[parameter][moment] if moment else parameter
         else:
             found = safe_get_full_optimizer_state(parameter, moment) if moment else safe_get_full_fp32_param(parameter)
-        assert found is not None, "a parameter that DeepSpeed does not know"
+        assert found is not None, "DeepSpeed does not manage this parameter"
         return found.detach().float().cpu().clone()
 
     def _set(self, parameter: nn.Parameter, moment: str | None, value: Tensor) -> None:
-        """The other way: every rank keeps its part of `value`."""
+        """Set a parameter or moment from the full tensor; each rank keeps its shard."""
         from deepspeed import zero
         from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
 
@@ -244,7 +252,9 @@ class DeepSpeedLearner:
 
 
 class Rows(nn.Module):
-    """What DeepSpeed wraps: rows in, tensors by ask out, so that its hooks see one forward pass of one module."""
+    """Module wrapped by DeepSpeed: one forward pass from a batch to the requested outputs, so that ZeRO's hooks see a
+    single call.
+    """
 
     def __init__(self, model: nn.Module, kind: str, stage: int) -> None:
         super().__init__()
@@ -252,7 +262,7 @@ class Rows(nn.Module):
         if stage == 3 and kind != "reward":
             from deepspeed import zero
 
-            # The log-probs read the output layer's weight without calling the layer, so ZeRO-3 must be told who needs it.
+            # The log-probs read the head's weight without calling the module, so ZeRO-3 must gather it for this module.
             head = output_head(model.policy if isinstance(model, PolicyWithValue) else model)
             for parameter in head.parameters():
                 zero.register_external_parameter(self, parameter)
@@ -262,30 +272,30 @@ class Rows(nn.Module):
 
 
 def has_bfloat16() -> bool:
-    """Whether the hardware multiplies in bfloat16: GPUs from Ampere on, processors with AVX512-BF16."""
+    """Whether the hardware computes bfloat16 natively: GPUs from Ampere on, CPUs with AVX512-BF16."""
     if torch.cuda.is_available():
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return torch.cpu._is_avx512_bf16_supported()
 
 
 def _deepspeed() -> Any:
-    """The library, or one sentence."""
+    """Import DeepSpeed, or raise a `RecipeError`."""
     if not torch.cuda.is_available():
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # read when it is first imported; it looks for a GPU's toolkit otherwise
-    os.environ.setdefault("LOCAL_RANK", "0")  # torchrun sets it; DeepSpeed wants it of a process alone too
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # read at import; DeepSpeed looks for a CUDA toolkit otherwise
+    os.environ.setdefault("LOCAL_RANK", "0")  # set by torchrun; DeepSpeed needs it in a single process too
     try:
         with _quiet():
             import deepspeed
     except ImportError as error:
-        raise RecipeError(f"the profile says `learner: deepspeed`, and DeepSpeed cannot be imported ({error}); "
-                          "pip install 'ratchet-rlhf[scale]', or take `learner: torch`") from error
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # compiled at first use, by both cores for minutes; gloo does
+        raise RecipeError(f"profile `learner: deepspeed`: DeepSpeed cannot be imported ({error}); "
+                          "pip install 'ratchet-rlhf[scale]', or set `learner: torch`") from error
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # would be compiled at first use, for minutes; gloo is used instead
     return deepspeed
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """DeepSpeed tells its configuration in hundreds of lines; warnings stay."""
+    """Suppress DeepSpeed's INFO output (hundreds of lines of configuration)."""
     logger = logging.getLogger("DeepSpeed")
     before = logger.level
     logger.setLevel(logging.WARNING)

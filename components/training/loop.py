@@ -1,4 +1,6 @@
-"""What happens to groups between sampling and learning, by rounds and by steps: annotate, select, prepare; and the panel that tells how they are."""
+"""Processing of sampled groups before training, shared by rounds and on-policy steps: annotate, select, prepare,
+round metrics.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from ratchet.components.types import OK, Columns, Context, Group
 
 
 class Named(NamedTuple):
-    """A piece ready to be called, with the name a recipe gives it and the columns it reads."""
+    """A built piece with its recipe name and the columns it reads."""
 
     name: str
     call: Callable[..., Any]
@@ -27,33 +29,36 @@ class Named(NamedTuple):
 
 
 def pieces(slot: str, specs: Sequence[Mapping[str, Any]]) -> list[Named]:
-    """The pieces of a slot, in order. Whoever calls them more than once keeps them, for some have memory."""
+    """Build the pieces of a slot, in order. Stateful pieces must be built once and reused."""
     return [Named(spec["name"], build(slot, spec), describe(slot, spec["name"]).named("reads", spec)) for spec in specs]
 
 
-def remembering(**slots: Sequence[Named]) -> dict[str, Memory]:
-    """The pieces that have memory, by a name that is stable across restarts."""
+def stateful_pieces(**slots: Sequence[Named]) -> dict[str, Memory]:
+    """The stateful pieces (those with `state()`/`restore()`), keyed for checkpoints as `slot.index.name`."""
     return {f"{slot}.{i}.{piece.name}": piece.call for slot, named in slots.items()
             for i, piece in enumerate(named) if isinstance(piece.call, Memory)}
 
 
 def annotate_groups(groups: Sequence[Group], annotators: Sequence[Named], ctx: Context, *,
                     max_failed: float) -> tuple[list[Group], dict[str, Any]]:
-    """Apply the annotators in order. A trajectory whose reward failed, was skipped or is no finite number leaves its group, counted;
-    more than `max_failed` of them is a `DataError`. A group that loses all its trajectories leaves too.
+    """Apply annotators in order: each adds columns to every group. Returns the groups and counts.
 
-    The prompt's meta `judges` says of each reward column which models it came from, those of the columns it was made of included:
-    name -> digest of the weights. Rewards are asked for all on the first rank, for they may be slow, remote or other at a second try.
+    A trajectory whose reward failed, was skipped or is not finite is dropped and counted; `DataError` if the dropped
+    share exceeds `max_failed`. A group that loses all its trajectories is dropped too.
+
+    Rewards are computed on rank 0 and broadcast, because a reward may be slow, remote or nondeterministic.
+    Provenance: the prompt's meta `judges` maps each reward column to {model name: weights digest} of the reward
+    models behind it, including those of the columns it was derived from.
     """
     groups, counts = list(groups), Counter()
     judges: dict[str, dict[str, str]] = {}
     for name, annotator, reads in annotators:
-        work = functools.partial(_asked, annotator, groups, ctx)
-        written, asked = ranks.once(work) if name.startswith("rewards.") else work()
+        work = functools.partial(_run_annotator, annotator, groups, ctx)
+        written, used = ranks.once(work) if name.startswith("rewards.") else work()
         groups = [g.extended({column: values[i] for column, values in written.items()}) for i, g in enumerate(groups)]
         rewards = [column for column in written if column.startswith("reward.") and not column.endswith(".status")]
         for column in rewards:
-            judges[column] = asked | {model: weights for read in reads for model, weights in judges.get(read, {}).items()}
+            judges[column] = used | {model: weights for read in reads for model, weights in judges.get(read, {}).items()}
         kept, total, first = [], 0, ""
         for group in groups if rewards else ():
             good = []
@@ -73,22 +78,22 @@ def annotate_groups(groups: Sequence[Group], annotators: Sequence[Named], ctx: C
         lost = total - sum(len(g.trajectories) for g in kept)
         if total and lost / total > max_failed:
             raise DataError(f"{name}: {lost} of {total} rewards failed or were skipped (at most {max_failed:.0%} allowed); "
-                            f"the first said: {first}")
+                            f"first failure: {first}")
         groups = kept if rewards else groups
     if any(judges.values()):
         groups = [dataclasses.replace(g, prompt=dataclasses.replace(g.prompt, meta={**g.prompt.meta, "judges": judges})) for g in groups]
     return groups, {"groups": len(groups), "trajectories": sum(len(g.trajectories) for g in groups), **counts}
 
 
-def _asked(annotator: Callable[..., Any], groups: Sequence[Group], ctx: Context) -> tuple[Columns, dict[str, str]]:
-    """What an annotator writes, and the weights of the models it asked."""
-    models = Overheard(ctx.models)
+def _run_annotator(annotator: Callable[..., Any], groups: Sequence[Group], ctx: Context) -> tuple[Columns, dict[str, str]]:
+    """Columns written by an annotator, and the weights digests of the models it used."""
+    models = RecordingModels(ctx.models)
     return annotator(groups, dataclasses.replace(ctx, models=models)), models.weights
 
 
 @final
-class Overheard(Mapping[str, Any]):
-    """Models by name that remember the weights of those somebody asked for."""
+class RecordingModels(Mapping[str, Any]):
+    """Mapping of models that records which ones were used, for provenance."""
 
     def __init__(self, models: Mapping[str, Any]) -> None:
         self._models = models
@@ -107,7 +112,7 @@ class Overheard(Mapping[str, Any]):
 
 
 def _fault(group: Group, column: str, i: int) -> str:
-    """Why a reward cannot be trained on; empty when it can."""
+    """Why a reward cannot be trained on; empty if it can."""
     status, value = group.columns.get(f"{column}.status"), group.columns[column][i]
     if status and status[i] != OK:
         return status[i]
@@ -118,7 +123,9 @@ def _fault(group: Group, column: str, i: int) -> str:
 
 def select_groups(groups: Sequence[Group], selectors: Sequence[Named], ctx: Context, *,
                   earlier: Sequence[Group] = ()) -> tuple[list[Group], dict[str, Any]]:
-    """Apply the selectors, and put what `earlier` rounds chose before the rest. Counts what was left out, and why."""
+    """Apply selectors in order and prepend the groups kept from `earlier` rounds. Returns the groups and counts of
+    what was dropped, by reason.
+    """
     counts: Counter[str] = Counter({"groups before": len(groups)})
     chosen = list(groups)
     for name, selector, _ in selectors:
@@ -131,8 +138,9 @@ def select_groups(groups: Sequence[Group], selectors: Sequence[Named], ctx: Cont
 
 
 def prepare_groups(groups: Sequence[Group], annotators: Sequence[Named], ctx: Context) -> list[Group]:
-    """Apply the annotators that only what was chosen needs: to the groups of earlier rounds too, for the models they ask may be
-    others by now."""
+    """Apply the annotators that run on selected groups only (e.g. reference log-probs). Groups of earlier rounds are
+    annotated again, since the models may have changed.
+    """
     groups = list(groups)
     for _, annotator, _ in annotators if groups else ():
         written = annotator(groups, ctx)
@@ -141,20 +149,23 @@ def prepare_groups(groups: Sequence[Group], annotators: Sequence[Named], ctx: Co
 
 
 def texts_read(specs: Sequence[Mapping[str, Any]]) -> int:
-    """How often annotators read each answer: once for each model that they ask, and once where they ask none and read no column."""
+    """Number of passes of annotators over each answer: one per model used, and one for an annotator that uses no
+    model and reads no column.
+    """
     known = [(describe("annotate", spec["name"]), spec) for spec in specs]
     return sum(len(piece.named("models", spec)) or not piece.reads for piece, spec in known)
 
 
 def reward_columns(specs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The reward columns the annotators write, in order."""
+    """The reward columns that the annotators write, in order."""
     return [name for spec in specs for name in sorted(describe("annotate", spec["name"]).named("writes", spec))
             if name.startswith("reward.") and not name.endswith(".status")]
 
 
 def optimised_rewards(annotate: Sequence[Mapping[str, Any]], select: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The reward columns that learning reads: by a selector, or by an annotator that makes advantages of them; the last one written
-    where neither names one."""
+    """The reward columns that training optimises: those read by a selector or by an advantage estimator; the last one
+    written if none is.
+    """
     shapers = [spec for spec in annotate if not reward_columns([spec])]
     read = {column for slot, specs in (("select", select), ("annotate", shapers)) for spec in specs
             for column in describe(slot, spec["name"]).named("reads", spec)}
@@ -162,13 +173,16 @@ def optimised_rewards(annotate: Sequence[Mapping[str, Any]], select: Sequence[Ma
     return [column for column in written if column in read] or written[-1:]
 
 
-def panel(groups: Sequence[Group], specs: Sequence[Mapping[str, Any]], *, optimised: Sequence[str] = (), gold: Sequence[Sequence[float]] | None = None, reference: Any = None,
+def round_metrics(groups: Sequence[Group], specs: Sequence[Mapping[str, Any]], *, optimised: Sequence[str] = (), gold: Sequence[Sequence[float]] | None = None, reference: Any = None,
           kl_prompts: int = 0, itself: bool = False) -> dict[str, float]:
-    """The round at a glance: reward, length, truncation, entropy, diversity, KL to the initial policy, gold score.
+    """Metrics of a round of samples: reward, length, truncation, entropy, diversity, KL to the initial policy, gold
+    score.
 
-    Entropy and KL are means of -log p and log p - log p_initial over the drawn answers, p at temperature 1. Answers drawn
-    at temperature 1 make them unbiased; drawn colder, they are the surprise and the drift of what is really said.
-    `reward` is the sum of the columns `optimised`, `equal_rewards` the share of prompts whose answers all have the same. `gold`: the gold score of each answer, one list a group. `itself`: the initial policy drew the answers, so its KL is zero and nobody is asked.
+    Entropy (nats per token) and KL (nats per answer) are Monte Carlo means of -log p and log p - log p_initial, with
+    p at temperature 1. They are unbiased for answers sampled at temperature 1; at lower temperatures they measure
+    surprise and drift on the answers actually given. `reward` sums the columns in `optimised`; `equal_rewards` is the
+    share of prompts whose answers all have the same reward. `gold`: gold score of each answer, one list per group.
+    `itself`: the initial policy sampled the answers, so KL is 0.
     """
     from ratchet.components.evaluation.diversity import distinct_n
 
@@ -190,7 +204,7 @@ def panel(groups: Sequence[Group], specs: Sequence[Mapping[str, Any]], *, optimi
     if optimised:
         numbers["reward"] = sum(numbers[name] for name in optimised)
         rewards = [[sum(g.columns[name][i] for name in optimised) for i in range(len(g.trajectories))] for g in groups]
-        compared = [row for row in rewards if len(row) > 1] or [[value for row in rewards for value in row]]  # answers to one prompt, or all
+        compared = [row for row in rewards if len(row) > 1] or [[value for row in rewards for value in row]]  # single-answer groups: compare across prompts
         numbers["equal_rewards"] = sum(len(set(row)) == 1 for row in compared) / len(compared)
     if kl_prompts and itself:
         numbers["kl"] = 0.0
@@ -203,7 +217,7 @@ def panel(groups: Sequence[Group], specs: Sequence[Mapping[str, Any]], *, optimi
     if gold is not None:
         numbers["gold"] = fmean(score for row in gold for score in row)
         if len(groups) > 1:
-            numbers["gold.error"] = stdev(fmean(row) for row in gold) / len(groups) ** 0.5  # over prompts
+            numbers["gold.error"] = stdev(fmean(row) for row in gold) / len(groups) ** 0.5  # standard error over prompts
     return numbers
 
 

@@ -1,4 +1,4 @@
-"""Groups to batches: whole units, packed by the tokens they cost, padding nowhere; and the order of an epoch."""
+"""Packing of groups into micro-batches of whole units by token count, without padding; epoch shuffling."""
 
 from __future__ import annotations
 
@@ -24,30 +24,32 @@ class Row:
 
 
 def order(n: int, epoch: int, seed: int) -> list[int]:
-    """The indices 0..n-1 in the order of one epoch: a shuffle that (seed, epoch) alone decides."""
+    """Shuffled indices 0..n-1 of an epoch, a function of (seed, epoch) only."""
     import numpy
 
     return numpy.random.default_rng([seed, epoch]).permutation(n).tolist()
 
 
 def pack(groups: Sequence[Group], *, unit: Unit, tokens: int, dtype: torch.dtype | None = None) -> list[Batch]:
-    """Batches of whole units of about `tokens` tokens, in the order of the groups. What siblings share counts once.
+    """Pack groups, in order, into batches of whole units of about `tokens` tokens. A prefix shared by rows of a group
+    counts once.
 
-    A unit over `tokens` is a batch by itself. Every numeric column all groups have comes along as a tensor of `dtype`
-    (float32), (B,) or (B,T) for columns of lists; the samplers' log-probs as `logprobs.sampled` where all rows have them.
+    A unit longer than `tokens` gets its own batch. Numeric columns that all groups have become tensors of `dtype`
+    (default float32): (B,) for scalars, (B,T) for per-token lists. Sampler log-probs become `logprobs.sampled` if all
+    rows have them. `ContractError` for unencoded trajectories and for an odd number of rows in a group of pairs.
     """
     batches: list[list[list[Row]]] = []
     spent = 0
-    family: tuple[int, list[int]] = (-1, [])  # group whose rows end the open batch, and the prefix they share
+    prefix_state: tuple[int, list[int]] = (-1, [])  # last group of the open batch, shared prefix
     for rows in _units(groups, unit):
-        cost, after = _cost(groups, rows, family)
+        cost, after = _cost(groups, rows, prefix_state)
         if not batches or spent + cost > tokens:
             cost, after = _cost(groups, rows, (-1, []))
             batches.append([])
             spent = 0
         batches[-1].append(rows)
         spent += cost
-        family = after
+        prefix_state = after
     return [_batch(groups, units, dtype) for units in batches]
 
 
@@ -57,23 +59,23 @@ def _units(groups: Sequence[Group], unit: Unit) -> Iterable[list[Row]]:
         for trajectory in group.trajectories:
             if not len(trajectory.inputs.get("tokens", ())) or len(trajectory.mask) != len(trajectory.inputs["tokens"]):
                 raise ContractError(f"prompt {group.prompt.id!r}: a trajectory has {len(trajectory.inputs.get('tokens', ()))} tokens and a "
-                                    f"mask of {len(trajectory.mask)}; encode the group first (ratchet.components.text.chat.encode_group)")
+                                    f"mask of length {len(trajectory.mask)}; encode the group first (ratchet.components.text.chat.encode_group)")
         if not rows:
             continue
         if unit == "group":
             yield rows
         elif unit == "pair":
             if len(rows) % 2:
-                raise ContractError(f"prompt {group.prompt.id!r}: an objective on pairs got a group of {len(rows)} trajectories; "
+                raise ContractError(f"prompt {group.prompt.id!r}: a pairwise objective needs an even number of trajectories, got {len(rows)}; "
                                     "select pairs first (chosen, rejected)")
             yield from ([rows[i], rows[i + 1]] for i in range(0, len(rows), 2))
         else:
             yield from ([row] for row in rows)
 
 
-def _cost(groups: Sequence[Group], rows: Sequence[Row], family: tuple[int, list[int]]) -> tuple[int, tuple[int, list[int]]]:
-    """Tokens to compute for these rows after `family`, and the family they leave open."""
-    cost, (number, prefix) = 0, family
+def _cost(groups: Sequence[Group], rows: Sequence[Row], prefix_state: tuple[int, list[int]]) -> tuple[int, tuple[int, list[int]]]:
+    """Tokens to compute for these rows given the open prefix (group, shared tokens), and the prefix afterwards."""
+    cost, (number, prefix) = 0, prefix_state
     for row in rows:
         tokens = list(groups[row.group].trajectories[row.index].inputs["tokens"])
         if row.group != number:
@@ -112,7 +114,7 @@ def _batch(groups: Sequence[Group], units: Sequence[Sequence[Row]], dtype: torch
 
 
 def _tensor(name: str, values: Sequence, lengths: Sequence[int], longest: int, dtype: torch.dtype) -> torch.Tensor | None:
-    """(B,) of numbers, (B,T) of lists aligned with the steps, or None for anything that is not a number in every row."""
+    """(B,) for scalars, (B,T) for per-token lists, None if any value is not numeric."""
     import torch
 
     if all(isinstance(value, numbers.Real) for value in values):
@@ -125,7 +127,7 @@ def _tensor(name: str, values: Sequence, lengths: Sequence[int], longest: int, d
         if any(not isinstance(x, numbers.Real) for x in value):
             return None
         if len(value) != lengths[b]:
-            raise ContractError(f"column {name!r} holds {len(value)} steps for a trajectory of {lengths[b]} tokens; "
-                                "a column of lists must speak of every token")
+            raise ContractError(f"column {name!r}: expected one value per token, got {len(value)} values for a trajectory of "
+                                f"{lengths[b]} tokens")
         steps[b, : len(value)] = torch.tensor(value, dtype=dtype)
     return steps

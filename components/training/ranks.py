@@ -1,7 +1,8 @@
-"""The processes that learn together: which one this is, and what they tell each other. A process alone is rank 0 of 1.
+"""Helpers over `torch.distributed`: rank, world size, gather, broadcast, sharding of work. A single process is rank 0
+of 1.
 
-Who starts them is `ratchet.tasks.process.ranks`; each joins before its stage begins. Nothing here pickles to disk: objects travel between
-processes of one run only.
+The launcher is `ratchet.tasks.process.ranks`; each process calls `join` before its stage starts. Objects are pickled between
+processes of one run only, never to disk.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-PATIENCE = datetime.timedelta(days=7)
-"""A rank may wait long while another works; when one dies the launcher ends the others, so no failure shows as a time-out."""
+TIMEOUT = datetime.timedelta(days=7)
+"""Collective timeout. Long, because ranks may wait while rank 0 works; the launcher ends all ranks when one dies."""
 
 
 def join() -> None:
-    """Join the ranks that the launcher announced in the environment (RANK, WORLD_SIZE, ...), or be alone without any."""
+    """Initialise the process group from the launcher's environment (RANK, WORLD_SIZE, ...), or a group of one without
+    it.
+    """
     import torch
     from torch import distributed
 
@@ -31,31 +34,31 @@ def join() -> None:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         backend = "cpu:gloo,cuda:nccl"
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        distributed.init_process_group(backend, timeout=PATIENCE)
+        distributed.init_process_group(backend, timeout=TIMEOUT)
     else:
         distributed.init_process_group(backend, store=distributed.HashStore(), rank=0, world_size=1)
     atexit.register(_leave)
 
 
 def count() -> int:
-    """How many processes learn together."""
+    """World size."""
     distributed = _joined()
     return distributed.get_world_size() if distributed else 1
 
 
 def rank() -> int:
-    """The number of this process, from 0."""
+    """Rank of this process, from 0."""
     distributed = _joined()
     return distributed.get_rank() if distributed else 0
 
 
 def first() -> bool:
-    """Whether this is the process that writes files."""
+    """Whether this is rank 0, which writes files."""
     return rank() == 0
 
 
 def gather(value: T) -> list[T]:
-    """Everyone's value, in the order of ranks. All ranks must call."""
+    """All-gather of Python objects, in rank order. Collective."""
     distributed = _joined()
     if distributed is None:
         return [value]
@@ -65,7 +68,7 @@ def gather(value: T) -> list[T]:
 
 
 def once(work: Callable[[], T]) -> T:
-    """What `work` returns on the first rank, on every rank: for files, and for rewards that may be slow or moody."""
+    """Run `work` on rank 0 and broadcast its result: for files and for slow or nondeterministic rewards. Collective."""
     distributed = _joined()
     if distributed is None:
         return work()
@@ -75,7 +78,9 @@ def once(work: Callable[[], T]) -> T:
 
 
 def share(items: Sequence[T], cost: Callable[[T], float]) -> list[int]:
-    """The indices of `items` that are this rank's, in order: the dearest item first, to the rank that has least to do."""
+    """Indices of `items` assigned to this rank, in order: longest-processing-time greedy balancing (largest cost
+    first, to the least loaded rank).
+    """
     if count() == 1:
         return list(range(len(items)))
     loads, mine = [0.0] * count(), []
@@ -88,19 +93,22 @@ def share(items: Sequence[T], cost: Callable[[T], float]) -> list[int]:
 
 
 def spread(items: Sequence[T], work: Callable[[list[T]], Sequence[Any]], cost: Callable[[T], float] = lambda _: 1.0) -> list[Any]:
-    """`work` of all items, each rank doing its share; one result an item, in the order of items, on every rank."""
+    """`work` applied to all items, sharded over ranks by `cost`; returns one result per item, in item order, on every
+    rank. Collective.
+    """
     if count() == 1:
         return list(work(list(items)))
     mine = share(items, cost)
-    found: dict[int, Any] = {}
+    results: dict[int, Any] = {}
     for part in gather(list(zip(mine, work([items[i] for i in mine]) if mine else [], strict=True))):
-        found.update(part)
-    return [found[i] for i in range(len(items))]
+        results.update(part)
+    return [results[i] for i in range(len(items))]
 
 
 def _leave() -> None:
-    """An interpreter that ends while gloo's thread still holds the last work aborts (pytorch#190489), after all was done. A rank that
-    failed does not wait for what it left unfinished with the others."""
+    """Destroy the process group at exit; without it, gloo's background thread can abort the interpreter
+    (pytorch#190489). Skipped after an uncaught exception, where pending collectives would block.
+    """
     from torch import distributed
 
     if distributed.is_initialized() and not hasattr(sys, "last_value"):
@@ -108,7 +116,7 @@ def _leave() -> None:
 
 
 def _joined() -> Any:
-    """torch.distributed when other processes are there."""
+    """`torch.distributed` if the world size is above 1, else None."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() == 1:
         return None

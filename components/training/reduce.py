@@ -1,12 +1,12 @@
-"""Reductions: unreduced terms to one number, divided by counts taken over the whole step.
+"""Loss reductions: unreduced terms to a scalar, divided by counts over the whole step.
 
-`count` is called on every micro-batch of a step (and on every rank) and the counts are added; `reduce` then divides
-each micro-batch's sum by those totals, so the results of the parts add up to the value of the unsplit step.
+`count` is called on every micro-batch of a step on every rank, and the counts are summed. `reduce` divides each
+micro-batch's sum by those totals, so gradient accumulation and data parallelism give the loss of the unsplit step.
 
-A term is (B,T), (B,) or (U,), said by its objective's `unit`: step, row, pair or group. What does not count:
-steps outside the mask, rows without any chosen step, pairs with such a row, groups of such rows only.
+A term is (B,T), (B,) or (U,) according to its objective's `unit`: step, row, pair or group. Ignored: steps outside
+the loss mask, rows with an empty mask, pairs with such a row, groups with only such rows.
 
-    token_mean        sum over steps / chosen steps of the step                                    (DAPO, arXiv 2503.14476)
+    token_mean        sum over steps / masked-in steps of the whole step                           (DAPO, arXiv 2503.14476)
     row_mean          mean over rows of each row's mean                                            (GRPO, arXiv 2402.03300)
     row_sum           mean over rows of each row's sum                                             (RLOO, arXiv 2402.14740)
     unit_mean         mean over pairs, groups or rows
@@ -37,7 +37,7 @@ LEGAL: dict[str, tuple[str, ...]] = {  # reduction -> units of the terms it can 
 
 @dataclass(frozen=True)
 class Counts:
-    """What a step holds: chosen steps, rows with at least one, and live units of an objective. Addable."""
+    """Denominators of a step: masked-in tokens, non-empty rows, non-empty units of an objective. Supports `+`."""
 
     unit: Unit
     steps: int = 0
@@ -51,12 +51,14 @@ class Counts:
 
 
 def legal(name: str, unit: str) -> str | None:
-    """Why `name` cannot reduce terms of this unit, or None when it can. A name that does not exist is a `RecipeError`."""
+    """Error message if reduction `name` cannot reduce terms of this unit, else None. `RecipeError` for an unknown
+    name.
+    """
     kind, _ = _split(name)
     if unit in LEGAL[kind]:
         return None
     fitting = ", ".join(known for known, units in LEGAL.items() if unit in units)
-    return f"reduce {name!r} needs one term a {' or '.join(LEGAL[kind])}, this objective gives one a {unit}; use {fitting}"
+    return f"reduce {name!r} needs one term per {' or '.join(LEGAL[kind])}, this objective returns one per {unit}; use {fitting}"
 
 
 def count(batch: Batch, unit: Unit) -> Counts:
@@ -66,7 +68,7 @@ def count(batch: Batch, unit: Unit) -> Counts:
 
 
 def reduce(name: str, loss: Tensor, batch: Batch, totals: Counts) -> Tensor:
-    """This micro-batch's share of the step's loss, a scalar. `totals` are the counts of the whole step."""
+    """Contribution of this micro-batch to the loss of the step, a scalar. `totals` are the counts of the whole step."""
     import torch
 
     problem = legal(name, totals.unit)
@@ -76,10 +78,10 @@ def reduce(name: str, loss: Tensor, batch: Batch, totals: Counts) -> Tensor:
     if totals.unit != "step":
         live = _live_units(batch, totals.unit)
         if loss.shape != live.shape:
-            raise ValueError(f"an objective of unit {totals.unit!r} gave terms {tuple(loss.shape)}, expected {tuple(live.shape)}")
+            raise ValueError(f"an objective of unit {totals.unit!r} returned terms of shape {tuple(loss.shape)}, expected {tuple(live.shape)}")
         return torch.where(live, loss, 0.0).sum() / max(totals.units, 1)
     if loss.shape != batch.mask.shape:
-        raise ValueError(f"an objective of unit 'step' gave terms {tuple(loss.shape)}, expected {tuple(batch.mask.shape)}")
+        raise ValueError(f"an objective of unit 'step' returned terms of shape {tuple(loss.shape)}, expected {tuple(batch.mask.shape)}")
     rows = torch.where(batch.mask, loss, 0.0).sum(-1)
     if kind == "token_mean":
         return rows.sum() / max(totals.steps, 1)
@@ -89,7 +91,7 @@ def reduce(name: str, loss: Tensor, batch: Batch, totals: Counts) -> Tensor:
 
 
 def _split(name: str) -> tuple[str, int]:
-    """`fixed_length:128` -> ("fixed_length", 128); every other name goes with 1."""
+    """`fixed_length:128` -> ("fixed_length", 128); any other name -> (name, 1)."""
     kind, colon, length = name.partition(":")
     if kind not in LEGAL:
         raise RecipeError(f"no reduction named {name!r}{nearest(kind, LEGAL)}")
@@ -103,7 +105,7 @@ def _split(name: str) -> tuple[str, int]:
 
 
 def _live_units(batch: Batch, unit: Unit) -> Tensor:
-    """(U,) True where the unit counts."""
+    """(U,) bool: units with at least one masked-in token in each row (pairs) or in any row (groups)."""
     import torch
 
     live = batch.mask.any(-1)

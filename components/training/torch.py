@@ -1,4 +1,4 @@
-"""The learner on one GPU or on the host: a model, AdamW, and rows in, outputs out."""
+"""Single-process training backend (one GPU or CPU): model, AdamW, forward/backward/step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ Schedule = Literal["constant", "linear", "cosine"]
 
 
 def rate(step: int, *, peak: float, schedule: Schedule, warmup: int, total: int) -> float:
-    """The learning rate of update `step` (from 0): up to `peak` over `warmup` updates, then constant or down to 0 at `total`."""
+    """Learning rate of update `step` (from 0): linear warmup to `peak` over `warmup` updates, then constant, or decay
+    to 0 at `total`.
+    """
     if step < warmup:
         return peak * (step + 1) / warmup
     if schedule == "constant" or total <= warmup:
@@ -34,9 +36,9 @@ def rate(step: int, *, peak: float, schedule: Schedule, warmup: int, total: int)
 
 @final
 class TorchLearner:
-    """Owns parameters and optimiser in float32. `adapter` chooses what learns; everything learns without one.
+    """Trains a model with AdamW in float32. `adapter` selects the trained parameters (default: all).
 
-    Dropout is off, so that on-policy ratios are 1 and a resumed run repeats itself bit for bit.
+    Dropout is disabled, so on-policy importance ratios are exactly 1 and a resumed run is bit-identical.
     """
 
     def __init__(
@@ -60,16 +62,16 @@ class TorchLearner:
                 module.attention_dropout = 0.0
         language: Any = self.model.policy if isinstance(self.model, PolicyWithValue) else self.model
         if kind != "reward" and language.get_output_embeddings().weight is language.get_input_embeddings().weight:
-            # The few rows of a batch go into the gradient that the output layer has left, not through another as large as the vocabulary.
+            # Tied embeddings: a sparse gradient adds a batch's rows to the head's gradient, without a second V x H buffer.
             language.get_input_embeddings().sparse = True
         if gradient_checkpointing:
             language.gradient_checkpointing_enable({"use_reentrant": False})
             self.model.train()  # transformers checkpoints only in training mode; all dropout is 0
-        # peft adapts the model in place, so `model` stays the way in; `trained` is what merges on export.
+        # peft adapts the model in place, so `model` stays the forward entry; `trained` is merged on export.
         self.trained = placed(adapter(self.model) if adapter else self.model)
         self.parameters = {n: p for n, p in self.trained.named_parameters() if p.requires_grad}
         if not self.parameters:
-            raise TrainingError("the adapter left nothing to learn: every parameter is frozen")
+            raise TrainingError("no trainable parameters: the adapter froze every parameter")
         decayed = [p for p in self.parameters.values() if p.dim() > 1]
         plain = [p for p in self.parameters.values() if p.dim() <= 1]
         self.optimiser = torch.optim.AdamW(
@@ -81,27 +83,30 @@ class TorchLearner:
         self.schedule = {"peak": learning_rate, "schedule": schedule, "warmup": warmup_steps, "total": total_steps}
 
     def __call__(self, batch: Batch, asks: frozenset[str]) -> Outputs:
-        """See `ratchet.components.models.forward.outputs`. Builds a graph where gradients are enabled. What comes back lies on the host,
-        whatever computed it."""
+        """Forward pass; see `ratchet.components.models.forward.outputs`. Outputs are on the CPU, with a graph if
+        gradients are enabled.
+        """
         return Outputs({name: values.cpu() for name, values in outputs(self.model, self.kind, batch, asks).values_by_ask.items()})
 
     def backward(self, loss: Tensor) -> None:
-        """Adds the gradient of `loss`. A loss no trained parameter has a part in (all rows masked) adds nothing."""
+        """Accumulate the gradient of `loss`. No-op for a loss without a graph (all rows masked)."""
         if loss.requires_grad:
             loss.backward()
 
     def step(self) -> dict[str, float]:
-        """One AdamW update with the gradient gathered so far; a norm that is not finite is a `TrainingError`."""
+        """AdamW update with the accumulated gradient, then zero it. `TrainingError` if the gradient norm is not
+        finite.
+        """
         with_grad = [p for p in self.parameters.values() if p.grad is not None]
         for parameter in with_grad:
-            if parameter.grad is not None and parameter.grad.is_sparse:  # of an embedding whose output layer no loss has asked
+            if parameter.grad is not None and parameter.grad.is_sparse:  # tied embedding, and no loss used the output layer
                 parameter.grad = parameter.grad.to_dense()
         limit = math.inf if self.max_grad_norm is None else self.max_grad_norm
         norm = float(nn.utils.clip_grad_norm_(with_grad, limit)) if with_grad else 0.0
         if not math.isfinite(norm):
             self.optimiser.zero_grad(set_to_none=True)
             raise TrainingError(f"the gradient norm of update {self.steps + 1} is {norm}; the weights were not touched. "
-                                "Lower the learning rate or look at the records of this step")
+                                "Lower the learning rate or inspect the records of this step")
         now = rate(self.steps, **self.schedule)
         for group in self.optimiser.param_groups:
             group["lr"] = now
@@ -111,7 +116,7 @@ class TorchLearner:
         return {"grad_norm": norm, "learning_rate": now}
 
     def state(self) -> dict[str, Any]:
-        """Trained weights, optimiser and step: what `restore` needs to go on bit for bit. Copies on the host; nothing is shared."""
+        """Trained weights, optimizer state and step count, as CPU copies, sufficient for a bit-exact resume."""
         optimiser = self.optimiser.state_dict()
         return {
             "weights": {name: p.detach().to("cpu", copy=True) for name, p in self.parameters.items()},
@@ -121,10 +126,10 @@ class TorchLearner:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes back to a `state`. Parameters of another adapter or model are a `ContractError`."""
+        """Load a `state`. `ContractError` if its parameters are those of another adapter or model."""
         if set(state["weights"]) != set(self.parameters):
             odd = sorted(set(state["weights"]) ^ set(self.parameters))
-            raise ContractError(f"the checkpoint trains other parameters than this learner, e.g. {odd[0]!r}; use the adapter it was made with")
+            raise ContractError(f"checkpoint and learner train different parameters, e.g. {odd[0]!r}; use the adapter that the checkpoint was made with")
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 parameter.copy_(state["weights"][name])
@@ -133,7 +138,9 @@ class TorchLearner:
         self.steps = state["steps"]
 
     def save(self, path: Path) -> None:
-        """A plain model directory with its tokenizer. Adapters are saved beside it and merged into a copy; training can go on."""
+        """Save a Hugging Face model directory with tokenizer. An adapter is saved in a subfolder and merged into a
+        copy; training can continue.
+        """
         model: nn.Module = self.model
         if hasattr(self.trained, "merge_and_unload"):
             save_adapter(self.trained, Path(path) / FOLDER)

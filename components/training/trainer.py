@@ -1,7 +1,8 @@
-"""`fit`: the one optimisation loop. It knows units, counts, roles and checkpoints; it never knows a method.
+"""`fit`: the training loop of every objective and role. It contains no method-specific code.
 
-A step: pack whole units by tokens → count denominators over the whole step → the means that objectives declare (`means`),
-without gradients → forward only what the pieces read → sum of weighted, reduced terms → backward → optimiser step → knobs learn from the metrics → log → save.
+One step: pack units into micro-batches → count denominators over the whole step → means declared by objectives
+(`means`, without gradients) → forward for the requested outputs → weighted, reduced terms → backward → optimizer step
+→ schedules update from the metrics → log → checkpoint.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ratchet.components.storage.checkpoints import Log, latest, load_checkpoint,
 from ratchet.components.storage.state import load_state, save_state
 from ratchet.components.training import ranks
 from ratchet.components.training.packing import order, pack
-from ratchet.components.training.planned import all_steps
+from ratchet.components.training.postconditions import check_step_counts
 from ratchet.components.training.reduce import Counts, count, reduce
 from ratchet.components.types import Batch, Group, Terms
 
@@ -32,12 +33,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 OWN = ("weight", "reduce", "label", "times")
 TRAINED = "trained"
-"""A column: the trajectories where it is false are in no loss; only the `means` of objectives read them."""
+"""Optional bool column. Trajectories where it is false enter no loss; only the `means` of objectives read them."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One objective of an update: what it computes, how it is reduced, how much it weighs."""
+    """One objective of an update with its reduction, weight and schedules."""
 
     label: str
     objective: Callable[..., Terms]
@@ -59,7 +60,7 @@ class Part:
 
 
 def parts(specs: Sequence[Mapping[str, Any]]) -> list[Part]:
-    """Build the objectives of one role from their resolved specs; any number may be a knob."""
+    """Build the objectives of a role from their resolved specs. A number given as {name: ...} becomes a schedule."""
     built = []
     for spec in specs:
         description = describe("objective", spec["name"])
@@ -77,7 +78,7 @@ def parts(specs: Sequence[Mapping[str, Any]]) -> list[Part]:
 
 
 class Meter:
-    """Running means of unreduced metrics, weighted by what they count: chosen steps, rows or units."""
+    """Running means of unreduced metrics: (B,T) values over the loss mask, others over their elements."""
 
     def __init__(self) -> None:
         self.sums: dict[str, float] = {}
@@ -93,7 +94,7 @@ class Meter:
         self.counts[name] = self.counts.get(name, 0.0) + float(number)
 
     def become(self, meters: Sequence[Meter]) -> None:
-        """The sum of all ranks' meters."""
+        """Replace by the sum over all ranks' meters."""
         names = dict.fromkeys(name for meter in meters for name in meter.sums)
         self.sums, self.counts = ({name: math.fsum(getattr(meter, what).get(name, 0.0) for meter in meters) for name in names}
                                   for what in ("sums", "counts"))
@@ -103,25 +104,27 @@ class Meter:
 
 
 def widest(units: Sequence[Unit]) -> Unit:
-    """The unit that keeps every part's unit whole: a group holds pairs, a pair holds rows."""
+    """The coarsest unit, whose batches keep every finer unit whole: a group contains pairs, a pair contains rows."""
     return max(units, key=("step", "row", "pair", "group").index)
 
 
 def measure(learner: Learner, update: Sequence[Part], groups: Sequence[Group], *, tokens: int,
             backward: bool, meter: Meter) -> float:
-    """The reduced, weighted loss of `groups` as one step; its gradient is left on the learner when asked.
+    """Weighted, reduced loss of `groups` as one step, over all ranks. With `backward`, gradients accumulate in the
+    learner.
 
-    Each rank takes whole groups and as many micro-batches as the busiest has: those it lacks are passes that weigh nothing.
+    Each rank processes whole groups. Collectives need equal micro-batch counts, so ranks with fewer repeat one with
+    weight 0. A loss mask without trainable tokens and a loss that is not finite are a `TrainingError`.
     """
     import torch
 
     columns = step_means(learner, update, _rows(groups, trained=False), tokens=tokens)
     groups = _rows(groups, trained=True)
-    batches, real, told = _shared(groups, widest([p.unit for p in update]), tokens,
+    batches, real, per_rank = _micro_batches(groups, widest([p.unit for p in update]), tokens,
                                   lambda mine: {p.label: sum((count(b, p.unit) for b in mine), Counts(p.unit)) for p in update})
-    totals = {p.label: sum((counts[p.label] for counts in told), Counts(p.unit)) for p in update}
+    totals = {p.label: sum((counts[p.label] for counts in per_rank), Counts(p.unit)) for p in update}
     if not any(counts.steps for counts in totals.values()):
-        raise TrainingError(f"nothing to train on: no step of {len(groups)} groups is marked as the actor's own "
+        raise TrainingError(f"no trainable tokens: the loss mask is empty in all {len(groups)} groups "
                             f"(first prompt: {groups[0].prompt.id!r}); check the chat template and the data's roles")
     asks = frozenset().union(*(part.asks for part in update))
     value = 0.0
@@ -135,8 +138,8 @@ def measure(learner: Learner, update: Sequence[Part], groups: Sequence[Group], *
                 weight = part.weight if isinstance(part.weight, float) else part.weight.value()
                 term = weight * reduce(part.reduce, terms.loss, batch, totals[part.label])
                 if not math.isfinite(float(term.detach())):
-                    raise TrainingError(f"the loss term {part.label!r} is {float(term.detach())} on prompts {_some(batch.ids)}; "
-                                        "the last checkpoint is kept. Lower the learning rate or look at these records")
+                    raise TrainingError(f"the loss term {part.label!r} is {float(term.detach())} on prompts {_first_ids(batch.ids)}; "
+                                        "the last checkpoint is kept. Lower the learning rate or inspect these records")
                 loss = term if loss is None else loss + term
                 if number < real:
                     meter.add(f"{part.label}/loss", terms.loss, batch)
@@ -146,23 +149,23 @@ def measure(learner: Learner, update: Sequence[Part], groups: Sequence[Group], *
             value += float(loss.detach()) if number < real else 0.0
             if backward:
                 learner.backward(loss if number < real else 0.0 * loss)
-    told = ranks.gather((value, meter))
-    meter.become([other for _, other in told])
-    return math.fsum(part for part, _ in told)
+    per_rank = ranks.gather((value, meter))
+    meter.become([other for _, other in per_rank])
+    return math.fsum(part for part, _ in per_rank)
 
 
 def step_means(learner: Learner, update: Sequence[Part], groups: Sequence[Group], *, tokens: int) -> dict[str, float]:
-    """The means that the objectives declare, over the rows of `groups` on all ranks, without gradients."""
+    """Means declared by objectives (`means`), over the untrained rows of `groups` on all ranks, without gradients."""
     import torch
 
     functions = {name: function for part in update for name, function in part.means.items()}
     if not functions:
         return {}
     if not groups:
-        raise TrainingError(f"nothing to take the mean of for {', '.join(functions)}: no trajectory of this step has {TRAINED!r} false; "
-                            "see the selector that adds them")
+        raise TrainingError(f"cannot compute {', '.join(functions)}: no trajectory of this step has {TRAINED!r} false; "
+                            "use a selector that adds such rows")
     asks = frozenset().union(*(part.asks for part in update if part.means))
-    batches, real, _ = _shared(groups, "row", tokens, len)
+    batches, real, _ = _micro_batches(groups, "row", tokens, len)
     sums = dict.fromkeys(functions, 0.0)
     with torch.no_grad():
         for number, batch in enumerate(batches):
@@ -170,41 +173,42 @@ def step_means(learner: Learner, update: Sequence[Part], groups: Sequence[Group]
             for name, function in functions.items():
                 sums[name] += float(function(out, batch).double().sum()) if number < real else 0.0
     rows = sum(len(group.trajectories) for group in groups)
-    told = ranks.gather(sums)
-    return {name: math.fsum(other[name] for other in told) / rows for name in functions}
+    per_rank = ranks.gather(sums)
+    return {name: math.fsum(other[name] for other in per_rank) / rows for name in functions}
 
 
 def _rows(groups: Sequence[Group], *, trained: bool) -> list[Group]:
-    """The groups with those trajectories alone that are `trained` on, or not; all are where no column says otherwise."""
+    """Groups restricted to trajectories that are trained on (or not). Without the column `trained`, all are."""
     chosen = [group.take([i for i, mark in enumerate(group.columns[TRAINED]) if bool(mark) == trained]) if TRAINED in group.columns else group
               for group in groups if trained or TRAINED in group.columns]
     return [group for group in chosen if group.trajectories]
 
 
-def _shared(groups: Sequence[Group], unit: Unit, tokens: int, tell: Callable[[list[Batch]], T]) -> tuple[list[Batch], int, list[T]]:
-    """This rank's batches, how many of them are real, and what each rank has to `tell` of its own: the others repeat a small one, so
-    that all ranks make as many passes."""
+def _micro_batches(groups: Sequence[Group], unit: Unit, tokens: int, summarise: Callable[[list[Batch]], T]) -> tuple[list[Batch], int, list[T]]:
+    """Micro-batches of this rank, the number of real ones (the rest pad to the maximum over ranks), and
+    `summarise(batches)` of every rank.
+    """
     batches = pack([groups[i] for i in ranks.share(groups, _cost)], unit=unit, tokens=tokens)
-    told, real = ranks.gather((len(batches), tell(batches))), len(batches)
-    idle = max(number for number, _ in told) - real
+    per_rank, real = ranks.gather((len(batches), summarise(batches))), len(batches)
+    idle = max(number for number, _ in per_rank) - real
     if idle:
         batches += pack([min(groups, key=_cost)], unit=unit, tokens=tokens)[:1] * idle
-    return batches, real, [other for _, other in told]
+    return batches, real, [other for _, other in per_rank]
 
 
-def _some(prompts: Iterable[str]) -> str:
-    """The first five of them, for a sentence."""
+def _first_ids(prompts: Iterable[str]) -> str:
+    """The first five prompt ids, for an error message."""
     return ", ".join(sorted(set(prompts))[:5])
 
 
 def _cost(group: Group) -> int:
-    """The tokens of a group's rows: what a rank is busy with."""
+    """Tokens of a group: its compute cost for load balancing."""
     return sum(len(trajectory.mask) for trajectory in group.trajectories)
 
 
 def one_step(learners: Mapping[str, Learner], updates: Mapping[str, Sequence[Part]], groups: Sequence[Group], *,
              tokens: int) -> dict[str, float]:
-    """One optimiser step of every role on `groups`; returns its metrics, and the knobs have learnt from them."""
+    """One optimizer step of every role on `groups`. Returns the metrics, from which the schedules are then updated."""
     line: dict[str, float] = {}
     for role, update in updates.items():
         meter = Meter()
@@ -212,8 +216,8 @@ def one_step(learners: Mapping[str, Learner], updates: Mapping[str, Sequence[Par
         line |= {f"{role}/{name}": value for name, value in meter.means().items()}
         try:
             line |= {f"{role}/{name}": value for name, value in learners[role].step().items()}
-        except TrainingError as error:  # a learner knows no prompts
-            raise TrainingError(f"{error} (prompts {_some(group.prompt.id for group in groups)})") from error
+        except TrainingError as error:  # the learner does not know the prompt ids
+            raise TrainingError(f"{error} (prompts {_first_ids(group.prompt.id for group in groups)})") from error
         for part in update:
             for knob in part.memories().values():
                 knob.update(line)
@@ -221,12 +225,12 @@ def one_step(learners: Mapping[str, Learner], updates: Mapping[str, Sequence[Par
 
 
 def memories(updates: Mapping[str, Sequence[Part]]) -> dict[str, Knob]:
-    """Every knob of every part, by a name that is stable across restarts."""
+    """All schedules of all objectives, keyed for checkpoints as `role.label.option`."""
     return {f"{role}.{p.label}.{name}": knob for role, ps in updates.items() for p in ps for name, knob in p.memories().items()}
 
 
 def steps_planned(units: int, options: Mapping[str, Any]) -> int:
-    """How many optimiser steps a fit will take: whole epochs, the last step of an epoch may be smaller."""
+    """Number of optimizer steps of a fit. The last step of an epoch may be smaller."""
     steps = math.ceil(units / options["batch"]) * options["epochs"]
     return min(steps, options["max_steps"]) if options["max_steps"] else steps
 
@@ -243,9 +247,11 @@ def fit(
     metrics: Path,
     validation: Sequence[Group] = (),
 ) -> dict[str, Any]:
-    """Train every role on `groups`. Resumes from `progress` when a checkpoint lies there. Returns a summary.
+    """Train every role on `groups`; resumes bit for bit from the latest checkpoint in `progress`. Returns a summary.
 
-    `options` is the `fit` section of the resolved recipe. The same call after a kill ends with the same weights.
+    `options` is the `fit` section of the resolved recipe; `tokens` the micro-batch size in tokens. `metrics` receives
+    one JSON line per step. With `validation`, stops early after `patience` validations without improvement and
+    restores the best weights.
     """
     if not groups:
         raise TrainingError("nothing to train on: the data set is empty after selection; see the counts of the stage before")
@@ -275,7 +281,7 @@ def fit(
         log(line, state["step"], planned)
         if options["save_every"] and state["step"] % options["save_every"] == 0 and state["step"] < planned:
             save_checkpoint(progress, state, learners, remembered)
-    all_steps(learners, state["step"], state["step"] if state["stopped"] else planned, state["step"])
+    check_step_counts(learners, state["step"], state["step"] if state["stopped"] else planned, state["step"])
     if validation and state["best_step"] and state["best_step"] != state["step"]:
         best = load_state(progress / "best")
         for role, learner in learners.items():

@@ -146,8 +146,8 @@ def headline(meta: Mapping[str, Any]) -> str:
         if isinstance(crossed, Mapping):
             found.append(f"cross-validated {crossed['mean']:.3f} [{crossed['low']:.3f}, {crossed['high']:.3f}]")
     if "panel" in meta:
-        panel = meta["panel"]
-        found += [f"{k} {v:.3g}" for k, v in panel.items() if k.startswith("reward.") or k in ("length", "kl", "gold")]
+        round_metrics = meta["panel"]
+        found += [f"{k} {v:.3g}" for k, v in round_metrics.items() if k.startswith("reward.") or k in ("length", "kl", "gold")]
     if meta.get("best_validation_loss") is not None:
         found.append(f"validation loss {meta['best_validation_loss']:.4f} at step {meta['best_step']}")
     if meta.get("steps"):

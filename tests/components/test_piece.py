@@ -14,17 +14,17 @@ from ratchet.components.types import Group, Prompt, Trajectory
 
 
 def test_unknown_piece_names_the_nearest() -> None:
-    with pytest.raises(RecipeError, match="no objective piece named 'clp'; did you mean 'clip'"):
+    with pytest.raises(RecipeError, match=r"'clp'.*'clip'"):
         resolve("objective", {"name": "clp"})
 
 
 def test_unknown_option_names_the_nearest() -> None:
-    with pytest.raises(RecipeError, match="'clip' takes no 'hig'; did you mean 'high'"):
+    with pytest.raises(RecipeError, match=r"'hig'.*'high'"):
         resolve("objective", {"name": "clip", "hig": 0.3})
 
 
 def test_wrong_kind_of_value() -> None:
-    with pytest.raises(RecipeError, match=r"objective\.low: expected a number, got 'much'"):
+    with pytest.raises(RecipeError, match=r"objective\.low.*'much'"):
         resolve("objective", {"name": "clip", "low": "much"})
 
 

@@ -74,7 +74,7 @@ def test_every_public_name_is_documented_and_typed() -> None:
             written = inspect.signature(function)
             annotations = [str(p.annotation) for p in written.parameters.values() if p.name != "self"] + [str(written.return_annotation)]
             assert "Any" not in " ".join(annotations) and str(inspect.Parameter.empty) not in annotations, function
-    with pytest.raises(AttributeError, match="no attribute 'load_recip'"):
+    with pytest.raises(AttributeError, match="'load_recip'"):
         ratchet.load_recip  # noqa: B018
 
 
@@ -159,7 +159,7 @@ def test_reward_model_scores_as_transformers_does(tiny_model: Path, tmp_path: Pa
             expected.append(module(input_ids=tokens[:, : end + 1]).logits.item())
     found = reward.score(asked, ["A dog barks.", "Hello!", " "])
     assert found[:2] == pytest.approx(expected, abs=1e-4) and np.isnan(found[2]) and found.dtype == float
-    with pytest.raises(DataError, match="3 prompts and 1 answers"):
+    with pytest.raises(DataError, match=r"3 prompts.*1 answer"):
         reward.score(asked, ["one"])
 
 

@@ -48,7 +48,7 @@ def test_lineage_prints_a_tree_and_draws(home: Path) -> None:
 
 
 def test_reproduce_needs_a_recipe(home: Path) -> None:
-    with pytest.raises(RecipeError, match="not a resolved recipe"):
+    with pytest.raises(RecipeError, match="resolved recipe"):
         ratchet("reproduce", str(home / "runs" / "one" / "stages" / "sft"), "--home", str(home))
 
 
@@ -64,24 +64,24 @@ def test_gc_shows_first_and_removes_on_yes(home: Path) -> None:
 def test_compare_two_runs(home: Path) -> None:
     said = ratchet("compare", "one", "two", "--home", str(home))
     assert "recipe: no difference" in said and "source code" in said and "+1 [+1, +1], 2 prompts" in said
-    with pytest.raises(RecipeError, match="no run 'three'"):
+    with pytest.raises(RecipeError, match="'three'"):
         ratchet("compare", "one", "three", "--home", str(home))
-    with pytest.raises(RecipeError, match="'one' is a run, and runs are compared two by two; got 3 names"):
+    with pytest.raises(RecipeError, match=r"'one'.*3"):
         ratchet("compare", "one", "two", "chat", "--home", str(home))
-    with pytest.raises(RecipeError, match="no recipe named 'chatt'; did you mean 'chat'"):
+    with pytest.raises(RecipeError, match=r"'chatt'.*'chat'"):
         ratchet("compare", "chatt", "chat_offline", "--home", str(home))
 
 
 def test_what_cannot_be_compared_is_said_before_anything_runs_or_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ratchet.flows.commands.compare.servers", lambda: pytest.fail("something was started"))
-    with pytest.raises(RecipeError, match="reward_model has no evaluation to compare"):
+    with pytest.raises(RecipeError, match="reward_model"):
         ratchet("compare", "sft", "reward_model", "--home", str(tmp_path))
     (tmp_path / "results.json").write_text(json.dumps({"per_prompt": {"win_rate": [1.0, 0.0], "final.gold": [0.5, 0.25]}}))
     made = SimpleNamespace(artifact=lambda _: SimpleNamespace(path=tmp_path))
     monkeypatch.setattr("ratchet.flows.compare.Pipeline", SimpleNamespace(open=lambda *_, **__: made))
     monkeypatch.setattr(importlib.import_module("ratchet.flows.post_training"), "post_training", lambda *_, **__: None)
     assert compare(["sft"], seeds=[0], home=tmp_path, metric="final.gold")["arms"]["sft"]["by_seed"] == [0.375]
-    with pytest.raises(RecipeError, match="--metric: sft measures no 'win_rat' for each prompt; did you mean 'win_rate'"):
+    with pytest.raises(RecipeError, match=r"--metric: .*'win_rat'.*'win_rate'"):
         compare(["sft"], seeds=[0], home=tmp_path, metric="win_rat")
 
 
@@ -123,9 +123,9 @@ def test_doctor_exits_by_what_it_finds(home: Path, monkeypatch: pytest.MonkeyPat
 
 def test_a_promotion_needs_its_reason(home: Path) -> None:
     assert "--reason" in ratchet("promote", "policy", "--version", "1", code=2)
-    with pytest.raises(ContractError, match="needs a reason"):
+    with pytest.raises(ContractError, match="reason"):
         ratchet("promote", "policy", "--version", "1", "--reason", " ", "--home", str(home))
-    with pytest.raises(ContractError, match="needs a reason"):
+    with pytest.raises(ContractError, match="reason"):
         ratchet("rollback", "policy", "--reason", "", "--home", str(home))
 
 
@@ -183,6 +183,6 @@ def test_a_machine_is_what_a_profile_means_when_it_has_its_devices(stated: dict,
 
 
 def test_a_plan_that_cannot_fit_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="profile 'gpu' cannot run stage 'sft'"):
+    with pytest.raises(RecipeError, match=r"profile 'gpu'.*'sft'"):
         ratchet("plan", "rlhf_workflow_8b", "--profile", "gpu")
     assert "0 of 21 stages" in ratchet("plan", "rlhf_workflow_8b", "--home", str(tmp_path))

@@ -191,7 +191,7 @@ def test_the_registry_has_a_limit_of_one_whatever_the_file_says(tmp_path: Path) 
     assert deploy(written(tmp_path), server)[REGISTRY] == ("update", ("limit: 5 -> 1",))
     file = written(tmp_path)
     file.write_text(file.read_text().replace("gpu: 2", f"gpu: 2\n  {REGISTRY}: 2"))
-    with pytest.raises(RecipeError, match=f"slots.{REGISTRY}: this limit is always 1"):
+    with pytest.raises(RecipeError, match=rf"slots.{REGISTRY}"):
         read(file)
 
 
@@ -217,7 +217,7 @@ def test_stages_in_another_pool_have_a_deployment_of_their_own(tmp_path: Path) -
 ])
 def test_a_block_that_no_run_would_find_is_named_before_anything_is_made(asked: dict[str, Any], tmp_path: Path) -> None:
     server = Server()
-    with pytest.raises(RecipeError, match=r"secret block 'mlflow-password', .* make it with: python -c .*save\('mlflow-password'\)"):
+    with pytest.raises(RecipeError, match=r"'mlflow-password'.*python -c .*save\('mlflow-password'\)"):
         deploy(written(tmp_path, **asked), server)
     assert not server.pools and not server.deployments
     server.blocks["secret/mlflow-password"] = "..."

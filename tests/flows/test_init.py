@@ -57,13 +57,13 @@ def test_sizes_follow_the_data(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_is_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="there is no file or folder"):
+    with pytest.raises(RecipeError, match="no file or folder"):
         CliRunner().invoke(app, ["init", str(tmp_path / "none.jsonl")], catch_exceptions=False)
-    with pytest.raises(RecipeError, match="hub:datasets/org/x is elsewhere; download it first"):
+    with pytest.raises(RecipeError, match="hub:datasets/org/x"):
         CliRunner().invoke(app, ["init", "hub:datasets/org/x"], catch_exceptions=False)
-    with pytest.raises(DataError, match="no known layout: the row has the columns bar, foo"):
+    with pytest.raises(DataError, match="bar, foo"):
         init(tmp_path, [{"foo": 1, "bar": 2}])
     assert not list(tmp_path.glob("*.yaml"))
     init(tmp_path, [ROWS["prompt"][0](i) for i in range(9)])
-    with pytest.raises(RecipeError, match=r"mine.yaml is there already; give --out another name, or --force"):
+    with pytest.raises(RecipeError, match=r"mine\.yaml.*--out.*--force"):
         init(tmp_path, [ROWS["prompt"][0](1)])

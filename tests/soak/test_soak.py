@@ -168,7 +168,7 @@ def test_a_line_that_is_no_metric_is_complained_of(tmp_path: Path) -> None:
             work.metrics.write_text(text)
             (work.product / "model.safetensors").write_text("x")
             RunDirectory(tmp_path, "run").link("sft", store.publish(work, "sft", digest(text), "weights", [], {}).path)
-        with pytest.raises(StoreError, match=f"a line is not a step and its metrics .{said}"):
+        with pytest.raises(StoreError, match=rf"a line is not a step and its metrics .{said}"):
             _look(tmp_path)
 
 
@@ -260,7 +260,7 @@ def test_a_soak_of_engines_wants_a_profile_that_starts_one(tmp_path: Path) -> No
     from ratchet.components.errors import RecipeError
     from tests.soak.__main__ import soak
 
-    with pytest.raises(RecipeError, match=r"--fault engine: the profile .*soak.yaml starts no vLLM"):
+    with pytest.raises(RecipeError, match=r"--fault engine: .*soak\.yaml.*vLLM"):
         soak(home=tmp_path, fault=["engine"])
 
 

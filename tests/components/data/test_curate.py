@@ -163,9 +163,9 @@ def test_a_bad_section_or_empty_outcome_is_one_sentence(tmp_path):
     ]:
         with pytest.raises(RecipeError, match=says):
             curate(section, source, words, tmp_path / "out", 0)
-    with pytest.raises(DataError, match=r"split 'sft' is empty: .* none made a group .*rated below min_rating"):
+    with pytest.raises(DataError, match=r"'sft'.*min_rating"):
         curate({"splits": {"sft": 1.0}, "sft": {"min_rating": 11.0}}, source, words, tmp_path / "out", 0)
-    with pytest.raises(DataError, match=r"no record of rows.jsonl survives"):
+    with pytest.raises(DataError, match=r"rows\.jsonl"):
         curate({"transforms": [{"name": "length", "min_turns": 99}]}, source, words, tmp_path / "out", 0)
 
 
@@ -177,15 +177,14 @@ def test_losing_too_many_records_stops_with_the_step_and_the_share(tmp_path):
     summary = curate(section, rows, words, tmp_path / "out", 0)
     assert summary["steps"][1]["dropped"] == {"duplicate": 40}  # half of the records, and nothing that was said
     rows = write([*corpus(topics=10, each=4), *alone], tmp_path / "rows.jsonl")
-    with pytest.raises(GateError, match=r"data.max_dropped: 20 of 60 records \(33.3%\) are lost before the split, at most 25.0% may be; "
-                                        r"by step: length: too short \(33.3%\). See .*quarantine.jsonl"):
+    with pytest.raises(GateError, match=r"data\.max_dropped: 20 of 60 .*33\.3%.*quarantine\.jsonl"):
         curate(section, rows, words, tmp_path / "stopped", 0)
     assert len((tmp_path / "stopped/quarantine.jsonl").read_text().splitlines()) == 20
     for limit in (0.34, None):
         curate({**section, "max_dropped": limit}, rows, words, tmp_path / "out", 0)
     write([*corpus(topics=10, each=4)], rows)
     rows.write_text(rows.read_text() + '{"words": "of no layout"}\n' * 15)
-    with pytest.raises(GateError, match=r"15 of 55 records .* parse: no known layout \(27.3%\)"):
+    with pytest.raises(GateError, match=r"15 of 55 records .*27\.3%"):
         curate(section, rows, words, tmp_path / "stopped", 0)
 
 
@@ -253,18 +252,18 @@ def test_what_validation_would_refuse_is_dropped_and_counted(tmp_path):
                                    "build pairs: a turn is empty (2.3%); build pairs: user and assistant do not take turns (2.3%); "
                                    "raise data.pairs.max_tokens (now 20)"]
     assert curate({**section, "max_dropped": 0.5}, source, words, tmp_path / "known", 0)["warnings"] == []
-    with pytest.raises(GateError, match=r"data.max_dropped: 3 of 43 records \(7.0%\) of split 'pairs' are lost, at most 5.0% may be; by step: build pairs: "):
+    with pytest.raises(GateError, match=r"data\.max_dropped: 3 of 43 .*'pairs'"):
         curate({**section, "max_dropped": 0.05}, source, words, tmp_path / "stopped", 0)
 
 
 def test_too_little_data_says_so(tmp_path):
     talks = [{"prompt": f"question {i}", "completion": f"answer {i}"} for i in range(3)]
-    with pytest.raises(DataError, match=r"3 different prompts or topics in the 3 records that are left of 3: too few for 4 splits \(sft, sft_validation, prompts, evaluate\)"):
+    with pytest.raises(DataError, match=r"4 splits \(sft, sft_validation, prompts, evaluate\)"):
         curate({}, rows(tmp_path, *talks), words, tmp_path / "out", 0)
-    with pytest.raises(DataError, match=r"1 different prompts or topics in the 1 records that are left of 120 \(duplicates: duplicate 119\): too few for 4 splits"):
+    with pytest.raises(DataError, match=r"duplicate 119"):
         curate({"transforms": ["duplicates"]}, rows(tmp_path, *talks[:1] * 120), words, tmp_path / "out", 0)
     first = [{"messages": [{"role": "assistant", "content": f"hello {i}"}, {"role": "user", "content": "hi"}, {"role": "assistant", "content": "well"}]} for i in range(9)]
-    with pytest.raises(DataError, match=r"split 'sft' is empty: 9 records came in and none made a group \({'the assistant speaks first': 9}\)"):
+    with pytest.raises(DataError, match=r"'sft'.*'the assistant speaks first': 9"):
         curate({"splits": {"sft": 1.0}}, rows(tmp_path, *first), words, tmp_path / "out", 0)
 
 
@@ -272,7 +271,7 @@ def test_without_shares_the_splits_that_are_read_are_made_and_what_they_lack_is_
     talks = rows(tmp_path, *({"prompt": f"question number {i}", "completion": f"answer number {i}"} for i in range(3)))
     read = ("sft", "sft_validation", "evaluate")
     assert {name: split["groups"] for name, split in curate({}, talks, words, tmp_path / "out", 0, read)["splits"].items()} == dict.fromkeys(read, 1)
-    with pytest.raises(DataError, match=r"reads the split 'reward', which is made of preference pairs, and none of the 3 records has any; read as `completion`: 3"):
+    with pytest.raises(DataError, match=r"'reward'.*`completion`: 3"):
         curate({}, talks, words, tmp_path / "out", 0, ("reward", "reward_validation"))
-    with pytest.raises(DataError, match=r"split 'pairs' is empty: 3 records came in and none made a group .*; it is made of preference pairs; look at"):
+    with pytest.raises(DataError, match=r"'pairs'"):
         curate({"splits": {"pairs": 1}}, talks, words, tmp_path / "out", 0)

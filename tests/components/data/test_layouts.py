@@ -166,7 +166,7 @@ def test_what_kto_labels_false_is_never_imitated(tmp_path):
     sifted = conversation_groups(records, words, Conversations())
     assert [g.trajectories[0].text for g in sifted.kept] == ["a0", "a2", "a5"] and sifted.reasons() == {"its label is false": 3}
     assert [len(g.trajectories) for g in prompt_groups(records, words, Contexts()).kept] == [1, 0, 1, 0, 0, 1]
-    with pytest.raises(DataError, match="the label is neither true nor false: 7"):
+    with pytest.raises(DataError, match=r"label.*7"):
         parse(written(tmp_path, {"prompt": "q", "completion": "a", "label": 7}))
 
 
@@ -222,9 +222,9 @@ def test_an_unknown_layout_shows_the_nearest_one_the_difference_and_the_row(tmp_
     for part in ("rows.jsonl, line 1", "the columns category, context, instruction, response", "the nearest is `alpaca`", "of which output is not there",
                  '{"instruction": "Say hi.", "context": "", "response": "Hi.", "category": "chat"}', "docs/data.md"):
         assert part in str(found.value)
-    with pytest.raises(DataError, match=r"data\.columns\.output: the row has no column 'respons', it has instruction, context"):
+    with pytest.raises(DataError, match=r"data\.columns\.output.*'respons'"):
         parse(path, "auto", {"output": "respons"})
-    with pytest.raises(RecipeError, match="no parser piece named 'alpacca'; did you mean 'alpaca'"):
+    with pytest.raises(RecipeError, match=r"'alpacca'.*'alpaca'"):
         parse(path, "alpacca")
     assert plain(one(tmp_path, {"instruction": "Say hi.", "context": "Now.", "response": "Hi."}, columns={"input": "context", "output": "response"}).messages) == [
         ("user", "Say hi.\n\nNow."), ("assistant", "Hi.")]
@@ -260,7 +260,7 @@ def test_a_line_that_is_no_json_is_left_out(tmp_path):
     sifted = parse(path)
     assert len(sifted.kept) == 1 and ["not valid JSON" in d.reason for d in sifted.dropped] == [True, True]
     path.write_text("")
-    with pytest.raises(DataError, match="holds no usable record: it is empty"):
+    with pytest.raises(DataError, match="empty"):
         parse(path)
 
 
@@ -288,8 +288,7 @@ def test_every_parser_has_a_sample_and_a_line_in_the_documentation():
 
 def test_a_column_that_is_nearly_one_of_a_larger_layout_is_not_left_out_in_silence(tmp_path):
     row = {"prompt": "hi", "chosn": "yes", "rejected": "no"}
-    with pytest.raises(DataError, match=r"the row has a column 'chosn', and would be read as `prompt` without it; `preference` reads 'chosen'. "
-                                        r"Write `data.columns: {chosen: chosn}`, or `data.parser: prompt`"):
+    with pytest.raises(DataError, match=r"'chosn'.*data\.columns: {chosen: chosn}"):
         parse(written(tmp_path, row))
     assert one(tmp_path, row, columns={"chosen": "chosn"}).rejected and one(tmp_path, row, "prompt").opening == 1
     assert parse(written(tmp_path, row), columns={"chosen": "chosn"}).changed["read as `preference`"] == 1

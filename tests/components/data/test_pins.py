@@ -35,11 +35,11 @@ def test_new_lines_in_a_file_are_a_new_run_and_a_touched_file_is_not(tmp_path: P
     second = opened(tmp_path, f"path:{data}")
     assert second.run.name != first.run.name and second.stages["sft"].key != first.stages["sft"].key
     assert second.stages["model_policy"].key == first.stages["model_policy"].key
-    with pytest.raises(SourceError, match="the recipe pins"):  # the first run, continued, would take what it was not planned with
+    with pytest.raises(SourceError, match="pin"):  # the first run, continued, would take what it was not planned with
         Pipeline.again(dump(first.recipe, first.profile), home=tmp_path, run="again").make("raw")
     assert opened(tmp_path, f"path:{data}", f"data.sha256={'f' * 64}").recipe.data.sha256 == "f" * 64, "a pin of the user's was replaced"
     absent = opened(tmp_path, f"path:{tmp_path / 'chat.jsonl'}")
-    with pytest.raises(SourceError, match=r"there is no file or folder .*chat\.jsonl; did you mean 'chats\.jsonl'"):
+    with pytest.raises(SourceError, match=r"chat\.jsonl.*'chats\.jsonl'"):
         absent.make("raw")
 
 

@@ -80,24 +80,24 @@ def test_the_split_of_a_file_is_in_its_name_or_its_folders(tmp_path, names, spli
 
 def test_a_card_says_which_files_are_which_split(tmp_path):
     folder = gsm8k(tmp_path)
-    with pytest.raises(SourceError, match=r"its card has the configurations main, socratic; expected one of them as `config` beside the source, got none"):
+    with pytest.raises(SourceError, match=r"main, socratic"):
         published(folder)
     assert [(split, file.relative_to(folder).as_posix()) for split, file in published(folder, "main")] == [
         ("train", "main/train-00000-of-00001.jsonl"), ("test", "main/test-00000-of-00001.jsonl")]
-    with pytest.raises(SourceError, match=r"got mian; did you mean 'main'"):
+    with pytest.raises(SourceError, match=r"mian.*'main'"):
         published(folder, "mian")
     assert patterns_of("---\nconfigs: [{config_name: default, data_files: 'a/**'}]\n---", None) == {"train": ["a/**"]}
     assert patterns_of("no front matter", None) == patterns_of("---\n: [\n---", "x") == {}
     (folder / "README.md").unlink()
     assert [split for split, _ in published(folder, "main")] == ["test", "train"]
-    with pytest.raises(SourceError, match=r"has no configuration 'mian': neither in its README.md nor as a folder; did you mean 'main'"):
+    with pytest.raises(SourceError, match=r"'mian'.*'main'"):
         published(folder, "mian")
 
 
 def test_a_source_names_its_splits(tmp_path):
     for name in ("a.jsonl", "b1.jsonl", "b2.jsonl", "c.jsonl", "train_sft.jsonl", "train_gen.jsonl"):
         write(tmp_path, name, {"prompt": "hi", "completion": name})
-    with pytest.raises(DataError, match=r"holds 2 train splits, train_gen, train_sft; say which is read: `splits: \{train: train_gen, ...\}`"):
+    with pytest.raises(DataError, match=r"train_gen, train_sft"):
         published(tmp_path)
     found = published(tmp_path, splits={"train": ["train_sft", "a.jsonl"], "test": "b*.jsonl"})
     assert [(split, file.name) for split, file in found] == [("train", "train_sft.jsonl"), ("train", "a.jsonl"), ("test", "b1.jsonl"), ("test", "b2.jsonl")]
@@ -116,9 +116,9 @@ def test_which_published_split_each_split_is_made_from():
     assert home_of(every, {"train", "validation", "test"}) == {"sft": "train", "sft_validation": "validation", "evaluate": "test"}
     assert home_of({"reward": None, "reward_validation": None}, {"train", "test"}) == {"reward": "train", "reward_validation": "test"}
     assert home_of({**every, "sft_validation": "test"}, {"train", "test"})["sft_validation"] == "test"
-    with pytest.raises(RecipeError, match=r"data.splits.evaluate: it is made from the published split 'validation', and the data has test, train"):
+    with pytest.raises(RecipeError, match=r"data\.splits\.evaluate: .*'validation'"):
         home_of({"evaluate": "validation"}, {"train", "test"})
-    with pytest.raises(RecipeError, match=r"data.splits.evaluate.split: the data has no published splits"):
+    with pytest.raises(RecipeError, match=r"data\.splits\.evaluate\.split"):
         home_of({"evaluate": "test"}, {""})
 
 

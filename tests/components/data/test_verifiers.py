@@ -44,7 +44,7 @@ def test_only_verifiers_are_asked_and_the_plan_hands_them_to_curation():
 
 def test_a_verifier_that_fails_on_its_own_answer_says_why():
     group = Group(Prompt("p", ({"role": "user", "content": "q"},), "5"), (Trajectory(()),))
-    with pytest.raises(GateError, match="failed: ValueError: prompt 'p': meta names no `source_dataset`"):
+    with pytest.raises(GateError, match=r"'p'.*`source_dataset`"):
         check_gold([group], [{"name": "rewards.reasoning_gym"}])
 
 
@@ -66,5 +66,5 @@ def test_the_stage_of_curation_stops_for_a_verifier_that_is_never_right(monkeypa
                                             work=SimpleNamespace(product=tmp_path / name / "out")))
 
     assert run("gsm8k", "They are <<1+1>>{}.\n#### {}".replace("{}.", "two."))["gold"] == {"rewards.exact_answer": [40, 40]}
-    with pytest.raises(GateError, match="for 0 of 40 prompts"):
+    with pytest.raises(GateError, match="0 of 40"):
         run("prose", "They are {} altogether.")

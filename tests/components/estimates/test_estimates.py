@@ -155,8 +155,7 @@ def test_every_arm_of_the_evaluation_answers(recipe: str, arms: int) -> None:
 def test_a_profile_that_cannot_fit_is_refused_with_what_to_lower() -> None:
     recipe, profile = load("rlhf_workflow_8b", profile="gpu")
     costs = estimate(recipe, profile, plan(recipe, profile), LLAMA_8B, {}, None, {})
-    with pytest.raises(RecipeError, match=r"profile 'gpu' cannot run stage 'sft': it needs 14\d\.\d GB on one H100 80GB \(optimiser 96\.4 GB.*"
-                                          r"there are 80\.0 GB of which 10% stay free; train less of it \(adapter: \{name: lora\}"):
+    with pytest.raises(RecipeError, match=r"'gpu'.*'sft'.*14\d\.\d GB.*optimiser 96\.4 GB.*80\.0 GB.*10%.*adapter"):
         refuse_what_cannot_fit(profile, costs, (1e15, 1e15))
     smaller = [f"{section}.fit.adapter={{name: lora}}" for section in ("sft", "reward", "online")]
     recipe, profile = load("rlhf_workflow_8b", profile="gpu", overrides=smaller)
@@ -204,18 +203,18 @@ def test_this_machine_counts_where_the_profile_states_nothing() -> None:
     recipe, profile = load("chat", profile="cpu")
     costs = estimate(recipe, profile, plan(recipe, profile), SMOL, {}, None, {})
     refuse_what_cannot_fit(profile, costs, (16e9, 100e9))
-    with pytest.raises(RecipeError, match=r"lower tokens_per_batch \(now 200000\), or set gradient_checkpointing: true"):
+    with pytest.raises(RecipeError, match=r"tokens_per_batch.*200000.*gradient_checkpointing"):
         import dataclasses
 
         large = dataclasses.replace(profile, tokens_per_batch=200_000)
         recipe, _ = load("chat", overrides=["sft.fit.batch=2000"])
         refuse_what_cannot_fit(large, estimate(recipe, large, plan(recipe, large), SMOL, {}, None, {}), (16e9, 100e9))
-    with pytest.raises(RecipeError, match=r"products of this run need .* of disk, 1\.0 GB are free"):
+    with pytest.raises(RecipeError, match=r"disk.*1\.0 GB"):
         refuse_what_cannot_fit(profile, costs, (16e9, 1e9))
 
 
 def test_another_architecture_is_refused() -> None:
-    with pytest.raises(RecipeError, match=r"no num_hidden_layers, hidden_size.*only decoders built like Llama"):
+    with pytest.raises(RecipeError, match=r"num_hidden_layers, hidden_size"):
         read_shape({"n_layer": 2, "vocab_size": 5, "intermediate_size": 3, "num_attention_heads": 2}, "models.policy.shape")
 
 

@@ -187,9 +187,9 @@ def test_require_refuses_absent_and_failed():
     good = made([[1.0, 0]] * 8)
     assert require(good) is good
     for nothing in (None, {}):
-        with pytest.raises(ContractError, match="no certificate"):
+        with pytest.raises(ContractError, match="certificate"):
             require(nothing)
-    with pytest.raises(ContractError, match="held-out accuracy is 0"):
+    with pytest.raises(ContractError, match="accuracy"):
         require(made([[0.0, 1], [0, 1]]))
 
 

@@ -164,11 +164,11 @@ def test_wrong_inputs_are_named(trained, encoder_path, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(encoder_path, other)
     (other / "config.json").write_text((other / "config.json").read_text() + "\n")
-    with pytest.raises(ContractError, match="fitted on encoder"):
+    with pytest.raises(ContractError, match="encoder"):
         GoldJudge.load(trained[0], other)
-    with pytest.raises(SourceError, match="gold judge"):
+    with pytest.raises(SourceError, match="gold"):
         GoldJudge.load(tmp_path, encoder_path)
-    with pytest.raises(SourceError, match="no sentence encoder"):
+    with pytest.raises(SourceError, match="sentence encoder"):
         Encoder(tmp_path)
     single = [Group(Prompt("lonely", ()), (Trajectory((say("assistant", "ok"),)),))]
     for wrong, name in (([], "there are none"), (single, "lonely")):

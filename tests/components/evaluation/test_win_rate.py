@@ -68,9 +68,9 @@ def test_a_sweep_stays_finite_and_ties_are_a_half():
 
 
 def test_arms_must_match():
-    with pytest.raises(DataError, match="same prompts"):
+    with pytest.raises(DataError, match="prompts"):
         compare([1.0], [1.0, 2.0], [1], [1, 1])
     with pytest.raises(DataError, match="finite"):
         compare([float("nan")], [1.0], [1], [1])
-    with pytest.raises(DataError, match="shapes differ"):
+    with pytest.raises(DataError, match="shape"):
         compare([[1.0, 2.0]], [[1.0]], [[1]], [[1]])

@@ -49,7 +49,7 @@ def test_a_server_that_kept_other_weights_is_found_at_its_first_answer(two: tupl
     assert answers == TorchEngine(first, threads=1).generate(requests) and engine.generate([]) == []
     monkeypatch.setattr(TorchEngine, "load", lambda self, path, load=TorchEngine.load: None if self is held else load(self, path))
     engine.load(later)
-    with pytest.raises(ContractError, match=r"sampler and learner disagree by \S+ nats in log-prob at worst .*Was the engine refreshed"):
+    with pytest.raises(ContractError, match=r"\S+ nats"):
         engine.generate(requests)
     engine.load(first)
     assert engine.generate(requests) == answers

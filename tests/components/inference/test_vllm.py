@@ -95,13 +95,13 @@ class Echo:
 @pytest.mark.skipif(HERE, reason="vllm is installed here")
 def test_without_vllm_the_profile_is_refused_in_one_sentence(tiny: Path) -> None:
     for refused in (lambda: ready(profile()), lambda: engine_of(profile(), tiny)):
-        with pytest.raises(ContractError, match=r"`engine: vllm`, and vllm is not installed here; .*`vllm.python`.*`engine: torch`"):
+        with pytest.raises(ContractError, match=r"`engine: vllm`.*`vllm\.python`.*`engine: torch`"):
             refused()
 
 
 @pytest.mark.parametrize("does", ["rollout", "improve", "evaluate"])
 def test_a_stage_that_samples_is_refused_before_it_starts(does: str, tmp_path: Path) -> None:
-    with pytest.raises(ContractError, match="/no/such/python is no file"):
+    with pytest.raises(ContractError, match="/no/such/python"):
         execute(as_request(does, {"profile": profile(python="/no/such/python")}, {}, tmp_path))
 
 
@@ -112,7 +112,7 @@ def test_a_stage_that_only_learns_or_scores_is_made_where_no_vllm_is(does: str, 
 
 
 def test_an_environment_that_is_not_there_is_refused() -> None:
-    with pytest.raises(ContractError, match=r"`vllm.python`: /no/such/python is no file"):
+    with pytest.raises(ContractError, match=r"`vllm\.python`: /no/such/python"):
         ready(profile(python="/no/such/python"))
     ready(profile(python=sys.executable))
     ready(profile(server="http://elsewhere:8000"))
@@ -136,13 +136,13 @@ def test_who_answers_is_chosen_by_the_profile_and_by_what_is_asked(tiny: Path, t
 def test_vllm_is_not_asked_for_what_it_cannot_do(tiny: Path, tmp_path: Path) -> None:
     engine = VllmEngine(tiny, Echo())
     for ask in ("values", "scores", "entropy"):
-        with pytest.raises(ContractError, match=f"no {ask}; score them with the torch engine"):
+        with pytest.raises(ContractError, match=rf"{ask}.*torch engine"):
             engine.score([], frozenset({"logprobs", ask}))
     for pool in ("last", "mean"):
         save_model(new_reward(tiny, layers=1, pool=pool), load_tokenizer(tiny), tmp_path / pool)
-        with pytest.raises(ContractError, match="a reward model, and vLLM cannot compute its head"):
+        with pytest.raises(ContractError, match="reward model"):
             VllmEngine(tmp_path / pool, Echo())
-    with pytest.raises(ContractError, match="may take 513 tokens, and this vLLM holds 512"):
+    with pytest.raises(ContractError, match=r"513 tokens.*512"):
         check_lengths([[1] * 500], [{"max_tokens": 13}], 512)
     check_lengths([[1] * 500], [{"max_tokens": 12}], 512)
 
@@ -185,7 +185,7 @@ def test_samples_come_back_in_order_with_their_stop(tiny: Path) -> None:
     assert len({one["seed"] for one in asked}) == 2, "sample 0 of seed 3 is the same draw whatever the prompt"
     assert asked[0]["seed"] == asked[2]["seed"] != asked[1]["seed"]
     assert all(0 <= parameters(Request([1], seed=s), n, [])["seed"] < 2**31 for s in (0, 2**31 - 1) for n in range(3))
-    with pytest.raises(ContractError, match="a request needs tokens"):
+    with pytest.raises(ContractError, match="max_tokens"):
         engine.generate([Request([])])
 
 
@@ -281,17 +281,17 @@ def test_a_server_that_was_lost_is_asked_again_with_its_weights_back(stand: Any,
 
 def test_a_server_that_stays_away_or_foreign_is_one_sentence(stand: Any, tiny: Path) -> None:
     stand.troubles = ["restart"] * 50
-    with pytest.raises(ServiceError, match=r"unanswered after 5 tries; the last: it answered with weights \['default'\], not mine"):
+    with pytest.raises(ServiceError, match=r"5 tries.*'default'"):
         client(stand, tiny).answer(ROWS, ASKED)
     stand.troubles = [400]
-    with pytest.raises(ServiceError, match=r"refused /inference/v1/generate: HTTP 400: .*why"):
+    with pytest.raises(ServiceError, match=r"/inference/v1/generate: HTTP 400: .*why"):
         client(stand, tiny).answer(ROWS, ASKED)
     stand.frozen, stand.weights = True, "default"
-    with pytest.raises(ServiceError, match=r"cannot refresh its weights .* VLLM_SERVER_DEV_MODE=1"):
+    with pytest.raises(ServiceError, match=r"VLLM_SERVER_DEV_MODE=1"):
         client(stand, tiny).answer(ROWS, ASKED)
     gone = Server(profile(server="http://127.0.0.1:9", wait_seconds=0.2)["vllm"], rows=4)
     gone.load(tiny, "mine")
-    with pytest.raises(ServiceError, match=r"no vLLM server answered at http://127.0.0.1:9 for 0.2 s .*start it again, or correct `vllm.server`"):
+    with pytest.raises(ServiceError, match=r"http://127\.0\.0\.1:9 .*0\.2 s .*`vllm\.server`"):
         gone.answer(ROWS, ASKED)
 
 
@@ -299,7 +299,7 @@ def test_another_architecture_does_not_go_into_a_server(stand: Any, tiny: Path, 
     server = client(stand, tiny)
     config = json.loads((tiny / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 9, "transformers_version": "0"}))
-    with pytest.raises(ContractError, match="another architecture"):
+    with pytest.raises(ContractError, match="architecture"):
         server.load(tmp_path, "bigger")
     (tmp_path / "config.json").write_text(json.dumps({**config, "transformers_version": "0"}))
     server.load(tmp_path, "same")
@@ -311,7 +311,7 @@ def test_an_environment_without_vllm_fails_at_once(tiny: Path) -> None:
         pytest.skip("vllm is installed here")
     server = Server(profile(python=str(python), wait_seconds=60.0)["vllm"], rows=4)
     server.load(tiny, "mine")
-    with pytest.raises(ServiceError, match=r"ended with exit code 1 before it could answer"):
+    with pytest.raises(ServiceError, match=r"exit code 1"):
         server.answer(ROWS, ASKED)
     assert server.child is not None and server.child.poll() == 1
 

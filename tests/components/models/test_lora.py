@@ -95,7 +95,7 @@ def test_a_saved_adapter_has_the_same_bytes_wherever_its_base_lies(base: Path, t
         save_adapter(PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tmp_path / name), str(tmp_path / f"{name}-adapter")), tmp_path / f"{name}-saved")
     one, other = ({file.name: file.read_bytes() for file in (tmp_path / f"{name}-saved").iterdir()} for name in ("here", "there"))
     assert one == other and set(one) == {"adapter_config.json", "adapter_model.safetensors"}
-    with pytest.raises(SourceError, match=r"names no base model; name it under models\.<name>\.base"):
+    with pytest.raises(SourceError, match=r"models\.<name>\.base"):
         base_of(tmp_path / "here-saved")
     fetched(f"path:{tmp_path / 'here-saved'}", tmp_path / "work", base=f"path:{base}")
 
@@ -104,7 +104,7 @@ def test_the_recipe_s_base_goes_before_the_one_in_adapter_config(base: Path, tmp
     made = adapter(base, tmp_path / "adapter")
     config = json.loads((made / "adapter_config.json").read_text())
     (made / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": "/gone/away"}))
-    with pytest.raises(SourceError, match=r"names the base model '/gone/away', .*models\.<name>\.base"):
+    with pytest.raises(SourceError, match=r"'/gone/away', .*models\.<name>\.base"):
         fetched(f"path:{made}", tmp_path / "first")
     assert fetched(f"path:{made}", tmp_path / "second", base=f"path:{base}")["base"] == f"path:{base}"
     (made / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": "org/name", "revision": "v1"}))
@@ -115,14 +115,14 @@ def test_an_adapter_that_cannot_be_merged_is_refused(base: Path, tmp_path: Path)
     made = adapter(base, tmp_path / "adapter")
     weights, tensors = made / "adapter_model.safetensors", load_file(made / "adapter_model.safetensors")
     save_file({key.replace("layers.1.", "layers.7."): tensor for key, tensor in tensors.items()}, weights)
-    with pytest.raises(SourceError, match=r"does not fit its base model .*no counterpart there, such as base_model\.model\.model\.layers\.1"):
+    with pytest.raises(SourceError, match=r"base_model\.model\.model\.layers\.1"):
         fetched(f"path:{made}", tmp_path / "other")
     weights.rename(made / "adapter_model.bin")
-    with pytest.raises(SourceError, match="pickles are never read"):
+    with pytest.raises(SourceError, match="pickle"):
         fetched(f"path:{made}", tmp_path / "pickled")
     config = json.loads((made / "adapter_config.json").read_text())
     (made / "adapter_config.json").write_text(json.dumps({**config, "peft_type": "PROMPT_TUNING"}))
-    with pytest.raises(SourceError, match=r"expected a LoRA .* got peft_type PROMPT_TUNING"):
+    with pytest.raises(SourceError, match=r"PROMPT_TUNING"):
         fetched(f"path:{made}", tmp_path / "prompt")
-    with pytest.raises(SourceError, match="this is no LoRA directory"):
+    with pytest.raises(SourceError, match="LoRA"):
         fetched(f"path:{base}", tmp_path / "plain", base="hub:org/name")

@@ -140,7 +140,7 @@ def test_a_reward_model_that_transformers_reads_otherwise_is_not_published(saved
     tensors = {name: tensor.clone() for name, tensor in load_file(saved / "model.safetensors").items()}
     tensors["score.weight"] *= factor
     save_file(tensors, saved / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ContractError, match="differs from the trained one"):
+    with pytest.raises(ContractError, match="differ"):
         verify_saved(saved, learner, pairs, kind="reward", tokens=256)
 
 

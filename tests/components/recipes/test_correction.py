@@ -96,5 +96,5 @@ def test_terms_are_multiplied_and_the_weight_is_a_metric() -> None:
     assert terms.metrics["w"] is weights
     assert parts([{**spec, "times": "r"}])[0](out, batch).loss.tolist() == [[2.0, 4.0], [9.0, 12.0]]
     assert parts([spec])[0](out, batch).loss.tolist() == [[1.0, 2.0], [3.0, 4.0]]
-    with pytest.raises(ValueError, match="term a step"):
+    with pytest.raises(ValueError, match="step"):
         dataclasses.replace(terms, loss=torch.ones(2)).times("w", weights)

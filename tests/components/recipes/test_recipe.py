@@ -82,7 +82,7 @@ def test_a_mistake_is_one_sentence(tmp_path: Path, change: str, message: str) ->
 
 
 def test_a_key_stands_once(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"the key .rounds. stands twice.*line 11"):
+    with pytest.raises(RecipeError, match=r"rounds.*line 11"):
         load(write(tmp_path, f"{ONLINE}  rounds: 2\n  rounds: 3\n"))
 
 
@@ -120,7 +120,7 @@ def test_a_recipe_or_a_file_of_ones_own_is_a_base_once(tmp_path: Path) -> None:
     (tmp_path / "below").mkdir()
     second = tmp_path / "below" / "second.yaml"
     second.write_text("schema: 1\nbase: ../mine.yaml\n")
-    with pytest.raises(RecipeError, match=r"second.yaml: its base '../mine.yaml' stands over 'online_dpo', expected one of chat, "):
+    with pytest.raises(RecipeError, match=r"second\.yaml: .*'\.\./mine\.yaml'.*'online_dpo'.*chat"):
         load(second)
     write(tmp_path, own.read_text().replace("online_dpo", "online").replace("its method, my data", "mine") + "online: {fit: {updates: {policy: [likelihood]}}}\n")
     assert load(second)[0].data.source == f"path:{tmp_path}/rows.jsonl", "a path is relative to the file that names it"
@@ -129,7 +129,7 @@ def test_a_recipe_or_a_file_of_ones_own_is_a_base_once(tmp_path: Path) -> None:
 def test_a_column_written_twice_is_refused(tmp_path: Path) -> None:
     whole = yaml.safe_load(ONLINE)
     whole["online"]["annotate"].append({"name": "advantages.centre", "reward": "reward.exact_answer"})
-    with pytest.raises(RecipeError, match=r"writes \['advantages'\], which is already written"):
+    with pytest.raises(RecipeError, match=r"\['advantages'\]"):
         load(write(tmp_path, yaml.safe_dump(whole)))
 
 
@@ -144,14 +144,14 @@ def test_a_model_of_ones_own_may_judge_the_evaluation(tmp_path: Path) -> None:
 def test_a_gate_may_be_on_what_the_recipe_adds(tmp_path: Path) -> None:
     gates = {"final.reward.safety": {"over": 0.9}, "win_rate_safety_vs_base": {"over": 0.5, "interval": True}, "win_rate_safety_vs_base.low": {"over": 0.4}}
     own = merge(yaml.safe_load(ONLINE), {"models": {"safety": {"source": f"path:{tmp_path}"}}, "register": {"gates": gates}})
-    with pytest.raises(RecipeError, match=r"register\.gates\.final\.reward\.safety: the evaluation of this recipe does not measure it"):
+    with pytest.raises(RecipeError, match=r"register\.gates\.final\.reward\.safety"):
         load(write(tmp_path, yaml.safe_dump(own)))
     added = {"metrics": [{"name": "rewards.reward_model", "model": "safety"}]}
     assert load(write(tmp_path, yaml.safe_dump(merge(own, {"evaluate": added}))))
-    with pytest.raises(RecipeError, match=r"register\.gates: nothing is measured without an `evaluate` section"):
+    with pytest.raises(RecipeError, match=r"register\.gates.*`evaluate`"):
         load(write(tmp_path, yaml.safe_dump({**own, "evaluate": None})))
     later = {"evaluate": added, "register": {"gates": {"win_rate_safety_vs_sft": {"over": 0.5}}}}  # there is no SFT stage to win against
-    with pytest.raises(RecipeError, match=r"win_rate_safety_vs_sft: the evaluation .* did you mean 'win_rate_safety_vs_base'"):
+    with pytest.raises(RecipeError, match=r"win_rate_safety_vs_sft.*'win_rate_safety_vs_base'"):
         load(write(tmp_path, yaml.safe_dump(merge(own, later))))
     without, _ = load("chat", overrides=["evaluate.perplexity_rows=0", "register.gates.perplexity_ratio=null"])
     assert without.register and "perplexity_ratio" not in without.register.gates and "length_ratio" in without.register.gates
@@ -163,7 +163,7 @@ def test_the_reward_model_that_was_optimised_does_not_decide(change: str) -> Non
     key, value = change.split("=", 1)
     name = key.removeprefix("register.gates.")
     changes = {"register": {"gates": {name: yaml.safe_load(value)}}} if name != key else {"register": {"champion": {"score": value}}}
-    with pytest.raises(RecipeError, match=r"the policy is optimised against the reward model 'judge'"):
+    with pytest.raises(RecipeError, match=r"'judge'"):
         check(recipe_with("chat", changes), {})
 
 
@@ -193,11 +193,11 @@ def test_overrides_and_a_missing_file(tmp_path: Path) -> None:
     assert recipe.online is not None and recipe.online.rounds == 7 and recipe.online.fit.learning_rate == 1e-3
     with pytest.raises(RecipeError, match="not of the form"):
         load(file, overrides=["online.rounds"])
-    with pytest.raises(RecipeError, match="no recipe named 'chatt'"):
+    with pytest.raises(RecipeError, match="'chatt'"):
         load("chatt")
     with pytest.raises(RecipeError, match="no recipe file at"):
         load(tmp_path / "absent.yaml")
-    with pytest.raises(RecipeError, match="not valid YAML"):
+    with pytest.raises(RecipeError, match="YAML"):
         load(write(tmp_path, "a: [1"))
 
 
@@ -217,9 +217,9 @@ def test_a_profile_is_a_name_or_a_file(tmp_path: Path) -> None:
     recipe, hardware = load(file, profile=str(own))
     assert (recipe.profile, hardware.name, hardware.threads, hardware.vllm.python) == (str(own), "ours", 3, "/opt/vllm/bin/python")
     own.write_text("thread: 3\n")
-    with pytest.raises(RecipeError, match=r"profile .*ours.*unknown key 'thread'; did you mean 'threads'"):
+    with pytest.raises(RecipeError, match=r"profile .*ours.*'thread'.*'threads'"):
         load(file, profile=str(own))
-    with pytest.raises(RecipeError, match=r"no profile named .*absent.yaml"):
+    with pytest.raises(RecipeError, match=r"absent\.yaml"):
         load(file, profile=str(tmp_path / "absent.yaml"))
 
 
@@ -227,16 +227,16 @@ def test_the_longest_prompt_and_its_answer_fit_into_vllm(tmp_path: Path) -> None
     own = tmp_path / "ours.yaml"
     own.write_text("engine: vllm\nvllm: {max_model_len: 136}\n")
     assert load("chat", profile=str(own))
-    with pytest.raises(RecipeError, match=r"profile ours: vllm.max_model_len: 136 tokens, but the longest prompt .* have 137"):
+    with pytest.raises(RecipeError, match=r"profile ours: vllm\.max_model_len.*136 .*137"):
         load("chat", profile=str(own), overrides=["online.rollout.max_tokens=41"])
 
 
 def test_passes_that_train_nothing_are_refused() -> None:
-    with pytest.raises(RecipeError, match=r"sft\.fit\.epochs: 0 passes"):
+    with pytest.raises(RecipeError, match=r"sft\.fit\.epochs"):
         load("sft", overrides=["sft.fit.epochs=0"])
-    with pytest.raises(RecipeError, match=r"reward\.fit\.epochs: 0 passes"):
+    with pytest.raises(RecipeError, match=r"reward\.fit\.epochs"):
         load("reward_model", overrides=["reward.fit.epochs=0"])
-    with pytest.raises(RecipeError, match=r"reward\.members: 3 members .* are all the same"):
+    with pytest.raises(RecipeError, match=r"reward\.members: 3 members"):
         load("chat", overrides=["reward.members=3", "online.annotate=[]", "online.select=[]", "online.prepare=[]",
                                 "online.fit.updates.policy=[{name: likelihood}]"])
     assert load("reward_model", overrides=["reward.fit.epochs=0", "reward.linear_probe=true"])
@@ -248,7 +248,7 @@ def test_passes_that_train_nothing_are_refused() -> None:
 def test_a_probe_alone_fits_plain_bradley_terry(objectives: str) -> None:
     """`chat` trains nothing after its linear probe: what the probe does not read would be accepted and change nothing."""
     change = f"reward.fit.updates.judge={objectives}"
-    with pytest.raises(RecipeError, match=r"reward\.fit\.updates\.judge: 'ranking\.\w+' .* would change nothing.*Set reward\.fit\.epochs to 1 or more"):
+    with pytest.raises(RecipeError, match=r"reward\.fit\.updates.*reward\.fit\.epochs"):
         load("chat", overrides=[change])
     for trained in (["reward.fit.epochs=1"], ["reward.fit.epochs=1", "reward.linear_probe=false"]):
         assert load("chat", overrides=[change, *trained])
@@ -260,7 +260,7 @@ def test_a_round_is_told_the_gold_score_only_where_it_is_watched() -> None:
     blind = ["online.watch.gold=false", "online.health={reward_without_gold: null, gold_drop: null}"]
     stages = plan(*load("chat", overrides=blind))
     assert not {"gold", "encoder"} & set(stages["annotate_1"].inputs) and "gold" in stages["evaluate"].inputs
-    with pytest.raises(RecipeError, match=r"online\.health\.reward_without_gold: nothing measures the gold score; set online\.watch\.gold"):
+    with pytest.raises(RecipeError, match=r"online\.health\.reward_without_gold.*online\.watch\.gold"):
         load("chat", overrides=blind[:1])
 
 

@@ -26,9 +26,9 @@ def test_any_recipe_that_ships_is_a_smoke_test(name, count):
 
 
 def test_what_the_whole_recipe_does_wrong_its_smoke_test_says_too():
-    with pytest.raises(RecipeError, match=r"register.gates.win_rate_vs_sftt"):
+    with pytest.raises(RecipeError, match=r"register\.gates\.win_rate_vs_sftt"):
         load("chat", overrides=["register.gates.win_rate_vs_sftt={over: 0.5}"], limit=8)
-    with pytest.raises(RecipeError, match="--limit: expected 1 or more, got 0"):
+    with pytest.raises(RecipeError, match=r"--limit.*0"):
         load("chat", limit=0)
     changed = load("chat", overrides=["online.by_round={2: {prompts_per_round: 9, fit: {learning_rate: 1.0e-5}}, 3: {sample_from: initial}}"], limit=8)[0]
     assert changed.online.by_round == {"2": {"fit": {"learning_rate": 1e-5}}}

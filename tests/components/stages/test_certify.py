@@ -84,7 +84,7 @@ def test_a_published_reward_model_scores_as_transformers_does_and_is_optimised_a
 
 def test_one_that_is_not_shown_to_beat_chance_is_refused_before_sampling(published: Path, tiny_home: Path, tmp_path: Path) -> None:
     pipeline = made(Pipeline.open(recipe(tmp_path, published, "0.99"), home=tiny_home, profile="test"), "certified_mine")
-    with pytest.raises(ContractError, match=r"the reward model 'mine' failed its certificate: held-out accuracy is .* above 99\.0%"):
+    with pytest.raises(ContractError, match=r"'mine'.*99\.0%"):
         pipeline.make("rollout_1")
 
 
@@ -100,7 +100,7 @@ def test_a_product_of_an_earlier_run_is_a_source(tiny_home: Path, tmp_path: Path
 
 def test_what_is_no_reward_model_is_refused_at_the_fetch(tiny_model: Path, tiny_home: Path, tmp_path: Path) -> None:
     pipeline = Pipeline.open(recipe(tmp_path, tiny_model), home=tiny_home, profile="test")
-    with pytest.raises(SourceError, match="`role: reward` expects a sequence classifier with one label"):
+    with pytest.raises(SourceError, match="`role: reward`"):
         made(pipeline, "model_mine")
 
 
@@ -126,5 +126,5 @@ def test_the_command_certifies_alone(published: Path, tmp_path: Path) -> None:
 
 def test_a_recipe_without_held_out_pairs_is_refused_at_once(tmp_path: Path) -> None:
     whole, _ = load(recipe(tmp_path, tmp_path))
-    with pytest.raises(RecipeError, match=r"models\.mine: there are no held-out pairs to certify this reward model on; expected `reward_validation`"):
+    with pytest.raises(RecipeError, match=r"models\.mine: .*`reward_validation`"):
         check(dataclasses.replace(whole, data=dataclasses.replace(whole.data, splits={"reward": 0.5, "prompts": 0.3, "evaluate": 0.2})), {})

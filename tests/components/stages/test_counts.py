@@ -67,7 +67,7 @@ def test_encoding_counts_what_is_cut_dropped_and_over_the_limit(tiny_model: Path
     length = len(encode(tokenizer, long.prompt, long.trajectories[0]).mask)
     said = rf"sft.max_tokens: 2 of 6 records of split 'sft' \(33.3%\) are longer than {bound} tokens and left out \(95% have at most \d+\)"
     assert len(warnings) == 1 and re.match(said + r"; raise sft.max_tokens if they matter", warnings[0])
-    with pytest.raises(GateError, match=said + r", at most 25.0% may be \(sft.max_dropped\); raise sft.max_tokens, or the limit"):
+    with pytest.raises(GateError, match=said + r".*25\.0%.*sft\.max_dropped"):
         asked(max_dropped=0.25)
     assert asked(max_dropped=0.0, max_tokens=2 * length)[1:] == ({"records": 6, "kept": 6, "cut": 0, "dropped": 0, "over the limit": 0}, [])
 
@@ -95,7 +95,7 @@ def test_the_failure_rate_of_offline_learning_is_the_recipes(tiny_home: Path) ->
             "offline.limit=32", "offline.annotate=[{name: rewards.exact_answer}]", *([f"offline.max_failed={rate}"] if rate else [])])
         for name in list(pipeline.stages)[: list(pipeline.stages).index("pairs")]:
             pipeline.make(name)
-        with pytest.raises(DataError, match=rf"rewards.exact_answer: 64 of 64 rewards failed or were skipped \(at most {says} allowed\)"):
+        with pytest.raises(DataError, match=rf"rewards\.exact_answer: 64 of 64 .*{says}"):
             pipeline.make("pairs")
 
 

@@ -84,7 +84,7 @@ def test_the_certificate_tells_best_of_n_on_the_verified_answers_and_a_failed_on
     by_hand = [statistics.fmean(g.columns["reward.format"][max(two, key=lambda i: row[i] if row[i] is not None else -9e9)] for two in combinations(range(6), 2))
                for g, row in zip(answers, scored, strict=True)]
     assert best["2"]["mean"] == pytest.approx(statistics.fmean(by_hand))
-    with pytest.raises(ContractError, match=r"the reward model 'judge' failed its certificate: held-out accuracy is .* above 99\.0% \(the floor\)"):
+    with pytest.raises(ContractError, match=r"'judge'.*99\.0%"):
         pipeline.make("rollout_1")
 
 

@@ -17,7 +17,7 @@ from ratchet.components.recipes.recipe import plain
 from ratchet.components.stages.experience import context_of
 from ratchet.components.stages.job import Job
 from ratchet.components.storage.store import Workspace
-from ratchet.components.training.loop import panel
+from ratchet.components.training.loop import round_metrics
 from ratchet.components.types import Artifact, Group, Prompt, Trajectory
 from ratchet.tasks.pipeline import Pipeline
 
@@ -33,7 +33,7 @@ def test_a_reward_model_of_ones_own_measures_but_is_not_optimised_against(kind: 
     group = Group(Prompt("p", ({"role": "user", "content": "hi"},)), (Trajectory(({"role": "assistant", "content": "Hello!"},)),))
     columns = reward_model([group], context_of(job, certified=False), model="safety")
     assert isinstance(columns["reward.safety"][0][0], float) and columns["reward.safety.status"] == [["ok"]]
-    with pytest.raises(ContractError, match="the reward model 'safety' carries no certificate"):
+    with pytest.raises(ContractError, match=r"'safety'.*certificate"):
         reward_model([group], context_of(job), model="safety")
 
 
@@ -47,4 +47,4 @@ def test_a_round_of_the_initial_policy_is_at_no_distance_from_it(tiny_home: Path
     assert first["kl"] == 0.0 and abs(second["kl"]) > 1e-3
     initial = TorchEngine(pipeline.artifact("model_policy").path, threads=1)
     groups = read_groups(pipeline.artifact("annotate_1").path / "groups.parquet")
-    assert abs(panel(groups, [], reference=initial, kl_prompts=4)["kl"]) < 1e-4, "asked, the same weights say the same"
+    assert abs(round_metrics(groups, [], reference=initial, kl_prompts=4)["kl"]) < 1e-4, "asked, the same weights say the same"

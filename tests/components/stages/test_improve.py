@@ -15,7 +15,7 @@ from ratchet.components.stages.run import as_request, execute
 from ratchet.components.storage.checkpoints import latest
 from ratchet.components.storage.state import load_state, save_state
 from ratchet.components.storage.store import file_digest
-from ratchet.components.training.planned import all_answered
+from ratchet.components.training.postconditions import check_rollout
 from ratchet.components.types import Group, Prompt
 from ratchet.tasks.pipeline import Pipeline
 
@@ -109,6 +109,6 @@ def test_an_answer_that_is_lost_on_the_way_is_missed(does: str, tiny_home: Path,
 def test_a_prompt_that_is_lost_on_the_way_is_missed() -> None:
     options = {"prompts_per_round": 2, "prompts": {"name": "uniform"}, "rollout": {"name": "sample"}}
     group = Group(Prompt("p", ()), ())
-    assert all_answered([group, group], options) == [group, group]
-    with pytest.raises(DataError, match="sample: 1 prompts were answered where 2 were planned"):
-        all_answered([group], options)
+    assert check_rollout([group, group], options) == [group, group]
+    with pytest.raises(DataError, match="1 of 2 prompts"):
+        check_rollout([group], options)

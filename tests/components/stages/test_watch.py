@@ -82,7 +82,7 @@ def test_a_sampler_that_kept_its_first_weights_stops_the_steps(tiny_home: Path, 
     pipeline = prepared("rlvr_grpo", tiny_home, "improve", *STEPS)
     load = TorchEngine.load
     monkeypatch.setattr(TorchEngine, "load", lambda self, path: None if hasattr(self, "model") else load(self, path))
-    with pytest.raises(ContractError, match=r"sampler and learner disagree by .* nats in log-prob at worst on the same weights .*\(at most 0.001 expected\)"):
+    with pytest.raises(ContractError, match=r"nats.*0\.001"):
         work(pipeline, "improve", tmp_path)
     steps = (tmp_path / "product" / "metrics.jsonl").read_text().splitlines()
     assert len(steps) == 1, "the first answers after the first update are not the learner's"
@@ -94,7 +94,7 @@ def test_saved_weights_that_are_not_the_learners_stop_the_round(tiny_model: Path
     tokens = TorchEngine(tiny_model, threads=1).encode_prompt([{"role": "user", "content": "3 + 4 ="}])
     groups = [Group(Prompt("p", ()), (Trajectory((), {"tokens": [*tokens, tokens[0]]}, [False] * len(tokens) + [True]),))] * 8
     assert probe(tiny_model, learner, groups, profile, seed=0, min_ended=0.05)["sampler_difference"] < 1e-4
-    with pytest.raises(ContractError, match="sampler and learner disagree"):
+    with pytest.raises(ContractError, match="nats"):
         probe(mute, learner, groups, profile, seed=0, min_ended=0.0)
 
 
@@ -102,7 +102,7 @@ def test_saved_weights_that_are_not_the_learners_stop_the_round(tiny_model: Path
 def test_a_policy_that_never_ends_its_answers_stops_the_run(recipe: str, stage: str, changes: list[str], mute: Path, tiny_home: Path,
                                                             tmp_path: Path) -> None:
     others = {name: Artifact("weights", mute, "mute") for name in ("policy", "reference")}
-    with pytest.raises(ContractError, match=r"^0% of \d+ answers ended by themselves \(at least 5% expected by `fit.min_ended`\)"):
+    with pytest.raises(ContractError, match=r"0% of \d+ .*5%.*`fit\.min_ended`"):
         work(prepared(recipe, tiny_home, stage, *changes), stage, tmp_path / "strict", **others)
     asked = prepared(recipe, tiny_home, stage, *changes, "online.fit.min_ended=0.0", "online.select=[]")
     meta, _ = work(asked, stage, tmp_path / "told", **others)
@@ -114,7 +114,7 @@ def test_a_policy_that_never_ends_its_answers_stops_the_run(recipe: str, stage: 
 
 def test_a_rule_that_stops_ends_the_run_at_its_round(tiny_home: Path) -> None:
     pipeline = prepared("raft", tiny_home, "annotate_2", *ROUNDS, f"online.by_round={{2: {{health: {rule('stop')}}}}}")
-    with pytest.raises(HealthError, match=r"round 2 was stopped by a health rule: entropy is [\d.]+ nats a token; at least 99 allowed"):
+    with pytest.raises(HealthError, match=r"round 2 .*entropy is [\d.]+ nats.*99"):
         pipeline.make("annotate_2")
     states = {s.stage.name: s.state for s in pipeline.status()}
     assert states["optimise_1"] == "done" and states["annotate_2"] != "done"
@@ -136,7 +136,7 @@ def test_a_held_round_goes_back_before_the_last_update_and_stays_there(tiny_home
 def test_a_rule_that_stops_ends_the_steps(tiny_home: Path, tmp_path: Path) -> None:
     pipeline = prepared("rlvr_grpo", tiny_home, "improve", *STEPS, "online.watch={kl_prompts: 8}", "online.health={kl: {limit: 1.0e-3, action: stop}}",
                         "online.fit.learning_rate=3e-3", "online.fit.min_ended=0.0")
-    with pytest.raises(HealthError, match=r"step \d was stopped by a health rule: KL to the initial policy is [\d.]+ nats a sequence"):
+    with pytest.raises(HealthError, match=r"step \d .*KL to the initial policy is [\d.]+ nats"):
         work(pipeline, "improve", tmp_path)
     steps = [json.loads(line)["metrics"] for line in (tmp_path / "product" / "metrics.jsonl").read_text().splitlines()]
     assert steps and steps[0]["rollout/kl"] == 0.0 and not (tmp_path / "product" / "model.safetensors").exists()
@@ -181,7 +181,7 @@ class Counted:
         self.weight = state["weight"]
 
 
-def panel(responses: float = ENOUGH, **numbers: float) -> dict[str, float]:
+def round_metrics(responses: float = ENOUGH, **numbers: float) -> dict[str, float]:
     return {"responses": responses, "length": 20.0, "truncated": 0.1, "entropy": 2.0, **numbers}
 
 
@@ -189,7 +189,7 @@ def test_what_is_held_goes_back_to_the_last_weights_that_were_well() -> None:
     learner, run = Counted(), {"updates": 0, "held": 0}
     health = Health({"health": {"entropy": {"limit": 1.0, "action": "hold"}}, "fit": {"min_ended": 0.05}}, learner)
     for step, (entropy, after) in enumerate([(2.0, 1), (2.0, 2), (0.5, 1), (0.5, 1), (2.0, 2)], start=1):
-        held = health(step, panel(entropy=entropy), run)
+        held = health(step, round_metrics(entropy=entropy), run)
         assert held == (entropy < 1.0) and learner.weight == run["updates"]
         if not held:
             learner.weight = run["updates"] = learner.weight + 1
@@ -199,9 +199,9 @@ def test_what_is_held_goes_back_to_the_last_weights_that_were_well() -> None:
 
 def test_few_answers_wait_for_more_and_are_judged_by_their_mean() -> None:
     health, run = Health({"health": {"length_ratio": {"limit": 1.5, "action": "hold"}}, "fit": {"min_ended": 0.2}}, Counted()), {"updates": 0, "held": 0}
-    judged = [health(i, panel(ENOUGH / 4, length=length), run) for i, length in enumerate([20.0] * 4 + [60.0, 20.0, 20.0, 36.0], start=1)]
+    judged = [health(i, round_metrics(ENOUGH / 4, length=length), run) for i, length in enumerate([20.0] * 4 + [60.0, 20.0, 20.0, 36.0], start=1)]
     assert judged == [False] * 7 + [True], "one long step alone says nothing; the mean of four, 34 against 20, does"
     for i in range(3):
-        assert not health(9 + i, panel(ENOUGH / 4, truncated=1.0), run)
-    with pytest.raises(ContractError, match=f"0% of {ENOUGH} answers ended"):
-        health(12, panel(ENOUGH / 4, truncated=1.0), run)
+        assert not health(9 + i, round_metrics(ENOUGH / 4, truncated=1.0), run)
+    with pytest.raises(ContractError, match=f"0% of {ENOUGH} answers"):
+        health(12, round_metrics(ENOUGH / 4, truncated=1.0), run)

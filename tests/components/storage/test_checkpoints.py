@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ratchet.components.storage.checkpoints import Log, latest, load_checkpoint, save_checkpoint
-from ratchet.components.training.loop import pieces, remembering
+from ratchet.components.training.loop import pieces, stateful_pieces
 from ratchet.components.types import Context, Group, Prompt, Trajectory
 
 
@@ -55,7 +55,7 @@ def test_a_resumed_log_has_every_step_once(tmp_path: Path) -> None:
 def test_pieces_remember_through_a_checkpoint(tmp_path: Path) -> None:
     def fresh():
         prompts, select = pieces("prompts", [{"name": "difficulty_pool"}]), pieces("select", [{"name": "threshold"}, {"name": "replay"}])
-        return prompts[0][1], select[1][1], remembering(prompts=prompts, select=select)
+        return prompts[0][1], select[1][1], stateful_pieces(prompts=prompts, select=select)
 
     groups = [Group(Prompt(f"{i}", ({"role": "user", "content": "hi"},)), (Trajectory((), {"tokens": [i, 7]}, [False, True]),) * 2,
                     {"reward.exact_answer": [1.0, float(i % 2)]}) for i in range(8)]

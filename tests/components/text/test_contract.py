@@ -60,7 +60,7 @@ def test_what_differs_from_the_policy_is_refused(change: Callable[[Any], None], 
     mine, theirs = save(tmp_path / "mine"), save(tmp_path / "theirs", change)
     inputs = {"policy": weights(mine), name: groups(theirs) if name == "groups" else weights(theirs)}
     options = {"prepare": [{"name": "scoring.logprobs", "model": name}]}
-    with pytest.raises(ContractError, match=f"select: '{name}' .*theirs.* and 'policy' .*{says}: expected .*, got "):
+    with pytest.raises(ContractError, match=rf"select: '{name}' .*theirs.* and 'policy' .*{says}: expected .*, got "):
         agree("select", inputs, options)
 
 
@@ -79,7 +79,7 @@ def test_a_policy_that_was_rounded_is_refused_and_one_trained_on_in_float32_is_n
         assert agreed(torch.float32, other) == "float32" and agreed(other, other) == str(other).removeprefix("torch.")
     for policy, other in ((torch.bfloat16, torch.float32), (torch.float16, torch.float32), (torch.float16, torch.bfloat16)):
         says = str(policy).removeprefix("torch."), str(other).removeprefix("torch.")
-        with pytest.raises(ContractError, match=f"optimise: '{name}' .* and 'policy' .*dtype: expected '{says[0]}', got '{says[1]}'"):
+        with pytest.raises(ContractError, match=rf"optimise: '{name}' .* and 'policy' .*dtype: expected '{says[0]}', got '{says[1]}'"):
             agreed(policy, other)
 
 
@@ -91,13 +91,13 @@ def test_a_teacher_may_be_stored_in_more_than_its_student(tmp_path: Path) -> Non
 def test_weights_are_what_their_config_says_and_no_quantised_ones(tmp_path: Path) -> None:
     assert contract_of(save(tmp_path / "wider", dtype=torch.bfloat16, claimed=torch.float32)).dtype == "bfloat16"
     assert contract_of(save(tmp_path / "silent", dtype=torch.bfloat16)).dtype == "bfloat16"
-    with pytest.raises(ContractError, match=r"the weights are float32 and config.json says bfloat16.*set dtype to 'float32'"):
+    with pytest.raises(ContractError, match=r"float32 .*bfloat16.*dtype.*'float32'"):
         contract_of(save(tmp_path / "lying", claimed=torch.bfloat16))
     for dtype in (torch.int8, torch.float8_e4m3fn):
-        with pytest.raises(ContractError, match="quantised weights cannot be trained"):
+        with pytest.raises(ContractError, match="quantised"):
             contract_of(save(tmp_path / str(dtype), dtype=dtype))
     (tmp_path / "silent" / "model.safetensors").unlink()
-    with pytest.raises(SourceError, match="holds no weights"):
+    with pytest.raises(SourceError, match="no weights"):
         contract_of(tmp_path / "silent")
 
 
@@ -139,7 +139,7 @@ def test_a_tokenizer_that_cannot_be_trained_with(change: Callable[[Any], None], 
     tokenizer = _tokenizer(0)
     config = SimpleNamespace(vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
     assert contract(tokenizer, config).eos == (tokenizer.eos_token_id,)
-    with pytest.raises(ContractError, match="they are not a pair"):
+    with pytest.raises(ContractError, match="vocab"):
         contract(tokenizer, SimpleNamespace(vocab_size=100, eos_token_id=tokenizer.eos_token_id))
     change(tokenizer)
     with pytest.raises(ContractError, match=message):

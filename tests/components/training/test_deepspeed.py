@@ -193,7 +193,7 @@ def test_alone_it_is_the_torch_learner(models: dict[str, str], tmp_path: Path) -
     alike(work(job(models, tmp_path / "a", "dpo", zero={"zero_stage": 2}), "deepspeed"), work(job(models, tmp_path / "b", "dpo"), "torch"))
     same_weights(tmp_path / "a", tmp_path / "b")
     learner = learner_of(job(models, tmp_path), "deepspeed")
-    with pytest.raises(ContractError, match="other parameters"):
+    with pytest.raises(ContractError, match="parameters"):
         learner.restore(learner_of(job(models, tmp_path, adapter=LORA), "torch").state())
 
 
@@ -206,7 +206,7 @@ def test_a_gradient_that_is_not_finite_stops_and_touches_nothing(models: dict[st
     learner = learner_of(job(models, tmp_path, zero={"zero_stage": stage}), "deepspeed")
     before = learner.state()["weights"]
     learner.backward(learner(pack(groups("sft"), unit="row", tokens=999)[0], frozenset({"logprobs"})).logprobs.sum() * float("inf"))
-    with pytest.raises(TrainingError, match="gradient norm of update 1"):
+    with pytest.raises(TrainingError, match="update 1"):
         learner.step()
     assert all(torch.equal(value, before[name]) for name, value in learner.state()["weights"].items())
 

@@ -16,10 +16,10 @@ from ratchet.components.training.loop import (
     Named,
     annotate_groups,
     optimised_rewards,
-    panel,
     pieces,
     prepare_groups,
     reward_columns,
+    round_metrics,
     select_groups,
     texts_read,
 )
@@ -91,7 +91,7 @@ def test_failed_and_skipped_rewards_are_masked_and_counted() -> None:
 def test_too_many_failed_rewards_stop_the_run() -> None:
     groups = [group("p", "a", "bb", "ccc", "nan")]
     assert annotate_groups(groups, [Named("shaky", shaky)], Context(), max_failed=0.25)[1]["shaky failed"] == 1
-    with pytest.raises(DataError, match=r"shaky: 1 of 4 rewards failed or were skipped \(at most 24% allowed\); the first said: failed: .* the reward is nan"):
+    with pytest.raises(DataError, match=r"shaky: 1 of 4 .*24%.*nan"):
         annotate_groups(groups, [Named("shaky", shaky)], Context(), max_failed=0.24)
 
 
@@ -151,11 +151,11 @@ def test_the_optimised_reward_is_the_one_that_selection_reads(annotate, select, 
     """Also where another reward was written after it."""
     assert optimised_rewards(annotate, select) == expected
     groups = [Group(Prompt("p", ()), (Trajectory(({"role": "assistant", "content": "a"},), mask=(True,)),), {c: [float(len(c))] for c in reward_columns(annotate)})]
-    assert panel(groups, annotate, optimised=expected)["reward"] == float(len(expected[0]))
+    assert round_metrics(groups, annotate, optimised=expected)["reward"] == float(len(expected[0]))
 
 
 @pytest.mark.parametrize(("rewards", "share"), [([[1.0, 1.0], [0.0, 0.0]], 1.0), ([[1.0, 0.0], [0.0, 0.0]], 0.5), ([[1.0], [1.0]], 1.0), ([[1.0], [0.0]], 0.0)])
 def test_equal_rewards_is_the_share_of_prompts_that_teach_nothing(rewards: list[list[float]], share: float) -> None:
     """With one answer a prompt they are compared over all prompts."""
     groups = [group(str(i), *"ab"[: len(row)], **{"reward.length": row}) for i, row in enumerate(rewards)]
-    assert panel(groups, [{"name": "rewards.length"}], optimised=["reward.length"])["equal_rewards"] == share
+    assert round_metrics(groups, [{"name": "rewards.length"}], optimised=["reward.length"])["equal_rewards"] == share

@@ -111,7 +111,7 @@ def test_what_passes_is_kept_in_order_and_readable(planted):
 def test_too_many_failures_stop_the_run_and_leave_the_evidence(tmp_path):
     splits = good()
     splits["reward"][:3] = [pair(f"r{i}", worse=f"good r{i}") for i in range(3)]
-    with pytest.raises(GateError, match=r"3 of 17 groups \(17.6%\) failed, at most 2.0% may; most often: chosen and rejected differ \(3\)"):
+    with pytest.raises(GateError, match=r"3 of 17 groups \(17\.6%\).*2\.0%.*\(3\)"):
         validate_data(write(tmp_path / "in", splits), {}, tmp_path / "out", data_docs=False)
     assert len((tmp_path / "out/quarantined.jsonl").read_text().splitlines()) == 3
     assert not json.loads((tmp_path / "out/validation.json").read_text())["success"]
@@ -150,21 +150,21 @@ def test_the_balance_of_chat_is_one_that_data_can_break():
 
 
 def test_damage_is_named(tmp_path):
-    with pytest.raises(SourceError, match="run curation first"):
+    with pytest.raises(SourceError, match="curat"):
         validate_data(tmp_path, {}, tmp_path / "out")
     folder = write(tmp_path / "in", good())
     write_groups(folder / "sft.parquet", good()["sft"][1:])
-    with pytest.raises(DataError, match=r"has 8 groups, statistics.parquet tells of 9"):
+    with pytest.raises(DataError, match=r"8 groups.*9"):
         validate_data(folder, {}, tmp_path / "out")
     raw = bytearray((folder / "reward.parquet").read_bytes())
     raw[200] ^= 0xFF
     (folder / "reward.parquet").write_bytes(raw)
     write_groups(folder / "sft.parquet", good()["sft"])
-    with pytest.raises(DataError, match=r"reward.parquet, rows 0 to 15 are damaged"):
+    with pytest.raises(DataError, match=r"reward\.parquet, rows 0 to 15"):
         validate_data(folder, {}, tmp_path / "out")
     shutil.rmtree(folder)
     save_table(statistics({}, words, {}), write(folder, good()) / "statistics.parquet")
-    with pytest.raises(DataError, match="holds no group"):
+    with pytest.raises(DataError, match="no group"):
         validate_data(folder, {}, tmp_path / "out")
 
 

@@ -123,7 +123,7 @@ def test_a_busy_workspace_is_waited_for_then_an_error(workspace):
     holder = subprocess.Popen([sys.executable, "-c", held, workspace / ".dvc" / "tmp" / "lock"], stdout=subprocess.PIPE)
     try:
         holder.stdout.readline()
-        with pytest.raises(ServiceError, match="another DVC command"):
+        with pytest.raises(ServiceError, match="DVC"):
             dvc(workspace, "commit", "--force", wait_seconds=0.1)
     finally:
         holder.kill()

@@ -127,7 +127,7 @@ def test_a_killed_stage_is_a_retryable_error_that_names_the_signal(tmp_path: Pat
 
     killer = threading.Thread(target=kill)
     killer.start()
-    with pytest.raises(StageError, match="killed by SIGKILL; the machine probably ran out of memory") as caught:
+    with pytest.raises(StageError, match=r"SIGKILL.*memory") as caught:
         launch(request, tmp_path / "log")
     killer.join()
     assert caught.value.retryable and not multiprocessing.active_children()

@@ -95,10 +95,10 @@ def test_a_machine_without_a_place_for_it_does_without(tmp_path: Path, monkeypat
 
 def test_a_server_that_does_not_come_up_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
-    with pytest.raises(ServiceError, match="ended with exit code 3 before it answered"):
+    with pytest.raises(ServiceError, match="exit code 3"):
         PrefectServer("http://127.0.0.1:9/api", ended).wait(60)
     silent = subprocess.Popen(["sleep", "60"])
-    with pytest.raises(ServiceError, match=r"did not start within 0.2 s: the machine is too busy; raise PREFECT_SERVER"):
+    with pytest.raises(ServiceError, match=r"0\.2 s.*PREFECT_SERVER"):
         PrefectServer("http://127.0.0.1:9/api", silent).wait(0.2)
     PrefectServer("", silent).stop()
     assert silent.returncode == -signal.SIGTERM

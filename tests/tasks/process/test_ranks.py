@@ -73,7 +73,7 @@ def test_a_killed_rank_is_told_and_the_next_run_goes_on(inputs: dict[str, Artifa
     work, log = tmp_path / "work", tmp_path / "log"
     metrics = work / "product" / "metrics.jsonl"
     threading.Thread(target=kill_rank, args=(log, metrics, 5), daemon=True).start()
-    with pytest.raises(StageError, match=r"stage 'sft': rank 1 of 2 was killed by SIGKILL.*run again to continue from the last checkpoint") as caught:
+    with pytest.raises(StageError, match=r"'sft': rank 1 of 2 .*SIGKILL.*checkpoint") as caught:
         launch(request(work, inputs, learner="deepspeed", ranks=2, zero_stage=2), log)
     assert caught.value.retryable and not multiprocessing.active_children()
     assert not alive(log), "a rank outlived the stage"
@@ -123,7 +123,7 @@ def test_recipes_on_two_ranks_end_as_alone(recipe: str, overrides: list[str], st
 @needs_deepspeed
 @pytest.mark.slow
 def test_an_error_of_the_ranks_is_the_stages_own(inputs: dict[str, Artifact], tmp_path: Path) -> None:
-    with pytest.raises(ContractError, match="there is no data set 'gold'"):
+    with pytest.raises(ContractError, match="'gold'"):
         launch(request(tmp_path / "work", inputs, data="gold", learner="deepspeed", ranks=2), tmp_path / "log")
 
 
@@ -194,7 +194,7 @@ def test_only_what_learns_takes_more_than_one_process() -> None:
     ({"learner": "deepspeed", "offload_parameters": True, "zero_stage": 2}, "only stage 3"),
 ])
 def test_a_profile_that_cannot_be_is_one_sentence(profile: dict[str, Any], why: str) -> None:
-    with pytest.raises(RecipeError, match=f"profile mine.*{why}"):
+    with pytest.raises(RecipeError, match=rf"profile mine.*{why}"):
         conform(Profile, {"name": "mine", **profile}, "profile mine")
 
 

@@ -73,7 +73,7 @@ def test_a_task_over_a_local_file_is_scored_as_transformers_scores_it(model: Pat
     assert (score.low, score.high) == pytest.approx((expected - wide, expected + wide))
     (first,) = evaluate(str(model), ["local_words"], home=tmp_path, folder=folder, chat=False, limit=2)
     assert first.n == 2 and first.value == accuracy(model, ROWS[:2])
-    with pytest.raises(RecipeError, match="no task local_wrods"):
+    with pytest.raises(RecipeError, match="local_wrods"):
         evaluate(str(model), ["local_wrods"], home=tmp_path, folder=folder)
 
 

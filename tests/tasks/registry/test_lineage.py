@@ -53,7 +53,7 @@ def test_an_ancestor_that_is_gone_is_named(chain, tmp_path):
     ET.fromstring(text)
     assert all(name in text for name in made["stages"]) and "no longer in the store" in text and "a &lt;note&gt;" in text
     shutil.rmtree(sft.path)
-    with pytest.raises(StoreError, match="not a finished product"):
+    with pytest.raises(StoreError, match="finished"):
         of_product(sft.path)
 
 

@@ -83,9 +83,9 @@ def walk(tmp_path, home):
     after = {v.version: v for v in history(name, home=home)}
     assert events(after[final])[-1]["replaced_by"] == worse and events(after[worse])[-1]["replaced"] == final
     assert champion(name, home=home).version == worse
-    with pytest.raises(StoreError, match="no bytes in the registry"):
+    with pytest.raises(StoreError, match="registry"):
         promote(name, middle, {"passed": True}, home=home)
-    with pytest.raises(StoreError, match="no version 99"):
+    with pytest.raises(StoreError, match="99"):
         promote(name, "99", {"passed": True}, home=home)
     return mlflow, versions[final], versions[middle]
 

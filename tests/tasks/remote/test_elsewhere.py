@@ -178,7 +178,7 @@ def test_a_server_that_goes_away_meanwhile_ends_nothing(tmp_path: Path, pipeline
     server = meet(Server(RUNNING, ConnectError("refused")))  # type: ignore[arg-type]
     exchange = Exchange(str(tmp_path / "between"))
     pipeline.elsewhere["sft"] = Elsewhere(exchange, "one_stage/x")
-    with pytest.raises(ServiceError, match="does not answer about one_stage/x") as error:
+    with pytest.raises(ServiceError, match="one_stage/x") as error:
         pipeline.make("sft")
     assert error.value.retryable and not server.cancelled, "hours of work for a second's silence"
 
@@ -230,12 +230,12 @@ def test_a_worker_of_another_revision_makes_nothing(tmp_path: Path) -> None:
     opened = Pipeline.open("sft", home=tmp_path, profile="test")
     given = {"recipe": dump(opened.recipe, opened.profile), "run": "sft-1", "artifacts": str(tmp_path / "between"), "home": str(tmp_path / "far")}
     ours = opened.stages["sft"].key
-    with pytest.raises(ContractError, match=rf"stage 'sft' has the key {ours[:16]} by this worker's code, the run's is bbbbbbbbbbbbbbbb"):
+    with pytest.raises(ContractError, match=rf"'sft'.*{ours[:16]}.*bbbbbbbbbbbbbbbb"):
         one_stage.fn(stage="sft", key="b" * 64, **given)
-    with pytest.raises(ContractError, match="stage 'sfft' has the key of no stage"):
+    with pytest.raises(ContractError, match="'sfft'"):
         one_stage.fn(stage="sfft", key="b" * 64, **given)
     assert not (tmp_path / "far" / "runs").exists()
-    with pytest.raises(ContractError, match=r"stage 'sft' needs model_policy .*, which is not at"):
+    with pytest.raises(ContractError, match=r"'sft'.*model_policy"):
         one_stage.fn(stage="sft", key=ours, **given)
     (told,) = (tmp_path / "far" / "runs").glob("*/run.json")
     assert json.loads(told.read_text())["state"] == "failed"

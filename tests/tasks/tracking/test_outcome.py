@@ -77,7 +77,7 @@ def test_runs_are_listed_and_a_dead_one_is_not_running(tmp_path: Path) -> None:
 
 def test_a_misspelt_run_suggests_the_nearest(tmp_path: Path) -> None:
     run(tmp_path, "mine-1")
-    with pytest.raises(RecipeError, match=r"no run 'mime-1' .* did you mean 'mine-1'.*`ratchet runs` lists all"):
+    with pytest.raises(RecipeError, match=r"'mime-1'.*'mine-1'"):
         CliRunner().invoke(app, ["show", "mime-1", "--home", str(tmp_path)], catch_exceptions=False)
 
 

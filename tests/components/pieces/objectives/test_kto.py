@@ -57,7 +57,7 @@ def test_each_answer_stands_beside_one_to_another_prompt_that_no_loss_reads() ->
 
 
 def test_answers_to_one_prompt_alone_have_no_reference_point() -> None:
-    with pytest.raises(DataError, match="all 3 answers are to one prompt"):
+    with pytest.raises(DataError, match="3 answers"):
         build("select", {"name": "mismatched"})([answered(i, True, prompt=0) for i in range(3)], Context())
     same = [answered(0, True, 1), answered(1, False, 1), answered(2, True, 2)]
     made = build("select", {"name": "mismatched"})(same, Context())
@@ -170,7 +170,7 @@ def test_it_learns_to_tell_the_liked_answers_from_the_others() -> None:
 def test_a_step_without_mismatched_answers_is_refused() -> None:
     groups = [g.take([0]) for g in prepared()]
     update = parts([{"name": "kto", "weight": 1.0, "reduce": "unit_mean", "label": "kto"}])
-    with pytest.raises(TrainingError, match="nothing to take the mean of for reference_point"):
+    with pytest.raises(TrainingError, match="reference_point"):
         measure(Table(0.1), update, groups, tokens=99, backward=True, meter=Meter())  # type: ignore[arg-type]
 
 

@@ -21,7 +21,7 @@ def test_disjoint():
     assert len({p for r in rounds for p in r}) == 18
     assert choose("disjoint", 2, prompts=PROMPTS[::-1]) == rounds[1]
     assert choose("disjoint", 2, seed=1) != rounds[1]
-    with pytest.raises(RecipeError, match=r"3 rounds of 7 prompts need 21, the data set has 20.*to 6"):
+    with pytest.raises(RecipeError, match=r"21.*20.*to 6"):
         choose("disjoint", 1, count=7)
 
 

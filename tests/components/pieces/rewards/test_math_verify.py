@@ -86,5 +86,5 @@ def test_gold_answers_are_scored_first() -> None:
     golds = ["72", "1,000", "3.50", "$5", "50%", r"\frac{3}{4}", "x^2+1", "Paris", "(1, 2)", r"A solution, so \boxed{7}", "3/4", r"\sqrt{2}"]
     assert check_gold(groups(*golds), [spec]) == {"rewards.math_verify": [12, 12]}
     worked = "She sold 48/2 = 24 clips in May.\nShe sold 48+24 = 72 clips altogether.\nThat is all."
-    with pytest.raises(GateError, match=r"full reward for 3 of 4 prompts .*'q3', answer .*That is all.': 0"):
+    with pytest.raises(GateError, match=r"3 of 4 prompts .*'q3'.*That is all"):
         check_gold(groups("1", "2", "3", worked), [spec])

@@ -40,19 +40,19 @@ def test_a_row_is_weighted_by_the_bounded_product() -> None:
 def test_a_far_ratio_neither_overflows_nor_passes_the_limit() -> None:
     far = group(([-1.0], [-2000.0], [True]))
     assert weigh("importance", [far], limit=1e9)[0][0] == pytest.approx([2.0])
-    with pytest.raises(ContractError, match="do not hold the same weights"):
+    with pytest.raises(ContractError, match="weights"):
         weigh("importance", [far])
 
 
 @pytest.mark.parametrize("gap", [0.51, -0.51, math.nan])
 def test_another_models_log_probs_are_refused(gap: float) -> None:
     piece = build("annotate", {"name": "scoring.importance"})
-    with pytest.raises(ContractError, match=r"sampler and learner differ by .* nats a step"):
+    with pytest.raises(ContractError, match=r"nats"):
         piece([group(([-1.0 + gap, 5.0], [-1.0, 0.0], [True, False]))], Context())
     assert piece([group(([-1.5, 5.0], [-1.0, 0.0], [True, False]))], Context())["importance"][0][0] == pytest.approx([math.exp(-0.5), 1.0])
 
 
 def test_answers_nobody_sampled_have_no_weight() -> None:
     human = Group(Prompt("p", ()), (Trajectory((), mask=[True]),), {"logprobs.old": [[-1.0]]})
-    with pytest.raises(ContractError, match="without its sampler's log-probs"):
+    with pytest.raises(ContractError, match="log-probs"):
         weigh("importance", [human])

@@ -67,7 +67,7 @@ def test_what_a_selector_leaves_out_is_counted_by_its_reason():
 
 
 def test_an_unscored_answer_is_an_error_never_a_zero():
-    with pytest.raises(DataError, match="not scored"):
+    with pytest.raises(DataError, match="reward"):
         select("best_worst", group([1.0, None]))
     with pytest.raises(DataError, match="no column"):
         select("best_worst", group([1.0, 2.0]), reward="reward.other")

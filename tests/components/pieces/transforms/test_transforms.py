@@ -150,5 +150,5 @@ def test_prefix_within_is_the_longest(sizes, bound, head):
 def test_a_recipe_finds_every_transform():
     assert {"normalise", "remove_broken", "scrub", "duplicates", "duplicates.near", "language", "length"} <= set(catalogue("transform"))
     assert ids(build("transform", {"name": "length", "min_turns": 3})([talk("a", "b")], words).kept) == []
-    with pytest.raises(RecipeError, match="did you mean 'max_turns'"):
+    with pytest.raises(RecipeError, match="'max_turns'"):
         build("transform", {"name": "length", "max_turn": 3})
