@@ -1,4 +1,4 @@
-"""The verbs: what each kind of piece can be asked to do. Anything with memory also has `state()` and `restore()`."""
+"""Protocols (interfaces) of the kinds of pieces. Stateful implementations also have `state()` and `restore()`."""
 
 from __future__ import annotations
 
@@ -15,62 +15,66 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Memory(Protocol):
-    """What is part of a checkpoint. `state()` is tensors, numbers, text, records of `ratchet.components.types`, in mappings and lists."""
+    """State saved in checkpoints. `state()` returns nested mappings and lists of tensors, numbers, strings and
+    records of `ratchet.components.types`.
+    """
 
     def state(self) -> dict[str, Any]: ...
     def restore(self, state: Mapping[str, Any]) -> None: ...
 
 
 class Objective(Protocol):
-    """Unreduced loss terms from log-probs, masks and columns. Never sees tokens, never takes a mean."""
+    """Unreduced loss terms from log-probs, masks and columns. It sees no tokens and takes no mean."""
 
     def __call__(self, out: Outputs, batch: Batch) -> Terms: ...
 
 
 class Annotator(Protocol):
-    """Columns for groups: rewards, advantages, log-probs of another model."""
+    """Computes columns for groups: rewards, advantages, log-probs of another model."""
 
     def __call__(self, groups: Sequence[Group], ctx: Context) -> Columns: ...
 
 
 class Selector(Protocol):
-    """Groups in, groups out: fewer, smaller, paired or mixed with remembered ones."""
+    """Filters, pairs or mixes groups."""
 
     def __call__(self, groups: Sequence[Group], ctx: Context) -> list[Group]: ...
 
 
 class Rollout(Protocol):
-    """How prompts become groups of experience."""
+    """Generates groups from prompts."""
 
     def __call__(self, prompts: Sequence[Prompt], ctx: Context) -> list[Group]: ...
 
 
 class Engine(Protocol):
-    """Answers: samples tokens and scores given ones with the weights it holds."""
+    """Inference engine: generates, and scores given tokens."""
 
-    weights: str  # digest of the weights it answers with
+    weights: str  # digest of the loaded weights
 
     def generate(self, requests: Sequence[Request]) -> list[list[Sample]]:
-        """One list of `count` samples a request, in order."""
+        """One list of `count` samples per request, in order."""
         ...
 
     def encode(self, group: Group) -> Group:
-        """The group with every trajectory's `inputs["tokens"]` and `mask` filled for this engine's model."""
+        """Fill `inputs["tokens"]` and `mask` of every trajectory for this engine's model."""
         ...
 
     def score(self, groups: Sequence[Group], asks: frozenset[str]) -> list[Mapping[str, list[Any]]]:
-        """Per group: ask -> one value a trajectory (`logprobs`, `entropy`: a list (T); `scores`: a float)."""
+        """Per group, requested outputs: one value per trajectory (`logprobs`, `entropy`: a list (T); `scores`: a
+        float).
+        """
         ...
 
     def load(self, weights: Path) -> None:
-        """Answer with these weights from now on."""
+        """Load the weights of a model directory."""
         ...
 
 
 class Learner(Memory, Protocol):
-    """Owns parameters, optimiser and precision; turns rows into outputs and gradients into steps."""
+    """Training backend: owns parameters, optimizer and precision; computes outputs and updates."""
 
-    steps: int  # updates its optimiser took, those before a restart included
+    steps: int  # optimizer updates so far, including those before a restart
 
     def __call__(self, batch: Batch, asks: frozenset[str]) -> Outputs: ...
     def backward(self, loss: Tensor) -> None: ...
@@ -79,37 +83,37 @@ class Learner(Memory, Protocol):
 
 
 class Adapter(Protocol):
-    """Chooses which parameters learn. Returns the module to train."""
+    """Selects the trained parameters (e.g. LoRA). Returns the module to train."""
 
     def __call__(self, model: Module) -> Module: ...
 
 
 @runtime_checkable
 class Knob(Memory, Protocol):
-    """A number that may move during training."""
+    """A schedule: a number that may change during training."""
 
     def value(self) -> float: ...
     def update(self, metrics: Mapping[str, float]) -> None: ...
 
 
 class Tracker(Protocol):
-    """Where numbers go. Must never block or fail the work it watches."""
+    """Sink for metrics. Must never block or fail the work that it records."""
 
     def log(self, metrics: Mapping[str, float], step: int) -> None: ...
 
 
 class Prompts(Protocol):
-    """Which prompts come next. One that learns from answers also has `update(groups)`, called with what was just scored.
+    """Prompt sampler. An adaptive one also has `update(groups)`, called with newly scored groups.
 
-    `rounds`, how many there will be, is there to see early whether the prompts suffice: the choice must not depend on it,
-    for a run whose number of rounds is changed keeps those it has made.
+    `rounds`, the planned number, serves to detect early that prompts run out. The choice must not depend on it, so
+    that a run extended by more rounds keeps the finished ones.
     """
 
     def __call__(self, prompts: Sequence[Prompt], count: int, round: int, rounds: int, seed: int) -> list[Prompt]: ...
 
 
 class Environment(Protocol):
-    """A world for one episode; make a new one for the next."""
+    """An environment for one episode; create a new one for each."""
 
     def begin(self, prompt: Prompt) -> str: ...
     def step(self, action: str) -> tuple[str, float | None, bool]: ...

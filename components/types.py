@@ -1,8 +1,8 @@
-"""The nouns every other module speaks. All frozen; none imports torch when loaded.
+"""Data model of the pipeline. All classes are frozen; importing this module does not import torch.
 
-Shapes: B rows, T steps, U units (a unit is a pair, a group or a row, whichever an objective declares).
-Alignment: `logprobs[t]`, `mask[t]` and `advantages[t]` all speak of step t itself.
-Polarity: a mask is True where it counts. Absent is not zero: a column nobody wrote does not exist.
+Shapes: B rows, T steps (tokens), U units (pairs, groups or rows, as an objective declares).
+Alignment: `logprobs[t]`, `mask[t]` and `advantages[t]` refer to step t; the shift by one lives in the model code.
+Masks are True where a step counts (the loss mask). A column that was not written does not exist; it is never zero.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from ratchet.components.protocols import Engine
 
 Stop = Literal["end", "length", "environment", "error"]
-"""Why a trajectory ended: its own end-of-turn, the token limit, the world, or a failure."""
+"""Why a trajectory ended: end-of-turn token, token limit, environment, or failure."""
 
 OK = "ok"
-"""The status of a reward that can be trained on; anything else is `failed: why` or `skipped: why`."""
+"""Status of a valid reward; others are `failed: reason` or `skipped: reason`."""
 
 
 class Message(TypedDict):
@@ -32,7 +32,7 @@ class Message(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What the policy is asked: the messages before its first decision."""
+    """The messages before the policy's first action, with reference answer, source and metadata."""
 
     id: str
     messages: tuple[Message, ...]
@@ -43,7 +43,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Steps `start:stop` of a trajectory: a turn or a reasoning step, with its own reward if it has one."""
+    """Steps `start:stop` of a trajectory (a turn or a reasoning step), with an optional reward."""
 
     start: int
     stop: int
@@ -52,11 +52,12 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """One path of decisions by one actor; a person's answer read from disk is one too.
+    """One episode of one actor: a sampled answer, or a human answer read from disk.
 
-    `messages` is what follows the prompt (usually one assistant message). `inputs["tokens"]` (T) holds prompt and
-    continuation as the policy's ids, `mask` (T) is True where the actor chose. Both stay empty until encoded.
-    `logprobs` (T) are the sampler's, None when nobody sampled. `parent` = (sibling, step) this path branched from.
+    `messages`: everything after the prompt (usually one assistant message). `inputs["tokens"]` (T): token ids of
+    prompt and continuation. `mask` (T): the loss mask, True on the actor's own tokens. Both are empty until encoded.
+    `logprobs` (T): the sampler's log-probs, None if not sampled. `parent`: (sibling, step) from which this trajectory
+    branched.
     """
 
     messages: tuple[Message, ...]
@@ -72,19 +73,19 @@ class Trajectory:
 
     @property
     def text(self) -> str:
-        """The last message's content: what a reward reads."""
+        """Content of the last message, which rewards read."""
         return self.messages[-1]["content"] if self.messages else ""
 
 
 Column = Sequence[Any]
-"""One value a trajectory: a number, a string, or a list (T) for columns that speak of steps."""
+"""One value per trajectory: a number, a string, or a list (T) for per-step columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A prompt, its trajectories, and named columns: the one value stages exchange.
+    """A prompt, its trajectories, and named columns: the interchange format between stages.
 
-    SFT: groups of one. A preference pair: a group of two, chosen first. GRPO: groups of G. Ranking: groups of K.
+    SFT: groups of 1. Preference pairs: groups of 2, chosen first. GRPO: groups of G. Rankings: groups of K.
     """
 
     prompt: Prompt
@@ -95,7 +96,7 @@ class Group:
         return self.extended(columns)
 
     def extended(self, columns: Mapping[str, Column]) -> Group:
-        """The same group with more columns; each must hold one value a trajectory."""
+        """The group with more columns, each with one value per trajectory."""
         for name, values in columns.items():
             if len(values) != len(self.trajectories):
                 raise ValueError(
@@ -117,15 +118,15 @@ class Group:
 
 
 Columns = Mapping[str, Sequence[Column]]
-"""What an annotator returns: column name -> one `Column` a group, in the order of the groups it was given."""
+"""Result of an annotator: column name -> one `Column` per group, in the order of the groups."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows packed for one forward pass. `inputs["tokens"]` is ragged: a LongTensor (T_b,) a row, padding nowhere.
+    """Micro-batch of packed rows. `inputs["tokens"]` is ragged, without padding: one LongTensor (T_b,) per row.
 
-    mask (B,T) with T the longest row; columns (B,T,...) or (B,); `group` (B,) says which rows are siblings;
-    `unit` (B,) numbers the units from 0; `ids` names the prompts for error messages.
+    mask (B,T) with T the longest row; columns (B,T,...) or (B,); `group` (B,): group number of each row; `unit` (B,):
+    unit number of each row, from 0; `ids`: prompt ids, for error messages.
     """
 
     inputs: Mapping[str, Any]
@@ -142,19 +143,19 @@ class Batch:
             raise KeyError(f"column {name!r} was never written; this batch has {sorted(self.columns)}") from None
 
     def row_sum(self, steps: Tensor) -> Tensor:
-        """(B,T) -> (B,): the sum over the chosen steps of each row."""
+        """(B,T) -> (B,): sum over the loss mask of each row."""
         return (steps * self.mask).sum(-1)
 
     def row_mean(self, steps: Tensor) -> Tensor:
-        """(B,T) -> (B,): the mean over the chosen steps; 0 for a row without any."""
+        """(B,T) -> (B,): mean over the loss mask of each row; 0 for an empty mask."""
         return self.row_sum(steps) / self.mask.sum(-1).clamp(min=1)
 
     def pair(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """(B,) -> chosen (U,), rejected (U,): rows come in pairs, chosen first."""
+        """(B,) -> chosen (U,), rejected (U,). Rows are pairs, chosen first."""
         return rows[0::2], rows[1::2]
 
     def margin(self, rows: Tensor) -> Tensor:
-        """(B,) or (B,T) -> (U,): chosen minus rejected, steps summed over each row first."""
+        """(B,) or (B,T) -> (U,): chosen minus rejected; per-step values are summed over each row first."""
         if rows.dim() == 2:
             rows = self.row_sum(rows)
         chosen, rejected = self.pair(rows)
@@ -163,7 +164,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """What a learner computed; only what was asked for is set. Reading anything else is an error."""
+    """Outputs of a forward pass. Only the requested ones exist; reading another is an `AttributeError`."""
 
     values_by_ask: Mapping[str, Tensor]
 
@@ -171,28 +172,28 @@ class Outputs:
         try:
             return self.values_by_ask[name]
         except KeyError:
-            raise AttributeError(f"{name!r} was not asked of the learner; it gave {sorted(self.values_by_ask)}") from None
+            raise AttributeError(f"output {name!r} was not requested; available: {sorted(self.values_by_ask)}") from None
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """An objective's unreduced loss (B,T) | (B,) | (U,) and unreduced metrics of the same kinds."""
+    """An objective's unreduced loss, (B,T), (B,) or (U,), and unreduced metrics of the same shapes."""
 
     loss: Tensor
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
 
     def times(self, name: str, column: Tensor) -> Terms:
-        """The terms multiplied by a column of weights, (B,T) or (B,), which becomes a metric of that name."""
+        """Multiply the terms by a weight column, (B,T) or (B,), which is added as a metric of that name."""
         spread = column[:, None] if self.loss.dim() > column.dim() else column
         if spread.dim() != self.loss.dim():
-            raise ValueError(f"terms of shape {tuple(self.loss.shape)} cannot be multiplied by {name!r} of shape {tuple(column.shape)}: "
-                             "a column of steps is for an objective with a term a step")
+            raise ValueError(f"weight column {name!r} of shape {tuple(column.shape)} does not fit terms of shape {tuple(self.loss.shape)}: "
+                             "a per-step column needs an objective with one term per step")
         return Terms(self.loss * spread, {**self.metrics, name: column})
 
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A finished product in the store. `digest` is its key: recipe slice, inputs and code that made it."""
+    """A finished output in the store. `digest` is its store key: a hash of recipe slice, inputs and code."""
 
     kind: Literal["data", "groups", "weights", "report"]
     path: Path
@@ -203,7 +204,7 @@ class Artifact:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt to an engine: token ids in, `count` samples out. `seed` alone decides the randomness."""
+    """One generation request: a prompt's token ids, `count` samples. The random numbers depend on `seed` only."""
 
     tokens: Sequence[int]
     count: int = 1
@@ -217,7 +218,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One answer of an engine: new token ids (the stop token included when it came) and their log-probs."""
+    """One generated answer: token ids (with the stop token, if any) and their log-probs."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -226,8 +227,9 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a piece may use besides its arguments. Frozen: nothing here is a place to keep memory; what a piece leaves out it
-    counts in `counts` by its reason, for the stage's summary, and reads nothing there."""
+    """Resources of a piece besides its arguments. Pieces must not keep state here. `counts` is write-only: a piece
+    adds what it drops, by reason, for the stage's summary.
+    """
 
     models: Mapping[str, Engine] = field(default_factory=dict)
     environment: Any = None

@@ -161,7 +161,7 @@ def test_a_damaged_product_is_named_and_made_again(fresh_home: Callable[[str], P
         pipeline = made()
         assert file.read_bytes() == good and pipeline.status()[1].state == "done"
         said = [record.message for record in caplog.records if "is damaged" in record.message]
-        assert len(said) == number and said[-1].startswith(f"{file} is damaged: ") and said[-1].endswith("; a run makes it again")
+        assert len(said) == number and said[-1].startswith(f"{file} is damaged: ")
     assert pipeline.status()[1].stage.name == "raw"
     file.write_bytes(bad)
     assert pipeline.status()[1].state == "run"

@@ -1,9 +1,10 @@
-"""The inside of `components/environments/sandbox.py`: this file is run as a script of its own, locks itself in and runs one program.
+"""Sandbox child process: restricts itself, then runs one untrusted program. Executed as a script by
+`components/environments/sandbox.py`.
 
-The standard library and nothing of ours is imported here. In order: resource limits; namespaces of its own where the
-kernel gives them without root (a second wall, not a needed one); Landlock, so that only Python's own library can be
-read and nothing written; a list of system calls (seccomp), all others failing with EPERM: no socket, no fork or
-thread, no exec, no signal, no ptrace, no mount. Then it tries to get out, and runs nothing unless it failed to.
+Only the standard library is imported. In order: resource limits; user, network, mount, IPC and UTS namespaces if the
+kernel allows them without root (optional); Landlock, which allows reading Python's library and no writing; a seccomp
+allow-list, with EPERM for every other system call (no sockets, fork, threads, exec, signals, ptrace, mounts). Then it
+attempts to escape, and runs the program only if all attempts fail.
 """
 
 import ctypes
@@ -14,7 +15,7 @@ import resource
 import signal
 import sys
 
-ALLOWED = {  # name: number on x86_64, on aarch64 (None: that machine has no such call)
+ALLOWED = {  # name: number on x86_64, on aarch64 (None: not available)
     "read": (0, 63), "write": (1, 64), "close": (3, 57), "fstat": (5, 80), "newfstatat": (262, 79), "lseek": (8, 62),
     "mmap": (9, 222), "mprotect": (10, 226), "munmap": (11, 215), "brk": (12, 214), "mremap": (25, 216), "madvise": (28, 233),
     "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135), "rt_sigreturn": (15, 139), "sigaltstack": (131, 132),
@@ -27,7 +28,7 @@ ALLOWED = {  # name: number on x86_64, on aarch64 (None: that machine has no suc
     "uname": (63, 160), "getpid": (39, 172), "gettid": (186, 178), "getuid": (102, 174), "geteuid": (107, 175),
     "getgid": (104, 176), "getegid": (108, 177), "restart_syscall": (219, 128), "exit": (60, 93), "exit_group": (231, 94),
 }
-MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column above, the kernel's AUDIT_ARCH_*
+MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column in ALLOWED, the kernel's AUDIT_ARCH_*
 KILL, REFUSE, ALLOW = 0x80000000, 0x00050001, 0x7FFF0000  # SECCOMP_RET_KILL_PROCESS, _ERRNO with EPERM, _ALLOW
 LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446  # the same numbers on every machine
 READ_FILE, READ_DIR = 1 << 2, 1 << 3
@@ -36,8 +37,8 @@ NEW_NAMESPACES = 0x10000000 | 0x40000000 | 0x20000000 | 0x08000000 | 0x04000000 
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Refused(Exception):
-    """This kernel does not give what the sandbox needs."""
+class SandboxUnavailable(Exception):
+    """The kernel lacks a feature that the sandbox needs."""
 
 
 class Filter(ctypes.Structure):
@@ -60,12 +61,12 @@ class PathRule(ctypes.Structure):
 
 def call(what: str, result: int) -> int:
     if result < 0:
-        raise Refused(f"{what}: {os.strerror(ctypes.get_errno())}")
+        raise SandboxUnavailable(f"{what}: {os.strerror(ctypes.get_errno())}")
     return result
 
 
 def limit(cpu_seconds: int, memory_bytes: int) -> None:
-    """Hard limits, which the program cannot raise again."""
+    """Set hard resource limits, which the program cannot raise."""
     for which, value in ((resource.RLIMIT_AS, memory_bytes), (resource.RLIMIT_CPU, cpu_seconds), (resource.RLIMIT_FSIZE, 0),
                          (resource.RLIMIT_CORE, 0), (resource.RLIMIT_NOFILE, 64), (resource.RLIMIT_NPROC, 1)):
         hard = resource.getrlimit(which)[1]
@@ -74,10 +75,10 @@ def limit(cpu_seconds: int, memory_bytes: int) -> None:
 
 
 def only_read(folders: list[str]) -> None:
-    """Landlock: `folders` can be read, nothing else of the file system opened and nothing written (Linux 5.13)."""
+    """Landlock (Linux 5.13): allow reading `folders`; no other file access, no writing."""
     version = call("Landlock", libc.syscall(LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1))
     rights = (1 << 13) - 1 | (1 << 13) * (version >= 2) | (1 << 14) * (version >= 3) | (1 << 15) * (version >= 5)
-    rules = Ruleset(rights, 3 * (version >= 4), 3 * (version >= 6))  # also TCP, abstract sockets and signals where it can
+    rules = Ruleset(rights, 3 * (version >= 4), 3 * (version >= 6))  # also TCP, abstract sockets and signals, if supported
     size = 8 if version < 4 else 16 if version < 6 else 24
     ruleset = call("Landlock", libc.syscall(LANDLOCK_CREATE, ctypes.byref(rules), ctypes.c_size_t(size), 0))
     for path in folders:
@@ -90,7 +91,7 @@ def only_read(folders: list[str]) -> None:
 
 
 def only_call(column: int, architecture: int) -> None:
-    """seccomp: the system calls of `ALLOWED`; another calling convention kills the process."""
+    """seccomp: allow the system calls in `ALLOWED`; another architecture's calling convention kills the process."""
     numbers = sorted(n[column] for n in ALLOWED.values() if n[column] is not None)
     lines = [(0x20, 0, 0, 4), (0x15, 1, 0, architecture), (0x06, 0, 0, KILL), (0x20, 0, 0, 0)]  # load arch, load number
     lines += [(0x15, len(numbers) - i, 0, number) for i, number in enumerate(numbers)]
@@ -99,25 +100,25 @@ def only_call(column: int, architecture: int) -> None:
     call("seccomp", libc.prctl(22, 2, ctypes.byref(program), 0, 0))
 
 
-def try_to_get_out() -> None:
-    """What must fail now. A wall that does not hold runs nothing."""
+def verify_confinement() -> None:
+    """Attempt forbidden operations. `SandboxUnavailable` if one succeeds."""
     for what, attempt in (("list /", lambda: os.listdir("/")), ("write to a file", lambda: os.open("/dev/null", os.O_WRONLY)),
                           ("start a process", os.fork), ("signal its parent", lambda: os.kill(os.getppid(), 0)),
                           ("open a socket", lambda: call("socket", libc.socket(2, 1, 0)))):
         try:
             attempt()
-        except (OSError, Refused):
+        except (OSError, SandboxUnavailable):
             continue
-        raise Refused(f"a confined process could still {what}")
+        raise SandboxUnavailable(f"a confined process could still {what}")
 
 
 def confine(parent: int, cpu_seconds: int, memory_bytes: int) -> None:
     column, architecture = MACHINES.get(platform.machine() if sys.platform == "linux" else "", (None, 0))
     if column is None:
-        raise Refused(f"needs Linux on x86_64 or aarch64, this is {sys.platform} on {platform.machine()}")
-    call("prctl", libc.prctl(1, signal.SIGKILL, 0, 0, 0))  # dies with the thread that started it
+        raise SandboxUnavailable(f"needs Linux on x86_64 or aarch64, this is {sys.platform} on {platform.machine()}")
+    call("prctl", libc.prctl(1, signal.SIGKILL, 0, 0, 0))  # PR_SET_PDEATHSIG: die with the parent thread
     if os.getppid() != parent:
-        raise Refused("its parent is gone")
+        raise SandboxUnavailable("its parent process ended")
     libraries = [*sys.path, f"{sys.base_prefix}/lib", "/lib", "/lib64", "/usr/lib", "/usr/lib64"]
     folders = sorted({os.path.realpath(p) for p in libraries if p and os.path.exists(p)})
     libc.unshare(NEW_NAMESPACES)
@@ -125,7 +126,7 @@ def confine(parent: int, cpu_seconds: int, memory_bytes: int) -> None:
     call("no_new_privs", libc.prctl(38, 1, 0, 0, 0))
     only_read(folders)
     only_call(column, architecture)
-    try_to_get_out()
+    verify_confinement()
 
 
 def main() -> None:
@@ -134,14 +135,14 @@ def main() -> None:
     token = request["token"]
     try:
         confine(request["parent"], request["cpu_seconds"], request["memory_bytes"])
-    except Refused as error:
+    except SandboxUnavailable as error:
         os.write(out, f"refused {error}\n".encode())
         os._exit(1)
     os.write(out, b"confined\n")
     verdict = f"passed {token}"
     try:
         exec(compile(request["program"], "program.py", "exec"), {"__name__": "__main__"})
-    except BaseException as error:  # also SystemExit: a program that ends itself has not come to its end
+    except BaseException as error:  # also SystemExit: a program that exits early has not completed
         verdict = f"failed {type(error).__name__}: {str(error)[:200]}"
     os.write(out, f"{verdict}\n".encode(errors="replace"))
     os._exit(0)

@@ -1,1 +1,1 @@
-"""Engines that sample and score."""
+"""Inference engines (PyTorch, vLLM) that generate and score."""

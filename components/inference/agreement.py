@@ -1,4 +1,4 @@
-"""Sampler and learner on the same weights: how far apart are their log-probs of the same answers?"""
+"""Comparison of log-probs between inference engine and trainer, for the same weights and answers."""
 
 from __future__ import annotations
 
@@ -11,23 +11,26 @@ from ratchet.components.inference.answers import trajectory
 from ratchet.components.types import Group, Prompt, Request, Sample
 
 FEW = 4
-"""Answers that are compared after a change of weights."""
+"""Number of answers compared after each weight update."""
 EXACT = 1e-3
-"""Largest difference of a log-prob where both compute in float32; 1e-5 to 1e-4 is usual."""
+"""Largest allowed log-prob difference (nats) if both compute in float32; 1e-5 to 1e-4 is usual."""
 ROUNDED = 0.25
-"""Mean difference of a log-prob where either computes in half precision. A 135M model in bfloat16 is 0.06 from itself in float32, and 0.6
-at worst: a round of learning moves it no further, so this finds other models and broken prompts, and the engine's `weights` the stale ones."""
+"""Largest allowed mean log-prob difference (nats) if either computes in half precision. For a 135M model, bfloat16 and float32 differ by
+0.06 on average and 0.6 at worst. One training round changes log-probs by no more, so this bound detects a different model or prompt;
+stale weights are detected by their digest."""
 
 
 class Gap(NamedTuple):
-    """Absolute differences of log-probs over chosen steps, nats."""
+    """Absolute log-prob differences over sampled tokens, in nats."""
 
     worst: float
     mean: float
 
 
 def gap(groups: Sequence[Group], scored: Sequence[Mapping[str, Sequence[Sequence[float]]]]) -> Gap:
-    """Between the trajectories' own log-probs and those of `Engine.score`; (0, 0) where nobody kept any."""
+    """Differences between the sampler's log-probs in `groups` and those of `Engine.score`; (0, 0) if no trajectory
+    has sampler log-probs.
+    """
     steps = [abs(p - q) for group, rows in zip(groups, scored, strict=True)
              for path, row in zip(group.trajectories, rows["logprobs"], strict=True) if path.logprobs is not None
              for p, q, chosen in zip(path.logprobs, row, path.mask, strict=True) if chosen]
@@ -36,22 +39,22 @@ def gap(groups: Sequence[Group], scored: Sequence[Mapping[str, Sequence[Sequence
 
 
 def require_agreement(found: Gap, profile: Mapping[str, Any]) -> float:
-    """The largest difference. `ContractError` when it is more than the precisions of a profile explain."""
+    """Return the largest difference. `ContractError` if it exceeds what the precisions of the profile explain."""
     half = profile["precision"] != "float32" or (profile["engine"] == "vllm" and profile["vllm"]["dtype"] != "float32")
     kind, value, bound = ("on average", found.mean, ROUNDED) if half else ("at worst", found.worst, EXACT)
     if not value <= bound:
-        raise ContractError(f"sampler and learner disagree by {value:.2g} nats in log-prob {kind} on the same weights and answers (at most {bound:g} "
-                            "expected): the sampler holds other weights, or reads the prompt otherwise, and learning from its answers would be "
-                            "off-policy. Was the engine refreshed after the last update?")
+        raise ContractError(f"log-prob mismatch between inference engine and trainer: {value:.2g} nats {kind} on the same answers (at most "
+                            f"{bound:g} expected). Likely stale weights or different tokenisation; check that the engine was refreshed "
+                            "after the last update")
     return found.worst
 
 
 def fresh(groups: Sequence[Group]) -> list[Group]:
-    """The first sampled answers of the first few groups, each alone."""
+    """The first sampled answer of each of the first few groups, as groups of one."""
     return [g.take([0]) for g in groups if g.trajectories and g.trajectories[0].logprobs is not None][:FEW]
 
 
 def as_groups(requests: Sequence[Request], answers: Sequence[Sequence[Sample]]) -> list[Group]:
-    """The first answer to each request as a group of one, in tokens alone."""
+    """The first answer to each request as a group of one, as tokens only."""
     return [Group(Prompt(str(i), ()), (trajectory(request, samples[0], "", "", {}),))
             for i, (request, samples) in enumerate(zip(requests, answers, strict=True))]

@@ -1,4 +1,4 @@
-"""An engine's answers as the records that pieces read: samples as trajectories, scores of a reward model with their status."""
+"""Conversion of engine outputs into trajectories and reward-model scores."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ratchet.components.types import OK, Context, Group, Request, Sample, Trajec
 
 
 def trajectory(request: Request, answer: Sample, text: str, weights: str, meta: dict) -> Trajectory:
-    """An engine's sample as a trajectory: nothing of the prompt is chosen, all of the answer is."""
+    """An engine's sample as a trajectory. The loss mask is False on the prompt and True on the answer."""
     before = len(request.tokens)
     return Trajectory(
         messages=({"role": "assistant", "content": text},),
@@ -22,9 +22,9 @@ def trajectory(request: Request, answer: Sample, text: str, weights: str, meta: 
     )
 
 
-def judged(groups: Sequence[Group], ctx: Context, model: str) -> tuple[list[list[Any]], list[list[str]]]:
-    """Score and status of each trajectory. The texts are rendered by the model's own template, never by the policy's;
-    an empty answer is skipped, a score that is not finite has failed.
+def reward_model_scores(groups: Sequence[Group], ctx: Context, model: str) -> tuple[list[list[Any]], list[list[str]]]:
+    """Scores and statuses of a reward model, one list per group. Texts are rendered with the reward model's own chat
+    template. An empty answer is skipped; a score that is not finite has failed.
     """
     engine = ctx.models[model]
     bare = [Group(g.prompt, tuple(dataclasses.replace(t, inputs={}, mask=(), logprobs=None) for t in g.trajectories)) for g in groups]

@@ -1,4 +1,4 @@
-"""Which engine answers: the one place where `profile.engine` is read."""
+"""Selection of the inference engine from `profile.engine`."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 Kind = Literal["policy", "policy_with_value", "reward"]
 SAMPLE = ("demonstrate", "rollout", "improve", "evaluate")
-"""What stages do in which a policy answers. The others can be made where no vLLM is."""
+"""Kinds of stages that generate. The others run without vLLM."""
 
 
 def engine_of(profile: Mapping[str, Any], path: Path, kind: Kind = "policy") -> Any:
-    """The engine of a model directory under a profile.
+    """The inference engine for a model directory under a profile.
 
-    With `engine: vllm`, vLLM samples. What enters a loss is scored by the torch engine all the same, for it computes as the
-    learner does: vLLM has no reward heads (ours pool the mean), no values and no entropies, and of log-probs it has its own
-    rounding, which `scoring.importance` can only correct while `logprobs.old` is the learner's.
+    With `engine: vllm`, vLLM generates and the torch engine scores. Scores enter losses and must match the trainer's
+    arithmetic; vLLM has no reward heads (ours pool the mean), values or entropies, and its log-probs are rounded
+    differently.
     """
     if profile["engine"] == "torch" or kind == "reward":
         return _torch(profile, path, kind)
@@ -31,7 +31,7 @@ def engine_of(profile: Mapping[str, Any], path: Path, kind: Kind = "policy") -> 
 
 
 def ready(profile: Mapping[str, Any]) -> None:
-    """`ContractError` when this machine cannot answer as the profile asks; imports nothing heavy."""
+    """`ContractError` if this machine lacks the engine of the profile. Imports nothing heavy."""
     options = profile["vllm"]
     if profile["engine"] != "vllm" or options["server"]:
         return
@@ -39,7 +39,7 @@ def ready(profile: Mapping[str, Any]) -> None:
         from ratchet.components.errors import ContractError
 
         if not Path(options["python"]).is_file():
-            raise ContractError(f"`vllm.python`: {options['python']} is no file; give the python of an environment that has vllm")
+            raise ContractError(f"`vllm.python`: {options['python']} does not exist; give the python of an environment with vllm")
         return
     from ratchet.components.inference.vllm import require_vllm
 
@@ -47,7 +47,9 @@ def ready(profile: Mapping[str, Any]) -> None:
 
 
 def sampler(profile: Mapping[str, Any], path: Path) -> VllmEngine:
-    """vLLM with this model: in this process, or behind the server the profile names or lets us start."""
+    """A vLLM engine for this model: in this process, or behind a server that the profile names or that is started
+    here.
+    """
     from ratchet.components.inference.vllm import InProcess, VllmEngine
 
     options, rows = profile["vllm"], profile["sampler_rows"]
@@ -62,9 +64,8 @@ def sampler(profile: Mapping[str, Any], path: Path) -> VllmEngine:
 
 @final
 class SplitEngine:
-    """Samples with vLLM, scores with torch. Either is loaded when it is first needed: a stage that only scores starts no vLLM,
-    and what was started ends with this object. The first answers with any weights are scored by both, and a difference that no
-    rounding explains is a `ContractError`.
+    """Generates with vLLM, scores with torch; each is loaded at first use. After each weight update, the first
+    answers are scored by both engines; a log-prob mismatch beyond rounding is a `ContractError`.
     """
 
     def __init__(self, profile: Mapping[str, Any], path: Path, kind: Kind) -> None:
@@ -73,7 +74,7 @@ class SplitEngine:
         self.path, self._agreed = Path(path), False
 
     def load(self, path: Path) -> None:
-        """Sample and score with the weights of this directory from now on."""
+        """Load the weights of a model directory into both engines."""
         self.path, self._agreed = Path(path), False
         self.sampler.load(path)
         if self._scorer:
@@ -96,7 +97,7 @@ class SplitEngine:
 
     @property
     def model(self) -> Any:
-        """The torch model: what an anchor reads."""
+        """The torch model, read by reference updates."""
         return self.scorer.model
 
     def encode(self, group: Group) -> Group:

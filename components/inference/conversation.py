@@ -1,4 +1,4 @@
-"""A conversation with one model: its history, and answers that grow token by token."""
+"""Interactive conversation with one model: message history and streamed answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ratchet.components.types import Message, Request
 
 @dataclass
 class Settings:
-    """How answers are sampled; `tokens` is the most an answer has. `system` is the first message, unless it is empty."""
+    """Sampling settings. `tokens`: maximum answer length. `system`: system message, if not empty."""
 
     temperature: float = 0.7
     tokens: int = 256
@@ -23,7 +23,7 @@ class Settings:
 
 @dataclass
 class Answer:
-    """An answer as far as it has come. `stop` is empty while it is written, then end, length, stopped or error (and `error` says why)."""
+    """An answer so far. `stop` is empty while streaming, then end, length, stopped or error (described by `error`)."""
 
     text: str = ""
     tokens: list[int] = field(default_factory=list)
@@ -32,21 +32,23 @@ class Answer:
 
     @property
     def note(self) -> str:
-        """How the answer ended, unless it ended by itself."""
+        """How the answer ended, unless by its end-of-turn token."""
         return {"length": f"cut at {len(self.tokens)} tokens", "stopped": "stopped", "error": f"error: {self.error}"}.get(self.stop, "")
 
 
 @final
 class Conversation:
-    """A model, loaded into the built-in engine, and the messages so far."""
+    """A model in the torch engine and the message history."""
 
     def __init__(self, path: Path) -> None:
         self.engine = TorchEngine(path, rows=1, precision="bfloat16")
         self.history: list[Message] = []
 
     def answer(self, question: str, settings: Settings, seed: int) -> Iterator[Answer]:
-        """The answer after each token, without the bytes of an incomplete character. The exchange joins the history when the iterator
-        ends, and with what there is of the answer when it is closed before. An error of ours is an answer that says so."""
+        """Yield the answer after each token, without incomplete UTF-8 characters. The exchange is added to the
+        history when the iterator ends; if it is closed earlier, with the partial answer. A `RatchetError` becomes an
+        answer with `stop="error"`.
+        """
         answer, asked = Answer(), [*self.history, Message(role="user", content=question)]
         try:
             request = self._request(asked, settings, seed)
@@ -67,15 +69,15 @@ class Conversation:
         yield answer
 
     def _request(self, messages: list[Message], settings: Settings, seed: int) -> Request:
-        """`ContractError` where the template refuses the messages or the model cannot read as many tokens."""
+        """`ContractError` if the chat template rejects the messages or the context length is exceeded."""
         from jinja2 import TemplateError
 
         system = [Message(role="system", content=settings.system)] if settings.system else []
         try:
             tokens = self.engine.encode_prompt([*system, *messages])
         except TemplateError as error:
-            raise ContractError(f"the chat template refuses the conversation ({error}); without a system message it may not") from None
+            raise ContractError(f"the chat template rejects the conversation ({error}); try without a system message") from None
         longest = getattr(self.engine.model.config, "max_position_embeddings", None) or len(tokens) + settings.tokens
         if len(tokens) >= longest:
-            raise ContractError(f"the conversation has {len(tokens)} tokens and the model reads {longest}; begin anew")
+            raise ContractError(f"the conversation has {len(tokens)} tokens, the model's context length is {longest}; start a new one")
         return Request(tokens, max_tokens=min(settings.tokens, longest - len(tokens)), temperature=settings.temperature, seed=seed)

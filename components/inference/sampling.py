@@ -1,4 +1,4 @@
-"""One token a row from its logits, by inverting the distribution function at a given uniform number."""
+"""Token sampling (temperature, top-k, top-p) by inverse transform sampling from given uniform numbers."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 BLOCK = 256
-"""Tokens whose weights are summed first: a row's token is looked for in one block, not in the vocabulary."""
+"""Vocabulary block size: probabilities are summed per block, and only one block is searched for the token."""
 BLOCKS_AT_ONCE = 8
-"""Blocks worked on together: 2,048 x 128 rows are 1 MB, which stays in a core's cache."""
+"""Blocks processed at once: 2,048 tokens x 128 rows of float32 are 1 MB, which fits a core's cache."""
 
 
 def sample(logits: Tensor, uniforms: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens (R,) and their log-probs (R,) under the model itself: temperature 1, nothing cut off.
+    """Sample one token per row: tokens (R,) and their log-probs (R,) at temperature 1 without truncation.
 
-    logits (V, R): a row's logits are a column, as `weight @ hidden.T` makes them; uniforms (R,) in [0, 1); temperature (R,),
-    0 takes the likeliest; top_k (R,), 0 is off; top_p (R,), 1 is off (arXiv 1904.09751). Tokens that are cut off get -inf
-    in `logits`, which is otherwise left alone; the tokens lie beside it, the settings on the host. The log-probs are the learner's
-    own `logprobs`, so importance ratios start at 1 whatever the temperature was. A row's token depends on its own logits and
-    uniform alone. Nothing is sorted where both are off.
+    logits (V, R), one column per row, as `weight @ hidden.T` gives them; uniforms (R,) in [0, 1); temperature (R,), 0
+    is greedy; top_k (R,), 0 is off; top_p (R,), 1 is off (nucleus sampling, arXiv 1904.09751). Settings are CPU
+    tensors, results are on the logits' device. Truncated tokens are set to -inf in `logits` in place.
+
+    The log-probs equal the trainer's `logprobs`, so importance ratios start at 1 at any temperature. A row's token
+    depends only on its own logits and uniform number. Rows without top-k and top-p need no sorting.
     """
     top = logits.amax(0)
     greedy = temperature == 0
@@ -52,7 +53,7 @@ def _block_sums(weights: Tensor) -> Tensor:
 
 
 def _invert(logits: Tensor, blocks: Tensor, uniforms: Tensor, top: Tensor, temperature: Tensor) -> Tensor:
-    """The first token whose running sum exceeds u times the total; a block is found first, then a token within it."""
+    """The first token whose cumulative weight exceeds u times the total: block first, then token within the block."""
     totals = blocks.t().double().cumsum(1)
     target = (uniforms.double() * totals[:, -1])[:, None]
     block = torch.searchsorted(totals, target, right=True).clamp(max=blocks.shape[0] - 1)
@@ -60,13 +61,15 @@ def _invert(logits: Tensor, blocks: Tensor, uniforms: Tensor, top: Tensor, tempe
     within = block * BLOCK + torch.arange(BLOCK, device=logits.device)
     found = logits.t().gather(1, within.clamp(max=len(logits) - 1)).masked_fill(within >= len(logits), -torch.inf)
     inside = ((found - top[:, None]) / temperature[:, None]).exp_().double().cumsum(1)
-    # The block's own sum may round below what is left of the target: stay under it, so no token of weight 0 is taken.
+    # Rounding can leave a target above the block's own sum: clamp, so that no token of weight 0 is drawn.
     left = torch.minimum(target - before, inside[:, -1:] * (1 - 1e-12))
     return (block * BLOCK + torch.searchsorted(inside, left, right=True).clamp(max=BLOCK - 1))[:, 0]
 
 
 def _cut(weights: Tensor, top_k: int, top_p: float) -> Tensor:
-    """Weights (V,) with all but the `top_k` largest set to 0, then all but the fewest largest that hold `top_p` of the rest."""
+    """Weights (V,) with all but the top-k set to 0, then all but the smallest set of largest weights with a share of
+    at least `top_p`.
+    """
     kept, where = weights.topk(top_k) if 0 < top_k < len(weights) else weights.sort(descending=True)
     if top_p < 1:
         before = kept.cumsum(0) - kept

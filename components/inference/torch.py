@@ -1,4 +1,4 @@
-"""The built-in engine: samples and scores with plain torch, on one GPU or on the host."""
+"""PyTorch inference engine: continuous batching with a KV cache, and scoring, on one GPU or CPU."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from ratchet.components.training.packing import pack
 from ratchet.components.types import Group, Message, Request, Sample
 
 SCORE_TOKENS = 2048
-"""Tokens of one scoring pass."""
+"""Micro-batch size of scoring, in tokens."""
 
 
 @dataclass
 class Row:
-    """One answer being sampled."""
+    """One answer being generated. `slot`: its prompt's slot in the KV cache."""
 
     request: int
     number: int
@@ -46,11 +46,11 @@ class Row:
 
 @final
 class TorchEngine:
-    """Answers with up to `rows` answers at a time; a prompt is read once for all its samples. On a GPU weights are held in
-    `precision`, on the host in float32; heads, softmax and log-probs are float32 everywhere.
+    """Generates up to `rows` answers at a time; a prompt is prefilled once for all its samples. On a GPU, weights are
+    held in `precision`; on CPU in float32. Heads, softmax and log-probs are always float32.
 
-    Sampled log-probs are the model's own at temperature 1, the learner's `logprobs`, whatever temperature drew the token.
-    The randomness of sample i of a request is (request.seed, i) alone.
+    Sampled log-probs are those at temperature 1 (equal to the trainer's `logprobs`), whatever the sampling
+    temperature. The random numbers of sample i depend only on (request.seed, i).
     """
 
     weights: str
@@ -64,9 +64,9 @@ class TorchEngine:
         self.load(path)
 
     def load(self, path: Path) -> None:
-        """Answer with the weights of this directory from now on. `ContractError` when its tokenizer cannot be used."""
+        """Load the weights of a model directory. `ContractError` if its tokenizer cannot be used."""
         path = Path(path)
-        self.model: Any = None  # a GPU need not hold two
+        self.model: Any = None  # free the old weights first: a GPU need not hold both
         self.model = placed(load_model(path, self.kind, dtype=self.dtype)).requires_grad_(False)
         self.tokenizer = load_tokenizer(path)
         self.contract = contract(self.tokenizer, self.model.config, str(self.dtype).removeprefix("torch."), generates=self.kind != "reward")
@@ -74,20 +74,22 @@ class TorchEngine:
         self.weights = weights_digest(path)
 
     def encode(self, group: Group) -> Group:
-        """The group with `inputs["tokens"]` and `mask` for this model; trajectories that have tokens keep them."""
+        """Add `inputs["tokens"]` and `mask` to trajectories without tokens."""
         return group.replace([self.render(self.tokenizer, group.prompt, trajectory) for trajectory in group.trajectories])
 
     def encode_prompt(self, messages: Sequence[Message]) -> list[int]:
-        """Token ids of the messages up to where the model speaks."""
+        """Token ids of the messages with the generation prompt."""
         return encode_prompt(self.tokenizer, messages)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of an answer."""
+        """Text of an answer."""
         return decode_answer(self.tokenizer, tokens)
 
     @torch.inference_mode()
     def score(self, groups: Sequence[Group], asks: frozenset[str]) -> list[Mapping[str, list[Any]]]:
-        """Per group: ask -> one value a trajectory; `logprobs`, `entropy`, `values` are lists (T), `scores` floats."""
+        """Requested outputs per group, one value per trajectory: `logprobs`, `entropy`, `values` as lists (T),
+        `scores` as floats.
+        """
         groups = [self.encode(group) for group in groups]
         found: list[Mapping[str, list[Any]]] = [{ask: [] for ask in asks} for _ in groups]
         for batch in progress.counted(pack(groups, unit="row", tokens=SCORE_TOKENS)):
@@ -101,13 +103,17 @@ class TorchEngine:
 
     @torch.inference_mode()
     def generate(self, requests: Sequence[Request]) -> list[list[Sample]]:
-        """`count` samples a request, in order. A finished row's place is taken by the next prompt's as soon as they fit."""
+        """`count` samples per request, in order. Continuous batching: finished rows are replaced by waiting requests
+        as soon as they fit.
+        """
         self._check(requests)
         return _Decoding(self, requests).run() if requests else []
 
     @torch.inference_mode()
     def stream(self, request: Request) -> Iterator[int]:
-        """The token ids of one sample as they are drawn, its stop token included: those of `generate`'s first sample."""
+        """Token ids of one sample as they are generated, including the stop token; identical to `generate`'s first
+        sample.
+        """
         self._check([request])
         decoding, given = _Decoding(self, [replace(request, count=1)]), 0
         while decoding.step():
@@ -121,12 +127,12 @@ class TorchEngine:
             raise ContractError("a reward model cannot generate; give the rollout a policy")
         for request in requests:
             if not len(request.tokens) or request.max_tokens < 1 or request.count < 1:
-                raise ContractError(f"a request needs tokens, max_tokens and count; got {len(request.tokens)}, "
-                                    f"{request.max_tokens} and {request.count}")
+                raise ContractError(f"a request needs tokens, max_tokens >= 1 and count >= 1; got {len(request.tokens)} tokens, "
+                                    f"max_tokens {request.max_tokens} and count {request.count}")
 
 
 def weights_digest(path: Path) -> str:
-    """SHA-256 over the names and bytes of a directory's safetensors."""
+    """SHA-256 over the names and contents of a directory's safetensors files."""
     digest = hashlib.sha256()
     for file in sorted(path.glob("*.safetensors")):
         digest.update(file.name.encode())
@@ -136,7 +142,7 @@ def weights_digest(path: Path) -> str:
 
 
 class _Decoding:
-    """One call of `generate`: waiting requests, prompts in slots, live rows 0..n-1 of the cache."""
+    """State of one `generate` call: waiting requests, prompt slots, and live rows 0..n-1 of the KV cache."""
 
     def __init__(self, engine: TorchEngine, requests: Sequence[Request]) -> None:
         self.language = engine.model.policy if isinstance(engine.model, PolicyWithValue) else engine.model
@@ -150,7 +156,7 @@ class _Decoding:
         self.cache = Cache(self.language, slots=slots, prompt=longest, rows=min(self.capacity, sum(r.count for r in requests)),
                            answer=max(r.max_tokens for r in requests))
         self.free = list(range(slots))[::-1]
-        # Prompts of like length share the cache's width best; a request's answers do not depend on its neighbours.
+        # Sorting by length wastes least of the cache's width; answers do not depend on their neighbours.
         self.waiting = deque(sorted(range(len(requests)), key=lambda i: len(requests[i].tokens)))
         self.stops = [{*engine.contract.eos, *r.stop_tokens} for r in requests]
         self.live: list[Row] = []
@@ -162,7 +168,7 @@ class _Decoding:
         return [[s for s in samples if s is not None] for samples in self.done]
 
     def step(self) -> bool:
-        """Admit what fits and draw the next token of every live row; False when no row is left."""
+        """Admit waiting requests that fit and generate the next token of every live row. False when none is left."""
         if not self.waiting and not self.live:
             return False
         self._admit()
@@ -172,7 +178,7 @@ class _Decoding:
         return True
 
     def _admit(self) -> None:
-        """Read as many waiting prompts as fit, and draw the first token of their answers."""
+        """Prefill as many waiting prompts as fit and sample the first token of their answers."""
         chosen: list[tuple[int, int]] = []
         rows = len(self.live)
         while self.waiting and self.free and rows + self.requests[self.waiting[0]].count <= self.capacity:
@@ -194,7 +200,7 @@ class _Decoding:
         self._retire()
 
     def _decode(self) -> Tensor:
-        """Logits (V, R) of the next token of every live row."""
+        """Decode step: logits (V, R) of the next token of every live row."""
         slots = sorted({row.slot for row in self.live})
         order = {slot: i for i, slot in enumerate(slots)}
         prompt = {row.slot: len(self.requests[row.request].tokens) for row in self.live}
@@ -208,23 +214,25 @@ class _Decoding:
         return self._logits(hidden_states(self.language, tokens, positions[None], plan))
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        """(V, R) of hidden states (R, H). The wide product with the vocabulary first is up to 1.7 times as fast on a CPU."""
+        """Logits (V, R) of hidden states (R, H). `weight @ hidden.T` is up to 1.7 times as fast on CPU as the
+        transposed product.
+        """
         logits = product(self.weight, hidden.float())
         return logits if self.bias is None else logits.add_(self.bias[:, None])
 
     def _take(self, rows: Sequence[Row], logits: Tensor) -> None:
-        """Draw and append a token for each of these rows."""
-        asked = [self.requests[row.request] for row in rows]
+        """Sample and append one token per row."""
+        requests = [self.requests[row.request] for row in rows]
         tokens, logprobs = sample(
             logits, torch.tensor([row.uniforms[len(row.tokens)] for row in rows], dtype=torch.float64),
-            torch.tensor([r.temperature for r in asked]), torch.tensor([r.top_k for r in asked]), torch.tensor([r.top_p for r in asked]),
+            torch.tensor([r.temperature for r in requests]), torch.tensor([r.top_k for r in requests]), torch.tensor([r.top_p for r in requests]),
         )
         for row, token, logprob in zip(rows, tokens.tolist(), logprobs.tolist(), strict=True):
             row.tokens.append(token)
             row.logprobs.append(logprob)
 
     def _retire(self) -> None:
-        """Take out finished rows; the last live row moves into each hole, so live rows stay 0..n-1."""
+        """Remove finished rows; the last live row fills each hole, so live rows stay 0..n-1."""
         at = 0
         while at < len(self.live):
             row = self.live[at]

@@ -1,7 +1,7 @@
-"""vLLM as an engine: the protocol of `components/inference/torch.py` over a vLLM in this process or behind a server.
+"""vLLM inference engine, in this process or behind a server, with the same protocol as `components/inference/torch.py`.
 
-What goes in and comes out is tokens and the model's own log-probs at temperature 1 (`logprobs_mode: raw_logprobs`, which vLLM
-takes before temperature, top-k and top-p), as the built-in engine returns them. Written against vLLM 0.32.
+Prompts and answers are exchanged as token ids. Log-probs are the model's at temperature 1 without truncation
+(`logprobs_mode: raw_logprobs`), as in the torch engine. Written for vLLM 0.32.
 """
 
 from __future__ import annotations
@@ -26,20 +26,22 @@ from ratchet.components.text.chat import decode_answer, encode, encode_prompt
 from ratchet.components.text.contract import contract_of
 from ratchet.components.types import Group, Message, Request, Sample
 
-INSTALL = ("name an environment of its own that has it (`vllm.python`, see docs/vllm.md) or a server (`vllm.server`) in the "
+INSTALL = ("set `vllm.python` (a separate environment with vLLM, see docs/vllm.md) or `vllm.server` in the "
            "profile, or use `engine: torch`")
-"""What to do where vLLM is missing. pip does not resolve vLLM 0.32 together with our orchestrator (fastapi < 0.137 and >= 0.139)."""
+"""Advice when vLLM is missing. pip cannot install vLLM 0.32 together with Prefect (they need fastapi < 0.137 and >= 0.139)."""
 
 
 def require_vllm() -> None:
-    """`ContractError` where vLLM cannot be imported; looks without importing."""
+    """`ContractError` if vLLM is not installed; checks without importing it."""
     if importlib.util.find_spec("vllm") is None:
-        raise ContractError(f"the profile says `engine: vllm`, and vllm is not installed here; {INSTALL}")
+        raise ContractError(f"profile `engine: vllm`: vllm is not installed here; {INSTALL}")
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What vLLM said to one row: its tokens, their log-probs, and those of the row itself (0 for its first token) if asked."""
+    """vLLM's output for one row: tokens, their log-probs, and if requested the prompt's log-probs (0 for its first
+    token).
+    """
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -47,19 +49,19 @@ class Answer:
 
 
 class Backend(Protocol):
-    """Where a vLLM runs. `answer` answers with the weights that were loaded last, or raises."""
+    """Interface to a vLLM instance. `answer` generates with the weights loaded last."""
 
     def load(self, path: Path, weights: str) -> None: ...
-    def answer(self, rows: Sequence[Sequence[int]], asked: Sequence[Mapping[str, Any]]) -> list[Answer]: ...
+    def answer(self, rows: Sequence[Sequence[int]], params: Sequence[Mapping[str, Any]]) -> list[Answer]: ...
     def close(self) -> None: ...
 
 
 @final
 class VllmEngine:
-    """Samples, and scores log-probs of given tokens. Heads of ours (rewards, values) and entropies are not vLLM's to compute.
+    """Generates, and scores log-probs of given tokens. Rewards, values and entropies need the torch engine.
 
-    The randomness of sample i of a request is (request.seed, i) alone. vLLM's floating-point sums depend on what else is in
-    the batch, so the same request may still end otherwise among other neighbours where two tokens are nearly as likely.
+    The seed of sample i of a request depends only on (request.seed, i). vLLM's floating-point sums depend on the
+    batch composition, so the same request may diverge between batches where two tokens are nearly equally likely.
     """
 
     weights: str
@@ -70,55 +72,57 @@ class VllmEngine:
         self.load(path)
 
     def load(self, path: Path) -> None:
-        """Answer with the weights of this directory from now on, refreshed in place. `ContractError` for a reward model."""
+        """Load the weights of a model directory, in place. `ContractError` for a reward model."""
         path = Path(path)
         if is_reward_model(path):
-            raise ContractError(f"{path}: a reward model, and vLLM cannot compute its head; score it with the torch engine")
+            raise ContractError(f"{path}: vLLM cannot compute the head of a reward model; score it with the torch engine")
         self.tokenizer, self.contract = load_tokenizer(path), contract_of(path)
         self.weights = weights_digest(path)
         view = untied(path, self.scratch) if self.untie else None
         self.backend.load(Path(view.name) if view else path, self.weights)
-        self.view = view  # the one before goes with this
+        self.view = view  # drops the previous temporary directory
 
     def encode(self, group: Group) -> Group:
-        """As the built-in engine: tokens and masks for this model; trajectories that have tokens keep them."""
+        """Add `inputs["tokens"]` and `mask` to trajectories without tokens, as the torch engine does."""
         return group.replace([encode(self.tokenizer, group.prompt, trajectory) for trajectory in group.trajectories])
 
     def encode_prompt(self, messages: Sequence[Message]) -> list[int]:
-        """Token ids of the messages up to where the model speaks."""
+        """Token ids of the messages with the generation prompt."""
         return encode_prompt(self.tokenizer, messages)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of an answer."""
+        """Text of an answer."""
         return decode_answer(self.tokenizer, tokens)
 
     def score(self, groups: Sequence[Group], asks: frozenset[str]) -> list[Mapping[str, list[Any]]]:
-        """Per group: `logprobs` -> a list (T) a trajectory, 0 where nothing was chosen. Other asks are a `ContractError`."""
+        """Per group, `logprobs`: one list (T) per trajectory, 0 where the loss mask is False. Other outputs are a
+        `ContractError`.
+        """
         if asks - {"logprobs"}:
-            raise ContractError(f"vLLM gives log-probs of given tokens and no {', '.join(sorted(asks - {'logprobs'}))}; "
+            raise ContractError(f"vLLM scores log-probs only, not {', '.join(sorted(asks - {'logprobs'}))}; "
                                 "score them with the torch engine")
         groups = [self.encode(group) for group in groups]
         paths = [t for group in groups for t in group.trajectories]
-        asked = {"temperature": 0.0, "max_tokens": 1, "prompt_logprobs": 0, "detokenize": False}
-        answers = iter(self.backend.answer([list(t.inputs["tokens"]) for t in paths], [asked] * len(paths)))
+        params = {"temperature": 0.0, "max_tokens": 1, "prompt_logprobs": 0, "detokenize": False}
+        answers = iter(self.backend.answer([list(t.inputs["tokens"]) for t in paths], [params] * len(paths)))
         return [{"logprobs": [[p if chosen else 0.0 for p, chosen in zip(next(answers).given, t.mask, strict=True)]
                               for t in group.trajectories]} for group in groups]
 
     def generate(self, requests: Sequence[Request]) -> list[list[Sample]]:
-        """`count` samples a request, in order."""
+        """`count` samples per request, in order."""
         for request in requests:
             if not len(request.tokens) or request.max_tokens < 1 or request.count < 1:
-                raise ContractError(f"a request needs tokens, max_tokens and count; got {len(request.tokens)}, "
-                                    f"{request.max_tokens} and {request.count}")
+                raise ContractError(f"a request needs tokens, max_tokens >= 1 and count >= 1; got {len(request.tokens)} tokens, "
+                                    f"max_tokens {request.max_tokens} and count {request.count}")
         rows = [list(r.tokens) for r in requests for _ in range(r.count)]
         stops = [sorted({*self.contract.eos, *r.stop_tokens}) for r in requests]
-        asked = [parameters(r, number, stop) for r, stop in zip(requests, stops, strict=True) for number in range(r.count)]
-        answers = iter(self.backend.answer(rows, asked) if rows else ())
+        params = [parameters(r, number, stop) for r, stop in zip(requests, stops, strict=True) for number in range(r.count)]
+        answers = iter(self.backend.answer(rows, params) if rows else ())
         return [[Sample(a.tokens, a.logprobs, "end" if a.tokens[-1] in stop else "length")
                  for a in (next(answers) for _ in range(r.count))] for r, stop in zip(requests, stops, strict=True)]
 
     def close(self) -> None:
-        """Give the memory, or the server this engine started, back."""
+        """Free the memory, or stop the server that this engine started."""
         self.backend.close()
 
 
@@ -126,10 +130,11 @@ INDEX = "model.safetensors.index.json"
 
 
 def untied(path: Path, scratch: str | None) -> tempfile.TemporaryDirectory | None:
-    """A directory like `path` with its output layer written out, where a model shares it with its input embedding; else None.
+    """Temporary copy (by links) of a model directory with a separate lm_head tensor, if the model ties it to its
+    input embedding; else None.
 
-    vLLM 0.32 refreshes a shared embedding as an input only: its CPU build goes on multiplying by the first one's packed copy, so
-    every log-prob is of neither model (measured). Two layers that share nothing are both refreshed.
+    vLLM 0.32 on CPU does not refresh a tied lm_head when weights are reloaded: it keeps multiplying by the first
+    packed copy, so every log-prob is wrong (measured). Separate tensors are both refreshed.
     """
     from safetensors import safe_open
     from safetensors.torch import save_file
@@ -139,11 +144,11 @@ def untied(path: Path, scratch: str | None) -> tempfile.TemporaryDirectory | Non
         return None
     view = tempfile.TemporaryDirectory(prefix="vllm-", dir=scratch)
     inside = Path(view.name)
-    inside.chmod(0o755)  # the server may be another user
+    inside.chmod(0o755)  # the server may run as another user
     places: dict[str, str] = {}
     shared = None
     for file in sorted(p for p in path.iterdir() if p.is_file() and p.name not in ("config.json", INDEX)):
-        name = f"part-{file.name}" if file.suffix == ".safetensors" else file.name  # beside a `model.safetensors` no index is read
+        name = f"part-{file.name}" if file.suffix == ".safetensors" else file.name  # the index is ignored if a `model.safetensors` exists
         (inside / name).symlink_to(file.resolve())
         if file.suffix == ".safetensors":
             with safe_open(file, "pt") as weights:
@@ -152,8 +157,8 @@ def untied(path: Path, scratch: str | None) -> tempfile.TemporaryDirectory | Non
                     if key.endswith("embed_tokens.weight"):
                         shared = weights.get_tensor(key)
     if shared is None:
-        raise ContractError(f"{path}: its config ties the output layer to an input embedding, and none of its weights is `embed_tokens.weight`; "
-                            "set `vllm.untie: false` in the profile, on a GPU")
+        raise ContractError(f"{path}: config.json has `tie_word_embeddings`, but no weight named `embed_tokens.weight` was found; "
+                            "on a GPU, set `vllm.untie: false` in the profile")
     save_file({"lm_head.weight": shared}, inside / "part-lm_head.safetensors", metadata={"format": "pt"})
     (inside / "part-lm_head.safetensors").chmod(0o644)
     (inside / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": {**places, "lm_head.weight": "part-lm_head.safetensors"}}))
@@ -162,79 +167,83 @@ def untied(path: Path, scratch: str | None) -> tempfile.TemporaryDirectory | Non
 
 
 def parameters(request: Request, number: int, stops: Sequence[int]) -> dict[str, Any]:
-    """The fields of vLLM's SamplingParams for sample `number` of a request. Prompts are read once: its prefix cache sees to that."""
+    """SamplingParams for sample `number` of a request. Samples of one prompt share its prefill through vLLM's prefix
+    cache.
+    """
     import numpy
 
     seed = int(numpy.random.SeedSequence([request.seed, number]).generate_state(1)[0]) >> 1
     return {"temperature": request.temperature, "top_p": request.top_p, "top_k": request.top_k, "seed": seed, "logprobs": 0,
             "max_tokens": request.max_tokens, "stop_token_ids": list(stops), "detokenize": False,
-            "min_p": 0.0, "repetition_penalty": 1.0}  # said, or a server would take the model's generation_config for them
+            "min_p": 0.0, "repetition_penalty": 1.0}  # explicit, or a server would use the model's generation_config
 
 
 def engine_arguments(options: Mapping[str, Any], rows: int) -> dict[str, Any]:
-    """vLLM's engine arguments for `profile.vllm`, by the names both its Python and its command line use."""
+    """vLLM's engine arguments for `profile.vllm`, by the names that its Python API and command line share."""
     arguments = {"dtype": options["dtype"], "max_model_len": options["max_model_len"], "max_num_seqs": rows, "seed": 0,
                  "tensor_parallel_size": options["tensor_parallel"], "generation_config": "vllm", "logprobs_mode": "raw_logprobs",
                  "enforce_eager": options["eager"]}
     if options["cache_gb"] is not None:
         arguments["kv_cache_memory_bytes"] = int(options["cache_gb"] * 2**30)
-        arguments["gpu_memory_utilization"] = 0.01  # the share that must be free at the start; a learner may hold most of the GPU by then
+        arguments["gpu_memory_utilization"] = 0.01  # share that must be free at start; a trainer may already hold most of the GPU
     return arguments
 
 
 def shape(path: Path) -> dict[str, Any]:
-    """What must not change when weights are refreshed in place: a model's config without who wrote it."""
+    """The model config without provenance fields: what must stay equal for weights to be refreshed in place."""
     config = json.loads((path / "config.json").read_text())
     return {k: v for k, v in config.items() if k not in ("transformers_version", "_name_or_path", "dtype", "torch_dtype")}
 
 
-def check_lengths(rows: Sequence[Sequence[int]], asked: Sequence[Mapping[str, Any]], limit: int) -> None:
-    """vLLM would end an answer early at its limit and say nothing: `ContractError` before it is asked."""
-    longest = max((len(row) + one["max_tokens"] for row, one in zip(rows, asked, strict=True)), default=0)
+def check_lengths(rows: Sequence[Sequence[int]], params: Sequence[Mapping[str, Any]], limit: int) -> None:
+    """`ContractError` if a prompt and its answer may exceed vLLM's context length, where vLLM would truncate
+    silently.
+    """
+    longest = max((len(row) + one["max_tokens"] for row, one in zip(rows, params, strict=True)), default=0)
     if longest > limit:
-        raise ContractError(f"a prompt and its answer may take {longest} tokens, and this vLLM holds {limit}; raise `vllm.max_model_len` "
-                            "in the profile, or lower the rollout's max_tokens")
+        raise ContractError(f"a prompt and its answer may have {longest} tokens, but `vllm.max_model_len` is {limit}; raise it in the profile "
+                            "or lower the rollout's max_tokens")
 
 
 @final
 class InProcess:
-    """A vLLM inside this process: it dies with it, and nothing can be orphaned. Started at the first answer."""
+    """vLLM inside this process, started at the first request; it cannot be orphaned."""
 
     def __init__(self, options: Mapping[str, Any], *, rows: int) -> None:
         require_vllm()
         self.arguments = engine_arguments(options, rows)
         self.path: Path | None = None
-        self.weights = self.held = ""
+        self.weights = self.loaded = ""
         self.shape: dict[str, Any] = {}
         self.llm: Any = None
         self.ending: weakref.finalize | None = None
 
     def load(self, path: Path, weights: str) -> None:
-        """Take these weights from now on. They are read at the next answer, so loading twice costs once."""
+        """Set the weights for the next `answer`, which loads them; loading twice costs once."""
         self.path, self.weights = path, weights
 
-    def answer(self, rows: Sequence[Sequence[int]], asked: Sequence[Mapping[str, Any]]) -> list[Answer]:
-        """One answer a row; `asked` are vLLM's SamplingParams."""
-        check_lengths(rows, asked, self.arguments["max_model_len"])
+    def answer(self, rows: Sequence[Sequence[int]], params: Sequence[Mapping[str, Any]]) -> list[Answer]:
+        """One answer per row; `params` are vLLM's SamplingParams."""
+        check_lengths(rows, params, self.arguments["max_model_len"])
         with _vllm_settings():
             self._refresh()
             from vllm import SamplingParams
 
             outputs = self.llm.generate([{"prompt_token_ids": list(row)} for row in rows],
-                                        [SamplingParams(**one) for one in asked], use_tqdm=False)
-        advance(len(rows))  # all at once: it gives none before the last
+                                        [SamplingParams(**one) for one in params], use_tqdm=False)
+        advance(len(rows))  # vLLM returns all answers at once
         return [_answer(output) for output in outputs]
 
     def close(self) -> None:
-        """Shut the engine down and free its memory; the next answer starts another."""
+        """Shut the engine down and free its memory; the next `answer` starts another."""
         if self.ending is not None:
-            self.llm, self.held = None, ""
+            self.llm, self.loaded = None, ""
             self.ending()
             self.ending = None
 
     def _refresh(self) -> None:
         assert self.path is not None
-        if self.held == self.weights:
+        if self.loaded == self.weights:
             return
         if self.llm is not None and self.shape != shape(self.path):
             self.close()
@@ -248,8 +257,8 @@ class InProcess:
         else:
             self.llm.collective_rpc("reload_weights", kwargs={"weights_path": str(self.path)})
             if not self.llm.reset_prefix_cache():
-                raise ContractError("vLLM kept what it had computed with the earlier weights: requests are still running")
-        self.held = self.weights
+                raise ContractError("vLLM could not reset its prefix cache after a weight update: requests are still running")
+        self.loaded = self.weights
 
 
 def _end(engine: Any) -> None:
@@ -260,9 +269,9 @@ def _end(engine: Any) -> None:
 
 
 def _answer(output: Any) -> Answer:
-    said = output.outputs[0]
-    tokens = tuple(said.token_ids)
-    sampled = tuple(float(at[token].logprob) for at, token in zip(said.logprobs or (), tokens, strict=False))
+    completion = output.outputs[0]
+    tokens = tuple(completion.token_ids)
+    sampled = tuple(float(at[token].logprob) for at, token in zip(completion.logprobs or (), tokens, strict=False))
     given = [0.0 if at is None else float(at[token].logprob)
              for at, token in zip(output.prompt_logprobs or (), output.prompt_token_ids, strict=False)]
     return Answer(tokens, sampled, tuple(given))
@@ -270,8 +279,9 @@ def _answer(output: Any) -> Answer:
 
 @contextlib.contextmanager
 def _vllm_settings() -> Iterator[None]:
-    """The engine core in this process (no child to orphan) and our threads left alone; vLLM reads these when it is imported.
-    Its kernels are not all deterministic ones in torch's sense: the stage's own setting is put back afterwards.
+    """Environment variables that vLLM reads at import: engine core in this process (no child to orphan), threads not
+    pinned. Deterministic algorithms are switched off inside, since vLLM's kernels do not support them, and restored
+    afterwards.
     """
     import torch
 

@@ -1,1 +1,1 @@
-"""Outputs on disk, and what their keys depend on."""
+"""Content-addressed store, checkpoints, and the tracing of source code for store keys."""

@@ -1,4 +1,4 @@
-"""What a fit leaves on the way: a log line a step, and checkpoints to go on from bit for bit."""
+"""Training checkpoints for bit-exact resume, and the per-step metrics log (`metrics.jsonl`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 class Log:
-    """Appends one JSON line a step, on the first rank. On resume, lines after the checkpoint are cut: they will be written again."""
+    """Appends one JSON line per step, on rank 0. On resume, lines after the checkpoint's step are removed; they will
+    be written again.
+    """
 
     def __init__(self, path: Path, *, after: int) -> None:
         self.path = path
@@ -26,7 +28,7 @@ class Log:
         path.parent.mkdir(parents=True, exist_ok=True)
         if ranks.first() and path.exists():
             kept = [text for text in path.read_text().splitlines() if _step(text) <= after]
-            write_atomic(path, "".join(text + "\n" for text in kept))  # a kill here loses no step
+            write_atomic(path, "".join(text + "\n" for text in kept))  # atomic: a kill here loses no step
 
     def __call__(self, values: Mapping[str, float], step: int, of: int | None = None) -> None:
         self.last = {k: v for k, v in values.items() if isinstance(v, (int, float))}
@@ -40,11 +42,11 @@ def _step(text: str) -> int:
     try:
         return json.loads(text)["step"]
     except (json.JSONDecodeError, KeyError, TypeError):
-        return 1 << 62  # a half-written line is cut
+        return 1 << 62  # an incomplete line counts as after any step
 
 
 def latest(progress: Path) -> Path | None:
-    """The newest whole checkpoint of an unfinished fit."""
+    """The newest complete checkpoint of an unfinished fit."""
     return max(progress.glob("checkpoint-*"), key=_number, default=None)
 
 
@@ -53,7 +55,7 @@ def _number(checkpoint: Path) -> int:
 
 
 def save_checkpoint(progress: Path, state: Mapping[str, Any], learners: Mapping[str, Learner], remembered: Mapping[str, Memory]) -> None:
-    """Save everything a run needs to go on exactly, then drop the checkpoint before."""
+    """Save learners and stateful pieces, then delete the previous checkpoint."""
     saved = {
         "state": dict(state),
         "learners": {role: learner.state() for role, learner in learners.items()},
@@ -67,7 +69,7 @@ def save_checkpoint(progress: Path, state: Mapping[str, Any], learners: Mapping[
 
 
 def load_checkpoint(checkpoint: Path, learners: Mapping[str, Learner], remembered: Mapping[str, Memory]) -> dict[str, Any]:
-    """Put learners and memories back to what `save_checkpoint` saw; the `state` saved with them."""
+    """Restore learners and stateful pieces; returns the `state` saved with them."""
     saved = load_state(checkpoint)
     for role, learner in learners.items():
         learner.restore(saved["learners"][role])

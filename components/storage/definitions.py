@@ -1,15 +1,15 @@
-"""Static tracing of Python definitions: the digest of the source code that a function can reach.
+"""Static tracing of Python definitions: digest of the source code reachable from a function, for store keys.
 
-From some functions on, `Sources` follows the names they use to top-level functions, classes and assignments of our own packages: over
-imports (those within functions and re-exports too), attributes of modules, decorators, bases and methods. It hashes the syntax trees of
-what it finds, without comments, docstrings and the annotations of functions and variables. A definition that moves to another module keeps
-its hash.
+Starting from some functions, `Sources` follows the names they use to top-level functions, classes and assignments of
+this package: through imports (also inside functions, and re-exports), module attributes, decorators, base classes and
+methods. It hashes the syntax trees found, without comments, docstrings and annotations of functions and variables. A
+definition moved to another module keeps its hash.
 
-What cannot be followed counts as a whole, so that no change of behaviour can be missed: all of a module that is used as a value, that a
-string names or that does not define the attribute asked of it. Statements that do more than bind a name (registrations, environment
-variables) count when their module is imported. A piece is reached by its full name in any string (`rewards.length`), by a short one where
-it stands as `name` (`{"name": "sample"}`); a data file beside the module, such as a template, by its name. `__file__` reaches all of them,
-and what the module does when it is run as a script.
+What cannot be traced counts as a whole, so that no change of behaviour is missed: every definition of a module that
+is used as a value, named in a string, or lacks the attribute requested. Module-level statements with side effects
+(registrations, environment variables) count whenever their module is imported. A piece is reached by its full name in
+any string (`rewards.length`) or by its short name as the value of `name` (`{"name": "sample"}`); a data file next to
+the module, such as a template, by its file name. `__file__` reaches all of these and the module's `__main__` block.
 """
 
 from __future__ import annotations
@@ -24,21 +24,23 @@ from typing import NamedTuple
 from ratchet.components.storage.syntax import PREFIX, Import, Module, Statement, ours, parse
 
 ROUNDS = 3
-"""How far the hash of a definition looks along its references, to tell apart those that are written alike."""
+"""Depth of references included in the hash of a definition, to distinguish definitions with equal text."""
 DATA = re.compile(r"(?!.*\.pyc?$)\w[\w.-]*\.\w+")
 
 
 class Node(NamedTuple):
-    """Of a module the top-level statement of a number; or by name an import from elsewhere (`np`), a data file beside it (`report.html.j2`),
-    what happens when it is imported (`<import>`) or run as a script (`<script>`), or all of it (`<all>`)."""
+    """A graph node in a module: a top-level statement by number, an external import by name (`np`), a data file
+    (`report.html.j2`), import side effects (`<import>`), the `__main__` block (`<script>`), or everything (`<all>`).
+    """
 
     module: str
     what: int | str
 
 
 class Sources:
-    """The source files below `root`. `pieces` are the definitions that strings name: name -> (module, function); `changed` replaces the
-    text of files."""
+    """The source files below `root`. `pieces`: piece name -> (module, function). `changed`: replacement text of
+    files, for tests.
+    """
 
     def __init__(self, root: Path, pieces: Mapping[str, tuple[str, str]] | None = None, changed: Mapping[Path, str] | None = None) -> None:
         self.root, self.pieces, self.changed = root, pieces or {}, changed or {}
@@ -47,11 +49,11 @@ class Sources:
         self._hashes: dict[tuple[Node, int], str] = {}
 
     def digest(self, starts: Iterable[tuple[str, str]]) -> str:
-        """Of all that is reached from some definitions, each (module, name)."""
+        """Digest of everything reachable from definitions given as (module, name)."""
         return _sha(*sorted({self._hash(node, ROUNDS) for node in self.reached(starts)}))
 
     def reached(self, starts: Iterable[tuple[str, str]]) -> set[Node]:
-        """`KeyError` for a start that is not defined."""
+        """All nodes reachable from definitions given as (module, name). `KeyError` if one is not defined."""
         queue = [node for module, name in starts for node in self.defined(module, name)]
         seen: set[Node] = set()
         while queue:
@@ -68,7 +70,7 @@ class Sources:
         return [Node(name, number) for number in module.names[attribute]]
 
     def module(self, name: str) -> Module | None:
-        """None for what is no module of ours."""
+        """The parsed module, or None if it is not part of this package."""
         if name not in self._modules:
             place, known = self.root.joinpath(*name.removeprefix(PREFIX).split(".")), ours(name) and not name.endswith(".")
             path = next((p for p in (place.with_suffix(".py"), place / "__init__.py") if known and p.is_file()), None)
@@ -81,7 +83,7 @@ class Sources:
         return self._modules[name]
 
     def edges(self, node: Node) -> dict[str, set[Node]]:
-        """What a node leads to, by the name it has for it; `<...>` where it has none."""
+        """Nodes referenced by a node, by the name used for them; `<...>` for implicit references."""
         if node not in self._edges:
             self._edges[node] = {}
             for label, target in self._followed(node):
@@ -126,7 +128,7 @@ class Sources:
             yield from ((text, node) for node in self.defined(module.name, text))
 
     def _named(self, module: Module, chain: Sequence[str]) -> Iterator[Node]:
-        """What a name with its attributes means in a module; nothing for a local variable or a built-in one."""
+        """Nodes that a name with its attributes refers to in a module; none for local variables and built-ins."""
         name = chain[0]
         if name == "__file__":
             yield from self._file(module)
@@ -151,7 +153,7 @@ class Sources:
             yield Node(one.module, "<all>")
 
     def _member(self, name: str, chain: Sequence[str]) -> Iterator[Node]:
-        """What an attribute of a module, with its own, means."""
+        """Nodes that an attribute chain of a module refers to."""
         module, attribute, rest = self.module(name), chain[0], chain[1:]
         if module and (attribute in module.names or attribute in module.imports):
             yield from self._named(module, chain)
@@ -167,7 +169,9 @@ class Sources:
         yield from (Node(module.name, p.name) for p in module.path.parent.iterdir() if DATA.fullmatch(p.name) and p.is_file())
 
     def _hash(self, node: Node, rounds: int) -> str:
-        """Of a node's own text and, as far as `rounds` go, of what it names. Empty where there is no text: its parts count by themselves."""
+        """Hash of a node's text and, up to depth `rounds`, of its references. Empty for nodes without text, whose
+        parts are hashed individually.
+        """
         if (node, rounds) not in self._hashes:
             module, text = self.module(node.module), ""
             if module and isinstance(node.what, int):

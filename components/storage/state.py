@@ -1,4 +1,4 @@
-"""Nested state (tensors, numbers, text, groups) to disk and back, exactly, without pickle: safetensors beside JSON."""
+"""Exact serialisation of nested state (tensors, numbers, strings, groups) without pickle: safetensors plus JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FILES = ("tensors.safetensors", "state.json")
 
 
 def save_state(folder: Path, state: Mapping[str, Any]) -> None:
-    """Write `state` as a directory that exists only when whole (temporary directory, then rename)."""
+    """Write `state` as a directory, atomically (temporary directory, then rename)."""
     from safetensors.torch import save_file
 
     tensors: dict[str, Any] = {}
@@ -42,13 +42,13 @@ def save_state(folder: Path, state: Mapping[str, Any]) -> None:
 
 
 def load_state(folder: Path) -> dict[str, Any]:
-    """The state that `save_state` wrote. Raises `DamageError` for other bytes, `StoreError` where they cannot be read at all."""
+    """Read a state written by `save_state`. `DamageError` if its bytes changed, `StoreError` if it cannot be read."""
     from safetensors.torch import load_file
 
     try:
         for name, known in json.loads((folder / "sha256.json").read_text()).items():
             if file_digest(folder / name) != known:
-                raise ValueError(f"the SHA-256 of {name} is not the one it was saved with")
+                raise ValueError(f"the SHA-256 of {name} differs from the one recorded when it was saved")
         tensors = load_file(folder / "tensors.safetensors")
         return _join(json.loads((folder / "state.json").read_text()), tensors)
     except Exception as error:

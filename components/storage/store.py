@@ -1,11 +1,12 @@
-"""The content-addressed store: every finished product once, whole or not at all.
+"""Content-addressed store of stage outputs. Outputs are published atomically.
 
-    <home>/store/<stage>-<key>/           product files, `manifest.json` written last, directory renamed into place
-    <home>/store/.work/<stage>-<key>/     product and progress of a stage that is not finished; survives a crash
-    <home>/runs/<run>/                    the resolved recipe and one link a stage into the store
+    <home>/store/<stage>-<key>/           output files; `manifest.json` is written last, then the directory renamed into place
+    <home>/store/.work/<stage>-<key>/     partial output and progress of an unfinished stage; survives a crash
+    <home>/runs/<run>/                    the resolved recipe and one link per stage into the store
 
-A key is the digest of what a stage does (its slice of the recipe), of the keys of its inputs and of the definitions in
-the source code that the stage can reach (see `definitions.py`: no comment and no unused function is in it); the manifest holds the SHA-256 of every file, checked when asked.
+A key is the digest of a stage's slice of the recipe, the keys of its inputs and the source code it can reach
+(`definitions.py`; comments and unused functions are not included). The manifest holds the SHA-256 of every file,
+compared by `verify`.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from ratchet.components.errors import DamageError, StoreError, redacted
 from ratchet.components.types import Artifact
 
 MANIFEST = "manifest.json"
-DATED = ("metrics.jsonl", "data_docs")  # they tell the time of their making: no part of what was made
+DATED = ("metrics.jsonl", "data_docs")  # contain timestamps: excluded from the content digest
 
 
 def digest(value: Any) -> str:
-    """SHA-256 of a plain value in canonical JSON."""
+    """SHA-256 of a plain value as canonical JSON."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
@@ -45,13 +46,13 @@ def files_below(folder: Path) -> list[Path]:
 
 
 def content(files: Mapping[str, Mapping[str, Any]]) -> str:
-    """Digest of what a stage made, from its manifest's `files`: equal when it was made again with the same result."""
+    """Digest of a stage's output from its manifest's `files`; equal if a stage is rerun with the same result."""
     return digest({name: entry["sha256"] for name, entry in files.items() if name.split("/")[0] not in DATED})
 
 
 @contextlib.contextmanager
 def disk_errors(doing: str) -> Iterator[None]:
-    """A full disk, a quota, a limit on file sizes or a refused write becomes one clear sentence."""
+    """Turn a full disk, a quota, a file size limit or a permission error into a `StoreError`."""
     try:
         yield
     except OSError as error:
@@ -59,15 +60,15 @@ def disk_errors(doing: str) -> Iterator[None]:
             raise
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             full = "a file may not grow further (ulimit -f)" if error.errno == errno.EFBIG else "the disk is full"
-            raise StoreError(f"{doing}: {full}; nothing finished was touched. Free some space and run again, "
-                             "it continues from the last checkpoint") from error
+            raise StoreError(f"{doing}: {full}; finished outputs are intact. Free some space and run again "
+                             "to continue from the last checkpoint") from error
         if error.errno in (errno.EACCES, errno.EROFS):
             raise StoreError(f"{doing}: not allowed to write at {error.filename}; choose another --home") from error
         raise
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Replace a small file as a whole: a reader sees the old text or the new one."""
+    """Replace a small file atomically: readers see the old text or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with disk_errors(f"writing {path}"), temporary.open("w") as file:
@@ -79,7 +80,9 @@ def write_atomic(path: Path, text: str) -> None:
 
 @dataclass(frozen=True)
 class Workspace:
-    """Where an unfinished stage works. `product` becomes the artifact; `progress` is dropped when it is whole."""
+    """Working directory of an unfinished stage. `product` becomes the artifact; `progress` is deleted when it is
+    complete.
+    """
 
     root: Path
 
@@ -100,7 +103,7 @@ class Workspace:
         return self.root / "steps.json"
 
     def restart(self) -> None:
-        """Begin at the beginning. What there was is kept aside until the product is whole."""
+        """Discard the progress and start over. The old progress is kept aside until the output is complete."""
         os.replace(self.progress, self.root / f"damaged-{time.time_ns()}")
         self.progress.mkdir()
 
@@ -114,7 +117,7 @@ class Store:
         return self.root / f"{stage}-{key[:16]}"
 
     def get(self, stage: str, key: str) -> Artifact | None:
-        """The finished artifact, or None. `DamageError` when its files have not the sizes that its manifest names."""
+        """The finished artifact, or None. `DamageError` if file sizes differ from its manifest."""
         path = self.path(stage, key)
         manifest = read_manifest(path)
         if manifest is None or manifest["key"] != key:
@@ -123,11 +126,11 @@ class Store:
             file = path / name
             if not file.is_file() or file.stat().st_size != entry["size"]:
                 raise DamageError(f"{file} is damaged: expected {entry['size']} bytes, found "
-                                  f"{file.stat().st_size if file.is_file() else 'nothing'}; a run makes it again")
+                                  f"{file.stat().st_size if file.is_file() else 'nothing'}; run again to recompute it")
         return Artifact(manifest["kind"], path, key, tuple(manifest["parents"]), manifest["meta"])
 
     def intact(self, stage: str, key: str) -> Artifact | None:
-        """The finished artifact with every byte of it compared, None when there is none or it is damaged."""
+        """The finished artifact if every file matches its SHA-256; None if it is missing or damaged."""
         with contextlib.suppress(DamageError):
             if (artifact := self.get(stage, key)) is not None:
                 self.verify(artifact)
@@ -136,7 +139,7 @@ class Store:
 
     @contextlib.contextmanager
     def working(self, stage: str, key: str) -> Iterator[Workspace]:
-        """The stage's workspace, held by one process at a time; a second run waits for the first to finish it."""
+        """The stage's workspace under an exclusive lock; a second process waits."""
         root = self.root / ".work" / f"{stage}-{key[:16]}"
         with disk_errors(f"preparing {root}"):
             root.mkdir(parents=True, exist_ok=True)
@@ -149,8 +152,9 @@ class Store:
 
     @contextlib.contextmanager
     def steady(self, *, sweeping: bool = False) -> Iterator[None]:
-        """Nothing is removed from the store meanwhile: held while a product is found (or published) and linked to a run.
-        Who removes things is `sweeping`: alone, after the others have let go."""
+        """Shared lock against removal from the store, held while an artifact is found or published and linked to a
+        run. Garbage collection takes it exclusively (`sweeping`).
+        """
         with disk_errors(f"opening {self.root}"):
             self.root.mkdir(parents=True, exist_ok=True)
             lock = (self.root / ".lock").open("w")
@@ -160,11 +164,12 @@ class Store:
 
     def publish(self, workspace: Workspace, stage: str, key: str, kind: str, parents: Sequence[str],
                 meta: Mapping[str, Any], made_with: Mapping[str, Any] | None = None) -> Artifact:
-        """Seal the product: hash, sync, manifest last, rename. After this the artifact exists; before it did not.
-        `made_with` says what made it: the stage's options, its inputs by role, code revision and package versions.
+        """Publish the output: hash, fsync, write the manifest, rename. The artifact exists only afterwards.
+        `made_with` records the stage's options, inputs by role, code revision and package versions.
 
-        In the place of a damaged one, which is kept aside. `StoreError` when it is not what that one was, for then whatever was
-        built upon the old one would not follow from the new one; of a report, upon which nothing is built, nothing is asked.
+        A damaged artifact with the same key is replaced and kept aside. `StoreError` if the new content differs from
+        the old one's, since downstream artifacts would not follow from it; reports, which have no downstream, are
+        exempt.
         """
         target = self.path(stage, key)
         with disk_errors(f"publishing {stage}"):
@@ -179,11 +184,11 @@ class Store:
                         "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "made_with": dict(made_with or {}),
                         "content": content(entries), "files": entries}
             write_atomic(workspace.product / MANIFEST, json.dumps(manifest, indent=1))
-            if target.exists():  # a damaged or foreign directory: keep it aside rather than mix with it
+            if target.exists():  # a damaged or foreign directory: keep it aside
                 before = read_manifest(target) or {}
                 if kind != "report" and before.get("key") == key and content(before["files"]) == before.get("content") != manifest["content"]:
-                    raise StoreError(f"{target} is damaged, and was made again with another result, which products that were built upon it "
-                                     f"do not follow from; bring its bytes back, or remove {target} to go on with the new ones")
+                    raise StoreError(f"{target} is damaged, and recomputing it gave a different result, from which existing downstream outputs "
+                                     f"do not follow; restore its files, or remove {target} to continue with the new result")
                 os.replace(target, target.with_name(f".replaced-{target.name}-{time.time_ns()}"))
             os.replace(workspace.product, target)
             shutil.rmtree(workspace.root, ignore_errors=True)
@@ -192,15 +197,15 @@ class Store:
         return artifact
 
     def verify(self, artifact: Artifact) -> None:
-        """Compare every byte with the manifest; `DamageError` names the first file that differs."""
+        """Compare every file's SHA-256 with the manifest; `DamageError` names the first that differs."""
         manifest = read_manifest(artifact.path) or {"files": {}}
         for name, entry in manifest["files"].items():
             if file_digest(artifact.path / name) != entry["sha256"]:
-                raise DamageError(f"{artifact.path / name} is damaged: its SHA-256 is not the one in its manifest; a run makes it again")
+                raise DamageError(f"{artifact.path / name} is damaged: its SHA-256 differs from the manifest; run again to recompute it")
 
 
 def read_manifest(path: Path) -> dict[str, Any] | None:
-    """The manifest of a finished directory, None when there is none or it is not readable."""
+    """The manifest of a finished directory, or None if there is none or it cannot be parsed."""
     try:
         return json.loads((path / MANIFEST).read_text())
     except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
@@ -208,7 +213,7 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
 
 
 class RunDirectory:
-    """What one run did: its resolved recipe, its stages as links into the store, its state for people and `show`."""
+    """Directory of one run: its resolved recipe, links to its stages in the store, and its state as `run.json`."""
 
     def __init__(self, home: Path, run: str) -> None:
         self.path = home.resolve() / "runs" / run
@@ -216,7 +221,9 @@ class RunDirectory:
         self._alive: IO[str] | None = None
 
     def hold(self) -> None:
-        """The run is alive as long as this object, at most until the process ends, however it ends. Several may hold it."""
+        """Mark the run as alive with a shared lock, released when this object or the process ends. Several processes
+        may hold it.
+        """
         if self._alive is None:
             with disk_errors(f"opening {self.path}"):
                 self.path.mkdir(parents=True, exist_ok=True)
@@ -224,7 +231,7 @@ class RunDirectory:
             fcntl.flock(self._alive, fcntl.LOCK_SH)
 
     def alive(self) -> bool:
-        """Whether some process, also this one, holds the run."""
+        """Whether any process, including this one, holds the run's lock."""
         try:
             with (self.path / "alive").open() as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

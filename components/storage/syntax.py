@@ -1,4 +1,6 @@
-"""Python source as the statements of its modules: each as normalised text (no comments, docstrings or annotations) and what it refers to."""
+"""Python source as top-level statements: normalised text (without comments, docstrings and annotations) and
+references of each.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,14 @@ from typing import NamedTuple
 PREFIX = "ratchet."
 PACKAGES = ("components", "tasks", "flows")
 PURE = {"piece", "each", "record", "final", "dataclass", "dataclass_transform", "runtime_checkable", "functools", "contextlib"}
-"""Decorators (or modules of them) that register nothing. A definition under any other counts as soon as its module is imported."""
-BUILDS = (("build",), ("describe",), ("resolve",))  # functions that take the name of a piece
-SILENT = ("ctx", "type_comment", "kind", "type_ignores")  # fields of syntax trees without a meaning
+"""Decorators (or their modules) without side effects. A definition under any other counts whenever its module is imported."""
+BUILDS = (("build",), ("describe",), ("resolve",))  # functions that take a piece name
+SILENT = ("ctx", "type_comment", "kind", "type_ignores")  # AST fields without semantics
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Import(NamedTuple):
-    """What an import binds: a module, or one of its attributes."""
+    """Target of an imported name: a module, or one of its attributes."""
 
     module: str
     attribute: str = ""
@@ -26,20 +28,20 @@ class Import(NamedTuple):
 
 @dataclass
 class Statement:
-    """A top-level statement: its normalised syntax tree as text, and what it refers to."""
+    """A top-level statement: its normalised syntax tree as text, and its references."""
 
     text: str = ""
     chains: set[tuple[str, ...]] = field(default_factory=set)  # names with their attributes: ("np", "random", "default_rng")
     strings: set[str] = field(default_factory=set)
     declared: set[str] = field(default_factory=set)  # strings in decorators
-    specs: set[str] = field(default_factory=set)  # strings that stand as `name`
+    specs: set[str] = field(default_factory=set)  # strings given as `name`
     imports: dict[str, list[Import]] = field(default_factory=dict)  # of our modules, within the statement
     modules: set[str] = field(default_factory=set)
 
 
 @dataclass
 class Module:
-    """A parsed file: the numbers of its statements that bind a name, run at import or run as a script, and what it imports."""
+    """A parsed file: numbers of the statements that bind a name, run at import or run as a script, and its imports."""
 
     name: str
     path: Path
@@ -59,7 +61,7 @@ class Module:
 
 
 class _Reader:
-    """Writes a statement as text and collects what it refers to."""
+    """Serialises a statement and collects its references."""
 
     def __init__(self, module: str) -> None:
         self.module, self.found, self.parts = module, Statement(), list[str]()
@@ -77,7 +79,7 @@ class _Reader:
                 for one in node:
                     self.write(one)
                 self.parts.append("]")
-            case ast.Expr(value=ast.Constant()) | ast.Pass():  # a docstring
+            case ast.Expr(value=ast.Constant()) | ast.Pass():  # docstring
                 pass
             case ast.Import() | ast.ImportFrom() if self._import(node):
                 pass
@@ -89,12 +91,12 @@ class _Reader:
                     self.found.strings.add(value)
                 self.parts.append(f" {value!r}")
             case ast.FunctionDef() | ast.AsyncFunctionDef():
-                registers = any(_decorator(d)[-1:] == ("register",) for d in node.decorator_list)  # as singledispatch does, by its annotations
+                registers = any(_decorator(d)[-1:] == ("register",) for d in node.decorator_list)  # e.g. singledispatch, which reads annotations
                 self._fields(node, in_class=False, annotated=registers, without=() if registers else ("returns",))
             case ast.ClassDef():
                 self._fields(node, in_class=True)
             case ast.AnnAssign() if not (self.in_class or self.annotated):
-                if node.value is not None:  # written as the same assignment without its annotation
+                if node.value is not None:  # equivalent to the assignment without annotation
                     self.write(ast.Assign([node.target], node.value))
             case ast.arg() if not self.annotated:
                 self.parts.append(" " + node.arg)
@@ -127,7 +129,9 @@ class _Reader:
         self.in_class, self.annotated = before
 
     def _import(self, node: ast.Import | ast.ImportFrom) -> bool:
-        """Whether all it imports is ours: no part of the text then, for it is what the names mean that counts."""
+        """Record an import. True if it imports only this package: then it is not part of the text, since its names
+        are traced.
+        """
         names, modules, starred = _bound(node, self.module)
         own = {name: [one for one in all_ if ours(one.module)] for name, all_ in names.items()}
         for name, all_ in own.items():
@@ -137,7 +141,7 @@ class _Reader:
 
 
 def _bound(node: ast.Import | ast.ImportFrom, module: str) -> tuple[dict[str, list[Import]], set[str], list[str]]:
-    """What an import binds, which of our modules it runs, and those it takes all names of."""
+    """Names bound by an import, modules of this package it executes, and modules imported with `*`."""
     names: dict[str, list[Import]] = {}
     if isinstance(node, ast.Import):
         for alias in node.names:
@@ -187,7 +191,9 @@ def parse(name: str, path: Path, text: str) -> Module:
 
 
 def _calls(call: ast.Call, functions: set[str], module: Module) -> bool:
-    """Whether it may be one of our functions that is called, which may do more than return a value. (Classes are written with a capital.)"""
+    """Whether the call may execute one of our functions, which may have side effects. (Class names start with a
+    capital.)
+    """
     chain = _chain(call.func)
     return bool(chain) and chain[-1].islower() and (chain[0] in functions or any(ours(one.module) for one in module.imports.get(chain[0], ())))
 
@@ -205,7 +211,7 @@ def _decorator(node: ast.expr) -> tuple[str, ...]:
 
 
 def _chain(node: ast.AST) -> tuple[str, ...]:
-    """A name with its attributes; empty for any other expression."""
+    """A dotted name as a tuple; empty for any other expression."""
     attributes: list[str] = []
     while isinstance(node, ast.Attribute):
         attributes.append(node.attr)

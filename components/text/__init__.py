@@ -1,1 +1,1 @@
-"""Conversations as tokens."""
+"""Chat templates, tokenisation and the token contract between models."""

@@ -1,7 +1,7 @@
-"""Messages to tokens and back: the only place that knows a chat template.
+"""Tokenisation of conversations through the model's chat template, with the loss mask.
 
-A conversation is rendered once by the model's own template and cut where the actor starts and stops speaking, so the
-tokens of a prompt are the same whichever answer follows. The cuts always rejoin to the template's own rendering.
+A conversation is rendered once and split before and after each assistant message, so the prompt's tokens are the same
+for every answer. The concatenated parts always decode to the template's own rendering.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ratchet.components.types import Group, Message, Prompt, Trajectory
 
 @dataclass(frozen=True)
 class Piece:
-    """A stretch of rendered text with its tokens; `message` is the index of the assistant turn it is, or None."""
+    """A segment of rendered text with its tokens. `message`: index of its assistant message, or None."""
 
     text: str
     tokens: tuple[int, ...]
@@ -25,9 +25,10 @@ class Piece:
 
 
 def encode(tokenizer: Any, prompt: Prompt, trajectory: Trajectory) -> Trajectory:
-    """The trajectory with `inputs["tokens"]` (T) and `mask` (T): True on its assistant content and end-of-turn tokens.
+    """Tokenise a trajectory: `inputs["tokens"]` (T) and loss mask `mask` (T), True on its assistant content and
+    end-of-turn tokens.
 
-    The text after the last answer's end of turn is left off, as a sampler would. A trajectory that has tokens keeps them.
+    Text after the last end-of-turn token is dropped, as in sampling. A trajectory with tokens is returned unchanged.
     """
     if "tokens" in trajectory.inputs:
         return trajectory
@@ -36,8 +37,9 @@ def encode(tokenizer: Any, prompt: Prompt, trajectory: Trajectory) -> Trajectory
 
 
 def encode_whole(tokenizer: Any, prompt: Prompt, trajectory: Trajectory) -> Trajectory:
-    """As `encode`, but with all that the template writes, the text after the last end of turn included, and tokenised in one piece:
-    what `apply_chat_template` gives, and so what a published reward model was trained to read."""
+    """As `encode`, but tokenises the template's whole rendering in one piece, text after the last end of turn
+    included: identical to `apply_chat_template`, the format that published reward models were trained on.
+    """
     if "tokens" in trajectory.inputs:
         return trajectory
     whole, asked = (tokenizer(_render(tokenizer, messages, generation=generation), add_special_tokens=False)["input_ids"]
@@ -46,27 +48,27 @@ def encode_whole(tokenizer: Any, prompt: Prompt, trajectory: Trajectory) -> Traj
 
 
 def encode_prompt(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
-    """The tokens of `messages` up to where the assistant starts to speak; a prefix of every `encode` that follows them."""
+    """Token ids of `messages` with the generation prompt; a prefix of every `encode` of a continuation."""
     ask = _render(tokenizer, messages, generation=True)
     pieces = _pieces(tokenizer, messages, "", rendered=ask)
     return [token for piece in pieces for token in piece.tokens]
 
 
 def count_tokens(tokenizer: Any, messages: Sequence[Message]) -> int:
-    """How many tokens `encode_prompt` gives, without the proof that they read back: for bounds on thousands of records."""
+    """Number of tokens of `encode_prompt`, without its round-trip check; for filtering thousands of records."""
     return len(tokenizer(_render(tokenizer, messages, generation=True), add_special_tokens=False)["input_ids"])
 
 
 def decode_answer(tokenizer: Any, tokens: Sequence[int]) -> str:
-    """The text of sampled tokens, without the end-of-turn and other special tokens."""
+    """Text of sampled tokens, without special tokens."""
     return tokenizer.decode(list(tokens), skip_special_tokens=True)
 
 
 def encode_group(tokenizer: Any, group: Group, max_tokens: int) -> tuple[Group | None, Literal["kept", "cut", "dropped"]]:
-    """The group encoded, and what became of it. A trajectory over `max_tokens` is cut after its last whole answer that
-    fits; a group with a trajectory of which no whole answer fits is dropped (None), for its columns would not mean the same.
+    """Tokenise a group, and report the outcome. A trajectory over `max_tokens` is truncated after its last assistant
+    message that fits; if none fits, the whole group is dropped (None), since its columns would no longer apply.
     """
-    fate: Literal["kept", "cut"] = "kept"
+    outcome: Literal["kept", "cut"] = "kept"
     done = []
     for trajectory in group.trajectories:
         if "tokens" in trajectory.inputs:
@@ -80,9 +82,9 @@ def encode_group(tokenizer: Any, group: Group, max_tokens: int) -> tuple[Group |
             whole = _cut(tokenizer, group.prompt, trajectory, pieces, max_tokens)
             if whole is None:
                 return None, "dropped"
-            fate = "cut"
+            outcome = "cut"
         done.append(whole)
-    return group.replace(done), fate
+    return group.replace(done), outcome
 
 
 def _cut(tokenizer: Any, prompt: Prompt, trajectory: Trajectory, pieces: Sequence[Piece], max_tokens: int) -> Trajectory | None:
@@ -103,8 +105,8 @@ def _join(tokenizer: Any, prompt: Prompt, trajectory: Trajectory, pieces: Sequen
     own = [p.message is not None and p.message >= len(prompt.messages) for p in pieces]
     if not any(own):
         text = "".join(p.text for p in pieces)
-        raise ContractError(f"prompt {prompt.id!r}: no token of this sample would be trained on, for no message after the prompt "
-                            f"is the assistant's; check the roles. The sample:\n{text[:2000]}")
+        raise ContractError(f"prompt {prompt.id!r}: no trainable tokens: the loss mask is empty because no message after the prompt "
+                            f"has the role assistant; check the roles. The sample:\n{text[:2000]}")
     if trajectory.messages and trajectory.messages[-1]["role"] == "assistant":
         last = max(i for i, mine in enumerate(own) if mine)
         pieces, own = pieces[: last + 1], own[: last + 1]
@@ -114,7 +116,9 @@ def _join(tokenizer: Any, prompt: Prompt, trajectory: Trajectory, pieces: Sequen
 
 
 def _pieces(tokenizer: Any, messages: Sequence[Message], name: str, *, rendered: str | None = None) -> list[Piece]:
-    """The rendering cut before each assistant content and after its end-of-turn token."""
+    """The rendering split before each assistant content and after its end-of-turn token. `ContractError` if the
+    template cannot be split this way, or if the tokens do not decode to the rendering.
+    """
     full = _render(tokenizer, messages) if rendered is None else rendered
     eos = tokenizer.eos_token
     cuts: list[tuple[int, int, int]] = []
@@ -124,12 +128,12 @@ def _pieces(tokenizer: Any, messages: Sequence[Message], name: str, *, rendered:
         head = _render(tokenizer, messages[:i], generation=True)
         stop = full.find(eos, len(head))
         if not full.startswith(head):
-            raise ContractError(f"prompt {name!r}: the template renders the messages before answer {i} differently once the answer "
-                                f"is there, so a prompt would not be a prefix of its answers. Expected a start of\n{head[-300:]!r}\n"
+            raise ContractError(f"prompt {name!r}: the chat template renders the messages before answer {i} differently when the answer "
+                                f"follows, so the prompt is not a prefix of the conversation. Expected a prefix\n{head[-300:]!r}\n"
                                 f"got\n{full[: len(head)][-300:]!r}\nUse a template that renders each turn on its own")
         if stop < 0:
-            raise ContractError(f"prompt {name!r}: the template writes no {eos!r} after answer {i}; the model would never learn to "
-                                "stop. Set eos_token to the token that ends a turn in this template")
+            raise ContractError(f"prompt {name!r}: the chat template writes no eos_token {eos!r} after answer {i}, so the model would not learn to "
+                                "stop. Set eos_token to the end-of-turn token of this template")
         if eos in message["content"]:
             raise ContractError(f"prompt {name!r}: message {i} contains the end-of-turn token {eos!r} as text; clean the data")
         cuts.append((len(head), stop + len(eos), i))
@@ -145,9 +149,9 @@ def _pieces(tokenizer: Any, messages: Sequence[Message], name: str, *, rendered:
     back = tokenizer.decode([t for p in pieces for t in p.tokens], skip_special_tokens=False, clean_up_tokenization_spaces=False)
     if back != full:
         at = next((i for i, (a, b) in enumerate(zip(back, full, strict=False)) if a != b), min(len(back), len(full)))
-        raise ContractError(f"prompt {name!r}: the tokens do not read back as the template's rendering; they differ at character {at}: "
+        raise ContractError(f"prompt {name!r}: the tokens do not decode to the template's rendering; first difference at character {at}: "
                             f"expected {full[max(at - 40, 0) : at + 40]!r}, got {back[max(at - 40, 0) : at + 40]!r}. "
-                            "The tokenizer loses text (a normaliser?); use one that does not")
+                            "The tokenizer is lossy (a normaliser?); use a lossless one")
     return pieces
 
 

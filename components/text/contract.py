@@ -1,4 +1,6 @@
-"""The contract of a model: what its tokens mean. Checked before every stage, recorded with everything a stage makes."""
+"""Token contract of a model: vocabulary, chat template, end-of-turn tokens, precision. Checked before every stage,
+recorded with its output.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +18,20 @@ from ratchet.components.errors import ContractError, RatchetError, SourceError
 from ratchet.components.types import Artifact
 
 MEET = ("policy", "reference", "initial", "previous")
-"""Inputs of a stage that sample tokens or read those another sampled."""
+"""Stage inputs that generate tokens or score tokens of another model."""
 STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-"""Precisions that can be trained from, by their names in safetensors; what else a file holds are buffers or quantised weights."""
+"""Trainable precisions, by their names in safetensors. Other types are buffers or quantised weights."""
 
 
 @dataclass(frozen=True)
 class Contract:
-    """What two models must share before one reads the other's tokens. `template` and `vocabulary` (token -> id) are digests.
+    """What two models must share for one to score the other's tokens. `template` and `vocabulary` (token -> id) are
+    digests.
 
-    `dtype` is the precision the weights are stored in; all are computed in float32, whatever it is. A policy may hold more than
-    those it meets, as one trained in float32 from a bfloat16 model does. One that holds less has been rounded, and its KL to
-    them is not what training made it. Padding is not in it, for rows are packed, nor is the size of the embedding, which some
-    pad to a round number.
+    `dtype` is the precision of the stored weights; computation is in float32. A policy may be more precise than the
+    models it is compared with (trained in float32 from a bfloat16 model), but not less: rounded weights would change
+    its KL to them. Not included: padding, since rows are packed without it, and the embedding size, which some models
+    pad.
     """
 
     eos: tuple[int, ...]
@@ -37,18 +40,20 @@ class Contract:
     dtype: str
 
     def check(self, other: Contract, where: str) -> None:
-        """Raises `ContractError` naming everything in which `other` is not as this one."""
+        """`ContractError` listing every field in which `other` differs."""
         differences = [f"{name}: expected {mine!r}, got {theirs!r}" for name, mine, theirs in (
                        (field.name, getattr(self, field.name), getattr(other, field.name)) for field in dataclasses.fields(self))
                        if not (_holds(mine, theirs) if name == "dtype" else mine == theirs)]
         if differences:
             raise ContractError(f"{where} do not agree ({'; '.join(differences)}). Use models with one tokenizer, chat template, "
-                                "end of turn and precision, and sample again what another model sampled")
+                                "end-of-turn token and precision, and resample answers of another model")
 
 
 def contract(tokenizer: Any, config: Any, dtype: str = "float32", *, generates: bool = True) -> Contract:
-    """The contract of a tokenizer and a model config over weights of a precision. `ContractError` where it cannot be trained with; of
-    a reward model (`generates=False`), where it cannot score, for which padding and end of turn do not matter."""
+    """The contract of a tokenizer and model config with weights of precision `dtype`. `ContractError` if the model
+    cannot be trained; with `generates=False` (a reward model), if it cannot score, where padding and end of turn do
+    not matter.
+    """
     name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
     if not tokenizer.chat_template:
         raise ContractError(f"{name}: the tokenizer has no chat template; put a chat_template.jinja beside tokenizer.json")
@@ -56,24 +61,26 @@ def contract(tokenizer: Any, config: Any, dtype: str = "float32", *, generates: 
         raise ContractError(f"{name}: the tokenizer has no eos_token; set it to the token that ends a turn in the template")
     if generates and (tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id):
         raise ContractError(f"{name}: pad token ({tokenizer.pad_token!r}) must exist and differ from eos ({tokenizer.eos_token!r}), "
-                            "or the end of an answer is masked as padding; set pad_token to an unused special token in "
+                            "or end-of-turn tokens are masked as padding; set pad_token to an unused special token in "
                             "tokenizer_config.json and pad_token_id in config.json")
     if config.vocab_size < len(tokenizer):
-        raise ContractError(f"{name}: the tokenizer has {len(tokenizer)} tokens, the model only {config.vocab_size}; they are not a pair")
+        raise ContractError(f"{name}: the tokenizer has {len(tokenizer)} tokens but the model's vocab_size is {config.vocab_size}; they do not belong together")
     eos = config.eos_token_id if isinstance(config.eos_token_id, (list, tuple)) else [config.eos_token_id]
     if not generates:
         return Contract((), _digest(tokenizer.chat_template), _digest(tokenizer.get_vocab()), dtype)
     if tokenizer.eos_token_id not in eos:
-        raise ContractError(f"{name}: eos is {tokenizer.eos_token_id} for the tokenizer and {eos} for the model; make them the same")
+        raise ContractError(f"{name}: eos_token_id is {tokenizer.eos_token_id} in the tokenizer and {eos} in config.json; make them equal")
     claimed = str(getattr(config, "dtype", None) or dtype).removeprefix("torch.")
     if not _holds(claimed, dtype):
-        raise ContractError(f"{name}: the weights are {dtype} and config.json says {claimed}, to which whoever loads the model by its "
-                            f"config rounds them; set dtype to {dtype!r} in config.json")
+        raise ContractError(f"{name}: the weights are {dtype} but config.json says {claimed}, so other programs would load rounded "
+                            f"weights; set dtype to {dtype!r} in config.json")
     return Contract(tuple(sorted(eos)), _digest(tokenizer.chat_template), _digest(tokenizer.get_vocab()), dtype)
 
 
 def contract_of(path: Path) -> Contract:
-    """The contract of a model directory. `SourceError` without a tokenizer, `ContractError` where it cannot be trained with."""
+    """The contract of a model directory. `SourceError` without a tokenizer, `ContractError` if the model cannot be
+    trained.
+    """
     from transformers import AutoConfig
 
     from ratchet.components.models.load import load_tokenizer, trusted
@@ -83,10 +90,10 @@ def contract_of(path: Path) -> Contract:
 
 
 def agree(stage: str, inputs: Mapping[str, Artifact], options: Mapping[str, Any]) -> Contract | None:
-    """The contract of the stage's policy, which every input whose tokens meet the policy's shares: other policies, groups, and
-    the models that `scoring` pieces name. None without a policy; `ContractError` names the first input that differs.
+    """The contract of the stage's policy, checked against every input that shares its tokens: other policies, groups,
+    and the models of `scoring` pieces. None without a policy; `ContractError` names the first input that differs.
 
-    Judges and the base model are not asked: they render text by their own template.
+    Reward models and the base model are exempt: they render text with their own template.
     """
     if "policy" not in inputs:
         return None
@@ -94,7 +101,7 @@ def agree(stage: str, inputs: Mapping[str, Artifact], options: Mapping[str, Any]
     if expected is None and stage == "curate":
         from ratchet.components.models.reward import is_reward_model
 
-        if is_reward_model(inputs["policy"].path):  # `ratchet certify`: its tokenizer counts tokens, and that is all
+        if is_reward_model(inputs["policy"].path):  # `ratchet certify`: used only to count tokens
             return None
     expected = expected or contract_of(inputs["policy"].path)
     annotators = [*options.get("annotate", ()), *options.get("prepare", ())]
@@ -103,7 +110,7 @@ def agree(stage: str, inputs: Mapping[str, Artifact], options: Mapping[str, Any]
         got = _recorded(artifact)
         if artifact.kind == "weights":
             got = (got or contract_of(artifact.path)) if name in readers else None
-            if got and name not in MEET:  # a teacher or judge of tokens: what it is stored in is its own affair
+            if got and name not in MEET:  # a model that only scores tokens may have any precision
                 got = dataclasses.replace(got, dtype=expected.dtype)
         if got:
             expected.check(got, f"{stage}: {name!r} ({artifact.path}) and 'policy' ({inputs['policy'].path})")
@@ -111,12 +118,12 @@ def agree(stage: str, inputs: Mapping[str, Artifact], options: Mapping[str, Any]
 
 
 def record(product: Path, agreed: Contract | None) -> dict[str, Any]:
-    """What a stage notes of its product: the model's own contract when it is one, else what its inputs agreed on."""
+    """Contract to record with a stage's output: the model's own if it is one, else the one its inputs agreed on."""
     made = agreed
     if (product / "config.json").is_file():
         try:
             made = contract_of(product)
-        except RatchetError:  # not a chat model (an encoder, say); a stage that takes it for one will be told why not
+        except RatchetError:  # not a chat model, e.g. an encoder; a stage that needs one raises its own error
             made = None
     return {"contract": dataclasses.asdict(made)} if made else {}
 
@@ -127,7 +134,7 @@ def _recorded(artifact: Artifact) -> Contract | None:
 
 
 def _stored(path: Path) -> str:
-    """The precision of most weights of a directory; a few, such as a router's, may be kept in another."""
+    """Precision of most weights of a directory. A few (e.g. a router's) may be stored in another."""
     from safetensors import safe_open
 
     count: Counter[str] = Counter()
@@ -139,12 +146,12 @@ def _stored(path: Path) -> str:
         raise SourceError(f"{path}: holds no weights (model.safetensors expected; pickles are never read)")
     most = count.most_common(1)[0][0]
     if most not in STORED:
-        raise ContractError(f"{path}: the weights are {most}; quantised weights cannot be trained, use the model's {', '.join(STORED.values())} ones")
+        raise ContractError(f"{path}: the weights are {most}; quantised weights cannot be trained, use a version in {', '.join(STORED.values())}")
     return STORED[most]
 
 
 def _holds(one: str, other: str) -> bool:
-    """Whether every number of the other precision is one of this."""
+    """Whether precision `one` represents every number of precision `other`."""
     return one == other or one == "float32"
 
 

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Literal
 
-from ratchet.components.inference.answers import judged
+from ratchet.components.inference.answers import reward_model_scores
 from ratchet.components.piece import piece
 from ratchet.components.recipes.ranges import Bool, NotNegative
 from ratchet.components.types import OK, Columns, Context, Group
@@ -29,7 +29,7 @@ def ensemble(groups: Sequence[Group], ctx: Context, *, models: list, how: Litera
     deviation over the answers at hand (the paper's code does so once, on held-out answers of the SFT policy). One
     member that fails or skips an answer fails or skips it for the ensemble.
     """
-    members = [judged(groups, ctx, model) for model in models]
+    members = [reward_model_scores(groups, ctx, model) for model in models]
     scaled = [_standardised(values) if standardise else values for values, _ in members]
     combined, statuses = [], []
     for g, group in enumerate(groups):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ratchet.components.inference.answers import judged
+from ratchet.components.inference.answers import reward_model_scores
 from ratchet.components.piece import piece
 from ratchet.components.types import Columns, Context, Group
 
@@ -12,5 +12,5 @@ from ratchet.components.types import Columns, Context, Group
 @piece(writes=("reward.{model}", "reward.{model}.status"), paper="arXiv:2203.02155")
 def reward_model(groups: Sequence[Group], ctx: Context, *, model: str = "judge") -> Columns:
     """`reward.<model>`: the scalar of a reward model on prompt and answer, in its own units (logits of Bradley-Terry)."""
-    values, statuses = judged(groups, ctx, model)
+    values, statuses = reward_model_scores(groups, ctx, model)
     return {f"reward.{model}": values, f"reward.{model}.status": statuses}

@@ -162,7 +162,7 @@ def test_an_endless_loop_ends_by_its_cpu_time_and_a_sleeper_by_the_clock() -> No
     verdict = execute("while True:\n    try:\n        while True: pass\n    except BaseException: pass", cpu_seconds=1)
     assert not verdict.passed and "CPU time" in verdict.reason
     begun = time.monotonic()
-    assert "did not end within" in execute("import time\ntime.sleep(600)", wall_seconds=2).reason
+    assert "timeout" in execute("import time\ntime.sleep(600)", wall_seconds=2).reason
     assert time.monotonic() - begun < 30
 
 
@@ -188,8 +188,8 @@ def test_it_fails_closed() -> None:
 
 
 def test_a_wall_that_does_not_hold_is_noticed() -> None:
-    with pytest.raises(confinement.Refused, match="list /"):
-        confinement.try_to_get_out()  # here, unconfined
+    with pytest.raises(confinement.SandboxUnavailable, match="list /"):
+        confinement.verify_confinement()  # here, unconfined
 
 
 def test_a_confined_program_does_not_outlive_its_caller() -> None:
