@@ -1,0 +1,1 @@
+"""Estimates of memory, disk and time of a recipe on a profile."""

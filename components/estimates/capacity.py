@@ -1,4 +1,4 @@
-"""Does a run fit on what its profile stands on? A refusal says which stage needs what, what there is, and what to lower."""
+"""Memory and disk check of a run against its profile."""
 
 from __future__ import annotations
 
@@ -10,24 +10,26 @@ from ratchet.components.estimates.memory import RESERVE, Parts
 from ratchet.components.recipes.profile import Hardware, Profile
 
 
-def refuse_what_cannot_fit(profile: Profile, costs: Sequence[Cost], here: tuple[float, float]) -> None:
-    """Raise `RecipeError` for the stage that lacks most; `here` is (bytes of memory, bytes of free disk) of this machine,
-    which count where the profile states nothing."""
+def check_memory(profile: Profile, costs: Sequence[Cost], here: tuple[float, float]) -> None:
+    """`RecipeError` if a stage exceeds device or host memory, or the run exceeds the disk. It names the stage with
+    the highest need and the option to change. `here`: (bytes of memory, bytes of free disk) of this machine, used
+    where the profile states none.
+    """
     hardware = profile.hardware
     device = hardware.memory_gb * 1e9 if hardware.memory_gb else here[0]
     host = hardware.host_memory_gb * 1e9 if hardware.host_memory_gb else here[0]
     worst = max(costs, key=lambda cost: cost.bytes)
     if worst.bytes > device * (1 - RESERVE):
         raise RecipeError(f"profile {profile.name!r} cannot run stage {worst.stage.name!r}: it needs {gb(worst.bytes)} on "
-                          f"{_one(hardware)} ({_spelt(worst.memory)}), there are {gb(device)} of which {RESERVE:.0%} stay free; "
+                          f"{_one(hardware)} ({_spelt(worst.memory)}), which has {gb(device)} ({RESERVE:.0%} reserved); "
                           f"{_advice(profile, worst)}")
     beside = max(costs, key=lambda cost: cost.host)
     if beside.host > host * (1 - RESERVE):
-        raise RecipeError(f"profile {profile.name!r} cannot run stage {beside.stage.name!r}: what it offloads needs {gb(beside.host)} "
-                          f"of host memory, there are {gb(host)}; offload less or take more ranks")
+        raise RecipeError(f"profile {profile.name!r} cannot run stage {beside.stage.name!r}: offloading needs {gb(beside.host)} "
+                          f"of host memory, available are {gb(host)}; offload less or use more ranks")
     disk = sum(cost.disk for cost in costs)
     if hardware.memory_gb is None and disk > here[1]:
-        raise RecipeError(f"the products of this run need {gb(disk)} of disk, {gb(here[1])} are free; `ratchet gc` shows what could go, "
+        raise RecipeError(f"the outputs of this run need {gb(disk)} of disk, {gb(here[1])} are free; `ratchet gc` lists what can be deleted, "
                           "or choose another --home")
 
 
@@ -44,11 +46,11 @@ def _spelt(memory: Parts) -> str:
 
 
 def _advice(profile: Profile, cost: Cost) -> str:
-    """What to lower, by what weighs most."""
+    """Which option to lower, from the largest part of the memory."""
     most = max((name for name in cost.memory if name != "process"), key=lambda name: cost.memory[name], default="")
     ways = {
         "activations": f"lower tokens_per_batch (now {profile.tokens_per_batch}), or set gradient_checkpointing: true",
         "KV cache": f"lower sampler_rows (now {profile.sampler_rows}) or max_tokens of the answers",
     }
-    return ways.get(most, "train less of it (adapter: {name: lora} or {name: top_layers}), divide it over more devices "
-                          "(zero_stage 3 with more ranks, as in profile node), or take a smaller model")
+    return ways.get(most, "train fewer parameters (adapter: {name: lora} or {name: top_layers}), shard over more devices "
+                          "(zero_stage 3 with more ranks, as in profile node), or use a smaller model")

@@ -1,7 +1,7 @@
-"""What a recipe will take on a profile, stage by stage: memory, disk, tokens, and from measured or stated rates its time.
+"""Cost of each stage of a recipe on a profile: memory, disk, tokens, and time from measured or stated throughput.
 
-Answers are counted at their longest (`max_tokens`), so tokens are upper bounds where the policy ends earlier. How large
-the data is comes from curation when it was made, else from the recipe's limits; what neither tells stays unknown (None).
+Answers are counted at their maximum length (`max_tokens`), so token counts are upper bounds. Data set sizes come from
+curation if it has run, else from the recipe's limits; without either they are unknown (None).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ratchet.components.estimates.memory import (
     SCORED,
     Layout,
     Parts,
-    answering,
+    inference_bytes,
     sampling,
     scoring,
     trained,
@@ -33,7 +33,9 @@ SAVED = 20.0         # bytes of a token in a groups artifact: ids, mask, log-pro
 
 @dataclass(frozen=True)
 class Split:
-    """A curated data set: how many groups, how long the longest trajectory of each is on average, in tokens."""
+    """Size of a curated data set: number of groups, and the mean over groups of the longest trajectory's length in
+    tokens.
+    """
 
     groups: int | None
     tokens: float
@@ -41,7 +43,9 @@ class Split:
 
 @dataclass
 class Cost:
-    """One stage. Bytes are of one device at its worst moment, `host` beside it; tokens by what is done with them."""
+    """Cost of one stage. `memory`: peak bytes on one device by part; `host`: bytes of host memory; tokens by kind of
+    work.
+    """
 
     stage: Stage
     memory: Parts = field(default_factory=dict)
@@ -66,8 +70,9 @@ class Cost:
 
 def estimate(recipe: Recipe, profile: Profile, stages: Mapping[str, Stage], shape: Shape, splits: Mapping[str, Split],
              rates: Rates | None, last: Mapping[str, float]) -> list[Cost]:
-    """Every stage's cost. `last` gives the seconds that the same stage of the same model and data took before, for those that count no
-    tokens or whose rates are not known."""
+    """Cost of every stage. `last`: seconds that the same stage took in an earlier run of the same model and data,
+    used for stages without token counts or with unknown throughput.
+    """
     known = _Known(recipe, profile, shape, splits)
     costs = []
     for stage in stages.values():
@@ -80,7 +85,7 @@ def estimate(recipe: Recipe, profile: Profile, stages: Mapping[str, Stage], shap
 
 
 def seconds(cost: Cost, rates: Rates | None) -> float | None:
-    """Tokens by their rates, and loading; None where tokens or rates are not known."""
+    """Seconds from tokens, throughput and model loads; None if any is unknown."""
     if rates is None or cost.learn is None or cost.score is None or cost.sample is None:
         return None
     learning = cost.learn / rates.learn[cost.adapter] if cost.learn else 0.0
@@ -88,7 +93,7 @@ def seconds(cost: Cost, rates: Rates | None) -> float | None:
 
 
 class _Known:
-    """One method a kind of stage, named like `Stage.does`."""
+    """Cost of each kind of stage; method names are those of `Stage.does`."""
 
     def __init__(self, recipe: Recipe, profile: Profile, shape: Shape, splits: Mapping[str, Split]) -> None:
         self.recipe, self.profile, self.shape, self.splits = recipe, profile, shape, splits
@@ -128,7 +133,7 @@ class _Known:
         return cost
 
     def demonstrate(self, stage: Stage) -> Cost:
-        """The answers of a training and a validation split, sampled and scored."""
+        """Sampling and scoring of a training and a validation split."""
         options, rollout = stage.options, stage.options["rollout"]
         answer, each = rollout.get("max_tokens", 128), rollout.get("responses_per_prompt", 1)
         splits = [self.split(options[name], None, None) for name in ("data", "validation")]
@@ -151,29 +156,29 @@ class _Known:
             section = self.recipe.offline
             assert section is not None
             return self.learned(stage, fit, self.split(section.data, section.limit, section.max_tokens), 2, self.shape)
-        prompts, _, each = self.asked()
+        prompts, _, each = self.rollout_shape()
         return self.learned(stage, fit, Split(prompts, self.length()), self.chosen(fit["updates"], each), self.shape)
 
     def rollout(self, stage: Stage) -> Cost:
-        prompts, answer, each = self.asked()
+        prompts, answer, each = self.rollout_shape()
         return Cost(stage, self.sampled(prompts, answer, each), disk=prompts * each * self.length() * SAVED,
                     score=prompts * self.prompt(), sample=float(prompts * each * answer), models=1)
 
     def annotate(self, stage: Stage) -> Cost:
-        prompts, _, each = self.asked()
+        prompts, _, each = self.rollout_shape()
         passes = self.passes(stage.options["annotate"])
         watched = (stage.options["watch"].get("kl_prompts", 0) if (stage.round or 0) > 1 else 0) * self.length()
         return Cost(stage, self.scored(len(self.recipe.reward.judges) if self.recipe.reward else 0),
                     disk=prompts * each * self.length() * SAVED, score=prompts * each * self.length() * passes + watched, models=1)
 
     def select(self, stage: Stage) -> Cost:
-        prompts, _, each = self.asked()
+        prompts, _, each = self.rollout_shape()
         rows = prompts * self.chosen(self.online.fit.updates, each)
         passes = self.passes(stage.options["prepare"])
         return Cost(stage, self.scored(0), disk=rows * self.length() * SAVED, score=rows * self.length() * passes, models=1)
 
     def improve(self, stage: Stage) -> Cost:
-        prompts, answer, each = self.asked()
+        prompts, answer, each = self.rollout_shape()
         options = stage.options
         cost = self.learned(stage, options["fit"], Split(prompts * options["rounds"], self.length()), each, self.shape)
         engine = self.sampled(prompts, answer, each)
@@ -196,22 +201,22 @@ class _Known:
         human = min(options["perplexity_rows"], held.groups) * (held.tokens + options["max_tokens"])
         memory = dict(self.sampled(held.groups, options["max_tokens"], options["responses_per_prompt"], held.tokens))
         if three:
-            memory["SFT policy"] = float(answering(self.profile) * self.shape.parameters)
+            memory["SFT policy"] = float(inference_bytes(self.profile) * self.shape.parameters)
         if judges:
-            memory["reward models"] = float(answering(self.profile) * self.judge.parameters * judges)
+            memory["reward models"] = float(inference_bytes(self.profile) * self.judge.parameters * judges)
         return Cost(stage, memory, disk=arms * rows * (held.tokens + options["max_tokens"]) * SAVED,
                     score=arms * (held.groups * held.tokens + judged + human), sample=float(arms * rows * options["max_tokens"]),
                     models=arms)
 
-    # --- what they share ---------------------------------------------------------------------------------------------
+    # --- shared helpers ---------------------------------------------------------------------------------------------
 
     @property
     def online(self) -> Any:
         assert self.recipe.online is not None
         return self.recipe.online
 
-    def asked(self) -> tuple[int, int, int]:
-        """(prompts a round, longest answer, answers a prompt)."""
+    def rollout_shape(self) -> tuple[int, int, int]:
+        """(prompts per round, maximum answer length, answers per prompt)."""
         rollout = self.online.rollout
         return self.online.prompts_per_round, rollout.get("max_tokens", 128), rollout.get("responses_per_prompt", 1)
 
@@ -219,10 +224,10 @@ class _Known:
         return self.split(self.online.data, None, None).tokens
 
     def length(self) -> float:
-        return self.prompt() + self.asked()[1]
+        return self.prompt() + self.rollout_shape()[1]
 
     def split(self, name: str, limit: int | None, longest: int | None) -> Split:
-        """Curated, or as the recipe bounds it: `limit` groups of the longest length it allows."""
+        """The curated split if known, else the recipe's bounds: `limit` groups of the maximum length."""
         made = self.splits.get(name)
         bound = self.recipe.data.of(name).max_tokens
         groups, tokens = (made.groups, made.tokens) if made else (None, float(bound))
@@ -235,9 +240,10 @@ class _Known:
         return min(steps, fit["max_steps"]) if fit["max_steps"] else steps
 
     def learned(self, stage: Stage, fit: Mapping[str, Any], split: Split, rows: int, shape: Shape) -> Cost:
-        """A fit on `split`, each of whose groups holds `rows` texts; those of one unit of the objectives go through the model together. Its worst moment is learning, or saving: a checkpoint is a
-        copy on the host of what learns and of Adam's state, and the finished weights are read back in float32 beside the learner,
-        by an engine that answers where the learner learns."""
+        """Cost of a fit on `split`, whose groups have `rows` texts each; texts of one unit go through the model
+        together. Peak memory is reached in training or in saving: a checkpoint copies trained weights and Adam state
+        to the host, and the final weights are reloaded in float32 by the inference engine while the learner exists.
+        """
         units = {describe("objective", part["name"]).unit for parts in fit["updates"].values() for part in parts}
         together = rows if "group" in units else min(rows, 2) if "pair" in units else 1
         packed = min(self.profile.tokens_per_batch, fit["batch"] * rows * split.tokens)
@@ -258,18 +264,20 @@ class _Known:
         return {"process": PROCESS, **sampling(self.shape, self.profile, prompt=prompt, answer=answer, rows=rows, each=each)}
 
     def scored(self, judges: int) -> Parts:
-        """One scoring model, and reward models."""
+        """Memory of one scoring model and of reward models."""
         return {"process": PROCESS, **scoring(self.shape, self.profile, min(SCORED, self.profile.tokens_per_batch)),
-                **({"reward models": float(answering(self.profile) * self.judge.parameters * judges)} if judges else {})}
+                **({"reward models": float(inference_bytes(self.profile) * self.judge.parameters * judges)} if judges else {})}
 
     def passes(self, specs: Sequence[Mapping[str, Any]]) -> float:
-        """Passes of the whole model that these annotators ask for: one of each model they name, judges by their depth."""
+        """Forward passes of the full model that these annotators make: one per model used; reward models count by
+        their depth.
+        """
         trained = self.recipe.reward.judges if self.recipe.reward else ()
         return sum(self.depth if model in trained else 1.0
                    for spec in specs for model in describe("annotate", spec["name"]).named("models", spec))
 
     def chosen(self, updates: Mapping[str, Sequence[Mapping[str, Any]]], each: int) -> int:
-        """Texts a prompt that are learnt from: two for an objective on pairs, else all."""
+        """Trained texts per prompt: two for a pairwise objective, else all."""
         units = {describe("objective", part["name"]).unit for parts in updates.values() for part in parts}
         return min(2, each) if "pair" in units else each
 

@@ -1,7 +1,7 @@
-"""How many tokens a second this machine learns, scores and samples, measured in under a minute with a recipe's own model.
+"""Throughput benchmark of this machine with a recipe's model: tokens per second in training, scoring and sampling, in
+under a minute.
 
-`python -m ratchet.components.estimates.measure request.json answer.json` writes the second file. A process of its own: it pays for the imports and
-the memory it takes.
+Run as a process: `python -m ratchet.components.estimates.measure request.json answer.json` writes the second file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ratchet.components.storage.store import write_atomic
 from ratchet.components.training.packing import pack
 from ratchet.components.types import Group, Prompt, Request, Trajectory
 
-ANSWER = 16  # tokens sampled a row
+ANSWER = 16  # tokens sampled per row
 FIT = {"batch": 1, "epochs": 1, "max_steps": None, "learning_rate": 1e-9, "betas": (0.9, 0.999), "weight_decay": 0.0,
        "max_grad_norm": 1.0, "schedule": "constant", "warmup": 0.0}
 
@@ -43,21 +43,21 @@ def measure(model: Path, profile: Mapping[str, Any], adapters: Mapping[str, Mapp
 
         step(texts[:1])
         learn[name] = _rate(len(texts) * length, lambda step=step: step(texts))
-    return {"learn": learn, **answering}
+    return {"learn": learn, **engine_rates}
 
 
-def _answering(model: Path, profile: Mapping[str, Any], *, length: int, prompt: int, each: int) -> tuple[list[Group], dict[str, float]]:
-    """Random texts to learn from, and how fast the profile's engine loads, scores them and samples. It is gone afterwards."""
+def _measure_engine(model: Path, profile: Mapping[str, Any], *, length: int, prompt: int, each: int) -> tuple[list[Group], dict[str, float]]:
+    """Random texts to train on, and the engine's load time and throughput. The engine is freed afterwards."""
     started = time.monotonic()
     engine = engine_of(profile, model)
-    draw = random.Random(0)
+    rng = random.Random(0)
     tokens = [t for t in range(len(load_tokenizer(model))) if t not in engine.contract.eos]
-    texts = [_text([draw.choice(tokens) for _ in range(length)]) for _ in range(max(1, profile["tokens_per_batch"] // length))]
+    texts = [_text([rng.choice(tokens) for _ in range(length)]) for _ in range(max(1, profile["tokens_per_batch"] // length))]
     asks = frozenset({"logprobs"})
-    engine.score(texts[:1], asks)  # warm
+    engine.score(texts[:1], asks)  # warm-up
     load = time.monotonic() - started
     score = _rate(len(texts) * length, lambda: engine.score(texts, asks))
-    requests = [Request([draw.choice(tokens) for _ in range(prompt)], count=each, max_tokens=ANSWER, seed=i)
+    requests = [Request([rng.choice(tokens) for _ in range(prompt)], count=each, max_tokens=ANSWER, seed=i)
                 for i in range(max(1, profile["sampler_rows"] // each))]
     engine.generate(requests[:1])
     started = time.monotonic()
@@ -78,6 +78,6 @@ def _rate(count: int, work: Any) -> float:
 
 
 if __name__ == "__main__":
-    asked = json.loads(Path(sys.argv[1]).read_text())
-    found = measure(Path(asked.pop("model")), asked.pop("profile"), asked.pop("adapters"), **asked)
+    request = json.loads(Path(sys.argv[1]).read_text())
+    found = measure(Path(request.pop("model")), request.pop("profile"), request.pop("adapters"), **request)
     write_atomic(Path(sys.argv[2]), json.dumps(found))

@@ -1,4 +1,4 @@
-"""The sizes of a Llama-like decoder, from its config.json: how many numbers it holds, how much work a token is."""
+"""Dimensions and parameter counts of a Llama-like decoder from its config.json."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NEEDED = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermedia
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes in numbers, not bytes. `counted` is what the weights' files hold, where they are here."""
+    """Model dimensions. `counted`: number of parameters in the safetensors files, if present."""
 
     layers: int
     hidden: int
@@ -48,16 +48,16 @@ class Shape:
         return self.counted or self.layers * self.layer + embeddings + self.hidden
 
     def first(self, layers: int | None) -> Shape:
-        """Its first layers under a scalar head, as reward models use them: no output matrix."""
+        """The first `layers` layers with a scalar head and no output matrix, as reward models use them."""
         kept = self.layers if layers is None else min(layers, self.layers)
         return replace(self, layers=kept, tied=True, counted=None)
 
 
 def read_shape(config: Mapping[str, Any], where: str) -> Shape:
-    """From the keys of a config.json. Raises `RecipeError` for a model that is not built like Llama."""
+    """Read dimensions from the keys of a config.json. `RecipeError` for an architecture that is not Llama-like."""
     missing = [key for key in NEEDED if not isinstance(config.get(key), int)]
     if missing:
-        raise RecipeError(f"{where}: no {', '.join(missing)}: only decoders built like Llama can be estimated, whose config.json has "
+        raise RecipeError(f"{where}: config.json has no {', '.join(missing)}: only Llama-like decoders can be estimated, with the keys "
                           f"{', '.join(NEEDED)}")
     heads = config["num_attention_heads"]
     return Shape(
@@ -68,14 +68,14 @@ def read_shape(config: Mapping[str, Any], where: str) -> Shape:
 
 
 def shape_of(folder: Path) -> Shape:
-    """Of a model directory; its parameters are counted in the headers of its safetensors, no weight is read."""
+    """Dimensions of a model directory. Parameters are counted from safetensors headers; no weight is read."""
     shape = read_shape(json.loads((folder / "config.json").read_text()), str(folder))
     counted = sum(count(file) for file in folder.glob("*.safetensors"))
     return replace(shape, counted=counted or None)
 
 
 def count(file: Path) -> int:
-    """Numbers in a safetensors file: 8 bytes of header length, then JSON with every tensor's shape."""
+    """Number of elements in a safetensors file: 8 bytes of header length, then JSON with the shape of every tensor."""
     with file.open("rb") as stream:
         header = json.loads(stream.read(struct.unpack("<Q", stream.read(8))[0]))
     total = 0

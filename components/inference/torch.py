@@ -16,7 +16,7 @@ from torch import Tensor
 from ratchet.components.errors import ContractError
 from ratchet.components.inference.sampling import sample
 from ratchet.components.models.attention import Cache, DecodePlan, PrefillPlan
-from ratchet.components.models.device import answering, placed
+from ratchet.components.models.device import inference_dtype, to_device
 from ratchet.components.models.forward import hidden_states, output_head, outputs
 from ratchet.components.models.load import load_model, load_tokenizer
 from ratchet.components.models.products import product
@@ -60,14 +60,14 @@ class TorchEngine:
         if threads:
             torch.set_num_threads(threads)
         self.rows, self.kind = rows, kind
-        self.dtype = answering(precision)
+        self.dtype = inference_dtype(precision)
         self.load(path)
 
     def load(self, path: Path) -> None:
         """Load the weights of a model directory. `ContractError` if its tokenizer cannot be used."""
         path = Path(path)
         self.model: Any = None  # free the old weights first: a GPU need not hold both
-        self.model = placed(load_model(path, self.kind, dtype=self.dtype)).requires_grad_(False)
+        self.model = to_device(load_model(path, self.kind, dtype=self.dtype)).requires_grad_(False)
         self.tokenizer = load_tokenizer(path)
         self.contract = contract(self.tokenizer, self.model.config, str(self.dtype).removeprefix("torch."), generates=self.kind != "reward")
         self.render = encode_whole if self.kind == "reward" and is_published(path) else encode

@@ -1,7 +1,7 @@
-"""One attention for every Hugging Face decoder, steered by a plan: packed rows without padding, or one decoding step.
+"""Attention backend for all Hugging Face decoders: packed rows without padding, shared prefixes, and KV-cache decoding.
 
-The model sees a single flat row (1, N) of tokens and `plan=` among its keyword arguments; the plan alone knows which
-token may look at which. Positions are given explicitly, so nothing of this is visible to the model's own code.
+The model receives one flat row (1, N) of tokens with explicit positions and a keyword argument `plan=`. The plan
+defines which token attends to which; the model's own code is unchanged.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ NAME = "ratchet"
 
 
 class Plan(Protocol):
-    """Attention of a flat row: query (1, heads, N, d), key and value (1, kv heads, N, d) -> (1, N, heads, d)."""
+    """Attention over a flat row: query (1, heads, N, d), key and value (1, kv heads, N, d) -> (1, N, heads, d)."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor: ...
 
 
 def register() -> None:
-    """Make `attn_implementation="ratchet"` known to transformers. No mask is made for it: the plan has it."""
+    """Register `attn_implementation="ratchet"` with transformers. No attention mask is built for it; the plan defines
+    it.
+    """
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, attend)
@@ -35,14 +37,14 @@ def register() -> None:
 def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None, *,
            plan: Plan | None = None, scaling: float | None = None, sliding_window: int | None = None,
            **rest: Any) -> tuple[Tensor, None]:
-    """transformers' attention interface. A call without a plan, or a feature no plan has, is a `ContractError`."""
+    """transformers' attention interface. `ContractError` for a call without a plan or with an unsupported feature."""
     if plan is None:
-        raise ContractError("a model loaded with attention='ratchet' was called without plan=; go through "
+        raise ContractError("a model loaded with attention='ratchet' was called without plan=; call it through "
                             "ratchet.components.models.forward, or load it with attention='sdpa'")
     if attention_mask is not None:
-        raise ContractError("plans take no attention_mask: pack rows instead of padding them")
+        raise ContractError("attention_mask is not supported: pack rows instead of padding them")
     if sliding_window is not None or rest.get("softcap") is not None or rest.get("s_aux") is not None:
-        raise ContractError(f"{type(module).__name__}: sliding windows, soft caps and attention sinks are not planned for; "
+        raise ContractError(f"{type(module).__name__}: sliding windows, soft caps and attention sinks are not supported; "
                             "load the model with full attention (use_sliding_window: false)")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     return plan.attend(module.layer_idx, query, key, value, scale), None
@@ -50,7 +52,7 @@ def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attenti
 
 @dataclass(frozen=True)
 class Family:
-    """Rows with a common prefix, laid out in the flat row as prefix, continuation, continuation, ..."""
+    """Rows with a shared prefix, laid out in the flat row as prefix, continuation, continuation, ..."""
 
     start: int
     prefix: int
@@ -58,9 +60,9 @@ class Family:
 
 
 class PackedPlan:
-    """Rows of tokens as one flat row; the prefix that consecutive siblings share is there, and computed, once.
+    """Packs rows of tokens into one flat row. The prefix shared by consecutive siblings is stored and computed once.
 
-    tokens, positions (1, N); `index[b]` (T_b,) says where row b's tokens are in the flat row.
+    tokens, positions (1, N); `index[b]` (T_b,): positions of row b's tokens in the flat row.
     """
 
     def __init__(self, rows: Sequence[Tensor], siblings: Sequence[int]) -> None:
@@ -95,7 +97,7 @@ class PackedPlan:
         repeat = query.shape[1] // key.shape[1]
         if repeat > 1:
             key, value = key.repeat_interleave(repeat, 1), value.repeat_interleave(repeat, 1)
-        # One split instead of one slice a segment: the backward of a slice fills a tensor as large as the whole row.
+        # One split instead of a slice per segment: the backward of each slice fills a tensor as large as the whole row.
         sizes = [size for family in self.families for size in (family.prefix, *family.continuations)]
         parts = zip(query.split(sizes, 2), key.split(sizes, 2), value.split(sizes, 2), strict=True)
         out: list[Tensor] = []
@@ -115,7 +117,7 @@ class PackedPlan:
         return torch.cat(out, 2).transpose(1, 2)
 
     def _mask(self, prefix: int, length: int, like: Tensor) -> Tensor:
-        """(length, prefix + length): 0 where a continuation may look, -inf at its own future."""
+        """(length, prefix + length): causal mask of a continuation, 0 where allowed, -inf for future tokens."""
         if (prefix, length) not in self._masks:
             mask = torch.full((length, prefix + length), -torch.inf, dtype=like.dtype, device=like.device)
             self._masks[prefix, length] = mask.triu(prefix + 1)
@@ -123,7 +125,7 @@ class PackedPlan:
 
 
 def common_prefix(rows: Sequence[Tensor]) -> int:
-    """How many first tokens all rows share."""
+    """Length of the longest common prefix of all rows."""
     shortest = min(len(row) for row in rows)
     same = torch.ones(shortest, dtype=torch.bool)
     for row in rows[1:]:
@@ -132,7 +134,7 @@ def common_prefix(rows: Sequence[Tensor]) -> int:
 
 
 class PrefillPlan(PackedPlan):
-    """Prompts as one flat row; their keys and values are written into the first pages of `cache` as they are computed."""
+    """Prefill: prompts as one flat row, whose keys and values are written into the prompt slots of `cache`."""
 
     def __init__(self, prompts: Sequence[Tensor], cache: Cache, slots: Sequence[int]) -> None:
         super().__init__(prompts, list(range(len(prompts))))
@@ -148,10 +150,10 @@ class PrefillPlan(PackedPlan):
 
 
 class Cache:
-    """Preallocated keys and values, a list over layers: of each prompt once, and of each row's own answer.
+    """Preallocated KV cache, one tensor per layer: keys and values of each prompt (once) and of each row's answer.
 
-    prompt_* (slots, kv heads, prompt, d); own_* (rows, kv heads, answer, d), as the model's weights in type and place. Live
-    rows are always rows 0..n-1.
+    prompt_* (slots, kv heads, prompt, d); own_* (rows, kv heads, answer, d), with the dtype and device of the
+    weights. Live rows are always rows 0..n-1.
     """
 
     def __init__(self, model: Any, *, slots: int, prompt: int, rows: int, answer: int) -> None:
@@ -166,16 +168,18 @@ class Cache:
         self.device = like.device
 
     def move(self, source: int, target: int, length: int) -> None:
-        """Row `source` becomes row `target`: how the hole of a finished row is filled."""
+        """Copy row `source` to row `target`, to fill the hole of a finished row."""
         for own in (*self.own_keys, *self.own_values):
             own[target, :, :length] = own[source, :, :length]
 
 
 class DecodePlan:
-    """One new token for each of R live rows: row r sits in grid place `place[r]` of (slots, width) beside its siblings.
+    """Decode step: one new token for each of R live rows. Row r has place `place[r]` in the grid (slots, width) of
+    siblings.
 
-    The prompt's keys are read once for all siblings of a slot; each row then adds its own. Made anew for each step.
-    `slots` are the prompts in use, `prompt_lengths` theirs (same order), `lengths` (R,) the answers' before this token.
+    A prompt's keys are read once for all its siblings (as in cascade attention); each row adds its own answer's keys.
+    A new plan is built for each step. `slots`: prompts in use; `prompt_lengths`: their lengths, in the same order;
+    `lengths` (R,): answer lengths before this token.
     """
 
     def __init__(self, cache: Cache, *, slots: Sequence[int], prompt_lengths: Tensor, width: int, place: Tensor, lengths: Tensor) -> None:
@@ -211,14 +215,14 @@ class DecodePlan:
         return out.reshape(1, self.rows, heads, size)
 
     def _grid(self, rows: Tensor) -> Tensor:
-        """(R, kv, group, x) -> (slots, kv, width * group, x). Places without a live row hold anything finite."""
+        """(R, kv, group, x) -> (slots, kv, width * group, x). Places without a live row hold arbitrary finite values."""
         _, kv, group, size = rows.shape
-        if size not in self._grids:  # one for all layers: filling it anew in each would cost as much as the products
+        if size not in self._grids:  # shared by all layers: refilling it in each would cost as much as the products
             self._grids[size] = rows.new_zeros(self.count * self.width, kv, group, size)
         grid = self._grids[size].index_copy_(0, self.place, rows)
         return grid.view(self.count, self.width, kv, group, size).transpose(1, 2).reshape(self.count, kv, self.width * group, size)
 
     def _ungrid(self, grid: Tensor, kv: int, group: int) -> Tensor:
-        """(slots, kv, width * group, x) -> (R, kv, group, x): the places that hold a live row."""
+        """(slots, kv, width * group, x) -> (R, kv, group, x): the places of live rows."""
         grid = grid.view(self.count, kv, self.width, group, -1).transpose(1, 2).reshape(self.count * self.width, kv, group, -1)
         return grid[self.place]

@@ -1,4 +1,4 @@
-"""Where models compute: on the GPU this process was given, on the host where there is none."""
+"""Device placement: this process's GPU, or CPU."""
 
 from __future__ import annotations
 
@@ -12,25 +12,27 @@ from ratchet.components.errors import ContractError
 
 M = TypeVar("M", bound=nn.Module)
 
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at a GPU's first product: the same numbers from the same numbers
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at the first cuBLAS call: deterministic matrix products
 
 
 def here() -> torch.device:
-    """The GPU of this process: the first it sees, or its rank's (`ratchet.components.training.ranks.join`). Asked when a model is loaded, never on import."""
+    """The device of this process: its rank's GPU (see `ratchet.components.training.ranks.join`), else CPU. Evaluated
+    at model load, not on import.
+    """
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
-def answering(precision: str) -> torch.dtype:
-    """The type of weights that only answer: the learner's `precision` on a GPU, whose memory it halves, float32 on the host."""
+def inference_dtype(precision: str) -> torch.dtype:
+    """Dtype of weights used for inference: the profile's `precision` on a GPU, float32 on CPU."""
     return torch.float32 if here().type == "cpu" else getattr(torch, precision)
 
 
-def placed(model: M) -> M:
-    """The model where it computes, itself. `ContractError` when the GPU has no room for it beside what is there."""
+def to_device(model: M) -> M:
+    """The model, moved to this process's device. `ContractError` if the GPU lacks memory."""
     try:
         return model.to(here())
     except torch.OutOfMemoryError as error:
-        held = sum(p.numel() * p.element_size() for p in model.parameters())
-        raise ContractError(f"{type(model).__name__}: its weights take {held / 1e9:.1f} GB and the GPU has no room for them beside what is "
-                            "there; with `engine: vllm` let `vllm.cache_gb` in the profile leave some (null takes nearly all), else learn "
-                            "less (adapter: {name: lora}) or take a smaller model") from error
+        size = sum(p.numel() * p.element_size() for p in model.parameters())
+        raise ContractError(f"{type(model).__name__}: out of GPU memory for its weights of {size / 1e9:.1f} GB; "
+                            "with `engine: vllm` lower `vllm.cache_gb` in the profile (null takes nearly all), else train "
+                            "fewer parameters (adapter: {name: lora}) or use a smaller model") from error

@@ -1,4 +1,6 @@
-"""Rows to outputs: one packed forward pass of a model of any kind. The shift by one lives here and nowhere else."""
+"""Packed forward pass: a batch to log-probs, entropies, values or scores. The only place with the shift by one
+position.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,14 @@ SCALED = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 
 
 def outputs(model: nn.Module, kind: str, batch: Batch, asks: frozenset[str]) -> Outputs:
-    """What was asked of a batch: `logprobs`, `entropy`, `values` (B,T), zero where the mask is False; `scores` (B,).
+    """Requested outputs of a batch: `logprobs`, `entropy`, `values` (B,T), zero where the loss mask is False;
+    `scores` (B,).
 
-    logprobs[b, t] is log p(token t | tokens before t) at temperature 1, values[b, t] the value of the state in which
-    token t was chosen, so both read the hidden state at t - 1.
+    logprobs[b, t] is log p(token t | tokens before t) at temperature 1; values[b, t] is the value of the state before
+    token t. Both read the hidden state at t - 1. `ContractError` for outputs that this kind of model does not have.
     """
     if not asks <= ASKS[kind]:
-        raise ContractError(f"a model of kind {kind!r} cannot give {', '.join(sorted(asks - ASKS[kind]))}; it gives {', '.join(sorted(ASKS[kind]))}")
+        raise ContractError(f"a model of kind {kind!r} has no output {', '.join(sorted(asks - ASKS[kind]))}; available: {', '.join(sorted(ASKS[kind]))}")
     if kind == "reward":
         return Outputs({"scores": _read(model.score, reward_states(model, batch)).float()})
     rows = list(batch.inputs["tokens"])
@@ -32,7 +35,7 @@ def outputs(model: nn.Module, kind: str, batch: Batch, asks: frozenset[str]) -> 
     hidden = hidden_states(language, plan.tokens, plan.positions, plan)
     if batch.mask[:, 0].any():
         row = int(batch.mask[:, 0].nonzero()[0])
-        raise ContractError(f"prompt {batch.ids[row]!r}: the first token of a row is marked as chosen, but nothing precedes it")
+        raise ContractError(f"prompt {batch.ids[row]!r}: the loss mask includes the first token of a row, which has no preceding token")
     before = torch.cat([index[batch.mask[b, : len(index)].nonzero()[:, 0] - 1] for b, index in enumerate(plan.index)])
     states = hidden[before.to(hidden.device)]
     row, step = batch.mask.nonzero().to(hidden.device).unbind(1)
@@ -44,7 +47,7 @@ def outputs(model: nn.Module, kind: str, batch: Batch, asks: frozenset[str]) -> 
     if asks & {"logprobs", "entropy"}:
         head = output_head(language)
         targets = torch.cat([tokens[batch.mask[b, : len(tokens)]] for b, tokens in enumerate(rows)])
-        bias = None if head.bias is None else head.bias.float()  # a softmax over the vocabulary needs float32, whatever the model is in
+        bias = None if head.bias is None else head.bias.float()  # softmax in float32, whatever the model's dtype
         logprobs, entropy = chosen_logprobs(states.float(), head.weight.float(), targets.to(states.device), entropy="entropy" in asks, bias=bias)
         found["logprobs"] = spread(logprobs)
         if entropy is not None:
@@ -55,18 +58,21 @@ def outputs(model: nn.Module, kind: str, batch: Batch, asks: frozenset[str]) -> 
 
 
 def reward_states(model: nn.Module, batch: Batch) -> Tensor:
-    """(B, hidden): what the head of a reward model reads of each row, the mean over its chosen tokens for a `MeanReward`,
-    the last token for a sequence classifier."""
+    """(B, hidden): inputs of a reward model's head: the mean over masked-in tokens for a `MeanReward`, the last token
+    for a sequence classifier.
+    """
     plan = PackedPlan(list(batch.inputs["tokens"]), batch.group.tolist())
     hidden = hidden_states(model, plan.tokens, plan.positions, plan)
     if isinstance(model, MeanReward):
-        judged = [places[batch.mask[b, : len(places)]].to(hidden.device) for b, places in enumerate(plan.index)]
-        return torch.stack([hidden[places].float().mean(0) for places in judged])
+        masked = [places[batch.mask[b, : len(places)]].to(hidden.device) for b, places in enumerate(plan.index)]
+        return torch.stack([hidden[places].float().mean(0) for places in masked])
     return hidden[torch.stack([places[-1] for places in plan.index]).to(hidden.device)]
 
 
 def _read(head: nn.Module, states: Tensor) -> Tensor:
-    """What a head with one output says of states (N, H): (N,), in its own precision, which may be finer than the model's."""
+    """Apply a head with one output to states (N, H): (N,), in the head's dtype, which may be more precise than the
+    model's.
+    """
     return head(states.to(next(head.parameters()).dtype))[:, 0]
 
 
@@ -78,10 +84,10 @@ def hidden_states(language: nn.Module, tokens: Tensor, positions: Tensor, plan: 
 
 
 def output_head(language: nn.Module) -> nn.Module:
-    """The output layer; `ContractError` for models that do more to their logits than multiply."""
+    """The output layer (lm_head). `ContractError` for models that transform logits after it."""
     config = language.config.get_text_config()
     for name in SCALED:
         if getattr(config, name, None) not in (None, 1, 1.0):
-            raise ContractError(f"{type(language).__name__}: config.{name} = {getattr(config, name)} changes the logits after the output "
-                                "layer, which the chunked log-probs do not know; use a model without it")
+            raise ContractError(f"{type(language).__name__}: config.{name} = {getattr(config, name)} transforms logits after the output "
+                                "layer, which the chunked log-probs do not support; use a model without it")
     return language.get_output_embeddings()

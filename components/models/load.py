@@ -1,4 +1,6 @@
-"""Models as plain Hugging Face directories: config, safetensors, tokenizer with its template. Never a pickle."""
+"""Loading and saving of models as Hugging Face directories: config, safetensors, tokenizer with chat template.
+Pickles are never read.
+"""
 
 from __future__ import annotations
 
@@ -31,23 +33,25 @@ from ratchet.components.models.reward import (
 from ratchet.components.models.value import PolicyWithValue, load_value_head, save_value_head
 
 REMOTE_CODE = "remote_code.txt"
-"""Beside weights whose own code may be run: written by the fetch where `models.<name>.remote_code` says so, and with what is trained from them."""
+"""Marker file in model directories whose own code may run (trust_remote_code): written on download if `models.<name>.remote_code` is set,
+and with models trained from them."""
 PADS = ("<|pad|>", "<pad>", "[PAD]", "<|finetune_right_pad_id|>", "<|endoftext|>", "<unk>", "[UNK]")
 
 
 def trusted(path: Path) -> bool:
-    """Whether code that lies beside these weights may be run: everything that loads a model asks here. `SourceError` where a model
-    cannot be loaded without it and may not."""
+    """Whether Python code in this model directory may run (`trust_remote_code`); all loading goes through this check.
+    `SourceError` if the model cannot be loaded without its code and the code is not allowed.
+    """
     allowed = (Path(path) / REMOTE_CODE).is_file()
     if not allowed and _own_classes(path):
         code = ", ".join(sorted(p.name for p in Path(path).glob("*.py"))) or "of another repository"
-        raise SourceError(f"{path}: this type of model runs code of its own ({code}), and none is run unless the recipe says so; read that "
-                          "code, then set models.<name>.remote_code: true, or take a model that transformers knows")
+        raise SourceError(f"{path}: this model type runs code of its own ({code}), which the recipe does not allow; review that "
+                          "code, then set models.<name>.remote_code: true, or use a model supported by transformers")
     return allowed
 
 
 def _own_classes(path: Path) -> dict[str, str]:
-    """The classes that a type of model unknown to transformers brings along, by the loader they are for."""
+    """`auto_map` of a model type unknown to transformers: loader -> its own class."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     file = Path(path) / "config.json"
@@ -60,29 +64,30 @@ def _runs_remote_code(loaded: Any) -> bool:
 
 
 def convert_gguf(file: Path, out: Path) -> None:
-    """A GGUF file as a directory that AutoModelForCausalLM and AutoTokenizer load: float32 weights, pad ≠ eos.
+    """Convert a GGUF file to a Hugging Face directory: float32 weights, pad token ≠ eos token. `SourceError` if it
+    cannot be read.
 
-    The quantised weights are what they are: Q4_1 carries about 4.5 bits a weight. Raises `SourceError`.
+    Conversion does not undo quantisation: Q4_1 has about 4.5 bits per weight.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
     file = Path(file)
     if not file.is_file():
-        raise SourceError(f"{file}: there is no such GGUF file")
+        raise SourceError(f"{file}: GGUF file not found")
     try:
         with _read_once():
             model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32, trust_remote_code=False)
             tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False)
-    except Exception as error:  # somebody's bytes: whoever trips over them raises what it likes, tokenizers a bare Exception
+    except Exception as error:  # untrusted input: any exception may be raised, by tokenizers a bare Exception
         raise SourceError(f"{file}: transformers cannot read this GGUF file ({type(error).__name__}: {error}); "
-                          "use a model whose architecture transformers converts, or its safetensors") from error
+                          "use an architecture that transformers can convert, or the model's safetensors") from error
     if not tokenizer.chat_template:
-        raise SourceError(f"{file}: its metadata holds no chat template; take an instruct model")
+        raise SourceError(f"{file}: its metadata has no chat template; use an instruct model")
     vocabulary = {token for token, number in tokenizer.get_vocab().items() if number < model.config.vocab_size}
     taken = {tokenizer.eos_token, tokenizer.bos_token}
     pad = next((t for t in (*PADS, tokenizer.unk_token) if t in vocabulary and t not in taken), None)
     if pad is None:
-        raise SourceError(f"{file}: no special token is free to be the padding (eos {tokenizer.eos_token!r}); tried {', '.join(PADS)}")
+        raise SourceError(f"{file}: no special token is available as pad token (eos {tokenizer.eos_token!r}); tried {', '.join(PADS)}")
     tokenizer.pad_token = pad
     config = model.config
     if hasattr(config, "quantization_config"):
@@ -91,7 +96,7 @@ def convert_gguf(file: Path, out: Path) -> None:
     model.is_quantized = False
     if hasattr(model, "quantization_method"):
         del model.quantization_method
-    config.rms_norm_eps = float(f"{config.rms_norm_eps:.6g}")  # GGUF keeps 1e-5 as the float32 9.999999747e-06
+    config.rms_norm_eps = float(f"{config.rms_norm_eps:.6g}")  # GGUF stores 1e-5 as the float32 9.999999747e-06
     config.pad_token_id, config.eos_token_id, config.bos_token_id = tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.bos_token_id
     config.dtype = torch.float32
     config._name_or_path = file.stem
@@ -103,7 +108,9 @@ def convert_gguf(file: Path, out: Path) -> None:
 
 
 def _drop_tokens(file: Path, size: int) -> None:
-    """transformers gives every GPT-2 vocabulary an <|endoftext|>, which the file, and so the embedding, need not have."""
+    """Remove added tokens beyond the embedding: transformers adds <|endoftext|> to every GPT-2 vocabulary, even if
+    the file lacks it.
+    """
     tokenizer = json.loads(file.read_text(encoding="utf-8"))
     tokenizer["added_tokens"] = [token for token in tokenizer["added_tokens"] if token["id"] < size]
     file.write_text(json.dumps(tokenizer, indent=2, ensure_ascii=False), encoding="utf-8")
@@ -111,7 +118,9 @@ def _drop_tokens(file: Path, size: int) -> None:
 
 @contextlib.contextmanager
 def _read_once() -> Iterator[None]:
-    """transformers opens a GGUF file anew for the config, the weights and the tokenizer; its index takes five seconds to read."""
+    """Cache `GGUFReader`: transformers opens the file for config, weights and tokenizer, and its index takes five
+    seconds to parse.
+    """
     import gguf
 
     plain = gguf.GGUFReader
@@ -123,7 +132,7 @@ def _read_once() -> Iterator[None]:
 
 
 def load_tokenizer(path: Path) -> Any:
-    """The tokenizer of a model directory. `SourceError` when there is none."""
+    """The tokenizer of a model directory. `SourceError` if there is none."""
     from transformers import AutoTokenizer
 
     path = Path(path)
@@ -133,15 +142,18 @@ def load_tokenizer(path: Path) -> Any:
 
 
 def load_policy(path: Path, *, attention: str = "ratchet", dtype: torch.dtype = torch.float32) -> nn.Module:
-    """The causal language model of a directory on the host, ready for plans (`attention="ratchet"`) or plain ("sdpa")."""
+    """The causal language model of a directory, on CPU, with packed attention (`attention="ratchet"`) or plain
+    ("sdpa").
+    """
     from transformers import AutoModelForCausalLM
 
     return load_from(AutoModelForCausalLM, Path(path), attention, dtype)
 
 
 def load_reward(path: Path, *, attention: str = "ratchet", dtype: torch.dtype = torch.float32) -> nn.Module:
-    """The scalar reward model of a directory: a `MeanReward` where its head lies beside, else a sequence classifier with one label.
-    The head is in float32 whatever the `dtype` of the rest: in bfloat16 a score has 8 bits, and many answers the same."""
+    """The reward model of a directory: a `MeanReward` if its head is present, else a sequence classifier with one
+    label. The head is always float32: in bfloat16 a score has 8 significant bits, and many answers would tie.
+    """
     from transformers import AutoModel, AutoModelForSequenceClassification
 
     if (Path(path) / REWARD_HEAD).is_file():
@@ -149,14 +161,16 @@ def load_reward(path: Path, *, attention: str = "ratchet", dtype: torch.dtype = 
         return MeanReward(backbone, load_reward_head(Path(path), backbone.config.hidden_size)).eval()
     model = load_from(AutoModelForSequenceClassification, Path(path), attention, dtype)
     if model.config.num_labels != 1 or not hasattr(model, "score"):
-        raise SourceError(f"{path}: expected a sequence classifier with one label and a linear head `score`, as transformers makes of decoders; "
+        raise SourceError(f"{path}: expected a sequence classifier with one label and a linear head `score`, as transformers builds for decoders; "
                           f"got {type(model).__name__} with num_labels {model.config.num_labels}")
     model.score.float()
     return model
 
 
 def load_model(path: Path, kind: str, *, attention: str = "ratchet", dtype: torch.dtype = torch.float32) -> nn.Module:
-    """`policy`, `policy_with_value` (a fresh head of zeros where none is saved beside) or `reward`, on the host; heads in float32."""
+    """Load `policy`, `policy_with_value` (zero-initialised head if none is saved) or `reward` on CPU; heads are
+    float32.
+    """
     if kind == "reward":
         return load_reward(path, attention=attention, dtype=dtype)
     policy = load_policy(path, attention=attention, dtype=dtype)
@@ -169,10 +183,10 @@ def load_model(path: Path, kind: str, *, attention: str = "ratchet", dtype: torc
 
 def new_reward(policy_path: Path, *, layers: int | None = None, pool: Literal["last", "mean"] = "last", seed: int = 0,
                attention: str = "ratchet") -> nn.Module:
-    """A reward model: the policy's first `layers` layers (all when None) under a new scalar head.
+    """A new reward model: the first `layers` layers of the policy (all if None) with a new scalar head.
 
-    `pool: last` is a plain sequence classifier, whose head is drawn with std 1/sqrt(hidden + 1) as in "Learning to summarize"
-    (arXiv 2009.01325, section on reward models); `mean` is a `MeanReward`, whose head starts at 0.
+    `pool: last` is a sequence classifier, head initialised with std 1/sqrt(hidden + 1) as in "Learning to summarize"
+    (arXiv 2009.01325, section on reward models); `mean` is a `MeanReward`, head initialised to 0.
     """
     from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
@@ -180,7 +194,7 @@ def new_reward(policy_path: Path, *, layers: int | None = None, pool: Literal["l
     config = AutoConfig.from_pretrained(policy_path, local_files_only=True, trust_remote_code=trusted(policy_path))
     have = config.num_hidden_layers
     if layers is not None and not 1 <= layers <= have:
-        raise SourceError(f"{policy_path}: a reward model of {layers} layers was asked of a model with {have}; use 1 to {have}")
+        raise SourceError(f"{policy_path}: the reward model needs {layers} layers but the model has {have}; use 1 to {have}")
     config.num_hidden_layers = layers or have
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[: config.num_hidden_layers]
@@ -196,8 +210,9 @@ def new_reward(policy_path: Path, *, layers: int | None = None, pool: Literal["l
 
 @contextlib.contextmanager
 def _deepspeed_left_out() -> Iterator[None]:
-    """As it saves, transformers looks whether DeepSpeed wraps the model, and imports it for that, which imports a tracking client: a second and 60 MB
-    in every process that learns. What was never imported wraps nothing."""
+    """Hide DeepSpeed from transformers while saving: its check for a DeepSpeed engine would import DeepSpeed and a
+    tracking client (a second and 60 MB per process) although DeepSpeed was never used.
+    """
     if "deepspeed" in sys.modules or importlib.util.find_spec("deepspeed") is None:
         yield
         return
@@ -212,7 +227,9 @@ def _deepspeed_left_out() -> Iterator[None]:
 
 
 def save_model(model: nn.Module, tokenizer: Any, path: Path) -> None:
-    """A plain directory. Every file is replaced whole, so a reader that maps the old weights keeps reading them."""
+    """Save a Hugging Face directory. Files are replaced atomically, so processes that memory-map the old weights keep
+    reading them.
+    """
     path = Path(path)
     path.mkdir(parents=True, exist_ok=True)
     beside = Path(tempfile.mkdtemp(prefix=".saving-", dir=path))
@@ -230,39 +247,39 @@ def save_model(model: nn.Module, tokenizer: Any, path: Path) -> None:
         if isinstance(model, MeanReward):
             save_reward_head(model.score, beside)
         tokenizer.save_pretrained(beside)
-        if _runs_remote_code(plain) or _runs_remote_code(tokenizer):  # transformers has saved the code too
+        if _runs_remote_code(plain) or _runs_remote_code(tokenizer):  # transformers also saved the code
             (beside / REMOTE_CODE).write_text("These weights were trained with code that the recipe let run.\n")
         for file in sorted(beside.iterdir()):
-            file.chmod(0o644)  # safetensors writes files only their owner can read
+            file.chmod(0o644)  # safetensors creates files with mode 0600
             os.replace(file, path / file.name)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
 
 
 def _plain(model: nn.Module) -> Any:
-    """What transformers has a class for, of a model that is more than that."""
+    """The part of a model that is a transformers class."""
     if isinstance(model, PolicyWithValue):
         return model.policy
     return as_token_classifier(model) or model.backbone if isinstance(model, MeanReward) else model
 
 
 def load_from(auto: Any, path: Path, attention: str, dtype: torch.dtype, **options: Any) -> nn.Module:
-    """The model of a directory by one of transformers' auto classes, from safetensors alone."""
+    """Load a model directory with one of transformers' auto classes, from safetensors only."""
     if not (path / "config.json").is_file():
-        raise SourceError(f"{path}: holds no config.json, so it is not a model directory")
+        raise SourceError(f"{path}: holds no config.json; expected a Hugging Face model directory")
     if not any(path.glob("*.safetensors")):
         raise SourceError(f"{path}: holds no weights (model.safetensors expected; pickles are never read)")
     own = _own_classes(path)
     if trusted(path) and own and auto.__name__ not in own:
-        raise SourceError(f"{path}: its code has no {auto.__name__} (auto_map has {', '.join(sorted(own))}); add one, or take a model that "
-                          "transformers knows")
+        raise SourceError(f"{path}: its code has no {auto.__name__} (auto_map has {', '.join(sorted(own))}); add one, or use a model "
+                          "supported by transformers")
     if attention == "ratchet":
         register()
     model = auto.from_pretrained(path, dtype=dtype, attn_implementation=attention, local_files_only=True,
                                  trust_remote_code=trusted(path), use_safetensors=True, **options)
     if attention == "ratchet" and _runs_remote_code(model) and not model._supports_attention_backend:
-        raise SourceError(f"{path}: the code of {type(model).__name__} does not use transformers' attention interface, through which rows are "
-                          "packed; take a model whose class says _supports_attention_backend")
+        raise SourceError(f"{path}: {type(model).__name__} does not use transformers' attention interface, which packing "
+                          "needs; use a model whose class sets _supports_attention_backend")
     if attention == "ratchet":
         speed_up(model)
     return model.eval()

@@ -1,4 +1,4 @@
-"""Log-probs and entropies of chosen tokens without ever holding the logits of all of them."""
+"""Fused linear cross-entropy: log-probs and entropies of given tokens in chunks, without materialising all logits."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from torch import Tensor
 from ratchet.components.models.products import product
 
 CHUNK = 256
-"""Positions whose logits exist at one time: 256 x 49,152 float32 are 50 MB."""
+"""Positions per chunk: 256 x 49,152 float32 logits are 50 MB."""
 
 
 def chosen_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, *, entropy: bool = False, bias: Tensor | None = None,
                     chunk: int = CHUNK) -> tuple[Tensor, Tensor | None]:
-    """log softmax(h W^T + b)[target] (N,) and, when asked, the entropy in nats (N,).
+    """log softmax(h W^T + b)[target] (N,) and optionally the entropy in nats (N,).
 
-    hidden (N, H), weight (V, H), targets (N,). Gradients flow to hidden, weight and bias; the logits of `chunk` positions
-    exist at a time, forward and backward. Where the weight is frozen, d/dh is made in the forward pass and kept (N, H),
-    so the backward needs no product with W at all.
+    hidden (N, H), weight (V, H), targets (N,). Differentiable in hidden, weight and bias; only `chunk` positions'
+    logits exist at a time, forward and backward. With a frozen weight, d/dh (N, H) is computed in the forward pass,
+    so the backward needs no product with W.
     """
     logprobs, entropies = _Chosen.apply(hidden, weight, bias, targets, entropy, chunk)
     return logprobs, entropies if entropy else None
 
 
 class _Chosen(torch.autograd.Function):
-    """d logp_y / dz = e_y - p;  d H / dz_v = -p_v (log p_v + H), with z the logits."""
+    """Autograd function. d logp_y / dz = e_y - p;  d H / dz_v = -p_v (log p_v + H), with z the logits."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, entropy: bool, chunk: int):
@@ -96,5 +96,5 @@ class _Chosen(torch.autograd.Function):
 
 
 def _entropy_slope(p: Tensor, logits: Tensor, lse: Tensor, entropy: Tensor) -> Tensor:
-    """dH/dz = -p (log p + H); where p is 0 it is 0."""
+    """dH/dz = -p (log p + H); 0 where p is 0."""
     return torch.where(p > 0, (logits - (lse - entropy)[:, None]) * p, 0.0).neg_()

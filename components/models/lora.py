@@ -1,5 +1,6 @@
-"""LoRA directories as peft saves them (adapter_config.json, adapter_model.safetensors): merged into their base model, and saved;
-and the policy before it learnt, which is the same model with its adapter switched off."""
+"""LoRA adapters as peft saves them (adapter_config.json, adapter_model.safetensors): merging, saving, and
+adapter-disabled scoring.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from ratchet.components.errors import SourceError
 from ratchet.components.types import Group
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-FOLDER = "adapter"  # beside the merged weights of a run that trained one
+FOLDER = "adapter"  # subfolder of the merged model
 KINDS = {"CAUSAL_LM": "AutoModelForCausalLM", "SEQ_CLS": "AutoModelForSequenceClassification"}
 
 
@@ -21,22 +22,23 @@ def is_adapter(path: Path) -> bool:
 
 
 def base_of(adapter: Path) -> str:
-    """The address of the base model that adapter_config.json names: a directory of this machine, else a repository of the hub."""
+    """Address of the base model in adapter_config.json: a local directory or a Hub repository."""
     config = _config(adapter)
     name, revision = config.get("base_model_name_or_path") or "", config.get("revision")
     if not name:
-        raise SourceError(f"{adapter}: {CONFIG} names no base model; name it under models.<name>.base, as hub:org/name or path:FOLDER")
+        raise SourceError(f"{adapter}: {CONFIG} names no base model; set models.<name>.base to hub:org/name or path:FOLDER")
     if Path(name).is_dir():
         return f"path:{Path(name).absolute()}"
     if name.startswith(("/", ".")) or name.count("/") != 1:
-        raise SourceError(f"{adapter}: {CONFIG} names the base model {name!r}, which is no directory of this machine and no org/name of the hub; "
-                          "name it under models.<name>.base, as hub:org/name or path:FOLDER")
+        raise SourceError(f"{adapter}: {CONFIG} names the base model {name!r}, which is neither a local directory nor an org/name of the Hub; "
+                          "set models.<name>.base to hub:org/name or path:FOLDER")
     return f"hub:{name}{f'@{revision}' if revision else ''}"
 
 
 def merge_adapter(adapter: Path, base: Path, out: Path) -> None:
-    """The base model with the adapter added to its weights, in float32, as a plain directory. The tokenizer is the adapter's where it brings
-    one. Raises `SourceError` for an adapter that is no LoRA, is pickled or does not fit its base."""
+    """Merge a LoRA adapter into its base model, in float32, and save it as a plain directory, with the adapter's
+    tokenizer if it has one. `SourceError` for an adapter that is not a LoRA, is pickled or does not fit its base.
+    """
     import torch
     import transformers
     from peft import PeftModel, get_peft_model_state_dict
@@ -48,7 +50,7 @@ def merge_adapter(adapter: Path, base: Path, out: Path) -> None:
     kind = KINDS.get(str(config.get("task_type") or "CAUSAL_LM"))
     if config.get("peft_type") != "LORA" or kind is None:
         raise SourceError(f"{adapter}: expected a LoRA (peft_type LORA) of a causal language model or a sequence classifier, got peft_type "
-                          f"{config.get('peft_type')} with task_type {config.get('task_type')}; merge it with peft and name the merged model")
+                          f"{config.get('peft_type')} with task_type {config.get('task_type')}; merge it with peft and use the merged model")
     if not (adapter / WEIGHTS).is_file():
         raise SourceError(f"{adapter}: holds no {WEIGHTS} (pickles are never read); save it again with peft's save_pretrained")
     own = any((adapter / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json"))
@@ -62,29 +64,31 @@ def merge_adapter(adapter: Path, base: Path, out: Path) -> None:
         adapted: Any = PeftModel.from_pretrained(model, str(adapter), local_files_only=True)
         with safe_open(adapter / WEIGHTS, "pt") as file:
             odd = {key for key in {*file.keys()} ^ {*get_peft_model_state_dict(adapted, save_embedding_layers=False)} if "lora_" in key}
-        if odd:  # peft loads the others, and warns at most
+        if odd:  # peft would load the rest with at most a warning
             raise ValueError(f"{len(odd)} of its tensors have no counterpart there, such as {min(odd)}")
-    except Exception as error:  # peft and torch raise what they like at weights that do not fit
-        raise SourceError(f"{adapter}: does not fit its base model {base} ({' '.join(str(error).split())[:300]}); name the model that it was trained on "
-                          "under models.<name>.base") from error
+    except Exception as error:  # peft and torch raise various exceptions here
+        raise SourceError(f"{adapter}: does not fit its base model {base} ({' '.join(str(error).split())[:300]}); set models.<name>.base to the model "
+                          "that it was trained on") from error
     text = tokenizer("The quick brown fox", return_tensors="pt")["input_ids"]
     with torch.no_grad():
         expected = adapted(text).logits
         save_model(adapted.merge_and_unload(), tokenizer, out)
         found: Any = load_from(auto, out, "sdpa", torch.float32)(text).logits
     if not torch.allclose(found, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max())):
-        raise SourceError(f"{adapter}: merged, saved and read back it computes other logits than with its base model (off by up to "
-                          f"{float((found - expected).abs().max()):.3g}); it changes weights that this model shares between layers: merge it with peft")
+        raise SourceError(f"{adapter}: after merging, saving and reloading, the logits differ from base plus adapter by up to "
+                          f"{float((found - expected).abs().max()):.3g}; the adapter changes weights that are tied in this model: merge it with peft")
 
 
 def save_adapter(adapted: Any, path: Path) -> None:
-    """The adapter of a peft model as peft saves it. Its adapter_config.json names no base model, which would be a directory of this machine:
-    the same training gives the same bytes anywhere. Models that wrap a transformers model have names of their own, and save none."""
+    """Save the adapter of a peft model. The base model's name is removed from adapter_config.json, since it is a
+    local path: the same training gives the same bytes on any machine. Models that wrap a transformers model (value
+    head, MeanReward) save none.
+    """
     from transformers import PreTrainedModel
 
     if not isinstance(adapted.get_base_model(), PreTrainedModel):
         return
-    adapted.save_pretrained(path, save_embedding_layers=False)  # peft would look for a base model on the hub to see whether its vocabulary grew
+    adapted.save_pretrained(path, save_embedding_layers=False)  # else peft looks up the base model on the Hub to compare vocabularies
     (path / "README.md").unlink(missing_ok=True)
     config = {key: sorted(value) if isinstance(value, list) else value for key, value in _config(path).items()}
     (path / CONFIG).write_text(json.dumps({**config, "base_model_name_or_path": None}, indent=2, sort_keys=True) + "\n")
@@ -100,17 +104,17 @@ def _config(adapter: Path) -> dict[str, Any]:
 
 
 @final
-class SwitchedOff:
-    """What scores as the policy did before it learnt, without a second model in memory: the learner's own, its adapter off.
+class AdapterDisabledReference:
+    """Reference policy for LoRA: the training model with its adapter disabled, without a second model in memory.
 
-    Stands where an engine stands in `Context.models`, by the digest of those `weights`; it cannot sample.
+    Replaces an engine in `Context.models`; `weights` is the digest of the base weights. It cannot generate.
     """
 
     def __init__(self, learner: Any, tokens: int, weights: str) -> None:
         self._learner, self._tokens, self.weights = learner, tokens, weights
 
     def score(self, groups: Sequence[Group], asks: frozenset[str]) -> list[Mapping[str, list[Any]]]:
-        """As `Engine.score`: per group, ask -> one list (T) a trajectory."""
+        """As `Engine.score`: per group, requested output -> one list (T) per trajectory."""
         import torch
 
         from ratchet.components.training.packing import pack

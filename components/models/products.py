@@ -1,8 +1,8 @@
-"""Products of float32 matrices on a CPU: by oneDNN where it is the faster library, by torch's BLAS elsewhere.
+"""Float32 matrix products on CPU through oneDNN where it is faster than torch's default BLAS.
 
-torch multiplies float32 matrices by MKL, which keeps its AVX-512 kernels for Intel's processors. oneDNN, which torch brings along and
-uses for bfloat16, takes them on any: on two cores of a Zen 5 it is about twice as fast, and three times where few rows meet the
-vocabulary. Without AVX-512 torch's own stay.
+torch uses MKL for float32, whose AVX-512 kernels are for Intel CPUs only. oneDNN, bundled with torch for bfloat16,
+uses AVX-512 on any CPU: on two Zen 5 cores it is about twice as fast, and three times for few rows times the
+vocabulary. Without AVX-512, torch's BLAS is used.
 """
 
 from __future__ import annotations
@@ -16,34 +16,36 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 CACHED = "32"
-"""Products of different shapes that are remembered by oneDNN and by torch's layer over it: more than a training step makes. Each
-takes 0.7 MB, and a thousand of each are the default; batches of every length would fill them."""
+"""Capacity of the primitive caches of oneDNN and of torch's layer over it: more than the distinct shapes of a training step. An entry
+takes 0.7 MB and the default is 1,000 entries each, which batches of varying length would fill."""
 for variable in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
-    os.environ.setdefault(variable, CACHED)  # read when the first product is made
+    os.environ.setdefault(variable, CACHED)  # read at the first product
 
 
 @functools.cache
 def onednn_is_faster() -> bool:
-    """Whether this processor has AVX-512 and this torch has oneDNN."""
+    """Whether this CPU has AVX-512 and this torch build has oneDNN."""
     return torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability().startswith("AVX512")
 
 
 def product(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """rows (…, K) · weight (N, K)ᵀ + bias (N,): (…, N), as `F.linear`, with its gradients. Either may be a transposed view."""
+    """rows (…, K) · weight (N, K)ᵀ + bias (N,): (…, N), as `F.linear`, differentiable. Either matrix may be a
+    transposed view.
+    """
     if not all(t.dtype == torch.float32 and t.device.type == "cpu" and t.numel() for t in (rows, weight)) or not onednn_is_faster():
         return F.linear(rows, weight, bias)
     return _Product.apply(rows, weight, bias) if torch.is_grad_enabled() else _onednn(rows, weight, bias)
 
 
 class Linear(nn.Linear):
-    """`nn.Linear` by `product`."""
+    """`nn.Linear` computed by `product`."""
 
     def forward(self, input: Tensor) -> Tensor:
         return product(input, self.weight, self.bias)
 
 
 def speed_up(model: nn.Module) -> None:
-    """Every plain linear layer of a model becomes a `Linear`: the same parameters under the same names."""
+    """Convert every `nn.Linear` of a model to `Linear` in place; parameters and names are unchanged."""
     for module in model.modules():
         if type(module) is nn.Linear:
             module.__class__ = Linear
@@ -54,7 +56,9 @@ def _onednn(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 class _Product(torch.autograd.Function):
-    """y = x Wᵀ + b;  dx = dy W,  dW = dyᵀ x,  db = Σ dy. Keeps what the gradients that are asked for need."""
+    """Autograd function. y = x Wᵀ + b;  dx = dy W,  dW = dyᵀ x,  db = Σ dy. Saves only what the requested gradients
+    need.
+    """
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

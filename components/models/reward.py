@@ -1,7 +1,8 @@
-"""A reward model that reads the mean of what it judges: a backbone, and a linear head on standardised mean hidden states.
+"""Reward model with mean pooling: a backbone and a linear head on the standardised mean of the answer's last hidden
+states.
 
-The last token of a small model holds little of a conversation; the mean over the judged speaker's tokens holds more.
-transformers reads it as a token classifier with one label: the mean of its logits over those tokens is the score.
+In a small model, the last token's state carries little of the conversation; the mean over the answer's tokens carries
+more. Saved as a transformers token classifier with one label: the mean of its logits over those tokens is the score.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ import torch
 from torch import Tensor, nn
 
 FILE = "reward_head.st"
-"""A safetensors file under a name of its own: vLLM takes every *.safetensors of a directory for the model's."""
+"""Safetensors data without the usual suffix: vLLM loads every *.safetensors of a directory as model weights."""
 
 PUBLISHED = "published_reward_model.txt"
-"""Beside the weights of a reward model that was trained elsewhere; written by the fetch."""
+"""Marker file of a reward model trained elsewhere; written on download."""
 
 
 class StandardisedHead(nn.Module):
-    """(…, hidden) -> (…, 1): weight · (x − centre) / scale. `centre` and `scale` are fixed, the weight learns."""
+    """(…, hidden) -> (…, 1): weight · (x − centre) / scale. `centre` and `scale` are fixed buffers, the weight is
+    trained.
+    """
 
     centre: Tensor
     scale: Tensor
@@ -37,7 +40,7 @@ class StandardisedHead(nn.Module):
 
     @torch.no_grad()
     def as_linear(self) -> nn.Linear:
-        """The same map with nothing to standardise: weight / scale · x − weight / scale · centre."""
+        """The equivalent `nn.Linear`: weight / scale · x − weight / scale · centre."""
         weight = self.weight.double() / self.scale.double()
         linear = nn.Linear(weight.shape[1], 1, device=self.weight.device)
         linear.weight.copy_(weight)
@@ -46,8 +49,9 @@ class StandardisedHead(nn.Module):
 
 
 class MeanReward(nn.Module):
-    """`backbone` is a transformers model without a head, `score` maps the mean of its last hidden states over the judged
-    tokens (B, hidden) to (B, 1)."""
+    """`backbone`: a transformers model without head. `score`: maps the mean of the last hidden states over the
+    masked-in tokens, (B, hidden), to (B, 1).
+    """
 
     base_model_prefix = "backbone"
 
@@ -65,8 +69,9 @@ class MeanReward(nn.Module):
 
 
 def as_token_classifier(model: MeanReward) -> nn.Module | None:
-    """The same weights as a token classifier of transformers, whose logits have the score as their mean over the judged tokens: the
-    mean of a linear map is the map of the mean. None for a type of model that has no such class."""
+    """The equivalent transformers token classifier: the mean of its logits over the masked-in tokens is the score
+    (the mean of a linear map is the map of the mean). None if the architecture has no such class.
+    """
     from transformers import AutoModelForTokenClassification
 
     config = copy.deepcopy(model.config)
@@ -81,17 +86,19 @@ def as_token_classifier(model: MeanReward) -> nn.Module | None:
 
 
 def is_published(path: Path) -> bool:
-    """Whether a reward model's directory came from elsewhere: its texts are rendered as `apply_chat_template` does."""
+    """Whether the reward model was trained elsewhere; its texts are then rendered exactly as by
+    `apply_chat_template`.
+    """
     return (path / PUBLISHED).is_file()
 
 
 def is_reward_model(path: Path) -> bool:
-    """Whether a model directory holds something that scores: one of ours, or a classifier of transformers."""
+    """Whether a directory holds a reward model: a `MeanReward` or a transformers sequence classifier."""
     return (path / FILE).is_file() or _has_class(path, "SequenceClassification")
 
 
 def is_token_classifier(path: Path) -> bool:
-    """Whether a model directory holds a reward model as `as_token_classifier` makes it."""
+    """Whether a directory holds a reward model saved by `as_token_classifier`."""
     return _has_class(path, "TokenClassification")
 
 
@@ -101,7 +108,7 @@ def _has_class(path: Path, kind: str) -> bool:
 
 
 def load_reward_head(path: Path, hidden: int) -> StandardisedHead:
-    """The head saved beside a backbone: `weight` (1, hidden), `centre` and `scale` (hidden,)."""
+    """Load the head saved with a backbone: `weight` (1, hidden), `centre` and `scale` (hidden,)."""
     from safetensors.torch import load_file
 
     head = StandardisedHead(hidden)
@@ -110,7 +117,7 @@ def load_reward_head(path: Path, hidden: int) -> StandardisedHead:
 
 
 def save_reward_head(head: nn.Module, path: Path) -> None:
-    """Writes the head's safetensors with `weight` (1, hidden), `centre` and `scale` (hidden,)."""
+    """Save the head: `weight` (1, hidden), `centre` and `scale` (hidden,)."""
     from safetensors.torch import save_file
 
     save_file({name: tensor.detach().cpu().contiguous() for name, tensor in head.state_dict().items()}, path / FILE)

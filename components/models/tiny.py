@@ -1,4 +1,4 @@
-"""A language model of about a million parameters, trained from scratch in about a minute: for tests and first runs."""
+"""A language model of about one million parameters, trained from scratch in about a minute, for tests and first runs."""
 
 from __future__ import annotations
 
@@ -31,14 +31,16 @@ TALK = (
     ("what is the topic?", "The topic is {x}."), ("that is great", "I am glad you think so."),
 )
 
-SUM = "State the final answer to the following arithmetic problem:"  # as reasoning-gym's chain_sum asks
+SUM = "State the final answer to the following arithmetic problem:"  # wording of reasoning-gym's chain_sum
 
 
 def train_tiny(out: Path, *, seed: int = 0, steps: int = 160, hidden: int = 160, layers: int = 4, batch: int = 48,
                learning_rate: float = 3e-3) -> dict[str, float]:
-    """Writes a Llama with its tokenizer (ChatML) that answers small talk, some sums like "What is 3 + 4?", and stops.
+    """Train and save a Llama with ChatML tokenizer that answers small talk and sums such as "What is 3 + 4?" and
+    emits end-of-turn tokens.
 
-    Deterministic for a seed and a number of threads. Returns the last training loss (nats a token) and the parameters.
+    Deterministic for a seed and a number of threads. Returns the final training loss (nats per token) and the
+    parameter count.
     """
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
@@ -56,10 +58,10 @@ def train_tiny(out: Path, *, seed: int = 0, steps: int = 160, hidden: int = 160,
     optimiser = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
     warmup = max(steps // 20, 1)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda s: min((s + 1) / warmup, max((steps - s) / steps, 0.02)))
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     loss = torch.zeros(())
     for _ in range(steps):
-        loss = _loss(model, [_encoded(tokenizer, conversation(dice), i) for i in range(batch)])
+        loss = _loss(model, [_encoded(tokenizer, conversation(rng), i) for i in range(batch)])
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
@@ -69,19 +71,19 @@ def train_tiny(out: Path, *, seed: int = 0, steps: int = 160, hidden: int = 160,
     return {"loss": float(loss.detach()), "parameters": float(sum(p.numel() for p in model.parameters()))}
 
 
-def conversation(dice: random.Random) -> list[Message]:
-    """A generated exchange: a sum, or one to three turns of small talk, sometimes with a topic as system message."""
-    if dice.random() < 0.6:
-        a, b = (dice.randrange(10), dice.randrange(10)) if dice.random() < 0.8 else (dice.randrange(100), dice.randrange(10))
-        if dice.random() < 0.3 and a >= b:
+def conversation(rng: random.Random) -> list[Message]:
+    """A generated conversation: a sum, or one to three turns of small talk, sometimes with a topic as system message."""
+    if rng.random() < 0.6:
+        a, b = (rng.randrange(10), rng.randrange(10)) if rng.random() < 0.8 else (rng.randrange(100), rng.randrange(10))
+        if rng.random() < 0.3 and a >= b:
             return [{"role": "user", "content": f"{SUM} {a} - {b} ="}, {"role": "assistant", "content": str(a - b)}]
-        asked = dice.choice((f"What is {a} + {b}?", f"{a} + {b} =", f"{SUM} {a} + {b} ="))
-        return [{"role": "user", "content": asked}, {"role": "assistant", "content": str(a + b)}]
-    thing = dice.choice(THINGS)
-    messages: list[Message] = [{"role": "system", "content": f"Topic: {thing}"}] if dice.random() < 0.7 else []
-    for _ in range(dice.randint(1, 3)):
-        said, answer = dice.choice(TALK)
-        messages.append({"role": "user", "content": said.format(x=thing)})
+        question = rng.choice((f"What is {a} + {b}?", f"{a} + {b} =", f"{SUM} {a} + {b} ="))
+        return [{"role": "user", "content": question}, {"role": "assistant", "content": str(a + b)}]
+    thing = rng.choice(THINGS)
+    messages: list[Message] = [{"role": "system", "content": f"Topic: {thing}"}] if rng.random() < 0.7 else []
+    for _ in range(rng.randint(1, 3)):
+        question, answer = rng.choice(TALK)
+        messages.append({"role": "user", "content": question.format(x=thing)})
         messages.append({"role": "assistant", "content": answer.format(x=thing)})
     return messages
 
@@ -98,12 +100,12 @@ def _loss(model: torch.nn.Module, groups: list[Group]) -> Tensor:
 
 
 def _tokenizer(seed: int):
-    """Byte-level BPE with at most 512 tokens; digits stay single, so sums can be learnt."""
+    """Byte-level BPE with at most 512 tokens. Digits are single tokens, so that arithmetic can be learnt."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
-    dice = random.Random(seed + 1)
-    corpus = [message["content"] for _ in range(2000) for message in conversation(dice)] + ["system", "user", "assistant"]
+    rng = random.Random(seed + 1)
+    corpus = [message["content"] for _ in range(2000) for message in conversation(rng)] + ["system", "user", "assistant"]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
         pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False),

@@ -1,4 +1,4 @@
-"""A policy with a value head: one linear map of the last hidden state, for PPO (arXiv 1707.06347)."""
+"""Policy with a value head for PPO (arXiv 1707.06347): one linear map of the last hidden state."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 FILE = "value_head.st"
-"""A safetensors file under a name of its own: vLLM takes every *.safetensors of a directory for the model's."""
+"""Safetensors data without the usual suffix: vLLM loads every *.safetensors of a directory as model weights."""
 
 
 class PolicyWithValue(nn.Module):
-    """`policy` is a causal language model, `value_head` maps (…, hidden) to (…, 1)."""
+    """`policy`: a causal language model. `value_head`: maps (…, hidden) to (…, 1)."""
 
     def __init__(self, policy: nn.Module, value_head: nn.Linear) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class PolicyWithValue(nn.Module):
 
 
 def load_value_head(path: Path, hidden: int) -> nn.Linear:
-    """The head saved beside a policy, or a new one of zeros: it then predicts 0 for every state."""
+    """The saved value head, or a zero-initialised one, which predicts 0 for every state."""
     from safetensors.torch import load_file
 
     head = nn.Linear(hidden, 1)
@@ -40,7 +40,7 @@ def load_value_head(path: Path, hidden: int) -> nn.Linear:
 
 
 def save_value_head(head: nn.Module, path: Path) -> None:
-    """Writes the head's safetensors with `weight` (1, hidden) and `bias` (1,)."""
+    """Save the head: `weight` (1, hidden) and `bias` (1,)."""
     from safetensors.torch import save_file
 
     state: dict[str, torch.Tensor] = {name: p.detach().cpu().contiguous() for name, p in head.state_dict().items()}

@@ -12,7 +12,7 @@ from ratchet.components.errors import DataError
 from ratchet.components.inference.agreement import fresh
 from ratchet.components.inference.choose import engine_of
 from ratchet.components.inference.torch import weights_digest
-from ratchet.components.models.lora import SwitchedOff
+from ratchet.components.models.lora import AdapterDisabledReference
 from ratchet.components.piece import build
 from ratchet.components.stages.experience import context_of
 from ratchet.components.stages.job import Job
@@ -72,7 +72,7 @@ def improve(job: Job) -> dict[str, Any]:
     engine = engine_of(profile, current, kind)
     live: dict[str, Any] = {"policy": engine, **({"reference": reference.engine} if reference else {})}
     if reference is None and hasattr(learner.trained, "disable_adapter") and job.inputs["reference"].path == job.inputs["policy"].path:
-        live["reference"] = SwitchedOff(learner, profile["tokens_per_batch"], weights_digest(job.path("reference")))
+        live["reference"] = AdapterDisabledReference(learner, profile["tokens_per_batch"], weights_digest(job.path("reference")))
     initial = (models if reference else Overlay(models, live)).get("reference") if options["watch"].get("kl_prompts") else None
 
     def look(groups: Sequence[Group], specs: Sequence[Mapping[str, Any]]) -> dict[str, float]:

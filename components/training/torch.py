@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ratchet.components.errors import ContractError, TrainingError
-from ratchet.components.models.device import placed
+from ratchet.components.models.device import to_device
 from ratchet.components.models.forward import outputs
 from ratchet.components.models.load import load_model, load_tokenizer, save_model
 from ratchet.components.models.lora import FOLDER, save_adapter
@@ -68,7 +68,7 @@ class TorchLearner:
             language.gradient_checkpointing_enable({"use_reentrant": False})
             self.model.train()  # transformers checkpoints only in training mode; all dropout is 0
         # peft adapts the model in place, so `model` stays the forward entry; `trained` is merged on export.
-        self.trained = placed(adapter(self.model) if adapter else self.model)
+        self.trained = to_device(adapter(self.model) if adapter else self.model)
         self.parameters = {n: p for n, p in self.trained.named_parameters() if p.requires_grad}
         if not self.parameters:
             raise TrainingError("no trainable parameters: the adapter froze every parameter")

@@ -9,7 +9,7 @@ from ratchet.components.errors import RecipeError
 
 def check_fits(pipeline: Any) -> None:
     """Refuse a profile that cannot fit, as far as the model's size is known. Raises `RecipeError`."""
-    from ratchet.components.estimates.capacity import refuse_what_cannot_fit
+    from ratchet.components.estimates.capacity import check_memory
     from ratchet.tasks.machine.calibration import costs_of, model_shape, this_machine
 
     try:
@@ -17,12 +17,12 @@ def check_fits(pipeline: Any) -> None:
     except RecipeError:
         return  # not fetched yet: nothing to reckon with
     costs, _, _ = costs_of(pipeline, measured=False)
-    refuse_what_cannot_fit(pipeline.profile, costs, this_machine(pipeline.store.home))
+    check_memory(pipeline.profile, costs, this_machine(pipeline.store.home))
 
 
 def print_estimate(console: Any, pipeline: Any) -> None:
     """The table and its sums; a profile that cannot fit is refused after it. Raises `RecipeError`."""
-    from ratchet.components.estimates.capacity import gb, refuse_what_cannot_fit
+    from ratchet.components.estimates.capacity import check_memory, gb
     from ratchet.flows.display import table_of
     from ratchet.tasks.machine.calibration import costs_of, this_machine
 
@@ -54,7 +54,7 @@ def print_estimate(console: Any, pipeline: Any) -> None:
                   highlight=False, soft_wrap=True)
     console.print(f"cost       {_price(hardware, timed) if rates else 'unknown without the time'}", highlight=False)
     console.print(f"rates      {_rates(rates, hardware)}", highlight=False, soft_wrap=True)
-    refuse_what_cannot_fit(pipeline.profile, costs, this_machine(pipeline.store.home))
+    check_memory(pipeline.profile, costs, this_machine(pipeline.store.home))
 
 
 def _tokens(count: float | None) -> str:

@@ -156,10 +156,10 @@ def test_a_profile_that_cannot_fit_is_refused_with_what_to_lower() -> None:
     recipe, profile = load("rlhf_workflow_8b", profile="gpu")
     costs = estimate(recipe, profile, plan(recipe, profile), LLAMA_8B, {}, None, {})
     with pytest.raises(RecipeError, match=r"'gpu'.*'sft'.*14\d\.\d GB.*optimiser 96\.4 GB.*80\.0 GB.*10%.*adapter"):
-        refuse_what_cannot_fit(profile, costs, (1e15, 1e15))
+        check_memory(profile, costs, (1e15, 1e15))
     smaller = [f"{section}.fit.adapter={{name: lora}}" for section in ("sft", "reward", "online")]
     recipe, profile = load("rlhf_workflow_8b", profile="gpu", overrides=smaller)
-    refuse_what_cannot_fit(profile, estimate(recipe, profile, plan(recipe, profile), LLAMA_8B, {}, None, {}), (1e15, 1e15))
+    check_memory(profile, estimate(recipe, profile, plan(recipe, profile), LLAMA_8B, {}, None, {}), (1e15, 1e15))
 
 
 def test_what_answers_on_a_gpu_is_in_the_learner_s_precision_and_counted_there() -> None:
@@ -195,22 +195,22 @@ def test_8b_fits_where_it_was_published_to(profile: str) -> None:
     assert shape == LLAMA_8B
     rates = stated_rates(recipe, chosen, shape, length=3072)
     costs = estimate(recipe, chosen, plan(recipe, chosen), shape, {}, rates, {})
-    refuse_what_cannot_fit(chosen, costs, (1e9, 1e9))  # what the profile states counts, not this machine
+    check_memory(chosen, costs, (1e9, 1e9))  # what the profile states counts, not this machine
     assert all(c.seconds for c in costs if c.learn or c.sample)
 
 
 def test_this_machine_counts_where_the_profile_states_nothing() -> None:
     recipe, profile = load("chat", profile="cpu")
     costs = estimate(recipe, profile, plan(recipe, profile), SMOL, {}, None, {})
-    refuse_what_cannot_fit(profile, costs, (16e9, 100e9))
+    check_memory(profile, costs, (16e9, 100e9))
     with pytest.raises(RecipeError, match=r"tokens_per_batch.*200000.*gradient_checkpointing"):
         import dataclasses
 
         large = dataclasses.replace(profile, tokens_per_batch=200_000)
         recipe, _ = load("chat", overrides=["sft.fit.batch=2000"])
-        refuse_what_cannot_fit(large, estimate(recipe, large, plan(recipe, large), SMOL, {}, None, {}), (16e9, 100e9))
+        check_memory(large, estimate(recipe, large, plan(recipe, large), SMOL, {}, None, {}), (16e9, 100e9))
     with pytest.raises(RecipeError, match=r"disk.*1\.0 GB"):
-        refuse_what_cannot_fit(profile, costs, (16e9, 1e9))
+        check_memory(profile, costs, (16e9, 1e9))
 
 
 def test_another_architecture_is_refused() -> None:

@@ -20,7 +20,7 @@ from ratchet.components.inference import torch as engines
 from ratchet.components.inference.torch import TorchEngine
 from ratchet.components.models import products
 from ratchet.components.models.attention import Cache
-from ratchet.components.models.device import answering, here, placed
+from ratchet.components.models.device import here, inference_dtype, to_device
 from ratchet.components.models.forward import reward_states
 from ratchet.components.models.load import load_model, load_tokenizer, new_reward, save_model
 from ratchet.components.models.tiny import train_tiny
@@ -215,12 +215,12 @@ def test_a_gpu_without_room_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(nn.Linear, "to", full)
     with pytest.raises(ContractError, match=r"Linear: .*0\.4 GB .*`vllm\.cache_gb`"):
-        placed(nn.Linear(10_000, 10_000, device="meta"))
+        to_device(nn.Linear(10_000, 10_000, device="meta"))
 
 
 def test_without_a_gpu_all_is_on_the_host_in_float32() -> None:
     if not torch.cuda.is_available():
-        assert here() == torch.device("cpu") and answering("bfloat16") == torch.float32
+        assert here() == torch.device("cpu") and inference_dtype("bfloat16") == torch.float32
 
 
 def test_what_is_left_on_the_host_is_refused(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:

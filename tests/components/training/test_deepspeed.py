@@ -18,7 +18,7 @@ import pytest
 
 from ratchet.components.errors import ContractError, RecipeError
 from ratchet.components.models.load import load_model, load_tokenizer, new_reward, save_model
-from ratchet.components.models.lora import SwitchedOff
+from ratchet.components.models.lora import AdapterDisabledReference
 from ratchet.components.models.tiny import train_tiny
 from ratchet.components.piece import build
 from ratchet.components.recipes.defaults import objective_with_defaults
@@ -221,7 +221,7 @@ def test_the_reference_is_the_adapter_switched_off(models: dict[str, str], tmp_p
     for _ in range(2):
         learner.backward(-learner(pack(rows, unit="row", tokens=9999)[0], ask).logprobs.sum())
         learner.step()
-    switched_off = SwitchedOff(learner, 40, "").score(rows, ask)
+    switched_off = AdapterDisabledReference(learner, 40, "").score(rows, ask)
     learner.save(tmp_path / "moved")
     moved = TorchEngine(tmp_path / "moved").score(rows, ask)
     for one, other, far in zip(switched_off, initial, moved, strict=True):
