@@ -1,0 +1,1 @@
+"""Evaluation: bootstrap intervals, certificates, gates, health rules, win rates, diversity, report."""

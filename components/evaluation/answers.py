@@ -1,4 +1,4 @@
-"""Rates a reader would notice first: answers that end, are cut, are empty, refuse, repeat themselves, or tell personal data."""
+"""Rates of answers that are truncated, empty, refusals, repetitive or contain personal data."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from ratchet.components.data.personal_data import scrubbed
 from ratchet.components.errors import DataError
 from ratchet.components.evaluation.diversity import words
 
-# what instruction-tuned models say instead of talking: a talk partner that "is an AI" has left the role
+# typical refusals of instruction-tuned models
 REFUSAL = re.compile(
     r"\b(i(?:'|’)?m sorry,? (?:but|i can)|i (?:can(?:'|’)?t|cannot|am unable to|am not able to) (?:help|assist|provide|do that|answer|comply)"
     r"|as an? (?:ai|artificial intelligence|language model)|i(?:'|’)?m (?:just |only )?an? (?:ai|language model))", re.IGNORECASE)
 
 
 def answer_rates(texts: Sequence[str], stops: Sequence[str]) -> dict[str, float]:
-    """Shares in 0..1 over answers with their stop reasons: ended, truncated, failed, empty, refusal_like, repetitive, personal_data.
+    """Shares (0..1) of answers: ended, truncated, failed (by stop reason), empty, refusal_like, repetitive,
+    personal_data.
 
-    `repetitive`: of at least eight words, under half are distinct. `personal_data`: by the rules that clean the data
-    (`components/data/personal_data.py`). An answer may count under several names.
+    `repetitive`: at least eight words, of which fewer than half are distinct. `personal_data`: matched by the data
+    cleaning rules (`components/data/personal_data.py`). An answer may count in several rates.
     """
     if not texts or len(texts) != len(stops):
-        raise DataError(f"answer rates need one stop reason an answer, got {len(texts)} answers and {len(stops)} reasons")
+        raise DataError(f"answer rates need one stop reason per answer, got {len(texts)} answers and {len(stops)} reasons")
     rows = [words(text) for text in texts]
     n = len(texts)
     return {

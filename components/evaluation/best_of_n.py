@@ -1,7 +1,8 @@
-"""Best-of-n accuracy of a reward model: the true rate of the answer it scores highest among n, with intervals over prompts.
+"""Best-of-n accuracy of a reward model: true rate of the answer it scores highest among n, with bootstrap intervals
+over prompts.
 
-Accuracy on pairs drawn like the training pairs does not show that a reward model can be optimised against (Gao et al., 2022,
-arXiv:2210.10760); a true rate that rises with n does, at least for the answers of the policy that was sampled.
+Accuracy on pairs from the training distribution does not show that a reward model can be optimised against (Gao et
+al., 2022, arXiv:2210.10760). A true rate that rises with n does, at least for the sampled policy.
 """
 
 from __future__ import annotations
@@ -21,13 +22,12 @@ SIZES = (1, 2, 4, 8)
 def best_of_n(scores: Sequence[Sequence[float | None]], truths: Sequence[Sequence[float]]) -> dict[str, Any]:
     """{"1": interval, "2": interval, ..., "rises": interval of the paired difference between the largest n and n = 1}.
 
-    One row a prompt: the reward model's scores of its answers (None, an answer without a score, is never preferred to one that has
-    one) and their true values. A prompt with fewer answers than the others is left out. Raises `DataError` for fewer than two
-    answers a prompt.
+    One row per prompt: reward-model scores of its answers (None ranks lowest) and their true values. Prompts with
+    fewer answers than the others are left out. `DataError` for fewer than two answers per prompt.
     """
     most = max(map(len, truths), default=0)
     if most < 2:
-        raise DataError(f"best of n: expected at least 2 answers to a prompt, got {most}; raise demonstrate.rollout.responses_per_prompt")
+        raise DataError(f"best of n: expected at least 2 answers per prompt, got {most}; raise demonstrate.rollout.responses_per_prompt")
     whole = [(s, t) for s, t in zip(scores, truths, strict=True) if len(t) == most]
     sizes = [n for n in SIZES if n <= most]
     values = {n: [expected_best(s, t, n) for s, t in whole] for n in sizes}
@@ -35,8 +35,8 @@ def best_of_n(scores: Sequence[Sequence[float | None]], truths: Sequence[Sequenc
 
 
 def expected_best(scores: Sequence[float | None], truths: Sequence[float], n: int) -> float:
-    """Mean over all subsets of n answers of the true value of the highest-scored one; ties are broken at random, so tied answers
-    share their mean. The answer of rank r (1 is the lowest) is the best of C(r - 1, n - 1) of the C(k, n) subsets.
+    """Mean over all subsets of n answers of the true value of the highest-scored one; tied answers share their mean.
+    The answer of rank r (1 is the lowest) is the best of C(r - 1, n - 1) of the C(k, n) subsets.
 
     >>> expected_best([0.1, 0.7, 0.4], [0, 1, 0], 2)  # best of {0.1, 0.7}, {0.1, 0.4}, {0.7, 0.4}
     0.6666666666666666

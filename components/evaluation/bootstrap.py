@@ -1,6 +1,6 @@
-"""Intervals: the bootstrap over prompts, Wilson's for shares, and the paired difference of two arms.
+"""Confidence intervals: bootstrap over prompts, Wilson intervals of shares, paired differences.
 
-The prompt is the unit that is resampled: several answers to one prompt are averaged before they come here.
+The prompt is the resampling unit: several answers to one prompt must be averaged first.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import numpy as np
 
 from ratchet.components.errors import DataError
 
-CHUNK = 2_000_000  # resampled values held at once
+CHUNK = 2_000_000  # resampled values in memory at once
 
 
 class Interval(TypedDict):
-    """An estimate from `n` units with a two-sided interval (95 % unless its maker says otherwise); JSON as it is."""
+    """An estimate from `n` units with a two-sided interval (95 % by default); JSON-serialisable."""
 
     mean: float
     low: float
@@ -25,10 +25,9 @@ class Interval(TypedDict):
 
 
 def mean_interval(values: Sequence[float] | np.ndarray, *, level: float = 0.95, resamples: int = 10_000, seed: int = 0) -> Interval:
-    """Percentile interval of the mean of `values` (N,) by resampling units with replacement (Efron, 1979).
+    """Bootstrap percentile interval (Efron, 1979) of the mean of `values` (N,).
 
-    One value, or values all alike, give an interval of width zero: see `win_rate` for shares. Raises `DataError` for
-    none or non-finite.
+    Identical values give an interval of width zero; see `win_rate` for shares. `DataError` for no or non-finite values.
     """
     from scipy.stats import bootstrap
 
@@ -42,7 +41,7 @@ def mean_interval(values: Sequence[float] | np.ndarray, *, level: float = 0.95, 
 
 def difference(arm: Sequence[float] | np.ndarray, other: Sequence[float] | np.ndarray, *, level: float = 0.95,
                resamples: int = 10_000, seed: int = 0) -> Interval:
-    """Mean of arm − other on the same prompts, in the same order (paired: the prompt's own difficulty cancels)."""
+    """Interval of the mean of arm − other, paired by prompt (same prompts, same order)."""
     a, b = _checked(arm), _checked(other)
     if len(a) != len(b):
         raise DataError(f"a paired difference needs the same prompts in both arms; got {len(a)} and {len(b)} values")
@@ -50,10 +49,10 @@ def difference(arm: Sequence[float] | np.ndarray, other: Sequence[float] | np.nd
 
 
 def win_rate(wins: Sequence[float] | np.ndarray, *, level: float = 0.95, resamples: int = 10_000, seed: int = 0) -> Interval:
-    """Mean of per-prompt wins (1 won, 0 lost, 0.5 tied, means of several in between) with a bootstrap interval.
+    """Mean of per-prompt wins (1 won, 0 lost, 0.5 tied, or means of these) with a bootstrap interval.
 
-    When every prompt says the same, resampling sees no spread; Wilson's interval is given instead, so that three
-    wins of three do not pass for certainty.
+    If all values are equal, the bootstrap would give width zero; Wilson's interval is used instead, so three wins of
+    three are not reported as certain.
     """
     data = _checked(wins)
     if data.min() < 0 or data.max() > 1:
@@ -64,7 +63,7 @@ def win_rate(wins: Sequence[float] | np.ndarray, *, level: float = 0.95, resampl
 
 
 def wilson(successes: float, trials: int, *, level: float = 0.95) -> Interval:
-    """Wilson's score interval (1927) of a share; half successes (ties) are allowed."""
+    """Wilson score interval (1927) of a share; half successes (ties) are allowed."""
     from scipy.stats import norm
 
     if trials < 1 or not 0 <= successes <= trials:
@@ -76,7 +75,7 @@ def wilson(successes: float, trials: int, *, level: float = 0.95) -> Interval:
 
 
 def counts(units: int, resamples: int, seed: int) -> np.ndarray:
-    """(resamples, units): how often each unit is drawn; what a statistic other than the mean is weighted with."""
+    """Bootstrap weights (resamples, units): how often each unit is drawn."""
     return np.random.default_rng(seed).multinomial(units, np.full(units, 1 / units), size=resamples)
 
 
@@ -85,5 +84,5 @@ def _checked(values: Sequence[float] | np.ndarray) -> np.ndarray:
     if data.ndim != 1 or not len(data):
         raise DataError(f"an interval needs a list of at least one number, got shape {data.shape}")
     if not np.isfinite(data).all():
-        raise DataError(f"{int((~np.isfinite(data)).sum())} of {len(data)} values are not finite; find out why before averaging")
+        raise DataError(f"{int((~np.isfinite(data)).sum())} of {len(data)} values are not finite; find the cause before averaging")
     return data

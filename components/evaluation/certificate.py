@@ -1,9 +1,9 @@
-"""The reward model's certificate: how often it is right, how sure it should be, and how much it merely counts words.
+"""Certificate of a reward model: held-out accuracy, calibration and length bias, with a verdict.
 
-Made once from a model read back from disk, on pairs it never saw; a loop refuses a reward model without a passed one. It passes
-only if the low end of the interval of its accuracy is above chance.
-Pairs share conversations, so intervals count at most half as many trials as there are distinct ones: wider than the number
-of pairs suggests, and honest.
+Computed once from the saved model on held-out pairs; online training refuses a reward model without a passed
+certificate. It passes only if the lower bound of its accuracy is above chance. Pairs share conversations, so
+intervals count at most half as many trials as there are distinct conversations and are wider than the number of pairs
+suggests.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ MATCHED = 0.1
 
 @dataclass(frozen=True)
 class Certificate:
-    """Everything measured, and the verdict. Shares in 0..1; `reliability` is a list of bins. `cross_validated` is of the linear
-    probe the model began as, over the pairs it was trained on, each topic judged by a fit to the others. `by_kind` is the accuracy by
-    kind of pair (`contrast`, `pass_fail`), `best_of_n` what `components/evaluation/best_of_n.py` returns. `notes` say what its
-    users must know although it passed."""
+    """All measurements and the verdict. Shares are in 0..1. `cross_validated`: accuracy of the initial linear probe
+    on the training pairs, cross-validated by topic. `by_kind`: accuracy by kind of pair (`contrast`, `pass_fail`).
+    `best_of_n`: see `components/evaluation/best_of_n.py`. `reliability`: calibration bins. `notes`: caveats that do
+    not fail it.
+    """
 
     passed: bool
     reasons: list[str]
@@ -61,13 +62,16 @@ def certify(*, scores: Sequence[Sequence[float]], lengths: Sequence[Sequence[flo
             by_kind: Mapping[str, Interval] | None = None, best_of_n: Mapping[str, Any] | None = None,
             padding_side: str | None = None, padding_difference: Mapping[str, float] | None = None,
             limits: Mapping[str, float | None] | None = None) -> dict[str, Any]:
-    """The certificate, as JSON takes it, from (chosen, rejected) scores (N,2) and lengths (N,2) of held-out pairs.
+    """The certificate as a JSON-serialisable mapping, from (chosen, rejected) scores (N,2) and lengths (N,2) of
+    held-out pairs.
 
-    `scores` are those of the saved model. `trained` and `alone` are the first pairs' again: by the model in memory that was
-    saved, and one pair at a time. `conversations`: how many the pairs come from (`conversations_of`; absent: two a pair).
-    `padding_difference`: by side, how far a score by transformers moves when texts are padded there; `padding_side` is where the
-    saved tokenizer pads. Both absent of what transformers has no class for.
-    Raises `DataError` without pairs, `ContractError` for non-finite scores, `RecipeError` for an unknown limit.
+    `scores`: by the saved and reloaded model. `trained`, `alone`: scores of the first pairs again, by the model in
+    memory before saving, and one pair at a time. `conversations`: number of distinct conversations
+    (`conversations_of`; default two per pair). `padding_difference`: by side, the largest change of a score in plain
+    transformers when texts are padded there; `padding_side`: side on which the saved tokenizer pads. Both are None
+    for architectures without a transformers class.
+
+    `DataError` without pairs, `ContractError` for non-finite scores, `RecipeError` for an unknown limit.
     """
     bounds = asdict(conform(Limits, limits or {}, "reward.certificate"))
     pairs = np.asarray(scores, dtype=float)
@@ -75,7 +79,7 @@ def certify(*, scores: Sequence[Sequence[float]], lengths: Sequence[Sequence[flo
         raise DataError(f"a certificate needs (chosen, rejected) scores of held-out pairs, got shape {pairs.shape}")
     if not np.isfinite(pairs).all():
         raise ContractError(f"{int((~np.isfinite(pairs)).any(1).sum())} of {len(pairs)} held-out pairs have a score that "
-                            "is not finite; the reward model is broken, look at its learning rate and precision")
+                            "is not finite; check the reward model's learning rate and precision")
     deltas = pairs[:, 0] - pairs[:, 1]
     conversations = 2 * len(pairs) if conversations is None else conversations
     trials = independent(len(pairs), conversations)
@@ -101,32 +105,33 @@ def certify(*, scores: Sequence[Sequence[float]], lengths: Sequence[Sequence[flo
     }
     padded, notes = _padding(measured, bounds)
     if bounds["min_accuracy"] is None:
-        notes.append("accuracy was not required (`min_accuracy: null`); nothing shows that this reward model is better than chance")
+        notes.append("accuracy was not required (`min_accuracy: null`); this reward model is not shown to be better than chance")
     reasons = _failures(measured, bounds) + padded
     return asdict(Certificate(passed=not reasons, reasons=reasons, notes=notes, limits=bounds, **measured))
 
 
 def require(certificate: Mapping[str, Any] | None, name: str = "the reward model") -> Mapping[str, Any]:
-    """The certificate when it passed; otherwise `ContractError` with what is missing and why."""
+    """The certificate if it passed, else `ContractError` with the reasons."""
     if not certificate or "passed" not in certificate:
-        raise ContractError(f"{name} carries no certificate; expected one made on held-out pairs. Train it with the reward "
-                            "stage of a recipe, or certify it, before a loop optimises against it")
+        raise ContractError(f"{name} has no certificate; expected one computed on held-out pairs. Train it with the reward "
+                            "stage of a recipe, or run `ratchet certify`, before online training optimises it")
     if not certificate["passed"]:
-        raise ContractError(f"{name} failed its certificate: {'; '.join(certificate['reasons'])}. Give it more or clearer "
-                            "pairs, or change `reward.certificate` if the limit is wrong")
+        raise ContractError(f"{name} failed its certificate: {'; '.join(certificate['reasons'])}. Use more or cleaner "
+                            "pairs, or change the limit in `reward.certificate`")
     return certificate
 
 
 def conversations_of(pairs: Sequence[Group]) -> int:
-    """How many conversations the sides of the pairs are windows of; those that open with the same two turns are one where the
-    data does not name it."""
+    """Number of distinct conversations that the pairs are taken from. Unnamed conversations are identified by their
+    first two turns.
+    """
     return len({side.meta.get("conversation") or tuple(m["content"].strip() for m in (*pair.prompt.messages, *side.messages)
                                                        if m["role"] in ("user", "assistant"))[:2]
                 for pair in pairs for side in pair.trajectories})
 
 
 def accuracy_by_kind(scores: Sequence[Sequence[float]], pairs: Sequence[Group]) -> dict[str, Interval]:
-    """Accuracy on the pairs of each kind that the prompts' `meta["pair"]["kind"]` names."""
+    """Accuracy by the kind of pair in the prompts' `meta["pair"]["kind"]`."""
     deltas, kinds = np.diff(np.asarray(scores, dtype=float))[:, 0] * -1, [pair.prompt.meta.get("pair", {}).get("kind") for pair in pairs]
     found = {}
     for kind in sorted({kind for kind in kinds if kind}):
@@ -136,25 +141,29 @@ def accuracy_by_kind(scores: Sequence[Sequence[float]], pairs: Sequence[Group]) 
 
 
 def independent(pairs: int, conversations: int) -> int:
-    """How many trials an interval over pairs may count: a comparison takes two conversations, and each is counted once."""
+    """Effective number of trials of `pairs` comparisons: each takes two conversations, and each conversation counts
+    once.
+    """
     return max(1, min(pairs, conversations // 2))
 
 
 def share(right: float, trials: int) -> Interval:
-    """Wilson's interval of a share `right` of pairs that amount to so many `trials`."""
+    """Wilson interval of a share `right` with an effective number of `trials`."""
     return {**wilson(right * trials, trials), "mean": right}
 
 
 def accuracy(deltas: np.ndarray, trials: int | None = None) -> Interval:
-    """Share of pairs whose chosen answer scores higher, ties half, with an interval over `trials` (absent: every pair is one)."""
+    """Share of pairs whose chosen answer scores higher (ties count half), with an interval over `trials` (default:
+    number of pairs).
+    """
     return share(float(((deltas > 0) + 0.5 * (deltas == 0)).mean()), min(len(deltas), trials or len(deltas)))
 
 
 def calibration(deltas: np.ndarray, bins: int = BINS) -> tuple[float, list[dict[str, float]]]:
-    """Expected calibration error (Guo et al., 2017) and the reliability bins behind it.
+    """Expected calibration error (Guo et al., 2017) and its reliability bins.
 
-    Every pair is chosen-first, so the claim is folded: confidence σ(|Δ|) in 0.5..1 that the higher score is the
-    preferred one, right when Δ > 0. Bins have equal width; empty ones are left out.
+    All pairs are chosen-first, so the prediction is folded: confidence σ(|Δ|) in 0.5..1 that the higher-scored answer
+    is preferred, correct if Δ > 0. Bins have equal width; empty bins are omitted.
     """
     confidence, right = _sigmoid(np.abs(deltas)), (deltas > 0) + 0.5 * (deltas == 0)
     place = np.minimum(((confidence - 0.5) * 2 * bins).astype(int), bins - 1)
@@ -164,17 +173,17 @@ def calibration(deltas: np.ndarray, bins: int = BINS) -> tuple[float, list[dict[
 
 
 def length_bias(deltas: np.ndarray, lengths: np.ndarray, trials: int | None = None) -> dict[str, Any]:
-    """What of the preference is length: of the people's choice, and of the model's scores.
+    """How much of the human preference and of the model's scores is explained by length.
 
-    Correlations are of (Δscore, Δlog length) mirrored about zero, since which answer comes first is arbitrary.
-    `matched` is the accuracy on pairs whose lengths differ by less than 10 %; `controlled` the accuracy of scores with
-    their best linear function of Δlog length taken out; `coefficients` those of a logistic regression of the human
-    choice on both, in standard deviations: the score's own part is what remains at equal length.
+    Correlations are of (Δscore, Δlog length), mirrored about zero since the order in a pair is arbitrary. `matched`:
+    accuracy on pairs whose lengths differ by less than 10 %. `controlled`: accuracy after removing the scores' best
+    linear fit on Δlog length. `coefficients`: logistic regression of the human choice on both, standardised; the
+    score's coefficient is its effect at equal length.
     """
     from scipy.stats import spearmanr
 
     if lengths.shape != (len(deltas), 2) or (lengths < 0).any():
-        raise DataError(f"a certificate needs two lengths a pair, got shape {lengths.shape} for {len(deltas)} pairs")
+        raise DataError(f"a certificate needs two lengths per pair, got shape {lengths.shape} for {len(deltas)} pairs")
     gaps = np.log1p(lengths[:, 0]) - np.log1p(lengths[:, 1])
     energy = float((gaps**2).sum())
     slope = float((deltas * gaps).sum()) / energy if energy else 0.0
@@ -195,7 +204,9 @@ def length_bias(deltas: np.ndarray, lengths: np.ndarray, trials: int | None = No
 
 
 def _logistic(deltas: np.ndarray, gaps: np.ndarray) -> tuple[float, float]:
-    """P(chosen) = σ(a Δscore + b Δlog length), no intercept: swapping a pair must mirror it. Weak ridge, so it always exists."""
+    """P(chosen) = σ(a Δscore + b Δlog length), without intercept (swapping a pair mirrors it) and with a weak ridge
+    (the fit always exists).
+    """
     x = np.stack([column / (np.sqrt((column**2).mean()) or 1.0) for column in (deltas, gaps)], 1)
     a, b = bradley_terry(x, 0.1 / len(x))
     return float(a), float(b)
@@ -207,15 +218,15 @@ def _failures(measured: Mapping[str, Any], bounds: Mapping[str, float | None]) -
         ("share of tied pairs", measured["ties"], bounds["max_ties"], "at most"),
         ("calibration error", measured["calibration_error"], bounds["max_calibration_error"], "at most"),
         ("correlation with length", abs(measured["length"]["spearman"]), bounds["max_length_correlation"], "at most"),
-        ("difference after reading back", measured["reload_difference"], bounds["reload_tolerance"], "at most"),
-        ("difference alone against in a batch", measured["batch_difference"], bounds["batch_tolerance"], "at most"),
+        ("score difference after saving and loading", measured["reload_difference"], bounds["reload_tolerance"], "at most"),
+        ("score difference between single and batched pairs", measured["batch_difference"], bounds["batch_tolerance"], "at most"),
     ]
     return _uncertain(measured, bounds) + [f"{what} is {got:.4g}, expected {how} {bound:g}" for what, got, bound, how in checks
                                            if bound is not None and (got < bound if how == "at least" else got > bound)]
 
 
 def _uncertain(measured: Mapping[str, Any], bounds: Mapping[str, float | None]) -> list[str]:
-    """A reason for each interval whose low end is not above its bound."""
+    """Reasons for each interval whose lower bound does not exceed its limit."""
     rises = measured["best_of_n"] and measured["best_of_n"]["rises"]
     floor = bounds["min_accuracy"]
     checks: list[tuple[str, Interval | None, float | None, str]] = [
@@ -228,18 +239,19 @@ def _uncertain(measured: Mapping[str, Any], bounds: Mapping[str, float | None]) 
 
 
 def shortfall(what: str, found: Interval | None, bound: float, name: str) -> list[str]:
-    """One sentence if the low end of an interval is not above a bound, or the interval is absent; else nothing."""
+    """A one-element list with the reason if the interval is missing or its lower bound is not above `bound`, else []."""
     if found is None:
         return [f"{what} was not measured, expected above {bound:.1%}"]
     return [] if found["low"] > bound else [f"{what} is {found['mean']:.1%} [{found['low']:.1%}, {found['high']:.1%}]; "
-                                            f"expected the low end of its interval above {bound:.1%} ({name})"]
+                                            f"expected a lower bound above {bound:.1%} ({name})"]
 
 
 def _padding(measured: Mapping[str, Any], bounds: Mapping[str, float | None]) -> tuple[list[str], list[str]]:
-    """What is wrong with each side that is not safe to pad on: reasons to fail, and notes.
+    """Reasons to fail and notes, for each side on which padding changes scores.
 
-    The side of the saved tokenizer is where everybody pads who does not say otherwise, so there a wrong score fails. The other one
-    is only noted: transformers numbers learned positions (GPT-2's) from the first column, padded or not, which is no fault of the weights.
+    Wrong scores with padding on the tokenizer's own side fail, since that is the default of every user. The other
+    side gives a note only: transformers counts learned position embeddings (GPT-2) from the first column, padded or
+    not.
     """
     reasons: list[str] = []
     notes: list[str] = []
@@ -248,7 +260,7 @@ def _padding(measured: Mapping[str, Any], bounds: Mapping[str, float | None]) ->
         if bound is not None and worst > bound:
             other = "as its tokenizer pads" if side == own else f"while its tokenizer pads on the {own}"
             (reasons if side == own else notes).append(
-                f"not safe to pad on the {side}, {other}: difference by transformers is {worst:.4g}, expected at most {bound:g}")
+                f"not safe to pad on the {side}, {other}: scores in transformers change by {worst:.4g}, expected at most {bound:g}")
     return reasons, notes
 
 

@@ -1,4 +1,4 @@
-"""What an answer copies from its prompt: a policy that repeats question and instruction is relevant and fluent for nothing."""
+"""Detection of text copied from the prompt: repeating question and instruction can look relevant and fluent."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Hashable, Sequence
 from ratchet.components.types import Prompt
 
 RUN = 5
-"""Items in a row that make a copy; a phrase that an instruction demands is mostly shorter."""
+"""Minimum length of a copied run; phrases required by an instruction are usually shorter."""
 
 
 def copied(items: Sequence[Hashable], source: Sequence[Hashable], run: int = RUN) -> list[bool]:
-    """Whether each item (word or token) lies in a run of `run` items that stands somewhere in `source`."""
+    """For each item (word or token), whether it lies in a run of `run` items that occurs in `source`."""
     known = {tuple(source[i : i + run]) for i in range(len(source) - run + 1)}
     found = [False] * len(items)
     for i in range(len(items) - run + 1):
@@ -21,9 +21,11 @@ def copied(items: Sequence[Hashable], source: Sequence[Hashable], run: int = RUN
 
 
 def source(prompt: Prompt) -> str:
-    """The last message without the phrases that its instruction demands (`meta["instruction"]["params"]`): saying those is no copy."""
+    """The last message of the prompt without the phrases that its instruction requires
+    (`meta["instruction"]["params"]`): repeating those is not copying.
+    """
     text = prompt.messages[-1]["content"]
     for value in prompt.meta.get("instruction", {}).get("params", {}).values():
         for phrase in [value] if isinstance(value, str) else value if isinstance(value, list) else []:
-            text = text.replace(phrase, " ¶ ")  # a mark that no answer has
+            text = text.replace(phrase, " ¶ ")  # a separator that occurs in no answer
     return text

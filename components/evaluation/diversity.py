@@ -1,4 +1,4 @@
-"""How varied a set of answers is: distinct n-grams, self-BLEU, spread of embeddings."""
+"""Diversity of a set of answers: distinct n-grams, self-BLEU, embedding spread."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ def words(text: str) -> list[str]:
 
 
 def repetition(text: str) -> float:
-    """Share of the words and marks of a text that it has used before: 0 where all are distinct."""
+    """Share of words and punctuation marks that occurred earlier in the text; 0 if all are distinct."""
     found = words(text)
     return 1 - len(set(found)) / len(found) if found else 0.0
 
 
 def distinct_n(texts: Sequence[str], n: int) -> float:
-    """Distinct n-grams as a share of all n-grams of the set (Li et al., 2016, arXiv 1510.03055); 0 when there is none.
+    """Distinct n-grams as a share of all n-grams of the set (Li et al., 2016, arXiv 1510.03055); 0 without n-grams.
 
-    It falls with the amount of text, so compare sets of like size.
+    It falls with the amount of text: compare sets of similar size only.
     """
     grams = [gram for text in texts for gram in _ngrams(words(text), n)]
     return len(set(grams)) / len(grams) if grams else 0.0
 
 
 def distinct_n_ratio(texts: Sequence[str], others: Sequence[str], n: int) -> float:
-    """`distinct_n` of `texts` over that of `others`, both on as many n-grams as the smaller set has, taken answer by answer:
-    otherwise the set with more text looks less varied. NaN when either has no n-gram.
+    """`distinct_n` of `texts` over that of `others`, both on as many n-grams as the smaller set has, since the
+    measure falls with size. NaN if either has none.
     """
     sets = [[gram for text in some for gram in _ngrams(words(text), n)] for some in (texts, others)]
     most = min(map(len, sets))
@@ -46,10 +46,11 @@ def distinct_n_ratio(texts: Sequence[str], others: Sequence[str], n: int) -> flo
 
 def distinct_n_interval(texts: Sequence[Sequence[str]], others: Sequence[Sequence[str]], n: int, *, level: float = 0.95, halves: int = 200,
                         seed: int = 0) -> Interval:
-    """`distinct_n_ratio` of two arms that answered the same prompts (one list of answers a prompt), with an interval over prompts.
+    """`distinct_n_ratio` of two arms on the same prompts (one list of answers per prompt), with an interval over
+    prompts.
 
-    Distinct n-grams are no mean, and drawing a prompt twice would count as a repetition. The interval is that of the delete-half
-    jackknife (Shao and Wu, 1989): the spread of the ratio over random halves of the prompts is its standard error.
+    The bootstrap does not apply (a prompt drawn twice would count as repetition). Delete-half jackknife (Shao and Wu,
+    1989): the standard deviation of the ratio over random halves of the prompts is its standard error.
     """
     from scipy.stats import norm
 
@@ -66,9 +67,10 @@ def _flat(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def self_bleu(texts: Sequence[str], *, n: int = 4, limit: int = 200, seed: int = 0) -> float:
-    """Mean BLEU of each answer with all others as references (Zhu et al., 2018, arXiv 1802.01886), in 0..1; high is uniform.
+    """Mean BLEU of each answer against all others (Zhu et al., 2018, arXiv 1802.01886), in 0..1; high means uniform.
 
-    Sets over `limit` are sampled (seeded): the cost is quadratic. Answers without a word are left out; fewer than two give 0.
+    Sets larger than `limit` are sampled (seeded), since the cost is quadratic. Empty answers are ignored; fewer than
+    two give 0.
     """
     rows = [row for row in map(words, texts) if row]
     if len(rows) > limit:
@@ -82,7 +84,9 @@ def self_bleu(texts: Sequence[str], *, n: int = 4, limit: int = 200, seed: int =
 
 
 def cosine_spread(vectors: np.ndarray) -> float:
-    """Mean cosine distance between the rows of (N,D): 0 when all say the same, about 1 when unrelated; N < 2 gives 0."""
+    """Mean pairwise cosine distance of the rows of (N,D): 0 for identical rows, about 1 for unrelated ones; 0 for N <
+    2.
+    """
     rows = np.asarray(vectors, dtype=float)
     if len(rows) < 2:
         return 0.0
@@ -96,7 +100,7 @@ def _ngrams(row: Sequence[str], n: int) -> list[tuple[str, ...]]:
 
 
 def _two_largest(tables: Sequence[Counter]) -> dict[tuple[str, ...], tuple[int, int, int]]:
-    """Per n-gram: the largest count in any answer, that answer, and the largest count among the others."""
+    """Per n-gram: the largest count in an answer, the index of that answer, and the largest count among the others."""
     best: dict[tuple[str, ...], tuple[int, int, int]] = {}
     for i, table in enumerate(tables):
         for gram, count in table.items():
@@ -106,7 +110,7 @@ def _two_largest(tables: Sequence[Counter]) -> dict[tuple[str, ...], tuple[int, 
 
 
 def _bleu(i: int, own: Sequence[Counter], tops: Sequence[dict], lengths: Sequence[int]) -> float:
-    """BLEU (Papineni et al., 2002) with one added to both counts above unigrams (Lin and Och, 2004): short texts need it."""
+    """BLEU (Papineni et al., 2002) with add-one smoothing above unigrams (Lin and Och, 2004), needed for short texts."""
     logs = 0.0
     for k, table in enumerate(own):
         clipped = sum(min(count, tops[k][gram][2] if tops[k][gram][1] == i else tops[k][gram][0]) for gram, count in table.items())

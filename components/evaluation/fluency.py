@@ -1,4 +1,4 @@
-"""The alignment tax: how much harder the policy finds what people really wrote, after training than before."""
+"""Alignment tax: perplexity of the policy on human replies, before and after training."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ Rows = Sequence[Sequence[float]]
 
 
 def perplexity(logprobs: Rows, masks: Sequence[Sequence[bool]] | None = None) -> float:
-    """exp of minus the mean log-prob a chosen token, over all rows together. Rows (T_b,), nats; mask True counts."""
+    """exp(−mean log-prob per masked-in token), over all rows together. Rows (T_b,) in nats."""
     total, tokens = _sums(logprobs, masks)
     return float(np.exp(-total.sum() / tokens.sum()))
 
 
 def perplexity_ratio(policy: Rows, reference: Rows, masks: Sequence[Sequence[bool]] | None = None, *, level: float = 0.95,
                      resamples: int = 2000, seed: int = 0) -> Interval:
-    """Perplexity of the policy over that of the reference on the same human replies; above 1 is the tax.
+    """Perplexity of the policy over that of the reference on the same human replies; above 1 is the alignment tax.
 
-    The interval resamples replies, both models' together. The tax in nats a token is the logarithm of the ratio.
+    The interval resamples replies, paired for both models. The logarithm of the ratio is the tax in nats per token.
     """
     ours, tokens = _sums(policy, masks)
     theirs, same = _sums(reference, masks)
@@ -35,12 +35,12 @@ def perplexity_ratio(policy: Rows, reference: Rows, masks: Sequence[Sequence[boo
 
 
 def _sums(logprobs: Rows, masks: Sequence[Sequence[bool]] | None) -> tuple[np.ndarray, np.ndarray]:
-    """Per row: sum of the counted log-probs and how many there are. Rows without a counted token are refused."""
+    """Per row: sum of the masked-in log-probs and their number. `DataError` for a row without any."""
     if not len(logprobs):
         raise DataError("perplexity needs at least one reply, got none")
     kept = [np.asarray(row, float) if masks is None else np.asarray(row, float)[np.asarray(masks[i], bool)]
             for i, row in enumerate(logprobs)]
     empty = [i for i, row in enumerate(kept) if not len(row)]
     if empty:
-        raise DataError(f"reply {empty[0]} has no counted token; its mask hides everything")
+        raise DataError(f"reply {empty[0]} has an empty loss mask")
     return np.array([row.sum() for row in kept]), np.array([len(row) for row in kept])

@@ -1,10 +1,10 @@
-"""Promotion gates: may this model become the champion? One reason a gate; a missing metric fails.
+"""Promotion gates: bounds on metrics that a model must meet to become champion. A missing metric fails its gate.
 
     gates:
       win_rate:         {over: 0.5, interval: true}    # the interval's low end must be over 0.5
       perplexity_ratio: {below: 1.3}
       distinct_2_ratio: {over: 0.7}
-Bounds are strict: a tie fails.
+Bounds are strict: equality fails.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from ratchet.components.recipes.sections import Gate
 
 
 def judge_gates(metrics: Mapping[str, Any], gates: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """{passed, reasons: one sentence a gate, gates: {name: passed}}.
+    """{passed, reasons: one sentence per gate, gates: {name: passed}}.
 
-    A metric is a number, a mapping with mean, low and high, or flat: `win_rate.mean`, `win_rate.low`, `win_rate.high`. With no gate
-    at all nothing was examined, so nothing passes. Raises `RecipeError` for a gate that is misspelt or sets no bound.
+    A metric is a number, a mapping with mean, low and high, or flat: `win_rate.mean`, `win_rate.low`,
+    `win_rate.high`. Without gates nothing passes. `RecipeError` for a gate that is misspelt or sets no bound.
     """
     if not gates:
-        return {"passed": False, "reasons": ["the recipe names no gate, so nothing was examined"], "gates": {}}
-    told = {name: _gate(name, spec, metrics) for name, spec in gates.items()}
-    return {"passed": all(passed for passed, _ in told.values()), "reasons": [reason for _, reason in told.values()],
-            "gates": {name: passed for name, (passed, _) in told.items()}}
+        return {"passed": False, "reasons": ["the recipe defines no gates"], "gates": {}}
+    results = {name: _gate(name, spec, metrics) for name, spec in gates.items()}
+    return {"passed": all(passed for passed, _ in results.values()), "reasons": [reason for _, reason in results.values()],
+            "gates": {name: passed for name, (passed, _) in results.items()}}
 
 
 def _gate(name: str, spec: Mapping[str, Any], metrics: Mapping[str, Any]) -> tuple[bool, str]:
@@ -40,7 +40,7 @@ def _gate(name: str, spec: Mapping[str, Any], metrics: Mapping[str, Any]) -> tup
     if value is None:
         value = {end: metrics[f"{name}.{end}"] for end in ("mean", "low", "high") if f"{name}.{end}" in metrics}
     if value == {}:
-        return False, f"{name}: failed, the evaluation did not measure it{nearest(name, {key.split('.')[0] for key in metrics})}"
+        return False, f"{name}: failed, the evaluation has no such metric{nearest(name, {key.split('.')[0] for key in metrics})}"
     parts = [_bound(value, side, bound, interval=gate.interval) for side, bound in bounds]
     passed = all(p for p, _ in parts)
     return passed, f"{name}: {'passed' if passed else 'failed'}, {' and '.join(text for _, text in parts)}"
@@ -50,7 +50,7 @@ def _bound(value: Any, side: str, bound: float, *, interval: bool) -> tuple[bool
     ends = value if isinstance(value, Mapping) else {"mean": value}
     end = {"over": "low", "below": "high"}[side] if interval else "mean"
     if ends.get(end) is None:
-        return False, f"its interval is required to be {side} {bound:g} but it has none"
+        return False, f"an interval {side} {bound:g} is required but the metric has none"
     got = float(ends[end])
     passed = math.isfinite(got) and (got > bound if side == "over" else got < bound)
     where = f"the {end} end of its interval" if interval else "its value"

@@ -1,10 +1,12 @@
-"""The gold judge: Bradley-Terry on sentence embeddings of another backbone, fitted to other people's preferences.
+"""Gold judge: a Bradley-Terry model on sentence embeddings of another backbone, fitted to independent human
+preferences.
 
-A turn becomes x = [MiniLM embedding, its product with the embedding of the turn it replies to, their cosine, a few countable
-traits], standardised; a conversation is the mean over the turns of both speakers (multi-instance: the people rated the whole); its
-score is w·mean(x). With a fixed context the order of replies is the order of their own w·x, so a single reply can be judged, and
-the same reply scores differently after another prompt. The signal of ratings is weak: the certificate passes only if the low end
-of the interval of held-out accuracy is above chance, and a judge without a passed one judges nothing.
+A turn has the features x = [sentence embedding, its product with the embedding of the previous turn, their cosine, a
+few countable traits], standardised. A conversation is the mean over the turns of both speakers (multiple-instance:
+raters judged the whole); its score is w·mean(x). With a fixed context, replies are ranked by their own w·x, so single
+replies can be scored, and the same reply scores differently after another prompt. Ratings are a weak signal: the
+certificate passes only if the lower bound of held-out accuracy is above chance, and without a passed certificate the
+judge is not used.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ BATCH = 64
 FILE = "judge.json"
 
 Turn = tuple[str, str]
-"""The text of the turn before, empty for the first of a conversation, and the turn's own."""
+"""(text of the previous turn, empty for the first; text of this turn)."""
 
 WORD = re.compile(r"[a-z']+")
 PATTERNS = {
@@ -55,7 +57,7 @@ TRAITS = ("log words", "distinct words", "word length", *PATTERNS)
 
 
 class Encoder:
-    """Mean-pooled, normalised sentence embeddings in fp32 from a transformers directory; each text is encoded once."""
+    """Sentence encoder: mean-pooled, normalised fp32 embeddings from a transformers directory, cached by text."""
 
     def __init__(self, path: Path, *, threads: int | None = None) -> None:
         import torch
@@ -64,7 +66,7 @@ class Encoder:
         from ratchet.components.models.load import trusted
 
         if not (Path(path) / "config.json").exists():
-            raise SourceError(f"{path}: no sentence encoder here; expected a directory that transformers loads")
+            raise SourceError(f"{path}: no sentence encoder found; expected a transformers model directory")
         if threads:
             torch.set_num_threads(threads)
         self.digest = digest(path)
@@ -74,7 +76,7 @@ class Encoder:
         self._known: dict[str, np.ndarray] = {}
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
-        """(N,D) float32, rows of length one. Texts over 128 tokens are read up to there."""
+        """Embeddings (N,D) float32 of unit length. Texts are truncated after 128 tokens."""
         new = sorted({text for text in texts if text not in self._known}, key=lambda text: (len(text), text))
         for start in range(0, len(new), BATCH):
             for text, vector in zip(new[start : start + BATCH], self._encode(new[start : start + BATCH]), strict=True):
@@ -92,7 +94,7 @@ class Encoder:
 
 
 class GoldJudge:
-    """A fitted judge read back from disk. Memory: the encoder's cache of texts it has seen."""
+    """A fitted gold judge loaded from disk."""
 
     def __init__(self, encoder: Encoder, fitted: Mapping[str, Any]) -> None:
         self.encoder = encoder
@@ -102,22 +104,22 @@ class GoldJudge:
 
     @classmethod
     def load(cls, path: Path, encoder: Path, *, threads: int | None = None) -> GoldJudge:
-        """Raises `SourceError` when there is no judge, `ContractError` when it was fitted on another encoder."""
+        """`SourceError` if there is no judge, `ContractError` if it was fitted on another encoder."""
         file = Path(path) / FILE
         try:
             fitted = json.loads(file.read_text())
         except (OSError, ValueError) as error:
-            raise SourceError(f"{file}: cannot read the gold judge ({error}); train it with the gold stage") from error
+            raise SourceError(f"{file}: cannot read the gold judge ({error}); create it with the gold stage") from error
         loaded = Encoder(encoder, threads=threads)
         if loaded.digest != fitted["encoder"]:
-            raise ContractError(f"{file}: the judge was fitted on encoder {fitted['encoder'][:12]}, {encoder} is {loaded.digest[:12]}; "
-                                "its weights mean nothing there. Use the same encoder or train the judge again")
+            raise ContractError(f"{file}: the judge was fitted on encoder {fitted['encoder'][:12]}, but {encoder} is {loaded.digest[:12]}. "
+                                "Use the same encoder or refit the judge")
         return cls(loaded, fitted)
 
     def score(self, conversations: Sequence[Sequence[Message]], *, length_controlled: bool = False) -> list[float]:
-        """One score a conversation (prompt messages and the reply): the logit scale of the human preference.
+        """One score per conversation (prompt messages and reply), on the logit scale of human preference.
 
-        `length_controlled` takes out, turn by turn, what log length alone predicts of the score.
+        `length_controlled` subtracts, turn by turn, the part of the score predicted by log length.
         """
         spoken = [_turns(messages) for messages in conversations]
         flat = self._turn_scores([turn for turns in spoken for turn in turns], length_controlled)
@@ -125,7 +127,9 @@ class GoldJudge:
         return [float(flat[end - len(turns) : end].mean()) for end, turns in zip(ends, spoken, strict=True)]
 
     def score_replies(self, conversations: Sequence[Sequence[Message]], *, length_controlled: bool = False) -> list[float]:
-        """The last turn's own part: comparable across contexts of different length, same order as `score` within one."""
+        """Score of the last turn only: comparable between contexts of different length, same ranking as `score`
+        within one context.
+        """
         return [float(s) for s in self._turn_scores([_turns(messages)[-1] for messages in conversations], length_controlled)]
 
     def _turn_scores(self, turns: Sequence[Turn], length_controlled: bool) -> np.ndarray:
@@ -138,16 +142,17 @@ class GoldJudge:
 
 def train_gold(pairs: Sequence[Group], validation: Sequence[Group], encoder_path: Path, out: Path, *,
                threads: int | None = None) -> dict[str, Any]:
-    """Fit the judge on human pairs (chosen first), certify it on `validation`, save `out/judge.json`; the certificate.
+    """Fit the judge on human pairs (chosen first), certify it on `validation`, save `out/judge.json`, and return the
+    certificate.
 
-    The penalty is chosen by cross-validation over topics (prompts), then all pairs are used. Deterministic.
-    Raises `DataError` when there are no pairs or a group is not a pair.
+    The ridge penalty is chosen by cross-validation over topics (prompts), then all pairs are fitted. Deterministic.
+    `DataError` without pairs or if a group is not a pair.
     """
     for name, groups in (("gold", pairs), ("gold validation", validation)):
         wrong = next((g for g in groups if len(g.trajectories) != 2), None)
         if not groups or wrong:
             what = f"{wrong.prompt.id!r} has {len(wrong.trajectories)} trajectories" if wrong else "there are none"
-            raise DataError(f"the {name} split must hold preference pairs, groups of two with the chosen one first; {what}")
+            raise DataError(f"the {name} split must contain preference pairs (groups of two, chosen first); {what}")
     encoder = Encoder(encoder_path, threads=threads)
     turns = sorted({turn for g in pairs for side in _sides(g) for turn in side})
     raw = features(turns, encoder)
@@ -172,9 +177,9 @@ def train_gold(pairs: Sequence[Group], validation: Sequence[Group], encoder_path
 
 
 def examine(judge: GoldJudge, pairs: Sequence[Group]) -> dict[str, Any]:
-    """Held-out accuracy raw, length-controlled and at matched length, each with an interval; calibration; length bias.
+    """Held-out accuracy (raw, length-controlled, at matched length) with intervals; calibration; length bias.
 
-    As in a reward model's certificate, the intervals count at most half as many trials as there are distinct conversations.
+    As in a reward model's certificate, intervals count at most half as many trials as there are distinct conversations.
     """
     sides = [[[*g.prompt.messages, *t.messages] for t in g.trajectories] for g in pairs]
     flat = [conversation for pair in sides for conversation in pair]
@@ -200,8 +205,9 @@ def examine(judge: GoldJudge, pairs: Sequence[Group]) -> dict[str, Any]:
 
 
 def features(turns: Sequence[Turn], encoder: Encoder) -> np.ndarray:
-    """(N, 2 D + 1 + traits): the embedding of each turn, its product with that of the turn before it (zero for the first of a
-    conversation) and their cosine, scaled to entries of about one, and the traits."""
+    """(N, 2 D + 1 + traits): embedding of each turn, its product with that of the previous turn (zero for the first)
+    and their cosine, scaled to entries of about one, and the traits.
+    """
     vectors = encoder([text for _, text in turns])
     before = encoder([before for before, _ in turns]) * np.array([[bool(before)] for before, _ in turns])
     together, size = vectors * before, vectors.shape[1]
@@ -209,7 +215,7 @@ def features(turns: Sequence[Turn], encoder: Encoder) -> np.ndarray:
 
 
 def digest(path: Path) -> str:
-    """SHA-256 over the encoder's weights and vocabulary; the store's manifest beside them tells when they were made, not what they are."""
+    """SHA-256 over the encoder's weights and vocabulary, without the store's manifest, which contains timestamps."""
     total = hashlib.sha256()
     for file in sorted(p for p in Path(path).iterdir() if p.suffix in (".safetensors", ".bin", ".json", ".txt") and p.name != MANIFEST):
         total.update(file.name.encode())
@@ -221,7 +227,7 @@ def digest(path: Path) -> str:
 def _turns(messages: Sequence[Message]) -> list[Turn]:
     texts = [m["content"].strip() for m in messages if m["role"] in ("user", "assistant")]
     if not texts:
-        raise DataError("the gold judge needs a conversation with at least one user or assistant turn; got none")
+        raise DataError("the gold judge needs a conversation with at least one user or assistant turn, got none")
     return list(zip(["", *texts[:-1]], texts, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""KL(policy ‖ reference) by Monte Carlo from answers that the policy itself sampled."""
+"""Monte Carlo KL(policy ‖ reference) from answers sampled by the policy."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Rows = Sequence[Sequence[float]]
 
 
 def sequence_kl(sampled: Rows, reference: Rows, masks: Sequence[Sequence[bool]] | None = None) -> float:
-    """Nats a sequence: mean over answers of Σ_t (log π − log π_ref), unbiased (estimator k1 of Schulman, 2020).
+    """KL in nats per sequence: mean over answers of Σ_t (log π − log π_ref), unbiased (estimator k1 of Schulman, 2020).
 
-    Rows (T_b,) are log-probs, at temperature 1, of the same sampled tokens under both. Answers drawn colder than that give
-    the mean log-ratio of what is really said: drift, not KL.
+    Rows (T_b,) are log-probs at temperature 1 of the same sampled tokens under both models. For answers sampled at a
+    lower temperature it is the mean log-ratio of those answers, not the KL.
     """
     return mean_interval([float(row.sum()) for row in _gaps(sampled, reference, masks)], resamples=1)["mean"]
 

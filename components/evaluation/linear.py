@@ -1,4 +1,4 @@
-"""Bradley-Terry on fixed features: the convex fit behind the gold judge and the reward model's linear probe."""
+"""Bradley-Terry regression on fixed features, for the gold judge and the reward model's linear probe."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ FOLDS = 4
 
 
 def bradley_terry(differences: np.ndarray, penalty: float) -> np.ndarray:
-    """w (F,) minimising mean log(1 + exp(−w·Δx)) + penalty/2 |w|² over feature differences (N,F), chosen − rejected."""
+    """w (F,) minimising mean log(1 + exp(−w·Δx)) + penalty/2 |w|² over feature differences Δx (N,F), chosen −
+    rejected.
+    """
     from scipy.optimize import minimize
     from scipy.special import expit
 
@@ -25,9 +27,9 @@ def bradley_terry(differences: np.ndarray, penalty: float) -> np.ndarray:
 
 
 def choose_penalty(differences: np.ndarray, topics: np.ndarray, penalties: Sequence[float]) -> tuple[float, float | None]:
-    """The penalty with the least held-out loss, topics (N,) never split between folds, and its held-out accuracy.
+    """The penalty with the lowest held-out loss, with topics (N,) never split between folds, and its held-out accuracy.
 
-    With a single topic nothing can be held out: the middle one of `penalties`, and no accuracy.
+    With a single topic nothing can be held out: the middle of `penalties`, and None.
     """
     from scipy.special import log_expit
 
@@ -46,6 +48,6 @@ def choose_penalty(differences: np.ndarray, topics: np.ndarray, penalties: Seque
 
 
 def topics_of(groups: Sequence[Group]) -> np.ndarray:
-    """(N,) what each group's pair is about: its topic, or its prompt where it names none."""
+    """(N,): the topic of each group, or its prompt if it has none."""
     return np.array([str(g.prompt.meta.get("topic") or "\n".join(m["content"] for m in g.prompt.messages) or g.prompt.id)
                      for g in groups])

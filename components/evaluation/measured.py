@@ -1,4 +1,6 @@
-"""What the evaluation of a recipe will measure, told from the recipe alone: a gate on anything else is refused before the run."""
+"""Names of the metrics that a recipe's evaluation will write, so that a gate on any other metric is rejected before
+the run.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +9,13 @@ from ratchet.components.recipes.reward_models import judges_of
 from ratchet.components.recipes.schema import Recipe
 
 ENDS = ("mean", "low", "high", "n")
-"""Of an interval, each a metric too: `win_rate_vs_sft.low`."""
+"""Fields of an interval, each a metric of its own: `win_rate_vs_sft.low`."""
 OF_ANSWERS = ("length", "ended", "truncated", "failed", "empty", "refusal_like", "repetitive", "personal_data",
               "distinct_1", "distinct_2", "self_bleu")
 
 
 def measured(recipe: Recipe) -> dict[str, bool]:
-    """Name of each metric that `components/stages/evaluate.py` will write -> does it come with an interval."""
+    """Name of each metric that `components/stages/evaluate.py` will write -> whether it has an interval."""
     if recipe.evaluate is None:
         return {}
     gold, fluent = recipe.evaluate.gold, bool(recipe.evaluate.perplexity_rows)

@@ -1,4 +1,4 @@
-"""The pictures of a run: each function draws one figure and writes it to `path` (`.png` or `.svg`); none shows a window."""
+"""Figures of a run. Each function writes one figure to `path` (`.png` or `.svg`) and opens no window."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 BLUE, ORANGE, GREEN, GREY, RED = "#2563a8", "#d9772b", "#3a8f5c", "#8a8f98", "#b83a3a"
 COLOURS = (BLUE, ORANGE, GREEN, GREY, RED)
-MARKERS = ("o", "s", "D", "^", "v")  # so that colour is not all that tells arms apart
+MARKERS = ("o", "s", "D", "^", "v")  # arms differ in marker too, not only in colour
 STYLE: dict[Any, Any] = {
     "figure.dpi": 110, "savefig.dpi": 150, "font.size": 10, "axes.spines.top": False, "axes.spines.right": False,
     "axes.grid": True, "grid.color": "#e6e8eb", "axes.axisbelow": True, "axes.titlesize": 11, "axes.titleweight": "bold",
@@ -18,7 +18,7 @@ STYLE: dict[Any, Any] = {
 
 
 def _styled(draw: Callable[..., Path]) -> Callable[..., Path]:
-    """Run under our style: matplotlib reads fonts and colours when a thing is drawn, not when the figure is made."""
+    """Apply `STYLE` during drawing: matplotlib reads fonts and colours when artists are created."""
 
     @functools.wraps(draw)
     def styled(*args: Any, **options: Any) -> Path:
@@ -32,7 +32,7 @@ def _styled(draw: Callable[..., Path]) -> Callable[..., Path]:
 
 @_styled
 def calibration(bins: Sequence[Mapping[str, float]], path: Path, *, error: float | None = None) -> Path:
-    """Reliability: how often the higher score was the preferred one, against how sure the model was; area = pairs."""
+    """Reliability diagram: accuracy against predicted probability; marker area = number of pairs."""
     figure, axes = _figure(4.6, 4.2)
     axes.plot([0.5, 1], [0.5, 1], color=GREY, linestyle="--", linewidth=1, label="perfectly calibrated")
     total = sum(b["pairs"] for b in bins) or 1
@@ -46,7 +46,9 @@ def calibration(bins: Sequence[Mapping[str, float]], path: Path, *, error: float
 
 
 def certificate(found: Mapping[str, Any], folder: Path, *, suffix: str = "") -> dict[str, Path]:
-    """The pictures of a certificate: `calibration<suffix>`, `length_bias<suffix>` and, where it was measured, `best_of_n<suffix>` -> file."""
+    """Figures of a certificate: `calibration<suffix>`, `length_bias<suffix>` and, if measured, `best_of_n<suffix>` ->
+    file.
+    """
     drawn = [calibration(found["reliability"], folder / f"calibration{suffix}.png", error=found["calibration_error"]),
              length_bias(found["length"], found["accuracy"], folder / f"length_bias{suffix}.png")]
     if found.get("best_of_n"):
@@ -56,7 +58,7 @@ def certificate(found: Mapping[str, Any], folder: Path, *, suffix: str = "") -> 
 
 @_styled
 def win_rates(rows: Mapping[str, Mapping[str, float]], path: Path) -> Path:
-    """Label → {mean, low, high}: one horizontal interval a row around the 50 % line, in the given order."""
+    """Label → {mean, low, high}: one horizontal interval per row around the 50 % line, in the given order."""
     figure, axes = _figure(6.2, 1.2 + 0.45 * len(rows))
     for place, row in enumerate(reversed(list(rows.values()))):
         colour = GREEN if row["low"] > 0.5 else RED if row["high"] < 0.5 else GREY
@@ -75,7 +77,9 @@ def win_rates(rows: Mapping[str, Mapping[str, float]], path: Path) -> Path:
 
 @_styled
 def rounds(rows: Sequence[Mapping[str, float]], path: Path) -> Path:
-    """One small panel each for reward, gold score, KL, length and diversity, by round; what no round has is left out."""
+    """One small plot each for reward, gold score, KL, length and diversity by round; metrics without values are
+    omitted.
+    """
     wanted = [("reward", "Reward", BLUE), ("gold", "Gold score", GREEN), ("kl", "KL to SFT (nats)", RED),
               ("length", "Length (tokens)", ORANGE), ("distinct_2", "Distinct word pairs", GREY)]
     shown = [w for w in wanted if any(w[0] in row for row in rows)]
@@ -91,7 +95,7 @@ def rounds(rows: Sequence[Mapping[str, float]], path: Path) -> Path:
 
 @_styled
 def best_of_n(found: Mapping[str, Mapping[str, float]], path: Path) -> Path:
-    """Number of answers n -> interval of the true rate of the one that the reward model scores highest; n on a logarithmic axis."""
+    """n -> interval of the true rate of the answer that the reward model scores highest among n; logarithmic x axis."""
     figure, axes = _figure(5.4, 3.6)
     rows = sorted((int(n), row) for n, row in found.items() if n.isdigit())
     axes.plot([n for n, _ in rows], [row["mean"] for _, row in rows], "-", color=BLUE, linewidth=1.2)
@@ -108,7 +112,7 @@ def best_of_n(found: Mapping[str, Mapping[str, float]], path: Path) -> Path:
 
 @_styled
 def slices(rows: Mapping[str, Mapping[str, Mapping[str, float]]], path: Path, *, title: str) -> Path:
-    """Row label -> name of an arm -> interval of a rate: one dot an arm with its interval, the arms of a row below each other."""
+    """Row label -> arm -> interval of a rate, as dots with intervals."""
     arms = list(dict.fromkeys(arm for row in rows.values() for arm in row))
     figure, axes = _figure(6.2, 1.2 + (0.1 + 0.13 * len(arms)) * len(rows))
     for place, row in enumerate(reversed(list(rows.values()))):
@@ -131,7 +135,7 @@ def slices(rows: Mapping[str, Mapping[str, Mapping[str, float]]], path: Path, *,
 
 @_styled
 def proxy_gold(rows: Sequence[Mapping[str, float]], path: Path) -> Path:
-    """The reward model's mean score (left axis, dashed) and the true rate with its interval (right axis, solid) by round."""
+    """Mean reward-model score (left axis, dashed) and true rate with its interval (right axis, solid) by round."""
     figure, left = _figure(6.2, 3.6)
     right = left.twinx()
     rounds = [row["round"] for row in rows]
@@ -155,12 +159,12 @@ def proxy_gold(rows: Sequence[Mapping[str, float]], path: Path) -> Path:
 
 @_styled
 def lengths(arms: Mapping[str, Sequence[float]], path: Path) -> Path:
-    """Name of an arm → the lengths of its answers in tokens: one outline each on common bins."""
+    """Arm → answer lengths in tokens: one outlined histogram each on common bins."""
     import numpy as np
 
     figure, axes = _figure(5.6, 3.4)
     longest = max(max(values, default=1) for values in arms.values())
-    edges = np.arange(0, longest + 2, max(1, round(longest / 24))) - 0.5  # whole tokens a bin
+    edges = np.arange(0, longest + 2, max(1, round(longest / 24))) - 0.5  # whole tokens per bin
     edges = np.append(edges, edges[-1] + (edges[1] - edges[0]))
     for (name, values), colour in zip(arms.items(), COLOURS, strict=False):
         axes.hist(values, bins=edges, histtype="step", linewidth=1.8, color=colour,
@@ -172,7 +176,9 @@ def lengths(arms: Mapping[str, Sequence[float]], path: Path) -> Path:
 
 @_styled
 def length_bias(length: Mapping[str, Any], accuracy: Mapping[str, float], path: Path) -> Path:
-    """Certificate's `length` section: accuracy as it is, with length taken out, at equal length, and of length alone."""
+    """`length` section of a certificate: accuracy raw, length-controlled, at equal length, and of preferring the
+    longer answer.
+    """
     rows = {"as it scores": accuracy, "length taken out": length["controlled"], "equal lengths only": length["matched"],
             "the longer one": length["longer_preferred"]}
     rows = {name: row for name, row in rows.items() if row}
@@ -190,7 +196,7 @@ def length_bias(length: Mapping[str, Any], accuracy: Mapping[str, float], path: 
 
 @_styled
 def training(curves: Mapping[str, Sequence[tuple[float, float]]], path: Path, *, ylabel: str = "loss") -> Path:
-    """Name → points (step, value): training curves on one pair of axes."""
+    """Name → points (step, value): training curves on common axes."""
     figure, axes = _figure(6.2, 3.4)
     for (name, points), colour in zip(curves.items(), COLOURS * (1 + len(curves) // len(COLOURS)), strict=False):
         if points:
@@ -201,7 +207,7 @@ def training(curves: Mapping[str, Sequence[tuple[float, float]]], path: Path, *,
 
 
 def _per_cent() -> Any:
-    """Ticks of a rate in per cent, with as many decimals as their distance needs."""
+    """Percent tick formatter with as many decimals as the tick distance needs."""
     from matplotlib.ticker import PercentFormatter
 
     return PercentFormatter(1.0)
@@ -214,7 +220,7 @@ def _interval(axes: Any, row: Mapping[str, float], at: float, *, colour: str, ma
 
 
 def _figure(width: float, height: float, columns: int = 0) -> tuple[Any, Any]:
-    """A figure of its own (no pyplot state): with `columns`, a list of axes side by side."""
+    """A figure without pyplot state; with `columns`, a list of axes side by side."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -227,5 +233,5 @@ def _save(figure: Any, path: Path) -> Path:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     plain = {"Software": None} if path.suffix == ".png" else {"Date": None, "Creator": None}
-    figure.savefig(path, metadata=plain)  # no date, no version: same numbers, same bytes
+    figure.savefig(path, metadata=plain)  # no date or version, for reproducible bytes
     return path

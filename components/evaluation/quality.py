@@ -1,6 +1,6 @@
-"""Quality of answers beside the reward, and the reward by kind of prompt: means with intervals over prompts, arm by arm.
+"""Quality measures of each arm beside the reward, and rewards by prompt tag: means with intervals over prompts.
 
-Every argument that holds scores is Ragged: per prompt a list with one number an answer. Arms share prompts and their order, so
+Scores are Ragged: per prompt a list with one number per answer. Arms share the prompts and their order, so
 differences are paired.
 """
 
@@ -22,30 +22,31 @@ def flattened(intervals: Mapping[str, Interval]) -> dict[str, Any]:
 
 
 def quality(measured: Mapping[str, Mapping[str, Ragged]]) -> dict[str, dict[str, Interval]]:
-    """Measure -> arm -> mean over prompts with its interval, from arm -> measure -> scores."""
+    """Measure -> arm -> interval of the mean over prompts, from arm -> measure -> scores."""
     names = next(iter(measured.values()), {})
     return {name: {arm: mean_interval(means(rows[name])) for arm, rows in measured.items()} for name in names}
 
 
 def quality_against(measured: Mapping[str, Mapping[str, Ragged]], arm: str, other: str) -> dict[str, Interval]:
-    """Measure -> paired difference `arm` - `other` with its interval."""
+    """Measure -> interval of the paired difference `arm` - `other`."""
     return {name: difference(means(rows), means(measured[other][name])) for name, rows in measured[arm].items()}
 
 
 def diversity_against(answers: Mapping[str, Sequence[Group]], arm: str, other: str) -> Interval:
-    """Distinct word pairs of `arm` over those of `other`, both on as much text."""
+    """Ratio of distinct word pairs of `arm` to `other`, on the same amount of text."""
     mine, theirs = ([[t.text for t in group.trajectories] for group in answers[name]] for name in (arm, other))
     return distinct_n_interval(mine, theirs, 2)
 
 
 def distinct_pairs(groups: Sequence[Group]) -> float:
-    """Share of distinct word pairs among all of an arm's answers."""
+    """Share of distinct word pairs among all answers of an arm."""
     return distinct_n([t.text for group in groups for t in group.trajectories], 2)
 
 
 def slices(groups: Sequence[Group], scores: Mapping[str, Ragged], by: Sequence[str]) -> dict[str, dict[str, dict[str, Interval]]]:
-    """Name in `by` -> its value in a prompt's meta -> arm -> mean score of these prompts with its interval. A name with dots
-    (`instruction.family`) leads into nested mappings; prompts without it are left out."""
+    """Tag name in `by` -> tag value in the prompt's meta -> arm -> interval of the mean score of these prompts.
+    Dotted names (`instruction.family`) address nested mappings; prompts without the tag are left out.
+    """
     found: dict[str, dict[str, dict[str, Interval]]] = {}
     for name in by:
         places: dict[str, list[int]] = {}
@@ -58,7 +59,7 @@ def slices(groups: Sequence[Group], scores: Mapping[str, Ragged], by: Sequence[s
 
 
 def tag(group: Group, name: str) -> Any:
-    """The value of a dotted name in a prompt's meta; None where there is none."""
+    """Value of a dotted name in the prompt's meta, or None."""
     value: Any = group.prompt.meta
     for part in name.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
@@ -66,5 +67,5 @@ def tag(group: Group, name: str) -> Any:
 
 
 def means(rows: Ragged) -> list[float]:
-    """The mean of each prompt's answers."""
+    """Mean over each prompt's answers."""
     return [sum(row) / len(row) for row in rows]

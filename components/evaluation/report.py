@@ -1,26 +1,25 @@
-"""The report: one self-contained HTML page that a manager can read, with every picture inside. Its one script filters the transcripts,
-which are a plain list without it.
+"""HTML report of a run: one self-contained page with all figures. A script filters the transcripts; without it they are a plain list.
 
-`results` is what the evaluation stage wrote; every part is optional and leaves its section out, never blank:
+`results` is the output of the evaluation stage. Every part is optional; a missing part omits its section:
     recipe, about     the name of the run's recipe and its one sentence
     arms              title (base, SFT, final) → {metric: number}
     metrics           flat numbers, intervals as `<name>.mean`, `.low`, `.high` (`win_rate_vs_sft`, ...)
     verdict           what `gates.judge_gates` returned
     rounds            [{round, reward.<name>, gold, kl, length, ...}]
-    measure           the metric that the headline is about (`reward.instructions`), `measure_name` as a reader calls it: its gains stand
+    measure           the headline metric (`reward.instructions`), `measure_name` its display name; its gains are
                       in `metrics` as `<measure>_gain_vs_sft` and `<measure>_gain_vs_base`, rates in 0..1
     slices            name of a tag → its value → title → interval with `n`, of the rate of the measure
     proxy_gold        [{round, proxy, gold, gold_low, gold_high}]: the reward model's mean score and the true rate
     quality           metric → title → interval; `quality_vs_base` metric → interval of final − base
     certificates      name → certificate of each reward model, which may have `by_kind` (kind → interval of accuracy) and `best_of_n`
                       (n → interval of the true rate, `rises` the interval of its rise from the smallest n to the largest)
-    pairs_from        `verifier` where that ordered the certificates' pairs; people did otherwise
+    pairs_from        `verifier` if a verifier labelled the certificates' pairs; human labels otherwise
     gold              the gold judge's certificate
     lengths           title → tokens of each answer          curves   name → [[step, value], ...]
     transcripts       [{prompt: messages, human, answers: {title: text}, gold: {title: score}, verified: {title: passed},
                         tags: {name: value}, worst}]
     lineage           [{name, digest, ...}]                  configuration   mapping or text
-    sources           name of each source of the data, where they are several → its address, records and groups by split
+    sources           name of each data source, if there are several → its address, records and groups by split
 """
 
 from __future__ import annotations
@@ -52,9 +51,8 @@ UNITS = {  # metric → how a reader calls it, number of decimals or per cent
 
 
 def write_report(out: Path, results: Mapping[str, Any]) -> Path:
-    """Write `out/report.html` and the pictures it holds as `out/plots/*.png`; returns the page.
-
-    Everything a model or a person wrote is escaped. Same results, same bytes.
+    """Write `out/report.html` and its figures as `out/plots/*.png`; returns the page. Model and user text is escaped.
+    Deterministic bytes.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
@@ -80,7 +78,7 @@ def write_report(out: Path, results: Mapping[str, Any]) -> Path:
 
 
 def draw(results: Mapping[str, Any], folder: Path) -> dict[str, Path]:
-    """Every picture the results have numbers for: name → file."""
+    """Draw every figure for which `results` has data: name → file."""
     made: dict[str, Path] = {}
     if wins := win_rates(results.get("metrics") or {}):
         made["win_rates"] = plots.win_rates(wins, folder / "win_rates.png")
@@ -102,8 +100,9 @@ def draw(results: Mapping[str, Any], folder: Path) -> dict[str, Path]:
 
 
 def headline(results: Mapping[str, Any]) -> str:
-    """The first sentences: what the final policy gained by the run's measure, or else how often the gold judge prefers it, each with
-    its interval, and what that cost."""
+    """First sentences of the report: the gain of the final policy in the headline metric, or its gold win rate, with
+    intervals, and its costs.
+    """
     metrics = results.get("metrics") or {}
     if text := gains(results):
         return text + _cost(metrics) + "."
@@ -122,7 +121,7 @@ def headline(results: Mapping[str, Any]) -> str:
 
 
 def gains(results: Mapping[str, Any]) -> str:
-    """By how many points the final policy's rate of the measure is above the SFT policy's and the base model's; empty without either."""
+    """Gain of the final policy over SFT policy and base model in points of the headline metric; empty without either."""
     metrics, measure = results.get("metrics") or {}, results.get("measure")
     found = []
     for against, opponent in (("sft", "the SFT policy"), ("base", "the base model")):
@@ -140,12 +139,12 @@ def gains(results: Mapping[str, Any]) -> str:
 
 
 def measure_name(results: Mapping[str, Any]) -> str:
-    """How a reader calls the run's measure."""
+    """Display name of the headline metric."""
     return results.get("measure_name") or label(results.get("measure") or "rate")
 
 
 def _cost(metrics: Mapping[str, Any]) -> str:
-    """What the gain cost: perplexity, and what only the reward model sees."""
+    """Costs of the gain: change of perplexity, and over-optimisation of the reward model."""
     text = ""
     if "perplexity_ratio.mean" in metrics:
         mean, low, high = (metrics[f"perplexity_ratio.{end}"] - 1 for end in ("mean", "low", "high"))
@@ -158,7 +157,7 @@ def _cost(metrics: Mapping[str, Any]) -> str:
 
 
 def win_rates(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Readable name → interval, of every `win_rate*` among flat metrics: against SFT first, the gold judge first."""
+    """Display name → interval of every `win_rate*` in flat metrics: against SFT first, gold judge first."""
     found = []
     for name in sorted(key.removesuffix(".mean") for key in metrics if key.startswith("win_rate") and key.endswith(".mean")):
         judge, _, against = name.removeprefix("win_rate").partition("_vs_")
@@ -172,14 +171,14 @@ def win_rates(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
 
 
 def label(name: str) -> str:
-    """How a reader calls a metric."""
+    """Display name of a metric."""
     if name in UNITS:
         return UNITS[name][0]
     return f"reward ({name.removeprefix('reward.')})" if name.startswith("reward.") else name.replace("_", " ")
 
 
 def number(value: Any, name: str = "") -> str:
-    """A metric's number as its unit wants it; what is missing is an en dash, text stays text."""
+    """Format a metric in its unit; a missing value is an en dash, text is unchanged."""
     if value is None:
         return "–"
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -188,17 +187,17 @@ def number(value: Any, name: str = "") -> str:
 
 
 def interval(row: Mapping[str, float] | None) -> str:
-    """A rate: `61.2% [55.0%, 67.1%]`, whose ends stay on one line."""
+    """Format a rate: `61.2% [55.0%, 67.1%]`, interval without line break."""
     return f"{row['mean']:.1%} [{row['low']:.1%},{NBSP}{row['high']:.1%}]" if row else "–"
 
 
 def points(row: Mapping[str, float] | None) -> str:
-    """A difference of rates: `+4.2 points [+1.0, +7.4]`."""
+    """Format a difference of rates: `+4.2 points [+1.0, +7.4]`."""
     return f"{100 * row['mean']:+.1f} points [{100 * row['low']:+.1f},{NBSP}{100 * row['high']:+.1f}]" if row else "–"
 
 
 def numbers(row: Mapping[str, float] | None, name: str = "", sign: str = "") -> str:
-    """A metric's interval in its own unit: `21.40 [20.90, 22.00]`; with `sign="+"` a difference."""
+    """Format an interval in the metric's unit: `21.40 [20.90, 22.00]`; with `sign="+"` as a difference."""
     if not row:
         return "–"
     mean, low, high = (("+" if sign and row[end] > 0 else "") + number(row[end], name) for end in ("mean", "low", "high"))
@@ -206,7 +205,7 @@ def numbers(row: Mapping[str, float] | None, name: str = "", sign: str = "") -> 
 
 
 def _table(results: Mapping[str, Any]) -> dict[str, Any]:
-    """The arms' numbers, the measure first and as a rate."""
+    """Metrics by arm, the headline metric first and as a rate."""
     arms, measure = results.get("arms") or {}, results.get("measure")
     names = sorted(dict.fromkeys(name for numbers in arms.values() for name in numbers), key=lambda name: name != measure)
     return {"titles": list(arms), "rows": [
@@ -215,7 +214,7 @@ def _table(results: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _slices(rows: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict[str, Any]:
-    """A table of intervals by the values of one tag: titles, and (value, how many prompts, intervals)."""
+    """Table of intervals by tag value: titles, and (value, number of prompts, intervals)."""
     titles = list(dict.fromkeys(title for row in rows.values() for title in row))
     return {"titles": titles, "rows": [(value, max((row[t].get("n", 0) for t in row), default=0), [row.get(t) for t in titles])
                                        for value, row in rows.items()]}
@@ -227,6 +226,6 @@ def _rounds(rows: list[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _inline(path: Path) -> dict[str, Any]:
-    """The picture as a data URI, and its width in CSS pixels (drawn at 150 dots an inch, shown at 96)."""
+    """The figure as a data URI, and its width in CSS pixels (150 dpi shown at 96)."""
     data = path.read_bytes()
     return {"src": "data:image/png;base64," + base64.b64encode(data).decode(), "width": round(int.from_bytes(data[16:20], "big") * 96 / 150)}

@@ -1,4 +1,4 @@
-"""The report's transcripts, prepared for its filters: which answers a verifier passes, by tag, by text."""
+"""Transcripts of the report with filter data: verifier results, tags, text patterns."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ Talk = Mapping[str, Any]
 
 
 def prepared(talks: Sequence[Talk]) -> dict[str, Any]:
-    """`talks` with the numbers of the patterns each fits; `patterns`: (label, how many fit) of those that any fits; `tags`: name ->
-    {value: how many}.
+    """`talks` with the indices of the patterns each fits; `patterns`: (label, count) of patterns that fit any;
+    `tags`: name -> {value: count}.
 
     A talk has `prompt` and `answers`, and may have `verified` {title: passed}, `tags` {name: value} and `worst`.
     """
@@ -28,7 +28,9 @@ def prepared(talks: Sequence[Talk]) -> dict[str, Any]:
 
 
 def _patterns(talks: Sequence[Talk]) -> list[tuple[str, Callable[[Talk], bool]]]:
-    """Label -> whether a talk fits: the last model against each other one, nearest first, then all of them, then the worst."""
+    """Label -> predicate: the last model against each other one (nearest first), then all models, then the worst
+    answers.
+    """
     titles = list(dict.fromkeys(title for talk in talks for title in talk.get("verified") or {}))
     found: list[tuple[str, Callable[[Talk], bool]]] = []
     for other in reversed(titles[:-1]):

@@ -1,8 +1,9 @@
-"""Policy against reference on the same prompts by a judge's scores: raw, and with length held equal.
+"""Win rate of the policy against a reference on the same prompts from judge scores: raw and length-controlled.
 
-Length control follows "Length-Controlled AlpacaEval" (Dubois et al., 2024, arXiv 2404.04475, equation 3): a logistic
-regression of the outcome on an intercept and tanh(Δlength / its deviation); the length-controlled win rate is what it
-predicts at Δlength = 0. Their instruction-difficulty term needs many models and is left out: here there are two.
+Length control follows "Length-Controlled AlpacaEval" (Dubois et al., 2024, arXiv 2404.04475, equation 3): logistic
+regression of the outcome on an intercept and tanh(Δlength / its standard deviation); the length-controlled win rate
+is the prediction at Δlength = 0. Their instruction-difficulty term is omitted: it needs many models, here there are
+two.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from ratchet.components.errors import DataError
 from ratchet.components.evaluation.bootstrap import Interval, counts, win_rate
 
-PRIOR = 0.1  # ridge on both coefficients, as a share of one observation each: keeps one-sided data finite
+PRIOR = 0.1  # ridge on both coefficients in units of one observation; keeps separable data finite
 ITERATIONS = 25
 
 Ragged = Sequence[Sequence[float]]
@@ -24,10 +25,11 @@ Scores = Sequence[float] | Ragged
 
 def compare(policy: Scores, reference: Scores, policy_lengths: Scores, reference_lengths: Scores, *, level: float = 0.95,
             resamples: int = 2000, seed: int = 0) -> dict[str, Any]:
-    """{raw, length_controlled: intervals, wins: one a prompt, ties, length_ratio, length_effect, prompts}.
+    """{raw, length_controlled: intervals, wins: one per prompt, ties, length_ratio, length_effect, prompts}.
 
-    Each argument holds a number a prompt, or a list a prompt with a number a response; arms may differ in how many.
-    All pairs of a prompt count equally and a prompt counts once. Raises `DataError` when the arms do not match.
+    Each argument has one number per prompt, or a list per prompt with one number per response; the numbers of
+    responses may differ between arms. All pairs of a prompt have equal weight, as have all prompts. `DataError` if
+    the arms do not match.
     """
     policy, reference, policy_lengths, reference_lengths = map(_listed, (policy, reference, policy_lengths, reference_lengths))
     wins = per_prompt(policy, reference)
@@ -46,19 +48,19 @@ def compare(policy: Scores, reference: Scores, policy_lengths: Scores, reference
 
 
 def per_prompt(policy: Ragged, reference: Ragged) -> np.ndarray:
-    """(N,): of a prompt's pairs of responses, the share the policy wins, ties half."""
+    """(N,): share of a prompt's response pairs that the policy wins; ties count half."""
     _matching(policy, reference)
     return np.array([float(_outcomes(p, r).mean()) for p, r in zip(policy, reference, strict=True)])
 
 
 def length_controlled(outcome: np.ndarray, gap: np.ndarray, prompt: np.ndarray, *, level: float = 0.95, resamples: int = 2000,
                       seed: int = 0) -> tuple[Interval, float]:
-    """Win rate at equal length and the length coefficient, from (M,) outcomes, length differences and prompt numbers.
+    """Win rate at equal length, and the length coefficient, from (M,) outcomes, length differences and prompt numbers.
 
-    The interval refits the regression on prompts drawn with replacement, all resamples at once.
+    The interval refits the regression on bootstrap samples of prompts, vectorised over resamples.
     """
     total = int(prompt.max()) + 1
-    share = 1 / np.bincount(prompt, minlength=total)[prompt]  # a prompt's pairs weigh one together
+    share = 1 / np.bincount(prompt, minlength=total)[prompt]  # the pairs of a prompt have total weight 1
     spread = float(np.sqrt(np.average((gap - np.average(gap, weights=share)) ** 2, weights=share)))
     x = np.stack([np.ones_like(gap), np.tanh(gap / spread) if spread else np.zeros_like(gap)], 1)
     drawn = np.concatenate([np.ones((1, total)), counts(total, resamples, seed)])
@@ -69,21 +71,21 @@ def length_controlled(outcome: np.ndarray, gap: np.ndarray, prompt: np.ndarray, 
 
 
 def _fit(x: np.ndarray, outcome: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Logistic regression by Newton for every row of `weight` (R,M) at once: (R,2)."""
+    """Logistic regression by Newton's method, vectorised over the rows of `weight` (R,M): (R,2)."""
     beta = np.zeros((len(weight), 2))
     for _ in range(ITERATIONS):
         p = 1 / (1 + np.exp(-np.clip(beta @ x.T, -30, 30)))
         gradient = (weight * (outcome - p)) @ x - PRIOR * beta
         hessian = np.einsum("rm,mi,mj->rij", weight * p * (1 - p), x, x, optimize=True) + PRIOR * np.eye(2)
         step = np.linalg.solve(hessian, gradient[..., None])[..., 0]
-        beta += np.clip(step, -2, 2)  # far from the optimum Newton may overshoot
+        beta += np.clip(step, -2, 2)  # damping: Newton may overshoot far from the optimum
     return beta
 
 
 def _outcomes(policy: Sequence[float], reference: Sequence[float]) -> np.ndarray:
     delta = np.subtract.outer(np.asarray(policy, float), np.asarray(reference, float))
     if not delta.size or not np.isfinite(delta).all():
-        raise DataError(f"every prompt needs a finite judge score for each arm, got {list(policy)} and {list(reference)}")
+        raise DataError(f"every prompt needs a finite score for each arm, got {list(policy)} and {list(reference)}")
     return (delta > 0) + 0.5 * (delta == 0)
 
 

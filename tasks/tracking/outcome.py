@@ -110,7 +110,7 @@ def lines_of(found: Mapping[str, Any]) -> list[tuple[str, str]]:
         said.append(("gates", f"{failed} of {len(gates)} failed" if failed else f"all {len(gates)} passed"))
         said += [("", f"{'✓' if gate['passed'] else '✗'} {gate['name']}: {gate['why']}") for gate in sorted(gates, key=lambda g: g["passed"])]
     elif found["registered"]:
-        said.append(("gates", "none in the recipe (register.gates), so nothing was examined"))
+        said.append(("gates", "none in the recipe (register.gates)"))
     if found["postponed"]:
         said.append(("registered", f"not yet: {found['postponed']}"))
     elif found["registered"]:

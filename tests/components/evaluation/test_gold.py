@@ -104,7 +104,7 @@ def test_it_reads_the_prompt(encoder_path, tmp_path):
 def test_a_judge_at_chance_fails_its_certificate(encoder_path, tmp_path):
     coin = [Group(g.prompt, g.trajectories[:: 1 if i % 2 else -1]) for i, g in enumerate(pairs(200, [f"topic{i}" for i in range(8)], 0))]
     certificate = train_gold(coin[:120], coin[120:], encoder_path, tmp_path)
-    assert not certificate["passed"] and "expected the low end of its interval above 50.0% (chance)" in certificate["reasons"][0]
+    assert not certificate["passed"] and "expected a lower bound above 50.0% (chance)" in certificate["reasons"][0]
 
 
 def test_score_is_blind_to_company_and_survives_the_disk(trained, encoder_path):

@@ -145,7 +145,7 @@ def test_verified_run_shows_slices_proxy_quality_and_best_of_n(tmp_path):
 
 
 def test_a_recipe_without_gates_has_failed_none(tmp_path):
-    none = {"passed": False, "reasons": ["the recipe names no gate, so nothing was examined"], "gates": {}}
+    none = {"passed": False, "reasons": ["the recipe defines no gates"], "gates": {}}
     page = write_report(tmp_path, {"recipe": "mine", "verdict": none}).read_text()
     assert '<span class="badge">no gates</span>' in page and "not passed" not in page
 
