@@ -11,7 +11,7 @@ from typing import Any
 
 from ratchet.components.data.published import CARD, patterns_of
 from ratchet.components.errors import SourceError
-from ratchet.components.stages.progress import arriving
+from ratchet.components.stages.progress import watch_download
 
 
 def download(rest: str, config: str | None = None) -> Path:
@@ -23,7 +23,7 @@ def download(rest: str, config: str | None = None) -> Path:
     from huggingface_hub.file_download import repo_folder_name
 
     cache = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=asked["repo_id"], repo_type=asked["repo_type"])
-    with _asking(rest, asked), arriving(cache):
+    with _asking(rest, asked), watch_download(cache):
         if "." in inner.rpartition("/")[2]:
             return Path(hf_hub_download(filename=inner, **asked))
         wanted = [f"{inner}/*"] if inner else None

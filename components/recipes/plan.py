@@ -195,7 +195,7 @@ def _pick(section: Any, *names: str) -> dict[str, Any]:
 # --- the code that a stage depends on -------------------------------------------------------------------------------
 
 
-STARTS = ("ratchet.components.stages.job", "carry_out")  # every stage's, beside its own function
+STARTS = ("ratchet.components.stages.job", "run_job")  # every stage's, beside its own function
 
 
 def source_digest(does: str, options: Mapping[str, Any], sources: Sources | None = None) -> str:

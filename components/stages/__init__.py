@@ -1,6 +1,8 @@
-"""What each stage does: one function a stage, files in, files out. `ratchet.components.stages.run` calls them in a process of their own."""
+"""Stage functions: each reads input files and writes output files. `ratchet.components.stages.run` calls them in a
+separate process.
+"""
 
-STAGES = {  # what a stage does -> the module that holds the function of that name
+STAGES = {  # kind of stage -> module with the function of that name
     "fetch_data": "ratchet.components.stages.fetch",
     "fetch_model": "ratchet.components.stages.fetch",
     "make_tiny": "ratchet.components.stages.tiny",

@@ -1,5 +1,4 @@
-"""The certificate of a reward model that was not trained by this run: on held-out pairs of the recipe's data, before anything optimises
-against it."""
+"""Stage `certify`: certificate of a reward model trained elsewhere, on held-out pairs of the recipe's data."""
 
 from __future__ import annotations
 
@@ -15,13 +14,14 @@ from ratchet.components.inference.torch import TorchEngine
 from ratchet.components.stages import progress
 from ratchet.components.stages.job import Job
 from ratchet.components.stages.probe import SavedReward
-from ratchet.components.stages.reward import AGAIN, examine, limits_of, verified_answers
+from ratchet.components.stages.reward import RESCORED, examine, limits_of, verified_answers
 from ratchet.components.storage.store import write_atomic
 
 
 def certify(job: Job) -> dict[str, Any]:
-    """Score the held-out pairs by the loop's engine, the first of them by transformers alone, and certify. Pairs longer than the
-    model's context are left out, counted."""
+    """Score the held-out pairs with the engine, the first ones also in plain transformers, and certify. Pairs longer
+    than the model's context are left out and counted.
+    """
     options, path = job.options, job.path("model")
     records = read_groups(job.path("data") / f"{options['validation']}.parquet")
     if wrong := next((g for g in records if len(g.trajectories) != 2), None):
@@ -30,13 +30,13 @@ def certify(job: Job) -> dict[str, Any]:
     longest = getattr(engine.model.config.get_text_config(), "max_position_embeddings", None)
     pairs = [g for g in map(engine.encode, records) if not longest or max(len(t.inputs["tokens"]) for t in g.trajectories) <= longest]
     if not pairs:
-        raise DataError(f"{options['validation']}: none of {len(records)} pairs fits into the {longest} tokens that {path.name} reads; shorten them")
+        raise DataError(f"{options['validation']}: none of {len(records)} pairs fits into the context of {path.name} ({longest} tokens); shorten them")
     del engine
     answers, truth = verified_answers(job)
-    progress.expect("texts", 2 * len(pairs) + sum(len(g.trajectories) for g in answers) + 2 * len(pairs[:AGAIN]))
+    progress.expect("texts", 2 * len(pairs) + sum(len(g.trajectories) for g in answers) + 2 * len(pairs[:RESCORED]))
     saved = SavedReward(path)
     with torch.no_grad():
-        alone = [[float(saved(torch.as_tensor(t.inputs["tokens"]), torch.as_tensor(t.mask))) for t in pair.trajectories] for pair in pairs[:AGAIN]]
+        alone = [[float(saved(torch.as_tensor(t.inputs["tokens"]), torch.as_tensor(t.mask))) for t in pair.trajectories] for pair in pairs[:RESCORED]]
     del saved
     certificate = examine(path, pairs, alone, limits_of(options), threads=options["profile"]["threads"], answers=answers, truth=truth)
     write_atomic(job.work.product / "certificate.json", json.dumps(certificate, indent=1))

@@ -1,4 +1,4 @@
-"""Raw records to checked groups, one Parquet file a split."""
+"""Stage `curate`: raw records to cleaned groups, one Parquet file per split."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ratchet.components.text.chat import count_tokens
 
 
 def curate(job: Job) -> dict[str, Any]:
-    """The `data` section of the recipe, with lengths counted in tokens of the policy."""
+    """Apply the recipe's `data` section, with lengths in tokens of the policy."""
     tokenizer = load_tokenizer(job.path("policy"))
     section, raw = job.options["section"], {p.name.partition(".")[0]: p for p in job.path("raw").iterdir()}
     sources = [raw[f"source_{i}"] for i in range(len(section.get("sources", ())))] or [raw["source"]]
@@ -26,12 +26,13 @@ def curate(job: Job) -> dict[str, Any]:
                               job.options.get("read", ()))
     prompts = [group for name in summary["splits"] if kind_of(name) in PROMPT_SECTIONS for group in read_groups(job.work.product / f"{name}.parquet")]
     gold = check_gold(prompts, job.options.get("verifiers", ()))
-    return {"counts": counted(summary), "warnings": summary["warnings"], **({"headline": said} if (said := origins(summary)) else {}), "summary": summary, "gold": gold}
+    return {"counts": counted(summary), "warnings": summary["warnings"], **({"headline": text} if (text := origins(summary)) else {}), "summary": summary, "gold": gold}
 
 
 def origins(summary: Mapping[str, Any]) -> str:
-    """The published split that each split is made from, the records that each source gave, and how many were contaminated; empty where
-    there is nothing of it."""
+    """One line: published split behind each split, records per source, and the number of contaminated records; empty
+    if there is none of it.
+    """
     homes: dict[str, list[str]] = {}
     for name, split in summary["splits"].items():
         homes.setdefault(split.get("published", ""), []).append(name)
@@ -42,8 +43,9 @@ def origins(summary: Mapping[str, Any]) -> str:
 
 
 def counted(summary: Mapping[str, Any]) -> dict[str, int]:
-    """Records read, groups made, by source and in splits made from published ones too, and what the steps dropped or changed by reason; the
-    builders of all splits count as one step."""
+    """Counts for the summary: records read, groups made (by source and by published split), and records dropped or
+    changed, by step and reason. The builders of all splits count as one step.
+    """
     counts = Counter({"records": summary["steps"][0]["in"], "groups": sum(split["groups"] for split in summary["splits"].values())})
     counts.update({f"groups of {name} from the published {split['published']}": split["groups"]
                    for name, split in summary["splits"].items() if "published" in split})

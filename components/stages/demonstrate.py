@@ -1,4 +1,4 @@
-"""Data sets from the base model's own answers: demonstrations for SFT, preference pairs for the reward model."""
+"""Stage `demonstrate`: data sets from the base model's own answers (SFT demonstrations and preference pairs)."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ KINDS = ("sft", "reward")
 
 
 def demonstrate(job: Job) -> dict[str, Any]:
-    """Sample, annotate and select on the training and the validation prompts. Writes `answers.parquet`, `sft.parquet` and
-    `reward.parquet`, each with its `_validation`, and the statistics that validation reads."""
+    """Sample, annotate and select on training and validation prompts. Writes `answers.parquet`, `sft.parquet` and
+    `reward.parquet`, each also with the suffix `_validation`, and statistics for validation.
+    """
     options, product = job.options, job.work.product
     context = context_of(job)
     wanted = {end: [kind for kind in KINDS if options[kind] and f"{kind}{end}" not in options["unread"]] for end in ("", "_validation")}
@@ -43,7 +44,7 @@ def demonstrate(job: Job) -> dict[str, Any]:
         counts.update({f"{key}{end}": number for key, number in found.items()})
         write_groups(product / f"answers{end}.parquet", scored)
         for kind in wanted[end]:
-            with progress.uncounted():  # a selector may verify again
+            with progress.uncounted():  # a selector may run the verifier again
                 made[f"{kind}{end}"], found = select_groups(scored, pieces("select", options[kind]), context)
             counts.update({f"{kind}{end}: {key}": number for key, number in found.items()})
     for name, groups in made.items():
@@ -56,8 +57,9 @@ def demonstrate(job: Job) -> dict[str, Any]:
 
 
 def _statistics(job: Job, made: dict[str, list[Group]]) -> pa.Table:
-    """One row a group, as of the curated splits. Demonstrations and pairs are of the same prompts on purpose: leaks are looked for
-    between training and validation of a kind only."""
+    """One row per group, as for curated splits. Demonstrations and pairs share prompts by design, so leaks are
+    checked only between training and validation of the same kind.
+    """
     count = functools.partial(count_tokens, load_tokenizer(job.path("policy")))
     tables = []
     for kind in KINDS:

@@ -1,4 +1,6 @@
-"""Held-out evaluation: base, initial and final policy answer the same prompts; judges, people's replies and gates decide."""
+"""Stage `evaluate`: base, initial and final policy answer the same held-out prompts; metrics, win rates, gates,
+report.
+"""
 
 from __future__ import annotations
 
@@ -38,18 +40,18 @@ KEYS = {"base": "base", "initial": "sft"}
 
 
 def evaluate(job: Job) -> dict[str, Any]:
-    """Write results.json, the answers, the plots and report.html; return the numbers people look for first."""
+    """Write results.json, answers, plots and report.html; return the headline metrics."""
     options = job.options
     records = read_groups(job.path("data") / f"{options['data']}.parquet")
     held_out = records[: options["prompts"]]
     arms = [a for i, a in enumerate(ARMS) if job.inputs[a].digest not in [job.inputs[b].digest for b in ARMS[:i]]]
-    if "policy" not in arms and options["best_of"]:  # the same weights, another way to answer
+    if "policy" not in arms and options["best_of"]:  # same weights, but best-of-n sampling
         arms.append("policy")
-    elif "policy" not in arms:  # nothing was trained after the initial policy: it is the final one
+    elif "policy" not in arms:  # no training after the initial policy: it is the final one
         arms = [a for a in arms if a != "initial"] + ["policy"]
     judge = GoldJudge.load(job.path("gold"), job.path("encoder")) if "gold" in job.inputs else None
     encoder = judge.encoder if judge else Encoder(job.path("encoder")) if "encoder" in job.inputs else None
-    judge = judge if judge and judge.certificate["passed"] else None  # one that is not shown to beat chance measures nothing
+    judge = judge if judge and judge.certificate["passed"] else None  # not shown to beat chance: not used
     context = context_of(job, certified=False)
     certificates = {name: found for name in options["judges"] if (found := certificate_of(job, name))}
     certified = [name for name, found in certificates.items() if found["passed"]]
@@ -118,7 +120,9 @@ def evaluate(job: Job) -> dict[str, Any]:
 
 
 def planned_texts(held_out: Sequence[Group], arms: Sequence[str], judges: Sequence[str], options: Mapping[str, Any]) -> int:
-    """How many texts will be sampled or read: each arm's answers, again by each judge and metric, people's replies, and those of the KL."""
+    """Number of texts to sample or score, for progress: answers of each arm, again per judge and metric, human
+    replies, and the KL's answers.
+    """
     answers = len(held_out) * options["responses_per_prompt"]
     human = sum(len(g.trajectories) for g in held_out[: options["perplexity_rows"]])
     reads = 1 + len(judges) + texts_read(options["metrics"])
@@ -126,7 +130,9 @@ def planned_texts(held_out: Sequence[Group], arms: Sequence[str], judges: Sequen
 
 
 def sample(engine: Engine, held_out: Sequence[Group], options: Mapping[str, Any], times: int = 1) -> list[Group]:
-    """Answers to the held-out prompts, `times` as many as the recipe asks for; the same seed a prompt for every arm."""
+    """Answers to the held-out prompts, `times` as many as the recipe requests. Seeds per prompt are the same for all
+    arms.
+    """
     spec = {"name": "sample", "responses_per_prompt": options["responses_per_prompt"] * times, "max_tokens": options["max_tokens"],
             "temperature": options["temperature"]}
     ctx = Context(models={"policy": engine}, seed=options["seed"], round=0)
@@ -134,7 +140,9 @@ def sample(engine: Engine, held_out: Sequence[Group], options: Mapping[str, Any]
 
 
 def best(groups: Sequence[Group], best_of: Mapping[str, Any], context: Context) -> list[Group]:
-    """Of each `n` answers in order the one with the highest reward, the last that the annotators write; the first among equals."""
+    """Best-of-n: from each `n` consecutive answers the one with the highest reward (the last reward written); the
+    first among ties.
+    """
     scored = list(groups)
     for spec in best_of["annotate"]:
         columns = build("annotate", spec)(scored, context)
@@ -148,7 +156,7 @@ def best(groups: Sequence[Group], best_of: Mapping[str, Any], context: Context) 
 
 
 def measures_of(answers: Mapping[str, list[Group]], options: Mapping[str, Any], ctx: Context) -> dict[str, dict[str, Ragged]]:
-    """Arm -> measure -> one number an answer."""
+    """Arm -> measure -> one number per answer."""
     found: dict[str, dict[str, Ragged]] = {arm: {} for arm in answers}
     for spec in options["measures"]:
         for arm, rows in apart(build("measure", spec)(together(answers), ctx), answers).items():
@@ -157,12 +165,12 @@ def measures_of(answers: Mapping[str, list[Group]], options: Mapping[str, Any], 
 
 
 def together(answers: Mapping[str, Sequence[Group]]) -> list[Group]:
-    """The answers of all arms to a prompt as one group, so that a model that scores them reads each prompt once."""
+    """The answers of all arms to a prompt as one group, so that a scoring model processes each prompt once."""
     return [Group(groups[0].prompt, tuple(t for g in groups for t in g.trajectories)) for groups in zip(*answers.values(), strict=True)]
 
 
 def apart(rows: Sequence[Sequence[Any]], answers: Mapping[str, Sequence[Group]]) -> dict[str, list[list[Any]]]:
-    """One value an answer of `together`, arm by arm."""
+    """Split values of `together` (one per answer) by arm."""
     found: dict[str, list[list[Any]]] = {arm: [] for arm in answers}
     for row, groups in zip(rows, zip(*answers.values(), strict=True), strict=True):
         rest = iter(row)
@@ -174,7 +182,7 @@ def apart(rows: Sequence[Sequence[Any]], answers: Mapping[str, Sequence[Group]])
 def describe_quality(results: dict[str, Any], answers: Mapping[str, list[Group]], scores: Mapping[str, Mapping[str, Ragged]],
                      measured: Mapping[str, Mapping[str, Ragged]], opponents: Sequence[str], by: Sequence[str],
                      judges: Sequence[str]) -> None:
-    """Measures by arm and against the other arms, diversity, and the first metric by kind of prompt."""
+    """Add quality measures by arm and against other arms, diversity, and the headline metric by prompt tag."""
     metrics = results["metrics"]
     results["measure"] = next((name for name in scores["policy"] if name != "gold" and name.removeprefix("reward.") not in judges), None)
     results["quality"] = {name: {TITLES[arm]: row for arm, row in arms.items()} for name, arms in quality(measured).items()}
@@ -194,7 +202,7 @@ def describe_quality(results: dict[str, Any], answers: Mapping[str, list[Group]]
 
 
 def proxy_gold(rounds: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
-    """Round by round the reward that was optimised and the gold score, with two standard errors."""
+    """Optimised reward and gold score by round, with a 95 % interval of the gold score."""
     found = []
     for row in rounds:
         if "reward" in row and "gold" in row:
@@ -205,7 +213,7 @@ def proxy_gold(rounds: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
 
 
 def describe_answers(groups: Sequence[Group], encoder: Encoder | None) -> dict[str, float]:
-    """Length, how answers end, refusals and diversity of an arm."""
+    """Length, stop reasons, refusal rate and diversity of an arm."""
     rows = [t for g in groups for t in g.trajectories]
     texts = [t.text for t in rows]
     found = {
@@ -218,7 +226,7 @@ def describe_answers(groups: Sequence[Group], encoder: Encoder | None) -> dict[s
 
 
 def human_logprobs(engine: Engine, held_out: Sequence[Group]) -> tuple[Ragged, list[list[bool]]]:
-    """Log-probs and masks of people's replies to the held-out prompts: the alignment tax is how much harder they become."""
+    """Log-probs and loss masks of human replies to the held-out prompts, for the perplexity (alignment tax)."""
     encoded = [engine.encode(g) for g in held_out if g.trajectories]
     rows = engine.score(encoded, frozenset({"logprobs"}))
     return [p for row in rows for p in row["logprobs"]], [list(t.mask) for g in encoded for t in g.trajectories]
@@ -226,7 +234,7 @@ def human_logprobs(engine: Engine, held_out: Sequence[Group]) -> tuple[Ragged, l
 
 def scores_of(groups: Sequence[Group], options: Mapping[str, Any], context: Context, judge: GoldJudge | None,
               engine: Engine) -> dict[str, Ragged]:
-    """Per prompt and response, the scores of an arm: gold judge and the recipe's own metrics, which may ask the arm's `engine`."""
+    """Scores of an arm, per prompt and answer: gold judge and the recipe's metrics, which may use the arm's `engine`."""
     found: dict[str, Ragged] = {}
     if judge is not None:
         flat = iter(judge.score_replies([[*g.prompt.messages, *t.messages] for g in groups for t in g.trajectories]))
@@ -238,7 +246,7 @@ def scores_of(groups: Sequence[Group], options: Mapping[str, Any], context: Cont
 
 
 def rewards_of(answers: Mapping[str, Sequence[Group]], context: Context, models: Sequence[str]) -> dict[str, dict[str, Ragged]]:
-    """Every arm's scores by reward models."""
+    """Scores of every arm by reward models."""
     found: dict[str, dict[str, Ragged]] = {arm: {} for arm in answers}
     for model in models:
         columns = _rewards(build("annotate", {"name": "rewards.reward_model", "model": model})(together(answers), context))
@@ -249,13 +257,14 @@ def rewards_of(answers: Mapping[str, Sequence[Group]], context: Context, models:
 
 
 def _rewards(columns: Columns) -> dict[str, Any]:
-    """The rewards among the columns."""
+    """The reward columns."""
     return {name: values for name, values in columns.items() if name.startswith("reward.") and not name.endswith(".status")}
 
 
 def settled(scores: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, dict[str, Ragged]], dict[str, int]]:
-    """The scores of every arm where an answer that one does not apply to (an empty one, say) or fails on counts as the worst of all
-    arms, never as 0, and how many such answers there are by score. A score that no answer has is left out."""
+    """Scores of every arm, where an answer without a valid score (e.g. an empty one) gets the lowest score of all
+    arms, never 0; and the number of such answers by score. A score without any valid value is left out.
+    """
     full: dict[str, dict[str, Ragged]] = {arm: {} for arm in scores}
     counts: dict[str, int] = {}
     for name in next(iter(scores.values())):
@@ -270,7 +279,9 @@ def settled(scores: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, dict[str
 
 def contrast(results: dict[str, Any], answers: Mapping[str, list[Group]], scores: Mapping[str, dict[str, Ragged]], against: str,
              judges: Sequence[str]) -> None:
-    """Final against one other arm: win rates with paired intervals, raw and length-controlled, by every score."""
+    """Compare the final arm with another: win rates with paired intervals, raw and length-controlled, for every
+    score.
+    """
     key = KEYS[against]
     lengths = {arm: [[float(sum(t.mask)) for t in g.trajectories] for g in answers[arm]] for arm in ("policy", against)}
     for score, mine in scores["policy"].items():
@@ -288,8 +299,9 @@ def contrast(results: dict[str, Any], answers: Mapping[str, list[Group]], scores
 
 
 def proxy_over_gold(per_prompt: Mapping[str, Sequence[float]], judges: Sequence[str]) -> Interval | None:
-    """How much oftener the reward models prefer the final policy to SFT than the gold judge does, paired by prompt: what it has
-    learnt of its judges alone, which over-optimisation makes grow (Gao et al., 2022, arXiv:2210.10760). None without both."""
+    """Win rate by the reward models minus win rate by the gold judge (final against SFT), paired by prompt: grows
+    with over-optimisation (Gao et al., 2022, arXiv:2210.10760). None without both.
+    """
     proxies = [per_prompt[f"win_rate_{name}"] for name in judges if f"win_rate_{name}" in per_prompt]
     if not proxies or "win_rate" not in per_prompt:
         return None
@@ -297,7 +309,7 @@ def proxy_over_gold(per_prompt: Mapping[str, Sequence[float]], judges: Sequence[
 
 
 def curves(job: Job) -> dict[str, list[list[float]]]:
-    """The training losses of the stages that made the policy and the reward models."""
+    """Training losses of the policy and the reward models."""
     found: dict[str, list[list[float]]] = {}
     judges = [name for name in job.options["judges"] if name in job.inputs]
     titles = {name: name.replace("_", " ") if len(judges) > 1 else "reward model" for name in judges}
@@ -313,7 +325,7 @@ def curves(job: Job) -> dict[str, list[list[float]]]:
 
 
 def kl_to(reference: Any, groups: Sequence[Group]) -> float:
-    """Monte Carlo KL(final | SFT) a sequence, in nats, on the first answer to each prompt."""
+    """Monte Carlo KL(final ‖ SFT) in nats per sequence, on the first answer to each prompt."""
     firsts = [g.take([0]) for g in groups]
     rows = reference.score(firsts, frozenset({"logprobs"}))
     return sequence_kl([g.trajectories[0].logprobs for g in firsts], [row["logprobs"][0] for row in rows],
@@ -322,7 +334,9 @@ def kl_to(reference: Any, groups: Sequence[Group]) -> float:
 
 def summarise(results: dict[str, Any], answers: Mapping[str, list[Group]], numbers: Mapping[str, dict[str, float]],
               opponents: Sequence[str]) -> None:
-    """Ratios to the initial policy, which the gates read: diversity on as much text, length."""
+    """Add ratios to the initial policy, which gates read: diversity at equal text length, answer length, embedding
+    spread.
+    """
     metrics = results["metrics"]
     for name, value in numbers["policy"].items():
         metrics[f"final.{name}"] = value
@@ -336,7 +350,7 @@ def summarise(results: dict[str, Any], answers: Mapping[str, list[Group]], numbe
 
 def transcripts(answers: Mapping[str, list[Group]], scores: Mapping[str, dict[str, Ragged]], arms: Sequence[str],
                 count: int, by: Sequence[str], measure: str | None) -> list[dict[str, Any]]:
-    """The first prompts with every arm's first answer side by side; where the measure is 0 or 1, whether each was right."""
+    """The first prompts with the first answer of every arm; for a 0/1 measure, also whether each was correct."""
     shown = []
     for i, group in enumerate(answers["policy"][:count]):
         right = {TITLES[a]: scores[a][measure][i][0] for a in arms} if measure else {}

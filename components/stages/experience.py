@@ -1,4 +1,4 @@
-"""The three stages of a round that make experience: roll out, annotate, select."""
+"""Stages of an online round before training: rollout, annotate, select; and the preparation of offline groups."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from ratchet.components.types import Context, Group
 
 
 def rollout(job: Job) -> dict[str, Any]:
-    """The round's own prompts, answered by the current policy."""
+    """Sample this round's prompts and let the current policy answer them."""
     options = job.options
     prompts = [group.prompt for group in read_groups(job.path("data") / f"{options['data']}.parquet")]
     choose = build("prompts", options["prompts"])
@@ -42,7 +42,7 @@ def rollout(job: Job) -> dict[str, Any]:
     progress.expect("answers", each and each * len(mine))
     began = time.monotonic()
     groups = check_rollout(build("rollout", options["rollout"])(mine, context), options)
-    seconds = time.monotonic() - began  # loading the model included
+    seconds = time.monotonic() - began  # includes loading the model
     write_groups(job.work.product / "groups.parquet", groups)
     tokens = sum(sum(t.mask) for g in groups for t in g.trajectories)
     stops = Counter(t.stop for g in groups for t in g.trajectories)
@@ -52,7 +52,9 @@ def rollout(job: Job) -> dict[str, Any]:
 
 
 def annotate(job: Job) -> dict[str, Any]:
-    """Score the answers, look at the round's health, keep what may be trained on."""
+    """Score the answers, apply the health rules, drop answers without a valid reward. `HealthError` if a rule stops
+    the run.
+    """
     options = job.options
     groups = read_groups(job.path("groups") / "groups.parquet")
     context, watched = context_of(job), options["watch"].get("kl_prompts", 0)
@@ -67,22 +69,24 @@ def annotate(job: Job) -> dict[str, Any]:
     worst = max((v.action for v in verdicts), key=ACTIONS.index, default="ok")
     if worst == "stop":
         why = "; ".join(v.reason for v in verdicts if v.action == "stop")
-        raise HealthError(f"round {options['round']} was stopped by a health rule: {why}. The policy of the round before "
-                          "is kept; change `online.health` or the cause and run again")
+        raise HealthError(f"round {options['round']} was stopped by a health rule: {why}. The previous round's policy "
+                          "is kept; fix the cause or change `online.health` and run again")
     write_groups(job.work.product / "groups.parquet", marked)
     return {"counts": counts, "panel": numbers, "verdict": worst, "verdicts": [v.reason for v in verdicts]}
 
 
 def gold_scores(job: Job, groups: Sequence[Group], context: Context) -> list[list[float]] | None:
-    """The gold score of every answer, one list a group, by the gold judge or by the annotator that `watch.gold` names; None where
-    nothing measures it or the gold judge has no passed certificate. Raises `DataError` when the annotator has no score for an answer."""
+    """Gold score of every answer, one list per group, from the gold judge or the annotator in `watch.gold`. None
+    without either, or if the gold judge has no passed certificate. `DataError` if the annotator has no score for an
+    answer.
+    """
     spec = job.options["watch"].get("gold")
     if isinstance(spec, Mapping):
         columns = build("annotate", spec)(groups, context)
         (name,) = (c for c in columns if c.startswith("reward.") and not c.endswith(".status"))
         for group, row in zip(groups, columns[name], strict=True):
             if any(value is None for value in row):
-                raise DataError(f"online.watch.gold: {spec['name']} has no score for an answer to prompt {group.prompt.id!r}; expected a number each")
+                raise DataError(f"online.watch.gold: {spec['name']} has no score for an answer to prompt {group.prompt.id!r}; expected a number for every answer")
         return [list(row) for row in columns[name]]
     if "gold" not in job.inputs:
         return None
@@ -94,22 +98,22 @@ def gold_scores(job: Job, groups: Sequence[Group], context: Context) -> list[lis
 
 
 def select(job: Job) -> dict[str, Any]:
-    """Choose what to learn from, and write the columns the objective reads from other models."""
+    """Select the groups to train on, and add the columns that the objective reads from other models."""
     options = job.options
     groups = read_groups(job.path("groups") / "groups.parquet")
     context = context_of(job)
     earlier = [group for i in job.rounds("earlier_") for group in read_groups(job.path(f"earlier_{i}") / "groups.parquet")]
     chosen, counts = select_groups(groups, pieces("select", options["select"]), context, earlier=earlier)
     if not chosen:
-        raise DataError(f"round {options['round']}: nothing is left after selection ({counts}); every prompt's answers got "
-                        "the same reward. Raise the temperature or the responses a prompt, or look at the rewards")
+        raise DataError(f"round {options['round']}: no group is left after selection ({counts}); usually all answers to each prompt have "
+                        "the same reward. Raise the temperature or responses_per_prompt, or inspect the rewards")
     progress.expect("texts", texts_read(options["prepare"]) * _answers(chosen))
     write_groups(job.work.product / "groups.parquet", prepare_groups(chosen, pieces("annotate", options["prepare"]), context))
     return {"counts": counts}
 
 
 def prepare_offline(job: Job) -> dict[str, Any]:
-    """Groups on disk, encoded for the policy, with the columns the objective reads."""
+    """Groups from disk, tokenised for the policy, with the columns that the objective reads."""
     from ratchet.components.models.load import load_tokenizer
     from ratchet.components.stages.train import encoded
 
@@ -128,13 +132,14 @@ def _answers(groups: Sequence[Group]) -> int:
 
 
 def context_of(job: Job, *, certified: bool = True) -> Context:
-    """Every model among the inputs as an engine, made only when a piece asks for it. `certified`: what scores needs a
-    certificate, for something is optimised against it; a recipe's own measure (`evaluate.metrics`) needs none."""
+    """Context with every model of the inputs as an engine, loaded at first use. `certified`: reward models need a
+    passed certificate, since training optimises them; metrics (`evaluate.metrics`) need none.
+    """
     return Context(models=Engines(job, certified), seed=job.options["seed"], round=job.options.get("round", 0))
 
 
 class Engines(Mapping[str, Any]):
-    """Models by name, loaded at first use: a stage that needs one of five loads one."""
+    """Mapping of model names to engines, loaded at first use."""
 
     def __init__(self, job: Job, certified: bool) -> None:
         self._job, self._certified = job, certified
@@ -156,12 +161,12 @@ class Engines(Mapping[str, Any]):
 
 
 def certificate_of(job: Job, name: str) -> Mapping[str, Any] | None:
-    """The certificate of a reward model among the inputs: of the stage that trained it, or of the one that certified it."""
+    """The certificate of a reward model input, from the stage that trained or certified it."""
     return job.inputs.get(f"{name}_certificate", job.inputs[name]).meta.get("certificate")
 
 
 def engine(job: Job, name: str, *, certified: bool = True) -> Engine:
-    """The engine of a model input; a reward model without a passed certificate is refused."""
+    """The engine of a model input. `ContractError` for a reward model without a passed certificate if `certified`."""
     profile, artifact = job.options["profile"], job.inputs[name]
     if is_reward_model(artifact.path):
         if certified:

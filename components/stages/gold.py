@@ -1,4 +1,6 @@
-"""The gold judge: another backbone, other data; it is asked, never optimised."""
+"""Stage `gold`: fits the gold judge, an independent evaluator with another backbone and other data that is never
+optimised.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from ratchet.components.stages.job import Job
 
 
 def gold(job: Job) -> dict[str, Any]:
-    """Fit the judge on the pairs of the `gold` split that neither policy nor reward model sees, and draw its certificate."""
+    """Fit the judge on the `gold` split, which neither policy nor reward model sees, and plot its certificate."""
     pairs = read_groups(job.path("data") / "gold.parquet")
     held_out = read_groups(job.path("data") / "gold_validation.parquet")
     certificate = train_gold(pairs, held_out, job.path("encoder"), job.work.product)

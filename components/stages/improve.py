@@ -1,4 +1,6 @@
-"""Step cadence: roll out, annotate, select and learn, in memory, as one task of many small steps."""
+"""Stage `improve`: on-policy training steps in memory (rollout, annotate, select, train), as one stage with many
+steps.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +40,11 @@ from ratchet.components.types import Context, Group
 
 
 def improve(job: Job) -> dict[str, Any]:
-    """`rounds` on-policy steps: each samples with the weights just learnt and takes `epochs` passes over its groups.
+    """`rounds` on-policy steps; each samples with the current weights and trains `epochs` passes over the selected
+    groups.
 
-    Resumes from the last checkpoint with the same samples: every random choice is made from (seed, step) and from the
-    memories of the pieces, which are built once and are part of the checkpoint.
+    Resumes bit for bit from the last checkpoint: every random choice depends on (seed, step) and on the state of the
+    pieces, which are built once and saved in the checkpoint.
     """
     options, profile, seed = job.options, job.options["profile"], job.options["seed"]
     prompts = [g.prompt for g in read_groups(job.path("data") / f"{options['data']}.parquet")]
@@ -53,18 +56,18 @@ def improve(job: Job) -> dict[str, Any]:
     choose, sample = build("prompts", options["prompts"]), build("rollout", options["rollout"])
     annotate, prepare = pieces("annotate", options["annotate"]), pieces("annotate", options["prepare"])
     select = pieces("select", options["select"])
-    remembered = {**memories(updates), **stateful_pieces(prompts=[Named("choose", choose)], rollout=[Named("sample", sample)],
+    stateful = {**memories(updates), **stateful_pieces(prompts=[Named("choose", choose)], rollout=[Named("sample", sample)],
                                                      annotate=annotate, select=select, prepare=prepare)}
     reference = None
     if options["reference"] != "initial":
-        exact = {**profile, "engine": "torch", "precision": "float32"}  # an anchor moves its weights in memory, by less than half precision tells
+        exact = {**profile, "engine": "torch", "precision": "float32"}  # reference updates (e.g. EMA) are smaller than half precision resolves
         start = engine_of(exact, job.path("reference"), kind)
-        reference = remembered["reference"] = Reference(start, build("anchor", options["reference"]))
-    health = remembered["health"] = Health(options, learner)
+        reference = stateful["reference"] = Reference(start, build("anchor", options["reference"]))
+    health = stateful["health"] = Health(options, learner)
     state: dict[str, Any] = {"step": 0, "updates": 0, "counts": {}, "held": 0}
     checkpoint = latest(job.work.progress)
     if checkpoint:
-        state = load_checkpoint(checkpoint, learners, remembered)
+        state = load_checkpoint(checkpoint, learners, stateful)
     log = Log(job.work.metrics, after=state["step"])
     models = context_of(job).models
     current = job.work.progress / "current"
@@ -75,8 +78,8 @@ def improve(job: Job) -> dict[str, Any]:
         live["reference"] = AdapterDisabledReference(learner, profile["tokens_per_batch"], weights_digest(job.path("reference")))
     initial = (models if reference else Overlay(models, live)).get("reference") if options["watch"].get("kl_prompts") else None
 
-    def look(groups: Sequence[Group], specs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """The panel as the first rank sees it, for all to judge alike."""
+    def metrics_of(groups: Sequence[Group], specs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+        """Round metrics from rank 0, so that all ranks decide alike."""
         itself = not state["updates"] and job.inputs["policy"].digest == job.inputs["reference"].digest
         found = round_metrics(groups, specs, optimised=optimised_rewards(options["annotate"], options["select"]) if specs else (), reference=initial,
                       kl_prompts=options["watch"].get("kl_prompts", 0), itself=itself)
@@ -86,13 +89,13 @@ def improve(job: Job) -> dict[str, Any]:
     while state["step"] < options["rounds"]:
         number = state["step"] + 1
         ctx = Context(models=Overlay(models, live), seed=seed, round=number)
-        asked = choose(prompts, count=options["prompts_per_round"], round=number, rounds=options["rounds"], seed=seed)
-        groups = check_rollout(ranks.spread(asked, lambda mine, ctx=ctx: sample(mine, ctx)), options)
+        round_prompts = choose(prompts, count=options["prompts_per_round"], round=number, rounds=options["rounds"], seed=seed)
+        groups = check_rollout(ranks.spread(round_prompts, lambda mine, ctx=ctx: sample(mine, ctx)), options)
         line = {"rollout/sampler_difference": agree(learner, fresh(groups), profile)}
         marked, counts = annotate_groups(groups, annotate, ctx, max_failed=options["max_failed"])
         if hasattr(choose, "update"):
             choose.update(marked)
-        numbers = look(marked, options["annotate"])
+        numbers = metrics_of(marked, options["annotate"])
         held = health(number, numbers, state)
         line |= {f"rollout/{k}": v for k, v in numbers.items()} | {"health/held": float(held)}
         chosen, selected = ([], {}) if held else select_groups(marked, select, ctx)
@@ -117,14 +120,14 @@ def improve(job: Job) -> dict[str, Any]:
         log(line, number, options["rounds"])
         every = options["fit"]["save_every"]
         if every and number % every == 0 and number < options["rounds"]:
-            save_checkpoint(job.work.progress, state, learners, remembered)
+            save_checkpoint(job.work.progress, state, learners, stateful)
     if not state["updates"] and not state["held"]:
-        raise DataError(f"{state['step']} steps were taken and none had anything to learn from: every prompt's answers got the "
-                        "same reward each time. Raise responses_per_prompt or the temperature, or choose easier prompts")
+        raise DataError(f"no group was selected in any of {state['step']} steps: usually all answers to each prompt have the "
+                        "same reward. Raise responses_per_prompt or the temperature, or use easier prompts")
     check_step_counts(learners, state["step"], options["rounds"], state["updates"])
     ctx = Context(models=Overlay(models, live), seed=seed, round=state["step"] + 1)
-    last = ranks.spread(asked, lambda mine: sample(mine, ctx))  # the last weights have answered nobody yet
-    difference, numbers = agree(learner, fresh(last), profile), look(last, ())
+    last = ranks.spread(round_prompts, lambda mine: sample(mine, ctx))  # the final weights have not been sampled yet
+    difference, numbers = agree(learner, fresh(last), profile), metrics_of(last, ())
     health(state["step"], numbers, state)
     learner.save(job.work.product)
     summary: dict[str, Any] = {"steps": state["step"], "updates": state["updates"], "counts": state["counts"], "held_steps": state["held"],
@@ -139,7 +142,7 @@ def improve(job: Job) -> dict[str, Any]:
 
 @final
 class Reference:
-    """A reference that moves: after each update it is what the anchor makes of it and of the policy."""
+    """A moving reference model, updated after each policy update (e.g. by an exponential moving average)."""
 
     def __init__(self, engine: Any, anchor: Callable[..., Mapping[str, Any]]) -> None:
         self.engine, self.anchor = engine, anchor
@@ -155,7 +158,7 @@ class Reference:
 
 
 class Overlay(Mapping[str, Any]):
-    """A mapping with some names replaced; the others are looked up, and so loaded, only when asked for."""
+    """Mapping with some names overridden; other names are looked up (and loaded) only on access."""
 
     def __init__(self, below: Mapping[str, Any], above: Mapping[str, Any]) -> None:
         self._below, self._above = below, above

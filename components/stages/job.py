@@ -1,7 +1,7 @@
-"""A stage's job: its options, inputs and workspace, and how it is carried out.
+"""A stage's job: options, inputs and workspace, and its execution.
 
-A stage function takes a `Job` and returns the product's `meta`. It reads its inputs, works in its workspace and writes its product; it
-knows no orchestrator and no tracker. All that is here belongs to the key of every product (`plan.source_digest`).
+A stage function takes a `Job` and returns metadata of its output. It reads its inputs and writes its output, without
+any orchestrator or tracker. The code here is part of every stage's store key (`plan.source_digest`).
 """
 
 from __future__ import annotations
@@ -30,12 +30,14 @@ class Job:
         return self.inputs[name].path
 
     def rounds(self, prefix: str) -> list[int]:
-        """The rounds whose product is an input, by what the plan calls it before the round's number."""
+        """Round numbers of the inputs whose names are `prefix` plus a number."""
         return sorted(int(name.removeprefix(prefix)) for name in self.inputs if name.startswith(prefix))
 
 
-def carry_out(function: Callable[[Job], Mapping[str, Any] | None], request: Mapping[str, Any]) -> dict[str, Any]:
-    """Set the process up (threads, determinism), see that the inputs share a contract, call the stage's function, return its meta."""
+def run_job(function: Callable[[Job], Mapping[str, Any] | None], request: Mapping[str, Any]) -> dict[str, Any]:
+    """Set up the process (threads, determinism), check that the inputs share a token contract, run the stage
+    function, return its metadata.
+    """
     profile = request["options"].get("profile")
     if profile:
         if request["does"] in SAMPLE:
@@ -54,26 +56,26 @@ def carry_out(function: Callable[[Job], Mapping[str, Any] | None], request: Mapp
     work = Workspace(Path(request["work"]))
     agreed = agree(request["does"], inputs, request["options"])
     before = _processor_seconds()
-    with progress.told_in(work.steps):
+    with progress.report_progress(work.steps):
         meta = function(Job(request["options"], inputs, work)) or {}
     spent = {"cpu_seconds": round(_processor_seconds() - before, 2), "peak_gb": round(_peak_bytes() / 1e9, 3)}
     return {**meta, **record(work.product, agreed), "spent": spent}
 
 
 def deterministic() -> None:
-    """Have torch compute the same numbers from the same numbers, always."""
+    """Enable torch's deterministic algorithms."""
     import torch
 
-    torch.use_deterministic_algorithms(True, warn_only=torch.cuda.is_available())  # a GPU has no other attention backward
-    torch.utils.deterministic.fill_uninitialized_memory = False  # a pass over each new tensor, to find readers of unwritten memory
+    torch.use_deterministic_algorithms(True, warn_only=torch.cuda.is_available())  # the attention backward on GPU has no deterministic version
+    torch.utils.deterministic.fill_uninitialized_memory = False  # costs a pass over each new tensor
 
 
 def _processor_seconds() -> float:
-    """Of this process and of those it started that have ended."""
+    """CPU seconds of this process and its finished children."""
     return sum(u.ru_utime + u.ru_stime for u in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))
 
 
 def _peak_bytes() -> int:
-    """The most memory this process, or the largest it started, ever held. A stage run inline shares its caller's."""
+    """Peak resident memory of this process or its largest child. A stage run inline shares its caller's."""
     unit = 1 if sys.platform == "darwin" else 1024
     return unit * max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))

@@ -1,4 +1,6 @@
-"""Checks after every change of weights: the saved directory is the trained model, the sampler agrees with the learner."""
+"""Checks after training: the saved directory equals the trained model, inference engine and learner agree, answers
+end.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +23,19 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 RELOAD_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.25}
-"""Of a log-prob or score, by the learner's precision: what is saved is in float32."""
+"""Tolerance of log-probs and scores by the learner's precision; saved weights are float32."""
 MIN_TOKENS = 96
 SPARE = 8
-"""Columns of padding that the longest text gets too, where the model has so many positions."""
-OURS = {"local_files_only": True, "use_safetensors": True}
+"""Padding added even to the longest text, if the context length allows."""
+LOCAL = {"local_files_only": True, "use_safetensors": True}
 
 
 def verify_saved(path: Path, learner: Any, groups: Sequence[Group], *, kind: str, tokens: int, precision: str = "float32",
-                 ask: Callable[[Any], None] | None = None) -> float:
-    """Largest difference between the learner and the saved directory as transformers itself loads it.
+                 inspect: Callable[[Any], None] | None = None) -> float:
+    """Largest difference between the learner and the saved directory as loaded by transformers: log-probs of
+    masked-in tokens for a policy, scores for a reward model. `ContractError` above 1e-4 (for float32).
 
-    Log-probs of chosen steps for a policy, scores for a reward model. Over 1e-4 (of a learner in float32) is a `ContractError`.
-    `ask` gets what was loaded for this (a `SavedReward`), on the first rank.
+    `inspect` is called with the loaded model (a `SavedReward`) on rank 0.
     """
     import torch
 
@@ -44,7 +46,7 @@ def verify_saved(path: Path, learner: Any, groups: Sequence[Group], *, kind: str
         for batch in pack(groups, unit="group", tokens=tokens):
             ours = getattr(learner(batch, frozenset({what})), what)
             if theirs is None:
-                continue  # every rank computes, the first compares
+                continue  # every rank computes, rank 0 compares
             for row, ids in enumerate(batch.inputs["tokens"]):
                 mask = batch.mask[row, : len(ids)]
                 mine = ours[row] if kind == "reward" else ours[row, : len(ids)][mask]
@@ -52,17 +54,17 @@ def verify_saved(path: Path, learner: Any, groups: Sequence[Group], *, kind: str
     worst = ranks.once(lambda: worst)
     if not worst <= RELOAD_TOLERANCE[precision]:
         raise ContractError(f"{path}: the saved model differs from the trained one by {worst:.2g} in {what} "
-                            f"(at most {RELOAD_TOLERANCE[precision]} expected); it is not published")
-    if ask is not None and theirs is not None:
-        ask(theirs)
+                            f"(at most {RELOAD_TOLERANCE[precision]} expected); the output is not published")
+    if inspect is not None and theirs is not None:
+        inspect(theirs)
     return worst
 
 
 def _saved_logprobs(path: Path) -> Callable[[Tensor, Tensor], Tensor]:
-    """(tokens (T,), mask (T,)) -> log-probs of the chosen tokens, by transformers alone."""
+    """(tokens (T,), mask (T,)) -> log-probs of the masked-in tokens, by transformers alone."""
     from transformers import AutoModelForCausalLM
 
-    saved = AutoModelForCausalLM.from_pretrained(path, trust_remote_code=trusted(path), **OURS).float().eval()
+    saved = AutoModelForCausalLM.from_pretrained(path, trust_remote_code=trusted(path), **LOCAL).float().eval()
 
     def logprobs(ids: Tensor, mask: Tensor) -> Tensor:
         table = saved(input_ids=ids[None]).logits[0, :-1].log_softmax(-1)
@@ -73,7 +75,9 @@ def _saved_logprobs(path: Path) -> Callable[[Tensor, Tensor], Tensor]:
 
 @final
 class SavedReward:
-    """A reward model's directory as transformers reads it; only the head is ours where transformers has no class for the whole."""
+    """A saved reward model as transformers loads it; our own head is added only if transformers has no class for the
+    model.
+    """
 
     def __init__(self, path: Path) -> None:
         from transformers import AutoModel, AutoModelForSequenceClassification, AutoModelForTokenClassification
@@ -81,26 +85,27 @@ class SavedReward:
         self.path, self.by_token = path, is_token_classifier(path)
         self.whole = self.by_token or not (path / REWARD_HEAD).is_file()
         auto = AutoModelForTokenClassification if self.by_token else AutoModelForSequenceClassification if self.whole else AutoModel
-        self.model = auto.from_pretrained(path, trust_remote_code=trusted(path), **OURS).float().eval()
+        self.model = auto.from_pretrained(path, trust_remote_code=trusted(path), **LOCAL).float().eval()
         self.head = None if self.whole else load_reward_head(path, self.model.config.hidden_size)
 
-    def __call__(self, ids: Tensor, judged: Tensor) -> Tensor:
-        """The score () of tokens (T,), of which some are judged (T,)."""
-        return self.scores({"input_ids": ids[None]}, judged[None])[0]
+    def __call__(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Score () of tokens (T,) with loss mask (T,)."""
+        return self.scores({"input_ids": ids[None]}, mask[None])[0]
 
-    def scores(self, inputs: Mapping[str, Tensor], judged: Tensor) -> Tensor:
-        """The scores (B,) of what a tokenizer gives, of which some tokens are judged (B, T)."""
+    def scores(self, inputs: Mapping[str, Tensor], mask: Tensor) -> Tensor:
+        """Scores (B,) of tokenizer outputs with loss mask (B, T)."""
         import torch
 
         out = self.model(**inputs)
         if self.whole and not self.by_token:
             return out.logits[:, 0]
-        means = torch.stack([row[mask].mean(0) for row, mask in zip(out.logits if self.whole else out.last_hidden_state, judged, strict=True)])
+        means = torch.stack([row[mask].mean(0) for row, mask in zip(out.logits if self.whole else out.last_hidden_state, mask, strict=True)])
         return (self.head(means) if self.head else means)[:, 0]
 
     def padding(self, groups: Sequence[Group]) -> dict[str, Any]:
-        """How far the scores of the groups' texts move when they are one batch, padded by the saved tokenizer on the left and on the
-        right, as `certify` takes it. Nothing of a directory that transformers alone cannot score."""
+        """Largest change of the scores when texts are batched with padding on the left and on the right, for
+        `certify`. Empty for a model that transformers alone cannot score.
+        """
         import torch
 
         if not self.whole:
@@ -116,16 +121,17 @@ class SavedReward:
                 inputs = tokenizer.pad({"input_ids": [ids.tolist() for ids, _ in rows]}, padding="max_length", max_length=width,
                                        padding_side=side, return_attention_mask=True, return_tensors="pt")
                 text = inputs["attention_mask"].bool()
-                judged = torch.zeros_like(text).masked_scatter(text, torch.cat([mask for _, mask in rows]))
-                found[side] = float((self.scores(inputs, judged) - alone).abs().max())
+                mask = torch.zeros_like(text).masked_scatter(text, torch.cat([mask for _, mask in rows]))
+                found[side] = float((self.scores(inputs, mask) - alone).abs().max())
         return {"padding_side": tokenizer.padding_side, "padding_difference": found}
 
 
 def probe(path: Path, learner: Any, groups: Sequence[Group], profile: Mapping[str, Any], *, seed: int, min_ended: float) -> dict[str, float]:
-    """Answers to a few prompts with the saved weights: do they end, and do sampler and learner agree on their log-probs?
+    """Sample a few answers with the saved weights and check the share that ends and the log-prob agreement with the
+    learner.
 
-    Sampled by the torch engine whatever the profile's is, for a stage that learns has no room for another beside it; an engine of
-    vLLM is compared where it samples (`components/inference/choose.py`). Answers may be as long as those of `groups`, 96 tokens at least.
+    Always uses the torch engine, since a training stage has no memory for another; vLLM is checked where it samples
+    (`components/inference/choose.py`). Answers may be as long as those of `groups`, at least 96 tokens.
     """
     prompts = [next(i for i, chosen in enumerate(g.trajectories[0].mask) if chosen) for g in groups]
     longest = max(MIN_TOKENS, *(sum(t.mask) for g in groups for t in g.trajectories))
@@ -139,7 +145,9 @@ def probe(path: Path, learner: Any, groups: Sequence[Group], profile: Mapping[st
 
 
 def agree(learner: Any, groups: Sequence[Group], profile: Mapping[str, Any]) -> float:
-    """The largest difference between the log-probs that sampled answers carry and the learner's own, nats; `ContractError` over the bound."""
+    """Largest log-prob difference (nats) between sampler and learner on sampled answers; `ContractError` above the
+    bound.
+    """
     import torch
 
     scored: list[dict[str, list[list[float]]]] = [{"logprobs": []} for _ in groups]
@@ -152,8 +160,8 @@ def agree(learner: Any, groups: Sequence[Group], profile: Mapping[str, Any]) -> 
 
 
 def require_ended(ended: float, answers: int, min_ended: float) -> None:
-    """`ContractError` when a smaller share of the answers than `fit.min_ended` came to an end of their own."""
+    """`ContractError` if the share of answers that end with an end-of-turn token is below `fit.min_ended`."""
     if ended < min_ended:
-        raise ContractError(f"{ended:.0%} of {answers} answers ended by themselves (at least {min_ended:.0%} expected by `fit.min_ended`): "
-                            "the policy no longer emits its end-of-turn token; look at the number of steps (`fit.epochs`), the chat template, "
-                            "the EOS id, the learning rate and the longest answer (max_tokens)")
+        raise ContractError(f"{ended:.0%} of {answers} answers ended with the end-of-turn token (`fit.min_ended` expects at least {min_ended:.0%}); "
+                            "check the number of steps (`fit.epochs`), the chat template, the EOS id, the learning rate and "
+                            "the maximum answer length (max_tokens)")

@@ -1,7 +1,7 @@
-"""How far a stage is, for whoever waits for it: what there is to do, and what is done of it, in a file that is written over.
+"""Progress of a stage: done and total counts, written to a small file for the display.
 
-A stage says `expect`, and what samples, scores or sifts says `advance`. A fit logs its own steps (`components/storage/checkpoints.py`) and expects
-nothing here, so the few answers that it is probed with count for nothing. No product depends on any of this.
+A stage calls `expect`; code that samples or scores calls `advance`. A fit logs its own steps
+(`components/storage/checkpoints.py`) and expects nothing here. Outputs never depend on progress.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any
 from ratchet.components.training import ranks
 
 EVERY = 0.5
-"""Seconds between two writes."""
-LOOK = 1.0
-"""Seconds between two looks at what others bring."""
+"""Minimum seconds between writes."""
+POLL = 1.0
+"""Seconds between polls of a download folder."""
 
 
 @dataclass
@@ -37,11 +37,11 @@ _count: _Count | None = None
 
 
 @contextlib.contextmanager
-def told_in(file: Path) -> Iterator[None]:
-    """Inside, what is done of what is expected stands in `file`: {"step", "of", "unit", "time", "metrics": {}}, on the first rank."""
+def report_progress(file: Path) -> Iterator[None]:
+    """While active, write progress to `file` on rank 0: {"step", "of", "unit", "time", "metrics": {}}."""
     global _count
     if ranks.first():
-        file.unlink(missing_ok=True)  # an attempt's before this one
+        file.unlink(missing_ok=True)  # left by an earlier attempt
     _count = _Count(file)
     try:
         yield
@@ -50,14 +50,14 @@ def told_in(file: Path) -> Iterator[None]:
 
 
 def expect(unit: str, of: int | None = None) -> None:
-    """From here on, units are counted: `of` of them are to come, None where nobody knows. Where none are, nothing is told."""
+    """Start counting units; `of` is the expected total, None if unknown. With a total of 0 nothing is counted."""
     if _count is not None and of != 0:
         _count.unit, _count.of, _count.done = unit, of, 0
         _write(_count)
 
 
 def advance(number: int = 1) -> None:
-    """So many more are done. Never more than were expected: a sampler that is checked scores a few answers besides."""
+    """Count finished units, at most the expected total: a checked sampler may score a few answers more."""
     if _count is None or not _count.unit:
         return
     _count.done = _count.done + number if _count.of is None else min(_count.done + number, _count.of)
@@ -67,7 +67,7 @@ def advance(number: int = 1) -> None:
 
 @contextlib.contextmanager
 def uncounted() -> Iterator[None]:
-    """Inside, nothing is counted: for work that was not expected, such as a selector that verifies again."""
+    """Suspend counting, for work outside the expected total."""
     global _count
     kept, _count = _count, None
     try:
@@ -77,21 +77,21 @@ def uncounted() -> Iterator[None]:
 
 
 def counted(batches: Iterable[Any]) -> Iterator[Any]:
-    """The batches, with the rows of each counted once it was worked on."""
+    """Iterate over batches, counting the rows of each after it was processed."""
     for batch in batches:
         yield batch
         advance(len(batch.group))
 
 
 @contextlib.contextmanager
-def arriving(folder: Path) -> Iterator[None]:
-    """Inside, megabytes are counted that come to lie below `folder`: for a download by somebody who does not tell."""
+def watch_download(folder: Path) -> Iterator[None]:
+    """Count the megabytes that appear below `folder`, for downloads that do not report progress."""
     expect("MB")
     before, over = _megabytes(folder), threading.Event()
 
     def look() -> None:
         most = 0
-        while not over.wait(LOOK):
+        while not over.wait(POLL):
             now = _megabytes(folder) - before
             if now > most:
                 advance(now - most)
@@ -110,7 +110,7 @@ def _megabytes(folder: Path) -> int:
     size = 0
     for where, _, names in os.walk(folder):
         for name in names:
-            with contextlib.suppress(OSError):  # it was moved meanwhile
+            with contextlib.suppress(OSError):  # moved meanwhile
                 size += os.lstat(os.path.join(where, name)).st_size
     return size // 10**6
 
@@ -118,6 +118,6 @@ def _megabytes(folder: Path) -> int:
 def _write(count: _Count) -> None:
     count.written = time.monotonic()
     line = {"step": count.done, "of": count.of, "unit": count.unit, "time": time.time(), "metrics": {}}
-    with contextlib.suppress(OSError):  # the work goes on; a full disk is told of by what is needed
+    with contextlib.suppress(OSError):  # progress is optional; a full disk fails elsewhere
         if ranks.first():
             count.file.write_text(json.dumps(line) + "\n")

@@ -1,4 +1,4 @@
-"""The reward model: Bradley-Terry on human pairs, and the certificate without which the loop refuses it."""
+"""Stage `reward`: Bradley-Terry reward model on preference pairs, with the certificate that online training requires."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ratchet.components.evaluation.best_of_n import best_of_n
 from ratchet.components.evaluation.bootstrap import Interval
 from ratchet.components.evaluation.certificate import accuracy_by_kind, certify, conversations_of, independent, share
 from ratchet.components.evaluation.linear import bradley_terry, choose_penalty, topics_of
-from ratchet.components.inference.answers import judged
+from ratchet.components.inference.answers import reward_model_scores
 from ratchet.components.inference.torch import TorchEngine
 from ratchet.components.models.forward import reward_states
 from ratchet.components.models.load import load_tokenizer, new_reward, save_model
@@ -34,31 +34,31 @@ from ratchet.components.training.trainer import steps_planned
 from ratchet.components.types import Context, Group, Trajectory
 
 PENALTIES = (1.0, 3.0, 10.0, 30.0, 100.0)
-AGAIN = 8
-"""Held-out pairs that are scored three times: in memory, read back, and alone."""
+RESCORED = 8
+"""Held-out pairs scored three times: by the model in memory, after reloading, and unbatched."""
 
 
 def reward(job: Job) -> dict[str, Any]:
-    """Train member `member` of the reward models, certify it on held-out pairs, and draw the certificate."""
+    """Train member `member` of the reward models, certify it on held-out pairs, and plot the certificate."""
     options = job.options
     seed = options["seed"] + 1000 * options["member"]
     tokenizer = load_tokenizer(job.path("policy"))
     pairs, counts, warnings = encoded(job, "reward", tokenizer)
-    if "demonstrations" in job.inputs:  # pairs of the base model's answers teach too; held out are those of the policy that it will judge
+    if "demonstrations" in job.inputs:  # train on pairs of the base model's answers too; held-out pairs stay those of the recipe's data
         own, read, more = encoded(job, "reward", tokenizer, source="demonstrations")
         pairs, counts, warnings = pairs + own, counts | {f"of the base model: {what}": number for what, number in read.items()}, warnings + more
     held_out, more, worse = encoded(job, "reward", tokenizer, "validation")
     counts |= {f"validation {what}": number for what, number in more.items()}
     answers, truth = verified_answers(job)
-    if not steps_planned(len(pairs), options["fit"]):  # else the fit tells its steps
+    if not steps_planned(len(pairs), options["fit"]):  # otherwise the fit reports its steps
         read = texts_of(held_out)[0] + (texts_of(pairs)[0] if options["linear_probe"] else [])
-        progress.expect("texts", sum(len(family.trajectories) for family in [*read, *answers]) + 2 * len(held_out[:AGAIN]))
+        progress.expect("texts", sum(len(family.trajectories) for family in [*read, *answers]) + 2 * len(held_out[:RESCORED]))
     start, probe = ranks.once(lambda: begin(job, pairs, tokenizer, seed))
     members = dataclasses.replace(job, options={**options, "seed": seed})
     profile, trained, padding = options["profile"], list[list[float]](), dict[str, Any]()
     summary = learn(members, start, by_prompt(pairs) if options["by_prompt"] else pairs, held_out, kind="reward",
-                    ask=lambda learner: trained.extend(score_in_memory(learner, held_out[:AGAIN], profile["tokens_per_batch"])),
-                    ask_saved=lambda saved: padding.update(saved.padding(uneven(held_out[:AGAIN]))))
+                    ask=lambda learner: trained.extend(score_in_memory(learner, held_out[:RESCORED], profile["tokens_per_batch"])),
+                    ask_saved=lambda saved: padding.update(saved.padding(uneven(held_out[:RESCORED]))))
     right = probe["cross_validated"] if probe else None
     crossed = None if right is None else share(right, independent(len(pairs), conversations_of(pairs)))
     limits = limits_of(options)
@@ -71,7 +71,7 @@ def reward(job: Job) -> dict[str, Any]:
 
 
 def limits_of(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The certificate's limits; what is read back may differ by what the learner's precision explains."""
+    """The certificate's limits, with the reload tolerance widened to the learner's precision."""
     limits = dict(options["certificate"])
     if limits.get("reload_tolerance", 0.0) is not None:
         limits["reload_tolerance"] = max(limits.get("reload_tolerance", 0.0), RELOAD_TOLERANCE[options["profile"]["precision"]])
@@ -79,15 +79,16 @@ def limits_of(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def verified_answers(job: Job) -> tuple[list[Group], str]:
-    """The base model's answers on the validation split of the demonstrations, and the column that holds their true values (the last
-    reward that was written). No answers where nothing was demonstrated or verified, or each prompt was answered once."""
+    """The base model's answers on the validation split of the demonstrations, and the column of their true values
+    (the last reward written). Empty if there are no demonstrations, no verifier, or one answer per prompt.
+    """
     truth = (reward_columns(job.options.get("verified_by", ())) or [""])[-1]
     groups = read_groups(job.path("answers") / "answers_validation.parquet") if "answers" in job.inputs and truth else []
     return ([] if max((len(g.trajectories) for g in groups), default=0) < 2 else groups), truth
 
 
 def begin(job: Job, pairs: Sequence[Group], tokenizer: Any, seed: int) -> tuple[Path, dict[str, Any] | None]:
-    """The model that training starts from, saved whole or not at all, and what the linear probe found."""
+    """The initial reward model, saved atomically, and the results of the linear probe."""
     start, options = job.work.progress / "start", job.options
     found = start / "linear_probe.json"
     if not start.exists():
@@ -101,8 +102,8 @@ def begin(job: Job, pairs: Sequence[Group], tokenizer: Any, seed: int) -> tuple[
 
 
 def linear_probe(model: Any, pairs: Sequence[Group], *, tokens: int) -> dict[str, Any]:
-    """Set the head to the Bradley-Terry optimum over the frozen backbone's features, standardised, with an L2 penalty chosen
-    by cross-validation over topics. Each text is read once, and what windows of one conversation share is too. Deterministic.
+    """Set the head to the Bradley-Terry optimum on standardised features of the frozen backbone, with an L2 penalty
+    chosen by cross-validation over topics. Each text, and each shared prefix, is processed once. Deterministic.
     """
     families, rows = texts_of(pairs)
     with torch.inference_mode():
@@ -122,8 +123,9 @@ def linear_probe(model: Any, pairs: Sequence[Group], *, tokens: int) -> dict[str
 
 
 def texts_of(pairs: Sequence[Group]) -> tuple[list[Group], np.ndarray]:
-    """Each text of the pairs once, those of one conversation in one group, for they share their beginning; and for each pair the
-    numbers of its two texts in that order (N, 2)."""
+    """The distinct texts of the pairs, grouped by conversation (they share a prefix), and for each pair the indices
+    of its texts (N, 2).
+    """
     families: dict[Any, dict[tuple[int, ...], Trajectory]] = {}
     for trajectory in (t for pair in pairs for t in pair.trajectories):
         tokens = tuple(trajectory.inputs["tokens"])
@@ -135,26 +137,27 @@ def texts_of(pairs: Sequence[Group]) -> tuple[list[Group], np.ndarray]:
 
 def examine(path: Path, pairs: Sequence[Group], trained: Sequence[Sequence[float]], limits: Any, *, threads: int | None,
             cross_validated: Interval | None = None, answers: Sequence[Group] = (), truth: str = "", **padding: Any) -> dict[str, Any]:
-    """The certificate of a saved reward model on held-out pairs, read back from disk as the loop will read it. `trained` holds the
-    scores of the first of them by the model in memory that was saved, `padding` what `SavedReward.padding` found. Best of n is
-    measured on `answers`, whose column `truth` a verifier wrote."""
+    """Certificate of a saved reward model on held-out pairs, reloaded as online training will load it. `trained`:
+    scores of the first pairs by the model in memory; `padding`: result of `SavedReward.padding`. Best-of-n is
+    measured on `answers`, with true values in column `truth`.
+    """
     engine = TorchEngine(path, kind="reward", threads=threads)
-    alone = [score(engine, [pair])[0] for pair in pairs[:AGAIN]]
+    alone = [score(engine, [pair])[0] for pair in pairs[:RESCORED]]
     lengths = [[sum(t.mask) for t in pair.trajectories] for pair in pairs]
     scores = score(engine, pairs)
-    best = best_of_n(judged(answers, Context({"judge": engine}), "judge")[0], [g.columns[truth] for g in answers]) if answers else None
+    best = best_of_n(reward_model_scores(answers, Context({"judge": engine}), "judge")[0], [g.columns[truth] for g in answers]) if answers else None
     return certify(scores=scores, by_kind=accuracy_by_kind(scores, pairs), best_of_n=best, lengths=lengths, trained=trained, alone=alone, conversations=conversations_of(pairs),
                    cross_validated=cross_validated, limits=limits, **padding)
 
 
 def uneven(pairs: Sequence[Group]) -> list[Group]:
-    """The shortest and the longest of the pairs, which together need the most padding."""
+    """The shortest and the longest pair, which need the most padding together."""
     ordered = sorted(pairs, key=lambda pair: max(len(t.inputs["tokens"]) for t in pair.trajectories))
     return [ordered[0], ordered[-1]]
 
 
 def score_in_memory(learner: Any, pairs: Sequence[Group], tokens: int) -> list[list[float]]:
-    """Chosen and rejected score of each pair by the model a learner holds."""
+    """Chosen and rejected score of each pair by the learner's model."""
     with torch.no_grad():
         return [learner(batch, frozenset({"scores"})).scores.tolist() for pair in pairs for batch in pack([pair], unit="group", tokens=tokens)]
 

@@ -1,4 +1,6 @@
-"""Run one stage: `python -m ratchet.components.stages.run request.json`, or `execute(request)` inside a child process."""
+"""Entry point of one stage: `python -m ratchet.components.stages.run request.json`, or `execute(request)` in a child
+process.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from ratchet.components.stages import STAGES
-from ratchet.components.stages.job import carry_out
+from ratchet.components.stages.job import run_job
 from ratchet.components.types import Artifact
 
 
 def execute(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Call the function of the stage that the request names, and return its meta."""
-    return carry_out(getattr(importlib.import_module(STAGES[request["does"]]), request["does"]), request)
+    """Run the stage function named in the request and return its metadata."""
+    return run_job(getattr(importlib.import_module(STAGES[request["does"]]), request["does"]), request)
 
 
 def as_request(does: str, options: Mapping[str, Any], inputs: Mapping[str, Artifact], work: Path) -> dict[str, Any]:
-    """A plain, JSON-able request."""
+    """A JSON-serialisable request."""
     return {"does": does, "options": options, "work": str(work), "inputs": {
         name: {"kind": a.kind, "path": str(a.path), "digest": a.digest, "parents": list(a.parents), "meta": dict(a.meta)}
         for name, a in inputs.items()}}

@@ -1,4 +1,4 @@
-"""Stages that end in weights: supervised learning, and learning from chosen groups."""
+"""Training stages: `sft` (supervised fine-tuning) and `optimise` (training on selected groups)."""
 
 from __future__ import annotations
 
@@ -23,13 +23,15 @@ from ratchet.components.training.trainer import fit, parts, steps_planned
 from ratchet.components.types import Group
 
 WARN_LOST = 0.05
-"""Share of records too long from which on a stage warns."""
-SEEN = 256
-"""Records whose lengths are measured for that."""
+"""Warn if more than this share of records is too long."""
+MEASURED = 256
+"""Number of records measured for the warning."""
 
 
 def sft(job: Job) -> dict[str, Any]:
-    """Maximum likelihood on people's answers: loss on assistant tokens only, early stopping on held-out ones."""
+    """Supervised fine-tuning: maximum likelihood with a loss mask on assistant tokens; early stopping on validation
+    loss.
+    """
     options = job.options
     tokenizer = load_tokenizer(job.path("policy"))
     groups, counts, warnings = encoded(job, "sft", tokenizer)
@@ -42,9 +44,11 @@ def sft(job: Job) -> dict[str, Any]:
 
 
 def optimise(job: Job) -> dict[str, Any]:
-    """Learn from groups that are encoded, scored and chosen. A held round takes the policy before the last update."""
+    """Train on tokenised, scored and selected groups. A round held by a health rule keeps the policy before the last
+    update.
+    """
     if "annotated" in job.inputs and job.inputs["annotated"].meta.get("verdict") == "hold":
-        well = "policy" if job.inputs["policy"].meta.get("held") else "previous"  # held twice: `previous` is what tripped the first time
+        well = "policy" if job.inputs["policy"].meta.get("held") else "previous"  # held twice in a row: `previous` is the rejected one
         ranks.once(lambda: shutil.copytree(job.path(well), job.work.product, dirs_exist_ok=True,
                                            ignore=shutil.ignore_patterns("manifest.json", "metrics.jsonl")))
         return {"held": True, "why": job.inputs["annotated"].meta["verdicts"]}
@@ -54,8 +58,9 @@ def optimise(job: Job) -> dict[str, Any]:
 
 def learn(job: Job, policy: Path, groups: Sequence[Group], validation: Sequence[Group], *, kind: str = "policy",
           ask: Callable[[Any], None] | None = None, ask_saved: Callable[[Any], None] | None = None) -> dict[str, Any]:
-    """Fit, save as a plain model directory, read it back and compare, and see that it still ends its answers. `ask` gets the
-    trained learner, on every rank, `ask_saved` what was read back, on the first."""
+    """Fit, save as a model directory, reload and compare, and check that answers end. `ask` is called with the
+    trained learner on every rank, `ask_saved` with the reloaded model on rank 0.
+    """
     options, profile = job.options["fit"], job.options["profile"]
     learner = make_learner(policy, kind, options, profile, len(groups))
     updates = {role: parts(specs) for role, specs in options["updates"].items()}
@@ -63,7 +68,7 @@ def learn(job: Job, policy: Path, groups: Sequence[Group], validation: Sequence[
                   seed=job.options["seed"], progress=job.work.progress, metrics=job.work.metrics, validation=validation)
     learner.save(job.work.product)
     summary["reload_difference"] = verify_saved(job.work.product, learner, groups[:4], kind=kind, tokens=profile["tokens_per_batch"],
-                                                precision=profile["precision"], ask=ask_saved)
+                                                precision=profile["precision"], inspect=ask_saved)
     if ask is not None:
         ask(learner)
     if kind != "reward":
@@ -72,7 +77,7 @@ def learn(job: Job, policy: Path, groups: Sequence[Group], validation: Sequence[
 
 
 def make_learner(path: Path, kind: str, fit_options: Mapping[str, Any], profile: Mapping[str, Any], units: int) -> TorchLearner | DeepSpeedLearner:
-    """The learner of a profile with the optimiser of a fit."""
+    """The learner of a profile with the optimizer settings of a fit."""
     total = steps_planned(units, fit_options)
     options: dict[str, Any] = {
         "kind": kind, "adapter": build("adapter", fit_options["adapter"]), "learning_rate": fit_options["learning_rate"],
@@ -87,36 +92,37 @@ def make_learner(path: Path, kind: str, fit_options: Mapping[str, Any], profile:
 
 
 def encoded(job: Job, section: str, tokenizer: Any, part: str = "data", *, source: str = "data") -> tuple[list[Group], dict[str, int], list[str]]:
-    """Groups of the split that a section of the recipe names as its `data` or `validation`, in the input `source`, as tokens and masks, at most its limit of them;
-    how many records there were, how many were kept (some of them cut), dropped as too long, and left over the limit; warnings. `GateError` when
-    more than the section's `max_dropped` (a share) are too long."""
+    """Tokenised groups of the split that a recipe section names as `data` or `validation`, from the input `source`,
+    up to the section's limit; counts of records, kept, cut (truncated), dropped (too long) and over the limit;
+    warnings. `GateError` if the dropped share exceeds the section's `max_dropped`.
+    """
     options = job.options
     split, max_tokens, limit = options[part], options["max_tokens"], options.get("limit" if part == "data" else f"limit_{part}")
     file = job.path(source) / f"{split}.parquet"
     if not file.exists():
-        raise ContractError(f"there is no data set {split!r} in {file.parent}; it has {sorted(p.stem for p in file.parent.glob('*.parquet'))}")
-    records, groups, fates = read_groups(file), [], Counter()
+        raise ContractError(f"there is no data set {split!r} in {file.parent}; available: {sorted(p.stem for p in file.parent.glob('*.parquet'))}")
+    records, groups, outcomes = read_groups(file), [], Counter()
     for group in records:
         if limit and len(groups) >= limit:
             break
-        done, fate = encode_group(tokenizer, group, max_tokens)
-        fates[fate] += 1
+        done, outcome = encode_group(tokenizer, group, max_tokens)
+        outcomes[outcome] += 1
         if done is not None:
             groups.append(done)
-    counts = {"records": len(records), "kept": len(groups), "cut": fates["cut"], "dropped": fates["dropped"],
-              "over the limit": len(records) - fates.total()}
-    lost, most = fates["dropped"] / max(1, fates.total()), options["max_dropped"]
-    said = (f"{section}.max_tokens: {fates['dropped']} of {fates.total()} records of split {split!r} ({lost:.1%}) are longer than {max_tokens} tokens and "
-            f"left out{_enough(records, tokenizer) if fates['dropped'] else ''}")
+    counts = {"records": len(records), "kept": len(groups), "cut": outcomes["cut"], "dropped": outcomes["dropped"],
+              "over the limit": len(records) - outcomes.total()}
+    lost, most = outcomes["dropped"] / max(1, outcomes.total()), options["max_dropped"]
+    message = (f"{section}.max_tokens: {outcomes['dropped']} of {outcomes.total()} records of split {split!r} ({lost:.1%}) are longer than {max_tokens} tokens and "
+            f"dropped{_percentile(records, tokenizer) if outcomes['dropped'] else ''}")
     if most is not None and lost > most:
-        raise GateError(f"{said}, at most {most:.1%} may be ({section}.max_dropped); raise {section}.max_tokens, or the limit if they are no loss")
+        raise GateError(f"{message}; at most {most:.1%} may be dropped ({section}.max_dropped). Raise {section}.max_tokens, or {section}.max_dropped")
     if not groups:
-        raise DataError(f"{file}: no record is left after encoding ({counts}); raise {section}.max_tokens (now {max_tokens}) or look at the data")
-    return groups, counts, [f"{said}; raise {section}.max_tokens if they matter"] if lost > WARN_LOST else []
+        raise DataError(f"{file}: no record is left after tokenisation ({counts}); raise {section}.max_tokens (now {max_tokens}) or check the data")
+    return groups, counts, [f"{message}; raise {section}.max_tokens if they matter"] if lost > WARN_LOST else []
 
 
-def _enough(records: Sequence[Group], tokenizer: Any) -> str:
-    """How many tokens 19 of 20 records have at most, of the first ones."""
+def _percentile(records: Sequence[Group], tokenizer: Any) -> str:
+    """The 95th percentile of record lengths in tokens, from the first records."""
     longest = sorted(max(count_tokens(tokenizer, [*group.prompt.messages, *path.messages]) for path in group.trajectories)
-                     for group in records[:SEEN])
+                     for group in records[:MEASURED])
     return f" (95% have at most {longest[math.ceil(0.95 * len(longest)) - 1]})"

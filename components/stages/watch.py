@@ -1,4 +1,6 @@
-"""Health by steps: what a policy says while it learns is held to the same rules as the answers of a round."""
+"""Training health monitor of on-policy steps: evaluates health rules on recent samples and rolls back to the last
+healthy state.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,15 @@ from ratchet.components.stages.probe import require_ended
 from ratchet.components.training import ranks
 
 ENOUGH = 64
-"""Answers that are judged together: one step's, or those of several small ones, which alone would trip by chance."""
+"""Minimum number of answers per check; smaller steps are pooled, since they would trip rules by chance."""
 
 
 @final
 class Health:
-    """Judges the answers of steps by `online.health` and `fit.min_ended`, and knows the way back. Part of the checkpoint.
+    """Applies `online.health` and `fit.min_ended` to the answers of steps. Part of the checkpoint.
 
-    Where a rule may `hold`, what learns and its optimiser are kept in memory as they were when they were last found well.
+    If any rule has the action `hold`, the learner's last healthy state (weights and optimizer) is kept in memory for
+    a rollback.
     """
 
     def __init__(self, options: Mapping[str, Any], learner: Any) -> None:
@@ -26,13 +29,13 @@ class Health:
         self.learner, self.keeps = learner, any(rule and rule["action"] == "hold" for rule in self.rules.values())
         self.first: Mapping[str, float] = {}
         self.waiting: list[Mapping[str, float]] = []
-        self.told: dict[str, dict[str, Any]] = {}
+        self.tripped_rules: dict[str, dict[str, Any]] = {}
         self.well = self._now(0)
 
     def __call__(self, step: int, round_metrics: Mapping[str, float], run: dict[str, Any]) -> bool:
-        """Whether the learner, whose answers `panel` is about, is back at the weights that were last well; `run` then counts the
-        `updates` that those took, and one more step `held`. With too few answers nothing is said before those of later steps have joined.
-        `HealthError` when a rule says `stop`, `ContractError` when the answers do not end.
+        """Check the metrics of a step. Returns True if the learner was rolled back to the last healthy weights; `run`
+        then has the number of `updates` of those weights, and one more `held` step. Steps with few answers are pooled
+        with later ones first. `HealthError` if a rule says `stop`, `ContractError` if too few answers end.
         """
         self.waiting.append(round_metrics)
         answers = sum(p["responses"] for p in self.waiting)
@@ -44,12 +47,12 @@ class Health:
         found = check([self.first, now] if self.first else [now], self.rules)
         self.first = self.first or now
         for verdict in found:
-            times = self.told.get(verdict.rule, {}).get("times", 0) + 1
-            self.told[verdict.rule] = {"step": step, "action": verdict.action, "reason": verdict.reason, "times": times}
+            times = self.tripped_rules.get(verdict.rule, {}).get("times", 0) + 1
+            self.tripped_rules[verdict.rule] = {"step": step, "action": verdict.action, "reason": verdict.reason, "times": times}
         stops = [verdict.reason for verdict in found if verdict.action == "stop"]
         if stops:
-            raise HealthError(f"step {step} was stopped by a health rule: {'; '.join(stops)}. Nothing is published; change `online.health` "
-                              "or the cause and run again")
+            raise HealthError(f"step {step} was stopped by a health rule: {'; '.join(stops)}. The output is not published; fix the cause "
+                              "or change `online.health` and run again")
         held = any(verdict.action == "hold" for verdict in found)
         if held:
             well = ranks.once(lambda: self.well)
@@ -60,16 +63,18 @@ class Health:
         return held
 
     def summary(self) -> dict[str, Any]:
-        """What tripped in the whole run: the gravest action, and each rule's latest reason, the gravest first."""
-        tripped = sorted(self.told.values(), key=lambda rule: -ACTIONS.index(rule["action"]))
+        """Rules tripped in the whole run: the most severe action, and the latest reason of each rule, most severe
+        first.
+        """
+        tripped = sorted(self.tripped_rules.values(), key=lambda rule: -ACTIONS.index(rule["action"]))
         return {"verdict": tripped[0]["action"] if tripped else "ok",
                 "verdicts": [f"{rule['reason']} (at step {rule['step']}, {rule['times']} times in all)" for rule in tripped]}
 
     def state(self) -> dict[str, Any]:
-        return {"first": dict(self.first), "waiting": [dict(p) for p in self.waiting], "told": self.told, "well": self.well}
+        return {"first": dict(self.first), "waiting": [dict(p) for p in self.waiting], "tripped_rules": self.tripped_rules, "well": self.well}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self.first, self.waiting, self.told, self.well = state["first"], list(state["waiting"]), dict(state["told"]), state["well"]
+        self.first, self.waiting, self.tripped_rules, self.well = state["first"], list(state["waiting"]), dict(state["tripped_rules"]), state["well"]
 
     def _now(self, updates: int) -> dict[str, Any]:
         return {"learner": self.learner.state(), "updates": updates} if self.keeps else {}

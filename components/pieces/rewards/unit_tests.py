@@ -65,6 +65,6 @@ def unit_tests(groups: Sequence[Group], ctx: Context, *, cpu_seconds: Count = 5,
             verdicts.append(verdict)
             advance()
     found = iter(verdicts)
-    reward_model_scores = [[next(found) for _ in g.trajectories] for g in groups]
-    return {"reward.unit_tests": [[value for value, _ in row] for row in reward_model_scores],
-            "reward.unit_tests.status": [[status for _, status in row] for row in reward_model_scores]}
+    verdicts = [[next(found) for _ in g.trajectories] for g in groups]
+    return {"reward.unit_tests": [[value for value, _ in row] for row in verdicts],
+            "reward.unit_tests.status": [[status for _, status in row] for row in verdicts]}

@@ -224,14 +224,14 @@ def test_a_download_tells_how_much_has_come(address, name, hub, tmp_path, monkey
     monkeypatch.setitem(HUB, name, big)
     monkeypatch.setattr(Hub, "pause", 0.1)
     monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 10**6)
-    monkeypatch.setattr(progress, "LOOK", 0.05)
+    monkeypatch.setattr(progress, "POLL", 0.05)
     monkeypatch.setattr(progress, "EVERY", 0.0)
     served = f"http://127.0.0.1:{hub.server_port}/simple"
     for setting, value in {"PIP_CONFIG_FILE": "/dev/null", "PIP_INDEX_URL": served, "PIP_NO_CACHE_DIR": "1"}.items():
         monkeypatch.setenv(setting, value)
     told, write = [], progress._write
     monkeypatch.setattr(progress, "_write", lambda count: (told.append((count.unit, count.of, count.done)), write(count)))
-    with progress.told_in(tmp_path / "steps.json"):
+    with progress.report_progress(tmp_path / "steps.json"):
         fetch(address, tmp_path / "raw")
     assert {(unit, of) for unit, of, _ in told} == {("MB", None)}
     done = [number for _, _, number in told]

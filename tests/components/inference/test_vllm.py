@@ -272,7 +272,7 @@ def test_a_server_that_was_lost_is_asked_again_with_its_weights_back(stand: Any,
     server, calm = client(stand, tiny), client(stand, tiny)
     expected = calm.answer(ROWS, ASKED)
     stand.troubles = troubles
-    with progress.told_in(tmp_path / "steps.json"):
+    with progress.report_progress(tmp_path / "steps.json"):
         progress.expect("answers", 9)
         assert server.answer(ROWS, ASKED) == expected
         assert progress._count is not None and progress._count.done == len(ROWS), "an answer that was lost is none"

@@ -65,7 +65,7 @@ def test_encoding_counts_what_is_cut_dropped_and_over_the_limit(tiny_model: Path
     _, counts, warnings = asked()
     assert counts == {"records": 6, "kept": 4, "cut": 1, "dropped": 2, "over the limit": 0}
     length = len(encode(tokenizer, long.prompt, long.trajectories[0]).mask)
-    said = rf"sft.max_tokens: 2 of 6 records of split 'sft' \(33.3%\) are longer than {bound} tokens and left out \(95% have at most \d+\)"
+    said = rf"sft.max_tokens: 2 of 6 records of split 'sft' \(33.3%\) are longer than {bound} tokens and dropped \(95% have at most \d+\)"
     assert len(warnings) == 1 and re.match(said + r"; raise sft.max_tokens if they matter", warnings[0])
     with pytest.raises(GateError, match=said + r".*25\.0%.*sft\.max_dropped"):
         asked(max_dropped=0.25)

@@ -36,7 +36,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 def test_what_is_done_of_what_is_expected(tmp_path: Path, told: list[dict[str, Any]]) -> None:
     file = tmp_path / "steps.json"
     file.write_text("of an attempt that was killed")
-    with progress.told_in(file):
+    with progress.report_progress(file):
         assert not file.exists()
         progress.advance()  # nothing is expected: a fit that probes its answers
         assert not file.exists()
@@ -56,7 +56,7 @@ def test_what_is_done_of_what_is_expected(tmp_path: Path, told: list[dict[str, A
 
 
 def test_a_disk_that_is_full_stops_nothing(tmp_path: Path) -> None:
-    with progress.told_in(tmp_path / "gone" / "steps.json"):
+    with progress.report_progress(tmp_path / "gone" / "steps.json"):
         progress.expect("answers", 1)
         progress.advance()
     assert not (tmp_path / "gone").exists(), "there was nowhere to write to"
@@ -64,7 +64,7 @@ def test_a_disk_that_is_full_stops_nothing(tmp_path: Path) -> None:
 
 def test_few_writes(tmp_path: Path, told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "EVERY", 3600.0)
-    with progress.told_in(tmp_path / "steps.json"):
+    with progress.report_progress(tmp_path / "steps.json"):
         progress.expect("answers", 1000)
         for _ in range(1000):
             progress.advance()
@@ -107,7 +107,7 @@ def test_programs_are_counted_as_they_are_run(tmp_path: Path, told: list[dict[st
     monkeypatch.setattr("ratchet.components.pieces.rewards.unit_tests.execute", lambda *_, **__: Verdict(True))
     prompt = Prompt("p", (), meta={"test_list": ["assert f() == 1"]})
     group = Group(prompt, tuple(Trajectory(({"role": "assistant", "content": f"def f(): return {i}"},)) for i in range(3)))
-    with progress.told_in(tmp_path / "steps.json"):
+    with progress.report_progress(tmp_path / "steps.json"):
         progress.expect("texts", 3)
         unit_tests([group], Context())
     assert [line["step"] for line in told] == [0, 1, 2, 3]
@@ -115,7 +115,7 @@ def test_programs_are_counted_as_they_are_run(tmp_path: Path, told: list[dict[st
 
 def test_what_others_bring_is_looked_at(tmp_path: Path, told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Megabytes that were there before count for nothing, nor does what is taken away again."""
-    monkeypatch.setattr(progress, "LOOK", 0.01)
+    monkeypatch.setattr(progress, "POLL", 0.01)
     (tmp_path / "before").write_bytes(bytes(5 * 10**6))
 
     def wait(megabytes: int) -> None:
@@ -125,7 +125,7 @@ def test_what_others_bring_is_looked_at(tmp_path: Path, told: list[dict[str, Any
             time.sleep(0.01)
         raise AssertionError(f"{told[-1]} where {megabytes} MB lie")
 
-    with progress.told_in(tmp_path / "steps.json"), progress.arriving(tmp_path):
+    with progress.report_progress(tmp_path / "steps.json"), progress.watch_download(tmp_path):
         (tmp_path / "deep").mkdir()
         for number in (1, 2):
             (tmp_path / "deep" / f"{number}").write_bytes(bytes(2 * 10**6))
@@ -140,7 +140,7 @@ def test_what_others_bring_is_looked_at(tmp_path: Path, told: list[dict[str, Any
 def test_the_first_rank_alone_writes_and_clears(rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress.ranks, "rank", lambda: rank)
     (tmp_path / "steps.json").write_text("of another rank or attempt")
-    with progress.told_in(tmp_path / "steps.json"):
+    with progress.report_progress(tmp_path / "steps.json"):
         assert (tmp_path / "steps.json").exists() == bool(rank)
         progress.expect("texts", 3)
     assert ('"of": 3' in (tmp_path / "steps.json").read_text()) == (rank == 0)

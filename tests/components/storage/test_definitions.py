@@ -15,7 +15,7 @@ import pytest
 from ratchet.components.piece import ROOT
 from ratchet.components.recipes.plan import our_sources, plan, starts
 from ratchet.components.recipes.recipe import load
-from ratchet.components.stages.job import Job, carry_out
+from ratchet.components.stages.job import Job, run_job
 from ratchet.components.storage.definitions import Sources
 from ratchet.components.storage.syntax import PREFIX, Module
 from ratchet.tasks.pipeline import Pipeline
@@ -245,11 +245,11 @@ def test_every_function_that_a_stage_calls_is_reached(fresh_home: Callable[[str]
     def traced(function: Callable[[Job], Any], request: Mapping[str, Any]) -> dict[str, Any]:
         try:
             sys.setprofile(note if request["does"] in ("curate", "improve") else None)
-            return carry_out(function, request)
+            return run_job(function, request)
         finally:
             sys.setprofile(None)
 
-    monkeypatch.setattr("ratchet.components.stages.run.carry_out", traced)
+    monkeypatch.setattr("ratchet.components.stages.run.run_job", traced)
     small = ["online.rounds=1", "online.prompts_per_round=2", "online.rollout.responses_per_prompt=2", "online.fit.batch=2"]
     pipeline, sources = Pipeline.open("rloo", home=fresh_home("traced"), profile="test", overrides=small), our_sources()
     for name, stage in pipeline.stages.items():
