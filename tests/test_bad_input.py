@@ -85,7 +85,7 @@ def test_a_conversation_of_5000_turns_is_cut_and_counted(tmp_path: Path, tiny_ho
     for name in ("raw", "model_policy", "drafts"):
         made = pipeline.make(name)
     step = next(s for s in made.meta["summary"]["steps"] if s["step"] == "length")
-    assert step["changed"] == {"cut to the bound": 1}
+    assert step["changed"] == {"truncated": 1}
 
 
 def test_a_model_directory_without_tokenizer(tmp_path: Path, tiny_home: Path, tiny_model: Path) -> None:

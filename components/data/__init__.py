@@ -1,0 +1,1 @@
+"""Data sources, parsing, transforms, curation, splits, deduplication, decontamination, and groups on disk."""

@@ -1,4 +1,4 @@
-"""Records of one split to groups: conversations to imitate, prompts to answer, pairs to prefer."""
+"""Builders of groups from the records of a split: SFT conversations, prompts, preference pairs, labelled answers."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
-from ratchet.components.data.records import Conversation, CountTokens, Dropped, Sifted, prefix_within
+from ratchet.components.data.records import Conversation, CountTokens, FilterResult, Rejected, prefix_within
 from ratchet.components.recipes.sections import Contexts, Conversations, Labelled, Pairs
 from ratchet.components.types import Group, Message, Prompt, Trajectory
 
 
 def conversation_groups(
     records: Sequence[Conversation], count_tokens: CountTokens, options: Conversations, seed: int = 0,
-) -> Sifted:
-    """Groups of one for SFT: prompt = topic and first user turn, trajectory = the rest, up to `max_tokens` in all and
-    ending with the assistant. With `min_rating`, unrated records are out too; an answer with `label` false is none to imitate.
+) -> FilterResult:
+    """Groups of one for SFT: the prompt is topic and first user turn, the trajectory the rest, up to `max_tokens` in
+    total and ending with the assistant. With `min_rating`, unrated records are dropped too. Answers with `label`
+    false are dropped.
     """
     kept: list[Group] = []
-    dropped: list[Dropped] = []
+    dropped: list[Rejected] = []
     cut = 0
     for record in records:
         if options.min_rating is not None and (record.rating is None or record.rating < options.min_rating):
-            dropped.append(Dropped(record.id, "rated below min_rating" if record.rating is not None else "not rated", copy=True))
+            dropped.append(Rejected(record.id, "rated below min_rating" if record.rating is not None else "not rated", copy=True))
             continue
         if record.label is False:
-            dropped.append(Dropped(record.id, "its label is false", copy=True))
+            dropped.append(Rejected(record.id, "its label is false", copy=True))
             continue
         messages = record.messages[:prefix_within(record.head, record.messages, options.max_tokens, count_tokens)]
         while messages and messages[-1]["role"] != "assistant":
@@ -40,23 +41,23 @@ def conversation_groups(
         turns = sum(m["role"] != "system" for m in messages)
         if start >= len(messages) or turns < options.min_turns or start == 0:
             cut_off = len(messages) < len(record.messages) and any(m["role"] == "assistant" for m in record.messages)
-            dropped.append(Dropped(record.id, "the assistant speaks first" if start == 0 and messages else "no assistant turn within max_tokens" if cut_off
+            dropped.append(Rejected(record.id, "the assistant speaks first" if start == 0 and messages else "no assistant turn within max_tokens" if cut_off
                                    else "no assistant turn or under min_turns", record.as_json()))
             continue
         cut += len(messages) < len(record.messages)
         prompt = Prompt(record.id, (*record.head, *messages[:start]), record.answer, record.source, _meta(record))
         kept.append(Group(prompt, (Trajectory(messages[start:]),)))
-    return Sifted(_first(kept, options.limit, seed), dropped, {"cut to the bound": cut, "over the limit": _over(kept, options.limit)})
+    return FilterResult(_first(kept, options.limit, seed), dropped, {"truncated to max_tokens": cut, "over the limit": _over(kept, options.limit)})
 
 
 def prompt_groups(
     records: Sequence[Conversation], count_tokens: CountTokens, options: Contexts, seed: int = 0,
-) -> Sifted:
-    """Contexts of `min_turns` to `max_turns` turns up to a user turn, at most `per_conversation`, no two the same. The
-    human's reply is the prompt's `answer` and the group's one trajectory (none where the data has no reply).
+) -> FilterResult:
+    """Contexts of `min_turns` to `max_turns` turns that end with a user turn; at most `per_conversation`, without
+    repeats. The human reply becomes the prompt's `answer` and the group's trajectory, if there is one.
     """
     kept: list[Group] = []
-    dropped: list[Dropped] = []
+    dropped: list[Rejected] = []
     seen: set[str] = set()
     same = 0
     for record in records:
@@ -68,7 +69,7 @@ def prompt_groups(
         within = [k for k in spots if k <= fits]
         if not within:
             why = "prompt too long" if spots else "no user turn with a reply"
-            dropped.append(Dropped(record.id, why, record.as_json()))
+            dropped.append(Rejected(record.id, why, record.as_json()))
             continue
         rng = random.Random(f"{seed} {record.id}")
         for k in sorted(rng.sample(within, min(options.per_conversation, len(within)))):
@@ -84,35 +85,36 @@ def prompt_groups(
             name = record.id if record.opening else f"{record.id}:{k}"
             prompt = Prompt(name, context, answer, record.source, _meta(record))
             kept.append(Group(prompt, (Trajectory(reply),) if reply else ()))
-    return Sifted(_first(kept, options.limit, seed), dropped,
-                  {"the same context again": same, "over the limit": _over(kept, options.limit)})
+    return FilterResult(_first(kept, options.limit, seed), dropped,
+                  {"repeated context": same, "over the limit": _over(kept, options.limit)})
 
 
 def preference_pairs(
     records: Sequence[Conversation], count_tokens: CountTokens, options: Pairs, seed: int = 0,
-) -> Sifted:
-    """Groups of two, chosen first. Rows that came as pairs stay so; the best rated answer to a prompt is paired with each one that is
-    rated lower. Rated conversations of one topic are cut after the
-    same number of turns (`positions`, even: they end with the assistant) and paired where the mean ratings differ by
-    `min_gap`; `exclude` lists ratings that say nothing (a form's default). Bounds: `per_topic` pairs a topic and
-    position, `per_conversation` pairs a conversation and position. Prompt = the topic; columns `margin`, `rating`.
+) -> FilterResult:
+    """Groups of two, chosen first. Rows that are pairs are kept. For prompts with several rated answers, the best is
+    paired with each lower-rated one. Rated conversations on one topic are cut after the same number of turns
+    (`positions`, even, so that they end with the assistant) and paired if mean ratings differ by `min_gap`.
+
+    `exclude`: uninformative ratings (e.g. a form's default). `per_topic`: maximum pairs per topic and position;
+    `per_conversation`: per conversation and position. The prompt is the topic; columns `margin`, `rating`.
     """
     kept = [_given(record) for record in records if record.rejected]
-    dropped: list[Dropped] = []
+    dropped: list[Rejected] = []
     answers = [record for record in records if record.opening and record.rating is not None and not record.rejected]
     kept += _best_against_worse(answers, dropped)
     pool: dict[tuple[str, int], list[Conversation]] = defaultdict(list)
     for record in records:
         if record.rejected or (record.opening and record.rating is not None):
             continue
-        why = "a single answer with a label, no pair" if record.label is not None else "not a pair, and no topic to pair it by" if not record.topic else "not rated" if record.rating is None else (
-            "rating says nothing" if record.rating in options.exclude else "")
+        why = "a single labelled answer, not a pair" if record.label is not None else "not a pair, and no topic to pair it by" if not record.topic else "not rated" if record.rating is None else (
+            "uninformative rating" if record.rating in options.exclude else "")
         fits = 0 if why else prefix_within(record.head, record.messages[:max(options.positions, default=0)], options.max_tokens, count_tokens)
         usable = [p for p in options.positions if p <= fits and record.messages[p - 1]["role"] == "assistant"]
         if not why and not usable:
             why = "too short or too long for every position"
         if why:
-            dropped.append(Dropped(record.id, why, record.as_json(), copy=True))
+            dropped.append(Rejected(record.id, why, record.as_json(), copy=True))
         for position in usable:
             pool[str(record.topic), position].append(record)
     paired: set[str] = set()
@@ -138,28 +140,30 @@ def preference_pairs(
             used[pair[1]] += 1
             made += 1
     alone = {record.id for rated in pool.values() for record in rated} - paired
-    dropped += [Dropped(i, "no partner with a clearly different rating", copy=True) for i in sorted(alone)]
-    return Sifted(_first(kept, options.limit, seed), dropped, {"identical windows": ties, "over the limit": _over(kept, options.limit)})
+    dropped += [Rejected(i, "no partner whose rating differs by min_gap", copy=True) for i in sorted(alone)]
+    return FilterResult(_first(kept, options.limit, seed), dropped, {"identical windows": ties, "over the limit": _over(kept, options.limit)})
 
 
 def labelled_answers(
     records: Sequence[Conversation], count_tokens: CountTokens, options: Labelled, seed: int = 0,
-) -> Sifted:
-    """Groups of one for KTO: a prompt and its answer (of a conversation the last turn), with the column `label`: 1 where people liked it, else 0."""
+) -> FilterResult:
+    """Groups of one for KTO: prompt and answer (the last turn of a conversation), with column `label`: 1.0 desirable,
+    0.0 undesirable.
+    """
     kept: list[Group] = []
-    dropped: list[Dropped] = []
+    dropped: list[Rejected] = []
     for record in records:
         if record.label is None:
-            dropped.append(Dropped(record.id, "a preference pair, not an answer with a label" if record.rejected else "it has no label", record.as_json()))
+            dropped.append(Rejected(record.id, "a preference pair, not an answer with a label" if record.rejected else "it has no label", record.as_json()))
             continue
         start = record.opening or len(record.messages) - 1
         prompt = Prompt(record.id, (*record.head, *record.messages[:start]), record.answer, record.source, _meta(record))
         kept.append(Group(prompt, (Trajectory(record.messages[start:]),), {"label": [float(record.label)]}))
-    return Sifted(_first(kept, options.limit, seed), dropped, {"over the limit": _over(kept, options.limit)})
+    return FilterResult(_first(kept, options.limit, seed), dropped, {"over the limit": _over(kept, options.limit)})
 
 
-def _best_against_worse(answers: Sequence[Conversation], dropped: list[Dropped]) -> list[Group]:
-    """Pairs of the answers to each prompt: the best rated one, the first of several, and each one rated lower."""
+def _best_against_worse(answers: Sequence[Conversation], dropped: list[Rejected]) -> list[Group]:
+    """Pairs of answers to one prompt: the best rated (first among ties) against each lower-rated one."""
     prompts: dict[str, list[Conversation]] = defaultdict(list)
     for record in answers:
         prompts[prompt_digest(record.messages[:record.opening])].append(record)
@@ -170,7 +174,7 @@ def _best_against_worse(answers: Sequence[Conversation], dropped: list[Dropped])
         pairs += [_given(replace(best, id=f"{best.id}-{record.id}", rejected=record.messages, meta={**best.meta, "margin": _rating(best) - _rating(record)}))
                   for record in worse]
         alone = [record for record in rated if record is not best and record not in worse] + ([] if worse else [best])
-        dropped += [Dropped(record.id, "no other answer to its prompt is rated lower", copy=True) for record in alone]
+        dropped += [Rejected(record.id, "no other answer to its prompt is rated lower", copy=True) for record in alone]
     return pairs
 
 
@@ -206,13 +210,13 @@ def _meta(record: Conversation) -> dict[str, Any]:
 
 
 def prompt_digest(messages: Sequence[Message]) -> str:
-    """What makes two prompts the same: roles and words; letter case and spaces do not count."""
-    said = [[m["role"], " ".join(m["content"].lower().split())] for m in messages]
-    return hashlib.sha256(json.dumps(said).encode()).hexdigest()
+    """Digest of a prompt's roles and words, ignoring letter case and whitespace."""
+    turns = [[m["role"], " ".join(m["content"].lower().split())] for m in messages]
+    return hashlib.sha256(json.dumps(turns).encode()).hexdigest()
 
 
 def _first(groups: list[Group], limit: int | None, seed: int) -> list[Group]:
-    """At most `limit` groups, chosen by hash, in their order."""
+    """At most `limit` groups, chosen by hash, in their original order."""
     if limit is None or len(groups) <= limit:
         return groups
     order = sorted(range(len(groups)), key=lambda i: hashlib.sha256(f"{seed} {groups[i].prompt.id}".encode()).digest())

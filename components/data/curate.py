@@ -1,22 +1,22 @@
-"""Curation: raw records to Parquet groups by split, with every drop counted and nothing lost.
+"""Data curation: raw records to Parquet groups by split; every dropped record is counted and quarantined.
 
 The `data` section of a recipe:
 
-    source, sha256              where from, see `sources.py`
+    source, sha256              address of the data, see `sources.py`
     config                      configuration of a published data set, see `published.py`
-    parser, columns             `auto`, or a piece of components/pieces/parsers; names of columns, see `parsing.py`
-    sources                     in place of these: several, each with the same keys and splits, weight, limit, see `mixture.py`
+    parser, columns             `auto`, or a piece of components/parsers; column names, see `parsing.py`
+    sources                     alternatively several sources, each with these keys and splits, weight, limit, see `mixture.py`
     transforms                  pieces in order, each with its options
-    splits                      split: share, or {split, share}, the published split it is made from. A name says what is built: sft, prompts,
-                                evaluate, reward, gold, pairs, each also with `_validation`
-    near_threshold              likeness at which a record is dropped from the later of two splits; null: not compared
-    decontaminate               so many words in a row shared with a question that is evaluated drop a record that is trained on; null: not compared
-    sft, prompts, evaluate, demonstrate, preferences, reward, gold, pairs, labelled      options of the builder of that name (`builders.py`); those that
-                                make prompts also `transforms`: pieces applied to the records of the split alone, after splitting.
-                                `demonstrate_validation` and `preferences_validation` are like those without unless they are there
-    max_dropped                 share of the source's records that parsing and the transforms may lose, and of each split's that building
-                                it may (too long, an empty turn, ...), copies of kept ones and what the recipe rules out aside; null: any
-    max_quarantined, min_groups, min_topics, max_topic_share, rating_range, languages      what `tasks/data/validation.py` reads
+    splits                      split: share, or {split, share} with the published split it is made from. The name selects the
+                                builder: sft, prompts, evaluate, reward, gold, pairs, each also with `_validation`
+    near_threshold              similarity above which a record is dropped from the later of two splits; null: off
+    decontaminate               number of consecutive words shared with an evaluation question that drops a training record; null: off
+    sft, prompts, evaluate, demonstrate, preferences, reward, gold, pairs, labelled      options of that builder (`builders.py`);
+                                builders of prompts also take `transforms`, applied to the split's records after splitting.
+                                `demonstrate_validation` and `preferences_validation` default to those without the suffix
+    max_dropped                 maximum share of a source's records lost in parsing and transforms, and of each split's records lost
+                                in building (too long, empty turn, ...); duplicates and exclusions by the recipe do not count; null: off
+    max_quarantined, min_groups, min_topics, max_topic_share, rating_range, languages      read by `tasks/data/validation.py`
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from ratchet.components.data.builders import BUILDERS
 from ratchet.components.data.decontaminate import decontaminate
 from ratchet.components.data.groups import save_table, write_groups
 from ratchet.components.data.mixture import mixed, read_sources, report_sources
-from ratchet.components.data.offered import NEEDS, divided, offered, refuse_other_preferences
+from ratchet.components.data.offered import NEEDS, default_shares, refuse_other_preferences, split_records
 from ratchet.components.data.published import TRAINING, home_of, wanted
-from ratchet.components.data.records import Conversation, CountTokens, Dropped, Sifted, counted_once
-from ratchet.components.data.splits import apart
+from ratchet.components.data.records import Conversation, CountTokens, FilterResult, Rejected, memoize_token_count
+from ratchet.components.data.splits import drop_near_duplicates
 from ratchet.components.data.statistics import kind_of, soundness, statistics
 from ratchet.components.errors import DataError, GateError
 from ratchet.components.piece import build
@@ -50,20 +50,22 @@ Summary = dict[str, Any]
 
 def curate(section: Mapping[str, Any], source: Path | Sequence[Path], count_tokens: CountTokens, out: Path, seed: int,
            read: Collection[str] = ()) -> Summary:
-    """Write `<split>.parquet`, `statistics.parquet`, `quarantine.jsonl` and `summary.json` under `out`.
+    """Write `<split>.parquet`, `statistics.parquet`, `quarantine.jsonl` and `summary.json` to `out`. Deterministic
+    bytes for equal arguments.
 
-    `read`: the splits that the recipe reads, which are made where `data.splits` names none. Same section, source and seed: same bytes. Raises `RecipeError` for the section, `DataError` for the data, `GateError` when
-    more than `max_dropped` of the records are lost, with `quarantine.jsonl` written.
+    `read`: splits that the recipe reads; they are made if `data.splits` is not given. `RecipeError` for an invalid
+    section, `DataError` for unusable data, `GateError` if more than `max_dropped` of the records are lost
+    (`quarantine.jsonl` is written first).
     """
     data: Data = conform(Data, section, "data")
-    count_tokens = counted_once(count_tokens)
+    count_tokens = memoize_token_count(count_tokens)
     sources = [source] if isinstance(source, Path) else source
     expect("steps", 4 + len(data.transforms) + len(data.splits or SHARES))
     out.mkdir(parents=True, exist_ok=True)
-    quarantine: list[tuple[str, Dropped]] = []
+    quarantine: list[tuple[str, Rejected]] = []
     steps: list[dict[str, Any]] = []
 
-    def note(stage: str, before: int, sifted: Sifted) -> list[Any]:
+    def note(stage: str, before: int, sifted: FilterResult) -> list[Any]:
         quarantine.extend((stage, dropped) for dropped in sifted.dropped)
         changed = {what: number for what, number in sifted.changed.items() if number}
         steps.append({"step": stage, "in": before, "out": len(sifted.kept), "dropped": sifted.reasons(), "changed": changed})
@@ -79,25 +81,25 @@ def curate(section: Mapping[str, Any], source: Path | Sequence[Path], count_toke
         records = note(spec["name"], len(records), build("transform", spec)(records, count_tokens))
     write_quarantine(out / "quarantine.jsonl", quarantine)
     if not records:
-        raise DataError(f"no record of {', '.join(label or path.name for label, path in zip(data.labels, sources, strict=True))} survives the transforms: {[(s['step'], s['dropped']) for s in steps]}")
+        raise DataError(f"no record of {', '.join(label or path.name for label, path in zip(data.labels, sources, strict=True))} is left after the transforms: {[(s['step'], s['dropped']) for s in steps]}")
     early = _refuse_loss(quarantine, total, data.max_dropped, "are lost before the split", out / "quarantine.jsonl")
     if any(one.weight for one in data.sources):
         records = note("mix", len(records), mixed(data, records, seed))
 
-    shares = data.splits or offered(records, read, parsed.changed)
+    shares = data.splits or default_shares(records, read, parsed.changed)
     homes = home_of(wanted(shares), {record.published for record in records})
     refuse_other_preferences(data.splits or (), records)
-    parts, unread = divided(records, shares, homes, steps, seed)
-    note("split", len(records), Sifted([r for part in parts.values() for r in part], unread))
+    parts, unread = split_records(records, shares, homes, steps, seed)
+    note("split", len(records), FilterResult([r for part in parts.values() for r in part], unread))
     if data.decontaminate:
         before = sum(map(len, parts.values()))
         parts, contaminated = decontaminate(parts, benchmarks, data.decontaminate)
-        note("decontaminate", before, Sifted([r for part in parts.values() for r in part], contaminated))
+        note("decontaminate", before, FilterResult([r for part in parts.values() for r in part], contaminated))
     if data.near_threshold is not None:
         before = sum(map(len, parts.values()))
-        near, crossing = apart({name: parts[name] for name in sorted(parts, key=lambda name: homes[name] in TRAINING)}, data.near_threshold)
+        near, crossing = drop_near_duplicates({name: parts[name] for name in sorted(parts, key=lambda name: homes[name] in TRAINING)}, data.near_threshold)
         parts = {name: near[name] for name in parts}
-        note("near duplicates across splits", before, Sifted([r for part in parts.values() for r in part], crossing))
+        note("near duplicates across splits", before, FilterResult([r for part in parts.values() for r in part], crossing))
     built: dict[str, list[Group]] = {}
     for name, part in parts.items():
         options = data.of(name)
@@ -105,13 +107,13 @@ def curate(section: Mapping[str, Any], source: Path | Sequence[Path], count_toke
             part = note(f"{spec['name']} of {name}", len(part), build("transform", spec)(part, count_tokens))
         made = BUILDERS[kind_of(name)](part, count_tokens, options, seed)
         kept, unsound = _sound(name, made.kept, count_tokens, options.max_tokens)
-        built[name] = note(f"build {name}", len(part), Sifted(kept, [*made.dropped, *unsound], made.changed))
+        built[name] = note(f"build {name}", len(part), FilterResult(kept, [*made.dropped, *unsound], made.changed))
     write_quarantine(out / "quarantine.jsonl", quarantine)
     if empty := [name for name, groups in built.items() if not groups]:
         why = next(s["dropped"] for s in steps if s["step"] == f"build {empty[0]}")
         needs = f"it is made of {NEEDS[kind_of(empty[0])]}; " if kind_of(empty[0]) in NEEDS else ""
-        raise DataError(f"split {empty[0]!r} is empty: {len(parts[empty[0]])} records came in and none made a group ({why}); "
-                        f"{needs}look at the data, or loosen the bounds of data.{kind_of(empty[0])}")
+        raise DataError(f"split {empty[0]!r} is empty: {len(parts[empty[0]])} records came in but no group was built ({why}); "
+                        f"{needs}check the data, or loosen the bounds of data.{kind_of(empty[0])}")
     warnings: list[str] = []
     for name, part in parts.items():
         lost = [entry for entry in quarantine if entry[0] == f"build {name}"]
@@ -136,51 +138,53 @@ def curate(section: Mapping[str, Any], source: Path | Sequence[Path], count_toke
 
 
 WARN_LOST = 0.05
-"""Share of records lost from which on curation warns."""
+"""Warn if more than this share of records is lost."""
 LONG = re.compile(r"too long|max_tokens")
-"""Reasons of the builders that a larger `max_tokens` cures."""
+"""Drop reasons that a larger `max_tokens` would avoid."""
 SOUND = {"no_empty_turn": "a turn is empty", "prompt_ends_well": "there is no prompt, or it ends with the assistant",
-         "roles_alternate": "user and assistant do not take turns", "last_is_assistant": "the last turn is not the assistant's",
+         "roles_alternate": "user and assistant turns do not alternate", "last_is_assistant": "the last turn is not the assistant's",
          "chosen_ne_rejected": "chosen and rejected are the same", "within_token_bound": "over the max_tokens of its split"}
-"""What every group must be, by its column in the statistics, and the reason when it is not."""
+"""Required properties of a group: column in the statistics -> drop reason if false."""
 
 
-def _sound(split: str, groups: Sequence[Group], count_tokens: CountTokens, bound: int | None) -> tuple[list[Group], list[Dropped]]:
-    """The groups that validation would pass on their own, and the others with the reason."""
+def _sound(split: str, groups: Sequence[Group], count_tokens: CountTokens, bound: int | None) -> tuple[list[Group], list[Rejected]]:
+    """Split groups into those that pass the per-group validation checks and rejected ones with reasons."""
     kept: list[Group] = []
-    dropped: list[Dropped] = []
+    dropped: list[Rejected] = []
     for group in groups:
         columns = soundness(split, group, count_tokens, bound)
         wrong = next((reason for column, reason in SOUND.items() if not columns[column]), None)
         if wrong is None:
             kept.append(group)
         else:
-            said = {"prompt": list(group.prompt.messages), "completions": [list(path.messages) for path in group.trajectories]}
-            dropped.append(Dropped(group.prompt.id, wrong, said))
+            content = {"prompt": list(group.prompt.messages), "completions": [list(path.messages) for path in group.trajectories]}
+            dropped.append(Rejected(group.prompt.id, wrong, content))
     return kept, dropped
 
 
-def _refuse_loss(dropped: Sequence[tuple[str, Dropped]], records: int, limit: float | None, where: str, file: Path, remedy: str = "") -> list[str]:
-    """`GateError` when more than `limit` (a share) of the records were dropped, copies of kept ones aside; a warning when it is more than a few."""
+def _refuse_loss(dropped: Sequence[tuple[str, Rejected]], records: int, limit: float | None, where: str, file: Path, remedy: str = "") -> list[str]:
+    """`GateError` if more than `limit` (a share) of the records were lost, not counting duplicates; a warning above
+    `WARN_LOST`.
+    """
     lost = Counter((stage, record.reason.partition(":")[0]) for stage, record in dropped if not record.copy)
     worst = "; ".join(f"{stage}: {reason} ({number / records:.1%})" for (stage, reason), number in lost.most_common(3))
-    said = f"{lost.total()} of {records} records ({lost.total() / max(1, records):.1%}) {where}"
+    message = f"{lost.total()} of {records} records ({lost.total() / max(1, records):.1%}) {where}"
     if limit is not None and lost.total() > limit * records:
-        raise GateError(f"data.max_dropped: {said}, at most {limit:.1%} may be; by step: {worst}. See {file}; {remedy or 'mend the data'}, "
-                        "or raise the limit if they are no loss")
-    known = limit is None or limit > (Data.max_dropped or 1)  # the recipe itself says that so many are no loss
-    return [f"{said}; by step: {worst}{f'; {remedy}' if remedy else ''}"] if lost.total() > WARN_LOST * records and not known else []
+        raise GateError(f"data.max_dropped: {message}, at most {limit:.1%} allowed; by step: {worst}. See {file}; {remedy or 'fix the data'}, "
+                        "or raise data.max_dropped")
+    known = limit is None or limit > (Data.max_dropped or 1)  # the recipe explicitly allows this many
+    return [f"{message}; by step: {worst}{f'; {remedy}' if remedy else ''}"] if lost.total() > WARN_LOST * records and not known else []
 
 
-def write_quarantine(path: Path, dropped: Sequence[tuple[str, Dropped]]) -> None:
-    """One JSON object a line: id, stage, reason, record (absent where the source still has it unharmed)."""
+def write_quarantine(path: Path, dropped: Sequence[tuple[str, Rejected]]) -> None:
+    """One JSON object per line: id, stage, reason, record (omitted if the source still contains it unchanged)."""
     lines = [json.dumps({"id": d.id, "stage": stage, "reason": d.reason, "record": d.record}, ensure_ascii=False) + "\n"
              for stage, d in dropped]
     path.write_text("".join(lines), encoding="utf-8", errors="replace")
 
 
 def rating_report(records: Sequence[Conversation]) -> dict[str, Any]:
-    """How many are rated and how ratings go with length: Pearson's correlation with the log of turns and characters."""
+    """Number of rated records, and Pearson correlation of ratings with the log of turns and of characters."""
     rated = [(r.rating, math.log(len(r.messages)), math.log(1 + len(r.text))) for r in records
              if r.rating is not None and r.messages]
     if len(rated) < 3:
@@ -198,7 +202,9 @@ def rating_report(records: Sequence[Conversation]) -> dict[str, Any]:
 
 
 def pair_report(groups: Sequence[Group]) -> dict[str, Any]:
-    """How often the chosen side is the longer one (half when length says nothing), and how many conversations are in."""
+    """Share of pairs whose chosen side is longer (0.5 means no length bias), and the number of distinct
+    conversations.
+    """
     sizes = [[sum(len(m["content"]) for m in path.messages) for path in group.trajectories] for group in groups]
     longer = sum(chosen > rejected for chosen, rejected in sizes) + 0.5 * sum(a == b for a, b in sizes)
     conversations = {path.meta.get("conversation", f"{group.prompt.id} {i}") for group in groups

@@ -1,9 +1,10 @@
-"""Decontamination: what is trained on holds no question that is evaluated on.
+"""Decontamination: drops training records that contain evaluation questions.
 
-A message of a training record that has `words` words in a row (13, as in GPT-3, arXiv:2005.14165, appendix C) in common with a question of a
-held-out record is contamination, and so is a prompt that is a held-out one. Questions, not answers, are compared (as in Tulu 3,
-arXiv:2411.15124). Words that more than one in a hundred of the held-out prompts have in common, and more than one prompt, belong to the task
-("Answer the following question step by step ..."), not to a question. Letter case and punctuation do not count.
+A training record is contaminated if one of its messages shares `words` consecutive words (13, as in GPT-3,
+arXiv:2005.14165, appendix C) with a question of a held-out record, or if their prompts are equal. Questions are
+compared, not answers (as in Tulu 3, arXiv:2411.15124). Word runs that occur in more than one in a hundred held-out
+prompts, and in more than one prompt, are task boilerplate ("Answer the following question step by step ...") and
+ignored. Letter case and punctuation are ignored.
 """
 
 from __future__ import annotations
@@ -12,17 +13,18 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from ratchet.components.data.records import Conversation, Dropped
-from ratchet.components.data.statistics import GREETING, said
+from ratchet.components.data.records import Conversation, Rejected
+from ratchet.components.data.statistics import GREETING, normalised
 
 COMMON = 0.01
 
 
-def decontaminate(parts: Mapping[str, Sequence[Conversation]], benchmarks: Sequence[Conversation], words: int) -> tuple[dict[str, list[Conversation]], list[Dropped]]:
-    """The splits without contaminated records, and these: `evaluate` is compared with the benchmarks, the `_validation` splits with both, what
-    is trained on with all three."""
+def decontaminate(parts: Mapping[str, Sequence[Conversation]], benchmarks: Sequence[Conversation], words: int) -> tuple[dict[str, list[Conversation]], list[Rejected]]:
+    """The splits without contaminated records, and those records. `evaluate` is compared with the benchmarks,
+    `_validation` splits with both, training splits with all three.
+    """
     order = {name: 0 if name == "evaluate" else 1 if name.endswith("_validation") else 2 for name in parts}
-    known, held_out, dropped = _Questions(words), [("a benchmark", benchmarks)], list[Dropped]()
+    known, held_out, dropped = _Questions(words), [("a benchmark", benchmarks)], list[Rejected]()
     kept: dict[str, list[Conversation]] = {}
     for level in range(3):
         for name, records in held_out:
@@ -31,13 +33,13 @@ def decontaminate(parts: Mapping[str, Sequence[Conversation]], benchmarks: Seque
         for name in (name for name in parts if order[name] == level):
             found = [(record, known.of(record)) for record in parts[name]]
             kept[name] = [record for record, why in found if not why]
-            dropped += [Dropped(record.id, f"contaminated, {why}", record.as_json(), copy=True) for record, why in found if why]
+            dropped += [Rejected(record.id, f"contaminated, {why}", record.as_json(), copy=True) for record, why in found if why]
             held_out.append((name, kept[name]))
     return {name: kept[name] for name in parts}, dropped
 
 
 class _Questions:
-    """Prompts and runs of words of held-out records, by the record that has them."""
+    """Index of prompts and word runs of held-out records."""
 
     def __init__(self, words: int) -> None:
         self._words = words
@@ -46,7 +48,7 @@ class _Questions:
 
     def add(self, name: str, records: Sequence[Conversation]) -> None:
         prompts = {prompt: record for record in records if (prompt := _prompt(record))}
-        questions: dict[str, set[int]] = {p: {run for m in _asked(record) for run in self._runs_of(m)} for p, record in prompts.items()}
+        questions: dict[str, set[int]] = {p: {run for m in _question_texts(record) for run in self._runs_of(m)} for p, record in prompts.items()}
         times = Counter(run for runs in questions.values() for run in runs)
         most = max(1, COMMON * len(prompts))
         for prompt, record in prompts.items():
@@ -56,7 +58,7 @@ class _Questions:
                     self._runs.setdefault(run, f"{self._words} words of a question in {name}: {record.id}")
 
     def of(self, record: Conversation) -> str:
-        """Why a record is contaminated; empty when it is not."""
+        """Why a record is contaminated; empty if it is not."""
         if not self._prompts:
             return ""
         texts = [m["content"] for m in (*record.messages, *record.rejected[record.opening:]) if m["role"] != "system"]
@@ -67,13 +69,15 @@ class _Questions:
         return map(hash, zip(*(words[i:] for i in range(self._words)), strict=False))
 
 
-def _asked(record: Conversation) -> list[str]:
-    """What a held-out record asks: the turns that are not the assistant's, of its prompt where it has one."""
+def _question_texts(record: Conversation) -> list[str]:
+    """Question texts of a held-out record: the non-assistant turns of its prompt, or of the conversation."""
     return [m["content"] for m in record.messages[:record.opening or None] if m["role"] not in ("system", "assistant")]
 
 
 def _prompt(record: Conversation) -> str:
-    """The prompt, its topic included; that of a conversation, any turn of which may be answered, is its first turn, if that is long enough."""
+    """Normalised prompt, with its topic. For a conversation without a fixed prompt, its first user turn if that is
+    long enough.
+    """
     asked = record.messages[:record.opening] or next(([m] for m in record.messages if m["role"] == "user"), [])
-    text = said("\n".join(m["content"] for m in asked if m["role"] != "system"))
+    text = normalised("\n".join(m["content"] for m in asked if m["role"] != "system"))
     return f"{record.topic or ''}: {text}" if record.opening or len(text.split()) >= GREETING else ""

@@ -1,4 +1,6 @@
-"""Rows of data files: JSONL (`.jsonl`, `.jsonl.gz`), JSON, CSV, TSV, Parquet and Arrow, a file or a folder of files."""
+"""Reading rows of data files: JSONL (`.jsonl`, `.jsonl.gz`), JSON, CSV, TSV, Parquet and Arrow; a file or a folder of
+files.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,13 @@ from ratchet.components.errors import DataError, SourceError
 
 SUFFIXES = (".jsonl", ".json", ".parquet", ".arrow", ".csv", ".tsv", ".gz")
 METADATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
-"""Files that the library `datasets` keeps beside the data."""
+"""Metadata files of the library `datasets`."""
 
 
 def data_files(path: Path) -> list[Path]:
-    """The data files of a path: itself, or every data file under a folder, sorted; hidden files and the metadata of `datasets` aside."""
+    """Data files of a path: the file itself, or all data files in a folder, sorted, without hidden files and metadata
+    of `datasets`.
+    """
     if not path.exists():
         raise SourceError(f"there is no file or folder {path}")
     files = [path] if path.is_file() else sorted(
@@ -36,8 +40,9 @@ def data_files(path: Path) -> list[Path]:
 
 
 def read_rows(file: Path) -> Iterator[tuple[str, Any]]:
-    """(where, row) for every row of a file, counted from 1. A line that cannot be read is a `DataError` in place of its row; a file that
-    cannot be read raises one."""
+    """(location, row) for every row of a file, counted from 1. An unreadable line yields a `DataError` instead of its
+    row; an unreadable file raises one.
+    """
     if file.suffix in (".jsonl", ".gz"):
         for number, line in enumerate(_lines(file), start=1):
             if line.strip():
@@ -60,16 +65,18 @@ def _lines(file: Path) -> Iterator[bytes]:
         with gzip.open(file, "rb") as lines:
             yield from lines
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{file} is not a whole gzip file: {error}") from error
+        raise DataError(f"{file} is an incomplete or invalid gzip file: {error}") from error
 
 
 def _decode(raw: bytes) -> Any:
-    """JSON; `ValueError` where it is not, or not UTF-8."""
+    """Decode JSON. `ValueError` for invalid JSON or UTF-8."""
     return json.loads(raw)
 
 
 def _json(file: Path) -> list[Any]:
-    """A list of rows, an object with one list of rows (`{"data": [...]}`), or an object of rows by their ids."""
+    """Rows of a JSON file: a list, an object containing one list (`{"data": [...]}`), or an object of rows keyed by
+    id.
+    """
     try:
         found = _decode(file.read_bytes())
     except ValueError as error:
@@ -82,7 +89,7 @@ def _json(file: Path) -> list[Any]:
             return lists[0]
         if all(isinstance(value, dict) for value in found.values()):
             return [{"id": key, **value} for key, value in sorted(found.items())]
-    raise DataError(f"{file} holds a JSON {type(found).__name__}, expected a list of rows, or an object of rows by their ids")
+    raise DataError(f"{file} holds a JSON {type(found).__name__}, expected a list of rows, or an object of rows keyed by id")
 
 
 def _arrow(file: Path) -> Iterable[Any]:
@@ -95,7 +102,7 @@ def _arrow(file: Path) -> Iterable[Any]:
 
 
 def _table(file: Path) -> Iterator[dict[str, Any]]:
-    """Rows of a CSV or TSV file with a header; an empty cell is None, a cell that holds a JSON list or object is decoded."""
+    """Rows of a CSV or TSV file with a header. Empty cells are None; cells with a JSON list or object are decoded."""
     csv.field_size_limit(sys.maxsize)
     try:
         with file.open(encoding="utf-8-sig", newline="") as lines:

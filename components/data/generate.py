@@ -1,9 +1,9 @@
-"""Data made on the spot for `generate:name?key=value`: reasoning problems, and a small language to learn from scratch.
+"""Generated data for `generate:name?key=value`: reasoning problems, and a small language for training from scratch.
 
-Every `reasoning-gym` data set by its own name and options (`generate:chain_sum?size=500&seed=1&max_terms=3`), as
-JSONL rows {id, prompt, answer, meta}: `meta` is the whole entry, which the package's own verifier needs. Besides:
+All `reasoning-gym` data sets by name and options (`generate:chain_sum?size=500&seed=1&max_terms=3`), as JSONL rows
+{id, prompt, answer, meta}; `meta` is the full entry, which the package's verifier needs. In addition:
 
-    tiny_corpus   {id, messages}                 short dialogues of a closed grammar, sums included
+    tiny_corpus   {id, messages}                 short dialogues of a closed grammar, with sums
     tiny_pairs    {id, prompt, chosen, rejected}  the same questions; the rejected answer is wrong or rude
     tiny_labels   {id, prompt, completion, label} one answer each; label false: it is wrong or rude
 """
@@ -29,7 +29,9 @@ RUDE = ("I do not know.", "Go away.", "Who cares?", "No.")
 
 
 def generate(what: str, folder: Path) -> Path:
-    """Write the data set `name?key=value&...` as `folder/name.jsonl`. Same address, same bytes. Raises `SourceError`."""
+    """Write the data set `name?key=value&...` to `folder/name.jsonl`, deterministically. `SourceError` for an unknown
+    name or option.
+    """
     name, _, query = what.partition("?")
     options = {key: _value(text) for key, text in parse_qsl(query, keep_blank_values=True)}
     rows = _TINY[name] if name in _TINY else _reasoning(name)
@@ -41,14 +43,14 @@ def generate(what: str, folder: Path) -> Path:
         reason = f"no option {wrong[0]!r}{nearest(wrong[0], known)}" if wrong else str(error).splitlines()[0]
         raise SourceError(f"generate:{what}: {reason}") from error
     if not lines:
-        raise SourceError(f"generate:{what}: makes no row; give size a positive number")
+        raise SourceError(f"generate:{what}: no rows generated; set size to a positive number")
     path = folder / f"{name}.jsonl"
     path.write_text("".join(lines), encoding="utf-8")
     return path
 
 
 def check_name(what: str) -> None:
-    """Raises a `SourceError` when `name?key=value&...` names no data set."""
+    """`SourceError` if `name?key=value&...` names no data set."""
     name, package = what.partition("?")[0], importlib.util.find_spec("reasoning_gym")
     files = Path(package.origin).parent.rglob(f"{name}.py") if package and package.origin and name.isidentifier() else ()
     if name not in _TINY and not any(files):  # importing the package takes a second
@@ -85,7 +87,7 @@ def _option_names(name: str) -> list[str]:
 
 
 def _question(rng: random.Random) -> tuple[str, str, str, str]:
-    """One topic, question, right answer and wrong answer of the grammar."""
+    """Topic, question, right answer and wrong answer from the grammar."""
     kind = rng.choice(("colours", "sounds", "places", "sums"))
     if kind == "sums":
         a, b = rng.randrange(10), rng.randrange(10)
@@ -133,7 +135,7 @@ def _tiny_pairs(size: int = 500, seed: int = 0) -> Iterator[dict[str, Any]]:
 
 
 def _tiny_labels(size: int = 500, seed: int = 0) -> Iterator[dict[str, Any]]:
-    """One answer of each pair, by turns the right one and the other."""
+    """One answer per pair, alternately the right and the wrong one."""
     for number, pair in enumerate(_tiny_pairs(size, seed)):
         good = number % 2 == 0
         yield {"id": f"tiny-label-{seed}-{number}", "prompt": pair["prompt"], "completion": pair["chosen" if good else "rejected"], "label": good}

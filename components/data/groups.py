@@ -1,16 +1,16 @@
-"""The `groups` layout on disk: Parquet, one trajectory a row, readable by pandas and a person.
+"""Groups on disk: Parquet with one trajectory per row, readable with pandas.
 
-    group       int32         rows of one group lie together and share this number
+    group       int32         number shared by the adjacent rows of a group
     prompt_id   string
-    index       int32         place among siblings; -1 for a prompt without any trajectory
-    prompt      list<struct<role, content>>      completion   the same: what follows the prompt
+    index       int32         index in the group; -1 for a prompt without trajectories
+    prompt      list<struct<role, content>>      completion   the same: messages after the prompt
     answer, source, actor, weights, stop         strings
     meta        string        JSON of the rest: prompt and trajectory meta, spans, parent, inputs other than tokens
-    tokens      list<int32>   mask   list<bool>   logprobs   list<float32>     null where absent
-    <name>      one Parquet column a group column: a scalar (float64, int64, bool, string) or a list
+    tokens      list<int32>   mask   list<bool>   logprobs   list<float32>     null if absent
+    <name>      one Parquet column per group column: a scalar (float64, int64, bool, string) or a list
 
-Reading gives back what was written: sequences come back as lists, logprobs rounded to float32.
-A column that only some groups of a file have stays absent in the others. Same groups, same bytes.
+Reading restores what was written, with sequences as lists and logprobs rounded to float32. A column that only some
+groups have stays absent in the others. Equal groups give equal bytes.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ SCHEMA = pa.schema([
 
 
 def write_groups(path: Path, groups: Iterable[Group]) -> Path:
-    """Write groups to one Parquet file: whole or not at all. Raises `DataError` for values Parquet cannot hold."""
+    """Write groups to one Parquet file, atomically. `DataError` for values that Parquet cannot store."""
     path, groups = Path(path), list(groups)
     names = sorted({name for group in groups for name in group.columns})
     if taken := set(names) & set(SCHEMA.names):
-        raise DataError(f"{path}: column {min(taken)!r} has the name of a fixed column of the layout; rename it")
+        raise DataError(f"{path}: column {min(taken)!r} has a reserved name (fixed column of the layout); rename it")
     rows: dict[str, list[Any]] = {name: [] for name in (*SCHEMA.names, *names)}
     for number, group in enumerate(groups):
         try:
@@ -68,7 +68,7 @@ def write_groups(path: Path, groups: Iterable[Group]) -> Path:
 
 
 def save_table(table: pa.Table, path: Path) -> None:
-    """Write Parquet with page checksums beside `path`, flush it to the disk, then rename it into place."""
+    """Write Parquet with page checksums to a temporary file, fsync, then rename."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     try:
@@ -111,7 +111,7 @@ def _append(rows: dict[str, list[Any]], number: int, group: Group, names: Sequen
 
 def _message(message: Mapping[str, Any]) -> dict[str, str]:
     if set(message) != {"role", "content"} or message["role"] not in ROLES or not isinstance(message["content"], str):
-        raise ValueError(f"a message needs a role of {ROLES} and a content text and nothing else, got {message!r}")
+        raise ValueError(f"a message needs exactly a role (one of {ROLES}) and a text content, got {message!r}")
     return {"role": message["role"], "content": message["content"]}
 
 
@@ -129,7 +129,7 @@ def _rest(path: Trajectory) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Tensors, arrays, numpy scalars and tuples as Python's own lists and numbers."""
+    """Convert tensors, arrays, numpy scalars and tuples to Python lists and numbers."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     return [_plain(one) for one in value] if isinstance(value, (list, tuple)) else value
@@ -139,21 +139,21 @@ def _column(values: list[Any], what: str) -> pa.Array:
     try:
         array = pa.array(values, from_pandas=False)
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
-        raise DataError(f"{what} mixes kinds of values or holds some Parquet cannot: {error}") from error
+        raise DataError(f"{what} mixes types or has values that Parquet cannot store: {error}") from error
     if "struct" in str(array.type):
-        raise DataError(f"{what} holds dictionaries; a column holds numbers, texts or lists, put the rest into meta")
+        raise DataError(f"{what} contains dictionaries; columns may contain numbers, strings or lists, put the rest into meta")
     if pa.types.is_list(array.type) and array.type.value_type == pa.float64():
-        small = array.cast(pa.list_(pa.float32()))  # per-step numbers come from float32 tensors: half the bytes
-        if small.cast(array.type).equals(array):  # but only where nothing is lost
+        small = array.cast(pa.list_(pa.float32()))  # per-step values usually come from float32 tensors: half the bytes
+        if small.cast(array.type).equals(array):  # only if lossless
             return small
     return array
 
 
 def read_groups(path: Path) -> list[Group]:
-    """The groups of a file. Raises `SourceError` if it is missing, `DataError` naming file and row if it is damaged."""
+    """Read the groups of a file. `SourceError` if it is missing, `DataError` with file and row if it is damaged."""
     path = Path(path)
     if not path.is_file():
-        raise SourceError(f"there is no groups file {path}")
+        raise SourceError(f"groups file not found: {path}")
     rows = read_parquet(path)
     if not rows and SCHEMA.names[0] not in pq.read_schema(path).names:
         raise DataError(f"{path} is not in the groups layout: it has no column 'group'")
@@ -174,12 +174,12 @@ def read_groups(path: Path) -> list[Group]:
 
 
 def read_parquet(path: Path) -> list[dict[str, Any]]:
-    """Every row of a Parquet file as a dictionary; a damaged part is named by its rows."""
+    """All rows of a Parquet file as dictionaries. `DataError` names damaged row ranges."""
     return list(parquet_rows(path))
 
 
 def parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The same, one row group at a time."""
+    """As `read_parquet`, lazily by row group."""
     start = 0
     try:
         file = pq.ParquetFile(path, page_checksum_verification=True)
@@ -191,7 +191,7 @@ def parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
             rows = file.read_row_group(number).to_pylist()
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise DataError(
-                f"{path}, rows {start} to {stop - 1} are damaged: {_first_line(error)}; fetch or make the file again"
+                f"{path}, rows {start} to {stop - 1} are damaged: {_first_line(error)}; download or create the file again"
             ) from error
         yield from rows
         start = stop
@@ -202,7 +202,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _checked(row: dict[str, Any], place: int) -> dict[str, Any]:
-    """A row whose parts fit together, with `meta` decoded."""
+    """Validate a row and decode its `meta`."""
     for name in ("group", "prompt_id", "index", "prompt", "source", "meta"):
         if row[name] is None:
             raise ValueError(f"{name!r} is null")
@@ -252,8 +252,9 @@ def _trajectory(row: dict[str, Any]) -> Trajectory:
 
 
 def by_prompt(pairs: Sequence[Group]) -> list[Group]:
-    """All pairs of a prompt in one group, rows as they come, chosen first, with the columns that all of them have (InstructGPT, section
-    3.5: all comparisons of a prompt are one element of a batch). What they share is then read once."""
+    """All pairs of a prompt as one group (rows in order, chosen first; columns that all pairs have), so that all
+    comparisons of a prompt are in one batch (InstructGPT, section 3.5) and the shared prefix is processed once.
+    """
     gathered: dict[str, list[Group]] = {}
     for pair in pairs:
         gathered.setdefault(pair.prompt.id, []).append(pair)

@@ -1,4 +1,4 @@
-"""The Hugging Face hub, by its own library: what an address means today, and its bytes in the library's cache."""
+"""Hugging Face Hub access through `huggingface_hub`: resolving revisions and downloading into its cache."""
 
 from __future__ import annotations
 
@@ -15,61 +15,64 @@ from ratchet.components.stages.progress import watch_download
 
 
 def download(rest: str, config: str | None = None) -> Path:
-    """The file or folder of `org/name[@revision][!file or folder]`, in the cache; of a data set with a `config` no more than its card and the
-    files of that. Raises `SourceError`."""
-    asked, inner = repository(rest), rest.partition("!")[2].rstrip("/")
+    """Download the file or folder of `org/name[@revision][!file or folder]` to the cache. For a data set with
+    `config`, only its card and that configuration's files. `SourceError` on failure.
+    """
+    request, inner = repository(rest), rest.partition("!")[2].rstrip("/")
     from huggingface_hub import constants, hf_hub_download, snapshot_download
     from huggingface_hub.errors import EntryNotFoundError
     from huggingface_hub.file_download import repo_folder_name
 
-    cache = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=asked["repo_id"], repo_type=asked["repo_type"])
-    with _asking(rest, asked), watch_download(cache):
+    cache = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=request["repo_id"], repo_type=request["repo_type"])
+    with _hub_errors(rest, request), watch_download(cache):
         if "." in inner.rpartition("/")[2]:
-            return Path(hf_hub_download(filename=inner, **asked))
+            return Path(hf_hub_download(filename=inner, **request))
         wanted = [f"{inner}/*"] if inner else None
         if config is not None:
             card = ""
             with contextlib.suppress(EntryNotFoundError):
-                card = Path(hf_hub_download(filename="/".join(filter(None, (inner, CARD))), **asked)).read_text(encoding="utf-8", errors="replace")
+                card = Path(hf_hub_download(filename="/".join(filter(None, (inner, CARD))), **request)).read_text(encoding="utf-8", errors="replace")
             files = [one for some in patterns_of(card, config).values() for one in some] or [f"{config}/*"]
             wanted = ["/".join(filter(None, (inner, one.replace("**/", "")))) for one in [CARD, *files]]
-        found = Path(snapshot_download(**asked, allow_patterns=wanted)) / inner
+        found = Path(snapshot_download(**request, allow_patterns=wanted)) / inner
     if not found.is_dir() or not any(found.iterdir()):
-        raise SourceError(f"hub:{rest}: {asked['repo_id']} has no file or folder {inner or config!r}")
+        raise SourceError(f"hub:{rest}: {request['repo_id']} has no file or folder {inner or config!r}")
     return found
 
 
 def commit(rest: str) -> str | None:
-    """The commit that a `hub:` address means now, None where the hub cannot be asked. Raises `SourceError` as `download` does."""
-    asked = repository(rest)
+    """The commit that a `hub:` address currently resolves to, None if the Hub is unreachable. `SourceError` as in
+    `download`.
+    """
+    request = repository(rest)
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
-    with _asking(rest, asked):
+    with _hub_errors(rest, request):
         try:
-            info = HfApi(endpoint=asked["endpoint"]).repo_info(asked["repo_id"], revision=asked["revision"], repo_type=asked["repo_type"], timeout=10)
+            info = HfApi(endpoint=request["endpoint"]).repo_info(request["repo_id"], revision=request["revision"], repo_type=request["repo_type"], timeout=10)
         except HfHubHTTPError as error:
             if error.response.status_code < 500:
                 raise
             return None
-        except Exception:  # network libraries differ in what they raise
+        except Exception:  # network libraries raise various exceptions
             return None
     return str(info.sha)
 
 
 def repository(rest: str) -> dict[str, Any]:
-    """What the hub's library is asked for."""
+    """Arguments of `huggingface_hub` calls for an address."""
     match = re.fullmatch(r"(?:(datasets|models)/)?([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", rest.partition("!")[0])
     if not match:
-        raise SourceError(f"hub:{rest}: write hub:org/name, @revision and !file if wanted (datasets/org/name for data)")
+        raise SourceError(f"hub:{rest}: expected hub:org/name, optionally with @revision and !file (datasets/org/name for data)")
     kind, repository, revision = match.groups()
     return {"repo_id": repository, "revision": revision, "repo_type": "dataset" if kind == "datasets" else "model",
-            "endpoint": os.environ.get("HF_ENDPOINT")}  # read now: the library reads it once, when first imported
+            "endpoint": os.environ.get("HF_ENDPOINT")}  # read at call time; the library reads it once at import
 
 
 @contextlib.contextmanager
-def _asking(rest: str, asked: dict[str, Any]) -> Iterator[None]:
-    """What the hub's library raises, as one sentence about the address."""
+def _hub_errors(rest: str, request: dict[str, Any]) -> Iterator[None]:
+    """Convert exceptions of `huggingface_hub` to a `SourceError` with the address."""
     from huggingface_hub.errors import (
         EntryNotFoundError,
         GatedRepoError,
@@ -78,7 +81,7 @@ def _asking(rest: str, asked: dict[str, Any]) -> Iterator[None]:
         RevisionNotFoundError,
     )
 
-    hub, repository = asked["endpoint"] or "the hub", asked["repo_id"]
+    hub, repository = request["endpoint"] or "the hub", request["repo_id"]
     try:
         yield
     except SourceError as error:
@@ -89,11 +92,11 @@ def _asking(rest: str, asked: dict[str, Any]) -> Iterator[None]:
     except GatedRepoError as error:
         raise SourceError(f"hub:{rest}: {repository} is gated; accept its terms and log in with `hf auth login`") from error
     except RevisionNotFoundError as error:
-        raise SourceError(f"hub:{rest}: {repository} has no revision {asked['revision']!r}") from error
+        raise SourceError(f"hub:{rest}: {repository} has no revision {request['revision']!r}") from error
     except RepositoryNotFoundError as error:
-        raise SourceError(f"hub:{rest}: no {asked['repo_type']} repository {repository!r} (or it is private)") from error
+        raise SourceError(f"hub:{rest}: no {request['repo_type']} repository {repository!r} (or it is private)") from error
     except EntryNotFoundError as error:
         raise SourceError(f"hub:{rest}: {repository} has no file {rest.partition('!')[2]!r}") from error
-    except Exception as error:  # network libraries differ in what they raise; one sentence for all
+    except Exception as error:  # network libraries raise various exceptions
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise SourceError(f"hub:{rest}: cannot download from {hub}: {reason}") from error

@@ -1,7 +1,9 @@
-"""Several sources as one data set: `limit` caps what is trained on of a source, `weight` is its share in the mixture.
+"""Mixtures of several data sources: `limit` caps the training records of a source, `weight` is its share in the
+mixture.
 
-With weights the mixture is as large as the source that runs out first lets it be: weights 3 and 1 over 1,000 and 1,000 records are 1,000 and 333.
-Which records stay is decided by a hash of the data's seed and the record's id. What is held out is neither capped nor weighed.
+With weights, the mixture is as large as the scarcest source allows: weights 3 and 1 over 1,000 and 1,000 records give
+1,000 and 333. Records are chosen by a hash of the data seed and the record id. Held-out records are neither capped
+nor weighted.
 """
 
 from __future__ import annotations
@@ -15,40 +17,42 @@ from typing import Any
 
 from ratchet.components.data.parsing import parse, unique
 from ratchet.components.data.published import TRAINING
-from ratchet.components.data.records import Conversation, Dropped, Sifted
+from ratchet.components.data.records import Conversation, FilterResult, Rejected
 from ratchet.components.errors import RatchetError
 from ratchet.components.recipes.sections import Data
 from ratchet.components.types import Group
 
 ORDER = ("test", "validation", "", "train", "benchmark")
-"""Held-out records stand first: of two that say the same, the first stays."""
+"""Held-out records come first, since the first of two duplicates is kept."""
 
 
-def read_sources(data: Data, paths: Sequence[Path], seed: int, most: int | None = None) -> Sifted:
-    """The records of every source (of `most` rows of each file), each with the source's label where there are several, which then begins its id too."""
+def read_sources(data: Data, paths: Sequence[Path], seed: int, most: int | None = None) -> FilterResult:
+    """Records of all sources (of `most` rows per file). With several sources, each record has its source's label,
+    also as prefix of its id.
+    """
     kept: list[Conversation] = []
-    dropped: list[Dropped] = []
+    dropped: list[Rejected] = []
     changed: Counter[str] = Counter()
     for path, one, label in zip(paths, data.every_source, data.labels, strict=True):
         try:
             found = parse(path, one.parser, one.columns, config=one.config, splits=one.splits, most=most)
-        except RatchetError as error:  # about the user's file, not about our copy of it
+        except RatchetError as error:  # report the user's address, not our copy's path
             raise type(error)(str(error).replace(str(path), one.source or str(path))) from error
         changed.update(found.changed)
         if data.sources:
-            found = Sifted([replace(r, id=f"{label}-{r.id}", source=label, meta={**r.meta, **({"source": r.source} if r.source else {})})
+            found = FilterResult([replace(r, id=f"{label}-{r.id}", source=label, meta={**r.meta, **({"source": r.source} if r.source else {})})
                             for r in found.kept], [replace(d, id=f"{label}-{d.id}") for d in found.dropped])
         stays = _drawn([r for r in found.kept if r.published in TRAINING], one.limit, seed)
         kept += [r for r in found.kept if r.published not in TRAINING or r.id in stays]
-        dropped += [*found.dropped, *(Dropped(r.id, f"over the limit of {label}", copy=True) for r in found.kept
+        dropped += [*found.dropped, *(Rejected(r.id, f"over the limit of {label}", copy=True) for r in found.kept
                                       if r.published in TRAINING and r.id not in stays)]
-    if any(record.published not in ("", "benchmark") for record in kept):  # a source without published splits is for training
+    if any(record.published not in ("", "benchmark") for record in kept):  # sources without published splits are training data
         kept = [replace(record, published="train") if not record.published else record for record in kept]
-    return unique(Sifted(sorted(kept, key=lambda record: ORDER.index(record.published)), dropped, changed))
+    return unique(FilterResult(sorted(kept, key=lambda record: ORDER.index(record.published)), dropped, changed))
 
 
-def mixed(data: Data, records: Sequence[Conversation], seed: int) -> Sifted:
-    """The records in the proportions of the weights."""
+def mixed(data: Data, records: Sequence[Conversation], seed: int) -> FilterResult:
+    """The records in proportion to the weights."""
     trained = [record for record in records if record.published in TRAINING]
     have = Counter(record.source for record in trained)
     weights = {label: one.weight for label, one in zip(data.labels, data.sources, strict=True) if one.weight and have[label]}
@@ -57,11 +61,11 @@ def mixed(data: Data, records: Sequence[Conversation], seed: int) -> Sifted:
     for label, weight in weights.items():
         stays |= _drawn([r for r in trained if r.source == label], max(1, round(unit * weight)), seed)
     kept = [r for r in records if r.published not in TRAINING or r.id in stays]
-    return Sifted(kept, [Dropped(r.id, f"over the weight of {r.source}", copy=True) for r in trained if r.id not in stays])
+    return FilterResult(kept, [Rejected(r.id, f"over the weight of {r.source}", copy=True) for r in trained if r.id not in stays])
 
 
 def report_sources(data: Data, records: Sequence[Conversation], built: Mapping[str, Sequence[Group]]) -> dict[str, Any]:
-    """Of each source: where from, how many of its records were read, how many groups of each split were made from them."""
+    """Per source: address, number of records read, and number of groups per split."""
     return {label: {"source": one.source, "records": sum(r.source == label for r in records),
                     "groups": {name: n for name, groups in built.items() if (n := sum(group.prompt.source == label for group in groups))}}
             for one, label in zip(data.sources, data.labels, strict=True)}

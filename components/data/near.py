@@ -1,7 +1,7 @@
-"""Near duplicates: MinHash finds the candidates, the exact Jaccard similarity of their shingles decides.
+"""Near-duplicate search: MinHash LSH for candidates, verified by exact Jaccard similarity of word shingles.
 
-MinHash and its banding: Broder 1997; Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, chapter 3. Because
-candidates are verified there are no false positives, and the seeds are fixed: same texts, same answer.
+Broder 1997; Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, chapter 3. Verification excludes false
+positives; seeds are fixed, so results are deterministic.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Shingles = frozenset[str]
 
 
 def shingles(text: str, size: int = 3) -> Shingles:
-    """Runs of `size` words, lower-cased, punctuation ignored; the whole text if it is shorter."""
+    """Runs of `size` lower-case words without punctuation; the whole text if it is shorter."""
     words = re.findall(r"\w+", text.lower())
     if len(words) <= size:
         return frozenset([" ".join(words)] if words else [])
@@ -22,16 +22,18 @@ def shingles(text: str, size: int = 3) -> Shingles:
 
 
 def jaccard(one: Shingles, other: Shingles) -> float:
-    """Shared over all; two empty sets share nothing."""
+    """Jaccard similarity; 0 for two empty sets."""
     return len(one & other) / len(one | other) if one or other else 0.0
 
 
 def near_earlier(sets: Sequence[Shingles], threshold: float, permutations: int = 64) -> Iterator[tuple[int, list[int]]]:
-    """For every text its number and the earlier ones at least `threshold` alike, in order; empty texts match nothing."""
+    """For each text, its index and the indices of earlier texts with similarity of at least `threshold`, in order;
+    empty texts match nothing.
+    """
     from datasketch import MinHash, MinHashLSH
 
     rows = max((r for r in range(1, 9) if 1 - (1 - threshold**r) ** (permutations // r) >= 0.999), default=1)
-    index = MinHashLSH(num_perm=permutations, params=(permutations // rows, rows))  # misses 1 in 1,000 at the threshold
+    index = MinHashLSH(num_perm=permutations, params=(permutations // rows, rows))  # misses at most 1 in 1,000 at the threshold
     blank = MinHash(num_perm=permutations, seed=1, hashfunc=zlib.crc32)
     for number, own in enumerate(sets):
         if not own:

@@ -1,8 +1,8 @@
-"""Rows of a source to records, by the pieces in `components/pieces/parsers`: one for each published layout.
+"""Parsing of rows to records with the pieces in `components/parsers`, one per published layout.
 
-A parser takes a row and returns its records (several where a row holds several pairs), or raises `ValueError` with what is wrong; its
-`reads` are the columns that a row of the layout has, its `writes` what a record gets besides its prompt. `auto` takes, row by row, the
-parser with the most `reads` among those whose columns are all there.
+A parser takes a row and returns its records (several if the row holds several pairs) or raises `ValueError`. Its
+`reads` are the columns that the layout requires, its `writes` what it adds besides the prompt. `auto` picks, for each
+row, the parser with the most `reads` among those whose columns are all present.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from typing import Any
 from ratchet.components.data.files import read_rows
 from ratchet.components.data.groups import read_groups
 from ratchet.components.data.published import published
-from ratchet.components.data.records import Conversation, Dropped, Sifted
+from ratchet.components.data.records import Conversation, FilterResult, Rejected
 from ratchet.components.errors import DataError
 from ratchet.components.piece import Description, build, catalogue
 
 Parser = Callable[[Mapping[str, Any]], Sequence[Conversation]]
-RENAMED = "renamed, their id was taken"
+RENAMED = "renamed: duplicate id"
 GROUPS = {"group", "prompt_id", "completion"}
-TESTS = ("test", "entry_point", "canonical_solution", "test_list")  # HumanEval's and MBPP's names for what `rewards.unit_tests` reads
+TESTS = ("test", "entry_point", "canonical_solution", "test_list")  # columns of HumanEval and MBPP that `rewards.unit_tests` reads
 
 
 def parse(path: Path, parser: str | Mapping[str, Any] = "auto", columns: Mapping[str, str] | None = None, *, config: str | None = None,
-          splits: Mapping[str, str | Sequence[str]] | None = None, most: int | None = None) -> Sifted:
-    """Records of a file or folder; rows that cannot be read are dropped with the reason. `columns` gives the columns of a layout other
-    names in the file: {layout's: file's}; `config` and `splits` as in `published`; `most` rows of each file are read. Raises `DataError` when nothing can be read, `RecipeError`
-    for an unknown parser.
+          splits: Mapping[str, str | Sequence[str]] | None = None, most: int | None = None) -> FilterResult:
+    """Records of a file or folder; unreadable rows are dropped with a reason. `columns` maps a layout's column names
+    to the file's; `config` and `splits` as in `published`; `most` limits the rows per file. `DataError` if no row is
+    usable, `RecipeError` for an unknown parser.
     """
     choose = _chooser(parser)
     kept: list[Conversation] = []
-    dropped: list[Dropped] = []
+    dropped: list[Rejected] = []
     first: Any = None
     layouts: Counter[str] = Counter()
     for split, file in published(path, config, splits):
@@ -58,25 +58,25 @@ def parse(path: Path, parser: str | Mapping[str, Any] = "auto", columns: Mapping
                 kept.extend(_finished(layout(row), row, str(row.get("id", key)), split))
                 layouts.update([f"read as `{name}`"] if name else [])
             except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-                dropped.append(Dropped(key, f"{_reason(error)}: {where}", _printable(row)))
+                dropped.append(Rejected(key, f"{_reason(error)}: {where}", _printable(row)))
     if not kept:
-        why = f"all {len(dropped)} rows are left out, the first for this: {dropped[0].reason}; it is {_printed(first)}" if dropped else "it is empty"
+        why = f"all {len(dropped)} rows are invalid, the first because: {dropped[0].reason}; the row: {_printed(first)}" if dropped else "it is empty"
         raise DataError(f"{path} holds no usable record: {why}")
-    return unique(Sifted(kept, dropped, layouts))
+    return unique(FilterResult(kept, dropped, layouts))
 
 
-def unique(sifted: Sifted) -> Sifted:
-    """The same with an id of its own for each record."""
+def unique(sifted: FilterResult) -> FilterResult:
+    """Make record ids unique by suffixes."""
     taken: Counter[str] = Counter()
     kept = []
     for record in sifted.kept:
         taken[record.id] += 1
         kept.append(record if taken[record.id] == 1 else replace(record, id=f"{record.id}~{taken[record.id]}"))
-    return Sifted(kept, sifted.dropped, {**sifted.changed, RENAMED: sifted.changed.get(RENAMED, 0) + len(kept) - len(taken)})
+    return FilterResult(kept, sifted.dropped, {**sifted.changed, RENAMED: sifted.changed.get(RENAMED, 0) + len(kept) - len(taken)})
 
 
 def _chooser(parser: str | Mapping[str, Any]) -> Callable[[Mapping[str, Any]], tuple[str, Parser]]:
-    """The parser of each row, after its name where it was chosen for the row."""
+    """Function from a row to (name, parser); the name is empty if the recipe fixes the parser."""
     if parser != "auto":
         only = build("parser", {"name": parser} if isinstance(parser, str) else parser)
         return lambda row: ("", only)
@@ -93,9 +93,9 @@ def _chooser(parser: str | Mapping[str, Any]) -> Callable[[Mapping[str, Any]], t
                 raise ValueError(_unknown(columns, known))
             found = max(fitting, key=lambda d: (len(d.reads), len(d.writes), d.name))
             wider = [d for d in known.values() if found.reads < d.reads <= frozenset(row)]
-            if wider:  # without its nulls the row would be taken for less than it was meant to be
+            if wider:  # null columns must not select a smaller layout than intended
                 nearest = min(wider, key=lambda d: (len(d.reads), d.name))
-                raise ValueError(f"the row has no {', '.join(sorted(nearest.reads - columns))}, which `{nearest.name}` needs")
+                raise ValueError(f"the row has no value for {', '.join(sorted(nearest.reads - columns))}, which `{nearest.name}` needs")
             if hint := _misspelt(columns, found, known):
                 raise ValueError(hint)
             chosen[key] = found.name, built[found.name]
@@ -105,7 +105,7 @@ def _chooser(parser: str | Mapping[str, Any]) -> Callable[[Mapping[str, Any]], t
 
 
 def layout_of(path: Path) -> str:
-    """The name of the parser that `auto` takes for the first row of a file or folder that it can read; empty where there is none."""
+    """Name of the parser that `auto` selects for the first readable row; empty if there is none."""
     choose = _chooser("auto")
     for _, file in published(path):
         for _, row in read_rows(file):
@@ -116,7 +116,7 @@ def layout_of(path: Path) -> str:
 
 
 def _misspelt(columns: frozenset[str], found: Description, known: Mapping[str, Description]) -> str:
-    """A layout with more columns of the row's than the one `found`, but for one that is nearly there."""
+    """Hint if a misspelt column name made a row match a smaller layout; else empty."""
     for layout in known.values():
         missing = layout.reads - columns
         if len(layout.reads) > len(found.reads) and len(missing) == 1:
@@ -128,24 +128,24 @@ def _misspelt(columns: frozenset[str], found: Description, known: Mapping[str, D
 
 
 def _unknown(columns: frozenset[str], known: Mapping[str, Description]) -> str:
-    """The layout nearest to these columns, and what differs."""
+    """Error message for a row without a known layout: the nearest layout and the missing columns."""
     def likeness(layout: Description) -> float:
         return sum(max((SequenceMatcher(None, need, name).ratio() for name in columns), default=0) for need in layout.reads) / len(layout.reads)
 
     near = max(known.values(), key=lambda d: (likeness(d), len(d.reads), d.name))
-    said = f"no known layout: the row has the columns {', '.join(sorted(columns)) or '(none)'}"
+    message = f"no known layout: the row has the columns {', '.join(sorted(columns)) or '(none)'}"
     if likeness(near) < 0.5:
-        return f"{said}, and none is like one of {', '.join(sorted(known))}; docs/data.md says which columns these have, and how to add one"
+        return f"{message}, which resemble none of {', '.join(sorted(known))}; see docs/data.md for their columns and how to add a parser"
     free = sorted(columns - near.reads)
     guesses = {need: (get_close_matches(need, free, 1, 0.5) or (free if len(free) == 1 else ["..."]))[0] for need in sorted(near.reads - columns)}
     mapped = ", ".join(f"{need}: {guess}" for need, guess in guesses.items())
-    return (f"{said}; the nearest is `{near.name}` with "
-            f"{', '.join(sorted(near.reads))}, of which {', '.join(guesses)} is not there. If another column is meant, write "
-            f"`data.columns: {{{mapped}}}`; docs/data.md lists the layouts and how to add one")
+    return (f"{message}; the nearest is `{near.name}` with "
+            f"{', '.join(sorted(near.reads))}, of which {', '.join(guesses)} is missing. To map another column, write "
+            f"`data.columns: {{{mapped}}}`; docs/data.md lists the layouts and how to add a parser")
 
 
 def _renamed(row: Mapping[str, Any], columns: Mapping[str, str]) -> Mapping[str, Any]:
-    """The row under a layout's names; `a.b` is what lies under `b` in the object `a`."""
+    """The row with the layout's column names; `a.b` addresses `b` in the object `a`."""
     out = dict(row)
     for name, theirs in columns.items():
         value: Any = row
@@ -159,7 +159,7 @@ def _renamed(row: Mapping[str, Any], columns: Mapping[str, str]) -> Mapping[str,
 
 
 def _finished(records: Sequence[Conversation], row: Mapping[str, Any], key: str, split: str) -> list[Conversation]:
-    """The records with an id and what any layout may have: topic, ratings, answer, source, meta."""
+    """Add id and optional fields of any layout to the records: topic, ratings, answer, source, meta."""
     meta = row.get("meta") or {}
     meta = {**{name: row[name] for name in TESTS if row.get(name) is not None}, **(json.loads(meta) if isinstance(meta, str) else meta)}
     ratings = {name: float(value) for name, value in (row.get("ratings") or {}).items()}
@@ -174,22 +174,22 @@ def _finished(records: Sequence[Conversation], row: Mapping[str, Any], key: str,
 
 
 def _from_groups(file: Path, split: str) -> list[Conversation]:
-    """Records of a file in our own layout (see `groups.py`)."""
+    """Records from a file in the groups layout (see `groups.py`)."""
     found = []
     for group in read_groups(file):
         prompt = group.prompt
-        told = [prompt.messages + path.messages for path in group.trajectories]
-        if len(told) > 2:
-            raise DataError(f"{file}: group {prompt.id!r} has {len(told)} trajectories; curation takes up to two")
+        conversations = [prompt.messages + path.messages for path in group.trajectories]
+        if len(conversations) > 2:
+            raise DataError(f"{file}: group {prompt.id!r} has {len(conversations)} trajectories; curation takes up to two")
         found.append(Conversation(
-            prompt.id, told[0] if told else prompt.messages, prompt.meta.get("topic"), opening=len(prompt.messages),
-            rejected=told[1] if len(told) > 1 else (), answer=prompt.answer, source=prompt.source, meta=prompt.meta,
+            prompt.id, conversations[0] if conversations else prompt.messages, prompt.meta.get("topic"), opening=len(prompt.messages),
+            rejected=conversations[1] if len(conversations) > 1 else (), answer=prompt.answer, source=prompt.source, meta=prompt.meta,
             label=bool(group.columns["label"][0]) if "label" in group.columns else None, published=split))
     return found
 
 
 def _reason(error: Exception) -> str:
-    """What is wrong with a row; a parser that stumbles says so by the kind of its error."""
+    """Error message of an unreadable row; for unexpected exceptions with the exception type."""
     if isinstance(error, KeyError):
         return f"the column {error} is missing"
     return str(error) if type(error) in (ValueError, DataError) else f"broken structure: {type(error).__name__} {error}"

@@ -1,7 +1,7 @@
-"""What the addresses of a recipe mean today: the content behind a `path:`, the commit behind a `hub:`.
+"""Pinning of recipe sources: resolves `path:` to a content digest and `hub:` to a commit.
 
-A recipe that names a growing file or a moving branch is a new recipe once they have moved: its stages have other keys,
-so the next night trains on the new data, and the run's own recipe says which it was.
+When a file or branch changes, the pinned recipe changes, and so do the store keys of its stages: a scheduled run
+trains on the new data, and the run's recipe records the version.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ COMMIT = re.compile(r"@[0-9a-f]{40}(?:!|$)")
 
 
 def pinned(recipe: Recipe, home: Path) -> Recipe:
-    """The recipe with every unpinned source pinned, but for those that are not there: fetching them says what is wrong.
+    """The recipe with all sources pinned. Missing sources stay unpinned and fail at the fetch stage.
 
-    A hub that cannot be asked stops nothing that was fetched before: then the commit of that branch fetched last into `home` is meant.
+    If the Hub is unreachable, the last commit of the branch that was downloaded to `home` is used.
     """
     models = {}
     for name, source in recipe.models.items():
@@ -43,7 +43,7 @@ def pinned(recipe: Recipe, home: Path) -> Recipe:
 
 
 def base_address(address: str, base: str | None) -> str:
-    """The base model of a `path:` that is a LoRA directory, where the recipe names none; empty for a model that needs none."""
+    """Base model address of a `path:` LoRA directory if the recipe sets none; empty if no base model is needed."""
     place = Path(address.removeprefix("path:"))
     return base or (base_of(place) if address.startswith("path:") and is_adapter(place) else "")
 
@@ -51,7 +51,7 @@ def base_address(address: str, base: str | None) -> str:
 def _pin(address: str, sha256: str | None, home: Path, stage: str) -> tuple[str, str | None]:
     scheme, _, rest = address.partition(":")
     if sha256 is None and scheme == "path" and Path(rest).exists():
-        return address, digest(local(address), _Remembered(home / "digests.json"))
+        return address, digest(local(address), _CachedDigests(home / "digests.json"))
     if sha256 is None and scheme == "hub" and not rest.startswith(("/", ".")) and not COMMIT.search(rest):
         where, bang, file = rest.partition("!")
         repository = where.partition("@")[0]
@@ -60,14 +60,16 @@ def _pin(address: str, sha256: str | None, home: Path, stage: str) -> tuple[str,
         if found and found not in known:
             _note(noted, where, [*known, found])
         if found is None and (found := _fetched(home / "store", stage, f"hub:{repository}@", known)):
-            log.warning("hub:%s cannot be asked what is new; taking commit %s, which was fetched before", where, found[:12])
+            log.warning("hub:%s: the Hub is unreachable; using commit %s, downloaded earlier", where, found[:12])
         if found:
             return f"hub:{repository}@{found}{bang}{file}", None
     return address, sha256
 
 
 def _fetched(store: Path, stage: str, prefix: str, among: Sequence[str]) -> str | None:
-    """The commit of what a stage fetched last from a repository, `among` those that its branch was seen to mean."""
+    """The most recently downloaded commit of a repository, among the commits in `among` that its branch has pointed
+    to.
+    """
     found = []
     for file in store.glob(f"{stage}-*/{MANIFEST}"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -78,8 +80,8 @@ def _fetched(store: Path, stage: str, prefix: str, among: Sequence[str]) -> str 
     return max(found)[1] if found else None
 
 
-class _Remembered:
-    """SHA-256 of large files, which need not be read again while their size, time and place on the disk are the same."""
+class _CachedDigests:
+    """SHA-256 of large files, cached by size, mtime and inode."""
 
     LARGE = 64 << 20
 
@@ -105,6 +107,6 @@ def _read(file: Path) -> dict[str, list[Any]]:
 
 
 def _note(file: Path, name: str, value: list[Any]) -> None:
-    """Beside what else is noted there; not being able to costs time, later."""
+    """Add an entry to a JSON file; failures are ignored, since it is only a cache."""
     with contextlib.suppress(OSError):
         write_atomic(file, json.dumps({**_read(file), name: value}))

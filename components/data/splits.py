@@ -1,8 +1,8 @@
-"""Splits by topic: no topic and no opening is in two of them, and `apart` takes care of near duplicates.
+"""Train/evaluation splits by topic: no topic and no first prompt occurs in two splits.
 
-Topics are taken in the order of a hash of seed and topic and given to the split furthest below its share of records,
-so shares hold as well as whole topics allow. Topics that are alike word for word (`topic_threshold`) go together.
-A record without a topic is split by its opening instead: the words of its prompt, or of its first user turn.
+Topics are ordered by a hash of seed and topic, and each is assigned to the split furthest below its share of records.
+Topics with similar words (`topic_threshold`) stay together. A record without a topic is split by the words of its
+prompt or first user turn.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 from ratchet.components.data.near import near_earlier, shingles
-from ratchet.components.data.records import Conversation, Dropped
+from ratchet.components.data.records import Conversation, Rejected
 from ratchet.components.errors import DataError
 
 
 def split_key(record: Conversation) -> str:
-    """What may not cross splits."""
+    """Key that must not occur in two splits: topic, or first prompt."""
     if record.topic:
         return "topic " + " ".join(re.findall(r"\w+", record.topic.lower()))
     if record.opening:
@@ -32,7 +32,7 @@ def split_key(record: Conversation) -> str:
 def split(records: Sequence[Conversation], shares: Mapping[str, float], seed: int, *, topic_threshold: float = 0.8) -> dict[str, list[Conversation]]:
     """Records by split, in the order of `shares`."""
     if not records:
-        raise DataError("there is no record left to split; see the quarantine file for the reasons")
+        raise DataError("no records to split; see the quarantine file for reasons")
     together = _alike(sorted({split_key(r) for r in records}), topic_threshold)
     sizes = Counter(together[split_key(r)] for r in records)
     total = sum(shares.values())
@@ -51,7 +51,7 @@ def split(records: Sequence[Conversation], shares: Mapping[str, float], seed: in
 
 
 def _alike(keys: Sequence[str], threshold: float) -> dict[str, str]:
-    """Topic -> the first of those alike to it, by their words; openings stay alone."""
+    """Topic -> representative of its cluster of similar topics; first prompts are not clustered."""
     first = {key: key for key in keys}
     topics = [key for key in keys if key.startswith("topic ")]
     for number, alike in near_earlier([shingles(t.removeprefix("topic "), 1) for t in topics], threshold):
@@ -61,12 +61,12 @@ def _alike(keys: Sequence[str], threshold: float) -> dict[str, str]:
     return first
 
 
-def apart(parts: Mapping[str, Sequence[Conversation]], threshold: float, *, min_words: int = 20) -> tuple[dict[str, list[Conversation]], list[Dropped]]:
-    """The splits without the records that are nearly the same as one of an earlier split, and these."""
+def drop_near_duplicates(parts: Mapping[str, Sequence[Conversation]], threshold: float, *, min_words: int = 20) -> tuple[dict[str, list[Conversation]], list[Rejected]]:
+    """The splits without records that are near duplicates of a record in an earlier split, and those records."""
     flat = [(name, record) for name, records in parts.items() for record in records]
     sets = [shingles(r.text) if len(r.text.split()) >= min_words and _answers(r) else frozenset() for _, r in flat]
     kept: dict[str, list[Conversation]] = defaultdict(list, {name: [] for name in parts})
-    dropped: list[Dropped] = []
+    dropped: list[Rejected] = []
     gone: set[int] = set()
     for number, alike in near_earlier(sets, threshold):
         name, record = flat[number]
@@ -74,12 +74,12 @@ def apart(parts: Mapping[str, Sequence[Conversation]], threshold: float, *, min_
         if across:
             other, twin = flat[across[0]]
             gone.add(number)
-            dropped.append(Dropped(record.id, f"near duplicate across splits: of {twin.id} in {other}", record.as_json(), copy=True))
+            dropped.append(Rejected(record.id, f"near duplicate across splits: of {twin.id} in {other}", record.as_json(), copy=True))
         else:
             kept[name].append(record)
     return dict(kept), dropped
 
 
 def _answers(record: Conversation) -> bool:
-    """False for bare prompts: generated problems share their wording by design."""
+    """False for records without an assistant turn: generated problems share their wording by design."""
     return any(m["role"] == "assistant" for m in record.messages)

@@ -1,11 +1,10 @@
-"""One flat row a group, for checks and for people: what a validation suite judges is computed here.
+"""Per-group statistics, one flat row each, on which data validation is based.
 
-What may not cross splits, letter case, spaces and the marks of sentences aside:
-    leaked_prompt                   a whole prompt, its topic included, however short
-    leaked_topic                    a topic
-    near_duplicate_across_splits    what was said, prompt and answer without the topic: from 20 words on if 0.8 of its runs
-                                    of three words are alike, under that if it is the same. Under 4 words ("Hey! Hello?")
-                                    two people greeted each other, which is no leak
+Leakage checks between splits, ignoring letter case, whitespace and punctuation:
+    leaked_prompt                   the whole prompt with its topic
+    leaked_topic                    the topic
+    near_duplicate_across_splits    prompt and answer without the topic: from 20 words on at Jaccard similarity 0.8 of word trigrams,
+                                    below that if equal. Texts under 4 words ("Hey! Hello?") are greetings and ignored
 """
 
 from __future__ import annotations
@@ -36,15 +35,16 @@ SCHEMA = pa.schema([
 ])
 
 GREETING = 4
-"""Words from which on two people do not say the same by chance. In chitchat-dataset the longest reply to a greeting that crosses has 3."""
+"""Minimum words of a text for leakage checks; shorter ones coincide by chance. In chitchat-dataset the longest such coincidence has 3."""
 
 
 def statistics(
     splits: Mapping[str, Sequence[Group]], count_tokens: CountTokens, bounds: Mapping[str, int | None], homes: Mapping[str, str] | None = None, *,
     near_threshold: float = 0.8, min_words: int = 20,
 ) -> pa.Table:
-    """The table. `bounds` gives the most tokens a split's groups may have. A leak is charged to the later split. `homes`: the published splits that
-    the splits are made from, each of which may have the topics of another."""
+    """The statistics table. `bounds`: maximum tokens of a split's groups. A leak is attributed to the later split.
+    `homes`: published splits behind the splits; topics may recur between different published splits.
+    """
     rows: list[dict[str, Any]] = []
     prompts: dict[str, str] = {}
     topics: dict[str, str] = {}
@@ -53,7 +53,7 @@ def statistics(
     for split, number, group in groups:
         row = _row(split, number, group, count_tokens, bounds.get(split))
         prompt, topic = prompt_digest(group.prompt.messages), row["topic"]
-        asked = "\n".join(f"{m['role']} {said(m['content'])}" for m in group.prompt.messages)
+        asked = "\n".join(f"{m['role']} {normalised(m['content'])}" for m in group.prompt.messages)
         row["leaked_prompt"] = prompts.setdefault(asked, split) != split
         row["leaked_topic"] = bool(topic) and topics.setdefault(f"{(homes or {}).get(split, '')} {topic}", split) != split
         whole = prompt + "".join(prompt_digest(path.messages) for path in group.trajectories)
@@ -83,7 +83,9 @@ def _row(split: str, number: int, group: Group, count: CountTokens, bound: int |
 
 
 def soundness(split: str, group: Group, count: CountTokens, bound: int | None) -> dict[str, Any]:
-    """Whether a group can be learned from at all, by column; its length in tokens is that of its longest side, or of its prompt where that is answered."""
+    """Validity checks of a group, by column. Its length in tokens is that of its longest trajectory with prompt, or
+    of the prompt for prompt splits.
+    """
     prompt, paths = group.prompt.messages, [path.messages for path in group.trajectories]
     whole = [(*prompt, *messages) for messages in paths] or [prompt]
     length = max(count(messages) for messages in (whole if kind_of(split) not in PROMPT_SECTIONS else [prompt]))
@@ -96,13 +98,15 @@ def soundness(split: str, group: Group, count: CountTokens, bound: int | None) -
     }
 
 
-def said(text: str) -> str:
-    """The words and signs of a text: what two people who said the same have in common."""
+def normalised(text: str) -> str:
+    """The text in lower case without punctuation and extra whitespace."""
     return " ".join(re.sub(r"[.,;:!?'\"]", " ", text.lower()).split()) or text
 
 
 def alternates(messages: Sequence[Message]) -> bool:
-    """Optional system message, then user and assistant in turn, user first. A tool's results belong to the turn of the assistant that called it."""
+    """Whether messages are an optional system message followed by alternating user and assistant turns, user first.
+    Tool results belong to the assistant turn that made the call.
+    """
     spoken = [m["role"] for i, m in enumerate(messages)
               if m["role"] != "tool" and not (i and m["role"] == "assistant" and messages[i - 1]["role"] == "tool")]
     spoken = spoken[1:] if spoken[:1] == ["system"] else spoken
@@ -110,18 +114,19 @@ def alternates(messages: Sequence[Message]) -> bool:
 
 
 def _near_across(groups: Sequence[tuple[str, int, Group]], threshold: float, min_words: int) -> set[int]:
-    """Numbers of groups with a text nearly the same as one in an earlier split, or the same where it is under `min_words`;
-    bare prompts are not compared."""
+    """Indices of groups with a text that is a near duplicate of one in an earlier split (equal, if under
+    `min_words`). Bare prompts are not compared.
+    """
     seen: dict[str, int] = {}
     texts: list[tuple[int, str]] = []
     for number, (split, _, group) in enumerate(groups):
         for path in group.trajectories:
             text = "\n".join(m["content"] for m in (*group.prompt.messages, *path.messages) if m["role"] != "system")
-            if len(said(text).split()) >= GREETING and seen.setdefault(f"{split}\n{text}", number) == number:
+            if len(normalised(text).split()) >= GREETING and seen.setdefault(f"{split}\n{text}", number) == number:
                 texts.append((number, text))
     found: set[int] = set()
     guilty: set[str] = set()
-    whole = (shingles(text) if len(text.split()) >= min_words else frozenset([said(text)]) for _, text in texts)
+    whole = (shingles(text) if len(text.split()) >= min_words else frozenset([normalised(text)]) for _, text in texts)
     for place, alike in near_earlier(list(whole), threshold):
         number, text = texts[place]
         if any(groups[texts[j][0]][0] != groups[number][0] for j in alike):

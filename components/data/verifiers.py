@@ -1,4 +1,4 @@
-"""Verifiers on the data's own answers: one that counts these as wrong would train on nothing."""
+"""Check of verifiers on the data's reference answers: a verifier that rejects them would give no training signal."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from ratchet.components.types import Context, Group, Trajectory
 
 MIN_RIGHT = 0.95
 SCORED = 512
-"""Prompts that are scored at most, the first ones: enough to tell."""
+"""Maximum number of prompts scored (the first ones)."""
 
 
 def verifiers(recipe: Recipe) -> list[dict[str, Any]]:
-    """The annotators and metrics of a recipe that compare an answer with the prompt's own (`gold` pieces), each once."""
+    """Annotators and metrics of a recipe that compare an answer with the prompt's reference answer (`gold` pieces),
+    without repeats.
+    """
     specs = [spec for section in (recipe.demonstrate, recipe.offline, recipe.online) if section for spec in section.annotate]
     specs += recipe.evaluate.metrics if recipe.evaluate else []
     found: list[dict[str, Any]] = []
@@ -27,8 +29,8 @@ def verifiers(recipe: Recipe) -> list[dict[str, Any]]:
 
 
 def check_gold(groups: Sequence[Group], specs: Sequence[Mapping[str, Any]]) -> dict[str, list[int]]:
-    """How many of the prompts' own answers each verifier gives full reward, and of how many. `GateError` with three examples when these are
-    fewer than `MIN_RIGHT`; prompts without an answer are left out.
+    """For each verifier, [reference answers with full reward, prompts checked]. `GateError` with three examples if
+    the share is below `MIN_RIGHT`; prompts without a reference answer are skipped.
     """
     answered = [group.prompt for group in groups if group.prompt.answer is not None][:SCORED]
     right: dict[str, list[int]] = {}
@@ -43,6 +45,6 @@ def check_gold(groups: Sequence[Group], specs: Sequence[Mapping[str, Any]]) -> d
             shown = "; ".join(f"{answered[i].messages[-1]['content'][:80]!r}, answer {str(answered[i].answer)[-80:]!r}: "
                               + (f"{scores[i]:g}" if scores[i] is not None else columns[f"{name}.status"][i][0]) for i in wrong[:3])
             raise GateError(f"{spec['name']} gives the data's own answer full reward for {len(scores) - len(wrong)} of {len(scores)} prompts "
-                            f"({1 - len(wrong) / len(scores):.1%}), expected at least {MIN_RIGHT:.1%}, so it cannot tell right from wrong: {shown}. Choose "
-                            "another verifier, or make `answer` what it compares with (options of `data.parser`, `data.columns`)")
+                            f"({1 - len(wrong) / len(scores):.1%}), expected at least {MIN_RIGHT:.1%}, so its rewards are not valid on this data: {shown}. Use "
+                            "another verifier, or set `answer` to what it compares with (options of `data.parser`, `data.columns`)")
     return right

@@ -61,7 +61,7 @@ HEAD = 500
 def _check_records(recipe: Recipe) -> None:
     """The splits that sections read can be made of the records, as far as no tokenizer is needed to tell."""
     from ratchet.components.data.mixture import read_sources
-    from ratchet.components.data.offered import divided, offered, refuse_other_preferences
+    from ratchet.components.data.offered import default_shares, refuse_other_preferences, split_records
     from ratchet.components.data.published import home_of, wanted
     from ratchet.components.data.sources import local
 
@@ -70,10 +70,10 @@ def _check_records(recipe: Recipe) -> None:
         try:
             parsed = read_sources(data, [local(one.source) for one in data.every_source], data.seed, most)
             records = [record for record in parsed.kept if record.published != "benchmark"]
-            shares = data.splits or offered(records, set(splits_read(recipe).values()), parsed.changed)
+            shares = data.splits or default_shares(records, set(splits_read(recipe).values()), parsed.changed)
             refuse_other_preferences(data.splits or (), records)
             homes = home_of(wanted(shares), {record.published for record in records})
-            divided(records, shares, homes, [{"step": "parse", "in": len(parsed.kept) + len(parsed.dropped), "dropped": parsed.reasons()}], data.seed)
+            split_records(records, shares, homes, [{"step": "parse", "in": len(parsed.kept) + len(parsed.dropped), "dropped": parsed.reasons()}], data.seed)
             return
         except (DataError, RecipeError):
             if most is None:

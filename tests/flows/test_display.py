@@ -19,8 +19,8 @@ from ratchet.tasks.pipeline import Pipeline
 from ratchet.tasks.tracking.outcome import headline, numbers_of, records
 
 DRAFTS = {"records": 7168, "groups": 3179, "parse: has 1 speakers, not two": 3151, "normalise: text tidied": 1290, "remove_broken: one character": 4,
-          "scrub: link replaced": 15, "duplicates: duplicate": 1, "split: near duplicate": 0, "length: cut to the bound": 1749, "build: not rated": 213,
-          "build: prompt too long": 9, "build: rating says nothing": 771}
+          "scrub: link replaced": 15, "duplicates: duplicate": 1, "split: near duplicate": 0, "length: truncated": 1749, "build: not rated": 213,
+          "build: prompt too long": 9, "build: uninformative rating": 771}
 SELECT = {"groups before": 64, "ties": 3, "identical texts": 0, "margins under min_margin": 2, "groups after best_worst": 59}
 
 
@@ -28,7 +28,7 @@ def test_records_are_one_line_of_what_is_not_zero() -> None:
     assert records({"counts": SELECT}) == "64 groups before; 3 ties; 2 margins under min_margin; 59 groups after best_worst"
     assert records({"counts": DRAFTS}) == (
         "7,168 records; 3,179 groups; 3,151 parse: has 1 speakers, not two; 1,290 normalise: text tidied; 15 scrub: link replaced; "
-        "1,749 length: cut to the bound; 213 build: not rated; 771 build: rating says nothing; 14 of 3 other kinds")
+        "1,749 length: truncated; 213 build: not rated; 771 build: uninformative rating; 14 of 3 other kinds")
     assert records({}) == "" == records({"counts": {"dropped": 0}})
 
 
@@ -67,7 +67,7 @@ def test_show_prints_the_records_and_mlflow_gets_every_count(publish, run_of, tm
     said = " ".join(CliRunner().invoke(app, ["show", "one", "--home", str(tmp_path)]).output.split())
     for one in ("3,151 parse: has 1", "1,749 length: cut", "290 records; 130 over"):
         assert one in said
-    assert numbers_of({"counts": DRAFTS})["counts.length: cut to the bound"] == 1749.0
+    assert numbers_of({"counts": DRAFTS})["counts.length: truncated"] == 1749.0
 
 
 def test_in_80_columns_stand_stage_step_rate_and_time_left() -> None:

@@ -1,24 +1,26 @@
-"""Length bounds, in turns and in tokens of the policy."""
+"""Transform `length`: bounds on turns and on tokens of the policy."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ratchet.components.data.records import Conversation, CountTokens, Dropped, Sifted, prefix_within
+from ratchet.components.data.records import Conversation, CountTokens, FilterResult, Rejected, prefix_within
 from ratchet.components.piece import piece
 from ratchet.components.recipes.ranges import Count, Natural
 
 
 @piece()
 def length(records: Sequence[Conversation], count_tokens: CountTokens, *, min_turns: Natural = 2, max_turns: Count = 200,
-           max_tokens: Count = 2048) -> Sifted:
-    """Cut a conversation after `max_turns` or `max_tokens`, whichever comes first; drop what is then under `min_turns`.
+           max_tokens: Count = 2048) -> FilterResult:
+    """Truncate conversations after `max_turns` or `max_tokens`, whichever comes first; drop those then under
+    `min_turns`.
 
-    Rows with a fixed prompt (preferences, prompts) are not cut, since the end is the point: too long is dropped.
+    Rows with a fixed prompt (preferences, prompts) are never truncated, since their end matters; too long ones are
+    dropped.
     """
     kept: list[Conversation] = []
-    dropped: list[Dropped] = []
+    dropped: list[Rejected] = []
     cut = 0
     for record in records:
         fits = prefix_within(record.head, record.messages[:max_turns], max_tokens, count_tokens)
@@ -26,13 +28,13 @@ def length(records: Sequence[Conversation], count_tokens: CountTokens, *, min_tu
             too_long = fits < len(record.messages) or (
                 record.rejected and prefix_within(record.head, record.rejected, max_tokens, count_tokens) < len(record.rejected))
             if too_long:
-                dropped.append(Dropped(record.id, f"too long: over {max_tokens} tokens or {max_turns} turns", record.as_json()))
+                dropped.append(Rejected(record.id, f"too long: over {max_tokens} tokens or {max_turns} turns", record.as_json()))
             else:
                 kept.append(record)
         elif fits < min_turns:
-            why = "too long: its first turns pass the bound" if len(record.messages) >= min_turns else "too short"
-            dropped.append(Dropped(record.id, f"{why}", record.as_json()))
+            why = "too long: the first turns exceed max_tokens" if len(record.messages) >= min_turns else "too short"
+            dropped.append(Rejected(record.id, f"{why}", record.as_json()))
         else:
             cut += fits < len(record.messages)
             kept.append(record if fits == len(record.messages) else replace(record, messages=record.messages[:fits]))
-    return Sifted(kept, dropped, {"cut to the bound": cut})
+    return FilterResult(kept, dropped, {"truncated": cut})

@@ -1,4 +1,4 @@
-"""Text normalisation: one spelling for what looks the same."""
+"""Transform `normalise`: Unicode and whitespace normalisation."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
-from ratchet.components.data.records import Conversation, CountTokens, Sifted
+from ratchet.components.data.records import Conversation, CountTokens, FilterResult
 from ratchet.components.piece import piece
 from ratchet.components.recipes.ranges import Bool
 
@@ -15,14 +15,14 @@ QUOTES = str.maketrans({"‘": "'", "’": "'", "‚": "'", "“": '"', "”": '
 
 
 @piece()
-def normalise(records: Sequence[Conversation], count_tokens: CountTokens, *, quotes: Bool = True) -> Sifted:
+def normalise(records: Sequence[Conversation], count_tokens: CountTokens, *, quotes: Bool = True) -> FilterResult:
     """NFC, straight quotes (unless `quotes` is false), no control characters, single spaces, at most one blank line."""
     kept = [record.rewritten(lambda text: tidy(text, quotes)) for record in records]
-    return Sifted(kept, [], {"text tidied": sum(a != b for a, b in zip(records, kept, strict=True))})
+    return FilterResult(kept, [], {"text tidied": sum(a != b for a, b in zip(records, kept, strict=True))})
 
 
 def tidy(text: str, quotes: bool = True) -> str:
-    """One text normalised; applying it twice changes nothing more."""
+    """Normalise one text; idempotent."""
     if not text.isascii():
         text = unicodedata.normalize("NFC", text.translate(QUOTES) if quotes else text)
     if text.isascii() and text.isprintable():

@@ -1,4 +1,4 @@
-"""Questions of real people, each a prompt of its own."""
+"""Transform `questions`: extracts stand-alone questions from conversations as prompts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ratchet.components.data.records import Conversation, CountTokens, Dropped, Sifted
+from ratchet.components.data.records import Conversation, CountTokens, FilterResult, Rejected
 from ratchet.components.piece import piece
 from ratchet.components.recipes.ranges import Count, Natural
 
@@ -31,16 +31,17 @@ CONTEXT = re.compile(
 
 @piece()
 def questions(records: Sequence[Conversation], count_tokens: CountTokens, *, min_words: Natural = 5,
-              max_words: Count = 25) -> Sifted:
-    """Every message of a conversation, by either speaker, that ends in a question becomes a record `<conversation>-<n>`
-    with one user message: the last sentence, less interjections in front of it, of `min_words` to `max_words` words.
+              max_words: Count = 25) -> FilterResult:
+    """Every message (of either speaker) that ends in a question becomes a record `<conversation>-<n>` with one user
+    message: the last sentence without leading interjections, of `min_words` to `max_words` words.
 
-    A question must start as one (what, do, is, ...) and hold no word that points to what was said before (it, they,
-    that one, how about, ...): a rule that drops good ones too. Repeats, case and punctuation aside, are copies of the
-    first; a conversation without a question is dropped. Ratings describe the conversation, so a question has none.
+    A question must start with a question word (what, do, is, ...) and contain no reference to earlier turns (it,
+    they, that one, how about, ...); the rule also drops some good ones. Repeats, ignoring case and punctuation, are
+    dropped as copies; conversations without a question are dropped. Ratings belong to the conversation and are
+    removed.
     """
     kept: list[Conversation] = []
-    dropped: list[Dropped] = []
+    dropped: list[Rejected] = []
     known: set[str] = set()
     unusable = 0
     for record in records:
@@ -48,14 +49,14 @@ def questions(records: Sequence[Conversation], count_tokens: CountTokens, *, min
         for number, message in enumerate(record.messages):
             if message["role"] not in ("user", "assistant") or not END.search(message["content"]):
                 continue
-            question = asked(message["content"])
+            question = final_question(message["content"])
             if not question or not min_words <= len(question.split()) <= max_words:
                 unusable += 1
                 continue
             found = True
             key, same = f"{record.id}-{number}", " ".join(re.findall(r"\w+", question.lower().replace("'", "")))
             if same in known:
-                dropped.append(Dropped(key, "asked before", question, copy=True))
+                dropped.append(Rejected(key, "repeated question", question, copy=True))
                 continue
             known.add(same)
             kept.append(replace(
@@ -63,12 +64,12 @@ def questions(records: Sequence[Conversation], count_tokens: CountTokens, *, min
                 rejected=(), answer=None, topic_as_system=False,
                 meta={**record.meta, "question": key, "conversation": record.id}))
         if not found:
-            dropped.append(Dropped(record.id, "no question that stands alone", record.as_json()))
-    return Sifted(kept, dropped, {"questions too short, too long or in need of their context": unusable})
+            dropped.append(Rejected(record.id, "no stand-alone question", record.as_json()))
+    return FilterResult(kept, dropped, {"questions too short, too long or in need of their context": unusable})
 
 
-def asked(text: str) -> str:
-    """The question that a message ends in, if it stands alone; "" otherwise."""
+def final_question(text: str) -> str:
+    """The final question of a message if it stands alone, else ""."""
     text = text.rstrip(" \t\n?!") + "?"
     last = re.split(r"(?<=[.!?])[\"')]*\s+|\n+|(?<=\s)[:;=]-?[()DP]\s+", text)[-1]
     last = RUN_ON.split(last)[-1]

@@ -1,4 +1,4 @@
-"""Records nobody can learn from: empty, only links, unreadable, or without two sides."""
+"""Transform `remove_broken`: drops empty, unreadable and one-sided records."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ratchet.components.data.records import Conversation, CountTokens, FilterResult, Rejected
 from ratchet.components.data.personal_data import URL
-from ratchet.components.data.records import Conversation, CountTokens, Dropped, Sifted
 from ratchet.components.piece import piece
 from ratchet.components.recipes.ranges import Count, Share
 from ratchet.components.types import Message
@@ -17,13 +17,13 @@ EMPTY = re.compile(rf"(?:{URL.pattern}|\[link\]|[\W_])*", re.IGNORECASE)
 
 @piece()
 def remove_broken(records: Sequence[Conversation], count_tokens: CountTokens, *, max_broken: Share = 0.05,
-                  max_repeat: Count = 40) -> Sifted:
-    """Drop conversations that are empty or only links, hold over `max_broken` replacement characters (share), or one
-    character over `max_repeat` times in a row (`hahaha...` is fine, a stuck key is not). Empty turns are cut out and
-    the neighbours, now one speaker's, joined.
+                  max_repeat: Count = 40) -> FilterResult:
+    """Drop conversations that are empty or only links, have more than a share `max_broken` of replacement characters,
+    or repeat one character more than `max_repeat` times (`hahaha...` is kept). Empty turns are removed and the
+    adjacent turns, now of one speaker, merged.
     """
     kept: list[Conversation] = []
-    dropped: list[Dropped] = []
+    dropped: list[Rejected] = []
     mended = 0
     stuck = re.compile(rf"(\S)\1{{{max_repeat},}}")
     for record in records:
@@ -34,13 +34,13 @@ def remove_broken(records: Sequence[Conversation], count_tokens: CountTokens, *,
         if not reason and record.rejected and whole.messages == whole.rejected:
             reason = "chosen and rejected are the same"
         if reason:
-            dropped.append(Dropped(record.id, reason, record.as_json()))
+            dropped.append(Rejected(record.id, reason, record.as_json()))
             continue
         if record.opening == 0 and len(whole.messages) != len(record.messages):
             mended += 1
             record = whole
         kept.append(record)
-    return Sifted(kept, dropped, {"empty turns cut out": mended})
+    return FilterResult(kept, dropped, {"empty turns removed": mended})
 
 
 def _broken(record: Conversation, max_broken: float, stuck: re.Pattern[str]) -> str:
@@ -52,14 +52,14 @@ def _broken(record: Conversation, max_broken: float, stuck: re.Pattern[str]) -> 
     if text.count("\ufffd") > max_broken * len(text):
         return "unreadable characters"
     if stuck.search(text):
-        return "one character without end"
+        return "one character repeated"
     if record.rejected and not record.rejected[-1]["content"].strip():
         return "the rejected answer is empty"
     return ""
 
 
 def joined(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Without empty turns; consecutive turns of one role become one."""
+    """Remove empty turns and merge consecutive turns of one role."""
     out: list[Message] = []
     for message in messages:
         if not message["content"].strip():

@@ -12,7 +12,7 @@ from ratchet.components.data.curate import curate, pair_report, rating_report
 from ratchet.components.data.groups import read_groups
 from ratchet.components.data.records import Conversation
 from ratchet.components.data.sources import digest, fetch
-from ratchet.components.data.splits import apart, split, split_key
+from ratchet.components.data.splits import drop_near_duplicates, split, split_key
 from ratchet.components.data.statistics import alternates, statistics
 from ratchet.components.errors import DataError, GateError, RecipeError
 from ratchet.components.recipes.sections import SHARES, Contexts, Conversations, Pairs
@@ -42,7 +42,7 @@ def test_split_by_topic_is_stable_disjoint_and_in_proportion():
     records = corpus()
     parts = split(records, SHARES, seed=3)
     assert split(records, SHARES, seed=3) == parts != split(records, SHARES, seed=4)
-    assert apart(parts, 0.8) == (parts, []) and sorted(r.id for p in parts.values() for r in p) == sorted(r.id for r in records)
+    assert drop_near_duplicates(parts, 0.8) == (parts, []) and sorted(r.id for p in parts.values() for r in p) == sorted(r.id for r in records)
     homes = Counter(key for part in parts.values() for key in {split_key(r) for r in part})
     assert set(homes.values()) == {1}
     for name, share in SHARES.items():
@@ -52,7 +52,7 @@ def test_split_by_topic_is_stable_disjoint_and_in_proportion():
 def test_near_duplicate_across_splits_leaves_the_later_one():
     long = [" ".join(f"x{i}y{j}" for i in range(10)) for j in range(4)]
     records = [talk("twin a", *long, topic="alpha"), talk("twin b", *long, topic="omega")]
-    parts, dropped = apart(split(records, {"sft": 0.5, "reward": 0.5}, seed=0), 0.8)
+    parts, dropped = drop_near_duplicates(split(records, {"sft": 0.5, "reward": 0.5}, seed=0), 0.8)
     homes = {r.id: name for name, part in parts.items() for r in part}
     (lost,) = dropped
     stays = "twin a" if lost.id == "twin b" else "twin b"
@@ -87,7 +87,7 @@ def test_prompt_groups():
     sifted = prompt_groups([record, talk("b", *"abcdefgh", topic="t"), talk("c", "alone")], words, Contexts(max_turns=5, per_conversation=9))
     assert [g.prompt.id for g in sifted.kept] == ["a:1", "a:3", "a:5"]
     assert [g.prompt.answer for g in sifted.kept] == ["b", "d", "f"] == [g.trajectories[0].text for g in sifted.kept]
-    assert sifted.changed == {"the same context again": 3, "over the limit": 0} and sifted.reasons() == {"no user turn with a reply": 1}
+    assert sifted.changed == {"repeated context": 3, "over the limit": 0} and sifted.reasons() == {"no user turn with a reply": 1}
     assert len(prompt_groups([record], words, Contexts(per_conversation=2)).kept) == 2
     assert [g.prompt.id for g in prompt_groups([record], words, Contexts(max_tokens=8, per_conversation=9)).kept] == ["a:1", "a:3"]
 
@@ -105,8 +105,8 @@ def test_preference_pairs():
     assert group.prompt.messages == ({"role": "system", "content": "t"},)
     assert group.columns == {"margin": [7.0, 7.0], "rating": [9.0, 2.0]}
     assert all(len(t.messages) == 4 and t.messages[-1]["role"] == "assistant" for t in group.trajectories)
-    assert sifted.reasons() == {"rating says nothing": 1, "not rated": 1, "too short or too long for every position": 1,
-                                "no partner with a clearly different rating": 1}
+    assert sifted.reasons() == {"uninformative rating": 1, "not rated": 1, "too short or too long for every position": 1,
+                                "no partner whose rating differs by min_gap": 1}
     assert len(preference_pairs(records, words, Pairs(positions=(4,), per_conversation=1)).kept) == 1
     assert len(preference_pairs(records, words, Pairs(positions=(4,), per_topic=1)).kept) == 1
     twins = [rated("x", 2.0), Conversation("y", rated("x", 2.0).messages, "t", 9.0)]

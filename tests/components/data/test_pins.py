@@ -44,7 +44,7 @@ def test_new_lines_in_a_file_are_a_new_run_and_a_touched_file_is_not(tmp_path: P
 
 
 def test_a_large_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pins._Remembered, "LARGE", 4)
+    monkeypatch.setattr(pins._CachedDigests, "LARGE", 4)
     model, read = tmp_path / "model", []
     model.mkdir()
     (model / "model.safetensors").write_text("many weights")

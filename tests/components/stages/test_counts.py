@@ -39,7 +39,7 @@ def test_curation_counts_by_step_and_reason(tmp_path: Path) -> None:
                "sft": {"min_rating": 5.0}, "near_threshold": None, "max_dropped": None}
     summary = curate(section, tmp_path / "source.json", lambda messages: sum(len(m["content"].split()) for m in messages), tmp_path / "out", 0)
     assert counted(summary) == {"records": 8, "groups": 4, "parse: has 1 speakers, not two": 2, "duplicates: duplicate": 1,
-                                "length: cut to the bound": 1, "build: not rated": 1}
+                                "length: truncated": 1, "build: not rated": 1}
 
 
 def test_encoding_counts_what_is_cut_dropped_and_over_the_limit(tiny_model: Path, tmp_path: Path) -> None:

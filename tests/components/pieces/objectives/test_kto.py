@@ -198,7 +198,7 @@ def test_rows_with_a_label_become_single_answers_with_it(tmp_path: Path) -> None
     assert [(g.trajectories[0].text, g.columns["label"]) for g in made.kept] == [("answer 0", [0.0]), ("answer 1", [1.0]), ("a", [0.0])]
     assert [g.prompt.messages[-1]["content"] for g in made.kept] == ["question 0", "question 1", "q"]
     assert made.reasons() == {"a preference pair, not an answer with a label": 1, "it has no label": 1}
-    assert preference_pairs(records, count, Pairs()).reasons() == {"a single answer with a label, no pair": 3, "not a pair, and no topic to pair it by": 1}
+    assert preference_pairs(records, count, Pairs()).reasons() == {"a single labelled answer, not a pair": 3, "not a pair, and no topic to pair it by": 1}
 
 
 def test_a_groups_file_with_labels_keeps_them(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratchet.components.data.instructions.families import FAMILIES, instruction_text
+from ratchet.components.pieces.transforms.questions import final_question, questions
 from ratchet.components.data.records import Conversation
 from ratchet.components.data.splits import split
 from ratchet.components.errors import RecipeError
@@ -46,7 +47,7 @@ def asks(number):
     ("Do you think that dogs dream at night?", "Do you think that dogs dream at night?"),
 ])
 def test_asked_takes_the_question_that_stands_alone(text, question):
-    assert asked(text) == question
+    assert final_question(text) == question
 
 
 def test_questions_make_one_record_each_and_count_the_rest():
@@ -64,7 +65,7 @@ def test_questions_make_one_record_each_and_count_the_rest():
     assert first.head == () and not first.topic_as_system
     assert first.meta == {"kept": 1, "question": "c1-0", "conversation": "c1"} and second.meta["question"] == "c1-1"
     assert [(d.id, d.reason, d.copy) for d in sifted.dropped] == [
-        ("c2-1", "asked before", True), ("c3", "no question that stands alone", False)]
+        ("c2-1", "repeated question", True), ("c3", "no stand-alone question", False)]
     assert list(sifted.changed.values()) == [2]
 
 

@@ -60,7 +60,7 @@ def test_broken_records_are_dropped_with_the_reason():
     assert [m["content"] for m in sifted.kept[1].messages] == ["what ?", "yes"]
     assert {d.id: d.reason for d in sifted.dropped} == {
         "empty": "empty", "links": "only links or punctuation", "unreadable": "unreadable characters",
-        "stuck": "one character without end", "one side": "no assistant turn", "same": "chosen and rejected are the same"}
+        "stuck": "one character repeated", "one side": "no assistant turn", "same": "chosen and rejected are the same"}
 
 
 @pytest.mark.parametrize(("raw", "clean"), [
@@ -133,7 +133,7 @@ def test_five_thousand_turns_are_cut_counted_and_quick():
     start = time.process_time()
     sifted = length([talk(*["word"] * 5000), talk("a", "b", key="c2"), talk("a", key="c3")], count, max_turns=10**6, max_tokens=1000)
     assert time.process_time() - start < 2 and calls < 60
-    assert [len(r.messages) for r in sifted.kept] == [500, 2] and sifted.changed == {"cut to the bound": 1}
+    assert [len(r.messages) for r in sifted.kept] == [500, 2] and sifted.changed == {"truncated": 1}
     assert sifted.reasons() == {"too short": 1}
     assert len(length([talk(*["word"] * 5000)], count, max_turns=200).kept[0].messages) == 200
     assert length([talk("word " * 2000, "b")], count, max_tokens=1000).reasons() == {"too long": 1}
