@@ -119,7 +119,7 @@ def test_learned_positions_make_the_left_unsafe(tiny_model, pairs, tmp_path, poo
     save_model(AutoModelForCausalLM.from_config(config), tokenizer, tmp_path / "policy")
     save_model(spread_head(new_reward(tmp_path / "policy", pool=pool)), tokenizer, tmp_path / "reward")
     learner, found = TorchLearner(tmp_path / "reward", kind="reward"), {}
-    verify_saved(tmp_path / "reward", learner, pairs, kind="reward", tokens=256, ask=lambda saved: found.update(saved.padding(uneven(pairs))))
+    verify_saved(tmp_path / "reward", learner, pairs, kind="reward", tokens=256, inspect=lambda saved: found.update(saved.padding(uneven(pairs))))
     assert found["padding_side"] == side
     assert found["padding_difference"]["right"] < 1e-4 and found["padding_difference"]["left"] > 0.01
     certificate = examine(tmp_path / "reward", pairs, score_in_memory(learner, pairs, 256), {"min_accuracy": None}, threads=1, **found)
