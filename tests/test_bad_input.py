@@ -114,9 +114,9 @@ def test_a_pickled_model_is_never_loaded(tmp_path: Path, tiny_home: Path, tiny_m
 @pytest.mark.parametrize(("changes", "says"), [
     (["sft.fit.updates.policy=[{name: likelihood, reduce: token_mean, weight: {name: linear, start: 1.0, end: 1.0e+60, steps: 2}}]"],
      r"the loss term 'likelihood' is inf on prompts (?P<prompts>[\w-]+(, [\w-]+){4}); the last checkpoint is kept\. "
-     r"Lower the learning rate or look at these records"),
+     r"Lower the learning rate or inspect these records"),
     (["sft.fit.weight_decay=1e30", "sft.fit.warmup=0.0", "sft.fit.max_grad_norm=1e30"],
-     r"the gradient norm of update 2 is nan; the weights were not touched\. Lower the learning rate or look at the records of this step "
+     r"the gradient norm of update 2 is nan; the weights were not touched\. Lower the learning rate or inspect the records of this step "
      r"\(prompts (?P<prompts>[\w-]+(, [\w-]+){4})\)"),
 ])
 def test_a_loss_that_is_not_finite_is_named_and_loses_nothing(changes: list[str], says: str, tiny_home: Path) -> None:

@@ -95,7 +95,7 @@ def written(folder: Path, name: str, content: Any) -> str:
 
 
 @pytest.mark.parametrize(("name", "content", "says"), [
-    ("absent.jsonl", None, "path:{0}: there is no file or folder {0}; a relative path starts at its recipe"),
+    ("absent.jsonl", None, "path:{0}: there is no file or folder {0}; relative paths start at the folder of the recipe"),
     ("empty.jsonl", [], "path:{0} holds no usable record: it is empty"),
     ("bad.parquet", b"PAR1 this is not parquet PAR1", "path:{0} is not a readable Parquet file: "),
 ])
@@ -167,7 +167,7 @@ def test_a_loss_that_is_not_finite(folder: Path, ratchet: Ratchet) -> None:
     before = {made.name: made.stat().st_ino for made in (home / "store").glob("[!.]*")}
     done = apart("run", str(file), "--until", "train", cwd=folder)
     said = re.fullmatch(r"error: (the loss term 'likelihood' is inf on prompts (?P<prompts>.+); the last checkpoint is kept\. "
-                        r"Lower the learning rate or look at these records)", refused(done))
+                        r"Lower the learning rate or inspect these records)", refused(done))
     assert said and "a watcher failed" not in done.said, done.said
     pipeline = Pipeline.open(file, home=home, profile="test")
     assert set(said["prompts"].split(", ")) < {group.prompt.id for group in read_groups(pipeline.artifact("curated").path / "sft.parquet")}

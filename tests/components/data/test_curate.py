@@ -67,7 +67,7 @@ def test_alike_topics_go_together_and_missing_topics_by_their_opening():
     assert not {r.topic for r in parts["sft"]} & {r.topic for r in parts["reward"]}
     pigs = [{r.topic for r in part if r.topic and "pigs" in r.topic} for part in parts.values()]
     assert sorted(map(len, pigs)) == [0, 3]
-    with pytest.raises(DataError, match="no record left"):
+    with pytest.raises(DataError, match="no records"):
         split([], SHARES, seed=0)
 
 
@@ -246,10 +246,10 @@ def test_what_validation_would_refuse_is_dropped_and_counted(tmp_path):
     source = rows(tmp_path, *good, *bad)
     summary = curate(section, source, words, tmp_path / "out", 0)
     assert summary["splits"]["pairs"]["groups"] == 40
-    assert summary["steps"][-1]["dropped"] == {"a turn is empty": 1, "over the max_tokens of its split": 1, "user and assistant do not take turns": 1}
+    assert summary["steps"][-1]["dropped"] == {"a turn is empty": 1, "over the max_tokens of its split": 1, "user and assistant turns do not alternate": 1}
     assert validate_data(tmp_path / "out", {**section, "min_topics": None}, tmp_path / "judged", data_docs=False)["quarantined"] == 0
     assert summary["warnings"] == ["3 of 43 records (7.0%) of split 'pairs' are lost; by step: build pairs: over the max_tokens of its split (2.3%); "
-                                   "build pairs: a turn is empty (2.3%); build pairs: user and assistant do not take turns (2.3%); "
+                                   "build pairs: a turn is empty (2.3%); build pairs: user and assistant turns do not alternate (2.3%); "
                                    "raise data.pairs.max_tokens (now 20)"]
     assert curate({**section, "max_dropped": 0.5}, source, words, tmp_path / "known", 0)["warnings"] == []
     with pytest.raises(GateError, match=r"data\.max_dropped: 3 of 43 .*'pairs'"):

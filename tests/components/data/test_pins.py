@@ -98,7 +98,7 @@ def test_a_hub_that_is_away_means_what_was_fetched_last(hub: dict[str, str | Non
     assert not caplog.text
     for branch, commit in (("", FIRST), ("@old", SECOND), ("@new", FIRST)):  # none has fetched the third
         assert pins._pin(f"hub:org/chats{branch}!rows", None, tmp_path, "raw") == (f"hub:org/chats@{commit}!rows", None)
-        assert f"hub:org/chats{branch} cannot be asked what is new; taking commit {commit[:12]}" in caplog.text
+        assert f"hub:org/chats{branch}: the Hub is unreachable; using commit {commit[:12]}" in caplog.text
     assert pins._pin("hub:org/chats@v3!rows", None, tmp_path, "raw") == ("hub:org/chats@v3!rows", None), "of this branch nothing is known"
     assert pins._pin("hub:org/chat", None, tmp_path, "raw") == ("hub:org/chat", None)
     assert pins._pin("hub:org/chats!rows", None, tmp_path, "model_policy") == ("hub:org/chats!rows", None)

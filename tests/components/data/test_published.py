@@ -102,8 +102,8 @@ def test_a_source_names_its_splits(tmp_path):
     found = published(tmp_path, splits={"train": ["train_sft", "a.jsonl"], "test": "b*.jsonl"})
     assert [(split, file.name) for split, file in found] == [("train", "train_sft.jsonl"), ("train", "a.jsonl"), ("test", "b1.jsonl"), ("test", "b2.jsonl")]
     assert published(tmp_path / "a.jsonl", splits={"test": "*"}) == [("test", tmp_path / "a.jsonl")]
-    for splits, says in [({"train": "traim_sft"}, "names 'traim_sft', which is no split and no file of it; did you mean 'train_sft'"),
-                         ({"train": "*", "test": "a.jsonl"}, "puts a.jsonl into train and into test")]:
+    for splits, says in [({"train": "traim_sft"}, "'traim_sft'.* did you mean 'train_sft'"),
+                         ({"train": "*", "test": "a.jsonl"}, "a.jsonl into both train and test")]:
         with pytest.raises(DataError, match=says):
             published(tmp_path, splits=splits)
 
@@ -144,7 +144,7 @@ def test_one_split_of_many_published_ones_is_a_sentence_before_anything_starts(t
         ("data.sources=[{{source: 'path:{}', config: main, splits: {{train: tran}}}}]", r"data.sources\[0\]: .* names 'tran'"),
         ("data.sources=[{{source: 'path:{}', config: main, splits: {{train: train}}}}]", ""),
         ("data={{source: 'path:{}', config: main, splits: {{sft: 1, sft_validation: 1, evaluate: {{split: validation}}}}}}",
-         "data.splits.evaluate: it is made from the published split 'validation', and the data has test, train"),
+         "data.splits.evaluate: made from the published split 'validation', but the data has test, train"),
         ("data={{source: 'path:{}', config: main, splits: {{sft: 1, sft_validation: 1, evaluate: {{split: test}}}}}}", ""),
     ]:
         recipe = load("sft", overrides=[change.format(folder)])[0]

@@ -243,7 +243,7 @@ def test_hub_failures_are_one_sentence(hub, tmp_path, monkeypatch):
         "hub:org/none": "no model repository 'org/none'",
         "hub:org/tiny@v9": "no revision 'v9'",
         "hub:org/tiny!weights.bin": "no file 'weights.bin'",
-        "hub:tiny": "write hub:org/name",
+        "hub:tiny": "hub:org/name",
     }.items():
         with pytest.raises(SourceError, match=says) as raised:
             fetch(address, tmp_path / "x")
@@ -336,6 +336,6 @@ def test_generate_tiny_language(tmp_path):
     assert len(parse(fetch("generate:tiny_corpus?size=20", tmp_path / "a")).kept) == 20
     assert all(record.rejected for record in parse(fetch("generate:tiny_pairs?size=20", tmp_path / "b")).kept)
     for what, says in {"tiny_corpus?sise=3": "no option 'sise'; did you mean 'size'", "chain_sums": "did you mean 'chain_sum'",
-                       "chain_sum?max_term=3": "did you mean 'max_terms'", "tiny_pairs?size=0": "makes no row"}.items():
+                       "chain_sum?max_term=3": "did you mean 'max_terms'", "tiny_pairs?size=0": "no rows"}.items():
         with pytest.raises(SourceError, match=says):
             fetch(f"generate:{what}", tmp_path / "c")

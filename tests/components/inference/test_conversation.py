@@ -82,7 +82,7 @@ def test_conversation_longer_than_the_model_is_an_error_and_the_answer_is_cut_to
     model.engine.model.config.max_position_embeddings = room + 3
     assert last(model.answer("hi", Settings(0.0, 100), 0)).note == "cut at 3 tokens"
     refused = last(model.answer("hi", GREEDY, 0))
-    assert refused.stop == "error" and f"the model reads {room + 3}" in refused.error and len(model.history) == 2
+    assert refused.stop == "error" and f"context length is {room + 3}" in refused.error and len(model.history) == 2
 
 
 def test_template_that_refuses_a_role_is_an_error_of_the_answer(model: Conversation) -> None:

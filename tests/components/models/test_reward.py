@@ -185,7 +185,7 @@ def test_the_certificate_holds_what_was_saved_against_the_model_in_memory(saved,
     with torch.no_grad():
         learner.model.score.weight += 0.01  # an update that never reached the disk
     certificate = examine(saved, pairs, score_in_memory(learner, pairs, 256), {"min_accuracy": None}, threads=1)
-    assert not certificate["passed"] and "after reading back" in certificate["reasons"][0]
+    assert not certificate["passed"] and "after saving and loading" in certificate["reasons"][0]
     assert certificate["conversations"] == 2 and certificate["accuracy"]["n"] == 1
 
 

@@ -43,7 +43,7 @@ CASES: dict[str, tuple[str, Mapping[str, Any], str]] = {
     "a test split that is not there": ("sft", {"d.jsonl": CHAT, "splits": {"sft": 1, "sft_validation": 1, "evaluate": {"split": "test"}}}, "the data has no published splits"),
     "a column that is not there": ("sft", {"d.jsonl": [{"q": "a?", "a": "b"}] * 9, "columns": {"prompt": "question", "completion": "a"}},
                                    "data.columns.prompt: the row has no column 'question', it has q, a"),
-    "two splits for one file": ("sft", {"d.jsonl": CHAT, "sources": [{"source": "path:d.jsonl", "splits": {"train": "a", "test": "b"}}]}, "is one file, expected one split for it"),
+    "two splits for one file": ("sft", {"d.jsonl": CHAT, "sources": [{"source": "path:d.jsonl", "splits": {"train": "a", "test": "b"}}]}, "expected one split"),
     "no such configuration": ("sft", {"d/train.jsonl": CHAT, "config": "main"}, "has no configuration 'main'"),
 }
 

@@ -119,7 +119,7 @@ def test_the_command_certifies_alone(published: Path, tmp_path: Path) -> None:
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     arguments = ["certify", str(published), "--data", str(tmp_path / "pairs.jsonl"), "--home", str(tmp_path / "home"), "--profile", "test"]
     failed = CliRunner().invoke(app, [*arguments, "--limit", "min_accuracy=0.99"])
-    assert failed.exit_code == 1 and "failed: right on" in failed.output and "expected the low end" in failed.output
+    assert failed.exit_code == 1 and "failed: right on" in failed.output and "expected a lower bound" in failed.output
     passed = CliRunner().invoke(app, [*arguments, "--limit", "min_accuracy=null"])
     assert passed.exit_code == 0 and "passed: right on" in passed.output
 

@@ -205,7 +205,7 @@ def test_without_deepspeed_a_profile_that_needs_it_is_one_sentence(tmp_path: Pat
             "try:\n    DeepSpeedLearner('nowhere')\nexcept RecipeError as error:\n    print(error)")
     root = Path(__file__).resolve().parents[3]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, env={**os.environ, "PYTHONPATH": f"{tmp_path}:{root / 'infra' / 'package'}"}, capture_output=True, text=True)
-    assert "`learner: deepspeed`, and DeepSpeed cannot be imported (not here); pip install 'ratchet-rlhf[scale]'" in done.stdout
+    assert "`learner: deepspeed`: DeepSpeed cannot be imported (not here); pip install 'ratchet-rlhf[scale]'" in done.stdout
 
 
 def test_where_work_is_done_is_no_part_of_its_key() -> None:

@@ -210,10 +210,10 @@ def test_a_groups_file_with_labels_keeps_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("lines", "split", "says"), [
-    (LABELLED, "reward", "data.splits.reward: expected preference pairs (chosen and rejected), got 8 single answers with a `label`; learn from these "
-                         "with the objective `kto` on a split `labelled`"),
-    (PAIRED, "labelled", "data.splits.labelled: expected answers with a `label`, true or false, got 8 preference pairs; learn from these with preference.dpo"),
-    (['{"prompt": "q 1", "completion": "a"}', '{"prompt": "q 2", "completion": "b"}'], "labelled", "got none; bring rows with prompt, completion and label"),
+    (LABELLED, "reward", "data.splits.reward: expected preference pairs (chosen and rejected), got 8 single answers with a `label`; train on these "
+                         "with the objective `kto` and a split `labelled`"),
+    (PAIRED, "labelled", "data.splits.labelled: expected answers with a `label`, true or false, got 8 preference pairs; train on these with preference.dpo"),
+    (['{"prompt": "q 1", "completion": "a"}', '{"prompt": "q 2", "completion": "b"}'], "labelled", "got none; provide rows with prompt, completion and label"),
 ])
 def test_pairs_and_labels_are_not_taken_for_each_other(lines: list[str], split: str, says: str, tmp_path: Path) -> None:
     with pytest.raises(DataError) as refused:
