@@ -23,20 +23,20 @@ PAIRS = [{"prompt": f"what is {i}?", "chosen": f"it is {i}", "rejected": "go awa
 LATIN = b"".join(json.dumps({"prompt": f"{i}?", "completion": "caf\u00e9"}, ensure_ascii=False).encode("latin-1") + b"\n" for i in range(9))
 
 CASES: dict[str, tuple[str, Mapping[str, Any], str]] = {
-    "unlike any layout": ("sft", {"d.jsonl": [{"foo": 1, "bar": 2}] * 9}, "no known layout: the row has the columns bar, foo, and none is like one of alpaca, "),
+    "unlike any layout": ("sft", {"d.jsonl": [{"foo": 1, "bar": 2}] * 9}, "no known layout: the row has the columns bar, foo, which resemble none of alpaca, "),
     "one column missing": ("sft", {"d.jsonl": [{"prompt": "a?", "respons": "b"}] * 9}, "the row has a column 'respons', and would be read as `prompt` without it; `response` reads 'response'. Write `data.columns: {response: respons}`"),
     "empty": ("sft", {"d.jsonl": []}, "d.jsonl holds no usable record: it is empty"),
     "not UTF-8": ("sft", {"d.jsonl": LATIN}, "not valid JSON: 'utf-8' codec can't decode byte 0xe9"),
     "no JSON": ("sft", {"d.json": b"[{"}, "d.json is not valid JSON: "),
     "JSON of a single thing": ("sft", {"d.json": b"3"}, "d.json holds a JSON int, expected a list of rows"),
     "no Parquet": ("sft", {"d.parquet": b"PAR1 no PAR1"}, "d.parquet is not a readable Parquet file: "),
-    "no gzip": ("sft", {"d.jsonl.gz": b"plain"}, "d.jsonl.gz is not a whole gzip file: "),
+    "no gzip": ("sft", {"d.jsonl.gz": b"plain"}, "d.jsonl.gz is an incomplete or invalid gzip file: "),
     "another kind of file": ("sft", {"d.docx": b"x"}, "d.docx is not a data file; expected one of .jsonl, "),
     "a folder without data": ("sft", {"d/notes.txt": b"x"}, "holds no .jsonl, .json, "),
     "a misspelt name": ("sft", {"d.jsonl": CHAT, "ask": "e.jsonl"}, "there is no file or folder "),
     "copies of one": ("sft", {"d.jsonl": CHAT[:1] * 40}, "1 different prompts or topics in the 40 records that are left of 40: too few for "),
     "labels for pairs": ("dpo", {"d.jsonl": LABELS}, "data.splits.reward: expected preference pairs (chosen and rejected), got 40 single answers with a `label`"),
-    "conversations for pairs": ("dpo", {"d.jsonl": CHAT, "splits": None}, "the recipe reads the split 'reward', which is made of preference pairs, and none of the 40 "
+    "conversations for pairs": ("dpo", {"d.jsonl": CHAT, "splits": None}, "the recipe reads the split 'reward', which is made of preference pairs, but none of the 40 "
                                                                           "records has any; read as `messages`: 40"),
     "pairs for labels": ("kto", {"d.jsonl": PAIRS}, "data.splits.labelled: expected answers with a `label`, true or false, got 40 preference pairs"),
     "conversations for labels": ("kto", {"d.jsonl": CHAT}, "data.splits.labelled: expected answers with a `label`, true or false, got none"),
