@@ -65,6 +65,6 @@ def unit_tests(groups: Sequence[Group], ctx: Context, *, cpu_seconds: Count = 5,
             verdicts.append(verdict)
             advance()
     found = iter(verdicts)
-    verdicts = [[next(found) for _ in g.trajectories] for g in groups]
-    return {"reward.unit_tests": [[value for value, _ in row] for row in verdicts],
-            "reward.unit_tests.status": [[status for _, status in row] for row in verdicts]}
+    by_group = [[next(found) for _ in g.trajectories] for g in groups]
+    return {"reward.unit_tests": [[value for value, _ in row] for row in by_group],
+            "reward.unit_tests.status": [[status for _, status in row] for row in by_group]}
