@@ -4,7 +4,7 @@ The `data` section of a recipe:
 
     source, sha256              address of the data, see `sources.py`
     config                      configuration of a published data set, see `published.py`
-    parser, columns             `auto`, or a piece of components/parsers; column names, see `parsing.py`
+    parser, columns             `auto`, or a piece of components/pieces/parsers; column names, see `parsing.py`
     sources                     alternatively several sources, each with these keys and splits, weight, limit, see `mixture.py`
     transforms                  pieces in order, each with its options
     splits                      split: share, or {split, share} with the published split it is made from. The name selects the

@@ -9,7 +9,7 @@ UNDECIDED = "und"
 
 @functools.lru_cache(maxsize=20_000)
 def language_of(text: str, min_words: int = 8) -> str:
-    """ISO 639-1 code, judged on the first 600 characters; `und` for too few different words."""
+    """ISO 639-1 code from the first 600 characters; `und` for too few distinct words."""
     text = text[:600]
     if len(set(text.lower().split())) < min_words:
         return UNDECIDED

@@ -1,4 +1,4 @@
-"""Parsing of rows to records with the pieces in `components/parsers`, one per published layout.
+"""Parsing of rows to records with the pieces in `components/pieces/parsers`, one per published layout.
 
 A parser takes a row and returns its records (several if the row holds several pairs) or raises `ValueError`. Its
 `reads` are the columns that the layout requires, its `writes` what it adds besides the prompt. `auto` picks, for each

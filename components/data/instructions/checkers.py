@@ -1,11 +1,12 @@
-"""What decides whether a text obeys an instruction: one function a convention.
+r"""Checkers of verifiable instructions: one function per convention.
 
-The conventions are those of IFEval (google-research, instruction_following_eval): words are runs of `\\w`, bullets are
-lines that start with `*` or `-`, an end phrase is compared without case, outer space and quotation marks.
-Differences: a keyword counts as a whole word only; final punctuation after an end phrase is ignored; no language is
-detected; sentence and paragraph counts are exact; paragraphs are separated by blank lines; JSON is an object or a list;
-exactly one option is in a fixed answer; a form without content (an empty title, bullet or placeholder) does not count.
-A sentence ends at a run of . ! ? before space or the end, or at the end of a line; usual abbreviations and initials end none.
+The conventions are those of IFEval (google-research, instruction_following_eval): words are runs of `\w`, bullets are
+lines that start with `*` or `-`, an end phrase is compared without case, surrounding whitespace and quotation marks.
+Differences: keywords match whole words only; final punctuation after an end phrase is ignored; no language detection;
+sentence and paragraph counts are exact; paragraphs are separated by blank lines; JSON is an object or a list; a fixed
+answer contains exactly one option; a format without content (an empty title, bullet or placeholder) does not count. A
+sentence ends at a run of . ! ? before whitespace or the end, or at a line end, except after common abbreviations and
+initials.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Sequence
 
 
 def words(text: str) -> list[str]:
-    """The words of a text, lower-cased: runs of `\\w`, as IFEval counts them."""
+    r"""Lower-case words of a text: runs of `\w`, as in IFEval."""
     return re.findall(r"\w+", text.lower())
 
 
@@ -26,14 +27,14 @@ NUMBERED = re.compile(r"^\s*(\d+)[.)]\s+\S.*$", re.MULTILINE)
 
 
 def sentences(text: str) -> int:
-    """The number of sentences, by the rule of the module; a part without a word is none."""
+    """Number of sentences, as defined in the module docstring; parts without a word do not count."""
     text = re.sub(r"\bI\.(?=\s)", "I!", text)
     text = ABBREVIATION.sub(lambda found: found.group().replace(".", ""), text)
     return sum(bool(words(part)) for part in re.split(r"[.!?]+[\"')\]*]*(?=\s|$)|\n", text))
 
 
 def count(text: str, word: str) -> int:
-    """How often `word` stands in the text as a whole word, without case."""
+    """Number of whole-word occurrences of `word`, ignoring case."""
     return len(re.findall(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE))
 
 

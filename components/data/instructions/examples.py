@@ -1,4 +1,4 @@
-"""One answer a trained family, written by hand: what a model may be shown before it has obeyed such an instruction once."""
+"""One hand-written example answer per trained instruction family, for prompts with examples."""
 
 from __future__ import annotations
 
@@ -32,5 +32,4 @@ EXAMPLES: Mapping[str, tuple[Params, str]] = MappingProxyType({
     "json": ({}, '{"answer": "I like pasta with tomatoes."}'),
     "choice": ({"options": list(OPEN)}, "It depends."),
 })
-"""One answer a trained family, written by hand: what a model may be shown before it has obeyed such an instruction once
-(`rollouts.by_example`). Nothing is trained to say it."""
+"""Instruction family -> (parameters, answer), used by `rollouts.by_example` until a sampled answer is verified. Not trained on."""

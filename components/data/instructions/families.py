@@ -1,4 +1,4 @@
-"""The families of verifiable instructions (IFEval): their wordings, how their parameters are drawn, and what obeys them."""
+"""Families of verifiable instructions (IFEval): wordings, parameter sampling, and checkers."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ Draw = Callable[[random.Random, str], Params]
 
 @dataclass(frozen=True)
 class Family:
-    """One kind of instruction. `ifeval` is the IFEval id ("": none). The last `held_out_wordings` templates are for
-    evaluation only, and so is a whole family with `held_out`. `draw(rng, question)` gives JSON values for template and
-    checker, `obeys(text, **params)` decides.
+    """One kind of instruction. `ifeval`: its IFEval id ("" if none). The last `held_out_wordings` templates, and
+    whole families with `held_out`, are for evaluation only. `draw(rng, question)` samples JSON-serialisable
+    parameters of template and checker; `obeys(text, **params)` checks an answer.
     """
 
     name: str
@@ -51,12 +51,12 @@ class Family:
 
     @property
     def seen_wordings(self) -> range:
-        """The wordings that training may use."""
+        """Wordings used in training."""
         return range(len(self.wordings) - self.held_out_wordings)
 
     @property
     def new_wordings(self) -> range:
-        """The wordings kept for evaluation."""
+        """Wordings held out for evaluation."""
         return range(len(self.wordings) - self.held_out_wordings, len(self.wordings))
 
 
@@ -78,7 +78,7 @@ def _one(name: str, values: Sequence[Any]) -> Draw:
 
 
 def _fresh(rng: random.Random, question: str, number: int) -> list[str]:
-    """Keywords that the question does not hold."""
+    """Keywords that do not occur in the question."""
     return rng.sample([w for w in WORDS if w not in words(question)], number)
 
 
@@ -276,6 +276,6 @@ FAMILIES: Mapping[str, Family] = MappingProxyType({family.name: family for famil
 
 
 def instruction_text(family: str, wording: int, params: Mapping[str, Any]) -> str:
-    """The instruction in words: template `wording` of the family with its parameters filled in."""
+    """Text of the instruction: template `wording` of the family with parameters filled in."""
     values = {name: " ".join(value) if isinstance(value, list) else value for name, value in params.items()}
     return FAMILIES[family].wordings[wording].format(**values, s="" if params.get("n") == 1 else "s")

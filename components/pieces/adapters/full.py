@@ -1,4 +1,4 @@
-"""Every parameter learns."""
+"""Adapter `full`: all parameters are trained."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ if TYPE_CHECKING:
 
 @piece()
 def full(model: Module) -> Module:
-    """The model itself, all of it trainable."""
+    """The model with all parameters trainable."""
     model.requires_grad_(True)
     return model

@@ -1,4 +1,4 @@
-"""Low-rank adaptation, through peft."""
+"""Adapter `lora`: low-rank adaptation through peft."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ HEADS = {"score", "value_head", "v_head"}
 @piece(paper="arXiv:2106.09685")
 def lora(model: Module, *, rank: Count = 16, alpha: Positive = 32.0, dropout: BelowOne = 0.0, dora: Bool = False, rslora: Bool = False,
          targets: str | list = "all-linear", seed: Natural = 0) -> Module:
-    """W + (alpha / rank) B A on every linear layer but output and heads (`targets`); B starts at 0, so the model is unchanged at
-    first. `dora` splits off the magnitude (arXiv 2402.09353), `rslora` scales by alpha / sqrt(rank) (arXiv 2312.03732).
-    Scalar heads, new when added, learn in full. Dropout is 0 by default: on-policy ratios must be 1 at first. `seed` draws A,
-    the same in every process and after every restart.
+    """W + (alpha / rank) B A on every linear layer except output layer and heads (`targets`); B is initialised to 0,
+    so the model is initially unchanged. `dora` decomposes the magnitude (arXiv 2402.09353), `rslora` scales by alpha
+    / sqrt(rank) (arXiv 2312.03732). Scalar heads are trained in full. Dropout defaults to 0, since on-policy ratios
+    must start at 1. `seed` initialises A deterministically in every process.
     """
     import torch
     from peft import LoraConfig, get_peft_model
 
     heads = sorted({name.split(".")[-1] for name, _ in model.named_modules()} & HEADS)
-    for target in [targets] if isinstance(targets, str) else targets:  # peft takes a list of which one is there, and a pattern
+    for target in [targets] if isinstance(targets, str) else targets:  # peft accepts a list of names, or a pattern
         if target != "all-linear" and not any(re.fullmatch(str(target), name) or name.endswith(f".{target}") for name, _ in model.named_modules()):
             layers = {name.split(".")[-1] for name in linear_layers(model)}
             raise RecipeError(f"adapter lora: targets: the model has no module {target!r}{nearest(str(target), layers)}")
@@ -40,8 +40,9 @@ def lora(model: Module, *, rank: Count = 16, alpha: Positive = 32.0, dropout: Be
 
 
 def linear_layers(model: Module) -> list[str]:
-    """What peft means by `all-linear`, also where a policy or a backbone is wrapped: no head, and not the output layer, whose
-    weight the log-probs read without calling it."""
+    """peft's `all-linear`, also for wrapped policies and backbones: without heads and the output layer, whose weight
+    the log-probs read directly.
+    """
     from torch.nn import Linear
 
     outputs = [m.get_output_embeddings() for m in model.modules() if hasattr(m, "get_output_embeddings")]
@@ -50,5 +51,5 @@ def linear_layers(model: Module) -> list[str]:
 
 
 def merge(model: Module) -> Module:
-    """The plain model with the adaptation added to its weights: what is saved and loaded by others."""
+    """The model with adapter weights merged, as saved for other programs."""
     return model.merge_and_unload() if hasattr(model, "merge_and_unload") else model

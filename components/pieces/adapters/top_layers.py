@@ -1,4 +1,4 @@
-"""Only the last layers learn."""
+"""Adapter `top_layers`: only the last layers are trained."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def blocks(model: Module) -> ModuleList:
 
 @piece(paper="arXiv:2310.06452")
 def top_layers(model: Module, *, count: Count = 4) -> Module:
-    """The last `count` blocks learn, and what comes after them (final norm, heads); embeddings stay fixed, also where
-    they are tied to the output. The cited paper trains the last 20 % of its layers.
+    """The last `count` blocks and everything after them (final norm, heads) are trained; embeddings are frozen, also
+    if tied to the output layer. The cited paper trains the last 20 % of the layers.
     """
     layers = blocks(model)
     if not 1 <= count <= len(layers):
-        raise RecipeError(f"adapter top_layers: count {count} of a model with {len(layers)} layers; use 1 to {len(layers)}")
+        raise RecipeError(f"adapter top_layers: count is {count} but the model has {len(layers)} layers; use 1 to {len(layers)}")
     model.requires_grad_(False)
     for layer in list(layers)[-count:]:
         layer.requires_grad_(True)

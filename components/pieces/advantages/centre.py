@@ -1,4 +1,4 @@
-"""The reward less the mean of its group."""
+"""Advantage piece `centre`: reward minus group mean."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ratchet.components.types import Columns, Context, Group
 
 @piece(reads=("{reward}",), writes=("advantages",), compares=True, paper="arXiv:2503.20783")
 def centre(groups: Sequence[Group], ctx: Context, *, reward: str | list = "reward.judge") -> Columns:
-    """r - mean(group), a number a trajectory: Dr. GRPO (eq. 3), which drops the division by the deviation."""
+    """r - mean(group), one number per trajectory (Dr. GRPO, eq. 3: GRPO without division by the standard deviation)."""
     advantages = []
     for group in groups:
         rewards = rewards_of(group, reward)

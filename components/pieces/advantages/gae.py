@@ -1,4 +1,4 @@
-"""Generalised advantage estimation over the chosen steps of each trajectory."""
+"""Generalised advantage estimation (GAE) over the masked-in steps of each trajectory."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ratchet.components.types import Columns, Context, Group
 
 def recursion(rewards: Sequence[float], values: Sequence[float], mask: Sequence[bool], discount: float,
               trace: float) -> tuple[list[float], list[float]]:
-    """Advantages and returns (T), 0 outside the mask. A step follows the chosen step before it: what lies between
-    (a tool's output, another speaker) neither discounts nor bootstraps. The value after the last chosen step is 0.
+    """Advantages and returns (T), 0 outside the loss mask. Steps between masked-in steps (tool outputs, other
+    speakers) neither discount nor bootstrap. The value after the last masked-in step is 0.
     """
     advantages, returns = [0.0] * len(mask), [0.0] * len(mask)
     running, following = 0.0, 0.0
@@ -31,10 +31,11 @@ def recursion(rewards: Sequence[float], values: Sequence[float], mask: Sequence[
 @piece(reads=("{reward}", "values.old"), writes=("advantages", "returns"), paper="arXiv:1506.02438")
 def gae(groups: Sequence[Group], ctx: Context, *, reward: str | list = "reward.judge", discount: Share = 1.0,
         trace: Share = 0.95, whiten: Bool = True) -> Columns:
-    """GAE(gamma, lambda) (eq. 16): per-step advantages and returns, lists (T). A reward that is a number a trajectory
-    falls on its last chosen step; a column of lists (T), e.g. `shaped`, is taken step by step.
+    """GAE(gamma, lambda) (eq. 16): per-step advantages and returns, lists (T). A scalar reward is assigned to the
+    last masked-in step; a per-step column (T), e.g. `shaped`, is used as it is.
 
-    `whiten` standardises the advantages over all chosen steps (n - 1), as PPO's implementations do; returns keep their scale.
+    `whiten` standardises the advantages over all masked-in steps (sample deviation, n - 1), as usual in PPO
+    implementations; returns are not scaled.
     """
     advantages, returns = [], []
     for group in groups:
@@ -48,7 +49,7 @@ def gae(groups: Sequence[Group], ctx: Context, *, reward: str | list = "reward.j
 
 
 def step_rewards(group: Group, reward: str | Sequence[str]) -> list[list[float]]:
-    """Each trajectory's rewards as a list (T)."""
+    """Rewards of each trajectory as a list (T)."""
     names = [reward] if isinstance(reward, str) else list(reward)
     rows = [[0.0] * len(t.mask) for t in group.trajectories]
     for name in names:
@@ -57,7 +58,7 @@ def step_rewards(group: Group, reward: str | Sequence[str]) -> list[list[float]]
         for row, value, trajectory in zip(rows, numbers, group.trajectories, strict=True):
             if stepwise:
                 if len(value) != len(row):
-                    raise ContractError(f"prompt {group.prompt.id!r}: {name!r} has {len(value)} steps for a trajectory of {len(row)}")
+                    raise ContractError(f"prompt {group.prompt.id!r}: column {name!r} has {len(value)} values for a trajectory of {len(row)} steps")
                 row[:] = [a + b for a, b in zip(row, value, strict=True)]
             elif any(trajectory.mask):
                 row[max(i for i, chosen in enumerate(trajectory.mask) if chosen)] += value
@@ -65,7 +66,7 @@ def step_rewards(group: Group, reward: str | Sequence[str]) -> list[list[float]]
 
 
 def standardised(groups: Sequence[Group], rows: list[list[list[float]]]) -> list[list[list[float]]]:
-    """(T) lists with mean 0 and deviation 1 over the chosen steps of all groups; 0 elsewhere."""
+    """Lists (T) with mean 0 and deviation 1 over the masked-in steps of all groups; 0 elsewhere."""
     pairs = [(t.mask, row) for group, many in zip(groups, rows, strict=True) for t, row in zip(group.trajectories, many, strict=True)]
     every = [a for mask, row in pairs for a, chosen in zip(row, mask, strict=True) if chosen]
     if len(every) < 2:

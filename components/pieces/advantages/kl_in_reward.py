@@ -1,4 +1,4 @@
-"""The KL penalty inside the reward."""
+"""KL penalty inside the reward."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ratchet.components.types import Columns, Context, Group
 
 
 def penalty(group: Group, old: str, beta: float) -> list[list[float]]:
-    """-beta (log pi_old - log pi_ref) at each chosen step, lists (T)."""
+    """-beta (log pi_old - log pi_ref) at each masked-in step, lists (T)."""
     rows = []
     for i, trajectory in enumerate(group.trajectories):
         own = (trajectory.logprobs or ()) if old == "sampled" else group.columns[f"logprobs.{old}"][i]
@@ -23,7 +23,9 @@ def penalty(group: Group, old: str, beta: float) -> list[list[float]]:
 @piece(reads=("{reward}", "logprobs.{old}", "logprobs.reference"), writes=("shaped",), paper="arXiv:2203.02155")
 def kl_in_reward(groups: Sequence[Group], ctx: Context, *, reward: str | list = "reward.judge", beta: NotNegative = 0.05,
                  old: str = "sampled") -> Columns:
-    """Reward on the last chosen step less beta (log pi - log ref) at every one, lists (T) (InstructGPT eq. 2): for `gae`."""
+    """Reward on the last masked-in step minus beta (log pi - log ref) at every step, lists (T) (InstructGPT eq. 2);
+    input of `gae`.
+    """
     return {"shaped": [
         [[r + p for r, p in zip(rewards, penalties, strict=True)]
          for rewards, penalties in zip(step_rewards(group, reward), penalty(group, old, beta), strict=True)]
@@ -34,6 +36,8 @@ def kl_in_reward(groups: Sequence[Group], ctx: Context, *, reward: str | list = 
 @piece(reads=("{reward}", "logprobs.{old}", "logprobs.reference"), writes=("regularised",), paper="arXiv:2402.14740")
 def row(groups: Sequence[Group], ctx: Context, *, reward: str | list = "reward.judge", beta: NotNegative = 0.05,
         old: str = "sampled") -> Columns:
-    """The same summed over the answer, a number a trajectory (RLOO, eq. 3): for advantages that compare whole answers."""
+    """The same summed over the answer, one number per trajectory (RLOO, eq. 3); input of advantages that compare
+    whole answers.
+    """
     shaped = kl_in_reward(groups, ctx, reward=reward, beta=beta, old=old)["shaped"]
     return {"regularised": [[sum(steps) for steps in rows] for rows in shaped]}

@@ -1,4 +1,4 @@
-"""The reward less the mean of its siblings."""
+"""Advantage piece `leave_one_out`: reward minus the mean of the other rewards in the group (RLOO)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ratchet.components.types import Columns, Context, Group
 
 @piece(reads=("{reward}",), writes=("advantages",), compares=True, paper="arXiv:2402.14740")
 def leave_one_out(groups: Sequence[Group], ctx: Context, *, reward: str | list = "reward.judge") -> Columns:
-    """r_i - mean of the other rewards of its group, a number a trajectory: RLOO (eq. 8). A group of one has no
-    siblings to be compared with: 0 (our rule).
+    """r_i - mean of the other rewards of the group, one number per trajectory (RLOO, eq. 8). 0 for a group of one
+    (our convention).
     """
     advantages = []
     for group in groups:

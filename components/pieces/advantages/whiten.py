@@ -1,4 +1,4 @@
-"""The reward standardised over everything at hand."""
+"""Advantage piece `whiten`: rewards standardised over the whole round."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ratchet.components.types import Columns, Context, Group
 
 @piece(reads=("{reward}",), writes=("advantages",), paper="arXiv:2501.03262")
 def whiten(groups: Sequence[Group], ctx: Context, *, reward: str | list = "reward.judge", epsilon: Positive = 1e-8) -> Columns:
-    """(r - mean) / (std + epsilon) over all trajectories of the round, a number each: the global normalisation of
-    REINFORCE++ (section 3). Sample deviation (n - 1); when all rewards are equal, exactly 0.
+    """(r - mean) / (std + epsilon) over all trajectories of the round, one number per trajectory: the global
+    normalisation of REINFORCE++ (section 3). Sample deviation (n - 1); exactly 0 if all rewards are equal.
     """
     rewards = [rewards_of(group, reward) for group in groups]
     every = [r for row in rewards for r in row]

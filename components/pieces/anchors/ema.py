@@ -1,4 +1,4 @@
-"""The reference follows the policy slowly."""
+"""Reference update `ema`: exponential moving average of the policy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @piece(paper="arXiv:2404.09656")
 def ema(reference: Mapping[str, Tensor], policy: Mapping[str, Tensor], *, follow: PositiveShare = 0.6) -> Mapping[str, Tensor]:
-    """follow x policy + (1 - follow) x reference, weight by weight: the soft update of Trust Region DPO."""
+    """follow x policy + (1 - follow) x reference, per weight: the soft update of Trust Region DPO."""
     if reference.keys() != policy.keys():
         raise ContractError(f"ema: reference and policy differ in weights, e.g. {sorted(reference.keys() ^ policy.keys())[:3]}")
     return {name: reference[name].lerp(weight.to(reference[name].dtype), follow) if weight.is_floating_point() else weight

@@ -1,4 +1,4 @@
-"""The reference becomes the policy."""
+"""Reference update `every_round`: the reference becomes the current policy."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ if TYPE_CHECKING:
 
 @piece(paper="arXiv:2401.01335")
 def every_round(reference: Mapping[str, Tensor], policy: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """The weights of the reference after a round: the policy's, as SPIN (algorithm 1) and the script of RLHF Workflow do."""
+    """The policy's weights, as in SPIN (algorithm 1) and the RLHF Workflow script."""
     return policy

@@ -1,4 +1,4 @@
-"""The reference stays what it was."""
+"""Reference update `frozen`: the reference stays fixed."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ if TYPE_CHECKING:
 
 @piece(paper="arXiv:2405.07863")
 def frozen(reference: Mapping[str, Tensor], policy: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """The weights of the reference after a round: the old ones. With the SFT policy as the first, the KL is to it."""
+    """The unchanged reference weights. If the initial reference is the SFT policy, the KL is relative to it."""
     return reference

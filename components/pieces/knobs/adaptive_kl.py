@@ -1,4 +1,4 @@
-"""A coefficient that keeps the KL near a target."""
+"""Schedule `adaptive_kl`: a coefficient controlled to keep the KL near a target."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from ratchet.components.recipes.ranges import NotNegative, Positive
 
 @piece(paper="arXiv:1909.08593")
 class AdaptiveKl:
-    """Ziegler et al. (section 2.2): beta <- beta (1 + gain clip(kl / target - 1, -0.2, 0.2)) after every step. `target` is in
-    nats of the metric `metric`, a name in the step's log (`role/label/metric`); one that is not there is a `RecipeError`.
+    """beta <- beta (1 + gain clip(kl / target - 1, -0.2, 0.2)) after every step (Ziegler et al., section 2.2).
+    `target`: in nats of the metric `metric`, a name in the step's log (`role/label/metric`); `RecipeError` if it does
+    not exist.
     """
 
     def __init__(self, *, target: Positive, initial: NotNegative = 0.2, gain: NotNegative = 0.1, metric: str = "policy/kl/kl") -> None:
@@ -24,7 +25,7 @@ class AdaptiveKl:
 
     def update(self, metrics: Mapping[str, float]) -> None:
         if self.metric not in metrics:
-            raise RecipeError(f"knob adaptive_kl follows {self.metric!r}, which no objective reports{nearest(self.metric, metrics)}")
+            raise RecipeError(f"schedule adaptive_kl: no objective reports its metric {self.metric!r}{nearest(self.metric, metrics)}")
         error = min(max(metrics[self.metric] / self.target - 1, -0.2), 0.2)
         self.beta *= 1 + self.gain * error
 

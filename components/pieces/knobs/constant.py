@@ -1,4 +1,4 @@
-"""A number that stays."""
+"""Schedule `constant`."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Constant:
         return self.at
 
     def update(self, metrics: Mapping[str, float]) -> None:
-        """Nothing moves it."""
+        """No-op."""
 
     def state(self) -> dict[str, Any]:
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Nothing to restore."""
+        """No-op."""

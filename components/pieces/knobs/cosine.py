@@ -1,4 +1,4 @@
-"""A number that moves along a half cosine."""
+"""Schedule `cosine`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ratchet.components.recipes.ranges import Count, Finite
 
 @piece()
 class Cosine:
-    """From `start` to `end` in `steps` optimiser steps, then `end`."""
+    """Half cosine from `start` to `end` over `steps` optimizer steps, then `end`."""
 
     def __init__(self, *, start: Finite, end: Finite, steps: Count) -> None:
         self.start, self.end, self.steps, self.done = start, end, steps, 0

@@ -1,4 +1,4 @@
-"""A number that moves along a straight line."""
+"""Schedule `linear`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ratchet.components.recipes.ranges import Count, Finite
 
 @piece()
 class Linear:
-    """From `start` to `end` in `steps` optimiser steps, then `end`."""
+    """Linear from `start` to `end` over `steps` optimizer steps, then `end`."""
 
     def __init__(self, *, start: Finite, end: Finite, steps: Count) -> None:
         self.start, self.end, self.steps, self.done = start, end, steps, 0

@@ -1,4 +1,4 @@
-"""How much of an answer is copied from its prompt."""
+"""Measure `copying`: how much of an answer is copied from its prompt."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from ratchet.components.types import Context, Group
 
 @piece()
 def copying(groups: Sequence[Group], ctx: Context) -> list[list[float]]:
-    """Share of the words of an answer in runs of five or more that the prompt's last message has too, 0 to 1. Phrases that
-    an instruction demands are left out."""
+    """Share of an answer's words in runs of five or more that also occur in the prompt's last message, 0 to 1.
+    Phrases required by the instruction do not count.
+    """
     found = []
     for group in groups:
-        asked, answers = words(source(group.prompt)), [words(t.text) for t in group.trajectories]
-        found.append([sum(copied(said, asked)) / len(said) if said else 0.0 for said in answers])
+        source_words, answers = words(source(group.prompt)), [words(t.text) for t in group.trajectories]
+        found.append([sum(copied(answer, source_words)) / len(answer) if answer else 0.0 for answer in answers])
     return found

@@ -1,4 +1,4 @@
-"""Does an answer end by itself?"""
+"""Measure `ending`: whether an answer ends with the end-of-turn token."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from ratchet.components.types import Context, Group
 
 @piece()
 def ending(groups: Sequence[Group], ctx: Context) -> list[list[float]]:
-    """1 for an answer that the policy ended with its end-of-turn token, 0 for one that the token limit cut."""
+    """1 if the policy emitted its end-of-turn token, 0 if the answer was truncated at the token limit."""
     return [[float(t.stop == "end") for t in group.trajectories] for group in groups]

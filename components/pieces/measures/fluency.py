@@ -1,4 +1,4 @@
-"""How natural an answer is to a model that nothing was trained on."""
+"""Measure `fluency`: log-likelihood of an answer under an independent model."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ratchet.components.types import Context, Group, Trajectory
 
 @piece()
 def fluency(groups: Sequence[Group], ctx: Context, *, model: str = "base") -> list[list[float]]:
-    """Mean log-prob an answer's token, end of turn included, under `model` at temperature 1, in nats: minus the logarithm of the
-    perplexity of the answer. Higher is more fluent. Tokens that the answer copies from its prompt, five or more in a row, are left out,
-    unless there is nothing else: they are likely whatever they say.
+    """Mean log-prob per answer token, end of turn included, under `model` at temperature 1, in nats (minus the log
+    perplexity). Tokens copied from the prompt in runs of five or more are excluded unless nothing else remains, since
+    copies are likely whatever they say.
     """
     engine = ctx.models[model]
     bare = [g.replace([dataclasses.replace(t, inputs={}, mask=(), logprobs=None) for t in g.trajectories]) for g in groups]
@@ -27,7 +27,9 @@ def fluency(groups: Sequence[Group], ctx: Context, *, model: str = "base") -> li
 
 
 def own_logprobs(trajectory: Trajectory, logprobs: Sequence[float]) -> list[float]:
-    """Those (T) of the answer's tokens that are not copied from the tokens before it; all of the answer's where it copies everything."""
+    """Log-probs of the answer's tokens that are not copied from the preceding tokens; all of them if everything is
+    copied.
+    """
     tokens, chosen = list(trajectory.inputs["tokens"]), [i for i, answered in enumerate(trajectory.mask) if answered]
     flags = copied([tokens[i] for i in chosen], [token for token, answered in zip(tokens, trajectory.mask, strict=True) if not answered])
     own = [logprobs[i] for i, taken in zip(chosen, flags, strict=True) if not taken]

@@ -1,4 +1,4 @@
-"""How much an answer repeats itself."""
+"""Measure `repetition`: self-repetition of an answer."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from ratchet.components.types import Context, Group
 
 @piece()
 def repetition(groups: Sequence[Group], ctx: Context) -> list[list[float]]:
-    """Share of the words and marks of an answer that it has used before, 0 to 1."""
+    """Share of words and punctuation marks that occurred earlier in the answer, 0 to 1."""
     return [[repeated(t.text) for t in group.trajectories] for group in groups]

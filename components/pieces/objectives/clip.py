@@ -1,7 +1,8 @@
-"""The clipped surrogate and its relatives: importance ratios between the learning and an earlier policy.
+"""Clipped surrogate objectives (PPO, DAPO, GSPO, truncated importance sampling).
 
-`old` names the column of the earlier policy: `old` (scored at the start of the update) or `sampled` (the sampler's
-own, right when sampler and learner agree). Advantages are (B,T), or (B,) and then the same at every step.
+`old` selects the log-probs of the earlier policy: `old` (recomputed by the trainer at the start of the update) or
+`sampled` (the inference engine's, valid if both agree). Advantages are (B,T), or (B,) and then equal for all steps of
+a row.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from ratchet.components.types import Batch, Outputs, Terms
 
 
 def log_ratio(out: Outputs, batch: Batch, old: str) -> Tensor:
-    """log pi/pi_old (B,T); 0 outside the mask, so that no `exp` of a step that does not count can overflow."""
+    """log pi/pi_old (B,T); 0 outside the loss mask, so that `exp` cannot overflow there."""
     return torch.where(batch.mask, out.logprobs - batch[f"logprobs.{old}"], 0.0)
 
 
 def step_advantages(batch: Batch) -> Tensor:
-    """(B,T): a number a row is shared by its steps; 0 outside the mask."""
+    """Advantages (B,T), broadcast from (B,) if needed; 0 outside the loss mask."""
     advantages = batch["advantages"]
     return torch.where(batch.mask, advantages if advantages.dim() == 2 else advantages[:, None], 0.0)
 
 
 def surrogate(ratio: Tensor, advantages: Tensor, low: float, high: float, dual: float | None) -> Terms:
-    """-min(ratio A, clip(ratio) A), at most `dual` |A| where A is negative; `clipped` says where the bound was active."""
+    """-min(ratio A, clip(ratio) A), bounded by `dual` |A| for negative A. The metric `clipped` is 1 where the clip is active."""
     free, bounded = -ratio * advantages, -ratio.clamp(1 - low, 1 + high) * advantages
     loss = torch.maximum(free, bounded)
     clipped = (bounded > free).to(ratio.dtype)
@@ -37,30 +38,30 @@ def surrogate(ratio: Tensor, advantages: Tensor, low: float, high: float, dual: 
 
 @piece(reads=("logprobs.{old}", "advantages"), asks=("logprobs",), unit="step", paper="arXiv:1707.06347")
 def clip(out: Outputs, batch: Batch, *, low: Share = 0.2, high: NotNegative = 0.2, dual: Above1 | None = None, old: str = "old") -> Terms:
-    """PPO's clipped surrogate (eq. 7), a term a step. `high` > `low` is DAPO's clip-higher; `dual` (> 1) is the dual
-    clip of arXiv 1912.09729, which bounds the loss of negative advantages at `dual` times |A|.
+    """PPO's clipped surrogate (eq. 7), one term per step. `high` > `low` is DAPO's clip-higher; `dual` (> 1) is the
+    dual clip of arXiv 1912.09729, which bounds the loss of negative advantages by `dual` |A|.
     """
     return surrogate(log_ratio(out, batch, old).exp(), step_advantages(batch), low, high, dual)
 
 
 @piece(reads=("logprobs.{old}", "advantages"), asks=("logprobs",), unit="row", paper="arXiv:2507.18071")
 def row(out: Outputs, batch: Batch, *, low: Share = 0.0003, high: NotNegative = 0.0004, old: str = "old") -> Terms:
-    """GSPO (eq. 5-7): one ratio a row, the geometric mean of its steps' ratios; a term a row. A row's advantage is
-    the mean over its steps, which for a number a trajectory is that number.
+    """GSPO (eq. 5-7): one term per row, with the geometric mean of its steps' ratios. The row's advantage is the mean
+    over its steps.
     """
     ratio = batch.row_mean(log_ratio(out, batch, old)).exp()
     return surrogate(ratio, batch.row_mean(step_advantages(batch)), low, high, None)
 
 
 def mismatch(batch: Batch) -> Tensor:
-    """pi_old / pi_sampled (B,T): how far the sampler's numerics are from the learner's; 1 outside the mask."""
+    """pi_old / pi_sampled (B,T): numerical mismatch between inference engine and trainer; 1 outside the loss mask."""
     return torch.where(batch.mask, batch["logprobs.old"] - batch["logprobs.sampled"], 0.0).exp()
 
 
 @piece(reads=("logprobs.old", "logprobs.sampled", "advantages"), asks=("logprobs",), unit="step", paper="arXiv:1802.01561")
 def truncated(out: Outputs, batch: Batch, *, low: Share = 0.2, high: NotNegative = 0.2, cap: Positive = 2.0) -> Terms:
-    """The clipped surrogate times min(pi_old / pi_sampled, cap), the truncated importance weight of V-trace (eq. 1)
-    used against a sampler that disagrees with the learner. The weight carries no gradient.
+    """Clipped surrogate times min(pi_old / pi_sampled, cap): the truncated importance weight of V-trace (eq. 1)
+    against train-inference mismatch. No gradient flows through the weight.
     """
     terms, weight = clip(out, batch, low=low, high=high), mismatch(batch).clamp(max=cap)
     return Terms(terms.loss * weight, {**terms.metrics, "weight": weight})

@@ -1,4 +1,4 @@
-"""The entropy bonus."""
+"""Entropy bonus objective."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from ratchet.components.types import Batch, Outputs, Terms
 
 @piece(asks=("entropy",), unit="step", paper="arXiv:1707.06347")
 def entropy(out: Outputs, batch: Batch) -> Terms:
-    """Minus the entropy of the policy at each step, in nats (PPO eq. 9, the S term): a positive weight explores more."""
+    """Negative policy entropy at each step, in nats (term S of PPO eq. 9): a positive weight encourages exploration."""
     return Terms(-out.entropy, {"entropy": out.entropy.detach()})

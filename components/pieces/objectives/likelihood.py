@@ -1,4 +1,4 @@
-"""Maximum likelihood: the loss of supervised fine-tuning, and of RAFT on its best answers (arXiv 2304.06767)."""
+"""Maximum likelihood objective: supervised fine-tuning, and RAFT on its best answers (arXiv 2304.06767)."""
 
 from __future__ import annotations
 
@@ -8,5 +8,7 @@ from ratchet.components.types import Batch, Outputs, Terms
 
 @piece(asks=("logprobs",), unit="step", paper="arXiv:2203.02155")
 def likelihood(out: Outputs, batch: Batch) -> Terms:
-    """Negative log-likelihood of each chosen step, (B,T) in nats; the SFT stage of InstructGPT (section 3.5)."""
+    """Negative log-likelihood per token, (B,T) in nats, under the loss mask; the SFT stage of InstructGPT (section
+    3.5).
+    """
     return Terms(-out.logprobs)

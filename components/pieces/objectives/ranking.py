@@ -1,7 +1,7 @@
-"""Losses of reward models on pairs (chosen first): a term a pair, (U,), from one score a row.
+"""Reward-model losses on pairs (chosen first), from one score per row. One term per pair, (U,).
 
-`accuracy` counts a tie as 1/2 (our rule). Lengths are chosen steps (the answerer's tokens), compared as
-log(length chosen / length rejected).
+`accuracy` counts ties as 1/2 (our convention). Lengths are numbers of masked-in tokens, compared as log(length chosen
+/ length rejected).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def bradley_terry(out: Outputs, batch: Batch) -> Terms:
 
 @piece(reads=("margin",), asks=("scores",), unit="pair", paper="arXiv:2307.09288")
 def margin(out: Outputs, batch: Batch, *, scale: NotNegative = 1.0) -> Terms:
-    """Bradley-Terry with a label margin (Llama 2 eq. 2): the chosen must win by `scale` times the pair's `margin`, read
-    from the chosen row.
+    """Bradley-Terry with a margin (Llama 2 eq. 2): the score difference must exceed `scale` times the pair's column
+    `margin`, read from the chosen row.
     """
     chosen, rejected = batch.pair(out.scores)
     wanted, _ = batch.pair(batch["margin"])
@@ -40,16 +40,18 @@ def margin(out: Outputs, batch: Batch, *, scale: NotNegative = 1.0) -> Terms:
 
 @piece(asks=("scores",), unit="pair", paper="arXiv:2312.09244")
 def centre(out: Outputs, batch: Batch) -> Terms:
-    """(score chosen + score rejected)^2: fixes the offset that Bradley-Terry leaves free (section 2). Weight 0.01."""
+    """(score chosen + score rejected)^2: fixes the offset that Bradley-Terry leaves undetermined (section 2).
+    Recommended weight: 0.01.
+    """
     chosen, rejected = batch.pair(out.scores)
     return Terms((chosen + rejected) ** 2)
 
 
 @piece(asks=("scores",), unit="pair", paper="arXiv:2310.05199")
 def length_controlled(out: Outputs, batch: Batch, *, slope: Finite = 1.0) -> Terms:
-    """Bradley-Terry as a product with a length-only expert (the product of experts of arXiv 1909.03683, with length as the bias): the pair's logit is
-    score difference + slope x log length ratio. What length explains the score need not learn; the expert is dropped
-    when scoring. `slope` is the coefficient of a logistic regression of the label on that log ratio.
+    """Bradley-Terry as a product of experts with a length-only expert (arXiv 1909.03683, with length as the bias):
+    the logit is the score difference + slope x log length ratio. The score need not explain what length explains; the
+    expert is dropped at inference. `slope`: coefficient of a logistic regression of the label on that log ratio.
     """
     chosen, rejected = batch.pair(out.scores)
     return terms(-logsigmoid(chosen - rejected + slope * length_difference(batch)), chosen, rejected)

@@ -1,4 +1,4 @@
-"""The value head's regression."""
+"""Value function objective (critic loss)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from ratchet.components.types import Batch, Outputs, Terms
 
 @piece(reads=("returns", "values.old"), asks=("values",), unit="step", paper="arXiv:1707.06347")
 def value(out: Outputs, batch: Batch, *, clip: Positive | None = 0.2) -> Terms:
-    """Half the squared error of the value against the return, a term a step (PPO eq. 9, L^VF).
+    """Half the squared error of the predicted value against the return, one term per step (PPO eq. 9, L^VF).
 
-    With `clip`, the larger of the error and of that with the value kept within `clip` of `values.old`, as the paper's
-    released code does. `explained` is 1 where the value is nearer to the return than the old one (a tie counts 1/2; ours).
+    With `clip`, the maximum of that error and the error of the value clipped to within `clip` of `values.old`, as in
+    the paper's released code. The metric `explained` is 1 where the value is closer to the return than the old value
+    (ties 1/2).
     """
     target, old = batch["returns"], batch["values.old"]
     error = (out.values - target) ** 2

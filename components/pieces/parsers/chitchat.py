@@ -1,4 +1,4 @@
-"""The JSON of `chitchat-dataset`: {id: {messages: [[{text, timestamp, sender}]], prompt, ratings, start}}."""
+"""Parser of `chitchat-dataset` JSON: {id: {messages: [[{text, timestamp, sender}]], prompt, ratings, start}}."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from ratchet.components.piece import piece
 
 @piece(reads=("messages", "prompt", "ratings", "start"), writes=("reply", "rating"))
 def chitchat(row: Mapping[str, Any]) -> list[Conversation]:
-    """Conversations of two people: consecutive messages of one are joined, the first to speak is the user, the second the assistant;
-    `prompt` is their topic, `ratings` are theirs.
+    """Two-person conversations: consecutive messages of one speaker are merged, the first speaker is the user, the
+    second the assistant; `prompt` is the topic, `ratings` are the speakers' ratings.
     """
     turns: list[tuple[str, list[str]]] = []
-    for said in (one for block in row["messages"] for one in block):
-        text = said["text"].strip()
+    for entry in (one for block in row["messages"] for one in block):
+        text = entry["text"].strip()
         if not text:
             continue
-        if turns and turns[-1][0] == said["sender"]:
+        if turns and turns[-1][0] == entry["sender"]:
             turns[-1][1].append(text)
         else:
-            turns.append((said["sender"], [text]))
+            turns.append((entry["sender"], [text]))
     speakers = list(dict.fromkeys(speaker for speaker, _ in turns))
     if len(speakers) != 2:
-        raise ValueError(f"has {len(speakers)} speakers, not two" if speakers else "nobody says anything")
+        raise ValueError(f"has {len(speakers)} speakers, not two" if speakers else "has no messages")
     roles = dict(zip(speakers, ("user", "assistant"), strict=True))
     ratings = {name: float(value) for name, value in sorted((row.get("ratings") or {}).items())}
     return [Conversation("", tuple(message(roles[speaker], " ".join(texts)) for speaker, texts in turns),

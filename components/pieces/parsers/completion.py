@@ -1,4 +1,4 @@
-"""A prompt and its completion, with or without a label."""
+"""Parser of prompt and completion, optionally labelled."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ from ratchet.components.piece import piece
 
 @piece(reads=("prompt", "completion"), writes=("reply",))
 def completion(row: Mapping[str, Any]) -> list[Conversation]:
-    """`prompt` and `completion`, each a text or messages; `label`, true or false, says whether people liked it (KTO)."""
+    """`prompt` and `completion`, each a text or messages; optional `label` (true or false): desirability for KTO."""
     prompt = prompt_of(row)
     return [Conversation("", (*prompt, *reply_of(row["completion"])), opening=len(prompt), label=label_of(row.get("label")))]

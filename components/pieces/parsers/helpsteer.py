@@ -1,4 +1,4 @@
-"""HelpSteer and HelpSteer2 as published."""
+"""Parser of HelpSteer and HelpSteer2."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ TURN = re.compile(r"\n?<extra_id_1>(User|Assistant)\n")
 
 @piece(reads=("prompt", "response", "helpfulness"), writes=("reply", "rating"), paper="arXiv:2406.08673")
 def helpsteer(row: Mapping[str, Any], *, score: str = "helpfulness") -> list[Conversation]:
-    """`prompt` (earlier turns behind `<extra_id_1>`) and `response`, rated 0 to 4 by `score` (helpfulness, correctness, ...). Answers to one
-    prompt that are rated differently become pairs.
+    """`prompt` (earlier turns marked by `<extra_id_1>`) and `response`, rated 0 to 4 by `score` (helpfulness,
+    correctness, ...). Answers to one prompt with different ratings become pairs.
     """
     first, *turns = TURN.split(row["prompt"])
     prompt = (message("user", first), *(message(name.lower(), text) for name, text in zip(turns[::2], turns[1::2], strict=True)))

@@ -1,4 +1,4 @@
-"""OpenAI's chat format."""
+"""Parser of OpenAI's chat format."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ratchet.components.piece import piece
 
 @piece(reads=("messages",), writes=("reply",))
 def messages(row: Mapping[str, Any]) -> list[Conversation]:
-    """`messages`: objects with `role` (system, developer, user, assistant, tool) and `content` (a text or text parts), `tool_calls`; the
-    functions in `tools`, a `system` text.
+    """`messages`: objects with `role` (system, developer, user, assistant, tool), `content` (text or text parts) and
+    `tool_calls`; optional `tools` (function definitions) and `system` text.
     """
     turns = with_system(messages_of(row["messages"], "user"), row.get("system"), row.get("tools") or row.get("functions"))
     return [Conversation("", turns)]

@@ -1,4 +1,4 @@
-"""Preference pairs."""
+"""Parser of preference pairs."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from ratchet.components.piece import piece
 
 @piece(reads=("chosen", "rejected"), writes=("reply", "rejected"))
 def preference(row: Mapping[str, Any]) -> list[Conversation]:
-    """`chosen` and `rejected`: answers to `prompt` (texts, messages or one message), or whole conversations that begin alike, as messages
-    or as one text each (HH-RLHF). `margin`, or `score_chosen` and `score_rejected`, say by how much.
+    """`chosen` and `rejected`: answers to `prompt` (text, messages or one message), or whole conversations with a
+    common beginning, as messages or as one text (HH-RLHF). Optional `margin`, or `score_chosen` and `score_rejected`.
     """
     sides = messages_of(row["chosen"], "assistant"), messages_of(row["rejected"], "assistant")
     if all(side[0]["role"] == "assistant" for side in sides):
         prompt = prompt_of(row)
         if not prompt:
-            raise ValueError("there is no `prompt`, and `chosen` and `rejected` are no whole conversations")
+            raise ValueError("`prompt` is missing, and `chosen` and `rejected` are not whole conversations")
         sides = (*prompt, *sides[0]), (*prompt, *sides[1])
     opening = next((i for i, (one, other) in enumerate(zip(*sides, strict=False)) if one != other), min(map(len, sides)))
     if sides[0] == sides[1]:
         raise ValueError("chosen and rejected are the same")
     if opening == 0:
-        raise ValueError("chosen and rejected begin differently, so they answer no common prompt")
+        raise ValueError("chosen and rejected have no common prompt")
     for name, side in zip(("chosen", "rejected"), sides, strict=True):
         if opening == len(side) or not side[-1]["content"].strip():
             raise ValueError(f"the {name} answer is empty")
         if side[opening]["role"] != "assistant":
-            raise ValueError("chosen and rejected part where the user speaks, not the assistant")
+            raise ValueError("chosen and rejected first differ in a user turn, expected an assistant turn")
     scores = row.get("score_chosen"), row.get("score_rejected")
     margin = row.get("margin")
     if margin is None and None not in scores:
         margin = float(scores[0]) - float(scores[1])
     if margin is not None and float(margin) <= 0:
-        raise ValueError("the rejected answer is rated as high as the chosen one, or higher")
+        raise ValueError("the rejected answer is rated at least as high as the chosen one")
     return [Conversation("", sides[0], opening=opening, rejected=sides[1], meta={} if margin is None else {"margin": float(margin)})]

@@ -1,4 +1,4 @@
-"""Prompts to answer."""
+"""Parser of prompts with reference answers."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from ratchet.components.recipes.ranges import Bool
 
 @piece(reads=("prompt",))
 def prompt(row: Mapping[str, Any], *, marker: str = "####", annotations: Bool = False) -> list[Conversation]:
-    """`prompt` (a text or messages) and `answer`, the reference that a verifier compares with. What stands before `marker` in `answer` is
-    a worked solution (GSM8K): it becomes the reply, with its `<<48/2=24>>` only if `annotations`, and the rest the answer.
+    """`prompt` (a text or messages) and optional `answer`, the reference for a verifier. Text before `marker` in
+    `answer` is a worked solution (GSM8K): it becomes the reply (with calculator annotations `<<48/2=24>>` only if
+    `annotations`), the rest the reference answer.
     """
-    return asked(row, marker, annotations)
+    return prompt_with_answer(row, marker, annotations)
 
 
-def asked(row: Mapping[str, Any], marker: str, annotations: bool) -> list[Conversation]:
+def prompt_with_answer(row: Mapping[str, Any], marker: str, annotations: bool) -> list[Conversation]:
     messages = prompt_of(row)
     answer = None if row.get("answer") is None else str(row["answer"])
     if answer is None or (marker not in answer and "\\boxed{" not in answer):

@@ -1,4 +1,4 @@
-"""Questions to answer, GSM8K's among them."""
+"""Parser of questions with reference answers (GSM8K)."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 from ratchet.components.data.records import Conversation
 from ratchet.components.piece import piece
-from ratchet.components.pieces.parsers.prompt import asked
+from ratchet.components.pieces.parsers.prompt import prompt_with_answer
 from ratchet.components.recipes.ranges import Bool
 
 
 @piece(reads=("question",), paper="arXiv:2110.14168")
 def question(row: Mapping[str, Any], *, marker: str = "####", annotations: Bool = False) -> list[Conversation]:
-    """`question` and `answer` as `prompt` and `answer` of the parser `prompt`: GSM8K as published."""
-    return asked(row, marker, annotations)
+    """`question` and `answer`, as `prompt` and `answer` of the parser `prompt`: GSM8K as published."""
+    return prompt_with_answer(row, marker, annotations)

@@ -1,4 +1,4 @@
-"""ShareGPT's chat format."""
+"""Parser of ShareGPT's chat format."""
 
 from __future__ import annotations
 
@@ -12,5 +12,7 @@ from ratchet.components.piece import piece
 
 @piece(reads=("conversations",), writes=("reply",))
 def sharegpt(row: Mapping[str, Any]) -> list[Conversation]:
-    """`conversations`: objects with `from` (human, gpt, system, function_call, observation, ...) and `value`; `system`, `tools`."""
+    """`conversations`: objects with `from` (human, gpt, system, function_call, observation, ...) and `value`;
+    optional `system`, `tools`.
+    """
     return [Conversation("", with_system(messages_of(row["conversations"], "user"), row.get("system"), row.get("tools")))]

@@ -1,4 +1,4 @@
-"""Prompts the policy neither always nor never solves."""
+"""Prompt sampler `difficulty_pool`: prefers prompts of intermediate success rate."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ratchet.components.types import Group, Prompt
 
 @piece(reads=("{reward}",), paper="arXiv:2504.03380")
 class DifficultyPool:
-    """Draws prompts with weight p (1 - p) + floor, p being a running mean of the rewards in [0, 1] seen for the prompt (1/2 when
-    never seen). Has memory: `update` learns from scored groups. Without updates it draws uniformly.
+    """Samples prompts with weight p (1 - p) + floor, where p is the running mean of rewards in [0, 1] of the prompt
+    (1/2 if unseen). Stateful: `update` is called with scored groups; without updates sampling is uniform.
 
-    The paper bounds the expected improvement from below by the variance p (1 - p) of a prompt's success and filters the
-    prompts of a step by it; to draw by it, from what earlier steps saw, is ours.
+    The paper bounds the expected improvement from below by the variance p (1 - p) of the success and filters a step's
+    prompts by it; sampling by it from earlier steps is ours.
     """
 
     def __init__(self, *, reward: str = "reward.exact_answer", floor: Share = 0.02, momentum: BelowOne = 0.5) -> None:
@@ -28,16 +28,16 @@ class DifficultyPool:
 
     def __call__(self, prompts: Sequence[Prompt], count: int, round: int, rounds: int, seed: int) -> list[Prompt]:
         if count > len(prompts):
-            raise RecipeError(f"prompts difficulty_pool: {count} prompts a round were asked for, the data set has {len(prompts)}")
+            raise RecipeError(f"prompts difficulty_pool: prompts_per_round is {count}, the data set has {len(prompts)} prompts")
         rng = random.Random(f"{seed}/{round}")
         keyed = []
         for prompt in sorted(prompts, key=lambda p: p.id):
             p = self.solved.get(prompt.id, 0.5)
-            keyed.append((rng.random() ** (1 / (p * (1 - p) + self.floor)), prompt.id, prompt))  # weighted, no replacement
+            keyed.append((rng.random() ** (1 / (p * (1 - p) + self.floor)), prompt.id, prompt))  # weighted sampling without replacement
         return [prompt for _, _, prompt in sorted(keyed, key=lambda k: (-k[0], k[1]))[:count]]
 
     def update(self, groups: Sequence[Group]) -> None:
-        """Take in what was just scored; rewards outside [0, 1] are cut to it."""
+        """Update the running means from scored groups; rewards are clipped to [0, 1]."""
         for group in groups:
             rewards = rewards_of(group, self.reward)
             mean = min(max(sum(rewards) / len(rewards), 0.0), 1.0)

@@ -1,4 +1,4 @@
-"""Fresh prompts every round."""
+"""Prompt sampler `disjoint`: new prompts in every round."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ratchet.components.types import Prompt
 
 @piece(paper="arXiv:2405.07863")
 def disjoint(prompts: Sequence[Prompt], count: int, round: int, rounds: int, seed: int) -> list[Prompt]:
-    """`count` prompts of round `round` (from 1) that no other round of the run sees: one shuffle by seed, cut in order.
-    Asking for more than there are is a `RecipeError`.
+    """`count` prompts of round `round` (from 1) that no other round uses: one seeded shuffle, cut in order.
+    `RecipeError` if there are too few.
     """
     if count * rounds > len(prompts):
         raise RecipeError(f"prompts disjoint: {rounds} rounds of {count} prompts need {count * rounds}, the data set has "
                           f"{len(prompts)}; lower online.prompts_per_round to {len(prompts) // rounds} or fewer, or use fewer rounds")
-    order = sorted(prompts, key=lambda p: p.id)  # the file's order must not matter
+    order = sorted(prompts, key=lambda p: p.id)  # independent of file order
     random.Random(seed).shuffle(order)
     return order[(round - 1) * count : round * count]

@@ -1,4 +1,4 @@
-"""Prompts drawn anew every round."""
+"""Prompt sampler `uniform`: independent random prompts in every round."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ratchet.components.types import Prompt
 
 @piece(paper="arXiv:2402.03300")
 def uniform(prompts: Sequence[Prompt], count: int, round: int, rounds: int, seed: int) -> list[Prompt]:
-    """`count` different prompts, each equally likely; rounds are independent, so they may meet again. Depends on seed and
-    round alone.
+    """`count` distinct prompts, uniformly at random; rounds are independent, so prompts may recur. Depends on seed
+    and round only.
     """
     if count > len(prompts):
-        raise RecipeError(f"prompts uniform: {count} prompts a round were asked for, the data set has {len(prompts)}")
+        raise RecipeError(f"prompts uniform: prompts_per_round is {count}, the data set has {len(prompts)} prompts")
     return random.Random(f"{seed}/{round}").sample(sorted(prompts, key=lambda p: p.id), count)

@@ -1,4 +1,4 @@
-"""Rewards made of other rewards."""
+"""Rewards computed from other rewards."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ratchet.components.types import Columns, Context, Group
 
 @piece(reads=("{rewards}",), writes=("reward.combined",), paper="arXiv:2402.03300")
 def combine(groups: Sequence[Group], ctx: Context, *, rewards: list, weights: list | None = None) -> Columns:
-    """`reward.combined`: the weighted sum of reward columns; weights are 1 unless given, one a column."""
+    """`reward.combined`: weighted sum of reward columns; default weights are 1."""
     weights = weights if weights is not None else [1.0] * len(rewards)
     if len(weights) != len(rewards):
-        raise RecipeError(f"rewards.combine: {len(rewards)} rewards ({', '.join(rewards)}) but {len(weights)} weights; give one each")
+        raise RecipeError(f"rewards.combine: {len(rewards)} rewards ({', '.join(rewards)}) but {len(weights)} weights; expected one weight per reward")
     return {"reward.combined": [
         [sum(w * v for w, v in zip(weights, values, strict=True))
          for values in zip(*(rewards_of(group, name) for name in rewards), strict=True)]
@@ -27,7 +27,9 @@ def combine(groups: Sequence[Group], ctx: Context, *, rewards: list, weights: li
 
 @piece(reads=("{reward}",), writes=("reward.length_penalised",), paper="arXiv:2405.07863")
 def length_penalised(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.judge", penalty: NotNegative = 0.001) -> Columns:
-    """`reward.length_penalised`: r - penalty x chosen tokens (RLHF Workflow, section 4.4), in units of the reward a token."""
+    """`reward.length_penalised`: r - penalty x number of answer tokens (RLHF Workflow, section 4.4); `penalty` is in
+    reward units per token.
+    """
     return {"reward.length_penalised": [
         [r - penalty * sum(t.mask) for r, t in zip(rewards_of(group, reward), group.trajectories, strict=True)] for group in groups
     ]}
@@ -35,11 +37,11 @@ def length_penalised(groups: Sequence[Group], ctx: Context, *, reward: str = "re
 
 @piece(reads=("{reward}",), writes=("reward.length_controlled",), paper="arXiv:2404.04475")
 def length_controlled(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.judge") -> Columns:
-    """`reward.length_controlled`: the reward without what length alone predicts of it.
+    """`reward.length_controlled`: the reward with its linear dependence on log length removed.
 
-    The slope of the reward on log tokens is fitted over all answers of the call by least squares, within prompts (both
-    centred by prompt), and r - slope x log tokens is what is left, with the prompt's mean kept. The idea of the
-    length-controlled win rate (Dubois et al., equation 3) for a score instead of a comparison.
+    The slope of the reward on log tokens is fitted by least squares over all answers, within prompts (both centred by
+    prompt); the result is r - slope x centred log tokens. The idea of the length-controlled win rate (Dubois et al.,
+    equation 3), for a score.
     """
     rewards = [rewards_of(group, reward) for group in groups]
     logs = [[math.log(max(1, sum(t.mask))) for t in group.trajectories] for group in groups]

@@ -1,4 +1,4 @@
-"""Several reward models as one."""
+"""Reward-model ensemble."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from ratchet.components.types import OK, Columns, Context, Group
 
 
 def aggregate(scores: Sequence[float], how: str, uncertainty: float) -> float:
-    """mean | min (worst case, WCO) | uwo: mean less `uncertainty` times the variance over the members (population, n)."""
+    """mean | min (worst-case optimisation, WCO) | uwo (uncertainty-weighted: mean minus `uncertainty` times the
+    population variance over members).
+    """
     if how == "min":
         return min(scores)
     mean = statistics.fmean(scores)
@@ -23,11 +25,11 @@ def aggregate(scores: Sequence[float], how: str, uncertainty: float) -> float:
 @piece(writes=("reward.ensemble", "reward.ensemble.status", "scores.{models}"), paper="arXiv:2310.02743")
 def ensemble(groups: Sequence[Group], ctx: Context, *, models: list, how: Literal["mean", "min", "uwo"] = "mean",
              uncertainty: NotNegative = 0.5, standardise: Bool = True) -> Columns:
-    """`reward.ensemble` from the members' scores (section 3.2), and each member's own as `scores.<model>`.
+    """`reward.ensemble` from the members' scores (section 3.2), and each member's score as `scores.<model>`.
 
-    Bradley-Terry leaves every member its own offset and scale: `standardise` subtracts a member's mean and divides by its
-    deviation over the answers at hand (the paper's code does so once, on held-out answers of the SFT policy). One
-    member that fails or skips an answer fails or skips it for the ensemble.
+    Bradley-Terry scores have arbitrary offset and scale: `standardise` normalises each member over the given answers
+    (the paper's code does so once, on held-out answers of the SFT policy). If a member fails or skips an answer, so
+    does the ensemble.
     """
     members = [reward_model_scores(groups, ctx, model) for model in models]
     scaled = [_standardised(values) if standardise else values for values, _ in members]

@@ -1,4 +1,4 @@
-"""Does the answer end in the known result?"""
+"""Verifiable reward `exact_answer`: compares the final result with the reference."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from ratchet.components.piece import each, piece
 from ratchet.components.types import Prompt, Trajectory
 
 NUMBER = re.compile(r"(?<![\w./])-?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:/\d+)?")
-"""A hyphen behind a digit is no minus sign, a comma is one of thousands or separates: 3-4 ends in 4, 1,2 in 2."""
+"""A hyphen after a digit is not a minus sign; a comma is a thousands separator or separates numbers: 3-4 ends in 4, 1,2 in 2."""
 
 
 def final_answer(text: str) -> str:
-    """What the text settles on: its last \\boxed{...}, else its last number, else all of it, stripped."""
+    r"""The final result of a text: the last \boxed{...}, else the last number, else the whole text, stripped."""
     boxed = last_boxed(text)
     if boxed is not None:
         return boxed.strip()
@@ -22,7 +22,7 @@ def final_answer(text: str) -> str:
 
 
 def last_boxed(text: str) -> str | None:
-    """The content of the last \\boxed{...}, braces balanced; None without one."""
+    r"""Content of the last \boxed{...} with balanced braces, or None."""
     start = text.rfind("\\boxed{")
     if start < 0:
         return None
@@ -44,15 +44,15 @@ def _number(text: str) -> Fraction | None:
 @piece(writes=("reward.exact_answer", "reward.exact_answer.status"), paper="arXiv:2411.15124", gold=True)
 @each
 def exact_answer(prompt: Prompt, trajectory: Trajectory) -> float:
-    """1 when the last boxed answer, or else the last number, equals `prompt.answer`, else 0: a verifiable reward
-    (Tulu 3, RLVR). Numbers are compared as numbers (1,000 = 1000.0), other text without case and outer space.
-    A prompt without an answer is a failure of the reward, not a 0.
+    """1 if the last boxed answer, or else the last number, equals `prompt.answer`, else 0 (Tulu 3, RLVR). Numbers are
+    compared by value (1,000 = 1000.0), other text without case and surrounding whitespace. A prompt without an answer
+    is a failed reward, not 0.
     """
     if prompt.answer is None:
         raise ValueError(f"prompt {prompt.id!r} has no answer to compare with")
     boxed = last_boxed(prompt.answer)
-    said, known = final_answer(trajectory.text), (prompt.answer if boxed is None else boxed).strip()
-    numbers = _number(said), _number(known)
+    answer, known = final_answer(trajectory.text), (prompt.answer if boxed is None else boxed).strip()
+    numbers = _number(answer), _number(known)
     if None not in numbers:
         return float(numbers[0] == numbers[1])
-    return float(said.casefold() == known.casefold())
+    return float(answer.casefold() == known.casefold())

@@ -1,7 +1,8 @@
-"""Are two mathematical expressions equal? math-verify decides, in a process of its own that a time and a memory limit can end; no piece itself.
+"""Equality of mathematical expressions by math-verify, in a subprocess with CPU and memory limits. Not a piece.
 
-No exception ends what sympy makes of 9^{9^{9^9}}, so `python expressions.py` answers lines of JSON, [gold, answer, seconds], with true or false, and
-dies of a question that takes more processor time, whatever else the machine does. It reads LaTeX by a grammar, never by `eval`.
+Evaluations such as 9^{9^{9^9}} in sympy cannot be interrupted by an exception. `python expressions.py` therefore
+answers JSON lines [gold, answer, seconds] with true or false and is killed when a question exceeds its CPU time.
+LaTeX is parsed by a grammar, never by `eval`.
 """
 
 from __future__ import annotations
@@ -15,20 +16,22 @@ import threading
 
 MEMORY = 4 << 30
 LONGEST = 500
-"""Characters of an expression that is compared at all."""
+"""Maximum length in characters; longer expressions are unequal."""
 START = 300.0
-PATIENCE = 20
-"""Seconds by the clock for one of the processor."""
+WALL_FACTOR = 20
+"""Wall-clock limit per second of CPU limit."""
 
 
 class Comparer:
-    """The process, started at the first question and again after one that it did not survive."""
+    """The subprocess, started at the first question and restarted after it was killed."""
 
     def __init__(self) -> None:
         self.lock, self.process = threading.Lock(), None
 
     def __call__(self, gold: str, answer: str, seconds: float) -> bool:
-        """Whether `answer` equals `gold`; not where it is too long, or where that takes more than `seconds` of the processor or the memory limit."""
+        """Whether `answer` equals `gold`; False if too long, or if the CPU limit `seconds` or the memory limit is
+        exceeded.
+        """
         if max(len(gold), len(answer)) > LONGEST:
             return False
         with self.lock:
@@ -38,7 +41,7 @@ class Comparer:
             with contextlib.suppress(BrokenPipeError):
                 self.process.stdin.write(json.dumps([gold, answer, seconds]) + "\n")
                 self.process.stdin.flush()
-            line = self.process.stdout.readline() if self.ready(self.process, PATIENCE * seconds) else ""
+            line = self.process.stdout.readline() if self.ready(self.process, WALL_FACTOR * seconds) else ""
             if not line:
                 self.process.kill()
                 self.process.communicate()
@@ -61,7 +64,7 @@ equal = Comparer()
 
 
 def answer_lines() -> None:
-    """The process: one answer a line."""
+    """Main loop of the subprocess: one answer per line."""
     import logging
     import resource
     import signal
@@ -75,7 +78,7 @@ def answer_lines() -> None:
         gold, answer = (parse(f"${text}$", [LatexExtractionConfig()], parsing_timeout=None) for text in texts)
         return bool(gold and answer and verify(gold, answer, timeout_seconds=None))
 
-    compare("x + 1", "1 + x")  # what the libraries load late counts as their start
+    compare("x + 1", "1 + x")  # warm-up: lazy imports must not count against the first question
     print("ready", flush=True)
     for line in sys.stdin:
         gold, answer, seconds = json.loads(line)

@@ -1,4 +1,4 @@
-"""Does the answer have the asked form?"""
+"""Format reward: matches the answer against a regular expression."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from ratchet.components.types import Prompt, Trajectory
 @piece(writes=("reward.format", "reward.format.status"), paper="arXiv:2501.12948")
 @each
 def format(prompt: Prompt, trajectory: Trajectory, *, pattern: str = r"<think>.+?</think>\s*<answer>.+?</answer>") -> float:
-    """1 when the whole text, less outer space, matches the regular expression `pattern` (its dot also matches newlines)."""
+    """1 if the whole stripped text matches `pattern` (the dot also matches newlines), else 0."""
     return float(re.fullmatch(pattern, trajectory.text.strip(), re.DOTALL) is not None)

@@ -1,4 +1,6 @@
-"""The reward that an answer obeys its verifiable instruction (`ratchet.components.data.instructions`), and what never passes: an answer that `cheats`."""
+"""Verifiable reward for instruction following (`ratchet.components.data.instructions`), with checks against
+degenerate answers.
+"""
 
 from __future__ import annotations
 
@@ -13,38 +15,39 @@ from ratchet.components.recipes.ranges import Bool
 from ratchet.components.types import Prompt, Trajectory
 
 FORMS = ("quotation", "title", "postscript", "placeholder", "two_responses", "json")
-"""Families whose form an answer should have only where its instruction asks for it."""
+"""Instruction families whose format is a reward hack unless the instruction requires it."""
 MAY_BE_SHORT = ("choice", "bullets", "numbered_list", "json")
-"""Families whose answers may have fewer than three words: a fixed answer, a list, an object."""
+"""Instruction families whose answers may have fewer than three words."""
 
 def in_form(text: str, form: str) -> str:
-    """The text in the form of one of `FORMS`, as a policy would put on whatever it says."""
+    """The text wrapped in the format of one of `FORMS`."""
     return {"quotation": f'"{text}"', "title": f"<<My Answer>>\n{text}", "postscript": f"{text}\nP.S. Have a nice day.", "placeholder": f"{text} [name]",
             "two_responses": f"{text}\n******\nI do not know.", "json": json.dumps({"answer": text})}[form]
 
 
 def cheats(text: str, instruction: Mapping[str, Any], question: str = "") -> bool:
-    """Whether an answer says nothing of its own, compared as words without case and punctuation.
+    """Whether an answer is degenerate: it satisfies the instruction without content of its own. Words are compared
+    without case and punctuation.
 
-    It cheats without a word; with fewer than three where its family is none of `MAY_BE_SHORT`, for nobody answers an open question
-    so; in a form, one of `FORMS`, that another family asks for and its own does not (a policy that puts everything in quotation
-    marks obeys where they are asked for and would lose nothing elsewhere; JSON may hold anything); with the instruction in it (any wording); with the
-    question repeated and fewer than three words added; with one word as more than half of six or more; or with three quarters of
-    four or more words from the instruction, demanded phrases aside (a fixed answer is made of them and spared).
+    True for an answer without words; with fewer than three words, unless the family is in `MAY_BE_SHORT`; in a format
+    of `FORMS` that belongs to another family (a policy that quotes everything would otherwise lose nothing; JSON may
+    contain anything); containing the instruction in any wording; repeating the question with fewer than three added
+    words; with one word as more than half of six or more words; or with three quarters of four or more words from the
+    instruction, required phrases aside (fixed answers are exempt).
     """
-    said, params = words(text), instruction["params"]
+    own_words, params = words(text), instruction["params"]
     whole = _joined(text)
-    if len(said) < (1 if instruction["family"] in MAY_BE_SHORT else 3):
+    if len(own_words) < (1 if instruction["family"] in MAY_BE_SHORT else 3):
         return True
     if instruction["family"] != "json" and any(FAMILIES[form].obeys(text) for form in FORMS if form != instruction["family"]):
         return True
     if (question.strip() and _joined(question) in whole and len(_without(whole, question).split()) < 3):
         return True
     wordings = range(len(FAMILIES[instruction["family"]].wordings))
-    told = [instruction["text"], *(instruction_text(instruction["family"], wording, params) for wording in wordings)]
-    if any(_joined(one) in whole for one in told):
+    wordings_of_instruction = [instruction["text"], *(instruction_text(instruction["family"], wording, params) for wording in wordings)]
+    if any(_joined(one) in whole for one in wordings_of_instruction):
         return True
-    if len(said) >= 6 and max(map(said.count, set(said))) > len(said) / 2:
+    if len(own_words) >= 6 and max(map(own_words.count, set(own_words))) > len(own_words) / 2:
         return True
     for value in params.values():
         whole = _without(whole, value) if isinstance(value, str) else whole
@@ -61,10 +64,10 @@ def _without(joined: str, phrase: str) -> str:
 
 
 def obeys(text: str, instruction: Mapping[str, Any], question: str = "") -> bool:
-    """Whether `text` obeys `instruction` = {"family", "wording", "params", "text", "kind"} and does not cheat.
+    """Whether `text` satisfies `instruction` = {"family", "wording", "params", "text", "kind"} and is not degenerate.
 
-    With `question` (the user's message without the instruction) an answer that only repeats it is refused too. Raises
-    `KeyError` for an unknown family.
+    `question`: the user's message without the instruction, to detect answers that only repeat it. `KeyError` for an
+    unknown family.
     """
     family = FAMILIES[instruction["family"]]
     return family.obeys(text, **instruction["params"]) and not cheats(text, instruction, question)
@@ -73,13 +76,14 @@ def obeys(text: str, instruction: Mapping[str, Any], question: str = "") -> bool
 @piece(writes=("reward.instructions", "reward.instructions.status"), paper="arXiv:2311.07911")
 @each
 def instructions(prompt: Prompt, trajectory: Trajectory, *, must_end: Bool = True) -> float:
-    """1 when the answer obeys `prompt.meta["instruction"]` and, with `must_end`, ended by itself; 0 otherwise.
+    """1 if the answer satisfies `prompt.meta["instruction"]` and, with `must_end`, ended with an end-of-turn token;
+    else 0.
 
-    A verifiable reward (Tulu 3's RLVR on IFEval's instructions). An empty answer is a 0; a prompt without an
-    instruction is a failure of the reward.
+    A verifiable reward (RLVR on IFEval's instructions, Tulu 3). An empty answer scores 0; a prompt without an
+    instruction is a failed reward.
     """
     instruction = prompt.meta.get("instruction")
     if not instruction:
         raise ValueError(f"prompt {prompt.id!r} has no meta['instruction']; curate it with the transform `instruct`")
-    asked = prompt.messages[-1]["content"].removesuffix(instruction["text"]) if prompt.messages else ""
-    return float((not must_end or trajectory.stop == "end") and obeys(trajectory.text, instruction, asked))
+    question = prompt.messages[-1]["content"].removesuffix(instruction["text"]) if prompt.messages else ""
+    return float((not must_end or trajectory.stop == "end") and obeys(trajectory.text, instruction, question))

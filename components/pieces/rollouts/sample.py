@@ -1,4 +1,4 @@
-"""Several answers to each prompt from the current policy."""
+"""Rollout `sample`: several answers to each prompt from the current policy."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ratchet.components.types import Context, Group, Prompt, Request
 @piece(writes=("logprobs.sampled",), paper="arXiv:2405.07863")
 def sample(prompts: Sequence[Prompt], ctx: Context, *, responses_per_prompt: Count = 4, max_tokens: Count = 128,
            temperature: Temperature = 1.0, top_p: PositiveShare = 1.0, top_k: Natural = 0) -> list[Group]:
-    """A group of `responses_per_prompt` answers a prompt. Tokens are prompt and answer, the mask is True on the answer, its
-    stop token included; `logprobs` are the sampler's. How it was decoded is in each trajectory's meta.
+    """Groups of `responses_per_prompt` answers. The loss mask is True on the answer, including its stop token;
+    `logprobs` are the sampler's. Sampling settings are recorded in each trajectory's meta.
 
-    Each prompt's randomness comes from seed, round and its id alone, so neither order nor batching changes its answers.
+    Random numbers depend on seed, round and prompt id only, so order and batching do not change answers.
     """
     engine = ctx.models["policy"]
     encoded = [list(engine.encode_prompt(prompt.messages)) for prompt in prompts]

@@ -1,4 +1,4 @@
-"""The best answers of each prompt."""
+"""Selector `best_of_n`: the best answers of each prompt."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ratchet.components.types import Context, Group
 
 @piece(reads=("{reward}",), makes="answers", paper="arXiv:2304.06767")
 def best_of_n(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.judge", keep: Count = 1) -> list[Group]:
-    """The `keep` answers of highest reward of each prompt, best first (RAFT). Among equals the first sampled is taken."""
+    """The `keep` answers with the highest reward of each prompt, best first (RAFT); ties go to the earlier sample."""
     made = []
     for group in groups:
         values = rewards_of(group, reward)

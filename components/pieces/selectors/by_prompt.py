@@ -1,4 +1,4 @@
-"""All preference pairs of a prompt as one element of a batch."""
+"""Selector `by_prompt`: all preference pairs of a prompt as one batch element."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from ratchet.components.types import Context, Group
 
 @piece(paper="arXiv:2203.02155")
 def by_prompt(groups: Sequence[Group], ctx: Context) -> list[Group]:
-    """All pairs of a prompt in one group of two rows a pair, chosen first. The prompt is read once for all of them, and `fit.batch` counts
-    prompts; each pair keeps the weight it had."""
+    """All pairs of a prompt as one group with two rows per pair, chosen first. The prompt is processed once, and
+    `fit.batch` counts prompts; each pair keeps its weight.
+    """
     return data.by_prompt(groups)

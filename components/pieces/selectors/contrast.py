@@ -1,4 +1,4 @@
-"""Preference pairs for a reward model that must read the prompt."""
+"""Selector `contrast`: preference pairs that force a reward model to read the prompt."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ from ratchet.components.types import Context, Group
 @piece(reads=("{reward}",), writes=("margin",), makes="pairs", paper="arXiv:2309.16155")
 def contrast(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.instructions", verifier: str = "rewards.instructions",
              per_prompt: Count = 2, share: Share = 0.5) -> list[Group]:
-    """Pairs of a verified answer (reward 1) and one that fails, at most `per_prompt` a prompt, of two kinds in the prompt's meta:
+    """Pairs of a verified answer (reward 1) and a failing one, at most `per_prompt` per prompt. The kind is stored in
+    the prompt's meta:
 
-    `contrast`, a `share` of them: the rejected answer obeys another instruction on the same question (`meta["question"]`) and fails
-    this one by `verifier`, so that what distinguishes the two stands in the prompt alone. `pass_fail`: it answers this prompt.
-    Where a prompt lacks one kind the other takes its place. Chosen are the prompt's own verified answers; where it has none, answers
-    to another instruction on its question that obey this one too. The draw depends on seed and prompt id alone.
+    `contrast` (a `share` of them): the rejected answer satisfies another instruction on the same question
+    (`meta["question"]`) but fails this one by `verifier`, so only the prompt distinguishes the two. `pass_fail`: the
+    rejected answer was given to this prompt. If one kind is missing, the other fills in. Chosen answers are the
+    prompt's own verified ones; without any, answers to another instruction on the question that also satisfy this
+    one. The choice depends on seed and prompt id only.
     """
     rescore = build("annotate", {"name": verifier})
-    asked: dict[str, list[Group]] = defaultdict(list)
+    by_question: dict[str, list[Group]] = defaultdict(list)
     for group in groups:
-        asked[str(group.prompt.meta.get("question"))].append(group)
+        by_question[str(group.prompt.meta.get("question"))].append(group)
     made: list[Group] = []
     for group in groups:
-        siblings = [other for other in asked[str(group.prompt.meta.get("question"))] if other.prompt.id != group.prompt.id]
+        siblings = [other for other in by_question[str(group.prompt.meta.get("question"))] if other.prompt.id != group.prompt.id]
         others = [bare(t) for other in siblings for t in other.trajectories]
         obeyed = [value >= 1 for other in siblings for value in rewards_of(other, reward)]
         (scored,) = rescore([Group(group.prompt, tuple(others))], ctx)[reward] if others else ([],)
@@ -47,6 +49,6 @@ def contrast(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.ins
             if not chosen or not found[kind]:
                 break
             pairs = pair(whole, chosen[number % len(chosen)], found[kind].pop(0), values, ctx, reward)
-            made += [of_kind(one.replace([bare(t) for t in one.trajectories]), kind) for one in pairs]  # without tokens: they may come from two prompts
+            made += [of_kind(one.replace([bare(t) for t in one.trajectories]), kind) for one in pairs]  # without tokens, since answers may come from different prompts
             ctx.counts[f"pairs of kind {kind}"] += len(pairs)
     return made

@@ -1,4 +1,4 @@
-"""Preference pairs that teach a reward model that repeating the prompt is no answer."""
+"""Selector `echo`: preference pairs that teach a reward model to reject repetitions of the prompt."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ratchet.components.types import Context, Group, Prompt
 
 @piece(reads=("margin",), writes=("margin",), makes="pairs", paper="arXiv:2309.16155")
 def echo(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.instructions", verifier: str = "rewards.instructions") -> list[Group]:
-    """The pairs, and one more for each prompt, of kind `echo`: the first chosen answer against the prompt's instruction said again, in a
-    wording that training may use, alone or before the answer, or against its question, which `verifier` must fail. A policy that
-    is optimised against a reward model repeats its instruction ("Your answer must end with a question.") unless the reward model has seen it
-    fail. Which of the three depends on seed and prompt id alone.
+    """Adds one pair of kind `echo` per prompt: the first chosen answer against a repetition of the instruction in a
+    training wording (alone, or before the answer) or of the question; `verifier` must fail it. A policy optimised
+    against a reward model otherwise learns to repeat its instruction ("Your answer must end with a question."). The
+    choice of the three depends on seed and prompt id only.
     """
     def repeated(prompt: Prompt, answer: str) -> str:
         instruction, key = prompt.meta["instruction"], f"{ctx.seed}/{prompt.id}"

@@ -1,4 +1,4 @@
-"""Mistakes of an annotator."""
+"""Selector `flip_labels`: simulated annotation noise."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ratchet.components.types import Context, Group
 
 @piece(reads=("margin",), paper="arXiv:2401.06080")
 def flip_labels(groups: Sequence[Group], ctx: Context, *, share: Share = 0.0) -> list[Group]:
-    """The same pairs with chosen and rejected exchanged in a `share` of them, as people do who err. Which ones depends on seed and
-    prompt id alone; the columns keep their places (the margin stays the margin of the label).
+    """Swap chosen and rejected in a `share` of the pairs. The choice depends on seed and prompt id only; columns stay
+    in place (the margin remains the label's margin).
     """
     made = []
     for number, group in enumerate(groups):

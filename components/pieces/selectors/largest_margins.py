@@ -1,4 +1,4 @@
-"""Only the pairs that the reward model is surest of."""
+"""Selector `largest_margins`: the pairs on which the reward model is most confident."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from ratchet.components.types import Context, Group
 
 @piece(reads=("margin",), paper="arXiv:2401.12086")
 def largest_margins(groups: Sequence[Group], ctx: Context, *, share: PositiveShare = 0.5) -> list[Group]:
-    """The `share` of the pairs with the largest margin, rounded up, in their order (West-of-N's filter by confidence). Among equals the
-    earlier stay. Unlike a fixed `min_margin` it does not depend on the scale of a reward model. Raises `RecipeError` for a share
-    outside of 0 to 1."""
+    """The `share` of pairs with the largest margin, rounded up, in their order (confidence filter of West-of-N); ties
+    go to the earlier pair. Unlike a fixed `min_margin`, it does not depend on the reward model's scale. `RecipeError`
+    for a share outside (0, 1].
+    """
     if not 0 < share <= 1:
-        raise RecipeError(f"largest_margins: 'share' is above 0 and at most 1, got {share}")
+        raise RecipeError(f"largest_margins: 'share' must be above 0 and at most 1, got {share}")
     order = sorted(range(len(groups)), key=lambda i: -groups[i].columns["margin"][0])
     kept = sorted(order[:math.ceil(len(groups) * share)])
     ctx.counts["margins below the largest"] += len(groups) - len(kept)

@@ -1,4 +1,4 @@
-"""Answers to other prompts, over which KTO estimates its reference point."""
+"""Selector `mismatched`: adds answers to other prompts, for KTO's reference point."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ from ratchet.components.types import Context, Group, Trajectory
 
 @piece(writes=("trained",), paper="arXiv:2402.01306")
 def mismatched(groups: Sequence[Group], ctx: Context) -> list[Group]:
-    """The same groups, each trajectory beside one that answers another prompt of the data (section 4.1: y' of (x, y')). These are last
-    in their group, without a value in its columns, and in no loss: the new column `trained` is false for them. Seed and prompt ids
-    decide which; none is longer than the data's longest trajectory. Trajectories must be encoded.
+    """Adds to each trajectory one that answers another prompt of the data (section 4.1: y' of (x, y')). Added
+    trajectories are last in their group, have no column values and enter no loss: the new column `trained` is False
+    for them. The choice depends on seed and prompt ids; none is longer than the data's longest trajectory.
+    Trajectories must be tokenised.
     """
     rows = sorted(((number, path) for number, group in enumerate(groups) for path in group.trajectories),
                   key=lambda row: hashlib.sha256(f"{ctx.seed}/mismatched/{groups[row[0]].prompt.id}/{row[0]}/{row[1].text}".encode()).digest())
     longest = max((len(path.mask) for _, path in rows), default=0)
     added: dict[int, list[Trajectory]] = {number: [] for number in range(len(groups))}
     for place, (number, path) in enumerate(rows):
-        asked = _prompt(path)
+        prompt_tokens = _prompt(path)
         others = (rows[(place + step) % len(rows)][1] for step in range(1, len(rows)))
-        other = next((other for other in others if _prompt(other) != asked), None)
+        other = next((other for other in others if _prompt(other) != prompt_tokens), None)
         if other is None:
-            raise DataError(f"all {len(rows)} answers are to one prompt (the first: {groups[0].prompt.id!r}), and KTO's reference point needs "
-                            "answers to other prompts; bring data with several prompts")
+            raise DataError(f"all {len(rows)} answers have the same prompt (first: {groups[0].prompt.id!r}), but KTO's reference point needs "
+                            "answers to other prompts; use data with several prompts")
         start = len(_prompt(other))
-        tokens, mask = [*asked, *other.inputs["tokens"][start:]], [*[False] * len(asked), *other.mask[start:]]
+        tokens, mask = [*prompt_tokens, *other.inputs["tokens"][start:]], [*[False] * len(prompt_tokens), *other.mask[start:]]
         added[number].append(dataclasses.replace(other, inputs={"tokens": tokens[:longest]}, mask=mask[:longest], logprobs=None, spans=(), parent=None))
     made = []
     for number, group in enumerate(groups):
@@ -42,5 +43,5 @@ def mismatched(groups: Sequence[Group], ctx: Context) -> list[Group]:
 
 
 def _prompt(path: Trajectory) -> list[int]:
-    """The tokens before the first that the actor chose."""
+    """The tokens before the first masked-in token."""
     return list(path.inputs["tokens"][: list(path.mask).index(True)])

@@ -1,4 +1,4 @@
-"""Preference pairs out of scored groups: shared by the selectors that make them, no piece itself."""
+"""Helpers to make preference pairs from scored groups. Not a piece."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ T = TypeVar("T")
 
 def pair(group: Group, chosen: int, rejected: int, values: Sequence[float], ctx: Context, reward: str,
          min_margin: float = 0.0) -> list[Group]:
-    """The two trajectories as one group, chosen first, with `margin` on both rows and the pair's origin in the prompt's meta; nothing
-    when they are no pair, which `ctx.counts` counts by its reason."""
+    """A group of the two trajectories, chosen first, with `margin` on both rows and provenance in the prompt's meta;
+    [] with a reason in `ctx.counts` if they do not form a pair.
+    """
     best, worst = group.trajectories[chosen], group.trajectories[rejected]
     margin = values[chosen] - values[rejected]
-    compared = (best, worst) if chosen != rejected else group.trajectories  # one index: the best is no better than the worst
+    compared = (best, worst) if chosen != rejected else group.trajectories  # equal indices: all rewards are equal
     if len(group.trajectories) < 2:
         why = "groups of one answer"
     elif all(t.messages == best.messages for t in compared):
@@ -43,14 +44,15 @@ def pair(group: Group, chosen: int, rejected: int, values: Sequence[float], ctx:
     return [dataclasses.replace(made, prompt=prompt)]
 
 
-def judged(group: Group, reward: str, length_penalty: float) -> list[float]:
-    """r - length_penalty x chosen tokens."""
+def penalised_rewards(group: Group, reward: str, length_penalty: float) -> list[float]:
+    """r - length_penalty x answer tokens."""
     return [r - length_penalty * sum(t.mask) for r, t in zip(rewards_of(group, reward), group.trajectories, strict=True)]
 
 
 def with_worse(groups: Sequence[Group], ctx: Context, worse: Callable[[Prompt, str], str], *, kind: str, reward: str, verifier: str) -> list[Group]:
-    """The pairs, and one more of this `kind` for each prompt: the first chosen answer against `worse(prompt, answer)`; none where the
-    verifier does not fail that."""
+    """Adds one pair of this `kind` per prompt: the first chosen answer against `worse(prompt, answer)`, if the
+    verifier fails the latter.
+    """
     rescore = build("annotate", {"name": verifier})
     made: list[Group] = []
     for _, members in groupby(groups, key=lambda group: group.prompt.id):
@@ -67,16 +69,16 @@ def with_worse(groups: Sequence[Group], ctx: Context, worse: Callable[[Prompt, s
 
 
 def bare(trajectory: Trajectory) -> Trajectory:
-    """An answer without its tokens, which belong to another prompt."""
+    """The answer without tokens, which belong to another prompt."""
     return dataclasses.replace(trajectory, inputs={}, mask=(), logprobs=None)
 
 
 def of_kind(group: Group, kind: str) -> Group:
-    """A pair with its kind beside its origin in the prompt's meta."""
+    """The pair with its kind in the prompt's meta."""
     meta = {**group.prompt.meta, "pair": {**group.prompt.meta["pair"], "kind": kind}}
     return dataclasses.replace(group, prompt=dataclasses.replace(group.prompt, meta=meta))
 
 
 def drawn(values: Iterable[T], key: str) -> list[T]:
-    """The values in an order that follows from `key` alone."""
+    """The values in pseudo-random order, a function of `key` only."""
     return sorted(values, key=lambda value: hashlib.sha256(f"{key}/{value}".encode()).digest())

@@ -1,4 +1,4 @@
-"""Groups of earlier rounds beside the new ones."""
+"""Selector `replay`: replay buffer of earlier groups."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ratchet.components.types import Context, Group
 
 @piece(paper="arXiv:2405.07863")
 class Replay:
-    """The new groups, and `share` as many drawn from the last `capacity` groups seen before. Has memory: whoever calls it
-    keeps the same object, or its `state()`. The draw depends on seed and round alone.
+    """Adds `share` as many groups drawn from the last `capacity` earlier groups. Stateful. The draw depends on seed
+    and round only.
     """
 
     def __init__(self, *, share: Share = 0.5, capacity: Count = 1024) -> None:

@@ -1,4 +1,4 @@
-"""Only answers that are good enough."""
+"""Selector `threshold`: answers with a minimum reward."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ratchet.components.types import Context, Group
 
 @piece(reads=("{reward}",), makes="answers", paper="arXiv:2308.08998")
 def threshold(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.judge", at_least: Finite = 0.0) -> list[Group]:
-    """The answers with a reward of `at_least` that much (the filter of ReST, section 3); a group left empty vanishes."""
+    """The answers with a reward of at least `at_least` (filter of ReST, section 3); empty groups are dropped."""
     kept = []
     for group in groups:
         good = [i for i, value in enumerate(rewards_of(group, reward)) if value >= at_least]

@@ -1,4 +1,4 @@
-"""Demonstrations: the best verified answers of each prompt."""
+"""Selector `verified`: SFT demonstrations from verified answers (rejection sampling)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ratchet.components.types import Context, Group, Trajectory
 
 
 def likelihood(trajectory: Trajectory) -> float:
-    """Mean log-prob of the sampled tokens by the sampler, in nats a token; minus infinity where nobody sampled them from this prompt."""
+    """Mean log-prob per sampled token by the sampler, in nats; -inf without sampler log-probs."""
     sampled = [p for p, chosen in zip(trajectory.logprobs or (), trajectory.mask, strict=False) if chosen]
     return sum(sampled) / len(sampled) if sampled else -math.inf
 
@@ -21,11 +21,11 @@ def likelihood(trajectory: Trajectory) -> float:
 @piece(reads=("{reward}", "logprobs.sampled"), makes="answers", paper="arXiv:2308.01825")
 def verified(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.instructions", at_least: Finite = 1.0,
              max_repetition: Share = 0.4, keep: Count = 1) -> list[Group]:
-    """Groups of one: the `keep` most likely answers of a prompt, by mean log-prob a token of the model that sampled them, among those
-    whose reward is `at_least` that much and of whose words no more than `max_repetition` were said before (rejection sampling, RFT).
-    Copies count once; answers without log-probs come last; a prompt without such an answer is left out.
+    """Groups of one: the `keep` most likely answers of a prompt (mean log-prob per token under the sampler) with a
+    reward of at least `at_least` and a word repetition of at most `max_repetition` (rejection sampling, RFT).
+    Duplicates count once; answers without log-probs rank last; prompts without such an answer are dropped.
 
-    Least repetition is no ranking: the shortest answers repeat nothing, and a model that imitates those alone forgets how to be long.
+    Ranking by least repetition would select the shortest answers, and a model trained on those unlearns long answers.
     """
     made: list[Group] = []
     for group in groups:

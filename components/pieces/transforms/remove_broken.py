@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ratchet.components.data.records import Conversation, CountTokens, FilterResult, Rejected
 from ratchet.components.data.personal_data import URL
+from ratchet.components.data.records import Conversation, CountTokens, FilterResult, Rejected
 from ratchet.components.piece import piece
 from ratchet.components.recipes.ranges import Count, Share
 from ratchet.components.types import Message

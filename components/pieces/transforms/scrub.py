@@ -1,4 +1,4 @@
-"""Personal data replaced by placeholders (`components/data/personal_data.py`)."""
+"""Transform `scrub`: replaces personal data by placeholders (`components/data/personal_data.py`)."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ratchet.components.data.personal_data import scrubbed
-from ratchet.components.data.records import Conversation, CountTokens, Sifted
+from ratchet.components.data.records import Conversation, CountTokens, FilterResult
 from ratchet.components.piece import piece
 
 KINDS = ("email", "link", "phone", "handle")
 
 
 @piece()
-def scrub(records: Sequence[Conversation], count_tokens: CountTokens, *, region: str = "US") -> Sifted:
-    """Replace personal data by [email], [link], [phone], [handle]; `region` is where a number without + is from."""
+def scrub(records: Sequence[Conversation], count_tokens: CountTokens, *, region: str = "US") -> FilterResult:
+    """Replace personal data by [email], [link], [phone], [handle]. `region`: default country of phone numbers without
+    +.
+    """
     found: Counter[str] = Counter()
 
     def clean(text: str) -> str:
@@ -23,4 +25,4 @@ def scrub(records: Sequence[Conversation], count_tokens: CountTokens, *, region:
         return text
 
     kept = [record.rewritten(clean) for record in records]
-    return Sifted(kept, [], {f"{kind} replaced": found[kind] for kind in KINDS if found[kind]})
+    return FilterResult(kept, [], {f"{kind} replaced": found[kind] for kind in KINDS if found[kind]})

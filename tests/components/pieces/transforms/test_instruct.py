@@ -8,13 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratchet.components.data.instructions.families import FAMILIES, instruction_text
-from ratchet.components.pieces.transforms.questions import final_question, questions
 from ratchet.components.data.records import Conversation
 from ratchet.components.data.splits import split
 from ratchet.components.errors import RecipeError
 from ratchet.components.piece import build, catalogue
 from ratchet.components.pieces.transforms.instruct import HELD_OUT, TRAINED, instruct
-from ratchet.components.pieces.transforms.questions import asked, questions
+from ratchet.components.pieces.transforms.questions import final_question, questions
 
 
 def count(messages):
