@@ -241,11 +241,11 @@ def test_an_unknown_layout_shows_the_nearest_one_the_difference_and_the_row(tmp_
     ({"prompt": "hi", "chosen": "a", "rejected": "a"}, "chosen and rejected are the same"),
     ({"prompt": "hi", "chosen": "a", "rejected": " "}, "the rejected answer is empty"),
     ({"prompt": "hi", "completion": ""}, "the answer is empty"),
-    ({"chosen": "a", "rejected": "b"}, "there is no `prompt`, and `chosen` and `rejected` are no whole conversations"),
+    ({"chosen": "a", "rejected": "b"}, "`prompt` is missing"),
     ({"chosen": "\n\nHuman: a\n\nAssistant: b\n\nHuman: c\n\nAssistant: d", "rejected": "\n\nHuman: a\n\nAssistant: b\n\nHuman: e\n\nAssistant: f"},
-     "part where the user speaks"),
-    ({"prompt": "hi", "chosen": "a", "rejected": "b", "score_chosen": 7, "score_rejected": 7}, "rated as high as the chosen one"),
-    ({"text": "Once upon a time."}, "no marks of turns"),
+     "first differ in a user turn"),
+    ({"prompt": "hi", "chosen": "a", "rejected": "b", "score_chosen": 7, "score_rejected": 7}, "rated at least as high"),
+    ({"text": "Once upon a time."}, "no turn markers"),
     ([], "the row is a list"),
 ])
 def test_a_wrong_row_is_left_out_with_what_is_wrong(tmp_path, row, says):

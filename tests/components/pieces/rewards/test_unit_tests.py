@@ -46,7 +46,7 @@ def test_mbpp_and_a_prompt_without_tests() -> None:
     mbpp = Prompt("m", ({"role": "user", "content": "Write twice(x)."},), meta={"test_list": ["assert twice(2) == 4", "assert twice(0) == 0"]})
     assert judged(mbpp, "def twice(x): return 2 * x", "def twice(x): return x + 2")[0] == [1.0, 0.0]
     assert judged(Prompt("p", ({"role": "user", "content": "Hi"},)), "x")[1] == [
-        "failed: prompt 'p' has no tests: meta.test with meta.entry_point, or meta.test_list"]
+        "failed: prompt 'p' has no tests: expected meta.test with meta.entry_point, or meta.test_list"]
 
 
 def test_a_machine_that_cannot_confine_stops_the_stage(monkeypatch: pytest.MonkeyPatch) -> None:
