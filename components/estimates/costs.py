@@ -28,7 +28,7 @@ from ratchet.components.recipes.plan import Stage
 from ratchet.components.recipes.profile import Profile
 from ratchet.components.recipes.schema import Recipe
 
-SAVED = 20.0         # bytes of a token in a groups artifact: ids, mask, log-probs and text, compressed
+SAVED = 20.0         # bytes per token in a groups artifact: id, mask, log-prob and text, compressed
 
 
 @dataclass(frozen=True)

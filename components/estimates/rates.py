@@ -1,4 +1,4 @@
-"""Tokens per second of a machine: measured, or calculated from its maker's figures."""
+"""Throughput of a machine in tokens per second: measured, or computed from the device's stated figures."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from ratchet.components.estimates.shape import Shape
 from ratchet.components.recipes.profile import Profile
 from ratchet.components.recipes.schema import Recipe
 
-UTILISATION = 0.4    # of stated FLOP/s that a training or scoring pass reaches; of stated bandwidth, DECODE
-DECODE = 0.6
+UTILISATION = 0.4    # assumed share of the stated FLOP/s in training and scoring (MFU)
+DECODE = 0.6         # assumed share of the stated memory bandwidth in decoding
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Tokens a second on one machine. `learn` by adapter, as `adapter_key` spells it."""
+    """Throughput of one machine in tokens per second. `learn`: per adapter (see `adapter_key`)."""
 
     learn: Mapping[str, float]
     score: float
     sample: float
-    load: float            # seconds to load the model once
-    source: str = "stated"  # or "measured", or why it was not
+    load: float            # seconds per model load
+    source: str = "stated"  # or "measured", or why it was not measured
 
 
 def adapter_key(adapter: Mapping[str, Any]) -> str:
@@ -31,14 +31,16 @@ def adapter_key(adapter: Mapping[str, Any]) -> str:
 
 
 def adapters(recipe: Recipe) -> dict[str, Mapping[str, Any]]:
-    """The different ways this recipe learns, by `adapter_key`."""
+    """The distinct adapters that this recipe trains, by `adapter_key`."""
     fits = [section.fit for section in (recipe.sft, recipe.reward, recipe.offline, recipe.online) if section]
     return {adapter_key(fit.adapter): fit.adapter for fit in fits}
 
 
 def stated_rates(recipe: Recipe, profile: Profile, shape: Shape, *, length: float) -> Rates | None:
-    """Rates from what the maker states, when the profile says: 2 operations a parameter and token forward, 4 backward (2 where
-    weights are frozen) and 2 more under checkpointing, at `UTILISATION`; sampling reads every weight once a token of all rows."""
+    """Throughput from the device's stated FLOP/s and bandwidth, if the profile has them. Training: 2 FLOP per
+    parameter and token forward, 4 backward (2 for frozen weights), 2 more with gradient checkpointing, at
+    `UTILISATION`. Decoding is bandwidth-bound: each step reads all weights and the KV cache once for all rows.
+    """
     hardware = profile.hardware
     if hardware.tflops is None or hardware.bandwidth_gb is None:
         return None

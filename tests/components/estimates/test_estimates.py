@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ratchet.components.errors import RecipeError
-from ratchet.components.estimates.capacity import refuse_what_cannot_fit
+from ratchet.components.estimates.capacity import check_memory
 from ratchet.components.estimates.costs import Split, estimate
 from ratchet.components.estimates.memory import Layout, kept_activations, trained, training
 from ratchet.components.estimates.rates import Rates, adapter_key, stated_rates
