@@ -28,7 +28,7 @@ FIT = {"batch": 1, "epochs": 1, "max_steps": None, "learning_rate": 1e-9, "betas
 
 def measure(model: Path, profile: Mapping[str, Any], adapters: Mapping[str, Mapping[str, Any]], *, length: int, prompt: int,
             each: int) -> dict[str, Any]:
-    """Throughput as in `ratchet.components.estimates.costs.Rates`. Texts are random tokens of `length`, half of them
+    """Throughput as in `ratchet.components.estimates.rates.Rates`. Texts are random tokens of `length`, half of them
     in the loss mask; prompts of `prompt` tokens get `each` answers, with as many rows as the profile decodes at once.
     """
     texts, engine_rates = _measure_engine(model, profile, length=length, prompt=prompt, each=each)
