@@ -1,21 +1,21 @@
-"""Every error Ratchet raises on purpose. Catch `RatchetError` to catch them all.
+"""All errors that Ratchet raises deliberately, as subclasses of `RatchetError`.
 
     RatchetError
-    ├── RecipeError        the recipe is wrong: unknown key or piece, missing column, impossible combination
-    ├── SourceError        data or a model cannot be fetched, read or verified
-    ├── DataError          records are wrong: schema, quarantine over its limit, empty data set
-    │   └── GateError      an expectation that stops the run failed
-    ├── ContractError      two stages disagree: tokenizer, template, EOS, sampler against learner
-    ├── TrainingError      a loss is not finite, nothing to train on
-    ├── HealthError        a health rule of the recipe said `stop`
-    ├── StoreError         disk full, damaged or half-written artifact
-    │   └── DamageError    bytes are no longer those that were written: what can be made again, is
-    ├── SandboxError       this machine cannot confine model-written code, so none is run
-    ├── BusyError          another process holds the run, and this one was told not to wait
+    ├── RecipeError        invalid recipe: unknown key or piece, missing column, impossible combination
+    ├── SourceError        data or a model cannot be downloaded, read or verified
+    ├── DataError          invalid records: schema, too many quarantined, empty data set
+    │   └── GateError      a data check that stops the run failed
+    ├── ContractError      two stages disagree: tokenizer, template, EOS, inference engine and trainer
+    ├── TrainingError      non-finite loss, or nothing to train on
+    ├── HealthError        a health rule with action `stop` tripped
+    ├── StoreError         disk full, damaged or incomplete artifact
+    │   └── DamageError    bytes differ from those written; recomputed if possible
+    ├── SandboxError       this machine cannot sandbox model-written code, so none is run
+    ├── BusyError          another process holds the run's lock, and waiting was disabled
     ├── ServiceError       a server (tracking, orchestration, engine) cannot be reached   [retryable]
-    └── StageError         a stage's process died or failed; carries the cause            [retryable when it died]
+    └── StageError         a stage's process died or failed; contains the cause           [retryable if it died]
 
-A message says what is wrong, where, what was expected, what was found, and what to do.
+A message says what is wrong, where, what was expected, what was found, and how to fix it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ HARMLESS = re.compile(r".{,7}|[A-Za-z]{,15}|[\d.,+-]{,15}|\w+://[^?@]*")
 
 
 def redacted(text: str) -> str:
-    """`text` as it may be shown and kept: without the user and password of a URL, and without the value of any
-    environment variable whose name says that it is a secret (of six characters or more)."""
+    """`text` without URL credentials and without values of environment variables whose names indicate secrets (six
+    characters or more).
+    """
     text = re.sub(r"(?<=://)[^/\s@\"']+@", "***@", text)
     for name, value in os.environ.items():
         if len(value) >= 6 and SECRET_NAME.search(name):
@@ -40,8 +41,9 @@ def redacted(text: str) -> str:
 
 
 def secret_in(text: str) -> str:
-    """The secret that `text` holds, in words that do not say it; empty when there is none. Stricter than `redacted`, as who
-    asks refuses the text: a value under eight characters, a word, a number, an address or an existing file is no secret."""
+    """Description of a secret contained in `text`, or "". Stricter than `redacted`, since the caller rejects the
+    text: values under eight characters, words, numbers, addresses and existing files are not secrets.
+    """
     if re.search(r"://[^/\s@\"':]*:[^/\s@\"']+@", text):
         return "an address with a password"
     for name, value in os.environ.items():
@@ -51,7 +53,7 @@ def secret_in(text: str) -> str:
 
 
 class RatchetError(Exception):
-    """Base of all errors of this project. Its message holds no secret, wherever it is shown or kept."""
+    """Base class. Messages are redacted."""
 
     retryable = False
 
@@ -112,7 +114,7 @@ class StageError(RatchetError):
         super().__init__(message)
         self.retryable = died
 
-    def __reduce__(self):  # keeps `retryable` through the process border
+    def __reduce__(self):  # keeps `retryable` when pickled between processes
         return _stage_error, (str(self), self.retryable)
 
 
@@ -121,7 +123,7 @@ def _stage_error(message: str, died: bool) -> StageError:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """A hint: `; did you mean 'clip'?`, or the known words when none is near, the first forty of them."""
+    """A hint: `; did you mean 'clip'?`, or the known words (at most forty) if none is similar."""
     known = sorted(known)
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     if close:

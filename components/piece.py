@@ -1,8 +1,8 @@
-"""Pieces: plain functions found by the name of their file, described without being imported.
+"""Registry of pieces (plugins): functions found by file name, described by static analysis without being imported.
 
 `components/pieces/objectives/clip.py` with a function `clip` is what a recipe calls `clip` in the objectives slot;
-another function of that file is `clip.row`; a slot that draws on several folders prefixes them: `rewards.length`.
-`describe` reads the source as text, so a recipe is checked in milliseconds, before torch is loaded.
+another function of that file is `clip.row`; slots with several folders use prefixes: `rewards.length`. `describe`
+parses the source, so recipes are checked in milliseconds, without importing torch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Unit = Literal["step", "row", "pair", "group"]
 Makes = Literal["", "pairs", "answers"]
 F = TypeVar("F", bound=Callable[..., Any])
 
-SLOTS: dict[str, tuple[str, ...]] = {  # slot of a recipe -> folders it draws on
+SLOTS: dict[str, tuple[str, ...]] = {  # slot of a recipe -> folders of its pieces
     "annotate": ("rewards", "advantages", "scoring"),
     "select": ("selectors",),
     "objective": ("objectives",),
@@ -56,12 +56,16 @@ def piece(
     compares: bool = False,
     makes: Makes = "",
 ) -> Callable[[F], F]:
-    """Declare a piece. `reads`/`writes` name columns (`{option}` is filled from the recipe), `asks` what the
-    learner must compute, `models` whom it asks beside those that its options `model` and `models` name, `unit` what may
-    not be split between micro-batches, `gold` a verifier that gives a prompt's own `answer` a reward of 1, `means` functions of the same file,
-    (outputs, batch) -> (B,), whose means over the whole step an objective reads as columns of their names, `compares` that it needs two
-    answers or more to a prompt, `makes` the groups that come out of a selector: preference pairs (chosen first), single answers to learn
-    from, or as they came in. Returns the function unchanged.
+    """Declare a piece. Returns the function unchanged.
+
+    - `reads`, `writes`: columns (`{option}` is filled in from the recipe).
+    - `asks`: outputs that the learner must compute.
+    - `models`: models used, in addition to those named by the options `model` and `models`.
+    - `unit`: what must not be split between micro-batches.
+    - `gold`: a verifier that gives a prompt's own `answer` the reward 1.
+    - `means`: functions of the same file, (outputs, batch) -> (B,), whose means over the step are passed to the objective as columns.
+    - `compares`: needs at least two answers per prompt.
+    - `makes`: groups that a selector returns: preference pairs (chosen first), single answers, or ("") unchanged.
     """
 
     def mark(function: F) -> F:
@@ -72,7 +76,7 @@ def piece(
 
 @dataclass(frozen=True)
 class Option:
-    """A keyword-only argument of a piece: its default (or `required`) and its annotation as written."""
+    """A keyword-only argument of a piece: default (or `required`) and annotation as written."""
 
     name: str
     annotation: str
@@ -81,7 +85,7 @@ class Option:
 
     @property
     def kind(self) -> Any:
-        """The annotation as a type; what only the piece's own module can name is not checked."""
+        """The annotation as a type; `Any` (unchecked) if it uses names of the piece's own module."""
         known = {**vars(builtins), **vars(ranges), "int": ranges.Int, "float": ranges.Finite, "bool": ranges.Bool,
                  "Any": Any, "Literal": Literal, "Mapping": Mapping, "Sequence": Sequence}
         try:
@@ -91,7 +95,7 @@ class Option:
 
 
 def _type(written: ast.expr, known: Mapping[str, Any]) -> Any:
-    """The type that an annotation writes, of names, subscripts and `|` alone. `KeyError` for anything else."""
+    """Evaluate an annotation made of names, subscripts and `|`. `KeyError` for anything else."""
     match written:
         case ast.Name(id=name):
             return known[name]
@@ -110,7 +114,7 @@ def _type(written: ast.expr, known: Mapping[str, Any]) -> Any:
 
 @dataclass(frozen=True)
 class Description:
-    """What the source of a piece says of it."""
+    """Declarations of a piece, read from its source."""
 
     slot: str
     name: str
@@ -132,7 +136,7 @@ class Description:
     options: Mapping[str, Option] = field(default_factory=dict)
 
     def named(self, which: Literal["reads", "writes", "models"], options: Mapping[str, Any]) -> frozenset[str]:
-        """The declared columns or models with `{option}` filled in; a list option yields one name an entry."""
+        """Declared columns or models with `{option}` filled in; a list option yields one name per entry."""
         names: set[str] = set()
         for template in getattr(self, which):
             fields = re.findall(r"{(\w+)}", template)
@@ -146,7 +150,7 @@ class Description:
 
 
 def catalogue(slot: str) -> dict[str, Description]:
-    """Every piece of a slot, by the name a recipe would use."""
+    """Every piece of a slot, by its name in recipes."""
     found: dict[str, Description] = {}
     for folder in SLOTS[slot]:
         for path in sorted((ROOT / "pieces" / folder).glob("*.py")):
@@ -173,7 +177,7 @@ def _read(slot: str, folder: str, path: Path) -> dict[str, Description]:
         )
         if mark is None:
             continue
-        said = {k.arg: ast.literal_eval(k.value) for k in mark.keywords if k.arg}
+        declared = {k.arg: ast.literal_eval(k.value) for k in mark.keywords if k.arg}
         signature = node if isinstance(node, ast.FunctionDef) else next(
             (f for f in node.body if isinstance(f, ast.FunctionDef) and f.name == "__init__"), None
         )
@@ -182,10 +186,10 @@ def _read(slot: str, folder: str, path: Path) -> dict[str, Description]:
         options = _options(signature) if signature else {}
         pieces[name] = Description(
             slot=slot, name=name, module=f"ratchet.components.pieces.{folder}.{path.stem}", function=node.name, path=path, doc=doc,
-            reads=frozenset(said.get("reads", ())), writes=frozenset(said.get("writes", ())),
-            asks=frozenset(said.get("asks", ())), unit=said.get("unit", "row"), paper=said.get("paper", ""), gold=said.get("gold", False),
-            means=frozenset(said.get("means", ())), compares=said.get("compares", False), makes=said.get("makes", ""),
-            models=frozenset([*said.get("models", ()), *(f"{{{option}}}" for option in ("model", "models") if option in options)]),
+            reads=frozenset(declared.get("reads", ())), writes=frozenset(declared.get("writes", ())),
+            asks=frozenset(declared.get("asks", ())), unit=declared.get("unit", "row"), paper=declared.get("paper", ""), gold=declared.get("gold", False),
+            means=frozenset(declared.get("means", ())), compares=declared.get("compares", False), makes=declared.get("makes", ""),
+            models=frozenset([*declared.get("models", ()), *(f"{{{option}}}" for option in ("model", "models") if option in options)]),
             memory=any(isinstance(f, ast.FunctionDef) and f.name == "restore" for f in node.body),
             options=options,
         )
@@ -208,7 +212,7 @@ def _options(function: ast.FunctionDef) -> dict[str, Option]:
 
 
 def describe(slot: str, name: str, *, where: str = "") -> Description:
-    """The piece a recipe means. Raises `RecipeError` with the nearest name when there is none."""
+    """The description of a piece. `RecipeError` with the nearest name if it does not exist."""
     known = catalogue(slot)
     if name not in known:
         at = f"{where}: " if where else ""
@@ -217,7 +221,7 @@ def describe(slot: str, name: str, *, where: str = "") -> Description:
 
 
 def resolve(slot: str, spec: Mapping[str, Any] | str, *, where: str = "", reserved: Iterable[str] = ()) -> dict[str, Any]:
-    """A spec with every default written out. Unknown or missing options raise `RecipeError`."""
+    """A spec with every default written out. `RecipeError` for unknown or missing options."""
     spec = {"name": spec} if isinstance(spec, str) else dict(spec)
     if "name" not in spec:
         raise RecipeError(f"{where or slot}: a piece needs a `name`, got {spec!r}")
@@ -232,21 +236,21 @@ def resolve(slot: str, spec: Mapping[str, Any] | str, *, where: str = "", reserv
         if option.required and given.get(option.name) is None:
             raise RecipeError(f"{where or slot}: {spec['name']!r} needs {option.name!r} ({option.annotation})")
         kind, value = option.kind, given.get(option.name)
-        if (value is None and not takes_null(kind)) or option.name not in given:  # null: as if not written
+        if (value is None and not takes_null(kind)) or option.name not in given:  # null: use the default
             value = option.default
-        elif not (slot == "objective" and isinstance(value, Mapping) and is_number(kind)):  # a knob in place of a number
+        elif not (slot == "objective" and isinstance(value, Mapping) and is_number(kind)):  # a schedule in place of a number
             value = conform(kind, value, f"{where or slot}.{option.name}")
         full[option.name] = value
     for name, low in full.items():
         high = full.get(name.replace("min_", "max_")) if name.startswith("min_") else None
         if isinstance(low, (int, float)) and isinstance(high, (int, float)) and low > high:
-            raise RecipeError(f"{where or slot}: {spec['name']!r} keeps nothing with {name} {low} over {name.replace('min_', 'max_')} {high}")
+            raise RecipeError(f"{where or slot}: {spec['name']!r} keeps nothing: {name} {low} is greater than {name.replace('min_', 'max_')} {high}")
     full.update({k: spec[k] for k in reserved if k in spec})
     return full
 
 
 def build(slot: str, spec: Mapping[str, Any], *, reserved: Iterable[str] = ()) -> Callable[..., Any]:
-    """Import the piece and bind its options. A class is constructed, a function partially applied."""
+    """Import a piece and bind its options: classes are constructed, functions partially applied."""
     full = resolve(slot, spec, reserved=reserved)
     description = describe(slot, full["name"])
     target = getattr(importlib.import_module(description.module), description.function)
@@ -257,8 +261,8 @@ def build(slot: str, spec: Mapping[str, Any], *, reserved: Iterable[str] = ()) -
 def each(function: Callable[..., float]) -> Callable[..., Any]:
     """Lift `f(prompt, trajectory, **options) -> float` to a reward over groups.
 
-    An exception, or a number that is not finite, is a failed reward (status `failed: ...`), never a zero; `None` is a skipped one.
-    The column is named after the file unless the piece says otherwise: `reward.<name>`.
+    An exception or a non-finite number is a failed reward (status `failed: ...`), never 0; `None` is a skipped one.
+    The column is `reward.<function name>`.
     """
 
     @functools.wraps(function)
@@ -274,7 +278,7 @@ def each(function: Callable[..., float]) -> Callable[..., Any]:
                         raise ValueError(f"the reward is {value}")
                     row.append(value)
                     status.append("ok" if value is not None else "skipped: the reward does not apply")
-                except Exception as error:  # a reward is anybody's code; its failure is data
+                except Exception as error:  # user code may raise anything; a failure is recorded, not raised
                     row.append(None)
                     status.append(f"failed: {type(error).__name__}: {error}")
                 advance()

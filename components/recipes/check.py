@@ -1,4 +1,6 @@
-"""A recipe, checked before anything heavy is imported: each column is written before it is read, each gate measured, each size possible."""
+"""Static checks of a recipe, without importing torch: columns are written before they are read, gates are measured,
+sizes are possible.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +20,18 @@ from ratchet.components.training.loop import reward_columns
 
 
 def check(recipe: Recipe, rounds: Mapping[str, Online]) -> None:
-    """Walk the columns through every section of a resolved recipe, and through `rounds`: the online section as the rounds
-    that change it run it, by their place in the recipe. What is read before it is written, or cannot be, is a `RecipeError`.
+    """Check the column dataflow through every section of a resolved recipe. `rounds`: the online section of each
+    round that changes it, by its path in the recipe. `RecipeError` for the first problem.
     """
     _check_names({"name": recipe.name, **{f"models.{n}": n for n in recipe.models},
                   **({"register.model": recipe.register.model} if recipe.register else {})})
     known = {"policy", "reference", *recipe.models, *(recipe.reward.judges if recipe.reward else ())}
     if "policy" not in recipe.models:
-        raise RecipeError(f"models: needs 'policy', the model that learns; got {', '.join(recipe.models) or 'none'}")
+        raise RecipeError(f"models: needs 'policy', the model to train; got {', '.join(recipe.models) or 'none'}")
     if not all(one.source for one in recipe.data.every_source):
-        raise RecipeError("data: needs 'source', the address of the data, such as path:conversations.jsonl")
+        raise RecipeError("data: needs 'source', the address of the data, e.g. path:conversations.jsonl")
     if recipe.evaluate and recipe.evaluate.gold and "encoder" not in recipe.models:
-        raise RecipeError("evaluate.gold: the gold judge reads sentence embeddings, and the recipe names no models.encoder; add it, or set evaluate.gold to false")
+        raise RecipeError("evaluate.gold: the gold judge needs a sentence encoder, but models.encoder is not set; add it, or set evaluate.gold to false")
     check_splits(recipe)
     check_kinds(recipe)
     check_model(recipe, recipe.models["policy"].shape or {}, "models.policy.shape")
@@ -60,46 +62,46 @@ def check(recipe: Recipe, rounds: Mapping[str, Online]) -> None:
     _check_gates(recipe)
     _check_independent(recipe)
     if recipe.claim and not (metrics := measured(recipe)).keys() & {recipe.claim.metric, f"{recipe.claim.metric}_vs_base"}:
-        raise RecipeError(f"claim.metric: the evaluation of this recipe does not measure it{nearest(recipe.claim.metric, metrics)}")
+        raise RecipeError(f"claim.metric: the evaluation of this recipe has no such metric{nearest(recipe.claim.metric, metrics)}")
     if recipe.register and (score := recipe.register.champion.score):
         scores = ["length", *(name.removeprefix("final.") for name in measured(recipe) if re.match(r"final\.(gold$|reward\.)", name))]
         if score not in scores:
-            raise RecipeError(f"register.champion.score: no {score!r} is measured for each prompt{nearest(score, scores)}")
+            raise RecipeError(f"register.champion.score: no per-prompt score {score!r}{nearest(score, scores)}")
 
 
 def check_window(recipe: Recipe, profile: Profile) -> None:
-    """vLLM's window holds the longest prompt and its answer."""
+    """The longest prompt and answer must fit vLLM's max_model_len."""
     sections = {"demonstrate": recipe.demonstrate, "preferences": recipe.preferences, "online": recipe.online} if profile.engine == "vllm" else {}
     for where, section in sections.items():
         if section is not None:
             prompt, answer = recipe.data.of(section.data).max_tokens, section.rollout.get("max_tokens", 0)
             if prompt + answer > profile.vllm.max_model_len:
                 raise RecipeError(f"profile {profile.name}: vllm.max_model_len: {profile.vllm.max_model_len} tokens, but the longest prompt (data.{section.data}"
-                                  f".max_tokens: {prompt}) and answer ({where}.rollout.max_tokens: {answer}) have {prompt + answer}; raise it or lower these")
+                                  f".max_tokens: {prompt}) and answer ({where}.rollout.max_tokens: {answer}) have {prompt + answer}; raise max_model_len or lower these")
 
 
 def _check_names(names: Mapping[str, str]) -> None:
-    """Some names become names of files and folders: none may lead out of the run's."""
+    """Names that become file or folder names must not contain path separators."""
     for where, name in names.items():
         if not re.fullmatch(r"\w[\w .+-]{0,99}", str(name)):
-            raise RecipeError(f"{where}: {name!r} becomes the name of a folder; write letters, digits, spaces and _ . + - only, "
-                              "the first a letter or a digit, at most 100")
+            raise RecipeError(f"{where}: {name!r} becomes a folder name; use letters, digits, spaces and _ . + - only, "
+                              "starting with a letter or digit, at most 100 characters")
 
 
 def _check_demonstrate(recipe: Recipe, section: Demonstrate) -> None:
-    """Columns in order, and every section that reads what is made here finds it."""
+    """Columns are written before they are read, and sections that read these data sets find them."""
     answered = sampled(section.rollout)
     answered.through("annotate", section.annotate, {"policy"}, "demonstrate.annotate")
     for kind in ("sft", "reward"):
         wanted, made = getattr(recipe, kind), dataclasses.replace(answered)
         made.through("select", getattr(section, kind), {"policy"}, f"demonstrate.{kind}")
         if getattr(section, kind) and made.pairs != (kind == "reward"):
-            raise RecipeError(f"demonstrate.{kind}: " + ("the reward model learns from pairs, and these selectors make none; expected one such as contrast"
-                              if kind == "reward" else "SFT would imitate the rejected answers of the pairs too; expected a selector such as verified"))
+            raise RecipeError(f"demonstrate.{kind}: " + ("a reward model needs pairs, but these selectors make none; add one such as contrast"
+                              if kind == "reward" else "SFT would also train on the rejected answers of the pairs; use a selector such as verified"))
         if wanted is None or (kind == "reward" and recipe.preferences):
             continue
         if not getattr(section, kind):
-            raise RecipeError(f"demonstrate.{kind}: names no selector, but the section `{kind}` learns from what it makes; name one, "
+            raise RecipeError(f"demonstrate.{kind}: has no selector, but the section `{kind}` trains on its output; add one, "
                               f"or remove the section `{kind}`")
         if (wanted.data, wanted.validation or f"{kind}_validation") != (kind, f"{kind}_validation"):
             raise RecipeError(f"{kind}.data: with a `demonstrate` section expected {kind!r} and {kind + '_validation'!r}, "
@@ -111,9 +113,9 @@ def _check_preferences(recipe: Recipe, section: Preferences) -> None:
     made.through("annotate", section.annotate, {"policy"}, "preferences.annotate")
     made.through("select", section.select, {"policy"}, "preferences.select")
     if not made.pairs:
-        raise RecipeError("preferences.select: the reward model learns from pairs, and these selectors make none; expected one such as contrast")
+        raise RecipeError("preferences.select: a reward model needs pairs, but these selectors make none; add one such as contrast")
     if recipe.reward is None and not (recipe.offline and recipe.offline.data == "reward"):
-        raise RecipeError("preferences: makes pairs that nothing reads; add a section `reward` or an `offline` one with data: reward, or leave `preferences` out")
+        raise RecipeError("preferences: no section reads its pairs; add a section `reward`, or `offline` with data: reward, or remove `preferences`")
     if recipe.reward and (recipe.reward.data, recipe.reward.validation) != ("reward", "reward_validation"):
         raise RecipeError(f"reward.data: with a `preferences` section expected 'reward' and 'reward_validation', "
                           f"got {recipe.reward.data!r} and {recipe.reward.validation!r}")
@@ -134,27 +136,27 @@ def _check_reward(reward: Reward, demonstrate: Demonstrate | None, preferences: 
                               f"(now {pieces}), or leave the limit out")
     if reward.certificate.best_of_n_rises and (not source or source.rollout.get("responses_per_prompt", 1) < 2):
         raise RecipeError("reward.certificate.best_of_n_rises: best of n is measured on the verified answers of a `preferences` or `demonstrate` section; expected "
-                          "one with rollout.responses_per_prompt of at least 2, " +
-                          (f"got {source.rollout.get('responses_per_prompt', 1)}" if source else "got none") + ". Set it, or leave the limit out")
+                          "rollout.responses_per_prompt of at least 2, " +
+                          (f"got {source.rollout.get('responses_per_prompt', 1)}" if source else "got none") + ". Set it, or remove the limit")
     probed = reward.linear_probe
     check_fit(reward.fit, Flow({"margin"}, 2, pairs=True), "reward.fit", role="judge", untrained=probed, gives=("scores",))
     if not probed or reward.fit.epochs:
         return
     if reward.members > 1:
-        raise RecipeError(f"reward.members: {reward.members} members that only a linear probe made are all the same; train them "
-                          "(reward.fit.epochs over 0), start them without the probe, or ask for one")
+        raise RecipeError(f"reward.members: {reward.members} members trained by the linear probe only are identical; train them "
+                          "(reward.fit.epochs over 0), disable linear_probe, or set members to 1")
     *more, last = reward.fit.updates["judge"]
     if more or (last["name"], last["weight"]) != ("ranking.bradley_terry", 1.0):
-        raise RecipeError(f"reward.fit.updates.judge: {last['name']!r} as it stands there would change nothing: with reward.fit.epochs 0 the linear "
-                          "probe is all, and it fits plain Bradley-Terry. Set reward.fit.epochs to 1 or more to train with it, or leave "
-                          "ranking.bradley_terry alone, with weight 1")
+        raise RecipeError(f"reward.fit.updates.judge: {last['name']!r} is ignored with reward.fit.epochs: 0, where only the linear "
+                          "probe is fitted (plain Bradley-Terry). Set reward.fit.epochs to 1 or more, or use only "
+                          "ranking.bradley_terry with weight 1")
 
 
 def _check_gates(recipe: Recipe) -> None:
-    """Every gate sets a bound on a metric that the evaluation of this recipe will measure."""
+    """Every gate sets a bound on a metric of this recipe's evaluation."""
     gates = recipe.register.gates if recipe.register else {}
     if gates and recipe.evaluate is None:
-        raise RecipeError("register.gates: nothing is measured without an `evaluate` section; add one, or leave the gates out")
+        raise RecipeError("register.gates: gates need an `evaluate` section; add one, or remove the gates")
     metrics = measured(recipe)
     for name, gate in gates.items():
         at = f"register.gates.{name}"
@@ -162,37 +164,39 @@ def _check_gates(recipe: Recipe) -> None:
             raise RecipeError(f"{at}: sets no bound; write `over: <number>` or `below: <number>`")
         base, _, end = name.rpartition(".")
         if name not in metrics and not (end in ENDS and metrics.get(base)):
-            raise RecipeError(f"{at}: the evaluation of this recipe does not measure it (null leaves the gate out){nearest(name, metrics)}")
+            raise RecipeError(f"{at}: the evaluation of this recipe has no such metric (null removes the gate){nearest(name, metrics)}")
         if gate.interval and not metrics.get(name):
-            raise RecipeError(f"{at}: is one number without an interval; leave `interval` out")
+            raise RecipeError(f"{at}: this metric has no interval; remove `interval`")
 
 
 def _check_reward_models(recipe: Recipe) -> None:
-    """Every reward model among `models` that training optimises against is declared as one, and there are pairs to certify it on."""
+    """Reward models in `models` that training optimises are declared as such, and there are pairs to certify them on."""
     trained = recipe.reward.judges if recipe.reward else ()
     for name in trained:
         if name in recipe.models:
-            raise RecipeError(f"models.{name}: the section `reward` makes a model of that name; give this one another name, or set reward to null")
+            raise RecipeError(f"models.{name}: the section `reward` trains a model of that name; rename this one, or set reward to null")
     for name in sorted(optimised_models(recipe) & set(recipe.models)):
         if recipe.models[name].role != "reward":
-            raise RecipeError(f"models.{name}.role: training optimises against this model, so it needs a certificate; expected `role: reward`, got none")
+            raise RecipeError(f"models.{name}.role: training optimises this model's scores, so it needs a certificate; set `role: reward`")
     for name, source in recipe.models.items():
         if source.certificate is not None and source.role != "reward":
-            raise RecipeError(f"models.{name}.certificate: only a reward model has one; expected `role: reward` beside it")
+            raise RecipeError(f"models.{name}.certificate: only reward models have certificates; set `role: reward`")
         limits, made = source.certificate, recipe.demonstrate
         if limits is not None and limits.best_of_n_rises and (not made or made.rollout.get("responses_per_prompt", 1) < 2):
             raise RecipeError(f"models.{name}.certificate.best_of_n_rises: expected a `demonstrate` section with rollout.responses_per_prompt of at "
-                              "least 2, whose verified answers best of n is measured on; add one, or leave the limit out")
+                              "least 2, on whose verified answers best of n is measured; add one, or remove the limit")
     splits = recipe.data.splits
     for name in sorted(certified(recipe)):
         if not (recipe.demonstrate and recipe.demonstrate.reward) and splits and "reward_validation" not in splits:
-            raise RecipeError(f"models.{name}: there are no held-out pairs to certify this reward model on; expected `reward_validation` among "
-                              f"data.splits, got {', '.join(splits)}. Give it a share there, or make pairs by demonstrate.reward")
+            raise RecipeError(f"models.{name}: no held-out pairs to certify this reward model; expected `reward_validation` in "
+                              f"data.splits, got {', '.join(splits)}. Add it with a share, or make pairs with demonstrate.reward")
 
 
 def _check_independent(recipe: Recipe) -> None:
-    """No reward model that training optimised against decides that the result is good: neither a gate that its scores must exceed,
-    nor the comparison with the champion. A verifier may decide, for its scores are the truth; so may an upper bound on a gap."""
+    """No reward model that training optimised may decide that the result is good: neither in a gate with a lower
+    bound, nor as the champion's score. Verifiers may (their scores are ground truth), and so may upper bounds on a
+    gap.
+    """
     if recipe.register is None or recipe.evaluate is None:
         return
     optimised = optimised_models(recipe)
@@ -206,4 +210,4 @@ def _check_independent(recipe: Recipe) -> None:
         wrong += ["champion.score"] if recipe.register.champion.score == column else []
         if wrong:
             raise RecipeError(f"register.{wrong[0]}: the policy is optimised against the reward model {model!r}, so its score rises whether or not the "
-                              "answers improve; expected a measure that training did not use, such as a verifier, another reward model or the gold judge")
+                              "answers improve; use a metric that training did not optimise, such as a verifier, another reward model or the gold judge")

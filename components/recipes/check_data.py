@@ -1,4 +1,4 @@
-"""The data of a recipe, checked before anything heavy is imported: its files are there, and each section reads a split of its kind that is made."""
+"""Static checks of a recipe's data: files exist, and each section reads a split of the right kind."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from ratchet.components.recipes.sections import PAIRS, SHARES, SINGLE, kind_of
 
 
 def check_files(recipe: Recipe) -> None:
-    """Every address of the recipe is one, every `path:` names something that is what it should be: a model that the recipe's sizes fit, data with
-    the records and published splits that it reads. `SourceError`, `DataError` or `RecipeError` for the first that is not."""
+    """Check every address in the recipe: `path:` models must fit the recipe's sizes, `path:` data must have the
+    records and published splits it reads. Raises `SourceError`, `DataError` or `RecipeError` for the first problem.
+    """
     from ratchet.components.data.generate import check_name
     from ratchet.components.data.published import home_of, published, wanted
     from ratchet.components.data.sources import check_address, local
@@ -55,11 +56,11 @@ def check_files(recipe: Recipe) -> None:
 
 
 HEAD = 500
-"""Rows of each file that are looked at first; only where these will not do are all read, to say so truly."""
+"""Rows of each file checked first; all rows are read only if these fail, for an exact message."""
 
 
 def _check_records(recipe: Recipe) -> None:
-    """The splits that sections read can be made of the records, as far as no tokenizer is needed to tell."""
+    """The splits that sections read can be made from the records, as far as that can be known without a tokenizer."""
     from ratchet.components.data.mixture import read_sources
     from ratchet.components.data.offered import default_shares, refuse_other_preferences, split_records
     from ratchet.components.data.published import home_of, wanted
@@ -82,7 +83,7 @@ def _check_records(recipe: Recipe) -> None:
 
 @contextlib.contextmanager
 def _at(where: str) -> Iterator[None]:
-    """What goes wrong with an address is said to be wrong in this place of the recipe."""
+    """Prefix errors with a path in the recipe."""
     try:
         yield
     except (SourceError, DataError) as error:
@@ -90,11 +91,11 @@ def _at(where: str) -> Iterator[None]:
 
 
 def check_model(recipe: Recipe, config: Mapping[str, Any], where: str) -> None:
-    """Layers and lengths of a recipe are there in a policy of this config.json, as far as it tells. Raises a `RecipeError`."""
+    """Layers and lengths in the recipe fit a policy with this config.json. Raises `RecipeError`."""
     config = config.get("text_config") or config
     layers, window = config.get("num_hidden_layers"), config.get("max_position_embeddings")
     judged = min(recipe.reward.layers or layers, layers) if recipe.reward and layers else layers
-    wanted = {}  # reward.layers keeps the first ones, which may be all
+    wanted = {}  # reward.layers keeps the first layers
     for name in ("sft", "reward", "offline", "online"):
         if section := getattr(recipe, name):
             adapter = section.fit.adapter
@@ -103,27 +104,27 @@ def check_model(recipe: Recipe, config: Mapping[str, Any], where: str) -> None:
     for key, (count, most) in wanted.items():
         if most is not None and count > most:
             what = "a hidden size of" if key.endswith("rank") else "layers:"
-            raise RecipeError(f"{key}: got {count}, and the model has {what} {most} ({where}); expected {most} or fewer")
+            raise RecipeError(f"{key}: got {count}, but the model has {what} {most} ({where}); expected {most} or fewer")
     spoken = {name: (section.data, section.rollout) for name in ("demonstrate", "preferences", "online") if (section := getattr(recipe, name))}
     answers = {f"{name}.rollout.max_tokens": (data, rollout.get("max_tokens", 0)) for name, (data, rollout) in spoken.items()}
     answers |= {"evaluate.max_tokens": (recipe.evaluate.data, recipe.evaluate.max_tokens)} if recipe.evaluate else {}
     for key, (data, answer) in answers.items():
         prompt = recipe.data.of(data).max_tokens
         if window is not None and prompt + answer > window:
-            raise RecipeError(f"{key}: got {answer}, which with the longest prompt (data.{data}.max_tokens: {prompt}) is over the model's window of "
+            raise RecipeError(f"{key}: got {answer}, which with the longest prompt (data.{data}.max_tokens: {prompt}) exceeds the model's context length of "
                               f"{window} tokens ({where}); expected {max(0, window - prompt)} or fewer")
 
 
 def check_splits(recipe: Recipe) -> None:
-    """Where the recipe says which splits there are, nothing may read another."""
+    """If the recipe lists its splits, sections must not read others."""
     splits = recipe.data.splits
     for where, name in splits_read(recipe).items():
         if name not in (splits or SHARES):
-            raise RecipeError(f"{where}: {name!r} is not among data.splits ({', '.join(splits or SHARES)}); give it a share there, or read another")
+            raise RecipeError(f"{where}: {name!r} is not in data.splits ({', '.join(splits or SHARES)}); add it with a share, or use one of these")
 
 
 def splits_read(recipe: Recipe) -> dict[str, str]:
-    """The splits of the data that sections read, by the key that names them."""
+    """Splits read by the sections, by the key that names them."""
     made = recipe.demonstrate
     read = {f"{name}.{key}": getattr(section, key) for name in ("demonstrate", "preferences", "sft", "reward", "offline", "online", "evaluate")
             if (section := getattr(recipe, name)) and not (made and name in ("sft", "reward")) and not (recipe.preferences and name == "reward")
@@ -140,10 +141,10 @@ def makes_pairs(recipe: Recipe) -> bool:
 
 
 def check_kinds(recipe: Recipe) -> None:
-    """Each section learns from groups of its kind: SFT from answers to imitate, reward models from pairs, an objective from what it compares."""
+    """Each section reads groups of the right kind: SFT answers, reward-model pairs, and what each objective compares."""
     if recipe.sft and not recipe.demonstrate and (kind := kind_of(recipe.sft.data)) in (*PAIRS, *SINGLE):
         held = "rejected answers" if kind in PAIRS else "answers with label false"
-        raise RecipeError(f"sft.data: {recipe.sft.data!r} holds {held} too, and SFT imitates every one; expected a split such as 'sft'")
+        raise RecipeError(f"sft.data: {recipe.sft.data!r} also contains {held}, and SFT trains on all answers; use a split such as 'sft'")
     if recipe.reward and not (recipe.demonstrate or recipe.preferences) and kind_of(recipe.reward.data) not in PAIRS:
         raise RecipeError(f"reward.data: expected a split of preference pairs ({', '.join(PAIRS)}), got {recipe.reward.data!r}")
     section = recipe.offline
@@ -152,10 +153,10 @@ def check_kinds(recipe: Recipe) -> None:
         kind, description, at = kind_of(section.data), describe("objective", spec["name"]), "offline.fit.updates.policy"
         if description.unit == "pair" and (kind in SINGLE or (kind not in PAIRS and not section.select)):
             what = "single answers with a label" if kind in SINGLE else "no pairs"
-            raise RecipeError(f"{at}: {spec['name']!r} compares a chosen with a rejected answer, and offline.data: {section.data!r} holds {what}; "
+            raise RecipeError(f"{at}: {spec['name']!r} compares a chosen with a rejected answer, but offline.data: {section.data!r} has {what}; "
                               f"expected a split of pairs ({', '.join(PAIRS)})" + (", or the objective 'kto'" if kind in SINGLE else ""))
         if "label" in description.reads and kind in PAIRS:
-            raise RecipeError(f"{at}: {spec['name']!r} learns from single answers with a label, and offline.data: {section.data!r} holds preference "
-                              "pairs; expected the split 'labelled', or an objective on pairs such as 'preference.dpo'")
+            raise RecipeError(f"{at}: {spec['name']!r} needs single labelled answers, but offline.data: {section.data!r} has preference "
+                              "pairs; use the split 'labelled', or a pairwise objective such as 'preference.dpo'")
         if kind in SINGLE and not description.reads and "logprobs" in description.asks:
-            raise RecipeError(f"{at}: {spec['name']!r} would imitate answers with label false; expected 'kto' alone on offline.data: {section.data!r}")
+            raise RecipeError(f"{at}: {spec['name']!r} would train on answers with label false; use only 'kto' on offline.data: {section.data!r}")

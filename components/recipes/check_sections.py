@@ -1,4 +1,6 @@
-"""The sections of a recipe that learn from answers: each column is written before it is read, each objective gets groups of its kind."""
+"""Static checks of training sections: columns are written before they are read, objectives get groups of the right
+kind.
+"""
 
 from __future__ import annotations
 
@@ -16,21 +18,23 @@ from ratchet.components.training.reduce import legal
 
 @dataclass
 class Flow:
-    """What is known of groups between two pieces: their columns, how many answers each has at most, whether they are preference pairs."""
+    """Static description of groups between two pieces: columns, maximum number of answers, and whether they are
+    preference pairs.
+    """
 
     columns: set[str]
     answers: int
     pairs: bool = False
 
     def through(self, slot: str, specs: Sequence[Spec], models: set[str], where: str) -> None:
-        """The groups after these pieces. Raises a `RecipeError` for the first that cannot work on what it gets."""
+        """Pass the groups through these pieces. `RecipeError` for the first piece that cannot process its input."""
         kind = "annotate" if slot == "prepare" else slot
         for spec in specs:
             self.columns = check_piece(kind, spec, self.columns, models, where)
             description = describe(kind, spec["name"])
             if description.compares and self.answers < 2:
-                raise RecipeError(f"{where}: {spec['name']!r} compares the answers to a prompt, and each prompt has one; expected "
-                                  "responses_per_prompt of 2 or more, and no selector before it that keeps a single answer")
+                raise RecipeError(f"{where}: {spec['name']!r} compares answers to one prompt, but each prompt has a single answer; expected "
+                                  "responses_per_prompt of 2 or more, and no earlier selector that keeps a single answer")
             if description.makes:
                 self.pairs = description.makes == "pairs"
                 self.answers = 2 if self.pairs else min(self.answers, spec.get("keep", self.answers))
@@ -42,18 +46,18 @@ def check_section(section: Offline | Online, models: set[str], where: str) -> No
     else:
         kind = kind_of(section.data)
         flow = Flow({"label" if kind in SINGLE else "margin"}, 2 if kind in PAIRS else 1, kind in PAIRS)
-    # What chooses the prompts stands where it learns from them: it reads what was scored.
+    # Prompt samplers are checked after `annotate`, since they learn from scored groups.
     prompts = [section.prompts] if isinstance(section, Online) else []
     steps = isinstance(section, Online) and section.cadence == "step"
     for slot, specs in {"annotate": section.annotate, "prompts": prompts, "select": section.select, "prepare": section.prepare}.items():
         flow.through(slot, specs, models, f"{where}.{slot}")
         for spec in specs:
             if describe("annotate" if slot == "prepare" else slot, spec["name"]).memory and not steps:
-                raise RecipeError(f"{where}.{slot}: {spec['name']!r} remembers earlier steps, and each round runs in a process of its own; "
-                                  "use it with `cadence: step`" + (", or `keep_earlier: true` in its place" if slot == "select" else ""))
+                raise RecipeError(f"{where}.{slot}: {spec['name']!r} is stateful, but each round runs in its own process; "
+                                  "use it with `cadence: step`" + (", or use `keep_earlier: true` instead" if slot == "select" else ""))
     if isinstance(section, Online) and section.reference != "initial" and isinstance(section.reference, Mapping) != steps:
         raise RecipeError(f"{where}.reference: got {section.reference!r} with `cadence: {section.cadence}`; expected `initial`, or "
-                          + ("an anchor such as {name: ema}" if steps else "`previous`"))
+                          + ("a reference update such as {name: ema}" if steps else "`previous`"))
     gives = {"logprobs", "entropy"}
     if isinstance(section, Online):
         _check_watched(section, where)
@@ -65,15 +69,17 @@ def check_section(section: Offline | Online, models: set[str], where: str) -> No
 
 
 def sampled(rollout: Spec) -> Flow:
-    """Groups as a rollout makes them."""
+    """Groups as a rollout returns them."""
     return Flow(set(describe("rollout", rollout["name"]).named("writes", rollout)), rollout.get("responses_per_prompt", 1))
 
 
 def _check_sampling(online: Online, where: str) -> None:
-    """A policy gradient is one of the distribution that sampled; the learner's log-probs are those of temperature 1 with nothing cut off."""
+    """Policy gradients require samples from the policy itself: the learner's log-probs are at temperature 1 without
+    truncation.
+    """
     drawn = online.rollout
     if drawn.get("temperature") == 0 and drawn.get("responses_per_prompt", 1) > 1:
-        raise RecipeError(f"{where}.rollout.temperature: 0 makes all {drawn['responses_per_prompt']} answers to a prompt the same; expected a number above 0")
+        raise RecipeError(f"{where}.rollout.temperature: greedy decoding makes all {drawn['responses_per_prompt']} answers to a prompt equal; use a temperature above 0")
     off = {name: drawn[name] for name, neutral in (("temperature", 1.0), ("top_p", 1.0), ("top_k", 0)) if drawn.get(name, neutral) != neutral}
     older = {key: value for key, value in (("sample_from", online.sample_from), ("keep_earlier", online.keep_earlier)) if value not in ("current", False)}
     for spec in [spec for parts in online.fit.updates.values() for spec in parts]:
@@ -81,21 +87,21 @@ def _check_sampling(online: Online, where: str) -> None:
         if "advantages" not in description.reads or "logprobs" not in description.asks:
             continue
         for name, value in off.items():
-            raise RecipeError(f"{where}.rollout.{name}: got {value} with the policy gradient {spec['name']!r}, whose log-probs are those of temperature 1 "
-                              "with nothing cut off; expected temperature 1, top_p 1 and top_k 0, or an objective that takes any answers (preference.dpo)")
+            raise RecipeError(f"{where}.rollout.{name}: got {value} with the policy gradient {spec['name']!r}, whose log-probs are at temperature 1 "
+                              "without truncation; use temperature 1, top_p 1 and top_k 0, or an objective for arbitrary answers (preference.dpo)")
         for name, value in older.items():
             if "logprobs.sampled" not in description.named("reads", spec) and "times" not in spec:
-                raise RecipeError(f"{where}.{name}: got {str(value).lower()} with the policy gradient {spec['name']!r}, which takes the answers for the policy's "
-                                  "own; expected an objective that corrects for who sampled ({name: clip, old: sampled}), or one that takes any answers "
+                raise RecipeError(f"{where}.{name}: got {str(value).lower()} with the policy gradient {spec['name']!r}, which assumes on-policy answers; "
+                                  "use an objective with importance ratios to the sampler ({name: clip, old: sampled}), or one for arbitrary answers "
                                   "(preference.dpo)")
 
 
 def _check_watched(online: Online, where: str) -> None:
-    """Every health rule is known, and what it judges by is measured."""
+    """Every health rule exists, and its metric is measured."""
     known_keys(online.health, RULES, f"{where}.health")
     for name in ("truncated", "equal_rewards"):
         if name in online.health and online.health[name].limit >= 1:
-            raise RecipeError(f"{where}.health.{name}.limit: got {online.health[name].limit:g}, and no share is above 1; expected a number below 1")
+            raise RecipeError(f"{where}.health.{name}.limit: got {online.health[name].limit:g}, but it limits a share; use a number below 1")
     if isinstance(online.watch.gold, Mapping):
         named = describe("annotate", online.watch.gold["name"])
         written = sorted(c for c in named.named("writes", online.watch.gold) if c.startswith("reward.") and not c.endswith(".status"))
@@ -103,17 +109,17 @@ def _check_watched(online: Online, where: str) -> None:
             raise RecipeError(f"{where}.watch.gold: expected an annotator that writes one reward, got {online.watch.gold['name']!r}, which writes {written}")
     by_gold = next((rule for rule in ("reward_without_gold", "gold_drop") if rule in online.health), None)
     if online.cadence == "step":
-        unseen = "the gold judge sees rounds, not steps; use it with `cadence: round`, or set it to"
+        unseen = "the gold judge scores rounds, not steps; use `cadence: round`, or set it to"
         if by_gold:
             raise RecipeError(f"{where}.health.{by_gold}: {unseen} null")
         if online.watch.gold:
             raise RecipeError(f"{where}.watch.gold: {unseen} false")
     elif by_gold and not online.watch.gold:
-        raise RecipeError(f"{where}.health.{by_gold}: nothing measures the gold score; set {where}.watch.gold to true, "
+        raise RecipeError(f"{where}.health.{by_gold}: the gold score is not measured; set {where}.watch.gold to true, "
                           "or the rule to null")
     if "kl" in online.health and not online.watch.kl_prompts:
-        raise RecipeError(f"{where}.health.kl: nothing measures the KL; say on how many prompts in {where}.watch.kl_prompts, "
-                          "or set the rule to null")
+        raise RecipeError(f"{where}.health.kl: the KL is not measured; set the number of prompts in {where}.watch.kl_prompts, "
+                          "or the rule to null")
 
 
 def check_piece(slot: str, spec: Spec, have: set[str], models: set[str], where: str) -> set[str]:
@@ -123,7 +129,7 @@ def check_piece(slot: str, spec: Spec, have: set[str], models: set[str], where: 
     if slot == "annotate" and writes & have:
         raise RecipeError(f"{where}: {spec['name']!r} writes {sorted(writes & have)}, which is already written")
     for name in sorted(description.named("models", spec) - models):
-        raise RecipeError(f"{where}: {spec['name']!r} wants model {name!r}, which nothing makes{nearest(name, models)}")
+        raise RecipeError(f"{where}: {spec['name']!r} needs the model {name!r}, which does not exist{nearest(name, models)}")
     return have | writes
 
 
@@ -131,25 +137,25 @@ def check_fit(fit: Fit, flow: Flow, where: str, *, role: str = "policy", untrain
                gives: Collection[str] = ("logprobs", "entropy")) -> None:
     known_keys(fit.updates, [role], f"{where}.updates")
     if fit.epochs < (0 if untrained else 1):
-        raise RecipeError(f"{where}.epochs: {fit.epochs} passes over the data train nothing; use 1 or more"
+        raise RecipeError(f"{where}.epochs: expected 1 or more, got {fit.epochs}"
                           f"{'' if untrained else ' (0 only for a reward model with linear_probe)'}")
     if not any(fit.updates.values()):
-        raise RecipeError(f"{where}.updates: nothing to optimise; name at least one objective of components/pieces/objectives: `{role}: [...]`")
+        raise RecipeError(f"{where}.updates: no objective; name at least one of components/pieces/objectives: `{role}: [...]`")
     for role, parts in fit.updates.items():
         labels = [spec["label"] for spec in parts]
         if twice := next((label for label in labels if labels.count(label) > 1), None):
-            raise RecipeError(f"{where}.updates.{role}: two objectives have the label {twice!r}, by which metrics and states are kept; give each its own `label`")
+            raise RecipeError(f"{where}.updates.{role}: two objectives have the label {twice!r}, which identifies metrics and state; give each its own `label`")
         for spec in parts:
             description = describe("objective", spec["name"])
             at = f"{where}.updates.{role}"
             _check_reads(description.named("reads", spec), flow.columns, spec["name"], at)
             if missing := sorted(description.asks - set(gives)):
                 hint = "; set online.value_head to true, with `cadence: step`" if missing == ["values"] else ""
-                raise RecipeError(f"{at}: {spec['name']!r} learns from {', '.join(missing)}, and the {role} model gives {', '.join(sorted(gives))}{hint}")
+                raise RecipeError(f"{at}: {spec['name']!r} needs {', '.join(missing)}, but the {role} model outputs {', '.join(sorted(gives))}{hint}")
             if "times" in spec:
                 _check_reads(frozenset({spec["times"]}), flow.columns, f"{spec['name']}.times", at)
                 if description.unit not in ("step", "row"):
-                    raise RecipeError(f"{at}: {spec['name']!r} has a term a {description.unit}, and `times` multiplies steps or rows")
+                    raise RecipeError(f"{at}: {spec['name']!r} has one term per {description.unit}, but `times` weights steps or rows")
             try:
                 problem = legal(spec["reduce"], description.unit)
             except RecipeError as unknown:
@@ -157,16 +163,16 @@ def check_fit(fit: Fit, flow: Flow, where: str, *, role: str = "policy", untrain
             if problem:
                 raise RecipeError(f"{at}: {spec['name']!r}: {problem}")
             if description.unit == "pair" and not flow.pairs:
-                raise RecipeError(f"{at}: {spec['name']!r} compares a chosen with a rejected answer, and what it gets are no pairs; expected a "
-                                  "selector that makes some, such as best_worst, or a split of pairs")
+                raise RecipeError(f"{at}: {spec['name']!r} compares a chosen with a rejected answer, but its input has no pairs; add a "
+                                  "selector that makes pairs, such as best_worst, or use a split of pairs")
             if flow.pairs and "logprobs" in description.asks and description.unit != "pair" and not description.reads:
-                raise RecipeError(f"{at}: {spec['name']!r} would imitate the rejected answers of the pairs too; expected 'preference.chosen', "
-                                  "or a selector such as best_of_n in place of one that makes pairs")
+                raise RecipeError(f"{at}: {spec['name']!r} would also train on the rejected answers of the pairs; use 'preference.chosen', "
+                                  "or a selector such as best_of_n instead of one that makes pairs")
 
 
 def _check_reads(reads: frozenset[str], have: set[str], name: str, where: str) -> None:
     missing = sorted(reads - have)
     if missing:
         writers = [f"{slot}: {other}" for slot in ("select", "annotate") for other, piece in catalogue(slot).items() if piece.writes & set(missing)]
-        raise RecipeError(f"{where}: {name!r} reads {missing}, which nothing before it writes (have {sorted(have)})"
+        raise RecipeError(f"{where}: {name!r} reads {missing}, which no earlier piece writes (available: {sorted(have)})"
                           + (f"; {', '.join(writers)} would" if 0 < len(writers) < 4 else ""))

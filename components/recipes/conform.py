@@ -1,4 +1,6 @@
-"""Values read from YAML as annotated types, by pydantic; the first mistake is one sentence that says where, expected, got, and the nearest name."""
+"""Validation of YAML values against type annotations with pydantic. The first error becomes one sentence: where,
+expected, got, nearest name.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,14 @@ from ratchet.components.errors import RecipeError, nearest
 T = TypeVar("T")
 EXPECTED = {"int": "a whole number", "float": "a number", "bool": "true or false", "string": "text", "dict": "a mapping", "mapping": "a mapping",
             "dataclass": "a mapping", "list": "a list", "tuple": "a list", "sequence_str": "a list", "is_instance_of": "a list"}
-"""Of pydantic's error types, without the ending `_type`."""
+"""pydantic error type without the suffix `_type` -> expected value."""
 BOUNDS = {"greater_than": ("gt", "a number above {}"), "greater_than_equal": ("ge", "{} or more"), "less_than": ("lt", "a number below {}"),
           "less_than_equal": ("le", "at most {}"), "too_short": ("min_length", "at least {} entries"), "too_long": ("max_length", "at most {} entries")}
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field, Field))
 def record(cls: type[T]) -> type[T]:
-    """A frozen dataclass whose values are checked when it is made."""
+    """Class decorator: a frozen dataclass with validated fields."""
     made: Any = dataclass(frozen=True, config=ConfigDict(extra="forbid"))(cls)
     init = made.__init__
 
@@ -41,8 +43,9 @@ def record(cls: type[T]) -> type[T]:
 
 
 def conform(kind: Any, value: Any, where: str) -> Any:
-    """`value` as the annotated `kind`; `where` is its path for messages. A null where `kind` takes none stands for nothing written.
-    Raises `RecipeError`."""
+    """Validate `value` against the annotation `kind`; `where` is its path for messages. A null is ignored where
+    `kind` does not allow it. Raises `RecipeError`.
+    """
     try:
         return _adapter(kind).validate_python(_without_nulls(kind, value, where))
     except ValidationError as error:
@@ -50,7 +53,7 @@ def conform(kind: Any, value: Any, where: str) -> Any:
 
 
 def known_keys(given: Iterable[object], known: Iterable[str], where: str) -> None:
-    """Raises a `RecipeError` for the first key that is not among the `known` ones, with the nearest of them."""
+    """`RecipeError` for the first unknown key, with the nearest known one."""
     known = list(known)
     for key in given:
         if key not in known:
@@ -72,20 +75,20 @@ def takes_null(kind: Any) -> bool:
 
 
 def is_number(kind: Any) -> bool:
-    """Is it a float in some range, or may it be."""
+    """Whether the annotation is, or allows, a float."""
     plain = typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind
     return plain is float or any(is_number(part) for part in _members(kind))
 
 
 def _members(kind: Any) -> tuple[Any, ...]:
-    """The types of a union, of an annotated one too."""
+    """Member types of a union, also of an annotated one."""
     if typing.get_origin(kind) is typing.Annotated:
         return _members(typing.get_args(kind)[0])
     return typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else ()
 
 
 def _without_nulls(kind: Any, value: Any, where: str) -> Any:
-    """`value` without the keys that hold null where none may stand, its other keys known."""
+    """`value` without keys that are null where null is not allowed; unknown keys raise `RecipeError`."""
     for part in _members(kind) or (kind,):
         part = typing.get_args(part)[0] if typing.get_origin(part) is typing.Annotated else part
         origin, inside = typing.get_origin(part), typing.get_args(part)
@@ -108,10 +111,10 @@ def _without_nulls(kind: Any, value: Any, where: str) -> Any:
 def _sentence(error: ValidationError, where: str) -> str:
     errors = error.errors(include_url=False)
     first = errors[0]
-    if isinstance(first["input"], Mapping):  # of a union: what the member that takes a mapping says of it
+    if isinstance(first["input"], Mapping):  # for a union, report the error of the member that accepts a mapping
         first = next((other for other in errors if other["loc"][:len(first["loc"]) - 1] == first["loc"][:-1] and len(other["loc"]) > len(first["loc"])), first)
     kind, got, more = first["type"], first["input"], first.get("ctx", {})
-    path = [p for p in first["loc"] if isinstance(p, int) or not ("[" in p or p in ("bool", "int", "float", "str", "constrained-float", "Part"))]  # pydantic names members of unions
+    path = [p for p in first["loc"] if isinstance(p, int) or not ("[" in p or p in ("bool", "int", "float", "str", "constrained-float", "Part"))]  # pydantic adds names of union members to the path
     missing = str(path.pop()) if kind in ("missing", "missing_argument") else ""
     at = where + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path)
     at = at.lstrip(".")

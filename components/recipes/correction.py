@@ -1,9 +1,10 @@
-"""The off-policy correction a profile asks for, written into the recipe: whoever reads the run's recipe.yaml sees it.
+"""Off-policy correction: adds truncated importance weights to a recipe if the profile samples with another engine.
 
-When another engine than the learner's samples, every policy gradient (an objective that reads `advantages` and log-probs) is
-multiplied by truncated importance weights (`components/pieces/scoring/importance.py`): `logprobs.old` is scored by the learner, ratios
-are taken to it instead of to the sampler's, and the terms are `times` the weight. An objective that reads both log-probs corrects
-itself (`clip.truncated`) and is left alone, and so is what learns from answers whoever gave them (DPO, RAFT).
+If the inference engine is not the learner's, every policy-gradient objective (one that reads `advantages` and
+log-probs) is multiplied by truncated importance weights (`components/pieces/scoring/importance.py`): the learner
+recomputes `logprobs.old`, ratios use these instead of the sampler's, and the terms are weighted by `times`.
+Objectives that read both log-probs correct themselves (`clip.truncated`); objectives that accept any answers (DPO,
+RAFT) are unchanged. The change is visible in the run's recipe.yaml.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ from ratchet.components.recipes.profile import Profile
 from ratchet.components.recipes.schema import Online, Recipe
 
 COLUMNS = {"step": ("importance", "scoring.importance"), "row": ("importance.row", "scoring.importance.row")}
-"""Unit of an objective -> the column it is multiplied by, and the piece that writes it."""
+"""Unit of an objective -> weight column, and the piece that writes it."""
 
 
 def corrected(recipe: Recipe, profile: Profile) -> Recipe:
-    """The recipe as this profile runs it. `vllm.importance_cap: null` leaves it as it was written."""
+    """The recipe as corrected for this profile. `vllm.importance_cap: null` disables the correction."""
     if profile.engine == "torch" or profile.vllm.importance_cap is None or recipe.online is None:
         return recipe
     return dataclasses.replace(recipe, online=corrected_section(recipe.online, profile.vllm.importance_cap))
 
 
 def corrected_again(section: Online, whole: Online) -> Online:
-    """A round's own version of a section that was corrected: what it changed is corrected with the same cap."""
+    """A round's version of a corrected section, with the same cap applied to its changes."""
     caps = [spec["cap"] for spec in whole.prepare if spec["name"].startswith("scoring.importance")]
     return corrected_section(section, caps[0]) if caps else section
 

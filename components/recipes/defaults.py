@@ -1,4 +1,4 @@
-"""Recipes with every default of every piece written out: what runs keep and what store keys are made of."""
+"""Filling in of the defaults of every piece: the form of a recipe that runs save and that store keys hash."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OBJECTIVE_KEYS = ("weight", "reduce", "label", "times")
 
 
 def with_defaults(recipe: Recipe) -> Recipe:
-    """Every piece with its defaults written out."""
+    """The recipe with the defaults of every piece written out."""
     own: dict[str, Any] = {name: dataclasses.replace(part, transforms=_each("transform", part.transforms, f"data.{name}.transforms"))
            for name in PROMPT_SECTIONS if (part := getattr(recipe.data, name))}
     if recipe.data.parser != "auto":

@@ -1,6 +1,5 @@
-"""A recipe as a list of stages: what each does, what it reads, and the key its product will have.
-
-Pure and light: `ratchet plan` calls it to say what a run would do before anything is loaded.
+"""Execution plan: the stages of a recipe, their inputs, and the store keys of their outputs. Pure, without loading
+models.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from ratchet.components.storage.store import digest
 from ratchet.components.training.loop import optimised_rewards
 
 PLACE = ("name", "ranks", "machines", "zero_stage", "offload_optimizer", "offload_parameters")
-"""Of a profile: where work is done. No part of a product's key, so that a stage goes on with other ranks than it began with."""
-NOT_SEEDED = ("fetch_data", "fetch_model", "make_tiny", "curate", "validate", "gold")  # the same whatever the run's seed
+"""Profile keys that are not part of store keys, so that a stage can resume with another number of ranks."""
+NOT_SEEDED = ("fetch_data", "fetch_model", "make_tiny", "curate", "validate", "gold")  # independent of the run's seed
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One unit of work: `does` is the function, `STAGES[does]` the module it lives in."""
+    """One unit of work. `does`: name of its function in the module `STAGES[does]`."""
 
     name: str
     does: str
@@ -57,7 +56,7 @@ def plan(recipe: Recipe, profile: Profile) -> dict[str, Stage]:
         code = source_digest(does, given, sources)
         kept = {**given, "profile": {k: v for k, v in sizes.items() if k not in PLACE}} if heavy else dict(given)
         if does == "rollout":
-            del kept["rounds"]  # only a bound: a run made longer or shorter keeps the rounds it has (see `protocols.Prompts`)
+            del kept["rounds"]  # only a bound: a run with more or fewer rounds keeps finished ones (see `protocols.Prompts`)
         key = digest([name, does, kept, {k: stages[v].key for k, v in inputs.items()}, code])
         stages[name] = Stage(name, does, kind, given, inputs, key, **more)
         return name
@@ -126,7 +125,7 @@ def plan(recipe: Recipe, profile: Profile) -> dict[str, Stage]:
 
 
 def _certificates(add: Any, recipe: Recipe, examples: str, data: str) -> dict[str, str]:
-    """A certificate of each reward model that was not trained here, on pairs of the base model's answers where there are any."""
+    """Certificate stages of reward models trained elsewhere, on pairs of the base model's answers if there are any."""
     found, made = {}, recipe.demonstrate
     for name in sorted(certified(recipe)):
         options = {"validation": "reward_validation", "certificate": plain(recipe.models[name].certificate or {})}
@@ -138,14 +137,14 @@ def _certificates(add: Any, recipe: Recipe, examples: str, data: str) -> dict[st
 
 
 def _demonstrations(add: Any, recipe: Recipe, section: Demonstrate, base: str, data: str) -> str:
-    """The data sets that a recipe makes of the base model's answers, validated as the curated ones are."""
-    unread = ["reward_validation"] if recipe.preferences and not certified(recipe) else []  # certificates are of the policy's own pairs
+    """Data sets from the base model's answers, validated as curated ones."""
+    unread = ["reward_validation"] if recipe.preferences and not certified(recipe) else []  # certificates use the policy's own pairs
     made = add("demonstrated", "demonstrate", "groups", {**plain(section), "unread": unread}, {"policy": base, "data": data})
     return _validated(add, recipe, "demonstrations", made, [kind for kind in ("sft", "reward") if getattr(section, kind)], unread)
 
 
 def _preferences(add: Any, recipe: Recipe, section: Preferences, policy: str, data: str) -> str:
-    """The same of the SFT policy's answers: pairs alone."""
+    """Preference pairs from the SFT policy's answers, validated as curated ones."""
     options = {key: value for key, value in plain(section).items() if key != "select"}
     unread = [] if recipe.reward or certified(recipe) else ["reward_validation"]
     made = add("compared", "demonstrate", "groups", {**options, "sft": (), "reward": plain(section.select), "unread": unread}, {"policy": policy, "data": data})
@@ -160,7 +159,7 @@ def _validated(add: Any, recipe: Recipe, name: str, made: str, kinds: Sequence[s
 def _rounds(add: Any, recipe: Recipe, online: Online, policy: str, data: str, judges: Mapping[str, str],
             gold: Mapping[str, str], others: Mapping[str, str]) -> tuple[str, list[str]]:
     initial, previous, made = policy, policy, []
-    held: list[str] = []  # selections that together hold what each earlier round chose, once
+    held: list[str] = []  # selections that together contain each earlier round's choice once
     whole = online
     for i in range(1, whole.rounds + 1):
         online = for_round(whole, i)
@@ -192,22 +191,23 @@ def _pick(section: Any, *names: str) -> dict[str, Any]:
     return {name: plain(getattr(section, name)) for name in names}
 
 
-# --- the code that a stage depends on -------------------------------------------------------------------------------
+# --- source code that a stage depends on -------------------------------------------------------------------------------
 
 
-STARTS = ("ratchet.components.stages.job", "run_job")  # every stage's, beside its own function
+STARTS = ("ratchet.components.stages.job", "run_job")  # entry point shared by all stages
 
 
 def source_digest(does: str, options: Mapping[str, Any], sources: Sources | None = None) -> str:
-    """Digest of the definitions that a stage reaches (see `definitions`): from its function, from what carries it out, and from each piece
-    that its options name."""
+    """Digest of the definitions that a stage reaches (see `storage/definitions.py`): from its function, the job
+    runner, and each piece in its options.
+    """
     return (sources or our_sources()).digest(starts(does, options))
 
 
 def starts(does: str, options: Mapping[str, Any]) -> set[tuple[str, str]]:
-    """The definitions where the work of a stage begins, as (module, name)."""
+    """Definitions where a stage's execution starts, as (module, name)."""
     pieces = _pieces()
-    work = {key: value for key, value in plain(options).items() if key != "resolved"}  # the whole recipe, which `evaluate` copies
+    work = {key: value for key, value in plain(options).items() if key != "resolved"}  # the whole recipe, copied by `evaluate`
     return {(STAGES[does], does), STARTS, *(pieces[name] for name in set(_named(work, pieces)))}
 
 
@@ -216,7 +216,9 @@ def our_sources() -> Sources:
 
 
 def _named(value: Any, pieces: Mapping[str, object], within: bool = False) -> Iterator[str]:
-    """The pieces that options name: by a spec (`name:` and options, any of which may name another piece), or in full anywhere."""
+    """Pieces named in options: in a spec (`name:` and options, which may name further pieces), or by full name
+    anywhere.
+    """
     if isinstance(value, Mapping):
         within = within or value.get("name") in pieces
         if value.get("parser") == "auto":
@@ -231,5 +233,5 @@ def _named(value: Any, pieces: Mapping[str, object], within: bool = False) -> It
 
 
 def _pieces() -> dict[str, tuple[str, str]]:
-    """Where each piece of every slot is defined."""
+    """Module and function of each piece of every slot."""
     return {name: (piece.module, piece.function) for slot in SLOTS for name, piece in catalogue(slot).items()}

@@ -1,4 +1,4 @@
-"""Numbers of recipes and of pieces' options, by the range that each may have. None of them takes text, and no number is nan or infinite."""
+"""Numeric types of recipe and piece options, with their ranges. Strings, nan and infinity are rejected."""
 
 from __future__ import annotations
 

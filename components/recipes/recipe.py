@@ -1,7 +1,7 @@
-"""Recipes: short YAML over one base, read strictly into `components/recipes/schema.py`, every default written out.
+"""Loading of recipes: YAML over a base, validated by `components/recipes/schema.py`, with all defaults written out.
 
-A method file names its `base` and what differs. A mapping is merged into the base's, a list replaces the base's
-list, a piece with another `name` replaces the base's piece, null removes what the base sets. No interpolation, no conditionals.
+A recipe names its `base` and what differs: mappings merge, lists replace the base's list, a piece with another `name`
+replaces the base's piece, null removes a key. No interpolation, no conditionals.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from ratchet.components.recipes.schema import SCHEMA, Online, Recipe
 from ratchet.components.recipes.smoke import limited
 from ratchet.components.recipes.yaml_files import parse_yaml, read_yaml
 
-YAML = (".yaml", ".yml")  # a name that ends so is a file's
-OF_BYTES = ("sha256", "base", "base_sha256", "format", "shape", "remote_code")  # keys of a source that hold for its bytes alone
+YAML = (".yaml", ".yml")  # a name with this suffix is a file
+OF_BYTES = ("sha256", "base", "base_sha256", "format", "shape", "remote_code")  # keys that apply to the base's source only
 
 
 def folder() -> Path:
-    """Where the recipes of this distribution lie."""
+    """Folder of the shipped recipes."""
     return Path(__file__).resolve().parents[2] / "flows" / "recipes"
 
 
@@ -39,12 +39,14 @@ def names() -> list[str]:
 
 
 def load(recipe: str | Path, *, overrides: Sequence[str] = (), profile: str | None = None, limit: int | None = None) -> tuple[Recipe, Profile]:
-    """Read, merge, resolve and check a recipe given by name or file. `overrides` are `online.rounds=2` strings, `limit` makes it a smoke test."""
+    """Read, merge, resolve and check a recipe given by name or file. `overrides`: strings such as `online.rounds=2`.
+    `limit`: reduce to a smoke test.
+    """
     path = Path(recipe)
     if path.suffix not in YAML:
         path = folder() / f"{recipe}.yaml"
         if not path.exists():
-            file = "; the name of a file of yours ends in .yaml" if Path(recipe).parent != Path() else ""
+            file = "; a file name must end in .yaml" if Path(recipe).parent != Path() else ""
             raise RecipeError(f"no recipe named {str(recipe)!r}{file or nearest(str(recipe), names())}")
     raw = _over_base(path)
     changes: dict[str, Any] = {}
@@ -57,8 +59,8 @@ def load(recipe: str | Path, *, overrides: Sequence[str] = (), profile: str | No
         raw["profile"] = profile
     refuse_secrets(raw)
     if raw.get("schema") != SCHEMA:
-        raise RecipeError(f"{path.name}: schema {raw.get('schema')!r} is not {SCHEMA}, the one this version reads; "
-                          f"write `schema: {SCHEMA}` once its keys are checked against the bases")
+        raise RecipeError(f"{path.name}: expected `schema: {SCHEMA}`, got {raw.get('schema')!r}; "
+                          f"write `schema: {SCHEMA}` after comparing its keys with the shipped bases")
     resolved = with_defaults(conform(Recipe, raw, ""))
     hardware = load_profile(resolved.profile)
     resolved = corrected(resolved, hardware)
@@ -73,7 +75,9 @@ def load(recipe: str | Path, *, overrides: Sequence[str] = (), profile: str | No
 
 
 def _over_base(path: Path) -> dict[str, Any]:
-    """A recipe's file over its base: one of `bases/`, a recipe that ships, or a file beside it. Of the last two one may stand over one of `bases/`."""
+    """A recipe merged over its base: one of `bases/`, a shipped recipe, or a file next to it. The latter two may
+    themselves have a base in `bases/`.
+    """
     raw = _read(path)
     if not raw.get("base"):
         return raw
@@ -82,8 +86,8 @@ def _over_base(path: Path) -> dict[str, Any]:
     if under.get("base"):
         lowest = folder() / "bases" / f"{under['base']}.yaml"
         if not lowest.exists():
-            raise RecipeError(f"{path.name}: its base {raw['base']!r} stands over {under['base']!r}, expected one of {', '.join(_bases())}; "
-                              "write what differs from one of these")
+            raise RecipeError(f"{path.name}: its base {raw['base']!r} has the base {under['base']!r}, expected one of {', '.join(_bases())}; "
+                              "use one of these as the base")
         under = merge(_read(lowest), {key: value for key, value in under.items() if key not in ("name", "claim")})
     return merge(under, raw)
 
@@ -102,7 +106,7 @@ def _bases() -> list[str]:
 
 
 def _from(place: Path, raw: Mapping[str, Any]) -> None:
-    """Makes the relative addresses of files in `raw` those of files under `place`."""
+    """Make relative file addresses in `raw` relative to `place`."""
     models = raw.get("models")
     data = raw.get("data")
     several = data.get("sources") if isinstance(data, Mapping) else None
@@ -113,7 +117,7 @@ def _from(place: Path, raw: Mapping[str, Any]) -> None:
 
 
 def load_profile(name: str) -> Profile:
-    """A profile that ships, by its name, or anybody's file, by its path."""
+    """A shipped profile by name, or a profile file by path."""
     path = Path(name)
     if path.suffix not in YAML:
         path = folder() / "profiles" / f"{name}.yaml"
@@ -125,15 +129,16 @@ def load_profile(name: str) -> Profile:
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any], where: str = "") -> dict[str, Any]:
-    """`over` on `base`: mappings merge, everything else replaces; a piece of another name replaces the whole piece, and another source
-    what `base` says of the bytes of its own. A mapping of numbers over a list changes the items of these numbers, counted from 0; null
-    takes one away."""
+    """`over` merged into `base`: mappings merge, everything else replaces. A piece with another name replaces the
+    whole piece; another source also removes keys that apply to the base's source (`OF_BYTES`). A mapping of numbers
+    over a list changes the items at these indices (from 0); null removes an item.
+    """
     if isinstance(base.get("source"), str) and over.get("source", base["source"]) != base["source"]:
         base = {key: value for key, value in base.items() if key not in OF_BYTES}
     if "name" in base and "name" in over and "fit" not in base and "schema" not in base and base["name"] != over["name"]:
         return dict(over)
     merged = dict(base)
-    if where == "data":  # one source in place of several, or the other way round
+    if where == "data":  # a single source replaces several, and vice versa
         replaced = ("source", "sha256", "config", "parser", "columns") if over.get("sources") else ("sources",) if over.get("source") else ()
         merged = {key: value for key, value in merged.items() if key not in replaced}
     for key, value in over.items():
@@ -156,12 +161,12 @@ def _on(below: Any, value: Any, where: str) -> Any:
 
 
 def dump(recipe: Recipe, profile: Profile) -> str:
-    """The resolved recipe, every default written out, as YAML."""
+    """The resolved recipe as YAML, with all defaults."""
     return yaml.safe_dump(plain({"recipe": recipe, "profile": profile}), sort_keys=False, width=110)
 
 
 def reread(text: str) -> tuple[Recipe, Profile]:
-    """What `dump` wrote, whatever the bases and profiles say by now: how a run is made again."""
+    """Read a recipe written by `dump`, independent of current bases and profiles: for reproducing a run."""
     raw = parse_yaml(text)
     if not isinstance(raw, dict) or set(raw) != {"recipe", "profile"}:
         raise RecipeError("not a resolved recipe: expected the two keys `recipe` and `profile` of a run's recipe.yaml")
@@ -172,8 +177,9 @@ def reread(text: str) -> tuple[Recipe, Profile]:
 
 
 def refuse_secrets(value: Any, where: str = "") -> None:
-    """Raises a `RecipeError` that names the key which holds a secret: what a recipe says is copied into runs, reports,
-    the tracking server and the orchestrator."""
+    """`RecipeError` naming the key that contains a secret, since recipes are copied into runs, reports, the tracking
+    server and the orchestrator.
+    """
     if isinstance(value, Mapping):
         for key, inner in value.items():
             refuse_secrets(inner, f"{where}.{key}" if where else str(key))
@@ -181,12 +187,12 @@ def refuse_secrets(value: Any, where: str = "") -> None:
         for number, inner in enumerate(value):
             refuse_secrets(inner, f"{where}[{number}]")
     elif isinstance(value, str) and (found := secret_in(value)):
-        raise RecipeError(f"{where}: holds {found}, and a recipe is copied into runs, reports, the tracking server and the orchestrator; leave it out: "
-                          "secrets are read from the environment, a secret block of the orchestrator or a file, never from a recipe")
+        raise RecipeError(f"{where}: contains {found}, but recipes are copied into runs, reports, the tracking server and the orchestrator; remove it: "
+                          "secrets are read from the environment, a secret block of the orchestrator or a file")
 
 
 def plain(value: Any) -> Any:
-    """Dataclasses, mappings and sequences as plain dicts and lists: what is hashed, dumped and sent to children."""
+    """Dataclasses, mappings and sequences as plain dicts and lists, for hashing, YAML and child processes."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -200,7 +206,7 @@ def _read(path: Path) -> dict[str, Any]:
     raw = read_yaml(path, f"no recipe file at {path}; `ratchet recipes list` names the ones that ship")
     if not isinstance(raw, dict):
         raise RecipeError(f"{path}: a recipe is a mapping, got {type(raw).__name__}")
-    if path.parent != folder():  # one that ships means a file of the user's
+    if path.parent != folder():  # paths in shipped recipes are relative to the working directory
         _from(path.parent, raw)
     return raw
 
@@ -208,7 +214,7 @@ def _read(path: Path) -> dict[str, Any]:
 def _override(text: str) -> dict[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not key:
-        raise RecipeError(f"override {text!r} is not of the form key.path=value")
+        raise RecipeError(f"override {text!r} must have the form key.path=value")
     try:
         nested: Any = parse_yaml(value)
     except yaml.YAMLError as error:
@@ -219,7 +225,7 @@ def _override(text: str) -> dict[str, Any]:
 
 
 def for_round(online: Online, number: int) -> Online:
-    """The section as round `number` runs it: `by_round: {2: {fit: {learning_rate: 1e-5}}}` changes round 2 alone."""
+    """The section as applied in round `number`: `by_round: {2: {fit: {learning_rate: 1e-5}}}` changes round 2 only."""
     change = online.by_round.get(str(number), {})
     if not change:
         return online
@@ -229,10 +235,10 @@ def for_round(online: Online, number: int) -> Online:
 
 
 def _changed_rounds(online: Online) -> dict[str, Online]:
-    """The section as each round with changes runs it, by its place in the recipe."""
+    """The section of each round with changes, by its path in the recipe."""
     for number in online.by_round:
         if not str(number).isdigit() or not 1 <= int(number) <= online.rounds or online.cadence != "round":
-            raise RecipeError(f"online.by_round: {number} is no round; the recipe has rounds 1 to {online.rounds}")
+            raise RecipeError(f"online.by_round: round {number} does not exist; the recipe has rounds 1 to {online.rounds}")
     return {f"online.by_round.{number}": for_round(online, int(number)) for number in online.by_round}
 
 

@@ -1,4 +1,6 @@
-"""Sections of a recipe that stages read too: data and its limits, certificates, gates. The comments become docs/reference/recipe.md."""
+"""Schema of recipe sections that stages read too: data, certificates, gates. The field comments become
+docs/reference/recipe.md.
+"""
 
 from __future__ import annotations
 
@@ -25,32 +27,32 @@ from ratchet.components.recipes.ranges import (
 )
 
 Spec = Annotated[Mapping[str, Any], BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value)]
-"""A piece with its options; its name alone where it has none."""
+"""A piece with its options, or its name only."""
 Split = Literal["sft", "sft_validation", "reward", "reward_validation", "gold", "gold_validation", "pairs", "pairs_validation",
                 "labelled", "prompts", "prompts_validation", "evaluate", "evaluate_validation", "demonstrate", "demonstrate_validation",
                 "preferences", "preferences_validation"]
 
 
 PROMPT_SECTIONS = ("prompts", "evaluate", "demonstrate", "demonstrate_validation", "preferences", "preferences_validation")
-"""The parts of `data` that make prompts to answer; each may have `transforms` of its own, applied after splitting."""
+"""Parts of `data` that make prompts; each may have its own `transforms`, applied after splitting."""
 
 
 PAIRS, SINGLE = ("reward", "gold", "pairs"), ("labelled",)
-"""Those that hold preference pairs, and single answers with a label."""
+"""Kinds of splits with preference pairs, and with single labelled answers."""
 
 
 SHARES = {"sft": 0.20, "sft_validation": 0.04, "reward": 0.29, "reward_validation": 0.09, "prompts": 0.10,
           "evaluate": 0.06, "gold": 0.14, "gold_validation": 0.08}
-"""The splits of a recipe that names none, as far as its records can fill them."""
+"""Default splits and shares, as far as the records can fill them."""
 
 
 def kind_of(split: str) -> str:
-    """`reward_validation` -> `reward`: which builder makes it."""
+    """Builder of a split: `reward_validation` -> `reward`."""
     return split.removesuffix("_validation")
 
 
 class Sizes(TypedDict, total=False):
-    """Of a model: keys of its config.json."""
+    """Model dimensions: keys of a config.json."""
 
     num_hidden_layers: Count
     hidden_size: Count
@@ -85,7 +87,7 @@ class Contexts:
 
     def __post_init__(self) -> None:
         if self.min_turns > self.max_turns:
-            raise ValueError(f"min_turns {self.min_turns} is over max_turns {self.max_turns}; no conversation has both")
+            raise ValueError(f"min_turns {self.min_turns} is greater than max_turns {self.max_turns}")
 
 
 @record
@@ -175,21 +177,21 @@ class Data:
             raise RecipeError("data: got both `source` and `sources`; expected one of them")
         weighted = [one.weight is not None for one in self.sources if not one.splits or "train" in one.splits]
         if any(weighted) and not all(weighted):
-            raise RecipeError("data.sources: some have a `weight` and some have none; expected one for each source that is trained on, or for none")
+            raise RecipeError("data.sources: only some sources have a `weight`; expected a weight for every training source, or for none")
 
     @property
     def every_source(self) -> tuple[DataSource, ...]:
-        """`sources`, or the one `source`."""
+        """`sources`, or the single `source` as a tuple."""
         return tuple(self.sources) or (DataSource(self.source, self.sha256, self.config, self.parser, self.columns),)
 
     @property
     def labels(self) -> list[str]:
-        """A short name of each source: the last word of its address, numbered where several have the same."""
+        """A short name of each source: the last word of its address, numbered if not unique."""
         words = [re.split(r"[/:]", re.sub(r"[?@!=].*", "", one.source).rstrip("/"))[-1] for one in self.every_source]
         return [word if words.count(word) == 1 else f"{word}-{words[:i + 1].count(word)}" for i, word in enumerate(words)]
 
     def of(self, split: str) -> Conversations | Contexts | Pairs | Labelled:
-        """The options of the builder that makes a split."""
+        """The builder options of a split."""
         return getattr(self, split, None) or getattr(self, split.removesuffix("_validation"))
 
 

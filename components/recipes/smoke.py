@@ -1,4 +1,4 @@
-"""`--limit N`: any recipe as a smoke test, which runs every stage on little and can make no champion."""
+"""`--limit N`: reduces a recipe to a smoke test that runs every stage on little data."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from ratchet.components.recipes.sections import Contexts, Conversations, Data, L
 
 ROUNDS = 2
 PAIRS = 64
-"""Pairs that a linear fit on features gets at least: fewer leave no fold with a pair, and it costs next to nothing."""
+"""Minimum number of pairs, so that every fold of the linear probe's cross-validation has one."""
 UNCERTIFIED = Limits(min_accuracy=None, min_accuracy_by_kind=None, best_of_n_rises=None, min_pairs=None, max_ties=None, max_calibration_error=None,
                      max_length_correlation=None)
 
 
 def limited(recipe: Recipe, count: int) -> Recipe:
-    """The recipe with at most `count` groups in each split, one epoch, two rounds, as many prompts a round as that leaves, and as many held-out
-    prompts. What so little data cannot show is not asked for: certificates, endings, gates, topics. Health rules only warn. Nothing is
-    registered, and its name ends in `-limited`, so that no run is compared with it."""
+    """The recipe with at most `count` groups per split, one epoch, two rounds, and as many prompts per round and
+    held-out prompts as that allows. Checks that need more data are off: certificates, ended answers, gates, topics.
+    Health rules only warn. Nothing is registered, and the name ends in `-limited`, so that no run is compared with
+    it.
+    """
     models = {name: replace(source, certificate=UNCERTIFIED) if source.role == "reward" else source for name, source in recipe.models.items()}
     changes: dict[str, Any] = {"name": f"{recipe.name}-limited", "models": models, "data": _data(recipe.data, count), "claim": None, "register": None}
     for name in ("sft", "reward", "offline", "online"):

@@ -1,4 +1,4 @@
-"""YAML as recipes, profiles and deployments are written: no key twice, numbers such as 1e-5 without a point."""
+"""YAML reading for recipes, profiles and deployments: duplicate keys are errors, and 1e-5 is a number."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _Loader(_Base):
-    """YAML whose keys are text as written and stand once, and whose 1e-5 is a number."""
+    """YAML loader with string keys, an error for duplicate keys, and floats without a decimal point."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[str, Any]:
         self.flatten_mapping(node)
         found: dict[str, Any] = {}
         for key, value in node.value:
             if key.value in found:
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key.value!r} stands twice", key.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key.value!r}", key.start_mark)
             found[key.value] = self.construct_object(value, deep=True)
         return found
 
@@ -39,7 +39,9 @@ def parse_yaml(text: str) -> Any:
 
 
 def read_yaml(path: Path, missing: str) -> Any:
-    """What a YAML file holds. `RecipeError`: `missing` when there is none, where it breaks when it is not YAML."""
+    """Parse a YAML file. `RecipeError` with the text `missing` if it does not exist, or with the position of a syntax
+    error.
+    """
     try:
         return parse_yaml(path.read_text())
     except FileNotFoundError:
