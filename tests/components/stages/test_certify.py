@@ -105,7 +105,7 @@ def test_what_is_no_reward_model_is_refused_at_the_fetch(tiny_model: Path, tiny_
 
 
 @pytest.mark.parametrize(("change", "says"), [
-    ("models.mine.role=null", r"models\.mine\.role: training optimises against this model"),
+    ("models.mine.role=null", r"models\.mine\.role: training optimises this model"),
     ("models.mine.certificate.best_of_n_rises=true", r"models\.mine\.certificate\.best_of_n_rises: expected a `demonstrate` section"),
 ])
 def test_what_could_not_be_certified_is_refused_at_once(change: str, says: str, tmp_path: Path) -> None:
