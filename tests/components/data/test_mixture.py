@@ -70,7 +70,7 @@ def test_sources_in_recipes(tmp_path):
     assert load(mine, overrides=["data.sources.0.limit=9"])[0].data.sources[0].limit == 9
     assert load(mine, overrides=["data.sources.1.source=generate:tiny_corpus?seed=4", "data.sources.0.source=generate:tiny_corpus?seed=5"])[0].data.labels == [
         "tiny_corpus-1", "tiny_corpus-2"]
-    for change, says in [("data.sources.0.weight=1", "some have a `weight` and some have none"), ("data.sources.0.wieght=1", "did you mean 'weight'"),
+    for change, says in [("data.sources.0.weight=1", "only some sources have a `weight`"), ("data.sources.0.wieght=1", "did you mean 'weight'"),
                          ("data.sources.0.weight=0", r"data.sources\[0\].weight: expected a number above 0, got 0"), ("data.sources=[]", "data: needs 'source'"),
                          ("data={source: a, sources: [{source: b}]}", "got both `source` and `sources`"), ("data.sources.1.parser=mesages", "did you mean 'messages'"),
                          ("data.sources.0.splits={tset: x}", "unknown key 'tset'; did you mean 'test'")]:
