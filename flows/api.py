@@ -17,7 +17,7 @@ from ratchet.components.recipes.recipe import dump, load
 from ratchet.components.recipes.schema import Recipe as ResolvedRecipe
 from ratchet.flows.commands.options import Until
 from ratchet.flows.reading import Run
-from ratchet.tasks.process.turns import IfRunning
+from ratchet.tasks.process.locks import IfRunning
 from ratchet.tasks.tracking.outcome import find_run, run_files
 
 

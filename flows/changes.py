@@ -13,7 +13,7 @@ from typing import Any, Literal
 from ratchet.components.errors import RecipeError
 from ratchet.flows.alerts import alert_change
 from ratchet.flows.deployments import Deployment, Place, Plan, WorkPool, stage_deployment
-from ratchet.tasks.process.turns import REGISTRY
+from ratchet.tasks.process.locks import REGISTRY
 
 OURS = "ratchet"  # the tag of deployments that this file owns
 FLOW, STAGE_FLOW = "post_training", "one_stage"
@@ -157,7 +157,7 @@ def _in_pool(place: Place, pool: str, gpus: int, workspace: Path) -> dict[str, A
 
 def _for_gpus(pool: str, count: int) -> dict[str, Any]:
     """How containers ask for devices. A process sees those of its machine, and so does a container of Docker, whose `count: 1` is
-    the first GPU for everyone: there a stage holds those it was given (`tasks/process/turns.py`). Kubernetes hands each out once."""
+    the first GPU for everyone: there a stage holds those it was given (`tasks/process/locks.py`). Kubernetes hands each out once."""
     if not count or pool == "process":
         return {}
     return {"gpus": count} if pool == "kubernetes" else {"device_requests": [{"count": -1, "capabilities": [["gpu"]]}]}

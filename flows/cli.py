@@ -30,7 +30,7 @@ from ratchet.flows.commands.reproduce import reproduce
 from ratchet.flows.commands.show import print_outcome, runs, show
 from ratchet.flows.running import finished, outside
 from ratchet.flows.startup import quiet_platforms, servers
-from ratchet.tasks.process.turns import IfRunning
+from ratchet.tasks.process.locks import IfRunning
 
 app = typer.Typer(help="Post-training pipelines: data → SFT → reward model → online RLHF → evaluation → registry.",
                   no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)

@@ -21,7 +21,7 @@ from ratchet.components.recipes.yaml_files import read_yaml
 from ratchet.flows.alerts import Alert
 from ratchet.flows.alerts import check as check_alert
 from ratchet.flows.commands.options import Until
-from ratchet.tasks.process.turns import REGISTRY, IfRunning
+from ratchet.tasks.process.locks import REGISTRY, IfRunning
 from ratchet.tasks.remote.exchange import check as check_address
 
 SCHEMA = 1

@@ -9,7 +9,7 @@ from prefect import flow
 from ratchet.components.errors import ContractError
 from ratchet.tasks.machine.system import sampled, samples_of
 from ratchet.tasks.pipeline import Pipeline
-from ratchet.tasks.process.turns import gpu_slots
+from ratchet.tasks.process.locks import gpu_slots
 from ratchet.tasks.remote.exchange import Exchange
 from ratchet.tasks.stages import make
 from ratchet.tasks.tracking.prefect_page import PrefectPage
@@ -39,7 +39,7 @@ def one_stage(recipe: str, *, stage: str, key: str, run: str, artifacts: str, ho
                 made = make(pipeline, stage)
             exchange.push(made)
         if samples.exists():  # not every machine can be looked at
-            exchange.tell(stage, key, samples)
+            exchange.put_note(stage, key, samples)
     except BaseException as error:
         pipeline.end("failed" if isinstance(error, Exception) else "stopped", error=f"{type(error).__name__}: {error}")
         raise

@@ -10,7 +10,7 @@ from pathlib import Path
 from ratchet.components.storage.store import write_atomic
 from ratchet.tasks.data.versioning import commit, publish
 from ratchet.tasks.pipeline import Pipeline
-from ratchet.tasks.process.turns import held
+from ratchet.tasks.process.locks import file_lock
 from ratchet.tasks.tracking.results import figures
 
 PARTS = ("fetch", "curate", "train", "evaluate")
@@ -52,6 +52,6 @@ def version(pipeline: Pipeline, workspace: Path) -> dict[str, str]:
     named = re.search(r"ratchet stage train (\S+)", stages.read_text()) if stages.exists() else None
     if named is None or re.sub(r".*/|\.ya?ml$", "", named[1]) != pipeline.recipe.name:
         return {}
-    with held(pipeline.store.home / "workspace.lock", f"the DVC workspace {workspace}"):  # else two runs would mix under data/
+    with file_lock(pipeline.store.home / "workspace.lock", f"the DVC workspace {workspace}"):  # else two runs would mix under data/
         lay_out(pipeline, workspace)
         return commit(workspace)

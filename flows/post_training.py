@@ -13,11 +13,11 @@ from ratchet.flows.commands.options import Until
 from ratchet.flows.parts import version
 from ratchet.tasks.data.drift import watch_data, watch_results
 from ratchet.tasks.pipeline import Pipeline
-from ratchet.tasks.process.cancelling import ended_from_its_page
-from ratchet.tasks.process.turns import IfRunning, gpu_slots, held
+from ratchet.tasks.process.cancelling import cancel_on_prefect_request
+from ratchet.tasks.process.locks import IfRunning, file_lock, gpu_slots
 from ratchet.tasks.registry.registration import model_of, register_run
-from ratchet.tasks.remote.elsewhere import Elsewhere
 from ratchet.tasks.remote.exchange import Exchange
+from ratchet.tasks.remote.remote_stage import RemoteStage
 from ratchet.tasks.stages import make
 from ratchet.tasks.tracking.watchers import watched
 
@@ -35,8 +35,8 @@ def post_training(
     writes products at the address `artifacts`. `limit` makes it a smoke test. Raises `BusyError` and whatever a stage raises.
     """
     pipeline = Pipeline.open(recipe, home=Path(home), overrides=overrides or (), profile=profile, limit=limit)
-    pipeline.elsewhere |= {does: Elsewhere(Exchange(artifacts or ""), deployment) for does, deployment in (elsewhere or {}).items()}
-    with ended_from_its_page(), held(pipeline.run.path / "lock", f"run {pipeline.run.name}", if_running), watched(pipeline, display) as tracking:
+    pipeline.elsewhere |= {does: RemoteStage(Exchange(artifacts or ""), deployment) for does, deployment in (elsewhere or {}).items()}
+    with cancel_on_prefect_request(), file_lock(pipeline.run.path / "lock", f"run {pipeline.run.name}", if_running), watched(pipeline, display) as tracking:
         curate(pipeline)
         watch_data(pipeline)
         if until == "curate":

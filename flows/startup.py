@@ -35,9 +35,9 @@ def quiet_platforms(home: Path) -> None:
 def servers(forks: bool = False) -> Iterator[None]:
     """What flows need, started side by side: the stages' fork server if `forks`, and Prefect's own server unless there is another, while
     this process imports what it needs of Prefect. Raises `ServiceError` when the server does not answer."""
-    from ratchet.tasks.process.orphans import leave_nothing_behind
+    from ratchet.tasks.process.orphans import reap_children_on_exit
 
-    leave_nothing_behind()
+    reap_children_on_exit()
     own = None
     if "PREFECT_API_URL" not in os.environ:
         own = start(Path(os.environ["PREFECT_HOME"]))

@@ -13,9 +13,9 @@ def join(home: Home = OUT) -> None:
     All nodes need the home under the same path, the same code, and a trusted network. Start it on every node but the one that runs."""
     from ratchet.flows.display import open_console
     from ratchet.tasks.process.joining import join as take_part
-    from ratchet.tasks.process.orphans import leave_nothing_behind
+    from ratchet.tasks.process.orphans import reap_children_on_exit
 
-    leave_nothing_behind()
+    reap_children_on_exit()
     console = open_console(highlight=False)
     console.print(f"Waiting for multi-node stages in {home.resolve()}; Ctrl-C stops.", soft_wrap=True)
     try:

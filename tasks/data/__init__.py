@@ -1,1 +1,1 @@
-"""Data on its way: validation (Great Expectations), versions (DVC), drift, garbage collection."""
+"""Data operations: validation (Great Expectations), versioning (DVC), drift, garbage collection."""

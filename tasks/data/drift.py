@@ -1,11 +1,11 @@
-"""Has a run's data moved against the last run's, and are its results behind the champion's? Written as `<run>/drift.json`; what
-moved is an event that alerts listen to. Looking never stops a run.
+"""Drift detection: compares a run's data with the last run's, and its results with the champion's. Writes
+`<run>/drift.json` and emits an alert event; never stops a run.
 
-A distribution is compared by its population stability index, the sum over bins of (p - q) ln(p / q), with the last run's deciles
-as bins. Over 0.2 is the custom's "significant"; with n and m records chance alone gives (1/n + 1/m) chi-squared(bins - 1)
-(Yurdakul, "Statistical Properties of the Population Stability Index", 2018), so the limit is never below what chance reaches once in
-a hundred runs, all comparisons together. What Great Expectations counted is compared as shares: one that grew by half a percent and
-by four standard errors moved.
+Distributions are compared by the population stability index (PSI), the sum over bins of (p - q) ln(p / q), with the
+last run's deciles as bins. A PSI over 0.2 is conventionally significant. With n and m records, chance gives (1/n +
+1/m) chi-squared(bins - 1) (Yurdakul, "Statistical Properties of the Population Stability Index", 2018), so the limit
+is at least the value that chance exceeds once in a hundred runs, over all comparisons. Great Expectations' failure
+shares drift if they grow by half a percent and by four standard errors.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ EVENT = "ratchet.drift"
 
 @dataclass(frozen=True)
 class Shift:
-    """One comparison: what of where, its size and the limit it is held against, and the two in words."""
+    """One comparison: quantity, place, effect size, limit, and both values as text."""
 
     what: str
     where: str
@@ -52,21 +52,21 @@ class Shift:
 
 
 def stability(before: Sequence[int], now: Sequence[int]) -> float:
-    """The index of two histograms over the same bins; half a record is added to each bin, so that none is empty."""
+    """PSI of two histograms over the same bins, with half a record added to each bin."""
     n, m, bins = sum(before), sum(now), len(before)
     shares = [((a + 0.5) / (n + bins / 2), (b + 0.5) / (m + bins / 2)) for a, b in zip(before, now, strict=True)]
     return sum((q - p) * math.log(q / p) for p, q in shares)
 
 
 def limit(bins: int, n: int, m: int, chance: float) -> float:
-    """What the index must pass to count: 0.2, or more where so few records exceed it by chance."""
+    """Limit of the PSI: 0.2, or more for so few records that chance exceeds it."""
     from scipy.stats import chi2
 
     return max(LIMIT, float(chi2.ppf(1 - chance, bins - 1)) * (1 / n + 1 / m)) if bins > 1 else math.inf
 
 
 def numbers_shift(before: Sequence[float], now: Sequence[float]) -> tuple[float, int]:
-    """(index, bins) of two samples, over the deciles of the first. Bins end where equal values end."""
+    """(PSI, number of bins) of two samples, over the deciles of the first. Equal values share a bin."""
     ordered = sorted(before)
     edges = sorted({ordered[len(ordered) * i // BINS] for i in range(1, BINS)})
     counts = [[0] * (len(edges) + 1) for _ in range(2)]
@@ -77,7 +77,9 @@ def numbers_shift(before: Sequence[float], now: Sequence[float]) -> tuple[float,
 
 
 def names_shift(before: Sequence[str], now: Sequence[str], most: int = 20) -> tuple[float, int, str]:
-    """(index, bins, what grew most) of two lists of names: the `most` frequent ones of both, the others together."""
+    """(PSI, number of bins, name that grew most) of two lists of categories: the `most` frequent ones, the rest
+    pooled.
+    """
     old, new = Counter(before), Counter(now)
     named = [name for name, _ in (old + new).most_common(most)]
     rows = [(old[name], new[name]) for name in named]
@@ -88,29 +90,29 @@ def names_shift(before: Sequence[str], now: Sequence[str], most: int = 20) -> tu
 
 
 def data_shifts(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> list[Shift]:
-    """Every comparison of two tables as `statistics.parquet` holds them, one row a group."""
-    asked: list[tuple[str, str, list[Any], list[Any]]] = []
+    """All comparisons of two tables in the format of `statistics.parquet`, one row per group."""
+    comparisons: list[tuple[str, str, list[Any], list[Any]]] = []
     for split in dict.fromkeys(row["split"] for row in now):
         for column in LENGTHS:
-            asked.append((column, split, *([r[column] for r in rows if r["split"] == split and r[column] is not None] for rows in (before, now))))
+            comparisons.append((column, split, *([r[column] for r in rows if r["split"] == split and r[column] is not None] for rows in (before, now))))
     for column in NAMES:
-        asked.append((column, "all data", *([r[column] for r in rows if r[column]] for rows in (before, now))))
-    asked = [a for a in asked if len(a[2]) >= BINS and len(a[3]) >= BINS]
-    chance = CHANCE / max(1, len(asked))
+        comparisons.append((column, "all data", *([r[column] for r in rows if r[column]] for rows in (before, now))))
+    comparisons = [a for a in comparisons if len(a[2]) >= BINS and len(a[3]) >= BINS]
+    chance = CHANCE / max(1, len(comparisons))
     found = []
-    for column, where, old, new in asked:
+    for column, where, old, new in comparisons:
         if column in NAMES:
             size, bins, grew = names_shift(old, new)
-            said = [f"{grew!r} {sum(v == grew for v in values) / len(values):.0%}" for values in (old, new)]
+            values_text = [f"{grew!r} {sum(v == grew for v in values) / len(values):.0%}" for values in (old, new)]
         else:
             size, bins = numbers_shift(old, new)
-            said = [f"mean {sum(values) / len(values):.4g}" for values in (old, new)]
-        found.append(Shift((LENGTHS | NAMES)[column], where, size, limit(bins, len(old), len(new), chance), *said))
+            values_text = [f"mean {sum(values) / len(values):.4g}" for values in (old, new)]
+        found.append(Shift((LENGTHS | NAMES)[column], where, size, limit(bins, len(old), len(new), chance), *values_text))
     return found
 
 
 def gate_shifts(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Shift]:
-    """What Great Expectations counted, as two `validation.json` tell: the share of groups that broke each expectation of rows."""
+    """Comparison of two `validation.json`: share of groups that failed each per-row expectation."""
     old = {e["says"]: e["failed"] for e in before["expectations"] if e["of"] == "rows"}
     found = []
     for one in now["expectations"]:
@@ -123,14 +125,15 @@ def gate_shifts(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Shift
 
 
 def result_shifts(mine: Mapping[str, Any], champion: Mapping[str, Any]) -> list[Shift]:
-    """How far a run's evaluation is behind the champion's by each score both have on the same prompts, positive is worse: it counts
-    when the whole 99 % interval is. Not a promotion's comparison: it is written nowhere but here and costs no error."""
+    """How far a run's evaluation is behind the champion's, for each score measured on the same prompts; positive is
+    worse. Significant if the whole 99 % interval is. Not a promotion test: it uses no error budget.
+    """
     from ratchet.tasks.tracking.results import paired, shared_scores
 
     found = []
     for score in shared_scores(mine, champion):
         interval = paired(mine, champion, score, level=0.99)
-        if score != "length":  # worse by half the interval's width or more: its upper end lies below zero
+        if score != "length":  # worse by half the interval's width or more: its upper end is below zero
             room = interval["high"] - interval["mean"]
             ours, theirs = (sum(e["per_prompt"][score]) / len(e["per_prompt"][score]) for e in (mine, champion))
             found.append(Shift(f"mean {score}", "held-out prompts", -interval["mean"], room, f"champion {theirs:.4g}", f"this run {ours:.4g}"))
@@ -151,7 +154,7 @@ def last_run(pipeline: Pipeline) -> Path | None:
 
 
 def watch_data(pipeline: Pipeline) -> list[Shift]:
-    """Compare the curated data with the last run's, write and tell."""
+    """Compare the curated data with the last run's; write the result and alert."""
     try:
         before = last_run(pipeline)
         if before is None or not (before / "stages" / "curated" / "statistics.parquet").exists():
@@ -169,7 +172,7 @@ def watch_data(pipeline: Pipeline) -> list[Shift]:
 
 
 def watch_results(pipeline: Pipeline) -> list[Shift]:
-    """Compare the evaluation with the champion's, before this run may replace it; write and tell."""
+    """Compare the evaluation with the champion's, before this run may replace it; write the result and alert."""
     try:
         if pipeline.recipe.register is None or "evaluate" not in pipeline.stages:
             return []
@@ -194,12 +197,12 @@ def _written(pipeline: Pipeline, kind: str, against: str, found: Sequence[Shift]
     if moved:
         from ratchet.tasks.tracking.alerts import tell
 
-        told = f"{pipeline.run.name}: {kind} moved against {against}: " + "; ".join(map(str, moved))
-        log.warning(told)
-        tell(EVENT, pipeline.run.name, told, {"recipe": pipeline.recipe.name, "kind": kind, "moved": [str(s) for s in moved]})
+        message = f"{pipeline.run.name}: {kind} drifted against {against}: " + "; ".join(map(str, moved))
+        log.warning(message)
+        tell(EVENT, pipeline.run.name, message, {"recipe": pipeline.recipe.name, "kind": kind, "moved": [str(s) for s in moved]})
     return moved
 
 
 def _failed(kind: str, error: Exception) -> list[Shift]:
-    log.warning("drift of %s was not looked at: %s", kind, redacted(f"{type(error).__name__}: {error}"))
+    log.warning("drift of %s could not be checked: %s", kind, redacted(f"{type(error).__name__}: {error}"))
     return []

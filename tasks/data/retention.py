@@ -1,12 +1,12 @@
-"""What the store may forget: everything that no registered version and no living or recent run needs.
+"""Garbage collection of the store: removes outputs that no registered version and no living or recent run needs.
 
-Kept are, with everything they were made from:
-    promoted    versions that hold an alias or were champion once, and all of the runs that made them
-    registered  the other registered versions, or of each model the `best` by a metric
-    alive       what runs of living processes link to or plan to use
-    recent      the same of the last runs, and of those of the last days; a killed run can be continued meanwhile
-Only what the store itself wrote goes: products whose manifest agrees with their name, work of stages that nobody holds,
-and leftovers. Runs keep their recipe, lineage, logs and numbers.
+Kept, with all their ancestors:
+    promoted    versions with an alias or a former champion, and all of the runs that made them
+    registered  other registered versions, or of each model the `best` by a metric
+    alive       outputs linked or planned by runs of living processes
+    recent      the same of the last runs and of the runs of the last days; killed runs can be continued until then
+Only entries written by the store are removed: outputs whose manifest matches their name, work of stages that are not locked, and leftovers. Runs keep
+recipe, lineage, logs and metrics.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from ratchet.components.storage.store import RunDirectory, Store, disk_errors, r
 from ratchet.tasks.registry.registry import Version, events, history, models
 from ratchet.tasks.tracking.mlflow_text import allowed
 
-TRASH = ".trash-"  # and the process that empties it
+TRASH = ".trash-"  # followed by the id of the process that empties it
 
 
 @dataclass(frozen=True)
 class Policy:
-    """`keep_days` in days, `keep_last` runs; `best` versions of each model by `metric`, all of them when it is None."""
+    """Retention policy. `keep_last`: number of runs; `best`: versions per model by `metric`, all if None."""
 
     keep_days: float = 14.0
     keep_last: int = 5
@@ -44,7 +44,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class Entry:
-    """A thing in the store: `size` in bytes that removing it frees (a file that is linked elsewhere too frees nothing)."""
+    """An entry of the store. `size`: bytes freed by removing it (hard-linked files free nothing)."""
 
     path: Path
     size: int
@@ -54,7 +54,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Survey:
-    """What goes, and what stays by the strongest reason to stay: products and bytes."""
+    """Entries to remove, and numbers and bytes of entries to keep by their strongest reason."""
 
     go: list[Entry] = field(default_factory=list)
     stay: Counter[str] = field(default_factory=Counter)
@@ -66,8 +66,9 @@ class Survey:
 
 
 def survey(home: Path, policy: Policy) -> Survey:
-    """Look through the store; nothing is changed. Raises `ServiceError` when the registry cannot be asked, `StoreError`
-    when it is not the one that the runs here registered with, `RecipeError` for a metric that no version has."""
+    """Examine the store without changes. `ServiceError` if the registry is unreachable, `StoreError` if it is not the
+    one that runs here used, `RecipeError` for an unknown metric.
+    """
     store, found = Store(home), Survey()
     kept = needed(store, policy)
     for entry in sorted(store.root.iterdir()) if store.root.is_dir() else []:
@@ -88,10 +89,11 @@ def survey(home: Path, policy: Policy) -> Survey:
 
 
 def sweep(home: Path, policy: Policy) -> Survey:
-    """Remove what `survey` finds. Other runs may work meanwhile: products vanish whole, while no run is about to take
-    one, and a stage's work goes only while nobody holds its lock."""
+    """Remove what `survey` finds. Other runs may be active: outputs are removed atomically under the store's lock, a
+    stage's work only while it is not locked.
+    """
     store = Store(home)
-    with disk_errors("clearing the store"):
+    with disk_errors("removing from the store"):
         with store.steady(sweeping=True):
             found = survey(home, policy)
             trash, gone = store.root / f"{TRASH}{os.getpid()}", []
@@ -101,12 +103,14 @@ def sweep(home: Path, policy: Policy) -> Survey:
                     if free:
                         os.replace(entry.path, trash / f"{len(gone)}-{entry.path.name}")
                         gone.append(entry)
-        shutil.rmtree(trash, ignore_errors=True)  # what another gc takes for a leftover meanwhile is gone as well
+        shutil.rmtree(trash, ignore_errors=True)  # another gc may remove it as a leftover
     return Survey(gone, found.stay, found.stay_bytes)
 
 
 def needed(store: Store, policy: Policy) -> dict[str, str]:
-    """Directory name -> why it stays. Runs are looked at before the registry: one that ends in between has registered."""
+    """Directory name -> reason to keep. Runs are examined before the registry, since one that ends in between has
+    registered its models.
+    """
     kept: dict[str, str] = {}
     runs = {path: _products(path) for path in (store.home / "runs").glob("*") if path.is_dir()}
     by_age = sorted(runs, key=_active, reverse=True)
@@ -115,7 +119,7 @@ def needed(store: Store, policy: Policy) -> dict[str, str]:
     versions = [v for name in models(home=store.home) for v in history(name, home=store.home)]
     here = [v for v in versions if Path(v.path).parent == store.root]
     if not here and any(_state(path).get("versions") for path in runs):
-        raise StoreError(f"runs under {store.home / 'runs'} have registered models, but the registry asked knows none of them; set "
+        raise StoreError(f"runs under {store.home / 'runs'} have registered models, but this registry has none of them; set "
                          "MLFLOW_TRACKING_URI to the one they used")
     promoted = [v for v in here if v.aliases or any(e["alias"] == "champion" for e in events(v))]
     makers = {v.tags.get("lineage.run") for v in promoted}
@@ -132,8 +136,9 @@ def needed(store: Store, policy: Policy) -> dict[str, str]:
 
 
 def _best(versions: list[Version], policy: Policy) -> list[Version]:
-    """The best of each model; all of a model that none of whose versions was measured so, a reward model by win rate. Nobody is
-    ranked by a word that nobody has: a misspelt metric must not empty the store."""
+    """The best versions of each model; all versions of a model without this metric. A metric that no version has is
+    an error, so that a typo cannot empty the store.
+    """
     tag = f"metric.{allowed(policy.metric)}"
     if versions and not any(tag in v.tags for v in versions):
         known = {t.removeprefix("metric.") for v in versions for t in v.tags if t.startswith("metric.")}
@@ -148,7 +153,7 @@ def _best(versions: list[Version], policy: Policy) -> list[Version]:
 
 
 def _ancestors(root: Path, name: str, known: dict[str, str]) -> Iterator[str]:
-    """The product and all it was made from that is not known yet."""
+    """The output and its ancestors that are not known yet."""
     queue, seen = [name], set()
     while queue:
         name = queue.pop()
@@ -161,7 +166,7 @@ def _ancestors(root: Path, name: str, known: dict[str, str]) -> Iterator[str]:
 
 
 def _products(run: Path) -> set[str]:
-    """Directory names of what a run plans to make and of what it links to."""
+    """Directory names of the outputs that a run plans or links."""
     links = {os.path.basename(os.readlink(p)) for p in (run / "stages").glob("[!.]*") if p.is_symlink()}
     return links | {f"{stage}-{key[:16]}" for stage, key in _state(run).get("stages", {}).items()}
 
@@ -172,7 +177,7 @@ def _state(run: Path) -> dict:
 
 
 def _active(run: Path) -> float:
-    """When the run last did anything, in seconds since 1970."""
+    """Time of a run's last activity, in seconds since 1970."""
     return max(p.stat().st_mtime for p in (run, run / "run.json", run / "stages", run / "alive") if p.exists())
 
 
@@ -183,7 +188,7 @@ def _held(work: Path) -> bool:
 
 @contextlib.contextmanager
 def _free(work: Path) -> Iterator[bool]:
-    """Take the lock of a stage's work, if nobody has it; holds it meanwhile."""
+    """Try to lock a stage's work, without waiting."""
     with work.with_name(f"{work.name}.lock").open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,8 +1,8 @@
-"""The gate between curation and training: a suite as code judges every group, failures are set aside with their reason.
+"""Data validation between curation and training (Great Expectations): failing groups are quarantined with reasons.
 
-Great Expectations 1.x judges columns that `components/data/statistics.py` computed. Two kinds of expectation: of rows
-(a group that breaks one is quarantined) and of whole splits (one that breaks stops the run). It is imported inside
-functions, since that alone takes seconds, and its context is ephemeral: nothing is left behind but the Data Docs.
+Great Expectations 1.x checks columns computed by `components/data/statistics.py`. Per-row expectations quarantine
+groups; per-split expectations stop the run. The package is imported in functions, since that takes seconds; its
+context is ephemeral, and only the Data Docs are kept.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Check:
-    """One expectation: what it guards in words, Great Expectations' class, its column and arguments. `of` says whether
-    rows are judged (quarantine) or splits (stop)."""
+    """One expectation: description, Great Expectations' class, column and arguments. `of`: rows (quarantine) or
+    splits (stop).
+    """
 
     says: str
     expectation: str
@@ -42,7 +43,7 @@ class Check:
 
 
 def expectations(data: Data) -> list[Check]:
-    """The suite for a recipe's `data` section. Values that are absent (an unrated group) are not judged."""
+    """The expectation suite of a recipe's `data` section. Missing values (e.g. unrated groups) are not checked."""
 
     def always(says: str, column: str, value: bool = True) -> Check:
         return Check(says, "ExpectColumnValuesToBeInSet", column, {"value_set": [value]})
@@ -80,18 +81,18 @@ def expectations(data: Data) -> list[Check]:
 
 
 def validate(job: Job) -> dict[str, Any]:
-    """The pipeline's stage: `validate_data` from the drafts to the curated product."""
+    """Stage `validate`: from the drafts to the curated data."""
     report = validate_data(job.path("drafts"), job.options["section"], job.work.product)
     broke = {f"broke: {check['says']}": check["failed"] for check in report["expectations"] if check["of"] == "rows" and check["failed"]}
     return {"counts": {"groups": report["groups"], "quarantined": report["quarantined"], **broke}, **report}
 
 
 def validate_data(curated: Path, section: Mapping[str, Any], out: Path, *, data_docs: bool = True) -> dict[str, Any]:
-    """Judge what `curate` wrote, write the groups that pass to `out`, and say what happened.
+    """Validate the output of `curate`, write passing groups to `out`, and return the report.
 
-    `out` gets `<split>.parquet`, `statistics.parquet`, `quarantined.jsonl` (group, and the expectations it broke),
-    `validation.json` and `data_docs/`. Raises `GateError` after writing them all if more than `max_quarantined` (share)
-    of the groups failed, a split became empty, or an expectation of whole splits failed; `DataError` for damaged files.
+    `out` gets `<split>.parquet`, `statistics.parquet`, `quarantined.jsonl` (groups with failed expectations),
+    `validation.json` and `data_docs/`. After writing, raises `GateError` if more than a share `max_quarantined` of
+    the groups failed, a split is empty, or a per-split expectation failed. `DataError` for damaged files.
     """
     import pandas as pd
 
@@ -99,13 +100,13 @@ def validate_data(curated: Path, section: Mapping[str, Any], out: Path, *, data_
     frame = pd.DataFrame(read_parquet(_present(curated / "statistics.parquet")))
     splits = list(dict.fromkeys(frame["split"])) if len(frame) else []
     if not splits:
-        raise DataError(f"{curated / 'statistics.parquet'} holds no group: there is nothing to validate")
+        raise DataError(f"{curated / 'statistics.parquet'} contains no groups to validate")
     if missing := [name for name in data.splits or () if name not in splits]:
         raise GateError(f"split {missing[0]!r} of the recipe is not in {curated}; it has {splits}")
     groups = {name: read_groups(curated / f"{name}.parquet") for name in splits}
     for name, members in groups.items():
         if len(members) != int((frame["split"] == name).sum()):
-            raise DataError(f"{curated / name}.parquet has {len(members)} groups, statistics.parquet tells of "
+            raise DataError(f"{curated / name}.parquet has {len(members)} groups, statistics.parquet has "
                             f"{int((frame['split'] == name).sum())}; curate again")
     wanted = {"sft": 1, "reward": 2, "gold": 2, "pairs": 2, "labelled": 1}
     frame["trajectories_fit"] = [count == wanted.get(kind, min(count, 1)) for kind, count in
@@ -113,7 +114,7 @@ def validate_data(curated: Path, section: Mapping[str, Any], out: Path, *, data_
     by_split = split_frame(frame)
     checks = expectations(data)
     out.mkdir(parents=True, exist_ok=True)
-    results = judge({"rows": frame, "splits": by_split}, checks, out / "data_docs" if data_docs else None)
+    results = run_checks({"rows": frame, "splits": by_split}, checks, out / "data_docs" if data_docs else None)
 
     broken: dict[str, list[str]] = defaultdict(list)
     for result in results["rows"]:
@@ -133,7 +134,7 @@ def validate_data(curated: Path, section: Mapping[str, Any], out: Path, *, data_
     stops += [f"split {name!r} is empty after quarantine" for name, members in kept.items() if not members]
     if share > limit:
         worst = Counter(says for reasons in broken.values() for says in reasons).most_common(3)
-        stops.insert(0, f"{len(broken)} of {len(frame)} groups ({share:.1%}) failed, at most {limit:.1%} may; most often: "
+        stops.insert(0, f"{len(broken)} of {len(frame)} groups ({share:.1%}) failed, at most {limit:.1%} allowed; most often: "
                         + "; ".join(f"{says} ({number})" for says, number in worst))
     report = {
         "success": not stops, "stops": stops, "groups": len(frame), "quarantined": len(broken),
@@ -152,7 +153,7 @@ def validate_data(curated: Path, section: Mapping[str, Any], out: Path, *, data_
 
 
 def split_frame(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row a split: groups, topics (absent where the data has none), the largest topic's share."""
+    """One row per split: number of groups and topics (None without topics), and the largest topic's share."""
     import pandas as pd
 
     rows = []
@@ -163,15 +164,15 @@ def split_frame(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def judge(tables: Mapping[str, pd.DataFrame], checks: list[Check], docs: Path | None = None) -> dict[str, list[dict[str, Any]]]:
-    """Run each check over the table it is `of`; tables have an `id` column. By table, one result a check: its words,
-    success and the ids of the rows that failed. With `docs`, the Data Docs are built in that folder.
+def run_checks(tables: Mapping[str, pd.DataFrame], checks: list[Check], docs: Path | None = None) -> dict[str, list[dict[str, Any]]]:
+    """Run each check on its table (`of`); tables have a column `id`. Returns one result per check: description,
+    success, and ids of failed rows. With `docs`, Data Docs are built in that folder.
     """
     os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
     import great_expectations as gx
     import great_expectations.expectations as gxe
 
-    logging.getLogger("great_expectations").setLevel(logging.WARNING)  # it tells of every folder it makes
+    logging.getLogger("great_expectations").setLevel(logging.WARNING)  # it logs every folder it creates
     context = gx.get_context(mode="ephemeral")
     context.variables.progress_bars = {"globally": False}
     source = context.data_sources.add_pandas(name="curated")
@@ -190,7 +191,7 @@ def judge(tables: Mapping[str, pd.DataFrame], checks: list[Check], docs: Path | 
             result_format={"result_format": "COMPLETE", "unexpected_index_column_names": ["id"]},
         )).run(batch_parameters={"dataframe": frame})
         (outcome,) = run.run_results.values()
-        plain: Any = outcome.to_json_dict()  # its index entries are numpy's, which JSON refuses
+        plain: Any = outcome.to_json_dict()  # contains numpy values, which json cannot serialise
         results[name] = [_result(one, checks) for one in plain["results"]]
         results[name].sort(key=lambda result: result.pop("number"))
     if docs is not None:
@@ -201,13 +202,13 @@ def judge(tables: Mapping[str, pd.DataFrame], checks: list[Check], docs: Path | 
 def _result(outcome: Mapping[str, Any], checks: list[Check]) -> dict[str, Any]:
     number = outcome["expectation_config"]["meta"]["number"]
     if (outcome.get("exception_info") or {}).get("raised_exception"):
-        raise DataError(f"{checks[number].says!r} could not be judged: {outcome['exception_info']['exception_message']}")
+        raise DataError(f"{checks[number].says!r} could not be evaluated: {outcome['exception_info']['exception_message']}")
     failed = sorted(str(entry["id"]) for entry in outcome["result"].get("unexpected_index_list") or ())
     return {**asdict(checks[number]), "success": bool(outcome["success"]), "failed": failed, "number": number}
 
 
 def _stop(result: Mapping[str, Any], by_split: pd.DataFrame) -> str:
-    """What an expectation of whole splits found, and what it wanted."""
+    """Message of a failed per-split expectation: expected and found."""
     values = by_split.set_index("id")[result["column"]]
     least, most = (result["arguments"].get(end) for end in ("min_value", "max_value"))
     wanted = f"at least {least:g}" if least is not None else f"at most {most:g}"
@@ -225,7 +226,7 @@ def _write_docs(context: Any, docs: Path) -> None:
 
 def _present(file: Path) -> Path:
     if not file.is_file():
-        raise SourceError(f"there is no {file}; run curation first")
+        raise SourceError(f"{file} does not exist; run curation first")
     return file
 
 

@@ -1,8 +1,8 @@
-"""DVC: versions of every data set. The store makes data; `publish` lays it out under data/, `commit` gives it a version.
+"""Data versioning with DVC: `publish` copies data sets to data/, `commit` records their versions.
 
-`dvc.yaml` names the stages; whether they were run by `dvc repro` or by the flow, `dvc.lock` says the same. Where there
-is no git checkout or no `.dvc` (a container, an unpacked archive) `commit` skips with one log line: the run
-is as good, its data only has no version in git. Only DVC's command line is used; its Python API is not promised stable.
+`dvc.yaml` defines the stages; `dvc repro` and the flow produce the same `dvc.lock`. Outside a git checkout with
+`.dvc` (a container, an unpacked archive), `commit` is skipped with a log line. Only DVC's command line is used; its
+Python API is not stable.
 """
 
 from __future__ import annotations
@@ -23,17 +23,16 @@ from ratchet.components.errors import ServiceError, StoreError
 from ratchet.components.storage.store import DATED, MANIFEST
 
 log = logging.getLogger("ratchet.versioning")
-UNVERSIONED = (MANIFEST, *DATED)  # of a product: when, how long and by what code it was made
+UNVERSIONED = (MANIFEST, *DATED)  # files with timestamps, durations and code versions
 BUSY = ("is busy", "Unable to acquire lock", "waiting for a lock")
 
 
 def publish(artifact: Path, target: Path) -> bool:
-    """Make `target` (a file or directory) equal to `artifact`; returns False when it already was.
+    """Make `target` (a file or directory) equal to `artifact`; returns False if it already was.
 
-    What only tells of the making of a product (`UNVERSIONED`) is left out: the same data is the same version, whenever and wherever
-    it was made. Files are hard-linked from the store where the disk allows, else copied: beside the target first, then exchanged
-    in one step, so that a reader sees the old or the new, never a half. Nothing is ever written through `target`:
-    its old files may be links into DVC's cache, and are only unlinked. Raises `StoreError`.
+    Files in `UNVERSIONED` are omitted, so that equal data has equal versions. Files are hard-linked if possible, else
+    copied, to a temporary name and then exchanged atomically. Existing files in `target` are never written to, only
+    unlinked, since they may be links into DVC's cache. Raises `StoreError`.
     """
     artifact, target = Path(artifact), Path(target)
     if not artifact.exists():
@@ -43,7 +42,7 @@ def publish(artifact: Path, target: Path) -> bool:
     new = target.with_name(f".{target.name}.new-{os.getpid()}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        for leftover in target.parent.glob(f".{target.name}.new-*"):  # of a killed process
+        for leftover in target.parent.glob(f".{target.name}.new-*"):  # left by a killed process
             _remove(leftover)
         if artifact.is_dir():
             shutil.copytree(artifact, new, copy_function=_link_or_copy, ignore=lambda folder, _: UNVERSIONED if Path(folder) == artifact else ())
@@ -61,7 +60,9 @@ def publish(artifact: Path, target: Path) -> bool:
 
 
 def digest(path: Path) -> str:
-    """DVC's md5 of a file, or of a directory (with `.dir`) as `publish` lays it out: the digest that stands in dvc.lock. Ignores .dvcignore."""
+    """DVC's md5 of a file, or of a directory (with `.dir`) as `publish` writes it, as in dvc.lock. Ignores
+    .dvcignore.
+    """
     path = Path(path)
     if not path.exists():
         raise StoreError(f"cannot digest {path}: it does not exist")
@@ -73,10 +74,10 @@ def digest(path: Path) -> str:
 
 
 def commit(workspace: Path) -> dict[str, str]:
-    """`dvc commit --force` for the stages whose outputs all exist; returns output path -> md5 as in dvc.lock.
+    """Run `dvc commit --force` for the stages whose outputs all exist; returns output path -> md5 as in dvc.lock.
 
-    After it `dvc status` is clean and `dvc repro` has nothing to do. Skips with one line outside a DVC workspace.
-    A busy lock is waited for, then `ServiceError`.
+    Afterwards `dvc status` is clean and `dvc repro` has nothing to do. Skipped outside a DVC workspace. Waits for a
+    busy DVC lock, then raises `ServiceError`.
     """
     workspace = Path(workspace)
     if not _usable(workspace, "data versions are not recorded"):
@@ -87,7 +88,7 @@ def commit(workspace: Path) -> dict[str, str]:
 
 
 def versions(workspace: Path, path: str) -> Iterator[str]:
-    """Git commits whose dvc.lock has a version of `path` that no later one has, the latest first."""
+    """Git commits at which dvc.lock has distinct versions of `path`, latest first."""
     workspace, seen = Path(workspace), set()
     if not _usable(workspace, f"no earlier version of {path} is looked for"):
         return
@@ -99,18 +100,19 @@ def versions(workspace: Path, path: str) -> Iterator[str]:
 
 
 def get(workspace: Path, path: str, commit: str, target: Path) -> bool:
-    """A file or directory as of a commit, from DVC's cache or its default remote; False, with one line, where neither has it.
-    A `target` that is a directory already would get it inside."""
+    """Fetch a file or directory as of a commit from DVC's cache or default remote; False, with a log line, if
+    unavailable. If `target` is an existing directory, it is placed inside.
+    """
     try:
         dvc(workspace, "get", ".", path, "--rev", commit, "--force", "--out", str(target))
     except ServiceError as error:
-        log.info("%s as of %s cannot be had: %s", path, commit[:12], error)
+        log.info("%s as of %s is not available: %s", path, commit[:12], error)
         return False
     return True
 
 
 def locked(workspace: Path) -> dict[str, str]:
-    """Output path -> md5, as dvc.lock has it (by path: DVC sorts them)."""
+    """Output path -> md5 from dvc.lock."""
     lock = Path(workspace) / "dvc.lock"
     return _outs(lock.read_text()) if lock.exists() else {}
 
@@ -123,32 +125,33 @@ def _outs(lock: str) -> dict[str, str]:
 
 
 def _git(workspace: Path, *arguments: str) -> str:
-    """What git prints; nothing where it fails, as in a repository without commits."""
+    """Output of a git command; empty if it fails, e.g. without commits."""
     return subprocess.run(["git", "-C", workspace, *arguments], text=True, capture_output=True).stdout
 
 
 def dvc(workspace: Path, *arguments: str, wait_seconds: float = 60.0, missing_ok: bool = False) -> str:
-    """Run a DVC command and return what it printed. A busy workspace is tried again, ever more slowly, up to
-    `wait_seconds`. Raises `ServiceError`; with `missing_ok` a failure that is not a busy lock returns ''."""
+    """Run a DVC command and return its output. Retries with backoff while the workspace is locked, up to
+    `wait_seconds`. `ServiceError` on failure, or '' with `missing_ok` unless it is a lock.
+    """
     end, pause = time.monotonic() + wait_seconds, 0.5
     while True:
         done = subprocess.run([sys.executable, "-m", "dvc", *arguments], cwd=workspace, text=True, capture_output=True)
         if done.returncode == 0:
             return done.stdout
-        said = (done.stderr or done.stdout).strip()
-        if not any(word in said for word in BUSY):
+        message = (done.stderr or done.stdout).strip()
+        if not any(word in message for word in BUSY):
             if missing_ok:
                 return ""
-            raise ServiceError(f"`dvc {' '.join(arguments)}` in {workspace} failed (exit {done.returncode}): {said[-800:]}")
+            raise ServiceError(f"`dvc {' '.join(arguments)}` in {workspace} failed (exit {done.returncode}): {message[-800:]}")
         if time.monotonic() + pause > end:
-            raise ServiceError(f"another DVC command has held {workspace} for {wait_seconds:g} s; wait for it, or, if no "
-                               f"such process lives, remove .dvc/tmp/rwlock. DVC said: {said[-500:]}")
+            raise ServiceError(f"another DVC command has locked {workspace} for {wait_seconds:g} s; wait for it, or, if no "
+                               f"such process exists, remove .dvc/tmp/rwlock. DVC reported: {message[-500:]}")
         time.sleep(pause)
         pause = min(5.0, pause * 2)
 
 
 def _usable(workspace: Path, otherwise: str) -> bool:
-    """Whether `workspace` has .dvc, dvc.yaml and stands in a git checkout; says so in one line when not."""
+    """Whether `workspace` has .dvc and dvc.yaml and is in a git checkout; logs one line if not."""
     lacking = next((name for name in (".dvc", "dvc.yaml") if not (workspace / name).exists()), None)
     if lacking is None and not any((p / ".git").exists() for p in (workspace.resolve(), *workspace.resolve().parents)):
         lacking = "a git checkout around it"
@@ -158,7 +161,7 @@ def _usable(workspace: Path, otherwise: str) -> bool:
 
 
 def _stages(workspace: Path) -> dict[str, list[str]]:
-    """Stage -> paths of its outputs, metrics and plots, read from dvc.yaml."""
+    """Stage -> paths of its outputs, metrics and plots, from dvc.yaml."""
     import yaml
 
     stages = yaml.safe_load((workspace / "dvc.yaml").read_text())["stages"]
@@ -169,12 +172,12 @@ def _stages(workspace: Path) -> dict[str, list[str]]:
 def _link_or_copy(source: str | Path, target: str | Path) -> None:
     try:
         os.link(source, target)
-    except OSError:  # another file system, or a limit on links
+    except OSError:  # another file system, or the link limit
         shutil.copy2(source, target)
 
 
 def _equal(one: Path, other: Path) -> bool:
-    """Whether `other` holds what `publish` would put there; files that are one inode are not read."""
+    """Whether `other` equals what `publish` would write; files with the same inode are not read."""
     if one.is_file() != other.is_file():
         return False
     if one.is_file():
@@ -184,13 +187,13 @@ def _equal(one: Path, other: Path) -> bool:
 
 
 def _files(folder: Path, without: Collection[str] = ()) -> set[str]:
-    """Relative paths of the files of a directory, but for those which these entries of its top are or hold."""
+    """Relative paths of the files in a directory, except top-level entries in `without`."""
     found = (p.relative_to(folder) for p in folder.rglob("*") if p.is_file())
     return {path.as_posix() for path in found if path.parts[0] not in without}
 
 
 def _exchange(new: Path, target: Path) -> None:
-    """Swap two paths in one step (renameat2 RENAME_EXCHANGE, Linux); elsewhere two renames."""
+    """Swap two paths atomically (renameat2 RENAME_EXCHANGE, Linux), else by two renames."""
     libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
     if libc and hasattr(libc, "renameat2") and libc.renameat2(-100, os.fsencode(new.absolute()), -100, os.fsencode(target.absolute()), 2) == 0:
         return

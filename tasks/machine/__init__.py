@@ -1,1 +1,1 @@
-"""This machine: its packages, hardware, load and measured speed."""
+"""The local machine: packages, hardware, load, throughput."""

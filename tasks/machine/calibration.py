@@ -1,7 +1,6 @@
-"""What an estimate stands on: the model's shape, the data's size, and this machine's rates, measured once and kept.
+"""Inputs of estimates: model dimensions, data size, and this machine's measured throughput.
 
-`<home>/calibration.json` holds rates by a key of devices, package versions, model, profile and code: another of any of them is
-measured anew.
+`<home>/calibration.json` caches throughput by devices, package versions, model, profile and code.
 """
 
 from __future__ import annotations
@@ -35,8 +34,9 @@ PACKAGE = Path(__file__).parents[2]
 
 
 def costs_of(pipeline: Pipeline, *, measured: bool) -> tuple[list[Cost], Rates | None, Shape]:
-    """The estimate of a run, the rates it used and the model's shape. With `measured`, this machine is measured when its rates are
-    not known yet and it is what the profile means. Raises `RecipeError` when the model's shape is not known."""
+    """The estimate of a run, the throughput used, and the model's dimensions. With `measured`, this machine is
+    benchmarked if needed and if it matches the profile's hardware. `RecipeError` if the dimensions are unknown.
+    """
     shape, folder = model_shape(pipeline)
     splits = curated_splits(pipeline)
     recipe, profile = pipeline.recipe, pipeline.profile
@@ -51,7 +51,7 @@ def costs_of(pipeline: Pipeline, *, measured: bool) -> tuple[list[Cost], Rates |
 
 
 def why_not_measured(profile: Profile, here: Sequence[str]) -> str:
-    """Why a profile that states its hardware is not measured on a machine with the devices `here`; empty when it can be."""
+    """Why a profile with stated hardware cannot be measured on a machine with the devices `here`; empty if it can."""
     stated = profile.hardware
     words = set(stated.device.lower().split())
     found = sum(words <= set(name.lower().split()) for name in here)
@@ -61,7 +61,7 @@ def why_not_measured(profile: Profile, here: Sequence[str]) -> str:
 
 
 def devices() -> list[str]:
-    """The names of this machine's processor and of its GPUs, as their makers spell them."""
+    """Names of this machine's CPU and GPUs."""
     found = [machine()]
     if here := gpus():
         import pynvml
@@ -71,7 +71,7 @@ def devices() -> list[str]:
 
 
 def model_shape(pipeline: Pipeline) -> tuple[Shape, Path | None]:
-    """From the model when it is here, else from the recipe's `shape`."""
+    """Dimensions of the model: from its files if present, else from the recipe's `shape`."""
     source = pipeline.recipe.models["policy"]
     made = pipeline.store.get("model_policy", pipeline.stages["model_policy"].key)
     if made is not None:
@@ -81,12 +81,12 @@ def model_shape(pipeline: Pipeline) -> tuple[Shape, Path | None]:
     local = Path(source.source.removeprefix("path:"))
     if source.source.startswith("path:") and (local / "config.json").is_file():
         return shape_of(local), local
-    raise RecipeError(f"the size of models.policy ({source.source}) is not known before it is fetched: `ratchet run {pipeline.recipe.name} "
-                      "--until curate` fetches it and the data, or write its config.json's sizes under models.policy.shape")
+    raise RecipeError(f"the size of models.policy ({source.source}) is unknown before the download: run `ratchet run {pipeline.recipe.name} "
+                      "--until curate`, or set models.policy.shape to the sizes in its config.json")
 
 
 def curated_splits(pipeline: Pipeline) -> dict[str, Split]:
-    """Groups and mean tokens of each split, when curation was made."""
+    """Number of groups and mean tokens of each split, if curation has run."""
     made = pipeline.store.get("curated", pipeline.stages["curated"].key)
     if made is None:
         return {}
@@ -99,7 +99,7 @@ def curated_splits(pipeline: Pipeline) -> dict[str, Split]:
 
 
 def typical_length(pipeline: Pipeline, splits: Mapping[str, Split]) -> float:
-    """Tokens of a text this recipe learns from."""
+    """Typical length of a training text in tokens."""
     recipe = pipeline.recipe
     if recipe.online:
         longest = recipe.online.rollout.get("max_tokens", 128)
@@ -110,8 +110,9 @@ def typical_length(pipeline: Pipeline, splits: Mapping[str, Split]) -> float:
 
 
 def last_seconds(pipeline: Pipeline) -> dict[str, float]:
-    """How long each stage took when it was last made in this home on this kind of machine, from the same model and data with the same
-    options. Only its seed and the code may be others: what another model or data set took says nothing."""
+    """Seconds that each stage took in its last run in this home on the same kind of machine, with the same model,
+    data and options. Only seed and code may differ.
+    """
     made = {m["key"]: m for path in pipeline.store.root.glob("*-*") if (m := read_manifest(path)) and m.get("made_with", {}).get("does")}
 
     @functools.cache
@@ -136,7 +137,7 @@ def _likeness(does: str, options: Mapping[str, Any], parents: Sequence[str]) -> 
 
 
 def machine_rates(pipeline: Pipeline, model: Path, length: int) -> Rates:
-    """This machine's rates for the model under the profile: from `calibration.json`, or measured now."""
+    """This machine's throughput for the model and profile: cached in `calibration.json`, or measured now."""
     recipe, online = pipeline.recipe, pipeline.recipe.online
     profile = {k: v for k, v in plain(pipeline.profile).items() if k != "hardware"}
     ask: dict[str, Any] = {
@@ -163,14 +164,14 @@ def _measured(ask: Mapping[str, Any]) -> dict[str, Any]:
         found = json.loads(answer.read_text()) if answer.exists() else {}
     if done.returncode:
         why = (done.stderr.strip().splitlines() or [f"it was ended by signal {-done.returncode}"])[-1]
-        raise StageError(f"this machine could not be measured with {ask['model']}: {why}")
+        raise StageError(f"the benchmark of this machine failed with {ask['model']}: {why}")
     if not all(math.isfinite(v) and v > 0 for v in (found["score"], found["sample"], found["load"], *found["learn"].values())):
-        raise StageError(f"the measurement of this machine gave {found}; expected positive rates")
+        raise StageError(f"the benchmark of this machine returned {found}; expected positive numbers")
     return found
 
 
 def this_machine(home: Path) -> tuple[float, float]:
-    """Bytes of memory (of the machine, or what its container may use) and of free disk."""
+    """Bytes of memory (limited by the container) and of free disk."""
     memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     limit = Path("/sys/fs/cgroup/memory.max")
     if limit.is_file() and (text := limit.read_text().strip()).isdigit():

@@ -1,5 +1,6 @@
-"""Is this installation fit to run? Each check is one function, quick, and changes nothing; a check that breaks is a failure
-of its own and hides no other."""
+"""Installation checks (`ratchet doctor`). Each check is a quick, read-only function; a crashing check is reported as
+a failure and does not stop the others.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ WARN_BYTES, FAIL_BYTES = 10e9, 1e9
 
 @dataclass(frozen=True)
 class Finding:
-    """One line: what was looked at, how it stands, what was seen, and what to do unless it is ok."""
+    """Result of one check: name, state, observation, and advice if not ok."""
 
     name: str
     state: Literal["ok", "warn", "fail"]
@@ -45,7 +46,7 @@ class Finding:
 
 
 def examine(home: Path, workspace: Path) -> Iterator[Finding]:
-    """Every finding as it comes, in seconds; `workspace` is where DVC's files would lie."""
+    """Yield all findings, within seconds; `workspace` is the DVC workspace."""
     checks: list[tuple[str, Callable[[], Finding]]] = [
         ("python", python), ("packages", packages_fit), ("lock file", lambda: locked(ROOT / "infra" / "constraints.txt")),
         ("known faults", known_faults), ("vLLM", lambda: vllm(workspace)), ("write access", lambda: writable(home)), ("disk", lambda: disk(home)),
@@ -56,8 +57,8 @@ def examine(home: Path, workspace: Path) -> Iterator[Finding]:
         try:
             found = check()
         except Exception as error:
-            found = Finding(name, "fail", f"the check itself broke: {type(error).__name__}: {error}", "report it with this line")
-        yield replace(found, seen=redacted(found.seen))  # addresses may hold a password
+            found = Finding(name, "fail", f"the check crashed: {type(error).__name__}: {error}", "report it with this line")
+        yield replace(found, seen=redacted(found.seen))  # addresses may contain passwords
 
 
 def python() -> Finding:
@@ -68,7 +69,7 @@ def python() -> Finding:
 
 
 def packages_fit() -> Finding:
-    """What the distribution requires against what is installed."""
+    """Compare the distribution's requirements with the installed packages."""
     from packaging.requirements import Requirement
 
     if installed(DISTRIBUTION) is None:
@@ -86,11 +87,11 @@ def packages_fit() -> Finding:
             wrong.append(f"{requirement.name} {version} is not {requirement.specifier}")
     if wrong:
         return Finding("packages", "fail", "; ".join(wrong), "make install, or pip install --constraint infra/constraints.txt --editable .")
-    return Finding("packages", "ok", f"{checked} required packages are there in versions that fit")
+    return Finding("packages", "ok", f"{checked} required packages installed in compatible versions")
 
 
 def locked(constraints: Path) -> Finding:
-    """Installed versions against the lock file: others may work, but are not the ones that were tested."""
+    """Compare installed versions with the lock file: other versions may work but are untested."""
     if not constraints.exists():
         return Finding("lock file", "warn", f"no {constraints}", "install from a checkout to compare versions")
     pins = dict(re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", constraints.read_text(), re.MULTILINE))
@@ -101,30 +102,30 @@ def locked(constraints: Path) -> Finding:
     if other:
         more = f" and {len(other) - 4} more" if len(other) > 4 else ""
         return Finding("lock file", "warn", f"{len(other)} of {here} packages differ: {', '.join(other[:4])}{more}",
-                       "make install brings the tested versions")
+                       "make install installs the tested versions")
     return Finding("lock file", "ok", f"{here} packages as in {constraints.name}")
 
 
 def known_faults() -> Finding:
-    """Pairs that install without a complaint and then do not work."""
-    return Finding("known faults", *(pairs(installed) or ("ok", f"none of the {len(KNOWN_BAD)} pairs that do not go together")))
+    """Package pairs that install without error but do not work together."""
+    return Finding("known faults", *(pairs(installed) or ("ok", f"none of the {len(KNOWN_BAD)} known incompatible pairs")))
 
 
 def vllm(workspace: Path) -> Finding:
-    """The environments that profiles name for vLLM (`vllm.python`); the worst of them."""
+    """The vLLM environments named in profiles (`vllm.python`); returns the worst finding."""
     wanted: dict[str, list[str]] = {}
     for file in sorted((folder() / "profiles").glob("*.yaml")):
         if python := (yaml.safe_load(file.read_text()).get("vllm") or {}).get("python"):
             wanted.setdefault(python, []).append(file.stem)
     found = [Finding("vLLM", *vllm_of(workspace / python)) if (workspace / python).exists() else
-             Finding("vLLM", "ok", f"none at {python}, where the profiles {', '.join(profiles)} look for it: make vllm")
+             Finding("vLLM", "ok", f"none at {python}, needed by the profiles {', '.join(profiles)}: make vllm")
              for python, profiles in wanted.items()]
     return max(found, key=lambda one: ("ok", "warn", "fail").index(one.state))
 
 
 def writable(home: Path) -> Finding:
-    if why := refused(home):
-        return Finding("write access", "fail", why, "choose another --home, or mend its permissions")
+    if why := not_writable(home):
+        return Finding("write access", "fail", why, "choose another --home, or fix its permissions")
     return Finding("write access", "ok", str(home.resolve()))
 
 
@@ -133,21 +134,21 @@ def disk(home: Path) -> Finding:
     seen = f"{free / 1e9:.1f} GB free"
     if free >= WARN_BYTES:
         return Finding("disk", "ok", seen)
-    return Finding("disk", "fail" if free < FAIL_BYTES else "warn", seen, "ratchet gc shows what could go")
+    return Finding("disk", "fail" if free < FAIL_BYTES else "warn", seen, "ratchet gc lists what can be deleted")
 
 
 def mlflow(home: Path) -> Finding:
-    """The server when one is configured, else the sqlite file."""
+    """The MLflow server if configured, else the sqlite file."""
     uri = tracking_uri(home)
     if uri.startswith("http"):
         return served("MLflow", uri.rstrip("/"), lambda: ask_mlflow(home), ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"),
-                      "start the server or unset MLFLOW_TRACKING_URI; runs go on without it, `ratchet sync` sends the rest later, but "
-                      "nothing is registered meanwhile")
+                      "start the server or unset MLFLOW_TRACKING_URI; runs continue without it and `ratchet sync` uploads later, but "
+                      "no model is registered meanwhile")
     if not uri.startswith("sqlite:///"):
-        return Finding("MLflow", "warn", f"{uri.split('://')[0]} store, not looked into", "use a server or a sqlite:/// address")
+        return Finding("MLflow", "warn", f"{uri.split('://')[0]} store, not checked", "use a server or a sqlite:/// address")
     file = Path(uri.removeprefix("sqlite:///"))
     if not file.exists():
-        return Finding("MLflow", "ok", f"no server configured; {file} will be made by the first run")
+        return Finding("MLflow", "ok", f"no server configured; {file} will be created by the first run")
     try:
         with sqlite3.connect(f"file:{file}?mode=ro", uri=True, timeout=ANSWER_SECONDS) as base:
             (count,) = base.execute("select count(*) from runs").fetchone()
@@ -165,8 +166,9 @@ def prefect() -> Finding:
 
 
 def served(name: str, address: str, ask: Callable[[], tuple[int, str]], secrets: Sequence[str], do: str) -> Finding:
-    """Is a server there, and does it let us in? Its `/health` asks for no password, so `ask` (the status, the server's words) asks for
-    something else as a run would; `secrets` are the variables it reads the password from."""
+    """Check that a server is reachable and accepts our credentials. `/health` needs no password, so `ask` makes an
+    authenticated request and returns (status, message); `secrets` are the variables with the credentials.
+    """
     began = time.monotonic()
     try:
         with urllib.request.urlopen(f"{address}/health", timeout=ANSWER_SECONDS):
@@ -175,15 +177,15 @@ def served(name: str, address: str, ask: Callable[[], tuple[int, str]], secrets:
         return Finding(name, "fail", f"{address}/health answers {error.code} {error.reason}", do)
     except (OSError, ValueError) as error:
         return Finding(name, "fail", f"{address}/health does not answer: {getattr(error, 'reason', error)}", do)
-    status, said = ask()
+    status, message = ask()
     if status == 401:
         missing = [variable for variable in secrets if not os.environ.get(variable)]
-        why = f"{' and '.join(missing)} not set here" if missing else f"the server takes another {' and '.join(secrets)}"
-        return Finding(name, "fail", f"{address} is up and does not let us in (401): {why}", f"set {' and '.join(secrets)} to what the server has")
+        why = f"{' and '.join(missing)} not set here" if missing else f"the server expects a different {' and '.join(secrets)}"
+        return Finding(name, "fail", f"{address} is up but rejects our credentials (401): {why}", f"set {' and '.join(secrets)} to the server's credentials")
     if status >= 400:
-        return Finding(name, "fail", f"{address} is up and answers {status}: {said.splitlines()[0][:300]}",
-                       f"look at what the user in {secrets[0]} may do" if status == 403 else "look at the server's log")
-    return Finding(name, "ok", f"{address} answers in {took:.0f} ms and lets us in")
+        return Finding(name, "fail", f"{address} is up but answers {status}: {message.splitlines()[0][:300]}",
+                       f"check the permissions of the user in {secrets[0]}" if status == 403 else "see the server's log")
+    return Finding(name, "ok", f"{address} answers in {took:.0f} ms and accepts our credentials")
 
 
 def ask_mlflow(home: Path) -> tuple[int, str]:
@@ -210,7 +212,7 @@ def ask_prefect(uri: str) -> tuple[int, str]:
 
 
 def gpu() -> Finding:
-    """Torch is loaded only where the driver shows a GPU."""
+    """Check GPU and torch; torch is imported only if the driver lists a GPU."""
     version = installed("torch") or "none"
     tool = shutil.which("nvidia-smi")
     listed = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=10).stdout.splitlines() if tool else []
@@ -221,15 +223,15 @@ def gpu() -> Finding:
     if torch.cuda.is_available():
         return Finding("GPU", "ok", f"{torch.cuda.device_count()} × {torch.cuda.get_device_name(0)}, torch {version}")
     return Finding("GPU", "warn", f"the driver lists {len(listed)}, torch {version} sees none",
-                   "install a CUDA build of torch that fits the driver, or look at CUDA_VISIBLE_DEVICES")
+                   "install a CUDA build of torch that fits the driver, or check CUDA_VISIBLE_DEVICES")
 
 
 def dvc_remote(workspace: Path) -> Finding:
-    """A local remote is looked at; a distant one is asked by DVC, with its own credentials."""
+    """Check the DVC remote: a local folder directly, a distant one through DVC with its own credentials."""
     from ratchet.tasks.data.versioning import dvc
 
     if not (workspace / ".dvc").is_dir():
-        return Finding("DVC remote", "warn", f"{workspace.resolve()} is no DVC workspace: data gets no versions",
+        return Finding("DVC remote", "warn", f"{workspace.resolve()} is not a DVC workspace: data is not versioned",
                        "run in the checkout, or `dvc init`")
     name = dvc(workspace, "config", "core.remote", missing_ok=True).strip()
     if not name:
@@ -237,23 +239,23 @@ def dvc_remote(workspace: Path) -> Finding:
     url = dvc(workspace, "config", f"remote.{name}.url", missing_ok=True).strip()
     if "://" not in url:
         place = Path(url) if Path(url).is_absolute() else workspace / ".dvc" / url
-        if why := refused(place):
-            return Finding("DVC remote", "fail", f"{name}: {why}", "mend its permissions or `dvc remote modify`")
+        if why := not_writable(place):
+            return Finding("DVC remote", "fail", f"{name}: {why}", "fix its permissions or `dvc remote modify`")
         return Finding("DVC remote", "ok", f"{name}: {place.resolve()}")
     try:
         asked = subprocess.run([sys.executable, "-m", "dvc", "list-url", f"remote://{name}/"], cwd=workspace, capture_output=True,
                                text=True, timeout=DVC_SECONDS)
-        said = (asked.stderr.strip().splitlines() or ["no answer"])[0]
+        message = (asked.stderr.strip().splitlines() or ["no answer"])[0]
     except subprocess.TimeoutExpired:
         return Finding("DVC remote", "fail", f"{name}: {url} does not answer within {DVC_SECONDS:g} s",
-                       "look at the network and `dvc remote list`")
+                       "check the network and `dvc remote list`")
     if asked.returncode:
-        return Finding("DVC remote", "fail", f"{name}: {url}: {said}", "look at its address and credentials: `dvc remote list`")
+        return Finding("DVC remote", "fail", f"{name}: {url}: {message}", "check its address and credentials: `dvc remote list`")
     return Finding("DVC remote", "ok", f"{name}: {url} answers")
 
 
 def downloads(home: Path) -> Finding:
-    """What was fetched, byte for byte against its manifest; past `HASH_SECONDS` only sizes are compared."""
+    """Verify downloaded files against their manifests; after `HASH_SECONDS` only sizes are compared."""
     store, end = Store(home), time.monotonic() + HASH_SECONDS
     hashed = sized = 0
     for path in sorted(store.root.glob("*-*")) if store.root.is_dir() else []:
@@ -271,8 +273,8 @@ def downloads(home: Path) -> Finding:
         except (RatchetError, OSError) as error:
             return Finding("downloads", "fail", str(error), "run the recipe again")
     if not hashed and not sized:
-        return Finding("downloads", "ok", "nothing fetched yet")
-    return Finding("downloads", "ok", f"{hashed} agree with their SHA-256" + (f", {sized} more with their sizes" if sized else ""))
+        return Finding("downloads", "ok", "nothing downloaded yet")
+    return Finding("downloads", "ok", f"{hashed} match their SHA-256" + (f", {sized} more with their sizes" if sized else ""))
 
 
 def installed(name: str) -> str | None:
@@ -282,8 +284,8 @@ def installed(name: str) -> str | None:
         return None
 
 
-def refused(path: Path) -> str:
-    """Why nothing can be written there, found by trying; empty when it can."""
+def not_writable(path: Path) -> str:
+    """Why the path is not writable (by trying); empty if it is."""
     place = existing(path)
     try:
         with tempfile.NamedTemporaryFile(dir=place):
@@ -293,6 +295,6 @@ def refused(path: Path) -> str:
 
 
 def existing(path: Path) -> Path:
-    """The path, or the nearest folder above it that is there."""
+    """The path, or its nearest existing parent folder."""
     path = path.resolve()
     return next(p for p in (path, *path.parents) if p.exists())

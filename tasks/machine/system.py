@@ -1,8 +1,8 @@
-"""Processor, memory and GPU while a run goes on, under the names of MLflow's own system metrics, so that its page draws them.
+"""CPU, memory and GPU monitoring of a run, with the metric names of MLflow's system metrics.
 
-MLflow's monitor asks the server from a thread of its own and loses what it cannot send; this one appends a line to
-`<run>/tracking/system.jsonl`, which is uploaded as all metrics files are. A sample takes about a millisecond. What the worker of a
-stage elsewhere saw comes with the stage's product.
+MLflow's own monitor sends from a thread and loses what it cannot send. This one appends to
+`<run>/tracking/system.jsonl`, which is uploaded like all metrics files. A sample takes about a millisecond. Samples
+of a remote stage arrive with the stage's output.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from typing import Any
 from ratchet.components.errors import RecipeError
 
 EVERY_SECONDS = 10.0
-DRIVER = Path("/dev/nvidiactl")  # there where a program can use NVIDIA's driver
+DRIVER = Path("/dev/nvidiactl")  # exists if the NVIDIA driver is usable
 
 
 def samples_of(run: Path, stage: str = "") -> Path:
-    """Where the samples of a run lie; of a `stage` that another machine made, those of that machine."""
+    """Samples file of a run, or of a remote `stage`."""
     return run / "tracking" / (f"system-{stage}.jsonl" if stage else "system.jsonl")
 
 
 @contextlib.contextmanager
 def sampled(file: Path, every_seconds: float = EVERY_SECONDS) -> Iterator[None]:
-    """Append a sample to `file` at once, every `every_seconds`, and at the end. A run that continues continues the file."""
+    """Append a sample to `file` immediately, every `every_seconds`, and at the end. A resumed run continues the file."""
     stop = threading.Event()
     first = _first_time(file) or time.time()
     thread = threading.Thread(target=_serve, args=(file, first, every_seconds, stop), name="system-metrics", daemon=True)
@@ -43,9 +43,9 @@ def sampled(file: Path, every_seconds: float = EVERY_SECONDS) -> Iterator[None]:
 
 
 def _serve(file: Path, first: float, every_seconds: float, stop: threading.Event) -> None:
-    with contextlib.suppress(Exception):  # a machine that cannot be looked at stops no run
+    with contextlib.suppress(Exception):  # monitoring errors must not stop a run
         devices = gpus()
-        _percent()  # the first call has nothing to compare with
+        _percent()  # the first call only initialises the counter
         last = False
         while True:
             now = time.time()
@@ -59,7 +59,7 @@ def _serve(file: Path, first: float, every_seconds: float, stop: threading.Event
 
 
 def sample(devices: list[Any]) -> dict[str, float]:
-    """One look at the machine, and at this process with its children."""
+    """One sample of the machine, and of this process with its children."""
     import psutil
 
     memory, ours = psutil.virtual_memory(), 0
@@ -85,7 +85,7 @@ def _percent() -> float:
 
 
 def gpus() -> list[Any]:
-    """NVIDIA's devices, where their binding (nvidia-ml-py) and a driver are there."""
+    """NVML handles of the NVIDIA GPUs, if nvidia-ml-py and a driver are installed."""
     try:
         import pynvml
     except ImportError:
@@ -98,18 +98,18 @@ def gpus() -> list[Any]:
 
 
 def visible_gpus() -> dict[str, str]:
-    """The GPUs this process may use, in order: what each is called on the whole machine -> what CUDA_VISIBLE_DEVICES calls it.
+    """The GPUs that this process may use, in order: machine-wide id -> name in CUDA_VISIBLE_DEVICES.
 
-    Those listed there where it is set, else all that the driver has; torch, which would touch them, is not asked. On the whole machine
-    a GPU is its UUID: the jobs of a scheduler may each call theirs 0. Without the binding it is what the list says. Raises `RecipeError`
-    where there is a driver, and neither a list nor an answer.
+    Those in CUDA_VISIBLE_DEVICES if set, else all of the driver's; torch is not imported, since it would initialise
+    CUDA. The machine-wide id is the UUID (jobs of a scheduler may each call theirs 0), or the listed name without
+    NVML. `RecipeError` if there is a driver but neither a list nor NVML.
     """
     listed, uuids = os.environ.get("CUDA_VISIBLE_DEVICES"), _uuids()
     if listed is None and not uuids and DRIVER.exists():
-        raise RecipeError("`gpus` are asked for, and NVIDIA's driver does not tell which this machine has; pip install 'ratchet-rlhf[scale]', "
-                          "or list them in CUDA_VISIBLE_DEVICES")
-    said = (name.strip() for name in listed.split(",")) if listed is not None else map(str, range(len(uuids)))
-    return {_uuid(name, uuids): name for name in itertools.takewhile(lambda name: name not in ("", "-1"), said)}  # CUDA stops there too
+        raise RecipeError("`gpus` requested, but the GPUs of this machine cannot be listed; pip install 'ratchet-rlhf[scale]', "
+                          "or set CUDA_VISIBLE_DEVICES")
+    names = (name.strip() for name in listed.split(",")) if listed is not None else map(str, range(len(uuids)))
+    return {_uuid(name, uuids): name for name in itertools.takewhile(lambda name: name not in ("", "-1"), names)}  # as CUDA does
 
 
 def _uuids() -> list[str]:
@@ -121,30 +121,30 @@ def _uuids() -> list[str]:
 
 
 def _uuid(name: str, uuids: Sequence[str]) -> str:
-    """The one of `uuids` that CUDA means by `name`, its number or beginning; a slice of a GPU (MIG) has a name of its own."""
+    """The UUID that CUDA resolves `name` (index or prefix) to; a MIG slice keeps its own name."""
     found = uuids[int(name):][:1] if name.isdecimal() else [uuid for uuid in uuids if uuid.startswith(name)]
     return found[0] if len(found) == 1 else name
 
 
 def _gpu(name: str, device: Any) -> dict[str, float]:
-    """What this device tells: a slice of one (MIG) has no utilisation, some boards no power meter."""
+    """Metrics of a GPU. MIG slices have no utilisation, some boards no power meter."""
     import pynvml
 
-    nvml: Any = pynvml  # a checker of types takes its C structures for text
-    asked: dict[str, Callable[[], float]] = {
+    nvml: Any = pynvml  # type checkers infer its C structures wrongly
+    queries: dict[str, Callable[[], float]] = {
         "memory_usage_megabytes": lambda: nvml.nvmlDeviceGetMemoryInfo(device).used / 1e6,
         "utilization_percentage": lambda: nvml.nvmlDeviceGetUtilizationRates(device).gpu,
         "power_usage_watts": lambda: nvml.nvmlDeviceGetPowerUsage(device) / 1000,
     }
     found = {}
-    for what, look in asked.items():
+    for what, look in queries.items():
         with contextlib.suppress(nvml.NVMLError):
             found[f"{name}_{what}"] = look()
     return found
 
 
-def on_clock_of(file: Path, samples: str) -> str:
-    """Samples of another machine, their steps counted in seconds from where those in `file` begin."""
+def rebase_timestamps(file: Path, samples: str) -> str:
+    """Samples of another machine, with steps relative to the start of the samples in `file`."""
     lines = [json.loads(line) for line in samples.splitlines()]
     first = _first_time(file) or (lines[0]["time"] if lines else 0.0)
     return "".join(json.dumps({**line, "step": round(line["time"] - first)}) + "\n" for line in lines)

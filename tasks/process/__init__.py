@@ -1,1 +1,1 @@
-"""Processes: launch, ranks, locks, cancellation, Prefect's own server."""
+"""Process management: stage subprocesses, ranks, locks, cancellation, a local Prefect server."""

@@ -1,4 +1,4 @@
-"""A run that was started by hand ends from its Prefect page too. (One of a worker is ended by its worker.)"""
+"""Cancellation of a manually started flow run from the Prefect UI. (Runs of a worker are cancelled by the worker.)"""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from collections.abc import Iterator
 from typing import Any
 from uuid import UUID
 
-LOOK = 2.0
-"""Seconds between two looks at what the page says."""
+POLL = 2.0
+"""Seconds between polls of the flow run's state."""
 SIGNAL = signal.SIGUSR1
-"""Not that of Ctrl-C, to which a run in the background of a script is deaf."""
+"""Not SIGINT, which a background job of a script ignores."""
 
 
 @contextlib.contextmanager
-def ended_from_its_page() -> Iterator[None]:
-    """Inside a flow, in the main thread: once somebody cancels it on its page, it ends as by Ctrl-C. Then raises Prefect's `Abort`, and the
-    run is Cancelled and not Crashed."""
+def cancel_on_prefect_request() -> Iterator[None]:
+    """Inside a flow, in the main thread: when the run is cancelled in the Prefect UI, interrupt it as Ctrl-C does.
+    Raises Prefect's `Abort`, so that the run ends as Cancelled and not as Crashed.
+    """
     from prefect.client.orchestration import get_client
     from prefect.context import FlowRunContext
     from prefect.exceptions import Abort
@@ -30,39 +31,39 @@ def ended_from_its_page() -> Iterator[None]:
     if run is None or run.deployment_id is not None or threading.current_thread() is not threading.main_thread():
         yield
         return
-    asked, over, turn = threading.Event(), threading.Event(), threading.Lock()
+    requested, finished, handler_lock = threading.Event(), threading.Event(), threading.Lock()
 
     def interrupt(*_: Any) -> None:
-        asked.set()
+        requested.set()
         raise KeyboardInterrupt
 
     before = signal.signal(SIGNAL, interrupt)
-    threading.Thread(target=_watch, args=(run.id, over, turn), daemon=True).start()
+    threading.Thread(target=_watch, args=(run.id, finished, handler_lock), daemon=True).start()
     try:
         yield
     except KeyboardInterrupt:
-        if not asked.is_set():
+        if not requested.is_set():
             raise
         cancelled: Any = Cancelled(message="Everything finished is kept; the same command continues from here.")
         with get_client(sync_client=True) as client:
             client.set_flow_run_state(run.id, cancelled, force=True)
         abort = Abort("cancelled from its page")
-        abort.state = cancelled  # type: ignore[attr-defined]  the engine looks for it
+        abort.state = cancelled  # type: ignore[attr-defined]  read by Prefect's engine
         raise abort from None
     finally:
-        with turn:  # or a signal that is on its way would meet no handler, and end the process
-            over.set()
+        with handler_lock:  # a signal sent after the handler is restored would kill the process
+            finished.set()
         signal.signal(SIGNAL, before)
 
 
-def _watch(run: UUID, over: threading.Event, turn: threading.Lock) -> None:
+def _watch(run: UUID, finished: threading.Event, handler_lock: threading.Lock) -> None:
     from prefect.client.orchestration import get_client
 
-    while not over.wait(LOOK):
-        with contextlib.suppress(Exception), get_client(sync_client=True) as client:  # away: the run goes on, and is looked at again
+    while not finished.wait(POLL):
+        with contextlib.suppress(Exception), get_client(sync_client=True) as client:  # server unavailable: continue and poll again
             state = client.read_flow_run(run).state
             if state is not None and (state.is_cancelling() or state.is_cancelled()):
-                with turn:
-                    if not over.is_set():
+                with handler_lock:
+                    if not finished.is_set():
                         os.kill(os.getpid(), SIGNAL)
                 return

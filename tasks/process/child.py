@@ -1,4 +1,4 @@
-"""What every process that computes a stage begins with: the modules it finds loaded, its log, and its end with its parent's."""
+"""Start-up of stage processes: preloaded modules, log redirection, exit with the parent."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ PRELOAD = ["torch", "pandas", "transformers.modeling_utils", "transformers.model
            "transformers.models.auto.tokenization_auto", "ratchet.components.stages.run"]
 
 
-def write_to(log: str) -> None:
-    """All output of this process goes to the end of `log` from here on."""
-    file = open(log, "a", buffering=1)  # noqa: SIM115  open as long as the process
+def redirect_output(log: str) -> None:
+    """Redirect stdout and stderr of this process to the end of `log`."""
+    file = open(log, "a", buffering=1)  # noqa: SIM115  stays open as long as the process lives
     os.dup2(file.fileno(), 1)
     os.dup2(file.fileno(), 2)
     sys.stdout = sys.stderr = file
 
 
-def die_with(parent: int) -> None:
-    """The fork server is this process's parent, and lives as long as the flow: die with either (Linux)."""
+def exit_with_parent(parent: int) -> None:
+    """Kill this process when the flow process `parent` dies. (The fork server is its actual parent and lives as long
+    as the flow; Linux.)
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     import threading

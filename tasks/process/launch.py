@@ -1,7 +1,7 @@
-"""Run a stage in a process of its own, so that running out of memory kills a stage and not the flow.
+"""Stage launcher: runs each stage in a subprocess, so that running out of memory kills the stage and not the flow.
 
-Children come from a fork server that has loaded already what takes seconds to load: a stage starts in milliseconds and
-leaves nothing behind. A child dies with its parent; a cancelled flow takes its child down with it.
+Children are forked from a fork server that has preloaded slow imports, so a stage starts in milliseconds. A child
+exits with its parent; cancelling the flow terminates it.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from pathlib import Path
 from typing import Any
 
 from ratchet.components.errors import RatchetError, StageError, redacted
-from ratchet.tasks.process.child import PRELOAD, die_with, write_to
+from ratchet.tasks.process.child import PRELOAD, exit_with_parent, redirect_output
 from ratchet.tasks.process.ranks import execute_on_ranks, ranks_of
 
 ENVIRONMENT = {
-    # What one training step freed, the next takes again. glibc would give it back to the system and fault it in anew, a hundred thousand
-    # pages a step (10 to 20 % of the time of SmolLM2's).
+    # Keep freed memory for the next training step. By default glibc returns it to the system, at a cost of a hundred thousand page
+    # faults per step (10 to 20 % of the step time of SmolLM2).
     "GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=274877906944",
-    # torch's threads wait for each other awake, a hundredth of OpenMP's usual time: where something else computes beside them, the one that
-    # is waited for has no processor. Two that sample on two cores are seven times as fast for it, one alone four per cent slower.
+    # OpenMP threads busy-wait (spin) for each other; GOMP_SPINCOUNT 3,000 instead of 300,000 avoids starvation when cores are
+    # oversubscribed: two runs sampling on two cores are 7x faster, a single run is 4 % slower.
     "GOMP_SPINCOUNT": "3000",
 }
-"""Of a stage's process, and of those it starts. What a user sets himself stays."""
+"""Environment of stage processes and their children. Variables set by the user take precedence."""
 
 
 def launch(request: Mapping[str, Any], log: Path, *, inline: bool = False,
            tick: Callable[[], None] | None = None, devices: Sequence[str] = ()) -> dict[str, Any]:
-    """Execute the stage and return its meta. What it prints goes to `log`. It sees the GPUs `devices`, as CUDA_VISIBLE_DEVICES
-    names them, and no others; without any those that this process sees.
+    """Run the stage and return its metadata. Output goes to `log`. `devices`: GPUs visible to the stage, as in
+    CUDA_VISIBLE_DEVICES; by default those visible to this process.
 
-    Raises the stage's own `RatchetError`; anything else, or a process that dies, becomes a `StageError` that carries
-    the cause. `tick` is called about five times a second while waiting.
+    Raises the stage's own `RatchetError`; any other exception, or the death of the process, becomes a `StageError`
+    with the cause. `tick` is called about five times per second while waiting.
     """
-    if inline and ranks_of(request) == 1 and not devices:  # CUDA reads its variable once a process: GPUs of its own take a process of its own
+    if inline and ranks_of(request) == 1 and not devices:  # CUDA reads CUDA_VISIBLE_DEVICES once per process
         from ratchet.components.stages.run import execute
 
         return execute(request)
@@ -65,10 +65,10 @@ def launch(request: Mapping[str, Any], log: Path, *, inline: bool = False,
         child.join(30)
         answer = None
     except BaseException:
-        _take_down(child)
+        _terminate(child)
         raise
     if answer is None:
-        raise StageError(_how_it_died(request["does"], child.exitcode, log), died=True)
+        raise StageError(_death_message(request["does"], child.exitcode, log), died=True)
     kind, value = answer
     if kind == "error":
         raise value
@@ -76,20 +76,24 @@ def launch(request: Mapping[str, Any], log: Path, *, inline: bool = False,
 
 
 def prepare() -> None:
-    """Start the fork server unless it runs. It loads its modules by itself; the first stage waits for it."""
+    """Start the fork server if it is not running. It preloads modules in the background; the first stage waits for
+    it.
+    """
     multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
     with _environment(environment()):
         ensure_running()
 
 
 def environment() -> dict[str, str]:
-    """`ENVIRONMENT` as far as the user's own variables leave it in force; a process sets it before it loads torch."""
+    """The entries of `ENVIRONMENT` that do not conflict with the user's variables; must be set before torch is
+    imported.
+    """
     return {k: v for k, v in ENVIRONMENT.items() if k != "GOMP_SPINCOUNT" or "OMP_WAIT_POLICY" not in os.environ}
 
 
 @contextlib.contextmanager
 def _without_main() -> Iterator[None]:
-    """A stage needs nothing of the script that started the flow; multiprocessing would run that script again."""
+    """Prevent multiprocessing from re-running the script that started the flow."""
     main = sys.modules["__main__"]
     kept = {name: getattr(main, name) for name in ("__spec__", "__file__") if hasattr(main, name)}
     try:
@@ -104,48 +108,48 @@ def _without_main() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _environment(more: Mapping[str, str]) -> Iterator[None]:
-    """`more` in the environment of what is started meanwhile, the fork server; what a user set himself stays."""
+    """Temporarily add variables to the environment, for the fork server; existing ones are kept."""
     added = {name: value for name, value in more.items() if name not in os.environ}
     os.environ.update(added)
     try:
         yield
     finally:
         for name in added:
-            os.environ.pop(name, None)  # another thread may have been first
+            os.environ.pop(name, None)  # another thread may have removed it
 
 
 def _child(request: dict[str, Any], send: Any, log: str, parent: int, devices: tuple[str, ...]) -> None:
-    if devices:  # for the fork server, which other stages share, has touched no GPU; ranks and a vLLM server inherit it
+    if devices:  # the fork server is shared and has not initialised CUDA; ranks and a vLLM server inherit this
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
     os.setsid()
-    die_with(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    write_to(log)
-    gc.freeze()  # what the fork server had loaded stays: no need to look through it for garbage again and again
+    exit_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent
+    redirect_output(log)
+    gc.freeze()  # exclude preloaded objects from garbage collection
     try:
         from ratchet.components.stages.run import execute
 
         send.send(("meta", execute(request) if ranks_of(request) == 1 else execute_on_ranks(request, log)))
     except RatchetError as error:
         send.send(("error", error))
-        _write_down()
+        _log_traceback()
     except MemoryError:
         send.send(("error", StageError(f"stage {request['does']!r} ran out of memory; use a smaller profile "
                                        "(tokens_per_batch, sampler_rows) and run again", died=True)))
     except BaseException as error:
         send.send(("error", StageError(f"stage {request['does']!r} failed: {type(error).__name__}: {error} (log: {log})")))
-        _write_down()
+        _log_traceback()
     finally:
         send.close()
 
 
-def _write_down() -> None:
-    """The traceback, into the log: after the cause was told, for on a full disk there may be no log."""
+def _log_traceback() -> None:
+    """Print the traceback to the log; after sending the cause, since the log may be on a full disk."""
     with contextlib.suppress(OSError):
         print(redacted(traceback.format_exc()))
 
 
-def _take_down(child: Any) -> None:
+def _terminate(child: Any) -> None:
     if child.pid is None:
         return
     for sign in (signal.SIGTERM, signal.SIGKILL):
@@ -158,7 +162,7 @@ def _take_down(child: Any) -> None:
             return
 
 
-def _how_it_died(does: str, code: int | None, log: Path) -> str:
+def _death_message(does: str, code: int | None, log: Path) -> str:
     if code is not None and code < 0:
         name = signal.Signals(-code).name
         why = "; the machine probably ran out of memory" if -code == signal.SIGKILL else ""

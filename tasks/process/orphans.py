@@ -1,8 +1,8 @@
-"""Nothing of a run outlives it, however it ends. Run as a script, this file is the one that waits for the end.
+"""Orphan reaper: terminates all processes of a run when the run ends in any way, SIGKILL included.
 
-A stage's process watches its flow by itself (`tasks/process/launch.py`). The server that Prefect starts for a run without one does
-not, the stages' fork server does not while it loads, and a run that is killed with SIGKILL can end nothing. So a small process holds one end of a pipe and takes down
-whatever carries the run's mark in its environment once the kernel closes the other.
+Stage processes watch their flow themselves (`tasks/process/launch.py`), but the local Prefect server and the loading
+fork server do not. A small helper process (this file as a script) holds one end of a pipe and terminates every
+process with the run's mark in its environment when the kernel closes the other end.
 """
 
 import os
@@ -15,12 +15,14 @@ import time
 MARK = "RATCHET_RUN"
 
 
-def leave_nothing_behind() -> None:
-    """From now on, what this process starts ends with it (Linux). Its children get `RATCHET_RUN` in their environment."""
+def reap_children_on_exit() -> None:
+    """From now on, processes started by this one are terminated when it ends (Linux). They are marked by
+    `RATCHET_RUN` in their environment.
+    """
     if not os.path.isdir("/proc/self"):
         return
     mark = secrets.token_hex(8)
-    read, _write = os.pipe()  # the other end is never closed and never inherited: the kernel closes it when this process ends
+    read, _write = os.pipe()  # never closed or inherited: the kernel closes it when this process ends
     subprocess.Popen([sys.executable, "-I", "-S", "-B", __file__, mark], stdin=read, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                      cwd="/", start_new_session=True, env={k: v for k, v in os.environ.items() if k != MARK})
     os.close(read)
@@ -28,14 +30,14 @@ def leave_nothing_behind() -> None:
 
 
 def marked(mark: str, name: str = MARK) -> list[int]:
-    """Living processes that have `name=mark` in their environment."""
+    """Living processes with `name=mark` in their environment."""
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             with open(f"/proc/{pid}/environ", "rb") as file:
                 if f"{name}={mark}".encode() in file.read().split(b"\0"):
                     found.append(int(pid))
-        except OSError:  # another user's, or gone
+        except OSError:  # another user's process, or already gone
             continue
     return found
 

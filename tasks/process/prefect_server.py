@@ -1,6 +1,7 @@
-"""Prefect's server of a run that has no other: its own process, on a port of its own, gone when the run ends.
+"""Local Prefect server of a run without a configured one: a separate process on a free port that ends with the run.
 
-Prefect starts one by itself too, and imports the whole server into the run first to do so, which takes as long as the server itself.
+Prefect can start one itself, but first imports the whole server into the run, which takes as long as starting the
+server.
 """
 
 from __future__ import annotations
@@ -23,19 +24,20 @@ from importlib.metadata import version
 from pathlib import Path
 
 from ratchet.components.errors import ServiceError
-from ratchet.tasks.process.turns import held
+from ratchet.tasks.process.locks import file_lock
 
 STARTUP = "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"
-"""How long it may take, as Prefect's own setting has it."""
-SETTINGS = {"PREFECT_UI_ENABLED": "0",  # its page is `ratchet ui`'s
-            "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}  # no services that belong to a server of many runs
+"""Prefect's setting for the start-up timeout."""
+SETTINGS = {"PREFECT_UI_ENABLED": "0",  # the UI is served by `ratchet ui`
+            "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}  # no background services of a shared server
 GRACE = 5.0
 
 
 @dataclass
 class PrefectServer:
-    """A server that is starting or runs; `address` is that of its API. `unkept`: its new database, of which no copy is kept yet, and
-    `making`: that it is being made, which ends when the server answers."""
+    """A starting or running server. `address`: URL of its API. `unkept`: its new database, not yet cached. `making`:
+    lock held until the database has been created, that is until the server answers.
+    """
 
     address: str
     process: subprocess.Popen[bytes]
@@ -43,7 +45,7 @@ class PrefectServer:
     making: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def wait(self, seconds: float) -> None:
-        """Until it answers. `ServiceError` when it ends or has not answered after `seconds`."""
+        """Wait until it answers. `ServiceError` if it exits or does not answer within `seconds`."""
         end = time.monotonic() + seconds
         while self.process.poll() is None and time.monotonic() < end:
             try:
@@ -54,7 +56,7 @@ class PrefectServer:
         else:
             raise ServiceError(f"Prefect's own server did not start within {seconds:g} s: the machine is too busy; raise {STARTUP}, or start "
                                "`prefect server start` and set PREFECT_API_URL" if self.process.poll() is None else
-                               f"Prefect's own server ended with exit code {self.process.returncode} before it answered; what it said stands above")
+                               f"Prefect's own server ended with exit code {self.process.returncode} before it answered; its output is above")
         if self.unkept:
             _keep(self.unkept)
         self.making.close()
@@ -69,13 +71,14 @@ class PrefectServer:
 
 
 def start(folder: Path) -> PrefectServer:
-    """Start a server on a free port of this machine and make it this process's: PREFECT_API_URL names it from now on. Its database lies
-    in `folder` unless Prefect is told otherwise.
+    """Start a server on a free local port and set PREFECT_API_URL to it. Its database is in `folder` unless Prefect's
+    settings say otherwise.
 
-    It ends with this process and is deaf to Ctrl-C: a terminal sends that to every process of the group, and a run that was
-    stopped must still find its server to tell it so."""
+    It ends with this process and ignores Ctrl-C, which a terminal sends to the whole process group: a stopped run
+    must still be able to report to its server.
+    """
     with contextlib.ExitStack() as turn:
-        turn.enter_context(held(folder / "database.lock", f"Prefect's database of {folder}"))  # two servers that make one end each other
+        turn.enter_context(file_lock(folder / "database.lock", f"Prefect's database of {folder}"))  # two servers creating one database would fail
         database = folder / "prefect.db"
         unkept = None if database.exists() or _take(database) else database
         server = PrefectServer(*_begin(), unkept)
@@ -87,35 +90,37 @@ def start(folder: Path) -> PrefectServer:
 
 
 def _begin() -> tuple[str, subprocess.Popen[bytes]]:
-    """The address and the process of a server that starts."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:  # handed over open, so that nobody takes the port and early callers wait
-        heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # what is started now inherits this
+    """Address and process of a starting server."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:  # pass the open socket: nobody can take the port, and early callers wait
+        previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited by the child
         try:
             process = subprocess.Popen(
                 [sys.executable, "-m", "uvicorn", "--factory", "prefect.server.api.server:create_app", "--fd", str(listening.fileno()),
                  "--log-level", "error", "--lifespan", "on"],
                 env={**os.environ, **SETTINGS}, pass_fds=[listening.fileno()])
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, heard)
+            signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
         return f"http://127.0.0.1:{listening.getsockname()[1]}/api", process
 
 
 def kept() -> Path:
-    """Prefect's empty database, once one was made: its hundred migrations take longer than all else that a run starts."""
+    """Cached empty Prefect database: creating one (a hundred migrations) takes longer than everything else at
+    start-up.
+    """
     caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(caches) / "ratchet" / f"prefect-{version('prefect')}.db"
 
 
 def _take(database: Path) -> bool:
-    """Begin with the kept database; whether it was there."""
-    with contextlib.suppress(OSError, RuntimeError), tempfile.TemporaryDirectory(dir=database.parent) as folder:  # no home, no right to read
+    """Copy the cached database; returns whether there was one."""
+    with contextlib.suppress(OSError, RuntimeError), tempfile.TemporaryDirectory(dir=database.parent) as folder:  # no home directory, or no permission
         os.replace(shutil.copyfile(kept(), Path(folder) / "copy"), database)
         return True
     return False
 
 
 def _keep(database: Path) -> None:
-    """Keep a copy for the next home, unless somebody's runs are in it already."""
+    """Cache a copy of the new database, unless it already contains runs."""
     with contextlib.suppress(OSError, RuntimeError, sqlite3.Error):
         kept().parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=kept().parent) as folder:

@@ -1,8 +1,9 @@
-"""Run a stage as several processes (ranks) on one machine or on several: torchrun's launcher with its c10d rendezvous.
+"""Multi-process (data-parallel) and multi-node stages: torchrun's elastic launcher with c10d rendezvous.
 
-The stage's own process hosts the rendezvous store and describes the job in `job.json` of its workspace; `ratchet join` on another machine
-(`tasks/process/joining.py`) reads it there and enters the same rendezvous. Nothing is restarted: a second run of the stage goes on from its last checkpoint.
-A rank that fails says why in `ranks/` of the workspace, which all machines see.
+The stage's process hosts the rendezvous store and describes the job in `job.json` of its workspace. On other
+machines, `ratchet join` (`tasks/process/joining.py`) reads it and enters the same rendezvous. There are no restarts:
+rerunning the stage resumes from its last checkpoint. A failing rank writes a report to `ranks/` of the workspace,
+which is shared by all machines.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ from ratchet.components.piece import ROOT
 from ratchet.components.recipes.profile import Profile
 from ratchet.components.storage.store import Workspace, write_atomic
 from ratchet.tasks.machine.provenance import packages
-from ratchet.tasks.process.child import PRELOAD, die_with, write_to
+from ratchet.tasks.process.child import PRELOAD, exit_with_parent, redirect_output
 
 JOB, REPORTS, META = "job.json", "ranks", "meta.json"
-JOIN_SECONDS = int(os.environ.get("RATCHET_JOIN_SECONDS", "1800"))  # to wait for machines to join
+JOIN_SECONDS = int(os.environ.get("RATCHET_JOIN_SECONDS", "1800"))  # timeout for machines to join
 CONNECT_SECONDS = float(os.environ.get("RATCHET_CONNECT_SECONDS", "900"))
-"""For the ranks to connect to each other. gloo itself would try for as long as a rank may work (`ranks.PATIENCE`)."""
-REPORT_SECONDS = 15.0  # for the other machines' reports, once a stage has failed
+"""Timeout for ranks to connect. gloo's own is the collective timeout (`ranks.TIMEOUT`)."""
+REPORT_SECONDS = 15.0  # timeout for reports of other machines after a failure
 
 
 @dataclass(frozen=True)
 class Job:
-    """A stage of `ranks` processes on `machines`, whose rendezvous is at `endpoint`."""
+    """A stage of `ranks` processes on `machines` nodes with a rendezvous at `endpoint`."""
 
     request: Mapping[str, Any]
     log: str
@@ -68,29 +69,30 @@ class Job:
 
 
 def ready(profile: Profile) -> None:
-    """Refuse to begin what would end at the first stage that learns."""
+    """Fail early if the profile needs a package that is not installed."""
     if profile.learner == "deepspeed" and importlib.util.find_spec("deepspeed") is None:
-        raise RecipeError(f"profile {profile.name}: `learner: deepspeed`, and DeepSpeed is not installed here; "
-                          "pip install 'ratchet-rlhf[scale]', or take `learner: torch`")
+        raise RecipeError(f"profile {profile.name}: `learner: deepspeed`: DeepSpeed is not installed; "
+                          "pip install 'ratchet-rlhf[scale]', or set `learner: torch`")
 
 
 def ranks_of(request: Mapping[str, Any]) -> int:
-    """How many processes a stage takes: the profile's `ranks` where something learns, else one."""
+    """Number of processes of a stage: the profile's `ranks` for training stages, else 1."""
     profile = request["options"].get("profile") or {}
     return int(profile.get("ranks", 1)) if "fit" in request["options"] else 1
 
 
 def execute_on_ranks(request: Mapping[str, Any], log: str) -> dict[str, Any]:
-    """The stage's meta, from the first rank. Raises the `RatchetError` of the rank that failed first, or a `StageError` that names the
-    rank which died and its machine; also when not enough machines join."""
+    """Run the stage on all ranks and return rank 0's metadata. Raises the `RatchetError` of the rank that failed
+    first, or a `StageError` naming the rank that died and its machine, also if too few machines join.
+    """
     from torch.distributed import TCPStore
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
 
     count, machines, work = ranks_of(request), int(request["options"]["profile"].get("machines", 1)), Workspace(Path(request["work"]))
-    if short := short_of_devices(count // machines):
+    if short := missing_devices(count // machines):
         raise RecipeError(f"stage {request['does']!r}: the profile says `ranks: {count}`{f' on `machines: {machines}`' if machines > 1 else ''}, {short}")
-    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)  # of the rendezvous; lives as long as this call
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)  # rendezvous store; lives as long as this call
     host = os.environ.get("RATCHET_ADDRESS", socket.gethostname()) if machines > 1 else "localhost"
     job, command = Job(request, log, count, machines, f"{host}:{store.port}"), f"ratchet join --home {work.root.parents[2]}"
     shutil.rmtree(job.reports, ignore_errors=True)
@@ -103,22 +105,24 @@ def execute_on_ranks(request: Mapping[str, Any], log: str) -> dict[str, Any]:
         run_ranks(job, log)
         return json.loads((job.reports / META).read_text())
     except RendezvousTimeoutError:
-        raise StageError(f"{job.name} needs {machines} machines, and not all joined within {JOIN_SECONDS} s; run `{command}` on each of the "
-                         "others (what it prints says why it stays away), then the same command again") from None
+        raise StageError(f"{job.name} needs {machines} machines, but not all joined within {JOIN_SECONDS} s; run `{command}` on each of the "
+                         "others (it prints why it cannot join), then run this command again") from None
     except ChildFailedError:
-        raise why(job, reported(job)) from None
+        raise failure_of(job, failure_reports(job)) from None
     finally:
         (work.root / JOB).unlink(missing_ok=True)
         shutil.rmtree(job.reports, ignore_errors=True)
 
 
 def run_ranks(job: Job, log: str) -> None:
-    """Start this machine's ranks once all machines have joined, and wait for them. Raises torch's `ChildFailedError`, `RendezvousError`
-    and, when this process is told to end, `SignalException`; the ranks are gone by then and their exit codes are reported."""
+    """Start this machine's ranks once all machines have joined, and wait for them. Raises torch's `ChildFailedError`,
+    `RendezvousError` and, on termination, `SignalException`; by then the ranks have exited and their exit codes are
+    reported.
+    """
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)  # a process that has seen a GPU must not be forked
+    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)  # a process with an initialised CUDA context must not be forked
     config = LaunchConfig(
         min_nodes=job.machines, max_nodes=job.machines, nproc_per_node=job.each, max_restarts=0, run_id=job.id, rdzv_backend="c10d",
         rdzv_endpoint=job.endpoint, rdzv_configs={"is_host": "false", "join_timeout": JOIN_SECONDS}, local_addr=os.environ.get("RATCHET_ADDRESS"),
@@ -131,33 +135,33 @@ def run_ranks(job: Job, log: str) -> None:
         raise
 
 
-def short_of_devices(each: int) -> str:
-    """What a machine says that has fewer GPUs than ranks to start; nothing when it has enough, or has none."""
+def missing_devices(each: int) -> str:
+    """Error message if this machine has fewer GPUs than ranks; empty if it has enough, or none."""
     import torch
 
     devices = torch.cuda.device_count() if torch.cuda.is_available() else each
-    return f"one a GPU, and {socket.gethostname()} has {devices} for {each}; take fewer ranks or more machines" if each > devices else ""
+    return f"one per GPU, but {socket.gethostname()} has {devices} GPUs for {each} ranks; use fewer ranks or more machines" if each > devices else ""
 
 
 def _rank(job: Job, log: str, agent: int) -> None:
-    """One rank, in a process of its own. What goes wrong is reported in a file; the launcher sees an exit code."""
-    die_with(agent)
+    """Main function of a rank. Errors are reported in a file; the launcher only sees an exit code."""
+    exit_with_parent(agent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    write_to(log)
+    redirect_output(log)
     rank = int(os.environ["RANK"])
     print(f"rank {rank} of {job.ranks}: process {os.getpid()}", flush=True)
     from ratchet.components.stages.run import execute
     from ratchet.components.training import ranks
 
-    connecting = threading.Timer(CONNECT_SECONDS, _give_up, (job, rank, log))
+    connecting = threading.Timer(CONNECT_SECONDS, _connect_timeout, (job, rank, log))
     connecting.daemon = True
     try:
         connecting.start()
         ranks.join()
         connecting.cancel()
         if job.machines > 1:
-            threading.Thread(target=_end_with_others, args=(job,), daemon=True).start()
-            _require_same_code(ranks.gather((socket.gethostname(), code())))
+            threading.Thread(target=_exit_with_other_machines, args=(job,), daemon=True).start()
+            _require_same_code(ranks.gather((socket.gethostname(), code_versions())))
         meta = execute(job.request)
         if ranks.first():
             write_atomic(job.reports / META, json.dumps(meta))
@@ -165,19 +169,19 @@ def _rank(job: Job, log: str, agent: int) -> None:
         print(redacted(traceback.format_exc()), flush=True)
         report(job, rank, log, kind=type(error).__name__, text=redacted(str(error)))
         if not isinstance(error, RatchetError):
-            time.sleep(1.0)  # a broken connection is an echo: the launcher shall first see which rank died
-        sys.exit(1)  # torch would print what is raised here, and a secret in it
+            time.sleep(1.0)  # broken connections are follow-up errors: let the launcher see the dead rank first
+        sys.exit(1)  # torch would print the exception, with possible secrets
 
 
 def report(job: Job, rank: int, log: str, **what: Any) -> None:
-    """Write down how a rank ended: its exit code, or the kind and text of its error."""
-    with contextlib.suppress(OSError):  # the workspace is gone: the leader has ended
+    """Write how a rank ended: its exit code, or its error type and message."""
+    with contextlib.suppress(OSError):  # workspace removed: the leader has ended
         write_atomic(job.reports / f"{rank}.{'exit' if 'exitcode' in what else 'error'}",
                      json.dumps({"host": socket.gethostname(), "log": log, **what}))
 
 
-def reported(job: Job) -> dict[int, dict[str, Any]]:
-    """What is known of each rank that ended badly. Waits for the reports of other machines, which a shared disk shows late."""
+def failure_reports(job: Job) -> dict[int, dict[str, Any]]:
+    """Reports of all failed ranks. Waits for reports of other machines, which appear late on a shared disk."""
     deadline = time.monotonic() + (REPORT_SECONDS if job.machines > 1 else 0)
     while len(list(job.reports.glob("*.exit"))) < job.ranks and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -187,9 +191,10 @@ def reported(job: Job) -> dict[int, dict[str, Any]]:
     return found
 
 
-def why(job: Job, found: Mapping[int, Mapping[str, Any]]) -> RatchetError:
-    """The one sentence about a stage whose ranks ended badly: a death explains the errors of the others, one of our own errors explains
-    the broken connections of the rest."""
+def failure_of(job: Job, found: Mapping[int, Mapping[str, Any]]) -> RatchetError:
+    """The root cause of a failed stage as one error: the death of a rank explains errors of the others, and a
+    `RatchetError` explains broken connections.
+    """
     def where(rank: int) -> str:
         return f"{job.name}: rank {rank} of {job.ranks}" + (f" on {found[rank]['host']}" if job.machines > 1 else "")
 
@@ -201,8 +206,8 @@ def why(job: Job, found: Mapping[int, Mapping[str, Any]]) -> RatchetError:
             name = signal.Signals(-one["exitcode"]).name
             memory = "; the machine probably ran out of memory" if name == "SIGKILL" else ""
             return StageError(f"{where(rank)} was killed by {name}{memory}; {end(rank)}", died=True)
-    told = {rank: (one["kind"], one["text"]) for rank, one in sorted(found.items()) if "kind" in one}
-    for rank, (kind, text) in told.items():
+    raised = {rank: (one["kind"], one["text"]) for rank, one in sorted(found.items()) if "kind" in one}
+    for rank, (kind, text) in raised.items():
         own = getattr(errors, kind, None)
         if own is StageError:
             return StageError(f"{where(rank)} {text}; {end(rank)}", died=True)
@@ -213,15 +218,15 @@ def why(job: Job, found: Mapping[int, Mapping[str, Any]]) -> RatchetError:
                               f"more ranks or a higher zero_stage; {end(rank)}", died=True)
     for host in sorted(file.stem for file in job.reports.glob("*.left")):
         return StageError(f"{job.name}: `ratchet join` was stopped on {host}; {end(min(found))}", died=True)
-    for rank, (kind, text) in told.items():
+    for rank, (kind, text) in raised.items():
         gone = " (another machine may be gone)" if job.machines > 1 else ""
         return StageError(f"{where(rank)} failed: {kind}: {text}{gone}; {end(rank)}", died=job.machines > 1)
     codes = ", ".join(f"rank {rank}: exit code {one['exitcode']}" for rank, one in sorted(found.items()))
     return StageError(f"{job.name} ended without a result ({codes}); {end(min(found))}", died=True)
 
 
-def code() -> dict[str, str]:
-    """What ranks of one stage must have in common: our code, and the packages that they compute and communicate with."""
+def code_versions() -> dict[str, str]:
+    """Versions that all ranks of a stage must share: this code, and the packages for computation and communication."""
     sources = hashlib.sha256()
     for file in sorted([*ROOT.rglob("*.py"), *Path(__file__).parents[1].rglob("*.py")]):
         sources.update(file.read_bytes())
@@ -232,18 +237,18 @@ def _require_same_code(machines: list[tuple[str, dict[str, str]]]) -> None:
     first, ours = machines[0]
     for host, theirs in machines:
         if other := next((name for name in ours if ours[name] != theirs[name]), None):
-            raise ContractError(f"{other} is {theirs[other]} on {host} and {ours[other]} on {first}; all machines of a stage must run the same")
+            raise ContractError(f"{other} is {theirs[other]} on {host} and {ours[other]} on {first}; all machines of a stage need the same version")
 
 
-def _give_up(job: Job, rank: int, log: str) -> None:
-    report(job, rank, log, kind="StageError", text=f"did not reach all others within {CONNECT_SECONDS:.0f} s; GLOO_SOCKET_IFNAME "
-                                                   "(NCCL_SOCKET_IFNAME) names the network interface that ranks talk through")
+def _connect_timeout(job: Job, rank: int, log: str) -> None:
+    report(job, rank, log, kind="StageError", text=f"could not connect to all ranks within {CONNECT_SECONDS:.0f} s; set GLOO_SOCKET_IFNAME "
+                                                   "(NCCL_SOCKET_IFNAME) to the network interface between the machines")
     os._exit(1)
 
 
-def _end_with_others(job: Job) -> None:
-    """End this process once ranks of another machine have failed or the stage is over: NCCL would wait for them."""
+def _exit_with_other_machines(job: Job) -> None:
+    """Exit once ranks of another machine have failed or the stage is over; NCCL would hang."""
     while job.reports.is_dir() and not list(job.reports.glob("*.exit")):
         time.sleep(1.0)
-    time.sleep(5.0)  # for what this rank itself may have to say
+    time.sleep(5.0)  # time for this rank's own report
     os._exit(1)

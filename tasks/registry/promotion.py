@@ -21,7 +21,7 @@ import yaml
 
 from ratchet.components.errors import ContractError, DataError, StoreError
 from ratchet.components.recipes.schema import Champion
-from ratchet.tasks.process.turns import registry_turn
+from ratchet.tasks.process.locks import registry_lock
 from ratchet.tasks.registry.registry import (
     ROLLED_BACK,
     Version,
@@ -121,7 +121,7 @@ def promote_by_hand(name: str, number: str, reason: str, *, alias: str = "champi
     unless `force`; `StoreError` for a version that is not there or whose bytes are gone.
     """
     _reason(reason)
-    with registry_turn(home), service(f"promoting {name} version {number}", home) as mlflow:
+    with registry_lock(home), service(f"promoting {name} version {number}", home) as mlflow:
         known = numbered(versions_of(mlflow, name), name, number)
         if known.external and alias == "champion" and not force:  # what is refused anyway is given no bytes first
             _refuse(name, number, _objections(known, None))
@@ -144,7 +144,7 @@ def rollback(name: str, reason: str, *, home: Path) -> tuple[str, str]:
     The version rolled back does not become champion again by itself. Raises `StoreError` when there is none to go back to.
     """
     _reason(reason)
-    with registry_turn(home), service(f"rolling {name} back", home) as mlflow:
+    with registry_lock(home), service(f"rolling {name} back", home) as mlflow:
         versions = versions_of(mlflow, name)
         now = holder(versions)
         if now is None:

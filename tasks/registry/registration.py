@@ -9,7 +9,7 @@ from ratchet.components.errors import ServiceError, redacted
 from ratchet.components.recipes.schema import Register
 from ratchet.components.stages.fetch import REGISTRY
 from ratchet.tasks.pipeline import Pipeline
-from ratchet.tasks.process.turns import registry_turn
+from ratchet.tasks.process.locks import registry_lock
 from ratchet.tasks.registry.lineage import write_lineage
 from ratchet.tasks.registry.promotion import with_evidence
 from ratchet.tasks.registry.registry import promote, register
@@ -35,7 +35,7 @@ def register_run(pipeline: Pipeline, run_id: str | None) -> dict[str, Any]:
     verdict = report.get("verdict", {"passed": False, "reasons": ["the recipe has no evaluation"]})
     versions: dict[str, str] = {}
     try:
-        with registry_turn(pipeline.store.home):
+        with registry_lock(pipeline.store.home):
             for name in checkpoints(pipeline):
                 artifact, stage = pipeline.artifact(name), pipeline.stages[name]
                 own = {name: value for name, value in tracked(stage.does, artifact.meta).items() if "/" not in name}

@@ -1,1 +1,1 @@
-"""Stages on other machines: work pools, transfer of products."""
+"""Stages on other machines: Prefect work pools, artifact transfer."""

@@ -1,11 +1,11 @@
-"""Finished products at an address that several machines see: a folder, or an object store by any name that fsspec knows.
+"""Artifact transfer between machines through a shared folder or an object store (any fsspec address).
 
-    <address>/products/<stage>-<key>.json     a product's manifest, put there last: with it the product is there
-    <address>/products/<stage>-<key>.<name>   what is told about it and is no part of it
-    <address>/files/<sha256>                  every file once, by its content
+    <address>/products/<stage>-<key>.json     manifest of an artifact, uploaded last
+    <address>/products/<stage>-<key>.<name>   additional files about the artifact, not part of it
+    <address>/files/<sha256>                  every file once, by content
 
-Nothing is taken on trust: each file is hashed while it arrives and has to be the one that its manifest names. Who reaches the
-address is the address's business (`AWS_*`, `GOOGLE_*` of the environment); no credential passes through here.
+Every file is hashed while it is downloaded and compared with its manifest. Credentials are the file system's concern
+(`AWS_*`, `GOOGLE_*` variables).
 """
 
 from __future__ import annotations
@@ -27,24 +27,26 @@ CHUNK = 1 << 22  # bytes
 
 
 def check(address: str) -> None:
-    """`RecipeError` unless every worker can mean the same by it, and it carries no password. Imports no client."""
+    """`RecipeError` unless the address means the same on every worker and contains no password. Imports no client
+    library.
+    """
     from fsspec.registry import known_implementations
 
     protocol, colon, _ = address.partition("://")
     if not colon and not Path(address).is_absolute():
-        raise RecipeError(f"artifacts: {address!r} would be another folder for every worker; give an absolute path or an address such as "
+        raise RecipeError(f"artifacts: {address!r} is a different folder for each worker; use an absolute path or an address such as "
                           "s3://bucket/folder")
     if colon and protocol not in known_implementations:
-        raise RecipeError(f"artifacts: {redacted(address)}: no file system is named {protocol!r}{nearest(protocol, known_implementations)}")
+        raise RecipeError(f"artifacts: {redacted(address)}: unknown file system {protocol!r}{nearest(protocol, known_implementations)}")
     if redacted(address) != address:
-        raise RecipeError(f"artifacts: {redacted(address)}: a password does not belong here; workers have theirs in the environment")
+        raise RecipeError(f"artifacts: {redacted(address)}: addresses must not contain passwords; set credentials in the workers' environment")
 
 
 class Exchange:
-    """Products by address. `push` and `pull` may be interrupted at any moment and are then simply called again."""
+    """Artifacts at an address. `push` and `pull` may be interrupted and repeated at any time."""
 
     def __init__(self, address: str) -> None:
-        """Raises `RecipeError` for what is no such address and for one whose protocol nothing installed here speaks."""
+        """`RecipeError` for an invalid address, or for a protocol without an installed client."""
         from fsspec.core import url_to_fs
         from fsspec.implementations.local import LocalFileSystem
 
@@ -56,12 +58,12 @@ class Exchange:
         self.address, self.root, self.local = address, root.rstrip("/"), isinstance(self.system, LocalFileSystem)
 
     def push(self, artifact: Artifact) -> None:
-        """Put a product there, as much of it as is not there already."""
+        """Upload the missing files of an artifact."""
         manifest = read_manifest(artifact.path)
         if manifest is None:
-            raise StoreError(f"{artifact.path} holds no finished product to exchange")
+            raise StoreError(f"{artifact.path} contains no finished artifact to transfer")
         with self._reached("sending", manifest["stage"]):
-            for name, entry in manifest["files"].items():  # also where the manifest is there: somebody may have removed a damaged file
+            for name, entry in manifest["files"].items():  # even if the manifest exists: a damaged file may have been removed
                 there = self._file(entry)
                 if not self.system.exists(there) or self.system.size(there) != entry["size"]:
                     self._put(artifact.path / name, there)
@@ -69,9 +71,9 @@ class Exchange:
                 self._put(artifact.path / MANIFEST, there)
 
     def pull(self, store: Store, stage: str, key: str) -> Artifact | None:
-        """The product in `store`, brought from here unless the store has it intact; None when it is not here either, or not all of it.
+        """Download the artifact to `store`, unless the store has it intact; None if it is not (completely) here.
 
-        Raises `StoreError` for a file that is not what its manifest says, `ServiceError` when the address cannot be reached.
+        `StoreError` for a file that does not match its manifest, `ServiceError` if the address is unreachable.
         """
         if (known := store.intact(stage, key)) is not None:
             return known
@@ -82,9 +84,9 @@ class Exchange:
                 return None
             self._check(manifest, stage, key)
             with store.working(stage, key) as work:
-                if (known := store.intact(stage, key)) is not None:  # somebody was quicker
+                if (known := store.intact(stage, key)) is not None:  # another process was faster
                     return known
-                arriving = work.root / "arriving"  # not among what an interrupted stage has written: that one may yet go on
+                arriving = work.root / "arriving"  # separate from files of an interrupted stage, which may still resume
                 shutil.rmtree(arriving, ignore_errors=True)
                 arriving.mkdir()
                 if not all(self._get(entry, arriving / name) for name, entry in manifest["files"].items()):
@@ -93,13 +95,13 @@ class Exchange:
                 arriving.replace(work.product)
                 return store.publish(work, stage, key, manifest["kind"], manifest["parents"], manifest["meta"], manifest["made_with"])
 
-    def tell(self, stage: str, key: str, file: Path) -> None:
-        """Put a file about a product, by its name, beside the product."""
+    def put_note(self, stage: str, key: str, file: Path) -> None:
+        """Upload a file about an artifact, next to it."""
         with self._reached("telling of", stage):
             self._put(file, self._about(stage, key, file.name))
 
-    def told(self, stage: str, key: str, name: str) -> str | None:
-        """What `tell` put there, None when nothing was."""
+    def get_note(self, stage: str, key: str, name: str) -> str | None:
+        """Content of a file uploaded by `put_note`, or None."""
         with self._reached("asking about", stage):
             try:
                 return self.system.cat_file(self._about(stage, key, name)).decode()
@@ -116,7 +118,7 @@ class Exchange:
         return f"{self.root}/files/{entry['sha256']}"
 
     def _put(self, file: Path, there: str) -> None:
-        """Whole or not at all: an object store shows no half of a file, a folder is given it under another name first."""
+        """Upload atomically: object stores do so by themselves, folders through a temporary name."""
         if not self.local:
             self.system.put_file(str(file), there)
             return
@@ -130,7 +132,7 @@ class Exchange:
                 half.unlink(missing_ok=True)
 
     def _get(self, entry: Mapping[str, Any], file: Path) -> bool:
-        """Whether there was such a file; it has arrived whole."""
+        """Download and verify a file; False if it does not exist."""
         found = hashlib.sha256()
         try:
             opened = self.system.open(self._file(entry), "rb")
@@ -144,25 +146,25 @@ class Exchange:
                     here.write(chunk)
         if found.hexdigest() != entry["sha256"]:
             raise StoreError(f"{self.address}: the file {entry['sha256']} arrived with SHA-256 {found.hexdigest()}; "
-                             "remove it there and run again, then it is sent once more")
+                             "remove it there and run again to upload it once more")
         return True
 
     def _check(self, manifest: Any, stage: str, key: str) -> None:
-        """What is read from outside is what was asked for, and names no file outside its own folder."""
+        """Check that a downloaded manifest is the requested one and has no paths outside its folder."""
         wanted = {"stage", "key", "kind", "parents", "meta", "made_with", "files"}
         if not isinstance(manifest, dict) or not wanted <= manifest.keys() or (manifest["stage"], manifest["key"]) != (stage, key):
-            raise StoreError(f"{self.address}: what lies there as {stage} {key[:16]} is no manifest of it; remove {self._manifest(stage, key)}")
+            raise StoreError(f"{self.address}: invalid manifest of {stage} {key[:16]}; remove {self._manifest(stage, key)}")
         for name in manifest["files"]:
             if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-                raise StoreError(f"{self.address}: the manifest of {stage} names {name!r}, which leads out of the store; it is not taken")
+                raise StoreError(f"{self.address}: the manifest of {stage} names {name!r}, which leads out of the store; the artifact is rejected")
 
     @contextlib.contextmanager
     def _reached(self, doing: str, stage: str) -> Iterator[None]:
-        """Whatever a file system of fsspec raises becomes one sentence that a later try may mend."""
+        """Convert any exception of an fsspec file system to a retryable `ServiceError`."""
         try:
             yield
         except RatchetError:
             raise
         except Exception as error:
             raise ServiceError(f"{doing} {stage}: the artifact store at {self.address} failed: {type(error).__name__}: {error}; "
-                               "nothing is lost, run again when it is there") from error
+                               "nothing is lost, run again when it is reachable") from error

@@ -26,7 +26,7 @@ from ratchet.components.errors import RecipeError
 from ratchet.flows.changes import changes
 from ratchet.flows.deployments import read
 from ratchet.flows.ui import free_port
-from ratchet.tasks.process.turns import GPU_LOCKS, REGISTRY
+from ratchet.tasks.process.locks import GPU_LOCKS, REGISTRY
 
 ROOT = Path(__file__).resolve().parents[2]
 POOLS = {"local": {"type": "process", "base_job_template": str(ROOT / "infra/work_pools/process.json")},
@@ -488,7 +488,7 @@ def test_a_run_that_was_started_by_hand_is_cancelled_from_its_page(prefect: dict
 SLOTS = """
 import sys, time
 from pathlib import Path
-from ratchet.tasks.process.turns import gpu_slots, registry_turn
+from ratchet.tasks.process.locks import gpu_slots, registry_lock
 with TURN:
     print(time.time(), flush=True)
     time.sleep(float(sys.argv[1]))
@@ -497,7 +497,7 @@ with TURN:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("turn", ["gpu_slots(2)", "registry_turn(Path(sys.argv[2]))"])
+@pytest.mark.parametrize("turn", ["gpu_slots(2)", "registry_lock(Path(sys.argv[2]))"])
 def test_two_processes_never_hold_the_same_slots(turn: str, prefect: dict[str, str], tmp_path: Path) -> None:
     """Two homes, which share no lock file."""
     file = written(tmp_path)

@@ -26,11 +26,11 @@ def soak(home: Home = OUT,
     from ratchet.components.errors import RecipeError, nearest
     from ratchet.flows.display import open_console, table_of
     from ratchet.tasks.pipeline import Pipeline
-    from ratchet.tasks.process.orphans import leave_nothing_behind
+    from ratchet.tasks.process.orphans import reap_children_on_exit
     from tests.soak.servers import Servers
     from tests.soak.trials import Soak
 
-    leave_nothing_behind()
+    reap_children_on_exit()
     for name in fault:
         if name not in FAULTS:
             raise RecipeError(f"--fault: no fault named {name!r}{nearest(name, FAULTS)}")

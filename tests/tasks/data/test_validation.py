@@ -13,7 +13,7 @@ from ratchet.components.errors import DataError, GateError, SourceError
 from ratchet.components.recipes.recipe import load
 from ratchet.components.recipes.sections import Data
 from ratchet.components.types import Group, Prompt, Trajectory
-from ratchet.tasks.data.validation import expectations, judge, validate_data
+from ratchet.tasks.data.validation import expectations, run_checks, validate_data
 
 
 def words(messages):
@@ -144,7 +144,7 @@ def test_the_balance_of_chat_is_one_that_data_can_break():
     checks = [c for c in expectations(load("chat")[0].data) if c.of == "splits"]
     def failed(**split):
         table = pd.DataFrame([{"id": "sft_validation", "groups": 82, "topics": 2.0, "max_topic_share": 0.5366} | split])
-        return [r["column"] for r in judge({"splits": table}, checks)["splits"] if not r["success"]]
+        return [r["column"] for r in run_checks({"splits": table}, checks)["splits"] if not r["success"]]
     assert failed() == []
     assert failed(groups=39) == ["groups"] and failed(topics=1.0) == ["topics"] and failed(max_topic_share=0.61) == ["max_topic_share"]
 

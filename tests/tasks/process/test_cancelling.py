@@ -41,8 +41,8 @@ def during(server: Server, monkeypatch: pytest.MonkeyPatch, seconds: float = 5.0
     run = SimpleNamespace(id="run-1", deployment_id=deployment)
     monkeypatch.setattr("prefect.client.orchestration.get_client", lambda **_: server)
     monkeypatch.setattr("prefect.context.FlowRunContext.get", lambda: SimpleNamespace(flow_run=run))
-    monkeypatch.setattr(cancelling, "LOOK", 0.01)
-    with cancelling.ended_from_its_page():
+    monkeypatch.setattr(cancelling, "POLL", 0.01)
+    with cancelling.cancel_on_prefect_request():
         time.sleep(seconds)
 
 

@@ -25,9 +25,9 @@ from ratchet.components.models.load import load_policy
 from ratchet.components.recipes.recipe import load, plain
 from ratchet.components.stages.run import as_request
 from ratchet.components.types import Artifact
-from ratchet.tasks.process.joining import jobs, unfit
+from ratchet.tasks.process.joining import jobs, rejection_reason
 from ratchet.tasks.process.launch import launch
-from ratchet.tasks.process.ranks import JOB, Job, code, execute_on_ranks
+from ratchet.tasks.process.ranks import JOB, Job, code_versions, execute_on_ranks
 
 ROOT = Path(__file__).resolve().parents[3]
 two_machines = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="the extra `scale` is not installed")
@@ -218,7 +218,7 @@ def test_machines_of_different_code_are_refused(place: Place) -> None:
     place.join(code=other)
     place.lead().wait(LONG)
     assert re.match(r"ContractError: ratchet is \w+ on \S+ and \w+ on \S+; all machines of a stage must run the same", place.said("lead"))
-    assert code()["ratchet"] in place.said("lead")
+    assert code_versions()["ratchet"] in place.said("lead")
 
 
 # --- without processes ----------------------------------------------------------------------------------------------------
@@ -239,10 +239,10 @@ def test_a_machine_that_cannot_take_part_says_why(tmp_path: Path, inputs: dict[s
     with socket.create_server(("127.0.0.1", 0)) as server:
         job = Job(request(tmp_path, inputs, learner="deepspeed", ranks=6, machines=3), "log", 6, 3, f"127.0.0.1:{server.getsockname()[1]}")
         file = Path(job.request["work"]) / JOB
-        assert job.each == 2 and unfit(file, job) == ""
-        assert unfit(tmp_path / "elsewhere/store/.work/sft-a" / JOB, job) == (
+        assert job.each == 2 and rejection_reason(file, job) == ""
+        assert rejection_reason(tmp_path / "elsewhere/store/.work/sft-a" / JOB, job) == (
             f"the home is {tmp_path} on {job.leader} and {tmp_path / 'elsewhere'} here; it must have the same path on both")
-    assert f"{job.endpoint} does not answer" in unfit(file, job), "the job of a dead leader"
+    assert f"{job.endpoint} does not answer" in rejection_reason(file, job), "the job of a dead leader"
 
 
 def test_the_oldest_job_comes_first_and_other_files_are_skipped(tmp_path: Path) -> None:

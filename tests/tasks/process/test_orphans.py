@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = f"""
 import os, subprocess, sys, time
 if sys.argv[1] == "guarded":
-    from ratchet.tasks.process.orphans import leave_nothing_behind
-    leave_nothing_behind()
+    from ratchet.tasks.process.orphans import reap_children_on_exit
+    reap_children_on_exit()
 print(os.environ.get({MARK!r}, ""), subprocess.Popen(["sleep", "600"], start_new_session=True).pid, flush=True)
 time.sleep(600)
 """

@@ -32,7 +32,7 @@ from ratchet.components.training import ranks
 from ratchet.components.types import Artifact
 from ratchet.tasks.pipeline import Pipeline
 from ratchet.tasks.process.launch import launch
-from ratchet.tasks.process.ranks import Job, ranks_of, report, reported, why
+from ratchet.tasks.process.ranks import Job, failure_of, failure_reports, ranks_of, report
 
 needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="the extra `scale` is not installed")
 
@@ -138,7 +138,7 @@ def test_one_sentence_says_which_rank_and_why(tmp_path: Path, monkeypatch: pytes
         report(job, last, "b.log", exitcode=exitcode)
         for rank, (kind, text) in errors.items():
             report(job, int(rank[1:]), "b.log" if rank == f"r{last}" else "a.log", kind=kind, text=text)
-        return why(job, reported(job))
+        return failure_of(job, failure_reports(job))
 
     echo, host = ("RuntimeError", "Connection closed by peer"), socket.gethostname()
     died = of(-9, r0=echo)

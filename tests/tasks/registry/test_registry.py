@@ -226,7 +226,7 @@ def test_nobody_asks_the_registry_out_of_turn(act, tmp_path, monkeypatch):
     turn, asked = [], []
 
     @contextlib.contextmanager
-    def registry_turn(home):
+    def registry_lock(home):
         turn.append(home)
         yield
         turn.remove(home)
@@ -236,7 +236,7 @@ def test_nobody_asks_the_registry_out_of_turn(act, tmp_path, monkeypatch):
         raise ConnectionError("away")
 
     for module in (promotion, registration):
-        monkeypatch.setattr(module, "registry_turn", registry_turn)
+        monkeypatch.setattr(module, "registry_lock", registry_lock)
     monkeypatch.setattr("ratchet.tasks.tracking.server.client", ask)
     monkeypatch.setattr(registration, "write_lineage", lambda *_: {})
     weights = model(tmp_path / "weights", "w")

@@ -24,15 +24,15 @@ from ratchet.components.errors import BusyError, RecipeError, StageError, StoreE
 from ratchet.tasks.machine import system
 from ratchet.tasks.machine.system import visible_gpus
 from ratchet.tasks.pipeline import Pipeline
-from ratchet.tasks.process import turns
-from ratchet.tasks.process.turns import REGISTRY, gpu_slots, gpus_of, held, registry_turn
+from ratchet.tasks.process import locks
+from ratchet.tasks.process.locks import REGISTRY, file_lock, gpu_slots, lock_gpus, registry_lock
 
 ROOT = Path(__file__).resolve().parents[3]
 HOLD = """
 import sys, time
 from pathlib import Path
-from ratchet.tasks.process.turns import held
-with held(Path(sys.argv[1]), "run toy"):
+from ratchet.tasks.process.locks import file_lock
+with file_lock(Path(sys.argv[1]), "run toy"):
     print("held", flush=True)
     time.sleep(600)
 """
@@ -50,7 +50,7 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 def test_a_second_process_refuses_and_says_who_holds(holder: subprocess.Popen[str], tmp_path: Path) -> None:
     with pytest.raises(BusyError, match=rf"toy .*{holder.pid} .*20"), \
-            held(tmp_path / "lock", "run toy", "refuse"):
+            file_lock(tmp_path / "lock", "run toy", "refuse"):
         pass
 
 
@@ -64,7 +64,7 @@ def test_a_second_process_waits_until_the_first_is_killed(holder: subprocess.Pop
 
     killer = threading.Timer(0.5, kill)
     killer.start()
-    with held(tmp_path / "lock", "run toy"):
+    with file_lock(tmp_path / "lock", "run toy"):
         assert killed_at and time.monotonic() - killed_at[0] < 5, "it did not wait, or a dead holder kept the lock"
         assert f"held by process {holder.pid}" in caplog.text and "waiting" in caplog.text
         assert f'"pid": {os.getpid()}' in (tmp_path / "lock").read_text()
@@ -72,10 +72,10 @@ def test_a_second_process_waits_until_the_first_is_killed(holder: subprocess.Pop
 
 
 def test_a_stage_process_does_not_inherit_the_lock(tmp_path: Path) -> None:
-    with held(tmp_path / "lock", "run toy"):
+    with file_lock(tmp_path / "lock", "run toy"):
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
-        with held(tmp_path / "lock", "run toy", "refuse"):  # raises BusyError where the child kept it
+        with file_lock(tmp_path / "lock", "run toy", "refuse"):  # raises BusyError where the child kept it
             assert child.poll() is None, "the child ended too early to test anything"
     finally:
         child.kill()
@@ -104,9 +104,9 @@ def test_the_registry_waits_at_the_prefect_server_where_it_can(address: str | No
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     if address:
         monkeypatch.setenv("PREFECT_API_URL", address)
-    with caplog.at_level("DEBUG", "ratchet.turns"), registry_turn(tmp_path):
+    with caplog.at_level("DEBUG", "ratchet.locks"), registry_lock(tmp_path):
         assert names == asked and held_now == ([] if refused else asked)
-        with pytest.raises(BusyError), held(tmp_path / "registry.lock", "the model registry", "refuse"):
+        with pytest.raises(BusyError), file_lock(tmp_path / "registry.lock", "the model registry", "refuse"):
             pass
     assert not held_now and caplog.text.count("is held in") == (1 if refused or not address else 0)
 
@@ -145,7 +145,7 @@ def lead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
             seen[name] = pipeline.devices
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # a machine without GPUs
-    monkeypatch.setattr(turns, "GPU_LOCKS", tmp_path / "gpus")
+    monkeypatch.setattr(locks, "GPU_LOCKS", tmp_path / "gpus")
     monkeypatch.setattr("prefect.concurrency.sync.concurrency", limit)
     monkeypatch.setattr(flow, "watched", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(flow, "watch_data", lambda _: None)
@@ -207,7 +207,7 @@ def test_a_stage_for_another_worker_is_given_gpus_too(tmp_path: Path, monkeypatc
         raise StageError("as far as this goes")
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
-    monkeypatch.setattr(turns, "GPU_LOCKS", tmp_path / "gpus")
+    monkeypatch.setattr(locks, "GPU_LOCKS", tmp_path / "gpus")
     monkeypatch.setattr("prefect.concurrency.sync.concurrency", Limit())
     monkeypatch.setattr(one_stage, "make", make)
     with pytest.raises(StageError, match="as far"):
@@ -222,9 +222,9 @@ TAKE = """
 import sys
 from pathlib import Path
 from ratchet.tasks.machine import system
-from ratchet.tasks.process import turns
-turns.GPU_LOCKS, turns.LOOK_SECONDS = Path(sys.argv[1]), 0.05
-with turns.gpus_of(system.visible_gpus(), int(sys.argv[2])) as given:
+from ratchet.tasks.process import locks
+locks.GPU_LOCKS, locks.LOOK_SECONDS = Path(sys.argv[1]), 0.05
+with locks.lock_gpus(system.visible_gpus(), int(sys.argv[2])) as given:
     print(",".join(given), flush=True)
     sys.stdin.read()
 """
@@ -288,13 +288,13 @@ def test_who_waits_for_several_keeps_none_from_others(take: Callable[..., subpro
 
 
 def test_of_many_who_reach_at_once_no_two_hold_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "GPU_LOCKS", tmp_path / "gpus")
-    monkeypatch.setattr(turns, "LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(locks, "GPU_LOCKS", tmp_path / "gpus")
+    monkeypatch.setattr(locks, "LOOK_SECONDS", 0.001)
     here, now, most = {name: name for name in "0123"}, list[str](), list[int]()
 
     def work(count: int) -> None:
         for _ in range(20):
-            with gpus_of(here, count) as given:
+            with lock_gpus(here, count) as given:
                 now.extend(given)
                 assert len(given) == count and len(now) == len(set(now)), "a GPU was given to two"
                 most.append(len(now))
@@ -309,10 +309,10 @@ def test_of_many_who_reach_at_once_no_two_hold_the_same(tmp_path: Path, monkeypa
 
 
 def test_every_user_of_the_machine_can_hold_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "GPU_LOCKS", tmp_path / "gpus")
+    monkeypatch.setattr(locks, "GPU_LOCKS", tmp_path / "gpus")
     umask = os.umask(0o077)
     try:
-        with gpus_of({"GPU-a": "0", "MIG-GPU-b/1/0": "MIG-GPU-b/1/0"}, 2) as given:
+        with lock_gpus({"GPU-a": "0", "MIG-GPU-b/1/0": "MIG-GPU-b/1/0"}, 2) as given:
             assert given == ("0", "MIG-GPU-b/1/0")
     finally:
         os.umask(umask)
@@ -325,22 +325,22 @@ def test_a_full_disk_takes_no_gpu_from_a_run(tmp_path: Path, monkeypatch: pytest
     def full(*_: Any) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(turns, "GPU_LOCKS", tmp_path / "gpus")
+    monkeypatch.setattr(locks, "GPU_LOCKS", tmp_path / "gpus")
     monkeypatch.setattr(os, "pwrite", full)
-    with gpus_of({"0": "0"}, 1) as given:
+    with lock_gpus({"0": "0"}, 1) as given:
         assert given == ("0",)
 
 
 def test_a_place_for_locks_that_cannot_be_used_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "gpus").write_text("")
-    monkeypatch.setattr(turns, "GPU_LOCKS", tmp_path / "gpus")
-    with pytest.raises(StoreError, match=r"GPU 0 .*gpus"), gpus_of({"0": "0"}, 1):
+    monkeypatch.setattr(locks, "GPU_LOCKS", tmp_path / "gpus")
+    with pytest.raises(StoreError, match=r"GPU 0 .*gpus"), lock_gpus({"0": "0"}, 1):
         pass
     (tmp_path / "gpus").unlink()
     (tmp_path / "gpus").mkdir()
     (tmp_path / "gpus" / "0").symlink_to(tmp_path / "precious")
     (tmp_path / "precious").write_text("kept")
-    with pytest.raises(StoreError, match="GPU 0"), gpus_of({"0": "0"}, 1):
+    with pytest.raises(StoreError, match="GPU 0"), lock_gpus({"0": "0"}, 1):
         pass
     assert (tmp_path / "precious").read_text() == "kept"
 
@@ -355,7 +355,7 @@ def test_more_gpus_than_there_are_is_an_error_and_none_asks_nobody(tmp_path: Pat
         yield
 
     monkeypatch.setattr("prefect.concurrency.sync.concurrency", concurrency)
-    monkeypatch.setattr(turns, "GPU_LOCKS", tmp_path / "gpus")
+    monkeypatch.setattr(locks, "GPU_LOCKS", tmp_path / "gpus")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     with pytest.raises(RecipeError, match=r"`gpus: 3`.* 2 .*2, 3"), gpu_slots(3):
         pass
