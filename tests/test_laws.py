@@ -177,7 +177,7 @@ def test_illegal_reductions_are_said_in_the_recipe():
         with pytest.raises(RecipeError):
             legal(bad, "step")
     batch = make_batch([0, 1])
-    with pytest.raises(RecipeError, match="one a pair"):
+    with pytest.raises(RecipeError, match="one per pair"):
         reduce("token_mean", torch.zeros(1), batch, count(batch, "pair"))
 
 

@@ -78,7 +78,7 @@ def test_what_the_file_in_git_shows_in_a_comment_is_right_too(tmp_path: Path) ->
     ({"stages": {"sft": {"name": "cluster"}}, "artifacts": "s3://a/b"}, "stages.sft: home 'out' would be lost with its container"),
     ({"stages": {"sft": {"name": "local"}}}, "stages.sft: 'local' is the flow's own pool"),
     ({"stages": {"sft": {"name": "far"}}}, "deployment 'toy': stages in other pools need `artifacts`"),
-    ({"stages": {"sft": {"name": "far"}}, "artifacts": "here"}, "deployment 'toy': artifacts: 'here' would be another folder for every worker"),
+    ({"stages": {"sft": {"name": "far"}}, "artifacts": "here"}, "deployment 'toy': artifacts: 'here' is a different folder for each worker"),
 ])
 def test_a_mistake_is_named_with_what_was_meant(wrong: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=said):

@@ -219,7 +219,7 @@ def test_an_unknown_layout_shows_the_nearest_one_the_difference_and_the_row(tmp_
     path = written(tmp_path, {"instruction": "Say hi.", "context": "", "response": "Hi.", "category": "chat"})
     with pytest.raises(DataError) as found:
         parse(path)
-    for part in ("rows.jsonl, line 1", "the columns category, context, instruction, response", "the nearest is `alpaca`", "of which output is not there",
+    for part in ("rows.jsonl, line 1", "the columns category, context, instruction, response", "the nearest is `alpaca`", "of which output is missing",
                  '{"instruction": "Say hi.", "context": "", "response": "Hi.", "category": "chat"}', "docs/data.md"):
         assert part in str(found.value)
     with pytest.raises(DataError, match=r"data\.columns\.output.*'respons'"):

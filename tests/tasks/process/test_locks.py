@@ -108,7 +108,7 @@ def test_the_registry_waits_at_the_prefect_server_where_it_can(address: str | No
         assert names == asked and held_now == ([] if refused else asked)
         with pytest.raises(BusyError), file_lock(tmp_path / "registry.lock", "the model registry", "refuse"):
             pass
-    assert not held_now and caplog.text.count("is held in") == (1 if refused or not address else 0)
+    assert not held_now and caplog.text.count("is locked in") == (1 if refused or not address else 0)
 
 
 class Limit:
@@ -259,7 +259,7 @@ def test_two_processes_get_two_gpus_and_a_third_waits_until_one_ends(end: str, t
     gpus = [said(first.stdout), said(second.stdout)]
     assert sorted(gpus) == ["0", "1"]
     third = take("0,1", 1)
-    assert "waiting for 1 of the GPUs 0, 1: 0 is held by process" in said(third.stderr)
+    assert "waiting for 1 of the GPUs 0, 1: 0 is locked by process" in said(third.stderr)
     assert not select.select([third.stdout], [], [], 0.5)[0], "it did not wait"
     if end == "is killed":
         second.kill()

@@ -204,7 +204,7 @@ def test_a_killed_leader_leaves_no_rank_and_the_other_machine_serves_the_next_ru
 def test_ranks_that_cannot_connect_end_with_the_variable_to_set(place: Place) -> None:
     place.join(first="time.sleep(60)")
     place.lead(RATCHET_CONNECT_SECONDS="3").wait(LONG)
-    assert re.match(r"StageError: stage 'sft': rank \d of 2 on \S+ did not reach all others within 3 s; GLOO_SOCKET_IFNAME", place.said("lead"))
+    assert re.match(r"StageError: stage 'sft': rank \d of 2 on \S+ could not connect to all ranks within 3 s; GLOO_SOCKET_IFNAME", place.said("lead"))
     assert gone(place.ranks())
 
 
@@ -217,7 +217,7 @@ def test_machines_of_different_code_are_refused(place: Place) -> None:
     (other / "tasks" / "process" / "ranks.py").open("a").write("# changed\n")
     place.join(code=other)
     place.lead().wait(LONG)
-    assert re.match(r"ContractError: ratchet is \w+ on \S+ and \w+ on \S+; all machines of a stage must run the same", place.said("lead"))
+    assert re.match(r"ContractError: ratchet is \w+ on \S+ and \w+ on \S+; all machines of a stage need the same version", place.said("lead"))
     assert code_versions()["ratchet"] in place.said("lead")
 
 
@@ -241,7 +241,7 @@ def test_a_machine_that_cannot_take_part_says_why(tmp_path: Path, inputs: dict[s
         file = Path(job.request["work"]) / JOB
         assert job.each == 2 and rejection_reason(file, job) == ""
         assert rejection_reason(tmp_path / "elsewhere/store/.work/sft-a" / JOB, job) == (
-            f"the home is {tmp_path} on {job.leader} and {tmp_path / 'elsewhere'} here; it must have the same path on both")
+            f"the home is {tmp_path} on {job.leader} and {tmp_path / 'elsewhere'} here; the path must be the same on both")
     assert f"{job.endpoint} does not answer" in rejection_reason(file, job), "the job of a dead leader"
 
 

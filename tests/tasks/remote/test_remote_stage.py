@@ -153,8 +153,8 @@ def test_a_resumed_flow_asks_for_nothing_twice(tmp_path: Path, pipeline: Pipelin
     (state(StateType.FAILED, "Flow run encountered an exception: TrainingError: the loss is not finite"),
      "stage 'sft' on one_stage/x: Failed: TrainingError: the loss is not finite", False),
     (state(StateType.CRASHED, "Flow run process exited with status code -9"), "Crashed: .*-9", True),
-    (state(StateType.CANCELLED), "Cancelled: it gives no reason", False),
-    (DONE, "says that it is made, and it is not at", False),
+    (state(StateType.CANCELLED), "Cancelled: no reason given", False),
+    (DONE, "reports success, but the output is not at", False),
 ])
 def test_what_became_of_it_there_is_said_here(ended: State[Any], said: str, again: bool, tmp_path: Path, pipeline: Pipeline, meet: Any) -> None:
     meet(Server(ended))
@@ -217,7 +217,7 @@ def test_a_server_that_is_away_and_a_deployment_that_is_not_there(tmp_path: Path
 
     pipeline.elsewhere["sft"] = RemoteStage(Exchange(str(tmp_path / "between")), "one_stage/x")
     for raised, said in ((ConnectError("refused"), "does not answer about one_stage/x: ConnectError: refused"),
-                         (ObjectNotFound(Exception()), "has no deployment one_stage/x; `ratchet deploy` makes it")):
+                         (ObjectNotFound(Exception()), "has no deployment one_stage/x; create it with `ratchet deploy`")):
         server = meet(Server())
         server.read_flow_runs = lambda raised=raised, **_: (_ for _ in ()).throw(raised)  # type: ignore[method-assign]
         with pytest.raises(ServiceError, match=said):
