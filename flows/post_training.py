@@ -35,7 +35,7 @@ def post_training(
     writes products at the address `artifacts`. `limit` makes it a smoke test. Raises `BusyError` and whatever a stage raises.
     """
     pipeline = Pipeline.open(recipe, home=Path(home), overrides=overrides or (), profile=profile, limit=limit)
-    pipeline.elsewhere |= {does: RemoteStage(Exchange(artifacts or ""), deployment) for does, deployment in (elsewhere or {}).items()}
+    pipeline.remote |= {does: RemoteStage(Exchange(artifacts or ""), deployment) for does, deployment in (elsewhere or {}).items()}
     with cancel_on_prefect_request(), file_lock(pipeline.run.path / "lock", f"run {pipeline.run.name}", if_running), watched(pipeline, display) as tracking:
         curate(pipeline)
         watch_data(pipeline)
@@ -88,6 +88,6 @@ def make_on_gpus(pipeline: Pipeline, name: str, gpus: int) -> None:
     """Make a stage with slots and GPUs that are held only while it is made here. One made elsewhere takes its own there, and would wait
     for ever for those that its leader, or the leader of another run that waits likewise, kept meanwhile."""
     stage = pipeline.stages[name]
-    here = stage.does not in pipeline.elsewhere and pipeline.take(stage) is None
+    here = stage.does not in pipeline.remote and pipeline.take(stage) is None
     with gpu_slots(gpus if here else 0) as pipeline.devices:
         make(pipeline, name)

@@ -1,4 +1,4 @@
-"""One run of a recipe: its plan, its store, its directory, and `make`, which brings a stage's product into being."""
+"""One run of a recipe: plan, store, run directory, and `make`, which executes or reuses a stage."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ log = logging.getLogger("ratchet.pipeline")
 
 
 class Watcher(Protocol):
-    """Who is told what happens: the terminal, MLflow, the Prefect page. May not fail the work."""
+    """Observer of a run: terminal, MLflow, Prefect UI. Its errors must not fail the run."""
 
     def started(self, stage: Stage, metrics: Path) -> None: ...
     def progressed(self, stage: Stage, line: Mapping[str, Any]) -> None: ...
@@ -59,16 +59,18 @@ class Pipeline:
     store: Store
     run: RunDirectory
     watchers: list[Watcher] = field(default_factory=list)
-    verified: set[str] = field(default_factory=set)  # keys of products whose every byte this object has seen to be right
-    damaged: set[str] = field(default_factory=set)  # keys of those where it has not
-    devices: tuple[str, ...] = ()  # the GPUs that a stage made now sees, as CUDA_VISIBLE_DEVICES names them; none: those that we see
-    elsewhere: dict[str, Callable[[Pipeline, Stage], Artifact]] = field(default_factory=dict)  # what a stage does -> who makes it instead of us
-    failing: str | None = None  # the stage that failed last, unless its second try made it
-    registry: dict[str, Any] = field(default_factory=dict)  # the registered versions that aliases of the recipe mean in this run
+    verified: set[str] = field(default_factory=set)  # keys of artifacts verified by this object
+    damaged: set[str] = field(default_factory=set)  # keys of artifacts found damaged
+    devices: tuple[str, ...] = ()  # GPUs for stages (CUDA_VISIBLE_DEVICES); empty: those visible to this process
+    remote: dict[str, Callable[[Pipeline, Stage], Artifact]] = field(default_factory=dict)  # kind of stage -> function that runs it remotely
+    failing: str | None = None  # the stage that failed, unless a retry succeeded
+    registry: dict[str, Any] = field(default_factory=dict)  # registered versions that the recipe's aliases resolve to in this run
 
     @classmethod
     def open(cls, recipe: str | Path, *, home: Path, overrides: Sequence[str] = (), profile: str | None = None, limit: int | None = None) -> Pipeline:
-        """Load, pin and plan; nothing is started. `limit` makes it a smoke test (components/recipes/smoke.py)."""
+        """Load, pin and plan a recipe without starting anything. `limit` makes it a smoke test
+        (components/recipes/smoke.py).
+        """
         loaded, chosen = load(recipe, overrides=overrides, profile=profile, limit=limit)
         loaded, registry = resolved(pinned(loaded, home), chosen, home)
         stages = plan(loaded, chosen)
@@ -77,12 +79,12 @@ class Pipeline:
 
     @classmethod
     def again(cls, resolved: str, *, home: Path, run: str) -> Pipeline:
-        """From what `dump` wrote, whatever the recipes of this checkout say by now; planned by the code of this checkout."""
+        """From a recipe written by `dump`, independent of this checkout's recipes; planned by this checkout's code."""
         recipe, profile = reread(resolved)
         return cls(recipe, profile, plan(recipe, profile), Store(home), RunDirectory(home, run))
 
     def status(self) -> list[Status]:
-        """Stage by stage: done already, to be continued, or to be run."""
+        """State of each stage: done, to resume, or to run."""
         found = []
         for stage in self.stages.values():
             try:
@@ -98,32 +100,34 @@ class Pipeline:
         stage = self.stages[name]
         artifact = self.store.get(name, stage.key)
         if artifact is None:
-            raise ContractError(f"stage {name!r} has not been made yet in run {self.run.name}; run the recipe first")
+            raise ContractError(f"stage {name!r} has no output yet in run {self.run.name}; run the recipe first")
         return artifact
 
     def make(self, name: str) -> Artifact:
-        """The product of a stage: taken from the store when it is there and undamaged, else made, checked and published."""
+        """Return the output of a stage: from the store if it is there and intact, else by running the stage."""
         stage = self.stages[name]
         if stage.does in ("sft", "prepare_offline", "improve", "rollout"):
             self._require_certificates(name)
         artifact = self.take(stage)
         if artifact is not None:
-            self._tell("finished", stage, artifact, reused=True, seconds=0.0)
+            self._notify("finished", stage, artifact, reused=True, seconds=0.0)
             return artifact
         inputs = {k: self.artifact(v) for k, v in stage.inputs.items()}
         started = time.monotonic()
         try:
-            artifact, ours = (self._made_elsewhere(stage), True) if stage.does in self.elsewhere else self._made_here(stage, inputs)
+            artifact, ours = (self._run_remotely(stage), True) if stage.does in self.remote else self._run_here(stage, inputs)
         except BaseException as error:
             self.failing = name
-            self._tell("failed", stage, error)
+            self._notify("failed", stage, error)
             raise
         self.failing = None
-        self._tell("finished", stage, artifact, reused=not ours, seconds=time.monotonic() - started if ours else 0.0)
+        self._notify("finished", stage, artifact, reused=not ours, seconds=time.monotonic() - started if ours else 0.0)
         return artifact
 
     def _require_certificates(self, before: str) -> None:
-        """Refuse a reward model without a passed certificate as soon as it is known, before a policy is trained or sampled for it."""
+        """`ContractError` for a reward model without a passed certificate, as soon as it is known and before a policy
+        is trained or sampled with it.
+        """
         made = list(self.stages)[: list(self.stages).index(before)]
         for model in sorted(optimised_models(self.recipe)):
             source = next((name for name in (f"certified_{model}", f"reward_{model}", "reward") if name in self.stages), None)
@@ -131,17 +135,17 @@ class Pipeline:
             if artifact is not None:
                 require(artifact.meta.get("certificate"), f"the reward model {model!r}")
 
-    def _made_here(self, stage: Stage, inputs: Mapping[str, Artifact]) -> tuple[Artifact, bool]:
-        """The product, and whether we made it: another run may have, while we waited for the lock."""
+    def _run_here(self, stage: Stage, inputs: Mapping[str, Artifact]) -> tuple[Artifact, bool]:
+        """The artifact, and whether this process made it (another run may have, while waiting for the lock)."""
         started, began = time.monotonic(), time.time()
         with self.store.working(stage.name, stage.key) as work:
             if (artifact := self.take(stage)) is not None:
                 return artifact, False
-            self._tell("started", stage, work.metrics)
+            self._notify("started", stage, work.metrics)
             try:
                 meta = self._launch(stage, inputs, work)
-            except DamageError as error:  # of what an attempt before this one had kept
-                log.warning("%s; it is kept aside, and %s begins at the beginning", error, stage.name)
+            except DamageError as error:  # the progress of an earlier attempt is damaged
+                log.warning("%s; its progress is kept aside, and %s restarts from the beginning", error, stage.name)
                 work.restart()
                 meta = self._launch(stage, inputs, work)
             seconds = time.monotonic() - started
@@ -156,22 +160,23 @@ class Pipeline:
         return artifact, True
 
     def _launch(self, stage: Stage, inputs: Mapping[str, Artifact], work: Workspace) -> dict[str, Any]:
-        if stage.does == "fetch_model" and stage.options["source"].startswith(REGISTRY):  # the stage's process knows no registry
+        if stage.does == "fetch_model" and stage.options["source"].startswith(REGISTRY):  # stage processes have no registry access
             bring(stage.options["source"], stage.options["sha256"], work.progress / REGISTERED, self.store.home)
         return launch(as_request(stage.does, stage.options, inputs, work.root), self.run.path / "logs" / f"{stage.name}.log",
-                      inline=self.profile.launch == "inline", tick=_follow((work.metrics, work.steps), stage, self._tell),
+                      inline=self.profile.launch == "inline", tick=_follow((work.metrics, work.steps), stage, self._notify),
                       devices=self.devices)
 
-    def _made_elsewhere(self, stage: Stage) -> Artifact:
-        self._tell("started", stage, self.store.path(stage.name, stage.key) / "metrics.jsonl")
-        self.elsewhere[stage.does](self, stage)
+    def _run_remotely(self, stage: Stage) -> Artifact:
+        self._notify("started", stage, self.store.path(stage.name, stage.key) / "metrics.jsonl")
+        self.remote[stage.does](self, stage)
         artifact = self.take(stage)
-        assert artifact is not None, "it was brought a moment ago, and what a living run plans to use is not swept away"
+        assert artifact is not None, "just downloaded, and garbage collection keeps outputs of living runs"
         return artifact
 
     def take(self, stage: Stage) -> Artifact | None:
-        """The stage's product if it is there, linked to this run before `ratchet gc` could take it away. A damaged one is never built
-        upon: it counts as not there, and this is said once."""
+        """The stage's artifact if it is in the store, linked to this run so that `ratchet gc` keeps it. A damaged
+        artifact counts as missing and is logged once.
+        """
         self.run.hold()
         with self.store.steady():
             try:
@@ -199,16 +204,16 @@ class Pipeline:
     def end(self, state: str, **more: Any) -> None:
         self.run.record(state=state, ended=time.time(), **more)
 
-    def _tell(self, event: str, stage: Stage, *args: Any, **kwargs: Any) -> None:
+    def _notify(self, event: str, stage: Stage, *args: Any, **kwargs: Any) -> None:
         for watcher in self.watchers:
             try:
                 getattr(watcher, event)(stage, *args, **kwargs)
-            except Exception as error:  # a watcher may be wrong, the work goes on
+            except Exception as error:  # errors of watchers must not stop the run
                 print(redacted(f"(a watcher failed at {stage.name}: {type(error).__name__}: {error})"), file=sys.stderr)
 
 
-def _follow(files: Sequence[Path], stage: Stage, tell: Callable[..., None]) -> Callable[[], None]:
-    """Report the last line of what was written last, at most once a second."""
+def _follow(files: Sequence[Path], stage: Stage, notify: Callable[..., None]) -> Callable[[], None]:
+    """A function that reports the last line of the most recently changed file, at most once per second."""
     seen: dict[str, Any] = {"newest": None, "time": float("-inf")}
 
     def tick() -> None:
@@ -220,12 +225,12 @@ def _follow(files: Sequence[Path], stage: Stage, tell: Callable[..., None]) -> C
             if newest is None or newest == seen["newest"]:
                 return
             written = newest[1].read_text().splitlines()
-        except FileNotFoundError:  # an attempt removes what the one before it counted
+        except FileNotFoundError:  # removed by a new attempt
             return
         seen.update(newest=newest, time=now)
         for text in reversed(written):
             try:
-                tell("progressed", stage, json.loads(text))
+                notify("progressed", stage, json.loads(text))
                 return
             except json.JSONDecodeError:
                 continue

@@ -1,4 +1,4 @@
-"""Stages as Prefect tasks. The store alone decides what is skipped, so Prefect's result cache is off."""
+"""Stages as Prefect tasks. Skipping is decided by the store only; Prefect's result cache is off."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ratchet.tasks.pipeline import Pipeline
 
 
 def retryable(task: Any, task_run: Any, state: Any) -> bool:
-    """Retry what a second try can mend: a process that died, a server that was away. Never a bad recipe or a NaN."""
+    """Retry transient failures: a process that died, an unreachable server. Never an invalid recipe or a NaN."""
     try:
         state.result()
     except RatchetError as error:
@@ -30,5 +30,5 @@ def stage(pipeline: Any, name: str) -> Artifact:
 
 
 def make(pipeline: Pipeline, name: str) -> Artifact:
-    """The task of one stage, named after what it does on the run page."""
+    """Run one stage as a task named after its kind."""
     return stage.with_options(name=pipeline.stages[name].does)(pipeline, name)

@@ -282,7 +282,7 @@ def test_what_others_say_is_passed_on_without_secrets(tmp_path: Path, monkeypatc
 
     pipeline = Pipeline.open("sft", home=tmp_path, profile="test")
     pipeline.watchers = [SimpleNamespace(started=fail)]  # type: ignore[list-item]
-    pipeline._tell("started", pipeline.stages["raw"], tmp_path)
+    pipeline._notify("started", pipeline.stages["raw"], tmp_path)
     monkeypatch.setattr("ratchet.tasks.data.drift.last_run", fail)
     watch_data(pipeline)
     monkeypatch.setattr("prefect.artifacts.create_markdown_artifact", lambda markdown, key: page.append(markdown))

@@ -53,11 +53,11 @@ def runs(home: Home = OUT, as_json: Json = False) -> None:
 def print_outcome(console: Any, found: Mapping[str, Any], currency: str = "") -> None:
     """Error, gates, versions, champion, cost, drift and where everything lies, a line each."""
     from ratchet.tasks.tracking.outcome import lines_of
-    from ratchet.tasks.tracking.spending import said
+    from ratchet.tasks.tracking.spending import describe_spending
 
     drift = [("drift", f"{kind} against {drift['against']}: " + ("; ".join(drift["moved"]) or f"none in {len(drift['compared'])} comparisons"))
              for kind, drift in found["drift"].items()]
-    spent = [("spent", said(found["spent"], currency))] if found["spent"] else []
+    spent = [("spent", describe_spending(found["spent"], currency))] if found["spent"] else []
     report = [("report", found["report"])] if found["report"] else []
     for word, text in [*lines_of(found), *spent, *drift, *report]:
         console.print(f"{word:<10} {text}", highlight=False, soft_wrap=True, markup=False)

@@ -195,11 +195,11 @@ def _written(pipeline: Pipeline, kind: str, against: str, found: Sequence[Shift]
     write_atomic(file, json.dumps({**known, kind: {"against": against, "moved": [str(s) for s in moved],
                                                    "compared": [asdict(s) for s in found]}}, indent=1, ensure_ascii=False))
     if moved:
-        from ratchet.tasks.tracking.alerts import tell
+        from ratchet.tasks.tracking.alerts import emit_alert
 
         message = f"{pipeline.run.name}: {kind} drifted against {against}: " + "; ".join(map(str, moved))
         log.warning(message)
-        tell(EVENT, pipeline.run.name, message, {"recipe": pipeline.recipe.name, "kind": kind, "moved": [str(s) for s in moved]})
+        emit_alert(EVENT, pipeline.run.name, message, {"recipe": pipeline.recipe.name, "kind": kind, "moved": [str(s) for s in moved]})
     return moved
 
 

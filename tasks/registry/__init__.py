@@ -1,1 +1,1 @@
-"""Model versions: registration, promotion, lineage, export."""
+"""Model registry: registration, promotion, lineage, export."""

@@ -1,4 +1,4 @@
-"""A lineage as an SVG picture: ancestors above, the product at the bottom, data, groups and weights side by side."""
+"""Lineage diagram as SVG: ancestors on top, the artifact at the bottom, one lane per kind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WIDTH, HEIGHT, GAP_X, GAP_Y, MARGIN, HEAD = 230, 58, 40, 34, 30, 110  # pixels
 
 
 def draw(lineage: Mapping[str, Any], path: Path, title: str, notes: Mapping[str, str] | None = None) -> Path:
-    """Write the picture to `path` and return it; `notes` say by name what a stage found. Same lineage, same bytes."""
+    """Write the diagram to `path`. `notes`: text per stage. Deterministic bytes."""
     stages: Mapping[str, Any] = lineage["stages"]
     places = layout(stages)
     width = max(x for x, _ in places.values()) + WIDTH + MARGIN + GAP_X + WIDTH // 4
@@ -38,7 +38,9 @@ def draw(lineage: Mapping[str, Any], path: Path, title: str, notes: Mapping[str,
 
 
 def layout(stages: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """Name → left upper corner. A row below the lowest of its inputs; a lane a kind, wide enough for its fullest row."""
+    """Name → top left corner. Each stage is a row below its lowest input; each kind has a lane as wide as its fullest
+    row.
+    """
     rows: dict[str, int] = {}
     for name, stage in stages.items():  # ancestors come first
         rows[name] = 1 + max((rows[p] for p in stage["inputs"].values()), default=-1)
@@ -55,7 +57,7 @@ def layout(stages: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
 
 
 def _edge(start: tuple[int, int], end: tuple[int, int]) -> str:
-    """From the foot of one box to the head of another; a long one in the same column swings out beside the boxes."""
+    """Curve from the bottom of one box to the top of another; long ones within a column bend around the boxes."""
     (x1, y1), (x2, y2) = (start[0] + WIDTH // 2, start[1] + HEIGHT), (end[0] + WIDTH // 2, end[1])
     swing = WIDTH if x1 == x2 and y2 - y1 > GAP_Y else 0
     middle = (y1 + y2) // 2
@@ -75,7 +77,7 @@ def _box(x: int, y: int, name: str, stage: Mapping[str, Any], note: str, *, last
 
 
 def _details(name: str, stage: Mapping[str, Any]) -> str:
-    """What a pointer held over the box shows."""
+    """Tooltip of a box."""
     numbers = [f"{k}: {v}" for k, v in stage.get("meta", {}).items() if isinstance(v, (int, float, str))]
     known = [f"{word} {stage[at]}" for word, at in (("key", "key"), ("content", "content"), ("code", "revision")) if stage.get(at)]
     return "\n".join([name, *known, *numbers[:20]])

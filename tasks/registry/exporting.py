@@ -1,4 +1,6 @@
-"""A model of a run, of the registry or of a directory, as a plain Hugging Face directory with a model card, here or on the hub."""
+"""Export of a model (of a run, the registry or a directory) as a Hugging Face directory with model card, locally or
+to the Hub.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,13 @@ from ratchet.tasks.registry.registry import Version
 from ratchet.tasks.registry.registry_sources import bring
 from ratchet.tasks.registry.weights import weights_of
 
-LEFT_OUT = (*RECORDS, "README.md", *PICKLES)  # the store's own records, and another model's card
+LEFT_OUT = (*RECORDS, "README.md", *PICKLES)  # store metadata, and the model card of the source
 
 
 def locate(model: str, home: Path) -> tuple[Path | None, Mapping[str, Any], Version | None, str]:
-    """The directory of a model (None: the registry has it), its lineage (empty where no run of ours made it), its registered version, and
-    a title. `model` is RUN/STAGE, RUN (its final model), a directory, or a registered name, name:version or name@alias."""
+    """(directory, or None if only the registry has it; lineage, empty if unknown; registered version; title) of a
+    model. `model`: RUN/STAGE, RUN (its final model), a directory, or a registered name, name:version or name@alias.
+    """
     run, _, stage = model.rpartition("/")
     if (home / "runs" / model / "run.json").is_file():
         run, path = model, list(weights_of(model, home).values())[-1]
@@ -37,17 +40,18 @@ def locate(model: str, home: Path) -> tuple[Path | None, Mapping[str, Any], Vers
         raise RecipeError(f"run {run} has no stage {stage!r}; it has {made}")
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise RecipeError(f"{path} holds no model (config.json expected)")
+            raise RecipeError(f"{path} contains no model (config.json expected)")
         of_run = path.parent.parent if path.parent.name == "stages" else None
         return path.resolve(), of_product(path, of_run) if (path / MANIFEST).is_file() else {}, None, path.resolve().name if not of_run else f"{of_run.name}/{path.name}"
     made, version = resolve(model, home)
-    assert version is not None, "what is no directory is a registered version"
+    assert version is not None, "neither a run nor a directory: a registered version"
     return None, made, version, f"{version.name}:{version.version}"
 
 
 def export(model: str, out: Path, *, home: Path, repository: str = "") -> Path:
-    """Copy the model into the new directory `out`, whole or not at all, with a model card, of the hub's `repository` if it is to go there. Raises `RecipeError` for a model that is not
-    there or an `out` that holds files, `StoreError` for one whose bytes are gone."""
+    """Copy the model to the new directory `out`, atomically, with a model card (for the Hub's `repository` if given).
+    `RecipeError` for an unknown model or a non-empty `out`, `StoreError` if its files are missing or damaged.
+    """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RecipeError(f"{out} exists and is not an empty directory; name a new one")
     place, made, version, name = locate(model, home)
@@ -60,9 +64,9 @@ def export(model: str, out: Path, *, home: Path, repository: str = "") -> Path:
         whole, written = Path(beside) / "model", (read_manifest(place) or {"files": {}})["files"]
         shutil.copytree(place, whole, ignore=shutil.ignore_patterns(*LEFT_OUT))
         if odd := [name for name, entry in written.items() if (whole / name).is_file() and file_digest(whole / name) != entry["sha256"]]:
-            raise StoreError(f"{place / odd[0]} is damaged: its SHA-256 is not the one in its manifest; a run makes it again")
+            raise StoreError(f"{place / odd[0]} is damaged: its SHA-256 differs from the manifest; run again to recompute it")
         if not any(whole.glob("*.safetensors")):
-            raise StoreError(f"{place} holds no weights (model.safetensors expected; pickles are never exported)")
+            raise StoreError(f"{place} contains no weights (model.safetensors expected; pickles are never exported)")
         (whole / "README.md").write_text(model_card(whole, made, repository or name, repository or "path/to/this/folder"))
         whole.chmod(0o755)
         if out.exists():
@@ -72,22 +76,23 @@ def export(model: str, out: Path, *, home: Path, repository: str = "") -> Path:
 
 
 def push(model: str, address: str, *, home: Path, public: bool = False, message: str = "") -> str:
-    """Upload the export of a model to `hub:org/name`, made private if it is new unless `public`; the address of the commit. Raises
-    `SourceError` for another address, `ServiceError` for what the hub refuses."""
+    """Upload a model to `hub:org/name`, private if new unless `public`; returns the commit URL. `SourceError` for
+    another address, `ServiceError` if the Hub rejects it.
+    """
     match = re.fullmatch(r"hub:([\w.-]+/[\w.-]+)", address)
     if not match:
-        raise SourceError(f"{address!r} is no repository of the hub; expected hub:org/name")
+        raise SourceError(f"{address!r} is not a Hub repository; expected hub:org/name")
     from huggingface_hub import HfApi
 
-    repository, endpoint = match.group(1), os.environ.get("HF_ENDPOINT")  # read now: the library reads it once, when first imported
+    repository, endpoint = match.group(1), os.environ.get("HF_ENDPOINT")  # read at call time; the library reads it once at import
     with tempfile.TemporaryDirectory(prefix=".push-", dir=home if home.is_dir() else None) as folder:
         out = export(model, Path(folder) / "model", home=home, repository=repository)
         hub = HfApi(endpoint=endpoint)
         try:
             hub.create_repo(repository, private=not public, exist_ok=True)
             done = hub.upload_folder(folder_path=out, repo_id=repository, commit_message=message or f"Ratchet: {model}")
-        except Exception as error:  # network libraries differ in what they raise
+        except Exception as error:  # network libraries raise various exceptions
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise ServiceError(f"{address}: {hub.endpoint} did not take the model: {reason}; log in with `hf auth login` or set HF_TOKEN, to a token "
-                               "that may write there") from error
+            raise ServiceError(f"{address}: {hub.endpoint} rejected the model: {reason}; log in with `hf auth login` or set HF_TOKEN to a token "
+                               "with write access") from error
     return str(done.commit_url)

@@ -1,4 +1,6 @@
-"""lm-evaluation-harness (`lm_eval`, the extra `lm-eval`) on a model of a run, of the registry or of a directory."""
+"""Benchmarks with lm-evaluation-harness (`lm_eval`, the extra `lm-eval`) on a model of a run, the registry or a
+directory.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from ratchet.tasks.registry.registry_sources import bring
 
 @dataclass(frozen=True)
 class Score:
-    """A metric of a task: its value, and its 95 % interval (value ± 1.96 standard errors over documents; None where the harness gives none)."""
+    """A metric of a task with its 95 % interval (value ± 1.96 standard errors over documents; None if the harness
+    reports none).
+    """
 
     task: str
     metric: str
@@ -28,10 +32,11 @@ class Score:
 
 def evaluate(model: str, tasks: Sequence[str], *, home: Path, folder: Path | None = None, limit: int | None = None, shots: int | None = None,
              chat: bool = True, batch: int = 8) -> list[Score]:
-    """What the harness finds, task by task. `folder` holds tasks of your own (YAML), `limit` evaluates the first documents alone, `chat` puts
-    the prompts into the model's chat template. Raises `RecipeError` for an unknown task or where lm_eval is not installed."""
+    """Run the harness; one entry per metric. `folder`: your own tasks (YAML); `limit`: first documents only; `chat`:
+    apply the chat template. `RecipeError` for an unknown task or without lm_eval.
+    """
     if importlib.util.find_spec("lm_eval") is None:
-        raise RecipeError("lm_eval is not installed; `pip install 'ratchet-rlhf[lm-eval]'` installs it")
+        raise RecipeError("lm_eval is not installed; run `pip install 'ratchet-rlhf[lm-eval]'`")
     import torch
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
@@ -49,9 +54,9 @@ def evaluate(model: str, tasks: Sequence[str], *, home: Path, folder: Path | Non
             found: Any = simple_evaluate(model="hf", model_args={"pretrained": str(place)}, tasks=list(tasks), num_fewshot=shots,
                                     limit=limit, batch_size=batch, device="cuda" if torch.cuda.is_available() else "cpu", apply_chat_template=chat,
                                     task_manager=manager, log_samples=False, bootstrap_iters=1000)
-        except Exception as error:  # tasks load data sets and metrics by many libraries
+        except Exception as error:  # tasks use many libraries, with various exceptions
             raise RatchetError(f"lm_eval on {title}: {type(error).__name__}: {' '.join(str(error).split())[:400]}") from error
-    assert found is not None, "only ranks other than the first get nothing"
+    assert found is not None, "None is returned on ranks other than 0 only"
     scores = []
     for task, numbers in found["results"].items():
         n = int(found.get("n-samples", {}).get(task, {}).get("effective", 0))

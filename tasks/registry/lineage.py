@@ -1,13 +1,13 @@
-"""What made a product: every ancestor with its digest, inputs, code revision and package versions, and the recipe.
+"""Lineage of an artifact: all ancestors with digests, inputs, code revisions and package versions, and the recipe.
 
-A lineage is a plain mapping, so that it can lie beside a run (`lineage/<stage>.json`) and inside a registered version:
-    product    name of the stage whose product it explains
-    recipe, run, resolved           the recipe's name, its run, and the resolved recipe as text (empty when no run is known)
-    revision, packages              of the product itself; each stage has its own
+A lineage is a JSON-serialisable mapping, saved with a run (`lineage/<stage>.json`) and in a registered version:
+    product    name of the stage that made the artifact
+    recipe, run, resolved           recipe name, run name, and the resolved recipe as text (empty if no run is known)
+    revision, packages              of the artifact itself; each stage has its own
     stages     name -> {key, kind, content, inputs: {role: name}, made, meta, revision, packages, machine}; ancestors first.
-               `content` is the digest of what was made; an ancestor no longer in the store has `missing: true` instead
+               `content`: digest of the output; an ancestor no longer in the store has `missing: true` instead
     data, weights                   name -> content, of the stages of these kinds
-    results    the evaluation (`ratchet.tasks.tracking.results`), when it was this product that the run evaluated
+    results    the evaluation (`ratchet.tasks.tracking.results`), if the run evaluated this artifact
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Lineage = Mapping[str, Any]
 
 
 def lineage(pipeline: Pipeline, name: str) -> dict[str, Any]:
-    """The lineage of a stage's product in a run."""
+    """The lineage of a stage's artifact in a run."""
     return of_product(pipeline.artifact(name).path, pipeline.run.path)
 
 
@@ -39,14 +39,13 @@ def write_lineage(pipeline: Pipeline, name: str) -> dict[str, Any]:
 
 
 def of_product(path: Path, run: Path | None = None) -> dict[str, Any]:
-    """The lineage of a finished directory of the store, read from manifests alone; `run` is a run that links to it.
-
-    Raises `StoreError` when `path` is no finished product.
+    """The lineage of a finished directory in the store, from manifests only. `run`: a run that links to it.
+    `StoreError` if it is not a finished artifact.
     """
     path = path.resolve()
     manifest = read_manifest(path)
     if manifest is None:
-        raise StoreError(f"{path} is not a finished product: it has no readable manifest.json; expected a directory of the "
+        raise StoreError(f"{path} is not a finished artifact: it has no readable manifest.json; expected a directory of the "
                          "store or a link under runs/<run>/stages/")
     stages: dict[str, dict[str, Any]] = {}
     _walk(path, stages)
@@ -85,7 +84,7 @@ def _walk(path: Path, seen: dict[str, dict[str, Any]]) -> None:
 
 
 def runs_with(path: Path) -> Iterator[Path]:
-    """Runs that link to a product, newest first."""
+    """Runs that link to an artifact, newest first."""
     runs = path.parent.parent / "runs"
     for state in sorted(runs.glob("*/run.json"), key=lambda p: p.stat().st_mtime, reverse=True):
         if any(link.resolve() == path for link in (state.parent / "stages").glob("[!.]*")):
@@ -93,7 +92,7 @@ def runs_with(path: Path) -> Iterator[Path]:
 
 
 def _results(run: Path, key: str) -> dict[str, Any]:
-    """The run's evaluation, when it was this product that it examined."""
+    """The run's evaluation, if it evaluated this artifact."""
     found = evaluation(run)
     return found if found.pop("policy", None) == key else {}
 
@@ -101,7 +100,7 @@ def _results(run: Path, key: str) -> dict[str, Any]:
 def resolve(model: str, home: Path) -> tuple[dict[str, Any], Version | None]:
     """The lineage of a stage's directory, or of a registered `name`, `name:version` or `name@alias`, and the version.
 
-    A bare name means its champion, or its newest version while there is none. Raises `RecipeError` for an unknown one.
+    A plain name means its champion, or the newest version if there is none. `RecipeError` if unknown.
     """
     path = Path(os.path.abspath(model))
     if (path / "manifest.json").exists():
@@ -111,19 +110,19 @@ def resolve(model: str, home: Path) -> tuple[dict[str, Any], Version | None]:
     if made is None and (Path(version.path) / "manifest.json").exists():
         made = of_product(Path(version.path))
     if made is None:
-        raise StoreError(f"{version.name} version {version.version} carries no lineage and the directory it was made in, {version.path}, "
-                         "is not here; ask for it where the run was made")
+        raise StoreError(f"{version.name} version {version.version} has no lineage, and its original directory {version.path} "
+                         "is not on this machine; use the machine of the run")
     return made, version
 
 
 def find(model: str, home: Path) -> Version:
-    """The registered version that `name`, `name:version` or `name@alias` means."""
+    """The registered version of `name`, `name:version` or `name@alias`."""
     name, alias = model.rpartition("@")[::2] if "@" in model else (model, "")
     name, number = name.rpartition(":")[::2] if ":" in name else (name, "")
     versions = history(name, home=home)
     if not versions:
-        raise RecipeError(f"{model!r} is neither a finished stage's directory nor a registered model; a run registers its models "
-                          "at its end, `ratchet show` names its stages")
+        raise RecipeError(f"{model!r} is neither a finished stage's directory nor a registered model; runs register their models "
+                          "at the end; `ratchet show` lists stages")
     if alias:
         known = {a: v for v in versions for a in v.aliases}
         if alias not in known:

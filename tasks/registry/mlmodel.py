@@ -1,7 +1,8 @@
-"""The MLmodel file of a registered version: MLflow's transformers and pyfunc flavours over a plain Hugging Face directory.
+"""MLmodel file of a registered version: MLflow's transformers and pyfunc flavours for a Hugging Face directory.
 
-`mlflow.transformers.save_model` would write the weights once more and fails with transformers 5 on a directory; here its
-files are written beside the weights, which stay at the top, so `from_pretrained` of the downloaded version works too.
+`mlflow.transformers.save_model` would copy the weights again and fails with transformers 5 for a directory. Here its
+files are written next to the weights, which stay at the top level, so that `from_pretrained` works on a downloaded
+version.
 """
 
 from __future__ import annotations
@@ -16,17 +17,19 @@ import yaml
 
 from ratchet.tasks.machine.provenance import packages
 
-TOKENIZER = ("tokenizer", "special_tokens", "added_tokens", "chat_template", "vocab", "merges", "spiece")  # how its files' names begin
+TOKENIZER = ("tokenizer", "special_tokens", "added_tokens", "chat_template", "vocab", "merges", "spiece")  # prefixes of tokenizer file names
 REQUIRED = ("mlflow", "torch", "transformers", "accelerate")
 QUESTION = "Name three fruits."
 FILES = ("MLmodel", "lineage.json", "input_example.json", "serving_input_example.json", "requirements.txt", "conda.yaml", "python_env.yaml",
-         "registered_model_meta")  # in a version's directory, and no part of the model
+         "registered_model_meta")  # files of a version that are not part of the model
 
 
 def write_mlmodel(model_dir: Path, out: Path, *, name: str, model_id: str, run_id: str | None) -> bool:
-    """Write MLmodel, signature, input example, requirements and a copy of the tokenizer for `model_dir` into `out`; the weights are to lie
-    at the top of the same MLflow model. A policy answers `{"messages": [...]}` (MLflow's task llm/v1/chat), a reward model scores rendered
-    conversations. Returns False, and writes nothing, for a directory that transformers has no class for, such as a mean-pooled reward model."""
+    """Write MLmodel, signature, input example, requirements and a copy of the tokenizer for `model_dir` to `out`; the
+    weights must be at the top level of the same MLflow model. A policy accepts `{"messages": [...]}` (MLflow task
+    llm/v1/chat), a reward model rendered conversations. Returns False for a directory without a transformers class,
+    such as a mean-pooled reward model.
+    """
     file = model_dir / "config.json"
     architecture = (json.loads(file.read_text()).get("architectures") or [""])[0] if file.is_file() else ""
     if (model_dir / "reward_head.st").exists():
@@ -41,7 +44,7 @@ def write_mlmodel(model_dir: Path, out: Path, *, name: str, model_id: str, run_i
 
 
 def written_beside(name: str) -> bool:
-    """Whether a file of a version's directory, by its relative path, was written by MLflow or for it."""
+    """Whether a file of a version's directory (relative path) was added by or for MLflow."""
     return name in FILES or name.startswith("components/")
 
 
@@ -64,7 +67,7 @@ def _scores(model_dir: Path) -> dict[str, Any]:
     rendered = tokenizer.apply_chat_template(talk, tokenize=False) if tokenizer.chat_template else "\n".join(turn["content"] for turn in talk)
     return {"flavor": {"task": "text-classification", "instance_type": "TextClassificationPipeline"}, "metadata": None, "example": [rendered],
             "signature": ModelSignature(Schema([ColSpec("string")]), Schema([ColSpec("string", name="label"), ColSpec("double", name="score")])),
-            "config": {"function_to_apply": "none"}}  # the score itself: the pipeline's default for one label is its sigmoid
+            "config": {"function_to_apply": "none"}}  # raw score; the pipeline's default for one label is its sigmoid
 
 
 def _write(model_dir: Path, out: Path, kind: Callable[[Path], dict[str, Any]], architecture: str, name: str, model_id: str, run_id: str | None) -> None:

@@ -1,4 +1,4 @@
-"""The model card of a checkpoint: README.md with the hub's metadata, from its lineage. It holds no path of this machine."""
+"""Model card (README.md with Hub metadata) of a checkpoint, from its lineage; without local paths."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ print(model(**tokens).logits.item())
 
 
 def model_card(model_dir: Path, made: Mapping[str, Any], title: str, address: str) -> str:
-    """Markdown with the hub's metadata. `made` is a lineage (`tasks/registry/lineage.py`), or empty for a model that no run of ours made; `address`
-    is what `from_pretrained` is to be given."""
+    """Markdown model card. `made`: lineage (`tasks/registry/lineage.py`), or empty. `address`: argument for
+    `from_pretrained`.
+    """
     architecture = (json.loads((model_dir / "config.json").read_text()).get("architectures") or [""])[0]
     task = "text-classification" if "Classification" in architecture else "text-generation"
     sources = {name: str(stage["meta"]["source"]) for name, stage in made.get("stages", {}).items() if stage.get("meta", {}).get("source")}
@@ -51,7 +52,7 @@ def model_card(model_dir: Path, made: Mapping[str, Any], title: str, address: st
 
 
 def _results(made: Mapping[str, Any]) -> list[str]:
-    """The gates, sentence by sentence, and every metric with its 95 % interval where it has one."""
+    """Gates, and all metrics with 95 % intervals if available."""
     verdict, metrics = made.get("results", {}).get("verdict", {}), numbers(made)
     if not metrics:
         return []
@@ -78,11 +79,11 @@ def _lineage(made: Mapping[str, Any], sources: Mapping[str, str]) -> str:
     rows = [f"| {name} | {stage.get('kind', 'lost')} | {_public(sources.get(name, ''))} | `{stage.get('content', '')[:16]}` |"
             for name, stage in made["stages"].items()]
     packages = ", ".join(f"{name} {version}" for name, version in made["packages"].items())
-    return "\n".join(["## Lineage", "", "Every product that it was made from, with the first digits of the SHA-256 of its content:", "",
+    return "\n".join(["## Lineage", "", "All ancestors, with the first digits of the SHA-256 of their content:", "",
                       "| stage | kind | source | digest |", "|---|---|---|---|", *rows, "",
                       f"Code: revision `{made['revision'] or 'unknown'}`. Packages: {packages}."])
 
 
 def _public(source: str) -> str:
-    """A source without the path of somebody's machine."""
+    """The source without a local path."""
     return "a local file" if source.startswith("path:") else source

@@ -1,11 +1,11 @@
-"""Who is champion: by evidence when the pipeline decides, by a person with a reason, and back again.
+"""Promotion of registered versions to champion: automatic with statistical evidence, or by hand with a reason; and
+rollback.
 
-A challenger must beat the champion on the same held-out prompts. Every night brings another one, and of many equals
-some look better by luck, so the error that a champion may cost is spent on its challengers one by one: the k-th is
-compared at alpha / (k (k + 1)), where alpha is the recipe's (`register.champion`). These shares sum to alpha however many
-nights come, so by the union bound the chance that a champion ever gives way to a model that is no better stays below alpha
-(alpha-spending: Foster & Stine, 2008; Tian & Ramdas, arXiv:1910.04900). Every comparison stands as a tag on the challenger,
-which is what is counted.
+A challenger must beat the champion on the same held-out prompts. With many challengers, some look better by chance,
+so the error rate is divided among them (alpha-spending): the k-th is tested at alpha / (k (k + 1)), with the recipe's
+alpha (`register.champion`). These sum to alpha, so by the union bound the probability that a champion is ever
+replaced by a model that is not better is below alpha (Foster & Stine, 2008; Tian & Ramdas, arXiv:1910.04900). Every
+comparison is recorded as a tag on the challenger, and counted from there.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ MOST_RESAMPLES = 2_000_000
 
 @dataclass(frozen=True)
 class Comparison:
-    """A challenger against the champion by one score, the `number`-th that this champion met. `why_not` is empty when they
-    could be compared; `low` and `high` hold at `level`."""
+    """Comparison of a challenger with the champion by one score, the `number`-th for this champion. `why_not`: empty
+    if comparable. `low` and `high` are at confidence `level`.
+    """
 
     champion: str
     score: str = ""
@@ -58,7 +59,7 @@ class Comparison:
 
     @property
     def better(self) -> bool:
-        """The interval lies above zero, on enough prompts: all of n won is a coincidence of probability 2^-n."""
+        """The interval is above zero, and there are enough prompts (winning all n has probability 2^-n by chance)."""
         return not self.why_not and self.low > 0 and 2.0**-self.n <= (1 - self.level) / 2
 
     def __str__(self) -> str:
@@ -70,14 +71,13 @@ class Comparison:
 
 
 def spent(number: int, alpha: float = Champion.alpha) -> float:
-    """The error allowed to the `number`-th comparison: alpha / (k (k + 1)), which sums to alpha over all k."""
+    """Error rate of the `number`-th comparison: alpha / (k (k + 1)), which sums to alpha over all k."""
     return alpha / (number * (number + 1))
 
 
 def against_champion(name: str, number: str, *, score: str | None = None, rule: Champion | None = None, home: Path) -> Comparison | None:
-    """Compare a version with the champion and record it; None when there is no champion or it is that version.
-
-    `rule` is the challenger's recipe's by default, and `score` the rule's. Asking again is the same comparison.
+    """Compare a version with the champion and record it; None if there is no champion or it is this version.
+    Repeating it returns the same comparison. Defaults: `rule` of the challenger's recipe, `score` of the rule.
     """
     with service(f"comparing {name} version {number}", home) as mlflow:
         versions = versions_of(mlflow, name)
@@ -95,17 +95,17 @@ def against_champion(name: str, number: str, *, score: str | None = None, rule: 
         before = json.loads(challenger.tags.get(tag, "{}"))
         met = before.get("number") or 1 + sum(t.startswith(f"{COMPARED}{best.version}.") for v in versions for t in v.tags)
         share = spent(met, rule.alpha)
-        resamples = min(MOST_RESAMPLES, max(10_000, math.ceil(80 / share)))  # forty draws or more in each tail
+        resamples = min(MOST_RESAMPLES, max(10_000, math.ceil(80 / share)))  # at least forty resamples in each tail
         try:
             found = Comparison(best.version, score, met, 1 - share, **paired(mine, theirs, score, level=1 - share, resamples=resamples))
-        except DataError as error:  # no number to compare is no reason to lose the registration
+        except DataError as error:  # keep the registration
             return Comparison(best.version, score, why_not=str(error))
         mlflow.set_model_version_tag(name, number, tag, json.dumps(asdict(found)))
         return found
 
 
 def with_evidence(name: str, number: str, verdict: Mapping[str, Any], *, rule: Champion | None = None, home: Path) -> dict[str, Any]:
-    """The verdict of the gates, and of the comparison with the champion where there is one: what the pipeline acts on."""
+    """The gates' verdict extended by the comparison with the champion, if there is one; input of `promote`."""
     found = against_champion(name, number, rule=rule, home=home) if verdict["passed"] else None
     if found is None:
         return dict(verdict)
@@ -114,16 +114,16 @@ def with_evidence(name: str, number: str, verdict: Mapping[str, Any], *, rule: C
 
 def promote_by_hand(name: str, number: str, reason: str, *, alias: str = "champion", force: bool = False,
                     score: str | None = None, home: Path) -> tuple[str, Comparison | None, list[str]]:
-    """Point an alias at a version because a person says so; returns its number, the comparison and what `force` overruled.
+    """Set an alias by a user's decision; returns the version, the comparison, and the objections overruled by `force`.
 
-    A checkpoint whose bytes are in the store alone gets a version that holds them, which is another number. Raises
-    `ContractError` when the gates failed, the version was rolled back or it is not shown to be better than the champion,
-    unless `force`; `StoreError` for a version that is not there or whose bytes are gone.
+    A checkpoint stored only in the store gets a new version with its files. `ContractError` if gates failed, the
+    version was rolled back or is not shown to be better than the champion, unless `force`; `StoreError` if the
+    version or its files are missing.
     """
     _reason(reason)
     with registry_lock(home), service(f"promoting {name} version {number}", home) as mlflow:
         known = numbered(versions_of(mlflow, name), name, number)
-        if known.external and alias == "champion" and not force:  # what is refused anyway is given no bytes first
+        if known.external and alias == "champion" and not force:  # refuse before copying files
             _refuse(name, number, _objections(known, None))
         number = with_bytes(name, number, home=home)
         found = against_champion(name, number, score=score, home=home) if alias == "champion" else None
@@ -139,9 +139,8 @@ def promote_by_hand(name: str, number: str, reason: str, *, alias: str = "champi
 
 
 def rollback(name: str, reason: str, *, home: Path) -> tuple[str, str]:
-    """Give `champion` back to the version the present one replaced; returns (from, to).
-
-    The version rolled back does not become champion again by itself. Raises `StoreError` when there is none to go back to.
+    """Set `champion` back to the version that the current one replaced; returns (from, to). The rolled-back version
+    cannot become champion again automatically. `StoreError` if there is no earlier champion.
     """
     _reason(reason)
     with registry_lock(home), service(f"rolling {name} back", home) as mlflow:
@@ -151,22 +150,22 @@ def rollback(name: str, reason: str, *, home: Path) -> tuple[str, str]:
             raise StoreError(f"model {name!r} has no champion, so nothing can be rolled back")
         earlier = [e["replaced"] for e in events(now) if e["alias"] == "champion" and e["action"] == "promoted" and e.get("replaced")]
         if not earlier:
-            raise StoreError(f"{name} version {now.version} replaced nobody; `ratchet promote {name} --version N` names another champion")
-        back = one_of(versions, name, earlier[-1])  # before anything is written: it may have been deleted
+            raise StoreError(f"{name} version {now.version} replaced no earlier champion; use `ratchet promote {name} --version N`")
+        back = one_of(versions, name, earlier[-1])  # fails before anything is written if it was deleted
         mlflow.set_model_version_tag(name, now.version, ROLLED_BACK, reason)
         point(mlflow, back, "champion", action="rolled back to", why=reason, by_hand=True)
         return now.version, back.version
 
 
 def _rule(lineage: Mapping[str, Any]) -> Champion:
-    """How the recipe of a version has it compared; the default for one from before recipes said so."""
+    """The comparison settings in a version's recipe, or the defaults."""
     resolved = yaml.safe_load(lineage.get("resolved") or "") or {}
     return Champion(**(resolved.get("recipe", {}).get("register") or {}).get("champion", {}))
 
 
 def _refuse(name: str, number: str, against: list[str]) -> None:
     if against:
-        raise ContractError(f"{name} version {number} is not promoted: {'; '.join(against)}. With --force it is, on your word")
+        raise ContractError(f"{name} version {number} is not promoted: {'; '.join(against)}. Use --force to overrule")
 
 
 def _objections(version: Version, found: Comparison | None) -> list[str]:
@@ -182,4 +181,4 @@ def _objections(version: Version, found: Comparison | None) -> list[str]:
 
 def _reason(reason: str) -> None:
     if not reason.strip():
-        raise ContractError("a promotion needs a reason: it is what stands on the version when somebody asks")
+        raise ContractError("a promotion needs a reason, which is recorded on the version")

@@ -1,4 +1,6 @@
-"""After the evaluation: every checkpoint that matters becomes a version, the final one a candidate, a champion if it may."""
+"""Registration after evaluation: checkpoints become versions, the final one becomes candidate and, if allowed,
+champion.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +20,17 @@ from ratchet.tasks.tracking.server import tracking_uri
 
 
 def register_run(pipeline: Pipeline, run_id: str | None) -> dict[str, Any]:
-    """Register the run's checkpoints with their lineage; point `candidate`, and `champion` when the gates passed and
-    it is shown to be better than the champion that is there. `run_id` is the run's own in MLflow, None when MLflow has not got it.
+    """Register the run's checkpoints with their lineage; set `candidate`, and `champion` if the gates passed and the
+    model is shown to be better than the current champion. `run_id`: the run's MLflow id, None if it is not uploaded.
 
-    The bytes of intermediate checkpoints stay in the store; only the final one is copied to MLflow. A tracking server
-    that cannot be reached loses nothing: the run says so and registers when it is run again.
+    Files of intermediate checkpoints stay in the store; only the final one is copied to MLflow. If the tracking
+    server is unreachable, the run reports it and registers when run again.
     """
     recipe = pipeline.recipe
     if recipe.register is None:
         return {}
-    if run_id is None:  # a version without its run would never be linked to it
-        return {"postponed": redacted(f"the run has not reached {tracking_uri(pipeline.store.home)}; check the server or "
+    if run_id is None:  # otherwise the version would never be linked to its run
+        return {"postponed": redacted(f"the run is not uploaded to {tracking_uri(pipeline.store.home)}; check the server or "
                                       "MLFLOW_TRACKING_URI and run again, nothing is lost")}
     final = final_stage(pipeline)
     report = json.loads((pipeline.artifact("evaluate").path / "results.json").read_text()) if "evaluate" in pipeline.stages else {}
@@ -53,18 +55,19 @@ def register_run(pipeline: Pipeline, run_id: str | None) -> dict[str, Any]:
 
 
 def checkpoints(pipeline: Pipeline) -> list[str]:
-    """The stages whose weights matter: everything the run trained."""
+    """All stages with trained weights."""
     return [n for n, s in pipeline.stages.items() if s.kind == "weights" and not n.startswith("model_") and n != "gold"]
 
 
 def model_of(register: Register, name: str) -> str:
-    """The registered model that a checkpoint is a version of."""
+    """The registered model of a checkpoint."""
     return f"{register.model}-reward" if name.startswith("reward") else register.model
 
 
 def trained_from(pipeline: Pipeline, name: str) -> list[str]:
-    """The checkpoints that a stage was made from: what it read, and what made the data it read. In the order they were made; registered
-    models that the recipe names as sources are among them."""
+    """The checkpoints that a stage depends on, through its inputs and their data, in order; including registered
+    models used as sources.
+    """
     known = [n for n in pipeline.stages if registered_source(pipeline, n)] + checkpoints(pipeline)
     found, queue = set[str](), [name]
     for stage in queue:
@@ -77,13 +80,13 @@ def trained_from(pipeline: Pipeline, name: str) -> list[str]:
 
 
 def registered_source(pipeline: Pipeline, name: str) -> str:
-    """`name:version` where a stage brings a registered model, else empty."""
+    """`name:version` if a stage downloads a registered model, else empty."""
     source = str(pipeline.stages[name].options.get("source", "")) if name.startswith("model_") else ""
     return source.removeprefix(REGISTRY).replace("/", ":") if source.startswith(REGISTRY) else ""
 
 
 def final_stage(pipeline: Pipeline) -> str:
-    """The stage whose weights the run is for: the last policy, or the reward model of a recipe that trains only that."""
+    """The stage with the final weights: the last policy, or the reward model of a recipe that trains only that."""
     names = checkpoints(pipeline)
     policies = [n for n in names if not n.startswith("reward")]
     return (policies or names)[-1]

@@ -1,9 +1,9 @@
-"""MLflow's model registry: versions with their lineage, and the aliases `candidate` and `champion`.
+"""MLflow model registry: versions with lineage, and the aliases `candidate` and `champion`.
 
-A version points at an MLflow LoggedModel. A candidate's bytes are copied into it (a plain Hugging Face directory, which
-`tasks/registry/mlmodel.py` describes to MLflow); an intermediate checkpoint is an *external* one: lineage and numbers, its bytes stay in the store.
-Written against an `mlflow server`, which refuses several calls that sqlite allows. Every function raises
-`ServiceError` when the server cannot be reached; nothing is lost, the same call later gives the same version.
+A version refers to an MLflow LoggedModel. A candidate's files are copied into it (a Hugging Face directory, described
+by `tasks/registry/mlmodel.py`); an intermediate checkpoint is *external*: lineage and metrics only, its files stay in
+the store. Written for an `mlflow server`, which rejects several calls that sqlite allows. All functions raise
+`ServiceError` if the server is unreachable and may be repeated.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from ratchet.tasks.tracking.mlflow_text import allowed, cut, flatten
 from ratchet.tasks.tracking.server import experiment_id, service, tracking_uri
 
 MARK = "ratchet.key"
-EXTERNAL = "mlflow.model.isExternal"  # MLflow's own tag of models without bytes
-LINEAGE = "lineage.json"  # the whole lineage, inside the registered model
-IN_FILE = ("resolved", "stages", "packages", "results")  # parts of it that would be no help as tags
-HISTORY, ROLLED_BACK = "history.", "rolled_back"  # tags: one event each; why the version may not come back by itself
+EXTERNAL = "mlflow.model.isExternal"  # MLflow's tag of models without files
+LINEAGE = "lineage.json"  # the full lineage, in the registered model
+IN_FILE = ("resolved", "stages", "packages", "results")  # parts of the lineage that are not written as tags
+HISTORY, ROLLED_BACK = "history.", "rolled_back"  # tags: one per event; reason against automatic promotion
 
 
 @dataclass(frozen=True)
 class Version:
-    """A registered version as it stands: `tags` hold lineage, metrics and verdict, `path` where its bytes were made."""
+    """A registered version. `tags`: lineage, metrics, verdict; `path`: original directory."""
 
     name: str
     version: str
@@ -50,12 +50,13 @@ class Version:
 
 def register(model_dir: Path, name: str, *, lineage: Mapping[str, Any], metrics: Mapping[str, float] | None = None,
              parents: Mapping[str, str] | None = None, run_id: str | None = None, external: bool = False, home: Path) -> str:
-    """A version of model `name` for the directory; the existing one when weights and data digests are the same.
+    """Register the directory as a version of model `name`; returns the existing version if weights and data digests
+    are equal.
 
-    `lineage` becomes tags (`lineage.data.<name>`, `lineage.recipe`, ...) and lies whole beside the weights as
-    `lineage.json`; its `data` mapping and the digest of the files decide sameness. `parents` are the versions it was made from,
-    stage -> `name:version`, and become tags `parent.<stage>`. An external version is not enough when
-    bytes are asked for. Raises `StoreError` when `model_dir` is not a directory with files.
+    `lineage` becomes tags (`lineage.data.<name>`, `lineage.recipe`, ...) and `lineage.json`. Identity: its `data`
+    mapping and the digest of the files. `parents`: versions it was trained from, stage -> `name:version`, as tags
+    `parent.<stage>`. An existing external version does not suffice if files are needed. `StoreError` if `model_dir`
+    has no files.
     """
     model_dir = Path(model_dir)
     weights = directory_digest(model_dir)
@@ -71,7 +72,7 @@ def register(model_dir: Path, name: str, *, lineage: Mapping[str, Any], metrics:
         _ensure(mlflow, name)
         for known in versions_of(mlflow, name):
             if known.tags.get(MARK) == mark and (external or not known.external):
-                if run_id:  # which may be another that made the same, or ours, killed before it came to this
+                if run_id:  # possibly another run with the same result, or this one, killed earlier
                     _link_to_run(mlflow, run_id, known.model_id, metrics or {})
                 return known.version
         model_id = _logged_model(mlflow, model_dir, name, mark, lineage, run_id, external, home)
@@ -83,11 +84,12 @@ def register(model_dir: Path, name: str, *, lineage: Mapping[str, Any], metrics:
 
 
 def promote(name: str, version: str, verdict: Mapping[str, Any], *, home: Path) -> bool:
-    """Point `candidate` at the version, and `champion` too if the verdict allows; write who, when and why on it.
+    """Set `candidate`, and `champion` if the verdict allows, and record who, when and why. Returns whether it was
+    allowed to be champion.
 
-    `verdict`: {"passed": did the gates, "reasons": [str, ...], "champion": may it be (default: as the gates)}. A champion
-    that fails later keeps the alias, and a version that was rolled back does not get it again (a person decides). Returns
-    whether it was allowed to be champion. Raises `StoreError` for a version without bytes.
+    `verdict`: {"passed": gates, "reasons": [str, ...], "champion": allowed (default: as the gates)}. A champion keeps
+    its alias if it fails later; a rolled-back version is not promoted automatically. `StoreError` for a version
+    without files.
     """
     reasons = verdict.get("reasons", [])
     why = "; ".join([reasons] if isinstance(reasons, str) else map(str, reasons)) or "no reason given"
@@ -96,7 +98,7 @@ def promote(name: str, version: str, verdict: Mapping[str, Any], *, home: Path) 
         crowned = bool(verdict.get("champion", verdict["passed"])) and ROLLED_BACK not in known.tags
         written = {"verdict": "passed" if verdict["passed"] else "refused", "verdict.why": cut(why, 5000),
                    "verdict.at": _now(), "verdict.by": getpass.getuser()}
-        for key, value in written.items():  # tags first: an alias never points at an unexplained version
+        for key, value in written.items():  # tags first: an alias must not point at an unexplained version
             mlflow.set_model_version_tag(name, known.version, key, value)
         point(mlflow, known, "candidate", action="proposed", why=why)
         if crowned:
@@ -105,33 +107,34 @@ def promote(name: str, version: str, verdict: Mapping[str, Any], *, home: Path) 
 
 
 def point(mlflow: Any, version: Version, alias: str, *, action: str, why: str, **more: Any) -> Version | None:
-    """Move an alias to the version and return the one that had it. Aliases have no history, so who, when, why and whom it
-    replaced are written on both first, as tags `history.<time>`; nothing happens when the alias is there already."""
+    """Move an alias to the version; returns its previous version. Since aliases have no history, the event is first
+    recorded on both as tags `history.<time>`. No-op if the alias is already there.
+    """
     before = holder(versions_of(mlflow, version.name), alias)
     if before is not None and before.version == version.version:
         return before
     event = {"action": action, "alias": alias, "at": _now(), "by": getpass.getuser(), "why": cut(why, 4000), **more}
-    told = {version.version: event | {"replaced": before.version if before else None}}
+    event_tags = {version.version: event | {"replaced": before.version if before else None}}
     if before is not None and alias == "champion":
-        told[before.version] = event | {"action": "replaced", "replaced_by": version.version}
-    for number, what in told.items():
+        event_tags[before.version] = event | {"action": "replaced", "replaced_by": version.version}
+    for number, what in event_tags.items():
         mlflow.set_model_version_tag(version.name, number, f"{HISTORY}{event['at']}", json.dumps(what))
     mlflow.set_registered_model_alias(version.name, alias, version.version)
     return before
 
 
 def events(version: Version) -> list[dict[str, Any]]:
-    """What happened to a version, oldest first."""
+    """Recorded events of a version, oldest first."""
     return [json.loads(version.tags[key]) for key in sorted(version.tags) if key.startswith(HISTORY)]
 
 
 def holder(versions: Sequence[Version], alias: str = "champion") -> Version | None:
-    """The version that an alias points at."""
+    """The version with an alias."""
     return next((v for v in versions if alias in v.aliases), None)
 
 
 def numbered(versions: Sequence[Version], name: str, number: str) -> Version:
-    """The version of that number. Raises `StoreError` when there is none."""
+    """The version with that number. `StoreError` if there is none."""
     known = {v.version: v for v in versions}
     if number not in known:
         raise StoreError(f"model {name!r} has no version {number}; it has {', '.join(known) or 'none'}")
@@ -139,7 +142,7 @@ def numbered(versions: Sequence[Version], name: str, number: str) -> Version:
 
 
 def one_of(versions: Sequence[Version], name: str, number: str) -> Version:
-    """The version of that number, fit to be pointed at. Raises `StoreError` when there is none or it has no bytes."""
+    """The version with that number, with files. `StoreError` if it does not exist or has none."""
     version = numbered(versions, name, number)
     if version.external:
         raise StoreError(f"{name} version {number} has no bytes in the registry; they lie in {version.path}")
@@ -147,14 +150,15 @@ def one_of(versions: Sequence[Version], name: str, number: str) -> Version:
 
 
 def with_bytes(name: str, number: str, *, home: Path) -> str:
-    """The number of the version with the same weights that holds its bytes: itself, or one made of the store's copy. Raises
-    `StoreError` when that copy is gone or was changed."""
+    """Number of the version with the same weights that has files: itself, or one created from the store's copy.
+    `StoreError` if that copy is missing or changed.
+    """
     version = numbered(history(name, home=home), name, number)
     if not version.external:
         return number
     path = Path(version.path)
     if not path.is_dir() or directory_digest(path) != version.tags["weights"]:
-        raise StoreError(f"{name} version {number} has no bytes in the registry, and {path} {'is another by now' if path.is_dir() else 'is gone'}; "
+        raise StoreError(f"{name} version {number} has no bytes in the registry, and {path} {'has changed' if path.is_dir() else 'is gone'}; "
                          f"make it again with `ratchet reproduce {name}:{number} --into FOLDER`")
     metrics, parents = ({tag.removeprefix(kind): value for tag, value in version.tags.items() if tag.startswith(kind)}
                         for kind in ("metric.", "parent."))
@@ -163,18 +167,18 @@ def with_bytes(name: str, number: str, *, home: Path) -> str:
 
 
 def champion(name: str, *, home: Path) -> Version | None:
-    """The version under the alias `champion`; None when there is no such model or no champion yet."""
+    """The version with the alias `champion`, or None."""
     return holder(history(name, home=home))
 
 
 def history(name: str, *, home: Path) -> list[Version]:
-    """Every version, oldest first; empty for an unknown model."""
+    """All versions, oldest first; empty for an unknown model."""
     with service(f"reading {name}", home) as mlflow:
         return versions_of(mlflow, name)
 
 
 def models(*, home: Path) -> list[str]:
-    """Names of all registered models; asks no one when nothing was ever tracked in `home`."""
+    """Names of all registered models; empty, without a query, if nothing was tracked in `home`."""
     if tracking_uri(home).startswith("sqlite:") and not Path(tracking_uri(home).removeprefix("sqlite:///")).exists():
         return []
     with service("listing models", home) as mlflow:
@@ -182,7 +186,7 @@ def models(*, home: Path) -> list[str]:
 
 
 def saved_lineage(version: Version, *, home: Path) -> dict[str, Any] | None:
-    """The lineage a version was registered with; None for one from before lineages were kept whole."""
+    """The lineage stored with a version; None for old versions without it."""
     doing = f"reading the lineage of {version.name} version {version.version}"
     with service(doing, home) as mlflow, tempfile.TemporaryDirectory() as folder:
         if LINEAGE not in [a.path for a in mlflow.list_logged_model_artifacts(version.model_id)]:
@@ -195,7 +199,7 @@ def saved_lineage(version: Version, *, home: Path) -> dict[str, Any] | None:
 
 
 def directory_digest(path: Path) -> str:
-    """sha256 over names and contents of all files but the store's own manifest and metrics."""
+    """SHA-256 over names and contents of all files except the store's manifest and metrics."""
     files = sorted(p for p in path.rglob("*") if p.is_file() and p.name not in ("manifest.json", "metrics.jsonl"))
     if not files:
         raise StoreError(f"{path} is not a model directory: it holds no files; expected config.json and weights")
@@ -211,7 +215,7 @@ def _now() -> str:
 
 @contextlib.contextmanager
 def _as_default(uri: str) -> Iterator[None]:
-    """MLflow's sqlite store looks models up at the process-wide tracking URI, not at its client's: name it meanwhile."""
+    """Set MLFLOW_TRACKING_URI temporarily: MLflow's sqlite store uses it instead of the client's URI."""
     given = os.environ.get("MLFLOW_TRACKING_URI")
     os.environ["MLFLOW_TRACKING_URI"] = uri
     try:
@@ -247,7 +251,7 @@ def versions_of(mlflow: Any, name: str) -> list[Version]:
 
 
 def _all(search: Callable[..., Any], *what: str) -> Iterator[Any]:
-    """What a search of MLflow finds, page after page."""
+    """All results of a paged MLflow search."""
     token = None
     while token != "":
         page = search(*what, max_results=200, page_token=token)
@@ -257,7 +261,7 @@ def _all(search: Callable[..., Any], *what: str) -> Iterator[Any]:
 
 def _logged_model(mlflow: Any, model_dir: Path, name: str, mark: str, lineage: Mapping[str, Any], run_id: str | None,
                   external: bool, home: Path) -> str:
-    """The id of a finished LoggedModel; one that an earlier, killed attempt finished is used, a half one removed."""
+    """Id of a finished LoggedModel; reuses one from a killed attempt if finished, and removes an unfinished one."""
     experiment = mlflow.get_run(run_id).info.experiment_id if run_id else experiment_id(mlflow, home)
     kind = "true" if external else "false"
     for old in mlflow.search_logged_models([experiment], f"tags.`{MARK}` = '{mark}'"):
@@ -272,7 +276,7 @@ def _logged_model(mlflow: Any, model_dir: Path, name: str, mark: str, lineage: M
         mlflow.log_model_artifacts(model.model_id, str(model_dir))
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / LINEAGE).write_text(json.dumps(lineage, indent=1))
-        if external:  # a server registers only what has an MLmodel file
+        if external:  # the server requires an MLmodel file
             from mlflow.models.utils import get_external_mlflow_model_spec
 
             get_external_mlflow_model_spec(model).save(str(Path(folder) / "MLmodel"))
@@ -284,7 +288,7 @@ def _logged_model(mlflow: Any, model_dir: Path, name: str, mark: str, lineage: M
 
 
 def _link_to_run(mlflow: Any, run_id: str, model_id: str, metrics: Mapping[str, float]) -> None:
-    """The model and its numbers on the run's page; the link last, for it says that the numbers are there."""
+    """Add the model and its metrics to the run's page; the link last, since it marks completion."""
     from mlflow.entities import LoggedModelOutput, Metric
 
     outputs = mlflow.get_run(run_id).outputs

@@ -1,11 +1,11 @@
-"""`registry:` sources of a recipe's models: the registered version that an address means, and its files.
+"""`registry:` sources of a recipe's models: resolution to a version, and access to its files.
 
     registry:NAME            the champion
-    registry:NAME@ALIAS      the version under that alias
+    registry:NAME@ALIAS      the version with that alias
     registry:NAME/3          that version
 
-An alias is resolved when a run begins, and the recipe of the run names the version and the digest of its weights. The same command
-continues an unfinished run with the version that it began with, wherever the alias points by then.
+Aliases are resolved when a run starts, and the run's recipe records the version and the digest of its weights. An
+unfinished run continues with the same version even if the alias has moved.
 """
 
 from __future__ import annotations
@@ -37,20 +37,22 @@ ADDRESS = re.compile(r"registry:([^/@:]+)(?:/(\d+)|@([^/@:]+))?")
 
 
 def resolved(recipe: Recipe, profile: Profile, home: Path) -> tuple[Recipe, dict[str, Any]]:
-    """The recipe with the version of every `registry:` source, and what its run keeps so that it can be continued; `SourceError` for a
-    name, version or alias that is not there. No registry is asked for a recipe without such sources, or to continue a run."""
+    """The recipe with `registry:` sources resolved, and the record needed to resume. `SourceError` for an unknown
+    name, version or alias. The registry is not queried without such sources, or to resume a run.
+    """
     sources = {name: source for name, source in recipe.models.items() if source.source.startswith(REGISTRY)}
     if not sources:
         return recipe, {}
-    asked = digest([plain(recipe), profile.name])
-    found = _begun_with(asked, recipe, home) or {name: _pin(name, source, home) for name, source in sources.items()}
+    request = digest([plain(recipe), profile.name])
+    found = _begun_with(request, recipe, home) or {name: _pin(name, source, home) for name, source in sources.items()}
     pinned = {name: dataclasses.replace(sources[name], source=source, sha256=weights) for name, (source, weights) in found.items()}
-    return dataclasses.replace(recipe, models={**recipe.models, **pinned}), {"asked": asked, "versions": found}
+    return dataclasses.replace(recipe, models={**recipe.models, **pinned}), {"asked": request, "versions": found}
 
 
 def bring(source: str, weights: str | None, folder: Path, home: Path) -> None:
-    """Links to the files of a version's model in `folder`: of the store where they are unchanged, else of the registry. Raises
-    `StoreError` when neither has them."""
+    """Link the files of a version to `folder`: from the store if unchanged, else from the registry. `StoreError` if
+    neither has them.
+    """
     version = version_of(source, home)
     if version.path and Path(version.path).is_dir() and _link(Path(version.path), folder, weights):
         return
@@ -71,16 +73,16 @@ def bring(source: str, weights: str | None, folder: Path, home: Path) -> None:
             place.mkdir(parents=True)
             place = Path(download_artifacts(location, dst_path=str(place), tracking_uri=tracking_uri(home)))
     if not _link(place, folder, weights):
-        raise StoreError(f"{source}: expected weights with digest {weights}, got others from {location}; the registry's copy is damaged")
+        raise StoreError(f"{source}: expected weights with digest {weights}, got other weights from {location}; the registry's copy is damaged")
 
 
 def version_of(source: str, home: Path, where: str = "") -> Version:
-    """The version that a `registry:` address means now."""
+    """The version that a `registry:` address currently means."""
     match, where = ADDRESS.fullmatch(source), f"{where}: " if where else ""
     if not match:
         raise SourceError(f"{where}{source!r} is not the address of a registered model; expected registry:NAME, registry:NAME/VERSION or registry:NAME@ALIAS")
     name, number, alias = match.groups()
-    known = models(home=home)  # makes no database where nothing was ever tracked
+    known = models(home=home)  # does not create a database
     versions = history(name, home=home) if name in known else []
     if not versions:
         raise SourceError(f"{where}{source}: no model {name!r} is registered at {tracking_uri(home)}{nearest(name, known) if known else ''}; "
@@ -106,8 +108,8 @@ def _pin(name: str, source: Source, home: Path) -> tuple[str, str | None]:
     return f"{REGISTRY}{version.name}/{version.version}", weights
 
 
-def _begun_with(asked: str, recipe: Recipe, home: Path) -> Mapping[str, tuple[str, str | None]]:
-    """The versions of the newest unfinished run of the same recipe."""
+def _begun_with(request: str, recipe: Recipe, home: Path) -> Mapping[str, tuple[str, str | None]]:
+    """Versions used by the newest unfinished run of the same recipe."""
     states = []
     for file in (home / "runs").glob("*/run.json"):
         try:
@@ -115,17 +117,19 @@ def _begun_with(asked: str, recipe: Recipe, home: Path) -> Mapping[str, tuple[st
         except (OSError, ValueError):
             continue
         finished = state.get("state") == "finished" and (recipe.register is None or "versions" in state)
-        if state.get("registry", {}).get("asked") == asked and not finished:
+        if state.get("registry", {}).get("asked") == request and not finished:
             states.append((state.get("started", 0.0), file.parent.name, state["registry"]["versions"]))
     if not states:
         return {}
     _, run, versions = max(states)
-    log.warning("run %s is not finished and continues with the models it began with: %s", run, ", ".join(source for source, _ in versions.values()))
+    log.warning("run %s is not finished and continues with the same models: %s", run, ", ".join(source for source, _ in versions.values()))
     return {name: (source, weights) for name, (source, weights) in versions.items()}
 
 
 def _link(place: Path, folder: Path, weights: str | None) -> bool:
-    """Links in `folder` to the files of a model directory, or of one that MLflow's transformers flavour wrote; whether they are the `weights`."""
+    """Link the files of a model directory (plain, or written by MLflow's transformers flavour) into `folder`; returns
+    whether the digest is `weights`.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for file, name in _model_files(place):

@@ -1,4 +1,4 @@
-"""The model directories that a name means: a directory, a run's checkpoints, or a registered version."""
+"""Lookup of model directories by name: a directory, a run's checkpoints, or a registered version."""
 
 from __future__ import annotations
 
@@ -15,16 +15,14 @@ from ratchet.tasks.registry.lineage import find
 from ratchet.tasks.registry.registry import Version, models
 from ratchet.tasks.tracking.server import service, tracking_uri
 
-ROLES = {"base": "base", "initial": "SFT", "policy": "final"}  # an evaluation's input -> its title in the report
-TRAINED = ("sft", "optimise", "improve")  # stages whose weights are a policy
+ROLES = {"base": "base", "initial": "SFT", "policy": "final"}  # input of the evaluation -> title in the report
+TRAINED = ("sft", "optimise", "improve")  # stages that train a policy
 
 
 def weights_of(name: str, home: Path) -> dict[str, Path]:
-    """Title -> model directory. A run gives its base, SFT and final model; a model directory, a stage's directory and a registered
-    `name`, `name:version` or `name@alias` give one.
-
-    Raises `RecipeError` for a name that is none of these, or a directory without a model; `StoreError` when the files of a registered
-    version are gone.
+    """Title -> model directory. A run has base, SFT and final model; a model directory, a stage's directory and a
+    registered `name`, `name:version` or `name@alias` have one. `RecipeError` for an unknown name or a directory
+    without a model; `StoreError` if the files of a version are missing.
     """
     for run in (home / "runs" / name, Path(name)):
         if (run / "run.json").is_file():
@@ -42,18 +40,20 @@ def weights_of(name: str, home: Path) -> dict[str, Path]:
 
 
 def _model(path: Path) -> Path:
-    """The directory, when it holds a language model."""
+    """The directory if it contains a language model."""
     if (path / "config.json").is_file():
         kinds = json.loads((path / "config.json").read_text()).get("architectures") or []
         if (path / "reward_head.st").is_file() or any("Classification" in kind for kind in kinds):
-            raise RecipeError(f"{path} is a reward model ({', '.join(kinds)}): it scores answers and writes none; expected a language model")
+            raise RecipeError(f"{path} is a reward model ({', '.join(kinds)}): expected a language model")
         return path
     kind = (read_manifest(path) or {}).get("kind")
-    raise RecipeError(f"{path} holds no model (config.json expected)" + (f": its stage made {kind}" if kind else ""))
+    raise RecipeError(f"{path} contains no model (config.json expected)" + (f": its stage made {kind}" if kind else ""))
 
 
 def _of_run(run: Path) -> dict[str, Path]:
-    """The models that the run evaluates, by the report's titles; before its evaluation, the newest that it has made."""
+    """Models of the run's evaluation, by the report's titles; before the evaluation, base, SFT and the newest
+    checkpoint.
+    """
     stages = run / "stages"
     evaluated = (read_manifest(stages / "evaluate") or {}).get("made_with", {}).get("inputs", {})
     if evaluated:
@@ -63,7 +63,7 @@ def _of_run(run: Path) -> dict[str, Path]:
                       manifest.get("made_with", {}).get("does") in TRAINED)
         found = {"base": stages / "model_policy", "SFT": stages / "sft", **{link.name: link for _, link in made[-1:]}}
     found = {title: path.resolve() for title, path in found.items() if (path / "config.json").is_file()}
-    for title in ("SFT", "final"):  # without SFT its title is another name of the base model, or of the final one
+    for title in ("SFT", "final"):  # without SFT, this title duplicates the base or the final model
         if list(found.values()).count(found.get(title)) > 1:
             del found[title]
     if not found:
@@ -72,7 +72,7 @@ def _of_run(run: Path) -> dict[str, Path]:
 
 
 def _of_version(version: Version, home: Path) -> Path:
-    """Where the files of a registered version are: in the store, in this machine's registry, else downloaded until the process ends."""
+    """Files of a registered version: in the store, in a local registry, or downloaded until the process exits."""
     if (Path(version.path) / "config.json").is_file():
         return _model(Path(version.path))
     if version.external:

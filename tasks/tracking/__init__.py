@@ -1,1 +1,1 @@
-"""MLflow runs, metrics, and what a run reports while it goes on and at its end."""
+"""MLflow runs and metrics, the Prefect run page, alerts, results of runs."""

@@ -1,7 +1,7 @@
-"""Telling people: an event to the Prefect server, whose automations call their webhook (`alerts` in flows/deployments.yaml).
+"""Alerts: events to the Prefect server, whose automations call a webhook (`alerts` in flows/deployments.yaml).
 
-The webhook's address is a secret: it goes from the environment of whoever deploys into a block of the server, encrypted there, and is
-neither in a file of ours nor in a log.
+The webhook address is a secret: `ratchet deploy` copies it from the environment to an encrypted block of the server;
+it is in no file and no log.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ log = logging.getLogger("ratchet.alerts")
 HEALTH = "ratchet.health"
 
 
-def tell(event: str, run: str, message: str, payload: Mapping[str, Any]) -> None:
-    """Emit `event` about a run; without a server, or with one that is away, nothing happens and nothing fails."""
+def emit_alert(event: str, run: str, message: str, payload: Mapping[str, Any]) -> None:
+    """Emit `event` about a run. Never fails; without a reachable server it is only logged."""
     try:
         from prefect.events import emit_event
 
         emit_event(event, resource={"prefect.resource.id": f"ratchet.run.{run}", "prefect.resource.name": run},
                    payload={**payload, "message": message})
     except Exception as error:
-        log.warning("nobody was told of %s: %s", event, type(error).__name__)
+        log.warning("alert %s was not sent: %s", event, type(error).__name__)
 
 
 class Alarm:
-    """Watches a run (`tasks/pipeline.py`) for what says that its model goes astray: a health rule that warns, holds or stops, and gates
-    that failed, such as the reward model liking the policy more than the gold judge does. What was taken from the store was told of by
-    the run that made it."""
+    """Run watcher (`tasks/pipeline.py`) that alerts on tripped health rules and failed gates. Reused stages were
+    reported by the run that made them.
+    """
 
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
@@ -50,19 +50,19 @@ class Alarm:
         if reused:
             return
         if tripped := artifact.meta.get("verdicts"):
-            self._tell(stage, f"health rules tripped ({artifact.meta['verdict']})", tripped)
+            self._alert(stage, f"health rules tripped ({artifact.meta['verdict']})", tripped)
         if stage.does == "evaluate" and (failed := _failed_gates(artifact.path / "results.json")):
-            self._tell(stage, "gates failed", failed)
+            self._alert(stage, "gates failed", failed)
 
     def failed(self, stage: Stage, error: BaseException) -> None:
-        if isinstance(error, HealthError) or f"{HealthError.__name__}: " in str(error):  # the latter from another worker, in its words
-            self._tell(stage, "the run was stopped", [str(error)])
+        if isinstance(error, HealthError) or f"{HealthError.__name__}: " in str(error):  # the latter from a remote worker, as text
+            self._alert(stage, "the run was stopped", [str(error)])
 
-    def _tell(self, stage: Stage, what: str, found: Sequence[str]) -> None:
+    def _alert(self, stage: Stage, what: str, found: Sequence[str]) -> None:
         run, recipe = self.pipeline.run.name, self.pipeline.recipe.name
-        tell(HEALTH, run, f"{run}: {stage.title}: {what}: {'; '.join(found)}", {"recipe": recipe, "stage": stage.name, "found": list(found)})
+        emit_alert(HEALTH, run, f"{run}: {stage.title}: {what}: {'; '.join(found)}", {"recipe": recipe, "stage": stage.name, "found": list(found)})
 
 
 def _failed_gates(results: Path) -> list[str]:
     verdict = json.loads(results.read_text())["verdict"]
-    return [reason for passed, reason in zip(verdict["gates"].values(), verdict["reasons"], strict=False) if not passed]  # no gate, one reason
+    return [reason for passed, reason in zip(verdict["gates"].values(), verdict["reasons"], strict=False) if not passed]  # without gates there is one reason

@@ -1,4 +1,4 @@
-"""Two runs side by side: what differed in recipe, code, packages and products, and what became of the results."""
+"""Comparison of two runs: differences in recipe, code, packages, stages and results."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from ratchet.components.storage.store import content, read_manifest
 from ratchet.tasks.tracking.mlflow_text import flatten
 from ratchet.tasks.tracking.results import comparable, evaluation, paired
 
-Change = tuple[str, str, str]  # name, value in the first run, value in the other; "" where it has none
+Change = tuple[str, str, str]  # name, value in the first run, value in the second; "" if missing
 
 
 @dataclass(frozen=True)
 class Differences:
-    """`stages`: name, how it compares, and why. `scores`: name, mean of each, and the paired interval of other − first, or
-    why there is none. `metrics`: every other number both or one of them have."""
+    """`stages`: name, comparison, reason. `scores`: name, both means, and the paired interval of second − first, or
+    why there is none. `metrics`: all other metrics.
+    """
 
     recipe: list[Change] = field(default_factory=list)
     code: list[Change] = field(default_factory=list)
@@ -30,7 +31,7 @@ class Differences:
 
 
 def differences(first: Path, other: Path) -> Differences:
-    """Compare two runs' directories, finished or not."""
+    """Compare two run directories, finished or not."""
     states = [json.loads((run / "run.json").read_text()) for run in (first, other)]
     recipes = [flatten(yaml.safe_load((run / "recipe.yaml").read_text()) or {}) for run in (first, other)]
     results = [evaluation(first), evaluation(other)]
@@ -53,23 +54,23 @@ def _changes(first: dict[str, Any], other: dict[str, Any]) -> list[Change]:
 
 
 def _stages(first: Path, other: Path, names: list[str]) -> list[tuple[str, str, str]]:
-    """Stage by stage: one product, made twice alike, or different, and the nearest reason."""
+    """Per stage: same artifact, equal content, or different content with the nearest reason."""
     found = []
     for name in names:
         a, b = (read_manifest(run / "stages" / name) for run in (first, other))
         if a is None or b is None:
             found.append((name, "in neither" if a is b else "only in the other" if a is None else "only in the first", ""))
         elif a["key"] == b["key"]:
-            found.append((name, "the same product", ""))
+            found.append((name, "same artifact", ""))
         else:
             same = content(a["files"]) == content(b["files"])
-            found.append((name, "made twice, alike" if same else "differs", _why(a.get("made_with", {}), b.get("made_with", {}),
+            found.append((name, "recomputed, equal" if same else "differs", _why(a.get("made_with", {}), b.get("made_with", {}),
                                                                                  a["parents"] == b["parents"])))
     return found
 
 
 def _why(a: dict[str, Any], b: dict[str, Any], same_inputs: bool) -> str:
-    """Keys differ by options, inputs or source code: what is left when the first two are ruled out is the third."""
+    """Keys differ by options, inputs or source code; if not the first two, it is the third."""
     if not a or not b:
         return ""
     options = [n for n in dict.fromkeys([*a["options"], *b["options"]]) if n != "resolved" and a["options"].get(n) != b["options"].get(n)]
@@ -78,7 +79,7 @@ def _why(a: dict[str, Any], b: dict[str, Any], same_inputs: bool) -> str:
 
 
 def _readable(metrics: dict[str, Any]) -> dict[str, str]:
-    """Flat metrics with `.mean`, `.low`, `.high` joined to one text."""
+    """Flat metrics with `.mean`, `.low`, `.high` combined to one string."""
     found: dict[str, str] = {}
     for name, value in metrics.items():
         stem, _, end = name.rpartition(".")

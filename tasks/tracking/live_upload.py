@@ -1,5 +1,6 @@
-"""The thread that uploads a run to MLflow while it goes on. A server that is dead, frozen or away stops nothing: what was not
-uploaded goes out later or by `ratchet sync`."""
+"""Background thread that uploads a run to MLflow. An unreachable server does not stop the run; the rest is uploaded
+later or by `ratchet sync`.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +21,13 @@ log = logging.getLogger("ratchet.tracking")
 
 
 class Tracking:
-    """Uploads `run_dir` every `every_seconds` from `start` to `close`. Only `close` and the methods with `wait_seconds` wait for anything."""
+    """Uploads `run_dir` every `every_seconds` between `start` and `close`. Only `close` and methods with
+    `wait_seconds` block.
+    """
 
     def __init__(self, run_dir: Path, home: Path, *, every_seconds: float = 5.0) -> None:
         self.run_dir, self.home, self.every_seconds = Path(run_dir).resolve(), Path(home), every_seconds
-        self.ids: dict[str, str] = {}  # MLflow's, by our keys
+        self.ids: dict[str, str] = {}  # MLflow run ids by our keys
         self.problem: str | None = None  # why the last upload failed
         self.uploader: Uploader | None = None
         self._failures, self._stop, self._wake = 0, threading.Event(), threading.Event()
@@ -34,18 +37,20 @@ class Tracking:
         self._thread.start()
 
     def close(self, wait_seconds: float = 30.0) -> bool:
-        """Wait a little for a last upload. False: not all is uploaded (`problem` says why)."""
+        """Wait briefly for a final upload. Returns False if not everything is uploaded (see `problem`)."""
         self._stop.set()
         self._wake.set()
         self._thread.join(wait_seconds)
         if self._thread.is_alive():
             self.problem = self.problem or redacted(f"{tracking_uri(self.home)} has not answered for {wait_seconds:g} s")
         if self.problem:
-            log.warning("MLflow is behind, nothing is lost: %s. `ratchet sync` sends the rest of %s", self.problem, self.run_dir)
+            log.warning("MLflow is not up to date: %s. Nothing is lost; `ratchet sync` uploads the rest of %s", self.problem, self.run_dir)
         return self.problem is None
 
     def run_id(self, stage: str = ROOT, wait_seconds: float = 0.0) -> str | None:
-        """MLflow's id of a run once it was uploaded, else None: after `wait_seconds`, or three failures a second apart."""
+        """MLflow's id of a run once it was uploaded, else None after `wait_seconds` or three failures one second
+        apart.
+        """
         end, enough = time.monotonic() + wait_seconds, self._failures + 3
         for poll in itertools.count():
             if stage in self.ids or self._failures >= enough or time.monotonic() >= end:
@@ -56,8 +61,9 @@ class Tracking:
         return self.ids.get(stage)
 
     def page(self, artifact: str, wait_seconds: float = 0.0) -> str | None:
-        """The address of an artifact of the pipeline's run among MLflow's pages; None where no server shows them (`ratchet ui` is
-        elsewhere each time) or it has not heard of the run after `wait_seconds`."""
+        """URL of an artifact in the MLflow UI; None without an HTTP server (the address of `ratchet ui` changes) or
+        if the run is not uploaded after `wait_seconds`.
+        """
         server = urlsplit(tracking_uri(self.home))
         if server.scheme not in ("http", "https") or not self.run_id(wait_seconds=wait_seconds) or self.uploader is None:
             return None
@@ -66,7 +72,7 @@ class Tracking:
         return inside and f"{address}/{inside}"
 
     def _serve(self) -> None:
-        """Upload, sleep, and after a failure sleep longer. Ends after one last try."""
+        """Upload periodically, with backoff after failures; one last attempt on stop."""
         pause = self.every_seconds
         with contextlib.ExitStack() as stack:
             while True:
@@ -77,7 +83,7 @@ class Tracking:
                     self.uploader.upload()
                     self.ids |= {key: sent.id for key, sent in self.uploader.sent.items()}
                     self.problem, pause = None, self.every_seconds
-                except Exception as error:  # whatever MLflow does, the work goes on
+                except Exception as error:  # MLflow errors must not stop the run
                     self.problem = redacted(f"{type(error).__name__}: {str(error).splitlines()[0][:300] if str(error) else ''}")
                     self._failures, pause = self._failures + 1, min(60.0, pause * 2)
                 if last:

@@ -1,4 +1,6 @@
-"""What MLflow should show of a run, derived from the run's directory alone: a parent run, a child a stage, a grandchild a round."""
+"""MLflow representation of a run, derived from its directory: a parent run, a child run per stage, a grandchild per
+round.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,14 @@ from ratchet.tasks.tracking.mlflow_text import flatten
 from ratchet.tasks.tracking.outcome import markdown, outcome, tracked
 
 ROOT = ""  # the key of the parent run
-ROUND = re.compile(r"(?:rollout|annotate|select|optimise)_(\d+)")  # stages of a round share a run
+ROUND = re.compile(r"(?:rollout|annotate|select|optimise)_(\d+)")  # the stages of a round share one MLflow run
 STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 SHOWN_FILES = ("report.html", "certificate.json", "summary.json", "validation.json", "results.json", "plots/*.png")
 
 
 @dataclass
 class MlflowRun:
-    """One run as MLflow should show it; `inputs` are data sets by name and role, `files` metrics files that may still grow."""
+    """Content of one MLflow run. `inputs`: data sets by name and role; `files`: metrics files that may still grow."""
 
     name: str
     parent: str | None
@@ -41,9 +43,8 @@ class MlflowRun:
 
 
 def mlflow_runs(run_dir: Path, report: str | None = None) -> dict[str, MlflowRun]:
-    """The MLflow runs by key (``, `sft`, `online/round-1`), parents first. `report` is the address of the evaluation report.
-
-    Raises `RecipeError` for what is no run's directory.
+    """The MLflow runs by key (``, `sft`, `online/round-1`), parents first. `report`: URL of the evaluation report.
+    `RecipeError` if it is not a run directory.
     """
     if not (run_dir / "run.json").exists() or not (run_dir / "recipe.yaml").exists():
         raise RecipeError(f"{run_dir} is not a run: it has no run.json and recipe.yaml; expected a directory under runs/")
@@ -102,6 +103,6 @@ def mlflow_runs(run_dir: Path, report: str | None = None) -> dict[str, MlflowRun
 
 @functools.lru_cache(maxsize=8)
 def _recipe(text: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """The recipe of a run's recipe.yaml, and all of that file as parameters."""
+    """The recipe in a run's recipe.yaml, and the whole file as flat parameters."""
     tree = yaml.safe_load(text)
     return tree["recipe"], flatten(tree)

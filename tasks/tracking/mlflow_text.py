@@ -1,4 +1,4 @@
-"""Names, parameters and tags within MLflow's limits, and the lines of a metrics file."""
+"""Names, parameters and tags within MLflow's limits; parsing of metrics files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Nested mappings and lists of mappings -> dotted names (`stages.0.lr`); other values as JSON text."""
+    """Nested mappings and lists of mappings -> dotted names (`stages.0.lr`); other values as JSON."""
     flat: dict[str, str] = {}
     for name, value in tree.items():
         path = allowed(f"{prefix}{name}")
@@ -23,23 +23,23 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def text(value: Any) -> str:
-    """Text as it is, everything else as JSON."""
+    """Strings unchanged, other values as JSON."""
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def cut(text: str, limit: int) -> str:
-    """`text` within `limit` characters; a cut one says so at its end."""
+    """Truncate to `limit` characters, with a note at the end."""
     note = f" ... [cut, {len(text)} characters]"
     return text if len(text) <= limit else text[: limit - len(note)] + note
 
 
 def allowed(name: str) -> str:
-    """MLflow allows letters, digits and `_-. :/` in names of metrics and parameters, at most 250."""
+    """Name with only MLflow's allowed characters (letters, digits, `_-. :/`), at most 250."""
     return re.sub(r"[^\w\-. :/]", "_", str(name))[:250]
 
 
 def lines(data: bytes) -> list[dict[str, Any]]:
-    """Complete JSON lines; one that a crash tore is left out."""
+    """Parse JSON lines, skipping incomplete ones."""
     found = []
     for line in data.splitlines():
         try:

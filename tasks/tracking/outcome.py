@@ -1,4 +1,6 @@
-"""What became of a run, from its directory alone: stages, gates, registered versions, champion; of a failed one its error and log."""
+"""Summary of a run from its directory: stages, gates, registered versions, champion; for failed runs the error and
+log.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +16,17 @@ from ratchet.components.storage.store import RunDirectory, read_manifest
 
 
 def run_files(home: Path) -> list[Path]:
-    """`run.json` of every run, the last changed one last."""
+    """`run.json` of every run, most recently changed last."""
     return sorted((home / "runs").glob("*/run.json"), key=lambda file: file.stat().st_mtime)
 
 
 def find_run(name: str | None, home: Path) -> Path:
-    """A run's directory by its name or path; the newest without a name. Raises `RecipeError` that names the nearest and the newest."""
+    """A run's directory by name or path; the newest without a name. `RecipeError` with the nearest and newest names."""
     known = run_files(home)
     if name is None and known:
         return known[-1].parent
     if name is None:
-        raise RecipeError(f"there is no run under {home / 'runs'} yet; `ratchet run instruct` makes one")
+        raise RecipeError(f"there is no run under {home / 'runs'} yet; start one with `ratchet run instruct`")
     for path in (home / "runs" / name, Path(name)):
         if (path / "run.json").exists():
             return path
@@ -34,9 +36,11 @@ def find_run(name: str | None, home: Path) -> Path:
 
 
 def outcome(run: Path) -> dict[str, Any]:
-    """What `ratchet show --json` prints: `state` is running, interrupted (its process died), finished, stopped (by a person) or failed;
-    `gates` a list of {name, passed, why}; `registered` stage → `model:version`; `champion` whether the final one was made champion and
-    `why_not`; `error`, `failed_stage` and `log` of a run that failed. What is not known is None or empty."""
+    """Content of `ratchet show --json`. `state`: running, interrupted (the process died), finished, stopped (by the
+    user) or failed. `gates`: list of {name, passed, why}. `registered`: stage → `model:version`. `champion`: whether
+    the final model became champion, and `why_not`. `error`, `failed_stage`, `log` of a failed run. Unknown values are
+    None or empty.
+    """
     run = run.resolve()
     state = json.loads((run / "run.json").read_text())
     verdict = state.get("verdict") or _evaluated(run).get("verdict") or {}
@@ -71,7 +75,7 @@ def _evaluated(run: Path) -> dict[str, Any]:
 
 
 def _why_not(state: Mapping[str, Any], verdict: Mapping[str, Any], gates: Sequence[Mapping[str, Any]], compared: Sequence[str]) -> str:
-    """Why the final version is not champion; empty when it is, or when nothing was registered."""
+    """Why the final version is not champion; empty if it is, or if nothing was registered."""
     if state.get("champion") in (True, None) or not verdict:
         return ""
     failed = [gate["name"] for gate in gates if not gate["passed"]]
@@ -85,7 +89,7 @@ def _date(seconds: float | None) -> str | None:
 
 
 def verdict_of(found: Mapping[str, Any]) -> str:
-    """The verdict on a run in a few words: the cell of a table."""
+    """The result of a run in a few words, for tables."""
     if found["state"] == "failed":
         return f"failed at {found['failed_stage']}" if found["failed_stage"] else "failed"
     if found["champion"]:
@@ -99,44 +103,46 @@ def verdict_of(found: Mapping[str, Any]) -> str:
 
 
 def lines_of(found: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Error, gates, versions and champion, each with its word: what `run` ends with and `show` shows."""
-    said: list[tuple[str, str]] = []
+    """(label, text) lines on error, gates, versions and champion, for `run` and `show`."""
+    lines: list[tuple[str, str]] = []
     if found["state"] in ("failed", "stopped") and found["error"]:
         where = f" (stage {found['failed_stage']})" if found["failed_stage"] else ""
-        said.append(("error", found["error"].replace("\n", " ") + where))
-    said += [("log", found["log"])] if found["log"] else []
+        lines.append(("error", found["error"].replace("\n", " ") + where))
+    lines += [("log", found["log"])] if found["log"] else []
     if gates := found["gates"]:
         failed = sum(not gate["passed"] for gate in gates)
-        said.append(("gates", f"{failed} of {len(gates)} failed" if failed else f"all {len(gates)} passed"))
-        said += [("", f"{'✓' if gate['passed'] else '✗'} {gate['name']}: {gate['why']}") for gate in sorted(gates, key=lambda g: g["passed"])]
+        lines.append(("gates", f"{failed} of {len(gates)} failed" if failed else f"all {len(gates)} passed"))
+        lines += [("", f"{'✓' if gate['passed'] else '✗'} {gate['name']}: {gate['why']}") for gate in sorted(gates, key=lambda g: g["passed"])]
     elif found["registered"]:
-        said.append(("gates", "none in the recipe (register.gates)"))
+        lines.append(("gates", "none in the recipe (register.gates)"))
     if found["postponed"]:
-        said.append(("registered", f"not yet: {found['postponed']}"))
+        lines.append(("registered", f"not yet: {found['postponed']}"))
     elif found["registered"]:
         by_model: dict[str, list[str]] = {}
         for stage, version in found["registered"].items():
             model, _, number = version.rpartition(":")
             by_model.setdefault(model, []).append(f"{number} ({stage})")
-        said.append(("registered", "; ".join(f"{model} version {', '.join(numbers)}" for model, numbers in by_model.items())))
+        lines.append(("registered", "; ".join(f"{model} version {', '.join(numbers)}" for model, numbers in by_model.items())))
     if found["champion"] is not None:
-        said.append(("champion", "yes" if found["champion"] else f"no: {found['why_not']}"))
-    return said
+        lines.append(("champion", "yes" if found["champion"] else f"no: {found['why_not']}"))
+    return lines
 
 
 def markdown(found: Mapping[str, Any], about: str, report: str | None = None) -> str:
-    """The run on a page of Prefect or MLflow: what it is, its verdict, the address of its `report`, every gate, and a table of its stages."""
+    """Markdown summary of a run for Prefect and MLflow: description, verdict, report link, gates, and a table of
+    stages.
+    """
     verdict = verdict_of(found)
     state = f"{found['state']}, {verdict}" if verdict else found["state"]
-    said = [f"- **{word}**: {text}" if word else f"    - {text}" for word, text in lines_of(found)]
+    lines = [f"- **{word}**: {text}" if word else f"    - {text}" for word, text in lines_of(found)]
     rows = [f"| {stage['name']} | {stage['meta'].get('seconds', '')} | {headline(stage['meta']).replace('|', '/')} |"
             for stage in found["stages"] if stage["made"]]
     table = ["| stage | seconds | result |", "|---|---|---|", *rows] if rows else []
-    return "\n".join([f"**{found['run']}** ({state}): {about}" + (f" [Evaluation report]({report})" if report else ""), "", *said, "", *table, ""])
+    return "\n".join([f"**{found['run']}** ({state}): {about}" + (f" [Evaluation report]({report})" if report else ""), "", *lines, "", *table, ""])
 
 
 def headline(meta: Mapping[str, Any]) -> str:
-    """The few numbers of a stage that people look for."""
+    """Headline metrics of a stage."""
     found = []
     if "certificate" in meta:
         accuracy = meta["certificate"].get("accuracy")
@@ -164,8 +170,9 @@ def headline(meta: Mapping[str, Any]) -> str:
 
 
 def records(meta: Mapping[str, Any], most: int = 8) -> str:
-    """What a stage read, kept, cut, dropped or found tied, in one line: the `most` largest of its counts in their order, the others
-    summed. All of them stand in the stage's manifest and in MLflow."""
+    """Record counts of a stage in one line: the `most` largest counts, the others summed. All are in the manifest and
+    in MLflow.
+    """
     counts = {name: number for name, number in meta.get("counts", {}).items() if number}
     largest = sorted(counts, key=lambda name: -counts[name])[:most]
     found = [f"{number:,} {name}" for name, number in counts.items() if name in largest]
@@ -174,7 +181,7 @@ def records(meta: Mapping[str, Any], most: int = 8) -> str:
 
 
 def result(meta: Mapping[str, Any]) -> str:
-    """A stage's cell in a table: its headline, and its records in a line below."""
+    """Table cell of a stage: headline, and record counts on a second line."""
     counted = records(meta)
     return "\n".join(line for line in (headline(meta), counted and f"records: {counted}") if line)
 
@@ -194,8 +201,9 @@ DETAILS = re.compile(r"counts\.|spent\.|seconds$|summary\.|splits\.|steps_planne
 
 
 def tracked(does: str, meta: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a stage by their names in MLflow, whose pages put what is before a slash into a section of its own: those that people
-    compare have none, counters and the like begin with `details/`. The last step of a series is left out: the series is there."""
+    """Metrics of a stage by their MLflow names. MLflow groups by the part before a slash: metrics for comparison have
+    none, counters get `details/`. Final values of series are omitted, since the series is logged.
+    """
     found: dict[str, float] = {}
     for name, value in numbers_of(meta).items():
         if DETAILS.match(name):

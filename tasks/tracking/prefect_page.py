@@ -1,4 +1,4 @@
-"""What a run puts on its page of Prefect: its name, progress, a table a stage, pictures, links, and what became of it."""
+"""The run's page in the Prefect UI: name, progress, a table per stage, figures, links, summary."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ratchet.tasks.tracking.live_upload import Tracking
 from ratchet.tasks.tracking.outcome import markdown, numbers_of, outcome
 
 AWAY_SECONDS = 300.0
-"""How long a Prefect server that did not answer is left alone: its client tries for more than a minute at every call, and a run has dozens."""
+"""Pause after a failed call: Prefect's client retries for more than a minute per call, and a run makes dozens."""
 
 
 def unless_away(method: Callable[..., None]) -> Callable[..., None]:
-    """A method of a `PrefectPage` that does nothing while its server is known to be away."""
+    """Decorator of `PrefectPage` methods: no-op while the server is known to be unreachable."""
 
     @functools.wraps(method)
     def call(page: PrefectPage, *args: Any, **options: Any) -> None:
@@ -41,8 +41,9 @@ def unless_away(method: Callable[..., None]) -> Callable[..., None]:
 
 
 class PrefectPage:
-    """Artifacts on the page of the Prefect run: progress of long tasks, a table a stage, its pictures, the recipe's paper (`arXiv:…`),
-    where the report is."""
+    """Watcher that creates Prefect artifacts: progress of long stages, a table and figures per stage, links to the
+    paper (`arXiv:…`) and the report.
+    """
 
     def __init__(self, tracking: Tracking | None = None, paper: str = "") -> None:
         self.tracking, self.paper = tracking, paper
@@ -52,7 +53,7 @@ class PrefectPage:
 
     @unless_away
     def begin(self, run: str) -> None:
-        """Give the flow run the name of the run, as in MLflow and here: it is known once the recipe is read."""
+        """Rename the flow run to the run's name, which is known once the recipe is loaded."""
         from prefect.client.orchestration import get_client
         from prefect.runtime import flow_run
 
@@ -94,8 +95,8 @@ class PrefectPage:
         rows = [{"number": k, "value": f"{v:.6g}"} for k, v in numbers_of(artifact.meta).items()]
         rows = [{"number": "made", "value": "reused" if reused else f"in {seconds:.0f} s"},
                 {"number": "key", "value": artifact.digest[:16]}, *rows[:60]]
-        create_table_artifact(table=rows, key=f"result-{_slug(stage.name)}", description=f"{stage.title}: what it found")
-        for plot in sorted((artifact.path / "plots").glob("*.png")):  # the bytes themselves: the server may not see our files
+        create_table_artifact(table=rows, key=f"result-{_slug(stage.name)}", description=f"{stage.title}: results")
+        for plot in sorted((artifact.path / "plots").glob("*.png")):  # embedded, since the server may not see our files
             create_image_artifact(image_url="data:image/png;base64," + base64.b64encode(plot.read_bytes()).decode(),
                                   key=f"plot-{_slug(stage.name)}-{_slug(plot.stem)}", description=f"{stage.title}: {plot.stem.replace('_', ' ')}")
         if (artifact.path / "report.html").exists():
@@ -106,11 +107,11 @@ class PrefectPage:
 
         if self.paper.startswith("arXiv:"):
             create_link_artifact(link=f"https://arxiv.org/abs/{self.paper.removeprefix('arXiv:')}", link_text=self.paper, key="paper",
-                                 description="Where the recipe's method is from.")
-            self.paper = ""  # once a run
+                                 description="Paper of the recipe's method.")
+            self.paper = ""  # once per run
 
     def _report(self, file: Path) -> None:
-        """Where the report is: a browser follows no file:// from a server's page, and the file may be another machine's."""
+        """Link to the report, or its path: browsers block file:// links, and the file may be on another machine."""
         from prefect.artifacts import create_link_artifact, create_markdown_artifact
 
         where = f"`{file.resolve()}` on {platform.node()}"
@@ -129,7 +130,7 @@ class PrefectPage:
 
 
 def _slug(name: str) -> str:
-    """A key that Prefect takes: lowercase letters, digits and dashes."""
+    """A valid Prefect artifact key: lowercase letters, digits and dashes."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 

@@ -1,8 +1,8 @@
-"""Make a product again in a fresh home and compare, stage by stage, bit for bit.
+"""Reproduction of an artifact in a fresh home, compared bit for bit per stage.
 
-What the run started from, its raw data and models, is brought by digest: from a store, a DVC folder, or a version in
-git's history whose bytes DVC's cache or remote still has, else from the recipe's address. Everything else is made
-anew, in the order of the plan, up to the first stage that differs: what comes after could only inherit the difference.
+Raw data and models are located by digest: in a store, a DVC folder, or a version in git's history whose files are in
+DVC's cache or remote; else they are downloaded from the recipe's address. All other stages are rerun in plan order up
+to the first that differs.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from ratchet.tasks.data.versioning import get, versions
 from ratchet.tasks.machine.provenance import machine, packages, revision
 from ratchet.tasks.pipeline import Pipeline, Watcher
 
-BROUGHT = ("fetch_data", "fetch_model", "make_tiny")
+LOCATED = ("fetch_data", "fetch_model", "make_tiny")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One stage: `state` is brought (by digest), identical or differs; `files` differ where both sides can be seen;
-    `changed` when the stage's options or code are no longer those that made the recorded product."""
+    """Result of one stage. `state`: brought (copied by digest), identical or differs. `files`: differing files, if
+    both sides are available. `changed`: the stage's options or code differ from the recorded ones.
+    """
 
     stage: str
     kind: str
@@ -41,28 +42,28 @@ class Outcome:
 
 def reproduce(made: Mapping[str, Any], into: Path, *, home: Path, anew: bool = False,
               watchers: Sequence[Watcher] = ()) -> Iterator[Outcome]:
-    """Replay a lineage in the empty directory `into`, telling each stage's outcome as it comes; ends at one that differs.
+    """Replay a lineage in the empty directory `into`, yielding the result of each stage; stops after one that differs.
 
-    `home` is where the bytes of inputs may still lie; with `anew` they are fetched from their addresses. Raises
-    `RecipeError` when the lineage carries no recipe, `ContractError` when today's code has another plan.
+    `home`: where input files may still be; with `anew` they are downloaded. `RecipeError` if the lineage has no
+    recipe, `ContractError` if the current code has another plan.
     """
     if not made["resolved"]:
-        raise RecipeError(f"the lineage of {made['product']} carries no recipe: no run here links to it")
+        raise RecipeError(f"the lineage of {made['product']} has no recipe: no run in this home links to it")
     if into.exists() and any(into.iterdir()):
         raise RecipeError(f"{into} is not empty; a reproduction needs a fresh directory")
     pipeline = Pipeline.again(made["resolved"], home=into, run=made["run"] or "again")
     pipeline.watchers[:] = watchers
     if unknown := [name for name in made["stages"] if name not in pipeline.stages]:
-        raise ContractError(f"today's code plans no stage {', '.join(unknown)}; check out revision {made['revision'] or '(unknown)'} "
+        raise ContractError(f"the current code has no stage {', '.join(unknown)}; check out revision {made['revision'] or '(unknown)'} "
                             "and try again")
     pipeline.begin()
     for name in (n for n in pipeline.stages if n in made["stages"]):
         recorded, stage = made["stages"][name], pipeline.stages[name]
         if recorded.get("missing"):
-            raise StoreError(f"the digest of {name} was lost with its directory, so nothing can be compared; "
-                             "ask for a registered version, which keeps its whole lineage")
+            raise StoreError(f"the digest of {name} is unknown since its directory was removed; "
+                             "use a registered version, which includes its whole lineage")
         brought = None
-        if stage.does in BROUGHT and not anew:
+        if stage.does in LOCATED and not anew:
             with tempfile.TemporaryDirectory(prefix=".brought-", dir=into) as beside:
                 brought = bring(pipeline, stage, recorded, _places(stage, recorded, home, Path(beside)))
         files = (read_manifest((brought or pipeline.make(name)).path) or {})["files"]
@@ -78,7 +79,7 @@ def reproduce(made: Mapping[str, Any], into: Path, *, home: Path, anew: bool = F
 
 
 def bring(pipeline: Pipeline, stage: Stage, recorded: Mapping[str, Any], places: Iterable[Path]) -> Artifact | None:
-    """A copy of the recorded bytes, every one of them read and compared; None when no place has them."""
+    """Copy the recorded files from the first of `places` that has them, verified; None if none has."""
     for place in places:
         if _read(place) != recorded["content"]:
             continue
@@ -91,7 +92,7 @@ def bring(pipeline: Pipeline, stage: Stage, recorded: Mapping[str, Any], places:
 
 
 def _read(place: Path) -> str:
-    """The `content` of a directory by its bytes, for data/ holds no manifest; '' when they cannot be read."""
+    """Content digest of a directory from its files (data/ has no manifest); '' if unreadable."""
     files = [file for file in place.rglob("*") if file.is_file() and file != place / MANIFEST]  # or links to files, in DVC's cache
     try:
         return content({str(file.relative_to(place)): {"sha256": file_digest(file)} for file in files})
@@ -100,7 +101,7 @@ def _read(place: Path) -> str:
 
 
 def _places(stage: Stage, recorded: Mapping[str, Any], home: Path, beside: Path) -> Iterator[Path]:
-    """Where the recorded bytes may lie, the nearest first; what must be downloaded is only downloaded when it is asked for."""
+    """Possible locations of the recorded files, nearest first; downloads are lazy."""
     data = f"data/{stage.name}"
     yield from (Store(home).path(stage.name, recorded["key"]), Path(data))
     for commit in versions(Path(), data):
@@ -110,13 +111,15 @@ def _places(stage: Stage, recorded: Mapping[str, Any], home: Path, beside: Path)
 
 
 def _manifest(place: Path, expected: str) -> dict[str, Any] | None:
-    """The manifest of a directory that says it has the expected content."""
+    """The manifest of a directory if it states the expected content."""
     manifest = read_manifest(place)
     return manifest if manifest and content(manifest["files"]) == expected else None
 
 
 def surroundings(made: Mapping[str, Any]) -> list[str]:
-    """What is not as it was when the product was made: code, packages, machine. Empty: bits have no excuse to differ."""
+    """Differences of code, packages and machine from those of the recorded artifact; bit-exact results are expected
+    only if empty.
+    """
     own, here = made["stages"][made["product"]], packages()
     found = []
     if made["revision"] != revision():
@@ -129,7 +132,7 @@ def surroundings(made: Mapping[str, Any]) -> list[str]:
 
 
 def _files(recorded: Path, expected: str, files: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
-    """Names of files that differ, when the recorded product is still at hand and is the one that was recorded."""
+    """Names of differing files, if the recorded artifact is still available."""
     manifest = _manifest(recorded, expected)
     if manifest is None:
         return ()

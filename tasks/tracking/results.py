@@ -1,8 +1,8 @@
-"""What an evaluation found, and the paired comparison of two of them.
+"""Evaluation results of runs, and their paired comparison.
 
-An evaluation is a plain mapping: `metrics` (flat numbers), `verdict`, `policy` (the key of what was examined),
-`per_prompt` (score -> one number a held-out prompt, in the split's order), and what these numbers stand on: `prompts`
-(digest of the held-out split), `answers` (how it was decoded) and `scorers` (score -> digest of who gave it).
+An evaluation is a mapping: `metrics` (flat numbers), `verdict`, `policy` (key of the evaluated model), `per_prompt`
+(score -> one number per held-out prompt, in order), and the conditions: `prompts` (digest of the held-out split),
+`answers` (sampling settings), `scorers` (score -> digest of the scorer).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FINAL = "final."
 
 
 def evaluation(run: Path) -> dict[str, Any]:
-    """The evaluation of a run's directory; empty when it has none. An input that is gone leaves its digest out."""
+    """The evaluation in a run's directory; empty if there is none. Digests of removed inputs are omitted."""
     folder = run / "stages" / "evaluate"
     manifest = read_manifest(folder)
     if manifest is None or not (folder / "results.json").exists():
@@ -45,7 +45,7 @@ def _manifest_of(store: Path, key: str) -> dict[str, Any] | None:
 
 
 def _scorer(score: str, contents: Mapping[str, str], options: Mapping[str, Any]) -> str:
-    """Digest of who gave a score: the gold judge with its encoder, a reward model, or the recipe's own metrics."""
+    """Digest of a score's source: gold judge with encoder, reward model, or the recipe's metrics."""
     role = score.removeprefix("reward.")
     if score == "gold":
         return digest([contents["gold"], contents["encoder"]]) if {"gold", "encoder"} <= set(contents) else ""
@@ -53,8 +53,9 @@ def _scorer(score: str, contents: Mapping[str, str], options: Mapping[str, Any])
 
 
 def figures(results: Mapping[str, Any]) -> dict[str, float]:
-    """The dozen numbers of an evaluation that people compare, to four digits: the final policy's rate by the run's measure, its gains (or
-    win rates) with their intervals, and what describes its answers. All of them stand in results.json and in MLflow."""
+    """Headline numbers of an evaluation, to four digits: rate of the headline metric, gains or win rates with
+    intervals, and descriptive metrics.
+    """
     metrics, measure = results.get("metrics", {}), results.get("measure")
     compared = [name.removesuffix(".mean") for name in metrics if name.endswith(".mean") and "_vs_" in name and "_lc_" not in name]
     gains = [f"{measure}_gain_vs_base", f"{measure}_gain_vs_sft", "win_rate_vs_sft", "win_rate_vs_base", *compared]
@@ -66,27 +67,29 @@ def figures(results: Mapping[str, Any]) -> dict[str, float]:
 
 
 def numbers(lineage: Mapping[str, Any]) -> dict[str, float]:
-    """The evaluation's numbers in a lineage."""
+    """Metrics of the evaluation in a lineage."""
     return {k: v for k, v in lineage.get("results", {}).get("metrics", {}).items() if isinstance(v, (int, float))}
 
 
 def comparable(mine: Mapping[str, Any], theirs: Mapping[str, Any], score: str) -> str:
-    """Empty when both have `score` by the same judge on the same prompts, answered under the same limits; else why not."""
+    """Empty if both have `score` from the same scorer on the same prompts with the same sampling settings; else the
+    reason.
+    """
     for one, whose in ((mine, "the first"), (theirs, "the other")):
         if not one.get("per_prompt", {}).get(score):
             return f"{whose} has no {score} for each held-out prompt"
         if not one["prompts"] or not one["scorers"].get(score):
-            return f"{whose} was evaluated with inputs that are no longer known"
+            return f"{whose} was evaluated with inputs that are no longer available"
     if mine["prompts"] != theirs["prompts"]:
-        return "their held-out prompts are not the same"
+        return "their held-out prompts differ"
     if mine["answers"] != theirs["answers"]:
-        return f"they answered under different limits ({mine['answers']} and {theirs['answers']})"
-    return "" if mine["scorers"][score] == theirs["scorers"][score] else f"their {score} comes from different judges"
+        return f"their sampling settings differ ({mine['answers']} and {theirs['answers']})"
+    return "" if mine["scorers"][score] == theirs["scorers"][score] else f"their {score} comes from different scorers"
 
 
 def paired(mine: Mapping[str, Any], theirs: Mapping[str, Any], score: str, *, level: float = 0.95,
            resamples: int = 10_000) -> dict[str, Any]:
-    """Interval of mine − theirs over the prompts both answered; see `comparable` first."""
+    """Interval of mine − theirs over the shared prompts; check `comparable` first."""
     from ratchet.components.evaluation.bootstrap import difference
 
     a, b = mine["per_prompt"][score], theirs["per_prompt"][score]
@@ -95,6 +98,6 @@ def paired(mine: Mapping[str, Any], theirs: Mapping[str, Any], score: str, *, le
 
 
 def shared_scores(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> Sequence[str]:
-    """Scores that can be compared, the gold judge first and length last."""
+    """Comparable scores, gold judge first and length last."""
     both = set(mine.get("per_prompt", {})) & set(theirs.get("per_prompt", {}))
     return sorted((s for s in both if not comparable(mine, theirs, s)), key=lambda s: (s != "gold", s == "length", s))

@@ -1,4 +1,4 @@
-"""The MLflow server, or the sqlite file in its place: where it is, how long it may take, and its errors in one sentence."""
+"""Connection to the MLflow server or the local sqlite file: address, timeouts, error conversion."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from ratchet.components.errors import RatchetError, ServiceError
 
 DEFAULTS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20", "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "0",
             "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}
-"""Of this process, where the user has set nothing: MLflow's own defaults retry for minutes."""
-KIND = {"mlflow.experimentKind": "custom_model_development"}  # the experiment's page opens on its runs, not on traces
-TRAINING = "workflowType=machine_learning"  # in an address: the same, whatever page the browser saw last
+"""Defaults for this process: MLflow's own retry for minutes. Variables set by the user take precedence."""
+KIND = {"mlflow.experimentKind": "custom_model_development"}  # the experiment page then shows runs, not traces
+TRAINING = "workflowType=machine_learning"  # URL parameter that selects this view
 
 
 def tracking_uri(home: Path) -> str:
-    """`MLFLOW_TRACKING_URI` when set, else the sqlite file of `home`."""
+    """`MLFLOW_TRACKING_URI` if set, else the sqlite file in `home`."""
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(home / 'mlflow.db').resolve()}"
 
 
 def client(home: Path) -> Any:
-    """An `MlflowClient` on `tracking_uri(home)`. Imports mlflow (5 s); a new sqlite file takes 4 s more."""
+    """An `MlflowClient` for `tracking_uri(home)`. Importing mlflow takes 5 s, creating a sqlite file 4 s."""
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
     from mlflow import MlflowClient
 
-    logging.getLogger("mlflow").setLevel(logging.WARNING)  # it tells of every table of a new database
+    logging.getLogger("mlflow").setLevel(logging.WARNING)  # it logs every table of a new database
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    logging.getLogger("urllib3").setLevel(logging.ERROR)  # and of every retry, where we say once that the server is away
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # and every retry; we log once that the server is unreachable
 
     uri = tracking_uri(home)
     if uri.startswith("sqlite:"):
@@ -41,14 +41,14 @@ def client(home: Path) -> Any:
 
 @contextlib.contextmanager
 def service(doing: str, home: Path) -> Iterator[Any]:
-    """A client with short time-outs; whatever MLflow raises becomes a `ServiceError` that says where."""
+    """Context with a client; MLflow errors become a `ServiceError` with the address."""
     with reached(f"{doing} at {tracking_uri(home)}"):
         yield client(home)
 
 
 @contextlib.contextmanager
 def reached(doing: str) -> Iterator[None]:
-    """What MLflow raises, as a `ServiceError` that begins with `doing`; errors of ours stay as they are."""
+    """Convert MLflow errors to a `ServiceError` that starts with `doing`; `RatchetError`s pass."""
     try:
         yield
     except RatchetError:
@@ -64,7 +64,7 @@ def experiment_name(name: str = "ratchet") -> str:
 
 
 def experiment_id(mlflow: Any, home: Path, name: str = "ratchet") -> str:
-    """The experiment's id, made when missing; beside the default sqlite file its artifacts lie in `home`."""
+    """Id of the experiment, created if missing; with the sqlite file, its artifacts are stored in `home`."""
     name = experiment_name(name)
     found = mlflow.get_experiment_by_name(name)
     if found:
@@ -75,7 +75,7 @@ def experiment_id(mlflow: Any, home: Path, name: str = "ratchet") -> str:
     try:
         return mlflow.create_experiment(name, artifact_location=local, tags=KIND)
     except Exception:
-        found = mlflow.get_experiment_by_name(name)  # another process was quicker
+        found = mlflow.get_experiment_by_name(name)  # created by another process meanwhile
         if found is None:
             raise
         return found.experiment_id

@@ -1,6 +1,6 @@
-"""What a run's products took: time, processor time, memory, by the profile's stated price money, and energy: that of the GPUs where
-their power was sampled, else by the profile's stated watts; and all that for each point of win rate over the SFT policy. What is not
-known is left out, never guessed."""
+"""Resource use of a run: wall time, CPU time, memory, cost by the profile's price, energy (sampled GPU power, else
+the profile's watts), and each per point of win rate over SFT. Unknown values are omitted.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from ratchet.components.recipes.profile import Hardware
 if TYPE_CHECKING:
     from ratchet.tasks.pipeline import Pipeline
 
-GAIN = "win_rate_vs_sft.mean"  # of the gold judge; 0.5 is no gain
+GAIN = "win_rate_vs_sft.mean"  # by the gold judge; 0.5 means no gain
 
 
 def spending(pipeline: Pipeline) -> dict[str, float]:
-    """Sums over every stage of the run that is made, also where another run made it: what this model took, not this night."""
+    """Sums over all finished stages of the run, including reused ones: the cost of the model."""
     metas = {s.stage.name: s.artifact.meta for s in pipeline.status() if s.artifact is not None}
     return spent_on(metas, pipeline.profile.hardware)
 
 
 def spent_on(metas: Mapping[str, Mapping[str, Any]], hardware: Hardware) -> dict[str, float]:
-    """`hours`, `cpu_hours`, `peak_gb`, `cost`, `gpu_kwh` (as sampled) or `energy_kwh` (as stated), and `..._per_point` where the
-    evaluation shows a gain."""
+    """`hours`, `cpu_hours`, `peak_gb`, `cost`, `gpu_kwh` (sampled) or `energy_kwh` (from stated watts), and
+    `..._per_point` if the evaluation shows a gain.
+    """
     hours = sum(meta.get("seconds", 0.0) for meta in metas.values()) / 3600
     spent = [meta["spent"] for meta in metas.values() if "spent" in meta]
     found = {"hours": hours}
-    if spent and len(spent) == len(metas):  # a sum with holes would be a wrong number
+    if spent and len(spent) == len(metas):  # only if known for all stages
         found |= {"cpu_hours": sum(s["cpu_seconds"] for s in spent) / 3600, "peak_gb": max(s["peak_gb"] for s in spent)}
     if hardware.price_per_hour is not None:
         found["cost"] = hours * hardware.price_per_hour
@@ -41,8 +42,8 @@ def spent_on(metas: Mapping[str, Mapping[str, Any]], hardware: Hardware) -> dict
     return {name: float(f"{value:.4g}") for name, value in found.items()}
 
 
-def said(spent: Mapping[str, float], currency: str) -> str:
-    """In words: `0.42 hours, 0.8 processor hours, 1.2 EUR, 3.3 GB at its peak; for each point of win rate 0.1 EUR`."""
+def describe_spending(spent: Mapping[str, float], currency: str) -> str:
+    """Text: `0.42 hours, 0.8 processor hours, 1.2 EUR, 3.3 GB at its peak; for each point of win rate 0.1 EUR`."""
     units = {"hours": "hours", "cpu_hours": "processor hours", "cost": currency, "gpu_kwh": "kWh of its GPUs as sampled",
              "energy_kwh": "kWh at the stated watts"}
     whole = [_amount(spent[name], unit) for name, unit in units.items() if name in spent]
@@ -52,7 +53,7 @@ def said(spent: Mapping[str, float], currency: str) -> str:
 
 
 def _amount(value: float, unit: str) -> str:
-    """Hours under one are minutes, and under a minute seconds."""
+    """Convert hours below one to minutes or seconds."""
     if not unit.endswith("hours") or value >= 1:
         return f"{value:g} {unit}"
     small, word = (value * 60, "minutes") if value >= 1 / 60 else (value * 3600, "seconds")

@@ -1,8 +1,8 @@
-"""Upload a run to MLflow: the thread of a run that goes on, and `ratchet sync`.
+"""Upload of a run to MLflow, used by the background thread and by `ratchet sync`.
 
-The run's files are the truth and MLflow is a copy that may come late. Nothing is remembered between processes: what MLflow already has
-is asked of MLflow, so uploading twice changes nothing, and a server that was replaced gets everything. A point is known by
-(run, key, step): the first value stays when a resumed stage repeats a step.
+The run's files are authoritative and MLflow is a copy. No state is kept between processes: MLflow is queried for what
+it has, so uploads are idempotent and a new server receives everything. Points are identified by (run, key, step); the
+first value is kept if a resumed stage repeats a step.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ from ratchet.tasks.tracking.mlflow_text import allowed, cut, lines
 from ratchet.tasks.tracking.server import TRAINING, client, experiment_id, reached, tracking_uri
 
 log = logging.getLogger("ratchet.tracking")
-KEY, COMPLETE = "ratchet.key", "ratchet.complete"  # tags: by which a run is found again; that all of a run that ended at this time is there
-LIMITS = {"params": 100, "tags": 100, "metrics": 1000, "parameter": 6000, "tag": 8000, "digest": 36}  # MLflow's own
-version_of = functools.cache(digest)  # a product does not change, and many stages read the same
+KEY, COMPLETE = "ratchet.key", "ratchet.complete"  # tags: identity of a run; end time up to which a finished run is fully uploaded
+LIMITS = {"params": 100, "tags": 100, "metrics": 1000, "parameter": 6000, "tag": 8000, "digest": 36}  # MLflow's limits
+version_of = functools.cache(digest)  # artifacts are immutable and shared by stages
 
 
 def sync(run_dir: Path, home: Path) -> int:
-    """Upload what MLflow does not have yet; returns how many points that were. Raises `RecipeError` for what is no run's directory,
-    `ServiceError` when the server cannot be reached or another process is uploading this run."""
+    """Upload everything that MLflow lacks; returns the number of points. `RecipeError` if it is not a run directory,
+    `ServiceError` if the server is unreachable or another process is uploading.
+    """
     with contextlib.closing(Uploader(Path(run_dir).resolve(), Path(home))) as uploader, reached(f"sending {run_dir} to {tracking_uri(home)}"):
         return 0 if uploader.complete() else uploader.upload()
 
 
 @dataclass
 class Sent:
-    """What MLflow has of one run."""
+    """Known state of one MLflow run."""
 
     id: str
     status: str
@@ -47,18 +48,18 @@ class Sent:
     tags: dict[str, str]
     inputs: set[str]
     points: set[tuple[str, int]]
-    sizes: dict[str, int]  # of artifacts that an earlier process uploaded
-    files: dict[Path, tuple[int, int]] = field(default_factory=dict)  # size and time of the files as they were read
+    sizes: dict[str, int]  # of artifacts uploaded by an earlier process
+    files: dict[Path, tuple[int, int]] = field(default_factory=dict)  # size and mtime of files when they were read
 
 
 class Uploader:
-    """Brings MLflow up to date with a run, as often as asked. One process uploads a run at a time (a lock on a file)."""
+    """Incremental uploader of a run, protected by a file lock against concurrent uploads."""
 
     def __init__(self, run_dir: Path, home: Path) -> None:
         self.run_dir, self.home, self.sent, self.experiment = run_dir, home, dict[str, Sent](), ""
         mlflow_runs(run_dir)
         (run_dir / "tracking").mkdir(exist_ok=True)
-        self.lock = open(run_dir / "tracking" / "lock", "w")  # noqa: SIM115 - held for as long as we upload
+        self.lock = open(run_dir / "tracking" / "lock", "w")  # noqa: SIM115 - held while uploading
         try:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -69,12 +70,12 @@ class Uploader:
         self.lock.close()
 
     def link(self, artifact: str) -> str | None:
-        """The address of an artifact of the pipeline's run from one MLflow page to another."""
+        """Relative link to an artifact of the run in the MLflow UI."""
         run = self.sent.get(ROOT)
         return run and f"#/experiments/{self.experiment}/runs/{run.id}/artifacts/{quote(artifact)}?{TRAINING}"
 
     def upload(self) -> int:
-        """Send what is new; how many points. Raises what MLflow raises when it cannot be reached; call again later."""
+        """Upload new data; returns the number of points. Raises MLflow's errors if unreachable; retry later."""
         mlflow, count = client(self.home), 0
         try:
             self.experiment = self.experiment or experiment_id(mlflow, self.home)
@@ -86,12 +87,12 @@ class Uploader:
             if runs[ROOT].status != "RUNNING":
                 mlflow.set_tag(self.sent[ROOT].id, COMPLETE, str(runs[ROOT].end))
         except BaseException:
-            self.sent, self.experiment = {}, ""  # the server may be another when it is back
+            self.sent, self.experiment = {}, ""  # the server may have been replaced
             raise
         return count
 
     def complete(self) -> bool:
-        """Whether MLflow has all of a run that has ended: one question instead of hundreds."""
+        """Whether MLflow has all data of a finished run, by a single query."""
         mlflow, root = client(self.home), mlflow_runs(self.run_dir)[ROOT]
         self.experiment = experiment_id(mlflow, self.home)
         found = self._search(mlflow, ROOT)
@@ -104,7 +105,7 @@ class Uploader:
         return f"{self.run_dir}#{key}".replace("'", "")
 
     def _found(self, mlflow: Any, key: str, run: MlflowRun) -> Sent:
-        """The run in MLflow, created when it is missing, and what it has."""
+        """The MLflow run (created if missing) and its known state."""
         if found := self._search(mlflow, key):
             made = mlflow.get_run(found[0].info.run_id)
         else:
@@ -146,7 +147,7 @@ class Uploader:
         return count
 
     def _points(self, mlflow: Any, sent: Sent, events: Sequence[Mapping[str, Any]]) -> int:
-        """Upload the numbers of `events`; other values are left out."""
+        """Upload the numeric metrics of `events`."""
         from mlflow.entities import Metric
 
         new: dict[tuple[str, int], Metric] = {}
@@ -164,7 +165,7 @@ class Uploader:
             self._send(mlflow.log_batch, sent.id, **{kind: entries[i:i + LIMITS[kind]]})
 
     def _send(self, call: Any, *args: Any, **kwargs: Any) -> None:
-        """Call MLflow; what it refuses for good is reported and passed over, so that it cannot block the rest."""
+        """Call MLflow; permanently rejected data is logged and skipped."""
         from mlflow.exceptions import MlflowException
 
         try:
@@ -172,11 +173,11 @@ class Uploader:
         except MlflowException as error:
             if error.error_code not in ("INVALID_PARAMETER_VALUE", "BAD_REQUEST"):
                 raise
-            log.warning("MLflow refused a part of %s: %s", self.run_dir, str(error).splitlines()[0])
+            log.warning("MLflow rejected a part of %s: %s", self.run_dir, str(error).splitlines()[0])
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
-    """Size and time of a file; None when it is not there (yet, or any more)."""
+    """Size and mtime of a file, or None if it does not exist."""
     with contextlib.suppress(OSError):
         state = os.stat(path)
         return state.st_size, state.st_mtime_ns

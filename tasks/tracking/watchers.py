@@ -1,4 +1,4 @@
-"""What watches a pipeline: the upload to MLflow, the Prefect page and the alarm. Each may fail without harm."""
+"""Watchers of a run: MLflow upload, Prefect page, alerts. Their failures are harmless."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ log = logging.getLogger("ratchet.watchers")
 
 @contextlib.contextmanager
 def watched(pipeline: Pipeline, display: Any = None) -> Iterator[Tracking]:
-    """Attach the watchers, begin the run, and end it with what became of it."""
+    """Attach the watchers, start the run, and record its result."""
     tracking = Tracking(pipeline.run.path, pipeline.store.home)
     page = PrefectPage(tracking, pipeline.recipe.paper)
     pipeline.watchers[:] = [w for w in (display, page, Alarm(pipeline)) if w is not None]
     pipeline.begin()
     tracking.start()
-    _told(page.begin, pipeline.run.name)
+    _notify_page(page.begin, pipeline.run.name)
     try:
         with sampled(samples_of(pipeline.run.path)):
             yield tracking
@@ -34,18 +34,18 @@ def watched(pipeline: Pipeline, display: Any = None) -> Iterator[Tracking]:
         state = "failed" if isinstance(error, Exception) else "stopped"
         pipeline.end(state, error=f"{type(error).__name__}: {error}", failed_stage=pipeline.failing)
         if state == "failed":
-            _told(page.summary, pipeline)
+            _notify_page(page.summary, pipeline)
         tracking.close()
         raise
     pipeline.end("finished", spent=spending(pipeline))
-    _told(page.summary, pipeline)
+    _notify_page(page.summary, pipeline)
     if not tracking.close() and display is not None:
-        display.console.print(f"MLflow is behind, nothing is lost: {tracking.problem}. `ratchet sync` sends the rest.")
+        display.console.print(f"MLflow is not up to date: {tracking.problem}. Nothing is lost; `ratchet sync` uploads the rest.")
 
 
-def _told(method: Callable[..., None], *args: Any) -> None:
-    """Call a method of a page, whose server may be away: the work goes on."""
+def _notify_page(method: Callable[..., None], *args: Any) -> None:
+    """Call a method of the Prefect page; failures are only logged."""
     try:
         method(*args)
     except Exception as error:
-        log.warning("%s", redacted(f"the Prefect page was not told: {type(error).__name__}: {error}"))
+        log.warning("%s", redacted(f"the Prefect page was not updated: {type(error).__name__}: {error}"))

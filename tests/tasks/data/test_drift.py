@@ -102,7 +102,7 @@ def pipeline(tmp_path: Path) -> Any:
 
 def test_a_run_writes_tells_and_shows_what_moved(pipeline: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     told: list[Any] = []
-    monkeypatch.setattr(alerts, "tell", lambda *what: told.append(what))
+    monkeypatch.setattr(alerts, "emit_alert", lambda *what: told.append(what))
     last = last_run(pipeline)
     assert last is not None and last.name == "toy-last"
     (moved,) = watch_data(pipeline)

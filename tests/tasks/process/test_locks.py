@@ -137,7 +137,7 @@ def lead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     seen = dict[str, tuple[str, ...]]()
 
     def make(pipeline: Any, name: str) -> None:
-        there = pipeline.stages[name].does in pipeline.elsewhere
+        there = pipeline.stages[name].does in pipeline.remote
         if there and len(used) == 2:
             meet.wait(60)  # both leaders have come as far
         with gpu_slots(1 if there else 0):

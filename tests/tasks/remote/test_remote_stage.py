@@ -108,7 +108,7 @@ def test_the_stage_is_sent_for_its_inputs_are_there_and_the_product_is_taken(tmp
     ours.parent.mkdir(parents=True)
     ours.write_text(json.dumps({"step": 0, "time": 1000.0, "metrics": {}}) + "\n")
     server = meet(Server(WAITING, RUNNING, DONE, worker=worker))
-    pipeline.elsewhere["sft"] = RemoteStage(exchange, "one_stage/nightly.sft")
+    pipeline.remote["sft"] = RemoteStage(exchange, "one_stage/nightly.sft")
     made = pipeline.make("sft")
     assert made.path == pipeline.store.path("sft", "b" * 64) == pipeline.run.stages()["sft"] and (made.path / "file").read_text() == "sft"
     (asked,) = server.asked
@@ -130,13 +130,13 @@ def test_what_is_told_of_a_stage_and_makes_no_sense_costs_no_product(told: str |
     else:
         (tmp_path / "system.jsonl").write_text(told)
         exchange.put_note("sft", "b" * 64, tmp_path / "system.jsonl")
-    pipeline.elsewhere["sft"] = RemoteStage(exchange, "one_stage/nightly.sft")
+    pipeline.remote["sft"] = RemoteStage(exchange, "one_stage/nightly.sft")
     assert pipeline.make("sft").path.exists() and not samples_of(pipeline.run.path, "sft").exists()
 
 
 def test_a_resumed_flow_asks_for_nothing_twice(tmp_path: Path, pipeline: Pipeline, meet: Any) -> None:
     exchange = Exchange(str(tmp_path / "between"))
-    pipeline.elsewhere["sft"] = RemoteStage(exchange, "one_stage/nightly.sft")
+    pipeline.remote["sft"] = RemoteStage(exchange, "one_stage/nightly.sft")
     server = meet(Server(RUNNING, DONE, worker=lambda _: exchange.push(finish(Store(tmp_path / "far"), "sft", "b" * 64))))
     server.living = [SimpleNamespace(id="run-0", parameters={"run": "sft-1", "artifacts": exchange.address})]
     pipeline.make("sft")
@@ -144,7 +144,7 @@ def test_a_resumed_flow_asks_for_nothing_twice(tmp_path: Path, pipeline: Pipelin
     finished = meet(Server())
     again = Pipeline(pipeline.recipe, pipeline.profile, pipeline.stages, Store(tmp_path / "third"), RunDirectory(tmp_path / "third", "sft-1"))
     finish(again.store, "raw", "a" * 64)
-    again.elsewhere["sft"] = RemoteStage(exchange, "one_stage/nightly.sft")
+    again.remote["sft"] = RemoteStage(exchange, "one_stage/nightly.sft")
     again.make("sft")
     assert not finished.asked, "it lay at the exchange"
 
@@ -158,7 +158,7 @@ def test_a_resumed_flow_asks_for_nothing_twice(tmp_path: Path, pipeline: Pipelin
 ])
 def test_what_became_of_it_there_is_said_here(ended: State[Any], said: str, again: bool, tmp_path: Path, pipeline: Pipeline, meet: Any) -> None:
     meet(Server(ended))
-    pipeline.elsewhere["sft"] = RemoteStage(Exchange(str(tmp_path / "between")), "one_stage/x")
+    pipeline.remote["sft"] = RemoteStage(Exchange(str(tmp_path / "between")), "one_stage/x")
     with pytest.raises(StageError, match=said) as error:
         pipeline.make("sft")
     assert error.value.retryable == again
@@ -166,7 +166,7 @@ def test_what_became_of_it_there_is_said_here(ended: State[Any], said: str, agai
 
 def test_it_ends_with_its_flow(tmp_path: Path, pipeline: Pipeline, meet: Any) -> None:
     server = meet(Server(RUNNING, KeyboardInterrupt()))  # type: ignore[arg-type]
-    pipeline.elsewhere["sft"] = RemoteStage(Exchange(str(tmp_path / "between")), "one_stage/x")
+    pipeline.remote["sft"] = RemoteStage(Exchange(str(tmp_path / "between")), "one_stage/x")
     with pytest.raises(KeyboardInterrupt):
         pipeline.make("sft")
     assert server.cancelled == ["run-1 Cancelling"]
@@ -177,7 +177,7 @@ def test_a_server_that_goes_away_meanwhile_ends_nothing(tmp_path: Path, pipeline
 
     server = meet(Server(RUNNING, ConnectError("refused")))  # type: ignore[arg-type]
     exchange = Exchange(str(tmp_path / "between"))
-    pipeline.elsewhere["sft"] = RemoteStage(exchange, "one_stage/x")
+    pipeline.remote["sft"] = RemoteStage(exchange, "one_stage/x")
     with pytest.raises(ServiceError, match="one_stage/x") as error:
         pipeline.make("sft")
     assert error.value.retryable and not server.cancelled, "hours of work for a second's silence"
@@ -185,7 +185,7 @@ def test_a_server_that_goes_away_meanwhile_ends_nothing(tmp_path: Path, pipeline
 
 def test_a_run_that_brings_its_product_to_another_place_is_not_waited_for(tmp_path: Path, pipeline: Pipeline, meet: Any) -> None:
     exchange = Exchange(str(tmp_path / "between"))
-    pipeline.elsewhere["sft"] = RemoteStage(exchange, "one_stage/x")
+    pipeline.remote["sft"] = RemoteStage(exchange, "one_stage/x")
     server = meet(Server(DONE, worker=lambda _: exchange.push(finish(Store(tmp_path / "far"), "sft", "b" * 64))))
     server.living = [SimpleNamespace(id="run-0", parameters={"run": "other-2", "artifacts": "s3://bucket/of-another-deployment"})]
     pipeline.make("sft")
@@ -194,7 +194,7 @@ def test_a_run_that_brings_its_product_to_another_place_is_not_waited_for(tmp_pa
 
 def test_two_runs_that_need_the_same_stage_do_not_end_each_other(tmp_path: Path, pipeline: Pipeline, meet: Any) -> None:
     exchange = Exchange(str(tmp_path / "between"))
-    pipeline.elsewhere["sft"] = RemoteStage(exchange, "one_stage/x")
+    pipeline.remote["sft"] = RemoteStage(exchange, "one_stage/x")
     theirs = SimpleNamespace(id="run-0", parameters={"run": "other-2", "artifacts": exchange.address})
     server = meet(Server(RUNNING, KeyboardInterrupt()))  # type: ignore[arg-type]
     server.living = [theirs]
@@ -215,7 +215,7 @@ def test_a_server_that_is_away_and_a_deployment_that_is_not_there(tmp_path: Path
     from httpx import ConnectError
     from prefect.exceptions import ObjectNotFound
 
-    pipeline.elsewhere["sft"] = RemoteStage(Exchange(str(tmp_path / "between")), "one_stage/x")
+    pipeline.remote["sft"] = RemoteStage(Exchange(str(tmp_path / "between")), "one_stage/x")
     for raised, said in ((ConnectError("refused"), "does not answer about one_stage/x: ConnectError: refused"),
                          (ObjectNotFound(Exception()), "has no deployment one_stage/x; create it with `ratchet deploy`")):
         server = meet(Server())

@@ -26,7 +26,7 @@ GATES = {"win_rate": {"over": 0.5}, "proxy_over_gold": {"below": 0.25}}
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     found: list[Any] = []
-    monkeypatch.setattr(alerts, "tell", lambda *what: found.append(what))
+    monkeypatch.setattr(alerts, "emit_alert", lambda *what: found.append(what))
     return found
 
 

@@ -14,7 +14,7 @@ from ratchet.tasks.machine.energy import gpu_kwh
 from ratchet.tasks.machine.system import sample, sampled
 from ratchet.tasks.pipeline import Pipeline
 from ratchet.tasks.tracking.mlflow_text import lines
-from ratchet.tasks.tracking.spending import said, spent_on
+from ratchet.tasks.tracking.spending import describe_spending, spent_on
 
 METAS = {"sft": {"seconds": 1800.0, "spent": {"cpu_seconds": 3600.0, "peak_gb": 2.0}},
          "evaluate": {"seconds": 1800.0, "spent": {"cpu_seconds": 1800.0, "peak_gb": 3.0}, "win_rate_vs_sft.mean": 0.60}}
@@ -24,7 +24,7 @@ def test_sums_and_what_a_point_costs() -> None:
     spent = spent_on(METAS, Hardware(price_per_hour=5.0, watts=200.0))
     assert spent == {"hours": 1.0, "cpu_hours": 1.5, "peak_gb": 3.0, "cost": 5.0, "energy_kwh": 0.2, "hours_per_point": 0.1,
                      "cpu_hours_per_point": 0.15, "cost_per_point": 0.5, "energy_kwh_per_point": 0.02}
-    assert said(spent, "EUR") == ("1 hours, 1.5 processor hours, 5 EUR, 0.2 kWh at the stated watts, 3 GB at its peak; for each "
+    assert describe_spending(spent, "EUR") == ("1 hours, 1.5 processor hours, 5 EUR, 0.2 kWh at the stated watts, 3 GB at its peak; for each "
                                   "point of win rate 0.1 hours, 0.15 processor hours, 0.5 EUR, 0.02 kWh at the stated watts")
 
 
@@ -70,7 +70,7 @@ def test_sampled_energy_stands_before_the_stated_watts_where_every_stage_has_it(
     metas = {name: {**meta, "spent": {**meta["spent"], "gpu_kwh": kwh}} for (name, meta), kwh in zip(METAS.items(), (0.3, 0.1), strict=True)}
     spent = spent_on(metas, Hardware(watts=200.0))
     assert spent["gpu_kwh"] == 0.4 and spent["gpu_kwh_per_point"] == 0.04 and "energy_kwh" not in spent
-    assert "0.4 kWh of its GPUs as sampled" in said(spent, "EUR") and "0.04 kWh of its GPUs as sampled" in said(spent, "EUR")
+    assert "0.4 kWh of its GPUs as sampled" in describe_spending(spent, "EUR") and "0.04 kWh of its GPUs as sampled" in describe_spending(spent, "EUR")
     assert spent_on({**metas, "sft": METAS["sft"]}, Hardware(watts=200.0))["energy_kwh"] == 0.2, "one stage was not sampled"
 
 
