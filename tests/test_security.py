@@ -341,8 +341,8 @@ def test_a_planted_secret_is_nowhere_and_a_server_that_is_away_stops_nothing(fre
     done = subprocess.run(command, cwd=home, env=away, capture_output=True, text=True)
     said = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert done.returncode == 1 and len(said) == 1 and "Traceback" not in done.stderr, done.stderr
-    assert said[0].startswith("error: all stages are finished, but nothing is registered yet: the run has not reached http://")
-    assert "run again, nothing is lost" in said[0] and "MLflow is behind, nothing is lost" in done.stdout
+    assert said[0].startswith("error: all stages are finished, but nothing is registered yet: ") and "http://" in said[0]
+    assert "run again" in said[0] and "Nothing is lost" in done.stdout
     assert next(home.glob("store/sft-*/model.safetensors")).exists() and (home / "prefect").is_dir()
     sent = subprocess.run([sys.executable, "-m", "ratchet.flows.cli", "sync", "--home", str(home)], cwd=home, env=env, capture_output=True, text=True)
     assert sent.returncode == 0 and "points sent" in sent.stdout, sent.stderr

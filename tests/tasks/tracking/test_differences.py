@@ -30,7 +30,7 @@ def test_what_differed_and_what_came_of_it(runs):
     found = differences(*runs)
     assert found.recipe == [("recipe.online.rounds", "1", "2")]
     assert found.code == [("revision", "rev1", "rev2")] and found.packages == [("peft", "1", "2")]
-    assert [s[:2] for s in found.stages] == [("model_policy", "the same product"), ("curated", "the same product"),
+    assert [s[:2] for s in found.stages] == [("model_policy", "same artifact"), ("curated", "same artifact"),
                                              ("sft", "differs"), ("evaluate", "differs")]
     assert found.stages[2][2] == "source code" and found.stages[3][2] == "inputs"
     assert found.metrics == [("win_rate", "0.6 [0.4, 0.9]", "0.7 [0.4, 0.9]")]
