@@ -67,6 +67,8 @@ def learn(job: Job, policy: Path, groups: Sequence[Group], validation: Sequence[
     summary = fit(dict.fromkeys(updates, learner), updates, groups, options, tokens=profile["tokens_per_batch"],
                   seed=job.options["seed"], progress=job.work.progress, metrics=job.work.metrics, validation=validation)
     learner.save(job.work.product)
+    if isinstance(learner, TorchLearner):
+        learner.release_optimiser()  # before the saved model is read beside it
     summary["reload_difference"] = verify_saved(job.work.product, learner, groups[:4], kind=kind, tokens=profile["tokens_per_batch"],
                                                 precision=profile["precision"], inspect=ask_saved)
     if ask is not None:

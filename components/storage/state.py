@@ -23,6 +23,11 @@ def save_state(folder: Path, state: Mapping[str, Any]) -> None:
 
     tensors: dict[str, Any] = {}
     skeleton = _split(state, tensors, "")
+    storages: set[int] = set()
+    for name, tensor in tensors.items():  # safetensors takes no views and no two tensors of one storage; copying the rest would cost memory
+        if tensor.data_ptr() in storages or tensor.untyped_storage().nbytes() != tensor.nbytes:
+            tensors[name] = tensor.clone()
+        storages.add(tensor.data_ptr())
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
     with disk_errors(f"saving {folder}"):
         shutil.rmtree(temporary, ignore_errors=True)
@@ -61,7 +66,7 @@ def _split(value: Any, tensors: dict[str, Any], path: str) -> Any:
     import torch
 
     if isinstance(value, torch.Tensor):
-        tensors[path] = value.detach().contiguous().clone()
+        tensors[path] = value.detach().contiguous()
         return {"$tensor": path}
     if isinstance(value, Mapping):
         return {"$map": [[k, _split(v, tensors, f"{path}/{k}")] for k, v in value.items()]}
