@@ -1,10 +1,10 @@
-"""Who is told what: `alerts` of `flows/deployments.yaml` as automations of the Prefect server that POST to a webhook.
+"""Webhook alerts: `alerts` of `flows/deployments.yaml` as Prefect automations that POST to a webhook.
 
     alerts:
       people: {url_from: RATCHET_ALERT_URL, on: [failed, late, drift, health]}
 
-`url_from` names the environment variable that holds the address when `ratchet deploy` is called. What is sent is JSON with one key,
-`text`, which Slack, Mattermost and Teams' workflows understand.
+`url_from` is the environment variable with the address, read by `ratchet deploy`. The payload is JSON with one key,
+`text`, as Slack, Mattermost and Teams workflows expect.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ EVENTS: Mapping[str, Sequence[str]] = {
     "drift": (EVENT,),
     "health": (HEALTH,),
 }
-# One line for people: our own message where the event has one, else the run, what became of it, and where to look.
+# One line: the event's own message if it has one, otherwise run name, event and state message.
 TEXT = ('{"text": {{ (event.payload.get("message") or ("run " ~ event.resource.name ~ ": " ~ event.event ~ " " '
         '~ (event.payload.get("validated_state", {}).get("message") or "")))[:1500] | trim | tojson }}}')
 
 
 @record
 class Alert:
-    """A webhook and what it is called for."""
+    """A webhook and the events that call it."""
 
     url_from: str
     on: Sequence[When] = ("failed", "drift", "health")
 
 
 def check(name: str, alert: Alert) -> None:
-    """Raises `RecipeError` for an alert that could never be sent, or an address written into the file."""
+    """`RecipeError` for an alert without events, or an address written into the file."""
     if "://" in alert.url_from:
         raise RecipeError(f"alerts.{name}.url_from: the address of a webhook is a secret; name the environment variable that holds it")
     if not alert.on:
-        raise RecipeError(f"alerts.{name}.on: nothing to tell of; expected some of {', '.join(EVENTS)}")
+        raise RecipeError(f"alerts.{name}.on: no events; expected some of {', '.join(EVENTS)}")
 
 
 def wanted(name: str, alert: Alert, block: Any) -> Any:
-    """The automation as the file has it."""
+    """The Prefect automation described by the file."""
     from prefect.events.actions import CallWebhook
     from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 
@@ -61,12 +61,13 @@ def wanted(name: str, alert: Alert, block: Any) -> Any:
 
 
 def alert_change(name: str, alert: Alert, client: Any, change: Callable[..., Any]) -> Any:
-    """What it takes to have this alert on the server. An address that is not in the environment leaves the server's as it is, and is a
-    `RecipeError` when it has none."""
+    """The change that brings this alert to the server. If the address is not in the environment, the stored one is
+    kept; `RecipeError` if there is none.
+    """
     slug, address = f"ratchet-{name}", os.environ.get(alert.url_from, "")
     block = _block(client, slug)
     if block is None and not address:
-        raise RecipeError(f"alerts.{name}: {alert.url_from} is not set in the environment, and the server has no address yet")
+        raise RecipeError(f"alerts.{name}: {alert.url_from} is not set in the environment, and the server has no stored address yet")
     known = next(iter(client.read_automations_by_name(slug)), None)
     spoken = {"on": sorted(e for when in alert.on for e in EVENTS[when]), "text": TEXT,
               "address": _seen(address) if address else "as it is"}
@@ -98,7 +99,7 @@ def _block(client: Any, slug: str) -> Any:
 
 
 def _seen(address: str) -> str:
-    """An address as it may be printed: by its digest, so that a change shows and the address does not."""
+    """Digest of an address for printing: shows that it changed without revealing it."""
     import hashlib
 
     return "sha256 " + hashlib.sha256(str(address).encode()).hexdigest()[:12]

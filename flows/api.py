@@ -1,6 +1,6 @@
-"""The public Python API: what `import ratchet` offers. pandas, torch and Prefect are imported where they are needed.
+"""The public Python API (`import ratchet`). pandas, torch and Prefect are imported lazily.
 
-Every error is a `RatchetError`, with the sentence that the command line prints.
+Every error is a `RatchetError` with the message that the command line prints.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Recipe:
 
     @property
     def name(self) -> str:
-        """Its name: the one in the file, else the file's."""
+        """`name` in the file, otherwise the file's name."""
         return self.resolved.name
 
     def check(self, *, home: str | Path = "out") -> None:
@@ -111,7 +111,7 @@ def run(recipe: Recipe | str | Path, *, home: str | Path = "out", until: Until =
                 raise RatchetError(f"run {pipeline.run.name} was cancelled on its Prefect page; finished work is kept, the same call "
                                    "resumes") from None
         if postponed := done.get("registered", {}).get("postponed"):
-            raise ServiceError(f"all stages are made, and nothing is registered yet: {postponed}")
+            raise ServiceError(f"all stages are finished, but nothing is registered yet: {postponed}")
     return Run(pipeline.run.path)
 
 
@@ -126,8 +126,9 @@ def runs(home: str | Path = "out") -> list[Run]:
 
 
 class one_sentence:
-    """A context manager that raises a `RatchetError` from where it stands, without the frames and causes of Prefect below; a full disk or a
-    server that is away becomes one. (One made by contextlib would put the frames back.)"""
+    """Context manager that re-raises a `RatchetError` without the traceback and causes inside Prefect; a full disk or
+    an unreachable server becomes a `ServiceError`. (A class, because contextlib would restore the traceback.)
+    """
 
     def __enter__(self) -> None:
         return None

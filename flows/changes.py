@@ -1,5 +1,5 @@
-"""What it takes to make a Prefect server as `flows/deployments.yaml` has it. Carrying every change out brings the server into
-the state that the file describes, and doing so again finds nothing to do.
+"""Compute and apply the changes that bring a Prefect server into the state described by `flows/deployments.yaml`
+(idempotent).
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from ratchet.flows.alerts import alert_change
 from ratchet.flows.deployments import Deployment, Place, Plan, WorkPool, stage_deployment
 from ratchet.tasks.process.locks import REGISTRY
 
-OURS = "ratchet"  # the tag of deployments that this file owns
+OURS = "ratchet"  # tag of the deployments managed by this file
 FLOW, STAGE_FLOW = "post_training", "one_stage"
 MAKE_SECRET = ("python -c \"from getpass import getpass; from prefect.blocks.system import Secret; "
-               "Secret(value=getpass()).save('{}')\"")  # asks for the value, which then stands in no shell's history
-EPOCH = datetime(2020, 1, 1, tzinfo=UTC)  # where intervals are counted from: a fixed day, so that deploying again moves nothing
+               "Secret(value=getpass()).save('{}')\"")  # reads the value from the terminal, so that it is in no shell history
+EPOCH = datetime(2020, 1, 1, tzinfo=UTC)  # fixed anchor of intervals, so that deploying again does not shift them
 
 
 @dataclass(frozen=True)
 class Change:
-    """What it takes to make one thing on the server as the file has it. `carry_out` is None when nothing is to be done."""
+    """One difference between the file and the server. `carry_out` applies it; None if nothing is to be done."""
 
     kind: Literal["work pool", "slots", "deployment", "alert"]
     name: str
@@ -34,12 +34,13 @@ class Change:
 
 
 def changes(plan: Plan, templates: Mapping[str, Any], client: Any, workspace: Path) -> list[Change]:
-    """Every pool, limit and deployment of the plan, and the registry's limit of one, against what `client` (Prefect's synchronous
-    one) finds, in the order to carry them out; last the deployments of ours that the file no longer names. `workspace` is where
-    process workers run.
+    """Compare all work pools, concurrency limits (including the registry's limit of 1), deployments and alerts of the
+    plan with the server, in the order in which to apply them; last, deployments tagged `ratchet` that the file no
+    longer contains.
 
-    Raises `RecipeError` for a pool that the server has with another type: it would take its queued runs along; and for a block that
-    a run would refer to and the server has not got.
+    `client` is Prefect's synchronous client, `workspace` the working directory of process workers. `RecipeError` if a
+    pool has another type on the server (recreating it would delete its queued runs), or a run would refer to a block
+    that is missing on the server.
     """
     _check_blocks(plan, templates, client)
     wanted = {name for one in plan.deployments for name in (one.name, *(stage_deployment(one, does) for does in one.stages))}
@@ -56,21 +57,25 @@ def changes(plan: Plan, templates: Mapping[str, Any], client: Any, workspace: Pa
 
 
 def _check_blocks(plan: Plan, templates: Mapping[str, Any], client: Any) -> None:
-    """Prefect looks for them only when a worker starts a run, and that run crashes."""
+    """`RecipeError` for a missing block: Prefect resolves blocks only when a worker starts a run, and that run
+    crashes.
+    """
     for place in (place for one in plan.deployments for place in (one.work_pool, *one.stages.values())):
         for slug, name in sorted(_blocks(templates[place.name], place.job_variables)):
             if not name or _or_none(client.read_block_document_by_name, name, slug, False) is None:  # False: without its secrets
-                raise RecipeError(f"runs in work pool {place.name!r} refer to the {slug} block {name!r}, which the Prefect server has not got; "
+                raise RecipeError(f"runs in work pool {place.name!r} refer to the {slug} block {name!r}, which does not exist on the Prefect server; "
                                   f"make it with: {MAKE_SECRET.format(name) if slug == 'secret' else f'prefect block create {slug}'}")
 
 
 def _blocks(template: Mapping[str, Any], given: Mapping[str, Any]) -> set[tuple[str, str]]:
-    """Type and name of the blocks that a run with the job variables `given` refers to: the template's, but where `given` says otherwise."""
+    """(type, name) of all blocks that a run refers to: the template's defaults overridden by the job variables
+    `given`.
+    """
     from prefect.utilities.templating import PlaceholderType, find_placeholders
 
     defaults = {key: one["default"] for key, one in template["variables"]["properties"].items() if "default" in one}
     dotted = {key.removeprefix("env."): value for key, value in given.items() if key.startswith("env.")}
-    merged = (part for part in (defaults.get("env"), dotted, given.get("env")) if isinstance(part, Mapping))  # all others replace
+    merged = (part for part in (defaults.get("env"), dotted, given.get("env")) if isinstance(part, Mapping))  # later mappings override earlier ones
     env = {key: value for part in merged for key, value in part.items()}
     found = find_placeholders([template["job_configuration"], {**defaults, **given, "env": env}])
     parts = [(*one.name.split("."), "") for one in found if one.type is PlaceholderType.BLOCK_DOCUMENT]  # prefect.blocks.TYPE.NAME[.KEY]
@@ -97,7 +102,7 @@ def _slots(name: str, limit: int, client: Any) -> Change:
 
 
 def _stage(one: Deployment, does: str, pool: str, client: Any, workspace: Path) -> Change:
-    """Started by a run of `one` alone; as many at once as the pool takes."""
+    """The deployment for remote stages of one kind; no concurrency limit besides the pool's."""
     from ratchet.flows.one_stage import one_stage
 
     place, name = one.stages[does], stage_deployment(one, does)
@@ -124,7 +129,7 @@ def _deployment(one: Deployment, pool: str, client: Any, workspace: Path) -> Cha
         "description": one.description, "tags": sorted({OURS, *one.tags}),
         "parameters": {"recipe": one.recipe, "home": one.home, "overrides": list(one.overrides), "profile": one.profile,
                        "until": one.until, "if_running": one.if_running, "gpus": one.gpus, "artifacts": one.artifacts,
-                       "elsewhere": {does: f"{STAGE_FLOW}/{stage_deployment(one, does)}" for does in one.stages}},
+                       "remote_stages": {does: f"{STAGE_FLOW}/{stage_deployment(one, does)}" for does in one.stages}},
         **_flow_there(post_training, FLOW), **_in_pool(one.work_pool, pool, one.gpus, workspace),
     }
     if one.paused is not None:
@@ -150,21 +155,23 @@ def _flow_there(flow: Any, name: str) -> dict[str, Any]:
 
 
 def _in_pool(place: Place, pool: str, gpus: int, workspace: Path) -> dict[str, Any]:
-    """Where a deployment runs; `pool` is the pool's type."""
+    """Work pool, queue and job variables of a deployment; `pool` is the pool's type."""
     return {"work_pool_name": place.name, "work_queue_name": place.work_queue_name or "default",
             "job_variables": {**_for_gpus(pool, gpus), **({"working_dir": str(workspace)} if pool == "process" else {}), **place.job_variables}}
 
 
 def _for_gpus(pool: str, count: int) -> dict[str, Any]:
-    """How containers ask for devices. A process sees those of its machine, and so does a container of Docker, whose `count: 1` is
-    the first GPU for everyone: there a stage holds those it was given (`tasks/process/locks.py`). Kubernetes hands each out once."""
+    """Job variables that request GPUs. Process workers see all GPUs of their machine. Docker's `count: 1` would give
+    every container the first GPU, so containers get all and each stage locks its own (`tasks/process/locks.py`).
+    Kubernetes assigns them exclusively.
+    """
     if not count or pool == "process":
         return {}
     return {"gpus": count} if pool == "kubernetes" else {"device_requests": [{"count": -1, "capabilities": [["gpu"]]}]}
 
 
 def _spoken(schedules: Sequence[Any]) -> list[str]:
-    """Schedules as a person would say them, in a fixed order."""
+    """Schedules as readable text, sorted."""
     said = []
     for one in schedules:
         when = one.schedule

@@ -1,4 +1,4 @@
-"""The `ratchet` command. Nothing heavy is imported before a command needs it."""
+"""The `ratchet` command. Heavy imports happen inside the commands."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ _displayed = TyperOption.display_type_rich
 TyperOption.display_type_rich = lambda option, ctx: "" if option.is_flag else _displayed(option, ctx)  # else help says `--yes <bool>`
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(value: bool) -> None:
+    if value:
         from importlib.metadata import version
 
         typer.echo(f"ratchet {version('ratchet-rlhf')}")
@@ -78,7 +78,7 @@ def run(recipe: RecipeName, home: Home = OUT, set: Set = [], profile: ProfileOpt
         try:
             done = post_training(recipe, home=str(home), overrides=list(set), profile=profile, until=until,
                                  if_running=if_running, display=display, limit=limit)
-        except (KeyboardInterrupt, Abort):  # here, or on its page
+        except (KeyboardInterrupt, Abort):  # Ctrl-C, or cancelled in the Prefect UI
             console.print("Stopped. Finished stages and checkpoints are kept; the same command resumes.")
             raise typer.Exit(130) from None
         except RatchetError:
@@ -96,7 +96,7 @@ def sync(home: Home = OUT) -> None:
     from ratchet.tasks.tracking.upload import sync as upload
 
     for run in sorted((home / "runs").glob("*/run.json")):
-        typer.echo(f"{run.parent.name}: {upload(run.parent, home)} points sent")
+        typer.echo(f"{run.parent.name}: {upload(run.parent, home)} metric values uploaded")
 
 
 @app.command()
@@ -114,7 +114,7 @@ def stage(part: Annotated[Literal["fetch", "curate", "train", "evaluate"], typer
     from ratchet.flows.part import run_part
 
     quiet_platforms(home)
-    with servers() if part not in ("fetch", "curate") else contextlib.nullcontext():  # which no flow makes
+    with servers() if part not in ("fetch", "curate") else contextlib.nullcontext():  # these parts run without a flow
         run_part(part, recipe, home=home, overrides=set, profile=profile)
 
 
@@ -123,7 +123,7 @@ for command in (init, plan, runs, show, chat, certify, compare, deploy, lineage,
 
 
 def main() -> None:
-    """Entry point: one clear sentence and a non-zero exit for every error of ours."""
+    """Entry point: prints one sentence for a `RatchetError` (exit code 2 for `RecipeError`, otherwise 1)."""
     try:
         app()
     except RatchetError as error:
@@ -136,11 +136,11 @@ def main() -> None:
         typer.echo(f"error: {redacted(why)}; finished work is kept, the same command resumes", err=True)
         sys.exit(1)
     finally:
-        freeze()  # or Python looks through all of it once more as it ends, for a second
+        freeze()  # skips a garbage collection of about 1 s at exit
 
 
 def _where(console: Any, pipeline: Any) -> None:
-    """What became of the run, and where it lies."""
+    """Print the run's outcome and the paths of its outputs."""
     from ratchet.tasks.tracking.outcome import outcome
 
     final = next((s for s in reversed(pipeline.stages.values()) if s.kind == "weights" and s.name not in ("gold",)), None)

@@ -1,7 +1,8 @@
-"""Which runs happen when, where and with how many GPUs: `flows/deployments.yaml`, read strictly.
+"""Schema and validation of `flows/deployments.yaml`: which recipes run when, in which work pool, and with how many
+GPUs.
 
-The file keeps the words of prefect.yaml (`deployments`, `work_pool`, `schedules`, `job_variables`, `paused`) and puts a
-recipe in place of entrypoint and parameters. How a Prefect server is brought to what it says: `flows/changes.py`.
+The keys are those of prefect.yaml (`deployments`, `work_pool`, `schedules`, `job_variables`, `paused`), with a recipe
+instead of entrypoint and parameters. Applying the file to a server: `flows/changes.py`.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ SCHEMA = 1
 
 @record
 class WorkPool:
-    """Where runs are started: by a `process` worker on its own machine, as Docker containers or as Kubernetes jobs.
+    """A Prefect work pool: `process` workers, Docker containers or Kubernetes jobs.
 
-    `base_job_template` is a JSON file, relative to this one; `concurrency_limit` bounds the runs in the pool at once.
+    `base_job_template`: JSON file, relative to the deployment file. `concurrency_limit`: maximum number of concurrent
+    runs.
     """
 
     type: Literal["process", "docker", "kubernetes"]
@@ -52,7 +54,7 @@ class Schedule:
 
 @record
 class Place:
-    """The pool a deployment runs in, and what differs from the pool's template."""
+    """Work pool of a deployment, with overrides of the pool's job template."""
 
     name: str
     work_queue_name: str | None = None
@@ -61,7 +63,7 @@ class Place:
 
 @record
 class StagePlace(Place):
-    """The pool that stages of one kind are made in, with the GPUs they take there. `home` is the folder of its worker."""
+    """Work pool for stages of one kind. `gpus`: GPUs per stage; `home`: directory on its worker."""
 
     gpus: Natural = 0
     home: str = "out"
@@ -69,10 +71,11 @@ class StagePlace(Place):
 
 @record
 class Deployment:
-    """One recipe on a schedule. `gpus` counts slots of the limit `gpu` and the GPUs of its machine that a stage then holds.
+    """One recipe on a schedule. `gpus`: slots of the concurrency limit `gpu`, and GPUs of the machine, that a stage
+    holds while it runs.
 
-    `stages` names, by what a stage does (`sft`, `rollout`, ...), those that are made in another pool than the flow's; they
-    exchange products at the address `artifacts`, a folder or an object store that every worker reaches.
+    `stages`: kind of stage (`sft`, `rollout`, ...) → work pool, for stages that run in another pool than the flow;
+    outputs are exchanged through `artifacts`, a directory or object store reachable by all workers.
     """
 
     name: str
@@ -89,12 +92,14 @@ class Deployment:
     artifacts: str | None = None
     description: str = ""
     tags: Sequence[str] = ()
-    paused: Bool | None = None  # null leaves what somebody chose on the page
+    paused: Bool | None = None  # null keeps the state chosen in the Prefect UI
 
 
 @record
 class Plan:
-    """The file as a whole. `slots` are global concurrency limits: how many GPUs all runs together may hold."""
+    """The whole file. `slots`: global concurrency limits, for example the number of GPUs that all runs together may
+    hold.
+    """
 
     schema: int
     deployments: Sequence[Deployment]
@@ -104,18 +109,19 @@ class Plan:
 
 
 def read(path: Path) -> tuple[Plan, dict[str, Any]]:
-    """The checked file, and the base job template of each pool. Every mistake is a `RecipeError` that says where it stands
-    and the nearest right name."""
-    raw = read_yaml(path, f"no file {path}; run this in the checkout, or name the file with --file")
+    """Read and validate the file; returns it with the base job template of each pool. `RecipeError` names the key and
+    the nearest valid one.
+    """
+    raw = read_yaml(path, f"no file {path}; run this in the checkout, or give the file with --file")
     if not isinstance(raw, Mapping) or raw.get("schema") != SCHEMA:
         raise RecipeError(f"{path}: expected a mapping that begins with `schema: {SCHEMA}` and holds deployments, work_pools and slots")
     try:
         plan = conform(Plan, raw, "")
         if REGISTRY in plan.slots:
-            raise RecipeError(f"slots.{REGISTRY}: this limit is always 1, so that registrations wait for each other; leave it out")
+            raise RecipeError(f"slots.{REGISTRY}: this limit is always 1, so that registrations are serialised; remove it")
         names = [name for one in plan.deployments for name in (one.name, *(stage_deployment(one, does) for does in one.stages))]
         if repeated := {name for name in names if names.count(name) > 1}:
-            raise RecipeError(f"deployments: the name {min(repeated)!r} stands twice")
+            raise RecipeError(f"deployments: the name {min(repeated)!r} occurs twice")
         templates = {name: _template(path.parent, name, pool) for name, pool in plan.work_pools.items()}
         for one in plan.deployments:
             _check(one, plan, templates)
@@ -145,10 +151,10 @@ def _check(one: Deployment, plan: Plan, templates: Mapping[str, Any]) -> None:
         _check_place(place, place.gpus, at, plan, templates)
         _check_home(place.home, plan.work_pools[place.name], at)
         if place.name == one.work_pool.name:
-            raise RecipeError(f"{at}: {place.name!r} is the flow's own pool, where it would wait for a place that the flow holds; leave it out")
+            raise RecipeError(f"{at}: {place.name!r} is also the flow's pool, and the stage would wait forever for a slot held by the flow; use another pool or remove it")
     if one.stages:
         if one.artifacts is None:
-            raise RecipeError(f"{where}: stages in other pools need `artifacts`, the address of a folder or object store that all of them reach")
+            raise RecipeError(f"{where}: stages in other pools need `artifacts`, a directory or object store reachable by all workers")
         try:
             check_address(one.artifacts)
         except RecipeError as error:
@@ -163,13 +169,13 @@ def _check_place(place: Place, gpus: int, where: str, plan: Plan, templates: Map
         if key.split(".")[0] not in variables:
             raise RecipeError(f"{where}.job_variables: unknown key {key!r}{nearest(key, variables)}")
     if gpus > plan.slots.get("gpu", 0):
-        raise RecipeError(f"{where}: asks for {gpus} GPUs, slots.gpu is {plan.slots.get('gpu', 0)}")
+        raise RecipeError(f"{where}: needs {gpus} GPUs, but slots.gpu is {plan.slots.get('gpu', 0)}")
 
 
 def _check_home(home: str, pool: WorkPool, where: str) -> None:
-    """What a run can be resumed from lies there: its checkpoints and products."""
+    """`RecipeError` if checkpoints and outputs would be written inside the container and lost with it."""
     if pool.type != "process" and not Path(home).is_absolute():
-        raise RecipeError(f"{where}: home {home!r} would be lost with its container; name the mounted folder, such as /data")
+        raise RecipeError(f"{where}: home {home!r} would be lost with its container; use a mounted directory, such as /data")
 
 
 def _check_schedule(schedule: Schedule, where: str) -> None:
@@ -177,14 +183,14 @@ def _check_schedule(schedule: Schedule, where: str) -> None:
     from pydantic import ValidationError
 
     if (schedule.cron is None) == (schedule.interval is None):
-        raise RecipeError(f"{where}: give cron or interval (seconds), one of them")
+        raise RecipeError(f"{where}: expected exactly one of cron and interval (seconds)")
     try:
         CronSchedule(cron=schedule.cron or "0 0 * * *", timezone=schedule.timezone)
     except ValidationError as error:
         if error.errors()[0]["loc"] == ("timezone",):
             from zoneinfo import available_timezones
 
-            hint = nearest(schedule.timezone, available_timezones()).partition("; known")[0]  # not all six hundred
+            hint = nearest(schedule.timezone, available_timezones()).partition("; known")[0]  # without the list of all time zones
             raise RecipeError(f"{where}: timezone {schedule.timezone!r} is not valid{hint}") from None
         raise RecipeError(f"{where}: cron {schedule.cron!r} is not valid; expected five fields, such as 0 2 * * *") from None
 
@@ -198,10 +204,10 @@ def _template(folder: Path, name: str, pool: WorkPool) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise RecipeError(f"{where}: {path} is not JSON: {error}") from None
     if set(template) != {"job_configuration", "variables"}:
-        raise RecipeError(f"{where}: {path} needs job_configuration and variables, it has {', '.join(template)}")
+        raise RecipeError(f"{where}: {path} expected the keys job_configuration and variables, got {', '.join(template)}")
     return template
 
 
 def stage_deployment(one: Deployment, does: str) -> str:
-    """The name of the deployment that makes a deployment's stages of one kind."""
+    """Name of the deployment that runs a deployment's stages of one kind."""
     return f"{one.name}.{does}"

@@ -1,4 +1,4 @@
-"""What a person sees while a recipe runs: a quiet live display in a terminal, plain lines in a log."""
+"""Progress display of a run: live in a terminal, plain lines otherwise."""
 
 from __future__ import annotations
 
@@ -21,26 +21,28 @@ SHOWN = ("loss", "accuracy", "validation", "margin", "tokens_per_second")
 
 
 class Log(Console):
-    """What is no terminal: an event, an address and a row of a table on one line each, for whoever searches it, with nothing behind it."""
+    """Console for output that is not a terminal: one unwrapped line per event, address or table row, without trailing
+    spaces.
+    """
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(width=10_000, **options)  # columns: more than any line has
+        super().__init__(width=10_000, **options)  # wider than any line
 
     def print(self, *objects: Any, **options: Any) -> None:
         with self.capture() as captured:
             super().print(*objects, **options)
-        said = "\n".join(line.rstrip() for line in captured.get().split("\n"))
-        super().print(said, end="", markup=False, emoji=False, highlight=False, soft_wrap=True)
+        text = "\n".join(line.rstrip() for line in captured.get().split("\n"))
+        super().print(text, end="", markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 def open_console(**options: Any) -> Console:
-    """Standard output."""
+    """A console on standard output."""
     made = Console(**options)
     return made if made.is_terminal else Log(**options)
 
 
 def table_of(*columns: str, right: Collection[str] = (), **each: Any) -> Table:
-    """An empty table without lines. Columns in `right` hold numbers; `each` is an option of every column."""
+    """An empty table without borders. Columns in `right` are right-aligned; `each` are options of every column."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", **each)
@@ -48,15 +50,15 @@ def table_of(*columns: str, right: Collection[str] = (), **each: Any) -> Table:
 
 
 class Display:
-    """Watches a pipeline. Live when the console is a terminal, one line an event otherwise."""
+    """Pipeline watcher: live display if the console is a terminal, one line per event otherwise."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
         self.rows: list[tuple[str, str, float, str]] = []
         self.live: Progress | None = None
         self.task: Any = None
-        self.spoke = 0.0
-        self.first: tuple[Any, ...] = ()  # of a stage: unit, total, step and time of the first count
+        self.last_print = 0.0
+        self.first: tuple[Any, ...] = ()  # unit, total, step and time of the stage's first progress line
 
     def __enter__(self) -> Display:
         if self.console.is_terminal:
@@ -71,7 +73,7 @@ class Display:
             self.live.stop()
 
     def started(self, stage: Stage, metrics: Path) -> None:
-        self.spoke, self.first = time.monotonic(), ()
+        self.last_print, self.first = time.monotonic(), ()
         if self.live:
             self.task = self.live.add_task(stage.title, total=None, count="", note="")
         else:
@@ -84,14 +86,14 @@ class Display:
         if self.live and self.task is not None:
             count = " ".join(filter(None, [f"{line['step']}/{of}" if of else f"{line['step']}", unit, *pace]))
             self.live.update(self.task, completed=line["step"], total=of, count=count, note=note)
-        elif not self.live and time.monotonic() - self.spoke > 15:
-            self.spoke = time.monotonic()
+        elif not self.live and time.monotonic() - self.last_print > 15:
+            self.last_print = time.monotonic()
             step = f"{line['step']}{f' of {of}' if of else ''}"
             count = f"{step} {unit}" if "unit" in line else f"step {step}"
             self.console.print(f"{stage.title}: {'  '.join(filter(None, [count, ', '.join(pace), note]))}", highlight=False)
 
     def _pace(self, line: Mapping[str, Any]) -> list[str]:
-        """How fast this attempt has been since its first count, and the time left at that rate; nothing while that is not known."""
+        """Rate since this attempt's first count, and the estimated time left; empty while unknown."""
         now, step, of = line.get("time", time.time()), line["step"], line.get("of")
         if self.first[:2] != (line.get("unit"), of):
             self.first = (line.get("unit"), of, step, now)

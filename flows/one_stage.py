@@ -1,4 +1,6 @@
-"""One stage of a run that another worker leads: what `stages` of a deployment asks of another work pool."""
+"""The Prefect flow of one remote stage: runs in the work pool that a deployment's `stages` names, on behalf of
+another worker's run.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,10 @@ from ratchet.tasks.tracking.prefect_page import PrefectPage
 
 @flow(name="one_stage", flow_run_name="{run}-{stage}", persist_result=False, validate_parameters=False)
 def one_stage(recipe: str, *, stage: str, key: str, run: str, artifacts: str, home: str = "out", gpus: int = 0) -> None:
-    """Take the stage's inputs from `artifacts`, make it here, put its product there.
+    """Download the stage's inputs from `artifacts`, run the stage, upload its output.
 
-    `recipe` is the run's resolved one (`ratchet.components.recipes.recipe.dump`). Raises `ContractError` where the code of this worker would
-    make another product than the run's, and whatever the stage raises.
+    `recipe` is the run's resolved recipe (`ratchet.components.recipes.recipe.dump`). `ContractError` if this worker's
+    code gives the stage another key than the run's, or an input is missing; otherwise the errors of the stage.
     """
     pipeline = Pipeline.again(recipe, home=Path(home), run=f"{run}.{stage}")
     planned, exchange = pipeline.stages.get(stage), Exchange(artifacts)
@@ -28,7 +30,7 @@ def one_stage(recipe: str, *, stage: str, key: str, run: str, artifacts: str, ho
         raise ContractError(f"stage {stage!r} has the key {planned.key[:16] if planned else 'of no stage'} by this worker's code, "
                             f"the run's is {key[:16]}; bring both to the same revision")
     pipeline.watchers[:] = [PrefectPage()]
-    pipeline.begin()  # before anything is brought, so that `ratchet gc` leaves it
+    pipeline.begin()  # before the first download, so that `ratchet gc` keeps the inputs
     try:
         for name in planned.inputs.values():
             if exchange.pull(pipeline.store, name, pipeline.stages[name].key) is None:
@@ -38,7 +40,7 @@ def one_stage(recipe: str, *, stage: str, key: str, run: str, artifacts: str, ho
             with gpu_slots(gpus) as pipeline.devices:
                 made = make(pipeline, stage)
             exchange.push(made)
-        if samples.exists():  # not every machine can be looked at
+        if samples.exists():  # missing on machines without system metrics
             exchange.put_note(stage, key, samples)
     except BaseException as error:
         pipeline.end("failed" if isinstance(error, Exception) else "stopped", error=f"{type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""One part of a pipeline, as a stage of `dvc.yaml` runs it."""
+"""Runs one stage of `dvc.yaml` (`ratchet stage`, called by `dvc repro`)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from ratchet.tasks.pipeline import Pipeline
 
 
 def run_part(part: str, recipe: str, *, home: Path, overrides: Sequence[str] = (), profile: str | None = None) -> None:
-    """Make the stages of one part and lay their data out under `data/`. From `train` on it is the flow."""
+    """Run the pipeline stages of one DVC stage and publish their data under `data/`. From `train` on, this runs the
+    flow.
+    """
     pipeline = Pipeline.open(recipe, home=home, overrides=overrides, profile=profile)
-    if part in ("fetch", "curate"):  # the latter looks at what was fetched first, as the flow does: it may be damaged
+    if part in ("fetch", "curate"):  # curate verifies the download first, as the flow does
         for name in (*(n for n in pipeline.stages if n.startswith("model_")), "raw", *(("drafts", "curated") if part == "curate" else ())):
             pipeline.make(name)
     else:

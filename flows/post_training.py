@@ -25,17 +25,18 @@ from ratchet.tasks.tracking.watchers import watched
 @flow(name="post_training", flow_run_name="{recipe}", persist_result=False, validate_parameters=False)
 def post_training(
     recipe: str, *, home: str = "out", overrides: list[str] | None = None, profile: str | None = None,
-    until: Until = "register", if_running: IfRunning = "wait", gpus: int = 0, elsewhere: dict[str, str] | None = None,
+    until: Until = "register", if_running: IfRunning = "wait", gpus: int = 0, remote_stages: dict[str, str] | None = None,
     artifacts: str | None = None, display: Any = None, limit: int | None = None,
 ) -> dict[str, Any]:
-    """Run a recipe to the end, or up to `until` (curate, train, evaluate, register). Finished stages are taken as they are.
+    """Run a recipe to `until` (curate, train, evaluate, register). Finished stages are reused.
 
-    A run that another process is making is waited for or refused (`if_running`). What learns or samples here holds `gpus`
-    slots of the Prefect server's limit `gpu`, stage by stage. `elsewhere` gives what a stage does to another deployment, which reads and
-    writes products at the address `artifacts`. `limit` makes it a smoke test. Raises `BusyError` and whatever a stage raises.
+    If another process is executing the same run, wait for it or fail (`if_running`). Stages that train or sample on
+    this machine hold `gpus` slots of the Prefect concurrency limit `gpu` while they run. `remote_stages` maps kinds
+    of stages to the deployments that run them; those exchange outputs through the address `artifacts`. `limit` makes
+    it a smoke test. Raises `BusyError` and the errors of the stages.
     """
     pipeline = Pipeline.open(recipe, home=Path(home), overrides=overrides or (), profile=profile, limit=limit)
-    pipeline.remote |= {does: RemoteStage(Exchange(artifacts or ""), deployment) for does, deployment in (elsewhere or {}).items()}
+    pipeline.remote |= {does: RemoteStage(Exchange(artifacts or ""), deployment) for does, deployment in (remote_stages or {}).items()}
     with cancel_on_prefect_request(), file_lock(pipeline.run.path / "lock", f"run {pipeline.run.name}", if_running), watched(pipeline, display) as tracking:
         curate(pipeline)
         watch_data(pipeline)
@@ -56,7 +57,7 @@ def post_training(
 
 
 def curate(pipeline: Pipeline) -> None:
-    """Fetch the models and the data, clean, split, and hold every data set against its expectations."""
+    """Download models and data; clean, split and validate the data."""
     for name in [n for n in pipeline.stages if n.startswith("model_")]:
         make(pipeline, name)
     policy = pipeline.stages["model_policy"]
@@ -67,7 +68,7 @@ def curate(pipeline: Pipeline) -> None:
 
 
 def learn(pipeline: Pipeline, gpus: int = 0) -> None:
-    """Everything that is trained before or beside the rounds."""
+    """Run all training stages outside the online rounds: SFT, reward models, offline preference optimisation."""
     for name, stage in pipeline.stages.items():
         if stage.does in ("demonstrate", "sft", "reward", "certify", "gold", "prepare_offline", "improve") or name in ("demonstrations", "preferences", "offline"):
             make_on_gpus(pipeline, name, gpus)
@@ -79,14 +80,15 @@ def rounds(pipeline: Pipeline) -> int:
 
 @flow(name="online_round", flow_run_name="round-{number}", persist_result=False, validate_parameters=False)
 def online_round(pipeline: Any, number: int, gpus: int = 0) -> None:
-    """The current policy answers, the judges score, pairs are chosen, the policy learns from them."""
+    """One online round: sample answers with the current policy, score them, select pairs or groups, train the policy."""
     for step in ("rollout", "annotate", "select", "optimise"):
         make_on_gpus(pipeline, f"{step}_{number}", gpus)
 
 
 def make_on_gpus(pipeline: Pipeline, name: str, gpus: int) -> None:
-    """Make a stage with slots and GPUs that are held only while it is made here. One made elsewhere takes its own there, and would wait
-    for ever for those that its leader, or the leader of another run that waits likewise, kept meanwhile."""
+    """Run a stage, holding GPU slots only while it runs on this machine. A remote stage acquires its own slots; slots
+    held here meanwhile could deadlock two runs that both wait for a remote stage.
+    """
     stage = pipeline.stages[name]
     here = stage.does not in pipeline.remote and pipeline.take(stage) is None
     with gpu_slots(gpus if here else 0) as pipeline.devices:

@@ -22,7 +22,7 @@ State = Literal["running", "interrupted", "finished", "stopped", "failed"]
 
 
 class Run:
-    """A run's directory, read anew at every call. `ratchet.run`, `ratchet.load_run` and `ratchet.runs` return it."""
+    """Reader of a run directory; nothing is cached. Returned by `ratchet.run`, `ratchet.load_run` and `ratchet.runs`."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).resolve()
@@ -31,7 +31,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The recipe's name and the digest of what its stages are made of: `instruct-1a2b3c4d`."""
+        """Recipe name and a digest of the stages' keys: `instruct-1a2b3c4d`."""
         return self.path.name
 
     @property
@@ -46,18 +46,18 @@ class Run:
 
     @property
     def error(self) -> str | None:
-        """Why the run failed, in a sentence; None if it did not."""
+        """Error message of a failed run, otherwise None."""
         return outcome(self.path)["error"]
 
     @property
     def log(self) -> Path | None:
-        """The log of the stage that failed; None if none did."""
+        """Path of the failed stage's log, otherwise None."""
         log = outcome(self.path)["log"]
         return Path(log) if log else None
 
     @property
     def verdict(self) -> str:
-        """What the gates and the comparison with the champion decided, in a few words; empty if the recipe has neither."""
+        """Short result of the gates and of the comparison with the champion; empty if the recipe has neither."""
         return verdict_of(outcome(self.path))
 
     @property
@@ -92,10 +92,10 @@ class Run:
                             columns=["stage", "made", "seconds", "result", "path"])
 
     def metrics(self, stage: str | None = None) -> pd.DataFrame:
-        """What the stages logged while they ran, one row a step. Columns: `stage`, `step` (from 1), `time` (UTC), and one for each metric,
-        named as in MLflow, NaN where it was not logged at that step. `stage` leaves out the others.
+        """Training metrics of the stages, one row per step. Columns: `stage`, `step` (from 1), `time` (UTC) and one
+        per metric (same names as in MLflow), NaN where it was not logged at that step. `stage` selects one stage.
 
-        Raises `RecipeError` for a stage that the run does not have, or has not made.
+        Raises `RecipeError` for a stage that is unknown or not finished.
         """
         import pandas as pd
 
@@ -140,7 +140,7 @@ class Run:
         if name not in planned:
             raise RecipeError(f"run {self.name} has no stage {name!r}{nearest(name, planned)}")
         if read_manifest(self.path / "stages" / name) is None:
-            raise RecipeError(f"run {self.name} has not made its stage {name!r} yet; run the recipe again to go on")
+            raise RecipeError(f"run {self.name} has not finished stage {name!r} yet; run the recipe again to resume")
         return (self.path / "stages" / name).resolve()
 
     def groups(self, stage: str, file: str | None = None) -> pd.DataFrame:
@@ -173,7 +173,7 @@ class Run:
             file = names[0]
         if file is None or file not in names:
             if not names:
-                raise RecipeError(f"stage {stage!r} of run {self.name} wrote no prompts and answers")
+                raise RecipeError(f"stage {stage!r} of run {self.name} wrote no prompts and answers (Parquet with layout `groups`)")
             chosen = "wrote several" if file is None else f"wrote no {file!r}"
             raise RecipeError(f"stage {stage!r} of run {self.name} {chosen}; expected one of {', '.join(names)} as `file`")
         return folder / f"{file}.parquet"
@@ -214,7 +214,7 @@ class RewardModel:
 
         self.path = Path(path)
         if not (self.path / "config.json").is_file():
-            raise RecipeError(f"{self.path} holds no model (config.json expected)")
+            raise RecipeError(f"{self.path} is not a model directory: config.json is missing")
         self._engine = TorchEngine(self.path, kind="reward")
 
     @property

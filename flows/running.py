@@ -1,4 +1,4 @@
-"""What `ratchet run` and `ratchet.run` have in common."""
+"""Helpers shared by `ratchet run` and `ratchet.run`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ OUTSIDE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, e
 
 
 def outside(error: BaseException | None) -> str | None:
-    """The cause of an error that is nobody's mistake here, in a sentence: the Prefect server went away, the disk is full."""
+    """One sentence for an error of the environment (Prefect server unreachable, disk full, ...) in the exception's
+    chain; None for any other.
+    """
     while error is not None:
         text = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
         if type(error).__module__.split(".")[0] in ("httpx", "httpcore") or "Failed to reach API" in text:
@@ -28,7 +30,9 @@ def outside(error: BaseException | None) -> str | None:
 
 
 def finished(pipeline: Pipeline, until: Until) -> bool:
-    """Whether there is nothing left to do: all stages made and, where the recipe asks for it, their weights registered."""
+    """True if all stages are finished and, with `until="register"` and a `register` section, their weights are
+    registered.
+    """
     file = pipeline.run.path / "run.json"
     if not file.exists() or any(s.state != "done" for s in pipeline.status()):
         return False

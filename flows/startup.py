@@ -1,4 +1,4 @@
-"""What a command that runs stages sets before Prefect and MLflow are imported, and starts."""
+"""Environment variables and servers that a command needs before it runs stages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from ratchet.tasks.process.prefect_server import STARTUP, start
 
 
 def quiet_platforms(home: Path) -> None:
-    """Settings the platforms only read from the environment, before they are imported. A user's own are respected."""
+    """Set environment variables that Prefect, MLflow and tokenizers read at import. Variables that are already set
+    are kept.
+    """
     defaults = {
         "PREFECT_LOGGING_LEVEL": "CRITICAL",
         "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
@@ -33,8 +35,9 @@ def quiet_platforms(home: Path) -> None:
 
 @contextlib.contextmanager
 def servers(forks: bool = False) -> Iterator[None]:
-    """What flows need, started side by side: the stages' fork server if `forks`, and Prefect's own server unless there is another, while
-    this process imports what it needs of Prefect. Raises `ServiceError` when the server does not answer."""
+    """Start the stages' fork server (if `forks`) and, unless PREFECT_API_URL is set, a local Prefect server, in
+    parallel with the import of Prefect. `ServiceError` if the server does not answer.
+    """
     from ratchet.tasks.process.orphans import reap_children_on_exit
 
     reap_children_on_exit()
@@ -53,5 +56,5 @@ def servers(forks: bool = False) -> Iterator[None]:
         yield
         return
     own.wait(float(os.environ[STARTUP]))
-    with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):  # nobody listens, and every flow waits a second for its thread to end
+    with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):  # heartbeats have no consumer here, and their thread delays the end of each flow by 1 s
         yield

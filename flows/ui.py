@@ -1,4 +1,4 @@
-"""The pages: an MLflow and a Prefect server on free ports of this machine, until Ctrl-C."""
+"""`ratchet ui`: an MLflow and a Prefect server on free local ports, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ratchet.tasks.tracking.server import TRAINING, experiment_name, tracking_ur
 
 
 def serve(home: Path) -> None:
-    """Start both servers on loopback, print their addresses, wait, take both down."""
+    """Start both servers on 127.0.0.1, print their addresses, wait for Ctrl-C, stop both."""
     env = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true",
            "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1"}
     env.setdefault("PREFECT_HOME", str((home / "prefect").resolve()))
@@ -41,7 +41,7 @@ def serve(home: Path) -> None:
     def stop(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # however the terminal goes, no server stays behind
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # stop the servers however the terminal is closed
         signal.signal(number, stop)
     try:
         for (address, command), name in zip(commands.items(), ("mlflow", "prefect"), strict=True):
@@ -67,7 +67,9 @@ def serve(home: Path) -> None:
 
 
 def training_view(address: str) -> str:
-    """Where MLflow shows the runs of our experiment: its own first page is about traces, which training has none of."""
+    """URL fragment of the experiment's training runs in MLflow (its start page lists traces); empty before the first
+    run is tracked.
+    """
     ask = f"{address}/api/2.0/mlflow/experiments/get-by-name?experiment_name={quote(experiment_name())}"
     try:
         with urllib.request.urlopen(ask, timeout=10) as answer:
@@ -84,7 +86,7 @@ def free_port() -> int:
 
 
 def wait_for(address: str, child: subprocess.Popen[bytes], log: Path, seconds: float = 90.0) -> None:
-    """Until the page answers; `ServiceError` with the end of the log when it does not."""
+    """Wait until the server answers; `ServiceError` with the end of its log otherwise."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if child.poll() is not None:

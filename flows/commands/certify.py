@@ -1,4 +1,4 @@
-"""`ratchet certify`: the certificate of a reward model, on pairs it was not trained on."""
+"""`ratchet certify`: evaluation of a reward model on held-out preference pairs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def certify(model: Annotated[str, typer.Argument(help="Reward model: hub:org/nam
     limits = {name: yaml.safe_load(value) for name, _, value in (one.partition("=") for one in limit)}
     recipe = {
         "schema": 1, "about": f"The certificate of {model}.",
-        "models": {"policy": {"source": address(model)},  # whose tokenizer counts the tokens of the pairs
+        "models": {"policy": {"source": address(model)},  # its tokenizer counts the tokens of the pairs
                    "reward_model": {"source": address(model), "role": "reward", "certificate": limits}},
         "data": {"source": address(data), "parser": "auto", "splits": {"reward_validation": 1.0}, "min_topics": 1, "max_topic_share": 1.0},
     }
@@ -53,5 +53,5 @@ def certify(model: Annotated[str, typer.Argument(help="Reward model: hub:org/nam
 
 
 def address(text: str) -> str:
-    """A source as a recipe writes it; a plain path is made one."""
+    """A source as written in a recipe; a plain path gets the prefix `path:`."""
     return text if text.split(":")[0] in ("hub", "pypi", "generate", "registry") else f"path:{Path(text.removeprefix('path:')).resolve()}"

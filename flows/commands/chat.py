@@ -1,4 +1,4 @@
-"""`ratchet chat`: a conversation with one or several models in the terminal, side by side where it is wide enough."""
+"""`ratchet chat`: chat with one or several models in the terminal, side by side if it is wide enough."""
 
 from __future__ import annotations
 
@@ -35,14 +35,18 @@ Ctrl-C stops the answers; the conversation goes on."""
 
 
 class Chat:
-    """Models by title, the settings they share, and the screen. `seed` None draws a new one for each question."""
+    """An interactive session. `models`: title → conversation; `settings` are shared. `seed` None: a new random seed
+    per question.
+    """
 
     def __init__(self, models: Mapping[str, Conversation], settings: Settings, console: Any, seed: int | None = None) -> None:
         self.models, self.settings, self.console, self.seed = models, settings, console, seed
         self.turn = 0
 
     def ask(self, question: str) -> dict[str, Answer]:
-        """Every model's answer, shown as it is written: side by side, or one after the other on a narrow screen. Ctrl-C stops them all."""
+        """Stream every model's answer: side by side, or one after the other on a narrow screen. Ctrl-C stops all of
+        them.
+        """
         from ratchet.components.inference.conversation import Answer
 
         seed = secrets.randbits(31) if self.seed is None else self.seed + self.turn
@@ -63,12 +67,14 @@ class Chat:
                 if stopped():
                     break
         for answer in answers.values():
-            answer.stop = answer.stop or "stopped"  # before it began
+            answer.stop = answer.stop or "stopped"  # stopped before its first token
         return answers
 
     @contextlib.contextmanager
     def _screen(self, layout: Callable[[], Any]) -> Iterator[Callable[[], None]]:
-        """Inside, a call refreshes the screen, which holds as much of the end as fits; afterwards, everything stands there once."""
+        """Yields a function that redraws the live screen (its last lines if it is too high); prints the final layout
+        at the end.
+        """
         if not self.console.is_terminal:
             yield lambda: None
         else:
@@ -89,7 +95,7 @@ class Chat:
             self.console.print()
 
     def _layout(self, answers: Mapping[str, Answer]) -> Any:
-        """A column a model: its title when there are several, the answer, how it ended."""
+        """One column per model: title (if several), answer, stop reason."""
         from rich.table import Table
 
         table = Table.grid(padding=(0, 3, 0, 0), expand=self.console.is_terminal)
@@ -106,7 +112,7 @@ class Chat:
         return Text(printable(title), style=f"bold {COLOURS[list(self.models).index(title) % len(COLOURS)]}")
 
     def banner(self, paths: Mapping[str, Path]) -> Any:
-        """Every model's title and directory."""
+        """Title and directory of every model."""
         from rich.table import Table
         from rich.text import Text
 
@@ -116,7 +122,7 @@ class Chat:
         return table
 
     def command(self, line: str) -> bool:
-        """Carry out a line that begins with `/`; False when it ends the program. Raises `RecipeError` for one that cannot be."""
+        """Execute a `/` command; False if it quits. `RecipeError` if it is unknown or its value invalid."""
         word, _, value = line[1:].strip().partition(" ")
         value = value.strip()
         if word in ("quit", "exit"):
@@ -174,7 +180,7 @@ def _cell(answer: Answer) -> Any:
 
 
 class _Tail:
-    """The last lines of something that may be higher than the screen."""
+    """The last lines of a renderable that may be higher than the screen."""
 
     def __init__(self, whole: Any) -> None:
         self.whole = whole
@@ -188,13 +194,15 @@ class _Tail:
 
 
 def printable(text: str) -> str:
-    """The text with control characters as their pictures (␛): a model's answer must not steer the terminal."""
+    """The text with control characters replaced by visible symbols (␛), since a model's answer must not control the
+    terminal.
+    """
     return "".join(chr(0x2400 + ord(c)) if ord(c) < 32 and c not in "\n\t" else "\u2421" if 127 <= ord(c) < 160 else c for c in text)
 
 
 @contextlib.contextmanager
 def _stoppable() -> Iterator[Callable[[], bool]]:
-    """Inside, Ctrl-C only makes the given function true, and keys are not echoed into the answers."""
+    """Yields a function that is true after Ctrl-C; suppresses the default SIGINT handler and key echo meanwhile."""
     pressed = []
     before = signal.signal(signal.SIGINT, lambda *_: pressed.append(True))
     try:
@@ -234,7 +242,7 @@ def _number(name: str, text: str) -> float | int:
 
 
 def titled(models: Sequence[str], home: Path) -> dict[str, Path]:
-    """Title -> directory of every model named; where titles meet, each says where it comes from."""
+    """Title → directory of every model; duplicate titles get their source's name as prefix."""
     from ratchet.tasks.registry.weights import weights_of
 
     opened = [(name, weights_of(name, home)) for name in dict.fromkeys(models)]
@@ -258,7 +266,7 @@ def chat(models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="A
     paths = titled(models, home)
     from ratchet.tasks.process.launch import environment
 
-    for variable, value in {"TOKENIZERS_PARALLELISM": "false", **environment()}.items():  # torch and tokenizers read them as they load
+    for variable, value in {"TOKENIZERS_PARALLELISM": "false", **environment()}.items():  # read by torch and tokenizers at import
         os.environ.setdefault(variable, value)
     from rich.text import Text
     from transformers.utils import logging

@@ -1,4 +1,4 @@
-"""`ratchet compare`: two runs that there are, or recipes to be run with several seeds."""
+"""`ratchet compare`: two existing runs, or recipes run with several seeds."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _recipes(names: Sequence[str], seeds: Sequence[int], home: Path, overrides: 
              as_json: bool) -> None:
     from ratchet.components.recipes.recipe import load
 
-    for name in names:  # what is wrong is said before anything starts
+    for name in names:  # validate all recipes before the first run
         recipe, _ = load(name, overrides=overrides, profile=profile)
         if recipe.evaluate is None:
             raise RecipeError(f"{name} has no evaluation to compare; add an `evaluate` section")

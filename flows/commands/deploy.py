@@ -1,4 +1,4 @@
-"""`ratchet deploy`: the schedules of a file in git, brought to a Prefect server."""
+"""`ratchet deploy`: apply `flows/deployments.yaml` to a Prefect server."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def deploy(
 
     address = PREFECT_API_URL.value()
     if not address:
-        raise ServiceError(f"{file} is right, but PREFECT_API_URL names no server to bring it to; `prefect server start` runs one here")
+        raise ServiceError(f"{file} is valid, but PREFECT_API_URL is not set; `prefect server start` runs a server on this machine")
     try:
         with get_client(sync_client=True) as client:
             found = changes(plan, templates, client, Path.cwd())

@@ -1,4 +1,4 @@
-"""`ratchet doctor`: is this installation fit to run?"""
+"""`ratchet doctor`: checks of the installation and the machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ratchet plan --estimate`: memory, disk, tokens, time and cost, stage by stage, before anything is spent."""
+"""`ratchet plan --estimate`: memory, disk, tokens, time and cost per stage."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from ratchet.components.errors import RecipeError
 
 
 def check_fits(pipeline: Any) -> None:
-    """Refuse a profile that cannot fit, as far as the model's size is known. Raises `RecipeError`."""
+    """`RecipeError` if the profile has too little memory. Skipped while the model's size is unknown."""
     from ratchet.components.estimates.capacity import check_memory
     from ratchet.tasks.machine.calibration import costs_of, model_shape, this_machine
 
     try:
         model_shape(pipeline)
     except RecipeError:
-        return  # not fetched yet: nothing to reckon with
+        return  # not downloaded yet: the size is unknown
     costs, _, _ = costs_of(pipeline, measured=False)
     check_memory(pipeline.profile, costs, this_machine(pipeline.store.home))
 
 
 def print_estimate(console: Any, pipeline: Any) -> None:
-    """The table and its sums; a profile that cannot fit is refused after it. Raises `RecipeError`."""
+    """Print the table and its sums. `RecipeError` after it if the profile has too little memory."""
     from ratchet.components.estimates.capacity import check_memory, gb
     from ratchet.flows.display import table_of
     from ratchet.tasks.machine.calibration import costs_of, this_machine
@@ -74,12 +74,12 @@ def _amount(hardware: Any, seconds: float | None) -> str:
 
 
 def _price(hardware: Any, seconds: float) -> str:
-    hours, said = seconds / 3600, []
+    hours, parts = seconds / 3600, []
     if hardware.price_per_hour is not None:
-        said.append(f"{_amount(hardware, seconds)} {hardware.currency} at {hardware.price_per_hour:g} {hardware.currency} an hour")
+        parts.append(f"{_amount(hardware, seconds)} {hardware.currency} at {hardware.price_per_hour:g} {hardware.currency} an hour")
     if hardware.watts is not None:
-        said.append(f"{hours * hardware.watts / 1000:,.2f} kWh at {hardware.watts:g} W")
-    return ", ".join(said) or "unknown: the profile states no hardware.price_per_hour or watts"
+        parts.append(f"{hours * hardware.watts / 1000:,.2f} kWh at {hardware.watts:g} W")
+    return ", ".join(parts) or "unknown: the profile states no hardware.price_per_hour or watts"
 
 
 def _rates(rates: Any, hardware: Any) -> str:

@@ -1,4 +1,4 @@
-"""`ratchet export` and `ratchet push`: a model as a plain Hugging Face directory, here or on the hub."""
+"""`ratchet export` and `ratchet push`: a model as a Hugging Face directory, local or on the Hub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ratchet gc`: make room in the store without touching what anybody needs."""
+"""`ratchet gc`: delete stage outputs that nothing needs from the store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ratchet init`: a commented recipe for data of yours."""
+"""`ratchet init`: write a commented recipe for a data file."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import typer
 
 from ratchet.components.errors import RecipeError
 
-CHARACTERS = 3.5  # of a token, in most tokenizers of English
-LONGEST = 2048    # tokens that are proposed at most
-TEMPLATE = 48     # tokens that a chat template may add
+CHARACTERS = 3.5  # characters per token, in most English tokenizers
+LONGEST = 2048    # upper bound of the proposed max_tokens
+TEMPLATE = 48     # tokens added by a chat template
 
 
 def _learned(section: str, rows: str, rate: str, objective: str = "") -> str:
-    """The section of a recipe that learns from rows of a file, to be filled in by `recipe`."""
+    """YAML section of a training stage, a format string for `recipe`."""
     updates = f"    updates:\n      policy: {objective}\n" if objective else ""
     return (f"{section}:\n  max_tokens: {{tokens}}            # prompt and answer together; 95 % of your rows are shorter\n  fit:\n{updates}"
             f"    batch: 16                # {rows} a step\n    epochs: {{epochs}}                # about {{steps}} steps\n"
@@ -46,7 +46,9 @@ online:
 
 @dataclass(frozen=True)
 class Kind:
-    """What rows of a kind are trained by: `base` is a recipe that ships, `main` the split that is learned from, `splits` their shares."""
+    """How rows of a kind are trained. `base`: recipe that ships; `main`: split with the training rows; `splits`:
+    share of each split.
+    """
 
     what: str
     base: str
@@ -76,17 +78,17 @@ def init(data: Annotated[str, typer.Argument(help="File or folder: JSONL, JSON, 
 
     file = Path(data.removeprefix("path:"))
     if ":" in data and not data.startswith("path:"):
-        raise RecipeError(f"init looks at data on this machine, and {data} is elsewhere; download it first, or write `data.source: {data!r}` "
-                          "into a recipe of yours, as docs/data.md shows")
+        raise RecipeError(f"init needs local data, got {data}; download it first, or write `data.source: {data!r}` "
+                          "into a recipe of your own (docs/data.md)")
     if not file.exists():
-        raise RecipeError(f"there is no file or folder {file}; expected your data: JSONL, JSON, CSV, TSV, Parquet, or a folder of these")
+        raise RecipeError(f"no file or directory {file}; expected JSONL, JSON, CSV, TSV, Parquet, or a directory of these")
     if out.suffix not in (".yaml", ".yml"):
-        raise RecipeError(f"--out {out}: a recipe's name ends in .yaml")
+        raise RecipeError(f"--out {out}: expected a name that ends in .yaml")
     if out.exists() and not force:
-        raise RecipeError(f"{out} is there already; give --out another name, or --force to replace it")
+        raise RecipeError(f"{out} exists already; choose another --out, or overwrite it with --force")
     found = parse(file)
     text, kind = recipe(found.kept, len(found.dropped), file, out, model)
-    trial = out.with_name(f"{out.stem}.{os.getpid()}.yaml")  # beside it: addresses are relative to the file
+    trial = out.with_name(f"{out.stem}.{os.getpid()}.yaml")  # in the same directory, since paths are relative to the file
     try:
         write_atomic(trial, text)
         check_files(load(trial)[0])
@@ -101,7 +103,7 @@ def init(data: Annotated[str, typer.Argument(help="File or folder: JSONL, JSON, 
 
 
 def recipe(records: Sequence[Any], dropped: int, file: Path, out: Path, model: str | None) -> tuple[str, Kind]:
-    """The recipe's text, and which kind of rows it is for."""
+    """The recipe's text and the kind of rows."""
     from ratchet.components.recipes.recipe import load, names
 
     kind = _kind(records, names())
@@ -110,7 +112,7 @@ def recipe(records: Sequence[Any], dropped: int, file: Path, out: Path, model: s
     longest = lengths[int(0.95 * (len(lengths) - 1))] / CHARACTERS + TEMPLATE
     tokens = min(LONGEST, max(128, -(-int(longest) // 64) * 64))
     learned = max(1, round(len(records) * float(kind.splits.get(kind.main) or 0.5)))
-    epochs = min(8, max(1, round(1600 / learned)))  # a hundred steps of 16, where the data is small
+    epochs = min(8, max(1, round(1600 / learned)))  # about a hundred steps of 16 for small data
     liked = sum(one.label is True for one in records)
     disliked = sum(one.label is False for one in records)
     more = max(liked, 1) / max(disliked, 1)
@@ -151,7 +153,7 @@ def recipe(records: Sequence[Any], dropped: int, file: Path, out: Path, model: s
 
 
 def _kind(records: Sequence[Any], known: Sequence[str]) -> Kind:
-    """By what most records have. Labels and answers decide before replies: these rows are made for them."""
+    """The kind that most records have. Labels and reference answers take precedence over replies."""
     has = {"preference": [one.rejected for one in records], "label": [one.label is not None for one in records],
            "answer": [one.answer for one in records], "reply": [one.messages and one.messages[-1]["role"] == "assistant" for one in records]}
     name = next((name for name, rows in has.items() if 2 * sum(map(bool, rows)) > len(rows) and KINDS[name].base in known), "prompt")

@@ -1,4 +1,4 @@
-"""`ratchet lineage`: what made a checkpoint, as a tree and as a picture."""
+"""`ratchet lineage`: provenance of a checkpoint, as a tree and as an SVG."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def lineage(model: Model, home: Home = OUT,
 
 
 def facts(made: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What holds for the product as a whole, as lines."""
+    """(label, text) of the output as a whole: recipe, run, code, packages, machine, results."""
     from ratchet.tasks.tracking.results import numbers
 
     own = made["stages"][made["product"]]
@@ -61,7 +61,7 @@ def facts(made: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def tree(made: Mapping[str, Any]) -> Any:
-    """The product with its inputs below it; what was shown once is only named again."""
+    """The output with its inputs below it; a repeated node is shown in full only once."""
     from rich.markup import escape
     from rich.tree import Tree
 

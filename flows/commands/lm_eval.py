@@ -1,4 +1,4 @@
-"""`ratchet lm-eval`: the tasks of lm-evaluation-harness on a model."""
+"""`ratchet lm-eval`: run tasks of lm-evaluation-harness on a model."""
 
 from __future__ import annotations
 

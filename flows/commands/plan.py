@@ -1,4 +1,4 @@
-"""`ratchet plan`: what a run would do, and its batch sizes and token counts."""
+"""`ratchet plan`: the stages that a run would execute, its batch sizes and token counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ratchet promote` and `ratchet rollback`: a person moves an alias, with who, when and why on record."""
+"""`ratchet promote` and `ratchet rollback`: set an alias by hand; user, time and reason are recorded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ratchet reproduce`: make a checkpoint again from its recorded recipe and data, and compare every bit."""
+"""`ratchet reproduce`: recompute a checkpoint from its recorded recipe and data, and compare bit for bit."""
 
 from __future__ import annotations
 

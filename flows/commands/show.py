@@ -1,4 +1,4 @@
-"""`ratchet show` and `ratchet runs`: one run, and all of them."""
+"""`ratchet show` and `ratchet runs`."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def runs(home: Home = OUT, as_json: Json = False) -> None:
 
 
 def print_outcome(console: Any, found: Mapping[str, Any], currency: str = "") -> None:
-    """Error, gates, versions, champion, cost, drift and where everything lies, a line each."""
+    """Print error, gates, versions, champion, cost, drift and paths, one line each."""
     from ratchet.tasks.tracking.outcome import lines_of
     from ratchet.tasks.tracking.spending import describe_spending
 

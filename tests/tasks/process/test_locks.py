@@ -154,7 +154,7 @@ def lead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
     def run(*homes: str, gpus: int) -> list[dict[str, int]]:
         used.update({home: {} for home in homes})
-        options = {"profile": "test", "until": "train", "gpus": gpus, "artifacts": str(tmp_path), "elsewhere": {"rollout": "one_stage/x"}}
+        options = {"profile": "test", "until": "train", "gpus": gpus, "artifacts": str(tmp_path), "remote_stages": {"rollout": "one_stage/x"}}
         with ThreadPoolExecutor() as pool:
             for done in [pool.submit(flow.post_training.fn, "online_dpo", home=str(tmp_path / home), **options) for home in homes]:
                 done.result()
