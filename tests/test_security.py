@@ -345,7 +345,7 @@ def test_a_planted_secret_is_nowhere_and_a_server_that_is_away_stops_nothing(fre
     assert "run again" in said[0] and "Nothing is lost" in done.stdout
     assert next(home.glob("store/sft-*/model.safetensors")).exists() and (home / "prefect").is_dir()
     sent = subprocess.run([sys.executable, "-m", "ratchet.flows.cli", "sync", "--home", str(home)], cwd=home, env=env, capture_output=True, text=True)
-    assert sent.returncode == 0 and "points sent" in sent.stdout, sent.stderr
+    assert sent.returncode == 0 and "uploaded" in sent.stdout, sent.stderr
     assert (home / "mlflow.db").exists()
     assert not leaks(home, done.stdout, done.stderr, sent.stdout, sent.stderr)
 

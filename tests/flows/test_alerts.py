@@ -36,7 +36,7 @@ def written(folder: Path, **alerts: Any) -> Path:
 @pytest.mark.parametrize(("alert", "said"), [
     ({"url_from": "https://hooks.example/x"}, "alerts.people.url_from: the address of a webhook is a secret; name the environment variable"),
     ({"url_from": "URL", "on": ["fialed"]}, "'fialed' is not one of failed, late, drift, health, cancelled; did you mean 'failed'"),
-    ({"url_from": "URL", "on": []}, "alerts.people.on: nothing to tell of"),
+    ({"url_from": "URL", "on": []}, "alerts.people.on: no events"),
     ({"url_form": "URL"}, "unknown key 'url_form'; did you mean 'url_from'"),
 ])
 def test_a_mistake_is_named(alert: dict[str, Any], said: str, tmp_path: Path) -> None:

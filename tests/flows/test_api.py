@@ -126,11 +126,11 @@ def test_groups_have_a_row_an_answer(run: ratchet.Run) -> None:
 
 @pytest.mark.parametrize(("ask", "says"), [
     (lambda run: run.groups("annotate_2"), "run dpo-0123abcd has no stage 'annotate_2'; did you mean 'annotate_1'?"),
-    (lambda run: run.groups("reward"), "run dpo-0123abcd has not made its stage 'reward' yet"),
+    (lambda run: run.groups("reward"), "run dpo-0123abcd has not finished stage 'reward' yet"),
     (lambda run: run.groups("evaluate"), "stage 'evaluate' of run dpo-0123abcd wrote no prompts and answers"),
     (lambda run: run.groups("annotate_1", "sft"), "stage 'annotate_1' of run dpo-0123abcd wrote no 'sft'; expected one of groups as `file`"),
-    (lambda run: run.model("annotate_1"), "holds no model"),
-    (lambda run: run.reward_model("annotate_1"), "holds no model"),
+    (lambda run: run.model("annotate_1"), "config.json"),
+    (lambda run: run.reward_model("annotate_1"), "config.json"),
     (lambda run: ratchet.load_run("dpp", home=run.home), "no run 'dpp'"),
     (lambda run: ratchet.Run(run.home), "is no run"),
 ])

@@ -87,7 +87,7 @@ def test_any_model_directory_is_exported_and_what_is_none_is_refused(home: Path,
         (plain / name).write_text(text)
     assert "# plain" in (export(str(plain), tmp_path / "out", home=home) / "README.md").read_text() and files_of(tmp_path / "out") == FILES
     for model, out, error in ((str(plain), tmp_path / "out", "is not an empty directory"), ("mine/stf", tmp_path / "new", "no stage 'stf'; it has"),
-                              ("mine/raw", tmp_path / "new", "holds no model"), ("other", tmp_path / "new", "neither a finished stage's directory")):
+                              ("mine/raw", tmp_path / "new", "config.json"), ("other", tmp_path / "new", "neither a ")):
         with pytest.raises(RecipeError, match=error):
             export(model, out, home=home)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["home", "out", "plain"], "an export that failed left something"
