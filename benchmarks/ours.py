@@ -144,7 +144,7 @@ def _score(inputs: dict[str, Any], setting: str, groups: list[Group]) -> dict[st
 
 def sample(inputs: dict[str, Any], setting: str) -> dict[str, Any]:
     """All completions of all prompts, until each ends by itself or at the limit. Tokens: those drawn, the last included."""
-    engine, clock = TorchEngine(Path(inputs["model"]), rows=load_profile("cpu").sampler_rows), Clock()
+    engine, clock = TorchEngine(Path(inputs["model"]), rows=load_profile("cpu").max_num_seqs), Clock()
     count, most = inputs["completions"], inputs["max_tokens"]
     greedy = [Request(tokens, max_tokens=16, temperature=0.0) for tokens in inputs["asked"][:4]]
     checked = [samples[0] for samples in engine.generate(greedy)]

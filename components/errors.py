@@ -122,9 +122,17 @@ def _stage_error(message: str, died: bool) -> StageError:
     return StageError(message, died=died)
 
 
+RENAMED = {"sampler_rows": "max_num_seqs", "tokens_per_batch": "tokens_per_microbatch", "times": "weight_column",
+           "discount": "gamma", "trace": "gae_lambda", "follow": "decay (1 - follow)", "judge": "reward_model"}
+"""Old names of keys, options and models of recipes and profiles."""
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
-    """A hint: `; did you mean 'clip'?`, or the known words (at most forty) if none is similar."""
+    """A hint: `; did you mean 'clip'?`, the new name of a renamed word, or the known words (at most forty) if none is similar."""
     known = sorted(known)
+    new = RENAMED.get(word, "")
+    if new.partition(" ")[0] in known:
+        return f"; it was renamed to {new}"
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     if close:
         return f"; did you mean {close[0]!r}?"

@@ -49,8 +49,8 @@ def _advice(profile: Profile, cost: Cost) -> str:
     """Which option to lower, from the largest part of the memory."""
     most = max((name for name in cost.memory if name != "process"), key=lambda name: cost.memory[name], default="")
     ways = {
-        "activations": f"lower tokens_per_batch (now {profile.tokens_per_batch}), or set gradient_checkpointing: true",
-        "KV cache": f"lower sampler_rows (now {profile.sampler_rows}) or max_tokens of the answers",
+        "activations": f"lower tokens_per_microbatch (now {profile.tokens_per_microbatch}), or set gradient_checkpointing: true",
+        "KV cache": f"lower max_num_seqs (now {profile.max_num_seqs}) or max_tokens of the answers",
     }
     return ways.get(most, "train fewer parameters (adapter: {name: lora} or {name: top_layers}), shard over more devices "
                           "(zero_stage 3 with more ranks, as in profile node), or use a smaller model")

@@ -246,7 +246,7 @@ class _Known:
         """
         units = {describe("objective", part["name"]).unit for parts in fit["updates"].values() for part in parts}
         together = rows if "group" in units else min(rows, 2) if "pair" in units else 1
-        packed = min(self.profile.tokens_per_batch, fit["batch"] * rows * split.tokens)
+        packed = min(self.profile.tokens_per_microbatch, fit["batch"] * rows * split.tokens)
         parts, host = training(shape, fit["adapter"], self.layout, max(packed, together * split.tokens))
         memory = {"process": PROCESS, **parts}
         gpu = self.profile.hardware.memory_gb is not None
@@ -259,13 +259,13 @@ class _Known:
         return Cost(stage, memory, host, disk=4.0 * shape.parameters, learn=passed, adapter=adapter_key(fit["adapter"]), models=3)
 
     def sampled(self, prompts: int, answer: int, each: int, prompt: float | None = None) -> Parts:
-        rows = min(max(self.profile.sampler_rows, each), prompts * each)
+        rows = min(max(self.profile.max_num_seqs, each), prompts * each)
         prompt = self.prompt() if prompt is None else prompt
         return {"process": PROCESS, **sampling(self.shape, self.profile, prompt=prompt, answer=answer, rows=rows, each=each)}
 
     def scored(self, judges: int) -> Parts:
         """Memory of one scoring model and of reward models."""
-        return {"process": PROCESS, **scoring(self.shape, self.profile, min(SCORED, self.profile.tokens_per_batch)),
+        return {"process": PROCESS, **scoring(self.shape, self.profile, min(SCORED, self.profile.tokens_per_microbatch)),
                 **({"reward models": float(inference_bytes(self.profile) * self.judge.parameters * judges)} if judges else {})}
 
     def passes(self, specs: Sequence[Mapping[str, Any]]) -> float:

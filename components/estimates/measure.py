@@ -37,7 +37,7 @@ def measure(model: Path, profile: Mapping[str, Any], adapters: Mapping[str, Mapp
         learner = make_learner(model, "policy", {**FIT, "adapter": adapter}, profile, 1)
 
         def step(some: list[Group], learner: Any = learner) -> None:
-            for batch in pack(some, unit="row", tokens=profile["tokens_per_batch"]):
+            for batch in pack(some, unit="row", tokens=profile["tokens_per_microbatch"]):
                 logprobs = learner(batch, frozenset({"logprobs"})).logprobs
                 learner.backward(-(logprobs * batch.mask).sum() / batch.mask.sum())
             learner.step()
@@ -53,13 +53,13 @@ def _measure_engine(model: Path, profile: Mapping[str, Any], *, length: int, pro
     engine = engine_of(profile, model)
     rng = random.Random(0)
     tokens = [t for t in range(len(load_tokenizer(model))) if t not in engine.contract.eos]
-    texts = [_text([rng.choice(tokens) for _ in range(length)]) for _ in range(max(1, profile["tokens_per_batch"] // length))]
+    texts = [_text([rng.choice(tokens) for _ in range(length)]) for _ in range(max(1, profile["tokens_per_microbatch"] // length))]
     asks = frozenset({"logprobs"})
     engine.score(texts[:1], asks)  # warm-up
     load = time.monotonic() - started
     score = _rate(len(texts) * length, lambda: engine.score(texts, asks))
     requests = [Request([rng.choice(tokens) for _ in range(prompt)], count=each, max_tokens=ANSWER, seed=i)
-                for i in range(max(1, profile["sampler_rows"] // each))]
+                for i in range(max(1, profile["max_num_seqs"] // each))]
     engine.generate(requests[:1])
     started = time.monotonic()
     sampled = sum(len(answer.tokens) for answers in engine.generate(requests) for answer in answers)

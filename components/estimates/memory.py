@@ -124,7 +124,7 @@ def sampling(shape: Shape, profile: Profile, *, prompt: float, answer: float, ro
         return {"weights": half * shape.parameters / spread,
                 "KV cache": max(least, (profile.vllm.cache_gb or 0.0) * 2**30),
                 "activations": forward_activations(shape, PREFILL, half) / spread,
-                "scorer": sum(scoring(shape, profile, min(SCORED, profile.tokens_per_batch)).values())}
+                "scorer": sum(scoring(shape, profile, min(SCORED, profile.tokens_per_microbatch)).values())}
     own = inference_bytes(profile)
     return {"weights": float(own * shape.parameters), "output layer": _float_head(shape, own),
             "KV cache": cache(shape, prompt=prompt, answer=answer, rows=rows, each=each, bytes_each=own),

@@ -50,6 +50,6 @@ def stated_rates(recipe: Recipe, profile: Profile, shape: Shape, *, length: floa
         learns, layers = trained(shape, adapter)
         backward = 2 * shape.parameters * layers / shape.layers + 2 * learns
         learn[name] = work / (2 * shape.parameters * (2 if profile.gradient_checkpointing else 1) + backward)
-    rows = profile.sampler_rows
+    rows = profile.max_num_seqs
     read = 2 * shape.parameters + rows * length * 4 * shape.layers * shape.key_value
     return Rates(learn, work / (2 * shape.parameters), rows * hardware.devices * hardware.bandwidth_gb * 1e9 * DECODE / read, load=60.0)

@@ -52,7 +52,7 @@ def sampler(profile: Mapping[str, Any], path: Path) -> VllmEngine:
     """
     from ratchet.components.inference.vllm import InProcess, VllmEngine
 
-    options, rows = profile["vllm"], profile["sampler_rows"]
+    options, rows = profile["vllm"], profile["max_num_seqs"]
     if options["server"] or options["python"]:
         from ratchet.components.inference.server import Server
 
@@ -124,4 +124,4 @@ class SplitEngine:
 def _torch(profile: Mapping[str, Any], path: Path, kind: Kind) -> TorchEngine:
     from ratchet.components.inference.torch import TorchEngine
 
-    return TorchEngine(path, rows=profile["sampler_rows"], kind=kind, threads=profile["threads"], precision=profile["precision"])
+    return TorchEngine(path, rows=profile["max_num_seqs"], kind=kind, threads=profile["threads"], precision=profile["precision"])

@@ -58,8 +58,8 @@ class Profile:
     precision: Literal["float32", "bfloat16"] = "float32"  # of training
     engine: Literal["torch", "vllm"] = "torch"  # inference engine for sampling
     threads: Count | None = 2  # CPU threads per process; null: PyTorch's default
-    tokens_per_batch: Count = 2048  # packed tokens per forward pass and rank
-    sampler_rows: Count = 64  # sequences decoded together
+    tokens_per_microbatch: Count = 2048  # packed tokens per forward pass and rank
+    max_num_seqs: Count = 64  # sequences decoded together
     gradient_checkpointing: Bool = False  # recompute activations
     launch: Literal["child", "inline"] = "child"  # child: one process per stage; inline: in the calling process
     vllm: Vllm = field(default_factory=Vllm)  # options of vLLM

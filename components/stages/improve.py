@@ -75,7 +75,7 @@ def improve(job: Job) -> dict[str, Any]:
     engine = engine_of(profile, current, kind)
     live: dict[str, Any] = {"policy": engine, **({"reference": reference.engine} if reference else {})}
     if reference is None and hasattr(learner.trained, "disable_adapter") and job.inputs["reference"].path == job.inputs["policy"].path:
-        live["reference"] = AdapterDisabledReference(learner, profile["tokens_per_batch"], weights_digest(job.path("reference")))
+        live["reference"] = AdapterDisabledReference(learner, profile["tokens_per_microbatch"], weights_digest(job.path("reference")))
     initial = (models if reference else Overlay(models, live)).get("reference") if options["watch"].get("kl_prompts") else None
 
     def metrics_of(groups: Sequence[Group], specs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -109,7 +109,7 @@ def improve(job: Job) -> dict[str, Any]:
                 indices = order(len(chosen), epoch, seed + number)
                 for i in range(math.ceil(len(chosen) / batch)):
                     line |= one_step(learners, updates, [chosen[j] for j in indices[i * batch : (i + 1) * batch]],
-                                     tokens=profile["tokens_per_batch"])
+                                     tokens=profile["tokens_per_microbatch"])
                     state["updates"] += 1
         if chosen or held:
             learner.save(current)
@@ -135,7 +135,7 @@ def improve(job: Job) -> dict[str, Any]:
     if chosen:
         ranks.once(lambda: write_groups(job.work.product / "last_groups.parquet", chosen))
     summary["probe"] = {"ended": 1 - numbers["truncated"], "sampler_difference": difference}
-    summary["reload_difference"] = verify_saved(job.work.product, learner, last[:2], kind="policy", tokens=profile["tokens_per_batch"],
+    summary["reload_difference"] = verify_saved(job.work.product, learner, last[:2], kind="policy", tokens=profile["tokens_per_microbatch"],
                                                 precision=profile["precision"])
     return summary
 

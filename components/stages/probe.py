@@ -152,7 +152,7 @@ def agree(learner: Any, groups: Sequence[Group], profile: Mapping[str, Any]) -> 
 
     scored: list[dict[str, list[list[float]]]] = [{"logprobs": []} for _ in groups]
     with torch.no_grad():
-        for batch in pack(groups, unit="row", tokens=profile["tokens_per_batch"]):
+        for batch in pack(groups, unit="row", tokens=profile["tokens_per_microbatch"]):
             ours = learner(batch, frozenset({"logprobs"})).logprobs
             for row, group in enumerate(batch.group.tolist()):
                 scored[group]["logprobs"].append(ours[row, : len(batch.inputs["tokens"][row])].tolist())

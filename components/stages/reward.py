@@ -57,7 +57,7 @@ def reward(job: Job) -> dict[str, Any]:
     members = dataclasses.replace(job, options={**options, "seed": seed})
     profile, trained, padding = options["profile"], list[list[float]](), dict[str, Any]()
     summary = learn(members, start, by_prompt(pairs) if options["by_prompt"] else pairs, held_out, kind="reward",
-                    ask=lambda learner: trained.extend(score_in_memory(learner, held_out[:RESCORED], profile["tokens_per_batch"])),
+                    ask=lambda learner: trained.extend(score_in_memory(learner, held_out[:RESCORED], profile["tokens_per_microbatch"])),
                     ask_saved=lambda saved: padding.update(saved.padding(uneven(held_out[:RESCORED]))))
     right = probe["cross_validated"] if probe else None
     crossed = None if right is None else share(right, independent(len(pairs), conversations_of(pairs)))
@@ -93,7 +93,7 @@ def begin(job: Job, pairs: Sequence[Group], tokenizer: Any, seed: int) -> tuple[
     found = start / "linear_probe.json"
     if not start.exists():
         model = new_reward(job.path("policy"), layers=options["layers"], pool=options["pool"], seed=seed)
-        probe = linear_probe(model, pairs, tokens=options["profile"]["tokens_per_batch"]) if options["linear_probe"] else None
+        probe = linear_probe(model, pairs, tokens=options["profile"]["tokens_per_microbatch"]) if options["linear_probe"] else None
         beside = start.with_name("start.partial")
         save_model(model, tokenizer, beside)
         (beside / found.name).write_text(json.dumps(probe))

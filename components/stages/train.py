@@ -64,12 +64,12 @@ def learn(job: Job, policy: Path, groups: Sequence[Group], validation: Sequence[
     options, profile = job.options["fit"], job.options["profile"]
     learner = make_learner(policy, kind, options, profile, len(groups))
     updates = {role: parts(specs) for role, specs in options["updates"].items()}
-    summary = fit(dict.fromkeys(updates, learner), updates, groups, options, tokens=profile["tokens_per_batch"],
+    summary = fit(dict.fromkeys(updates, learner), updates, groups, options, tokens=profile["tokens_per_microbatch"],
                   seed=job.options["seed"], progress=job.work.progress, metrics=job.work.metrics, validation=validation)
     learner.save(job.work.product)
     if isinstance(learner, TorchLearner):
         learner.release_optimiser()  # before the saved model is read beside it
-    summary["reload_difference"] = verify_saved(job.work.product, learner, groups[:4], kind=kind, tokens=profile["tokens_per_batch"],
+    summary["reload_difference"] = verify_saved(job.work.product, learner, groups[:4], kind=kind, tokens=profile["tokens_per_microbatch"],
                                                 precision=profile["precision"], inspect=ask_saved)
     if ask is not None:
         ask(learner)

@@ -110,5 +110,5 @@ def quantities(recipe: Any, profile: Any) -> dict[str, Any]:
         row("responses per held-out prompt", recipe.evaluate.responses_per_prompt)
         row("max tokens per held-out response", recipe.evaluate.max_tokens)
     row("training ranks", profile.ranks)
-    row("tokens per forward pass and rank", profile.tokens_per_batch)
+    row("tokens per forward pass and rank", profile.tokens_per_microbatch)
     return found

@@ -135,7 +135,7 @@ def _child(request: dict[str, Any], send: Any, log: str, parent: int, devices: t
         _log_traceback()
     except MemoryError:
         send.send(("error", StageError(f"stage {request['does']!r} ran out of memory; use a smaller profile "
-                                       "(tokens_per_batch, sampler_rows) and run again", died=True)))
+                                       "(tokens_per_microbatch, max_num_seqs) and run again", died=True)))
     except BaseException as error:
         send.send(("error", StageError(f"stage {request['does']!r} failed: {type(error).__name__}: {error} (log: {log})")))
         _log_traceback()

@@ -214,7 +214,7 @@ def failure_of(job: Job, found: Mapping[int, Mapping[str, Any]]) -> RatchetError
         if isinstance(own, type) and issubclass(own, RatchetError):
             return own(text)
         if kind == "MemoryError":
-            return StageError(f"{where(rank)} ran out of memory; use a smaller profile (tokens_per_batch), "
+            return StageError(f"{where(rank)} ran out of memory; use a smaller profile (tokens_per_microbatch), "
                               f"more ranks or a higher zero_stage; {end(rank)}", died=True)
     for host in sorted(file.stem for file in job.reports.glob("*.left")):
         return StageError(f"{job.name}: `ratchet join` was stopped on {host}; {end(min(found))}", died=True)

@@ -37,8 +37,8 @@ except RatchetError as error:
 """
 VLLM = """
 threads: 1
-tokens_per_batch: 1024
-sampler_rows: 64
+tokens_per_microbatch: 1024
+max_num_seqs: 64
 engine: vllm
 vllm: {{python: {python}, dtype: float32, max_model_len: 512, cache_gb: 0.25, eager: true}}
 """

@@ -122,7 +122,7 @@ def test_only_the_rows_of_one_unit_must_go_through_the_model_together(recipe: st
         costs = {c.stage.name: c for c in estimate(chosen, profile, plan(chosen, profile), SMOL, {"prompts": Split(600, 50.0)}, None, {})}
         found.append(costs[stage].memory["activations"])
     assert found[0] == found[1]
-    wide, _ = training(SMOL, {"name": "full"}, Layout.of(profile), max(profile.tokens_per_batch, rows * 1050))
+    wide, _ = training(SMOL, {"name": "full"}, Layout.of(profile), max(profile.tokens_per_microbatch, rows * 1050))
     assert found[0] == wide["activations"]
 
 
@@ -203,10 +203,10 @@ def test_this_machine_counts_where_the_profile_states_nothing() -> None:
     recipe, profile = load("chat", profile="cpu")
     costs = estimate(recipe, profile, plan(recipe, profile), SMOL, {}, None, {})
     check_memory(profile, costs, (16e9, 100e9))
-    with pytest.raises(RecipeError, match=r"tokens_per_batch.*200000.*gradient_checkpointing"):
+    with pytest.raises(RecipeError, match=r"tokens_per_microbatch.*200000.*gradient_checkpointing"):
         import dataclasses
 
-        large = dataclasses.replace(profile, tokens_per_batch=200_000)
+        large = dataclasses.replace(profile, tokens_per_microbatch=200_000)
         recipe, _ = load("chat", overrides=["sft.fit.batch=2000"])
         check_memory(large, estimate(recipe, large, plan(recipe, large), SMOL, {}, None, {}), (16e9, 100e9))
     with pytest.raises(RecipeError, match=r"disk.*1\.0 GB"):

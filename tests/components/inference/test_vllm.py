@@ -49,7 +49,7 @@ TOLERANCE = 1e-4
 
 def profile(**options: Any) -> dict[str, Any]:
     given = {"dtype": "float32", "max_model_len": 512, "cache_gb": 0.25, "eager": True, **options}
-    return plain(Profile(engine="vllm", threads=1, sampler_rows=16, vllm=Vllm(**given)))
+    return plain(Profile(engine="vllm", threads=1, max_num_seqs=16, vllm=Vllm(**given)))
 
 
 @pytest.fixture(scope="module")
