@@ -182,7 +182,7 @@ class Terms:
     loss: Tensor
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
 
-    def times(self, name: str, column: Tensor) -> Terms:
+    def weighted(self, name: str, column: Tensor) -> Terms:
         """Multiply the terms by a weight column, (B,T) or (B,), which is added as a metric of that name."""
         spread = column[:, None] if self.loss.dim() > column.dim() else column
         if spread.dim() != self.loss.dim():

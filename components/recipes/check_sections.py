@@ -90,7 +90,7 @@ def _check_sampling(online: Online, where: str) -> None:
             raise RecipeError(f"{where}.rollout.{name}: got {value} with the policy gradient {spec['name']!r}, whose log-probs are at temperature 1 "
                               "without truncation; use temperature 1, top_p 1 and top_k 0, or an objective for arbitrary answers (preference.dpo)")
         for name, value in older.items():
-            if "logprobs.sampled" not in description.named("reads", spec) and "times" not in spec:
+            if "logprobs.sampled" not in description.named("reads", spec) and "weight_column" not in spec:
                 raise RecipeError(f"{where}.{name}: got {str(value).lower()} with the policy gradient {spec['name']!r}, which assumes on-policy answers; "
                                   "use an objective with importance ratios to the sampler ({name: clip, old: sampled}), or one for arbitrary answers "
                                   "(preference.dpo)")
@@ -152,10 +152,10 @@ def check_fit(fit: Fit, flow: Flow, where: str, *, role: str = "policy", untrain
             if missing := sorted(description.asks - set(gives)):
                 hint = "; set online.value_head to true, with `cadence: step`" if missing == ["values"] else ""
                 raise RecipeError(f"{at}: {spec['name']!r} needs {', '.join(missing)}, but the {role} model outputs {', '.join(sorted(gives))}{hint}")
-            if "times" in spec:
-                _check_reads(frozenset({spec["times"]}), flow.columns, f"{spec['name']}.times", at)
+            if "weight_column" in spec:
+                _check_reads(frozenset({spec["weight_column"]}), flow.columns, f"{spec['name']}.weight_column", at)
                 if description.unit not in ("step", "row"):
-                    raise RecipeError(f"{at}: {spec['name']!r} has one term per {description.unit}, but `times` weights steps or rows")
+                    raise RecipeError(f"{at}: {spec['name']!r} has one term per {description.unit}, but `weight_column` weights steps or rows")
             try:
                 problem = legal(spec["reduce"], description.unit)
             except RecipeError as unknown:

@@ -2,7 +2,7 @@
 
 If the inference engine is not the learner's, every policy-gradient objective (one that reads `advantages` and
 log-probs) is multiplied by truncated importance weights (`components/pieces/scoring/importance.py`): the learner
-recomputes `logprobs.old`, ratios use these instead of the sampler's, and the terms are weighted by `times`.
+recomputes `logprobs.old`, ratios use these instead of the sampler's, and the terms are weighted by `weight_column`.
 Objectives that read both log-probs correct themselves (`clip.truncated`); objectives that accept any answers (DPO,
 RAFT) are unchanged. The change is visible in the run's recipe.yaml.
 """
@@ -42,10 +42,10 @@ def corrected_section(online: Online, cap: float) -> Online:
         for spec in specs:
             description = describe("objective", spec["name"])
             reads = description.named("reads", spec)
-            if ("advantages" in reads and "logprobs" in description.asks and "times" not in spec and description.unit in COLUMNS
+            if ("advantages" in reads and "logprobs" in description.asks and "weight_column" not in spec and description.unit in COLUMNS
                     and not {"logprobs.old", "logprobs.sampled"} <= reads):
                 column, piece = COLUMNS[description.unit]
-                spec = {**spec, "times": column, **({"old": "old"} if spec.get("old") == "sampled" else {})}
+                spec = {**spec, "weight_column": column, **({"old": "old"} if spec.get("old") == "sampled" else {})}
                 needed += [piece]
             updates[role].append(spec)
     if not needed:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ratchet.components.protocols import Knob, Learner
 
 T = TypeVar("T")
-OWN = ("weight", "reduce", "label", "times")
+OWN = ("weight", "reduce", "label", "weight_column")
 TRAINED = "trained"
 """Optional bool column. Trajectories where it is false enter no loss; only the `means` of objectives read them."""
 
@@ -47,12 +47,12 @@ class Part:
     unit: Unit
     asks: frozenset[str]
     knobs: Mapping[str, Knob] = field(default_factory=dict)
-    times: str | None = None
+    weight_column: str | None = None
     means: Mapping[str, Callable[..., Tensor]] = field(default_factory=dict)
 
     def __call__(self, out: Any, batch: Batch) -> Terms:
         terms = self.objective(out, batch, **{name: knob.value() for name, knob in self.knobs.items()})
-        return terms if self.times is None else terms.times(self.times, batch[self.times])
+        return terms if self.weight_column is None else terms.weighted(self.weight_column, batch[self.weight_column])
 
     def memories(self) -> dict[str, Knob]:
         own = {} if isinstance(self.weight, (int, float)) else {"weight": self.weight}
@@ -71,7 +71,7 @@ def parts(specs: Sequence[Mapping[str, Any]]) -> list[Part]:
         built.append(Part(
             label=spec["label"], objective=build("objective", fixed), reduce=spec["reduce"],
             weight=build("knob", weight) if isinstance(weight, Mapping) else float(weight),
-            unit=description.unit, asks=description.asks, knobs=knobs, times=spec.get("times"),
+            unit=description.unit, asks=description.asks, knobs=knobs, weight_column=spec.get("weight_column"),
             means={name: getattr(importlib.import_module(description.module), name) for name in sorted(description.means)},
         ))
     return built

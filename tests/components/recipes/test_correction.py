@@ -33,7 +33,7 @@ def test_policy_gradients_are_corrected_and_the_rest_is_left_alone() -> None:
     after = corrected(recipe, VLLM)
     assert prepared(after) == ["scoring.logprobs", "scoring.logprobs.old", "scoring.importance"]
     clip, value, kl = objectives(after)
-    assert (clip["old"], clip["times"]) == ("old", "importance"), "ratios to the learner's own log-probs, not the sampler's"
+    assert (clip["old"], clip["weight_column"]) == ("old", "importance"), "ratios to the learner's own log-probs, not the sampler's"
     assert [value, kl] == objectives(recipe)[1:], "a value has no importance ratio, and a divergence is no policy gradient"
     assert corrected(after, VLLM) == after, "once is enough"
 
@@ -57,15 +57,15 @@ def test_the_cap_comes_from_the_profile_and_a_term_a_row_gets_a_weight_a_row() -
     recipe, _ = load("rlvr_grpo", overrides=["online.fit.updates={policy: [{name: clip.row, old: sampled}]}"])
     after = corrected(recipe, Profile(engine="vllm", vllm=Vllm(importance_cap=5.0)))
     assert after.online and plain(after.online.prepare[-1]) == {"name": "scoring.importance.row", "cap": 5.0, "limit": 0.5}
-    assert objectives(after)[0]["times"] == "importance.row"
+    assert objectives(after)[0]["weight_column"] == "importance.row"
 
 
 def test_a_round_of_its_own_is_corrected_too() -> None:
     change = "online.by_round={2: {fit: {updates: {policy: [{name: reinforce}]}}}}"
     recipe, _ = load("rloo", overrides=["online.cadence=round", "online.rounds=2", "online.prompts={name: disjoint}", change])
     after = corrected(recipe, VLLM)
-    assert after.online and for_round(after.online, 2).fit.updates["policy"][0]["times"] == "importance"
-    assert recipe.online and "times" not in for_round(recipe.online, 2).fit.updates["policy"][0]
+    assert after.online and for_round(after.online, 2).fit.updates["policy"][0]["weight_column"] == "importance"
+    assert recipe.online and "weight_column" not in for_round(recipe.online, 2).fit.updates["policy"][0]
 
 
 def test_a_profile_that_samples_with_vllm_corrects_what_it_loads(tmp_path, monkeypatch) -> None:
@@ -75,8 +75,8 @@ def test_a_profile_that_samples_with_vllm_corrects_what_it_loads(tmp_path, monke
 
 
 @pytest.mark.parametrize(("spec", "message"), [
-    ("{name: reinforce, times: importance}", r"'reinforce.times' reads \['importance'\], which no earlier piece writes"),
-    ("{name: preference.dpo, times: advantages}", "`times`"),
+    ("{name: reinforce, weight_column: importance}", r"'reinforce.weight_column' reads \['importance'\], which no earlier piece writes"),
+    ("{name: preference.dpo, weight_column: advantages}", "`weight_column`"),
 ])
 def test_a_factor_that_cannot_be_is_said_in_the_recipe(spec: str, message: str) -> None:
     with pytest.raises(RecipeError, match=message):
@@ -90,11 +90,11 @@ def test_terms_are_multiplied_and_the_weight_is_a_metric() -> None:
     batch = Batch({}, mask, {"advantages": torch.ones(2, 2), "w": weights, "r": torch.tensor([2.0, 3.0])}, torch.arange(2), torch.arange(2), ("a", "b"))
     out = Outputs({"logprobs": -torch.tensor([[1.0, 2.0], [3.0, 4.0]])})
     spec = {"name": "reinforce", "weight": 1.0, "reduce": "token_mean", "label": "reinforce"}
-    (part,) = parts([{**spec, "times": "w"}])
+    (part,) = parts([{**spec, "weight_column": "w"}])
     terms = part(out, batch)
     assert terms.loss.tolist() == [[2.0, 1.0], [3.0, 0.0]]
     assert terms.metrics["w"] is weights
-    assert parts([{**spec, "times": "r"}])[0](out, batch).loss.tolist() == [[2.0, 4.0], [9.0, 12.0]]
+    assert parts([{**spec, "weight_column": "r"}])[0](out, batch).loss.tolist() == [[2.0, 4.0], [9.0, 12.0]]
     assert parts([spec])[0](out, batch).loss.tolist() == [[1.0, 2.0], [3.0, 4.0]]
     with pytest.raises(ValueError, match="step"):
-        dataclasses.replace(terms, loss=torch.ones(2)).times("w", weights)
+        dataclasses.replace(terms, loss=torch.ones(2)).weighted("w", weights)
