@@ -94,7 +94,7 @@ def test_advantages(case):
 @pytest.mark.parametrize("case", ORACLES["gae"], ids=lambda c: c["source"])
 def test_gae(case):
     mask = case.get("mask", [True] * len(case["values"]))
-    advantages, returns = recursion(case["rewards"], case["values"], mask, case["discount"], case["trace"])
+    advantages, returns = recursion(case["rewards"], case["values"], mask, case["gamma"], case["gae_lambda"])
     assert advantages == pytest.approx(case["advantages"], abs=1e-6)
     if "returns" in case:
         assert returns == pytest.approx(case["returns"], abs=1e-6)

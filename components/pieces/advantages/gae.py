@@ -22,7 +22,7 @@ def recursion(rewards: Sequence[float], values: Sequence[float], mask: Sequence[
     for t in reversed(range(len(mask))):
         if not mask[t]:
             continue
-        running = rewards[t] + discount * following - values[t] + discount * trace * running
+        running = rewards[t] + gamma * following - values[t] + gamma * gae_lambda * running
         following = values[t]
         advantages[t], returns[t] = running, running + values[t]
     return advantages, returns
@@ -39,7 +39,7 @@ def gae(groups: Sequence[Group], ctx: Context, *, reward: str | list = "reward.j
     """
     advantages, returns = [], []
     for group in groups:
-        rows = [recursion(rewards, values, t.mask, discount, trace) for rewards, values, t in
+        rows = [recursion(rewards, values, t.mask, gamma, gae_lambda) for rewards, values, t in
                 zip(step_rewards(group, reward), group.columns["values.old"], group.trajectories, strict=True)]
         advantages.append([a for a, _ in rows])
         returns.append([r for _, r in rows])

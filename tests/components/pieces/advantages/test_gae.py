@@ -17,15 +17,15 @@ def gae(one, **options):
 
 
 def test_a_number_falls_on_the_last_chosen_step():
-    made = gae(group([2.0], [[False, True, True, False]], [[0.0] * 4]), trace=1.0, discount=0.5, whiten=False)
+    made = gae(group([2.0], [[False, True, True, False]], [[0.0] * 4]), gae_lambda=1.0, gamma=0.5, whiten=False)
     assert made["returns"] == [[[0.0, 1.0, 2.0, 0.0]]]
 
 
 def test_what_the_environment_says_changes_nothing():
     mask = [False, True, True, False, False, True]
-    one = gae(group([1.0], [mask], [[0, 0.1, 0.2, 9, -9, 0.3]]), discount=0.9)
-    other = gae(group([1.0], [mask], [[7, 0.1, 0.2, 0, 5, 0.3]]), discount=0.9)
-    packed = gae(group([1.0], [[True] * 3], [[0.1, 0.2, 0.3]]), discount=0.9)
+    one = gae(group([1.0], [mask], [[0, 0.1, 0.2, 9, -9, 0.3]]), gamma=0.9)
+    other = gae(group([1.0], [mask], [[7, 0.1, 0.2, 0, 5, 0.3]]), gamma=0.9)
+    packed = gae(group([1.0], [[True] * 3], [[0.1, 0.2, 0.3]]), gamma=0.9)
     assert one == other
     assert [a for a, m in zip(one["advantages"][0][0], mask, strict=True) if m] == packed["advantages"][0][0]
 
