@@ -89,7 +89,7 @@ class Adapter(Protocol):
 
 
 @runtime_checkable
-class Knob(Memory, Protocol):
+class Schedule(Memory, Protocol):
     """A schedule: a number that may change during training."""
 
     def value(self) -> float: ...
@@ -120,6 +120,6 @@ class Environment(Protocol):
 
 
 __all__ = [
-    "Adapter", "Annotator", "Engine", "Environment", "Knob", "Learner", "Memory", "Objective", "Prompts", "Rollout", "Selector", "Tracker",
+    "Adapter", "Annotator", "Engine", "Environment", "Learner", "Memory", "Objective", "Prompts", "Rollout", "Schedule", "Selector", "Tracker",
     "Trajectory",
 ]

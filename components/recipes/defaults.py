@@ -70,7 +70,7 @@ def section_with_defaults(section: Any, name: str) -> Any:
             gold = resolve("annotate", section.watch.gold, where=f"{name}.watch.gold")
             here["watch"] = dataclasses.replace(section.watch, gold=gold)
         if isinstance(section.reference, Mapping):
-            here["reference"] = resolve("anchor", section.reference, where=f"{name}.reference")
+            here["reference"] = resolve("reference", section.reference, where=f"{name}.reference")
     return dataclasses.replace(section, **here)
 
 
@@ -81,7 +81,7 @@ def objective_with_defaults(spec: Spec, where: str) -> dict[str, Any]:
     full = {"weight": 1.0, "reduce": default, "label": full["name"], **full}
     for key, value in full.items():
         if isinstance(value, Mapping) and key not in ("reduce", "label", "weight_column"):
-            full[key] = resolve("knob", value, where=f"{where}.{key}")
+            full[key] = resolve("schedule", value, where=f"{where}.{key}")
     if not isinstance(full["weight"], Mapping):
         full["weight"] = conform(Finite, full["weight"], f"{where}.weight")
     return full

@@ -177,7 +177,7 @@ class Online:
     annotate: Sequence[Spec] = ()  # rewards, advantages and other columns
     select: Sequence[Spec] = ()  # selectors
     prepare: Sequence[Spec] = ()  # columns that the objectives read, such as reference log-probs
-    reference: Literal["initial", "previous"] | Mapping[str, Any] = "initial"  # before round 1, before this round, or a piece of the slot anchor
+    reference: Literal["initial", "previous"] | Mapping[str, Any] = "initial"  # before round 1, before this round, or a reference update
     sample_from: Literal["current", "initial"] = "current"  # initial: the offline control
     keep_earlier: Bool = False  # train on earlier rounds' groups too
     value_head: Bool = False  # train a value head beside the policy (PPO)

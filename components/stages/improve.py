@@ -62,7 +62,7 @@ def improve(job: Job) -> dict[str, Any]:
     if options["reference"] != "initial":
         exact = {**profile, "engine": "torch", "precision": "float32"}  # reference updates (e.g. EMA) are smaller than half precision resolves
         start = engine_of(exact, job.path("reference"), kind)
-        reference = stateful["reference"] = Reference(start, build("anchor", options["reference"]))
+        reference = stateful["reference"] = Reference(start, build("reference", options["reference"]))
     health = stateful["health"] = Health(options, learner)
     state: dict[str, Any] = {"step": 0, "updates": 0, "counts": {}, "held": 0}
     checkpoint = latest(job.work.progress)
@@ -144,11 +144,11 @@ def improve(job: Job) -> dict[str, Any]:
 class Reference:
     """A moving reference model, updated after each policy update (e.g. by an exponential moving average)."""
 
-    def __init__(self, engine: Any, anchor: Callable[..., Mapping[str, Any]]) -> None:
-        self.engine, self.anchor = engine, anchor
+    def __init__(self, engine: Any, update: Callable[..., Mapping[str, Any]]) -> None:
+        self.engine, self.update = engine, update
 
     def follow(self, policy: Any) -> None:
-        self.engine.model.load_state_dict(self.anchor(self.engine.model.state_dict(), policy.model.state_dict()))
+        self.engine.model.load_state_dict(self.update(self.engine.model.state_dict(), policy.model.state_dict()))
 
     def state(self) -> dict[str, Any]:
         return dict(self.engine.model.state_dict())

@@ -28,7 +28,7 @@ from ratchet.components.types import Batch, Group, Terms
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ratchet.components.protocols import Knob, Learner
+    from ratchet.components.protocols import Learner, Schedule
 
 T = TypeVar("T")
 OWN = ("weight", "reduce", "label", "weight_column")
@@ -43,20 +43,20 @@ class Part:
     label: str
     objective: Callable[..., Terms]
     reduce: str
-    weight: float | Knob
+    weight: float | Schedule
     unit: Unit
     asks: frozenset[str]
-    knobs: Mapping[str, Knob] = field(default_factory=dict)
+    schedules: Mapping[str, Schedule] = field(default_factory=dict)
     weight_column: str | None = None
     means: Mapping[str, Callable[..., Tensor]] = field(default_factory=dict)
 
     def __call__(self, out: Any, batch: Batch) -> Terms:
-        terms = self.objective(out, batch, **{name: knob.value() for name, knob in self.knobs.items()})
+        terms = self.objective(out, batch, **{name: schedule.value() for name, schedule in self.schedules.items()})
         return terms if self.weight_column is None else terms.weighted(self.weight_column, batch[self.weight_column])
 
-    def memories(self) -> dict[str, Knob]:
+    def memories(self) -> dict[str, Schedule]:
         own = {} if isinstance(self.weight, (int, float)) else {"weight": self.weight}
-        return {**own, **self.knobs}
+        return {**own, **self.schedules}
 
 
 def parts(specs: Sequence[Mapping[str, Any]]) -> list[Part]:
@@ -64,14 +64,14 @@ def parts(specs: Sequence[Mapping[str, Any]]) -> list[Part]:
     built = []
     for spec in specs:
         description = describe("objective", spec["name"])
-        knobs = {k: build("knob", v) for k, v in spec.items()
+        schedules = {k: build("schedule", v) for k, v in spec.items()
                  if k not in OWN and isinstance(v, Mapping) and "name" in v}
-        fixed = {k: v for k, v in spec.items() if k not in knobs and k not in OWN}
+        fixed = {k: v for k, v in spec.items() if k not in schedules and k not in OWN}
         weight = spec["weight"]
         built.append(Part(
             label=spec["label"], objective=build("objective", fixed), reduce=spec["reduce"],
-            weight=build("knob", weight) if isinstance(weight, Mapping) else float(weight),
-            unit=description.unit, asks=description.asks, knobs=knobs, weight_column=spec.get("weight_column"),
+            weight=build("schedule", weight) if isinstance(weight, Mapping) else float(weight),
+            unit=description.unit, asks=description.asks, schedules=schedules, weight_column=spec.get("weight_column"),
             means={name: getattr(importlib.import_module(description.module), name) for name in sorted(description.means)},
         ))
     return built
@@ -219,14 +219,14 @@ def one_step(learners: Mapping[str, Learner], updates: Mapping[str, Sequence[Par
         except TrainingError as error:  # the learner does not know the prompt ids
             raise TrainingError(f"{error} (prompts {_first_ids(group.prompt.id for group in groups)})") from error
         for part in update:
-            for knob in part.memories().values():
-                knob.update(line)
+            for schedule in part.memories().values():
+                schedule.update(line)
     return line
 
 
-def memories(updates: Mapping[str, Sequence[Part]]) -> dict[str, Knob]:
+def memories(updates: Mapping[str, Sequence[Part]]) -> dict[str, Schedule]:
     """All schedules of all objectives, keyed for checkpoints as `role.label.option`."""
-    return {f"{role}.{p.label}.{name}": knob for role, ps in updates.items() for p in ps for name, knob in p.memories().items()}
+    return {f"{role}.{p.label}.{name}": schedule for role, ps in updates.items() for p in ps for name, schedule in p.memories().items()}
 
 
 def steps_planned(units: int, options: Mapping[str, Any]) -> int:

@@ -12,8 +12,8 @@ from ratchet.components.recipes.ranges import Bool, Share
 from ratchet.components.types import Columns, Context, Group
 
 
-def recursion(rewards: Sequence[float], values: Sequence[float], mask: Sequence[bool], discount: float,
-              trace: float) -> tuple[list[float], list[float]]:
+def recursion(rewards: Sequence[float], values: Sequence[float], mask: Sequence[bool], gamma: float,
+              gae_lambda: float) -> tuple[list[float], list[float]]:
     """Advantages and returns (T), 0 outside the loss mask. Steps between masked-in steps (tool outputs, other
     speakers) neither discount nor bootstrap. The value after the last masked-in step is 0.
     """
@@ -29,8 +29,8 @@ def recursion(rewards: Sequence[float], values: Sequence[float], mask: Sequence[
 
 
 @piece(reads=("{reward}", "values.old"), writes=("advantages", "returns"), paper="arXiv:1506.02438")
-def gae(groups: Sequence[Group], ctx: Context, *, reward: str | list = "reward.judge", discount: Share = 1.0,
-        trace: Share = 0.95, whiten: Bool = True) -> Columns:
+def gae(groups: Sequence[Group], ctx: Context, *, reward: str | list = "reward.judge", gamma: Share = 1.0,
+        gae_lambda: Share = 0.95, whiten: Bool = True) -> Columns:
     """GAE(gamma, lambda) (eq. 16): per-step advantages and returns, lists (T). A scalar reward is assigned to the
     last masked-in step; a per-step column (T), e.g. `shaped`, is used as it is.
 

@@ -68,7 +68,7 @@ def test_a_mapping_merges_a_list_replaces_another_piece_replaces() -> None:
     ("online: {cadence: step, prompts: {name: difficulty_pool, reward: reward.judge}}", r"online.prompts: .* reads \['reward.judge'\]"),
     ("online: {reference: {name: ema}}", "online.reference: .* with `cadence: round`; expected `initial`, or `previous`"),
     ("online: {cadence: step, reference: previous}", "online.reference: got 'previous' with `cadence: step`.*a reference update"),
-    ("online: {cadence: step, reference: {name: emma}}", "online.reference: no anchor piece named 'emma'; did you mean 'ema'"),
+    ("online: {cadence: step, reference: {name: emma}}", "online.reference: no reference piece named 'emma'; did you mean 'ema'"),
     ("online: {reference: first}", "'first' is not one of initial, previous"),
     ("evaluate: {metrics: [{name: rewards.reward_model, model: safety}]}", "evaluate.metrics: .* needs the model 'safety'"),
     ("evaluate: {metrics: [{name: advantages.centre, reward: reward.judge}]}", r"evaluate.metrics: .* reads \['reward.judge'\]"),

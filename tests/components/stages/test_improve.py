@@ -21,7 +21,7 @@ from ratchet.tasks.pipeline import Pipeline
 
 CHANGES = ["online.rounds=4", "online.prompts_per_round=4", "online.fit.save_every=2", "online.rollout.responses_per_prompt=4",
            "online.prompts={name: difficulty_pool}", "online.select=[{name: replay, share: 0.5, capacity: 8}]",
-           "online.reference={name: ema, follow: 0.5}", "online.prepare=[{name: scoring.logprobs, model: reference}]",
+           "online.reference={name: ema, decay: 0.5}", "online.prepare=[{name: scoring.logprobs, model: reference}]",
            "online.fit.updates.policy=[{name: clip, old: sampled, reduce: token_mean}, {name: kl, weight: 0.5, reduce: token_mean}]"]
 
 
@@ -54,7 +54,7 @@ def test_a_run_with_memory_resumes_bit_for_bit(tiny_home: Path, tmp_path: Path) 
     assert improve(pipeline, killed) == (weights, steps)
 
 
-def test_the_anchor_every_round_keeps_the_reference_at_the_policy(tiny_home: Path, tmp_path: Path) -> None:
+def test_the_reference_update_every_round_keeps_the_reference_at_the_policy(tiny_home: Path, tmp_path: Path) -> None:
     _, steps = improve(prepared(tiny_home, "online.rounds=3", "online.reference={name: every_round}"), tmp_path)
     assert max(abs(s["policy/kl/kl"]) for s in steps) < 1e-4
 

@@ -13,16 +13,16 @@ SPECS = {
 }
 
 
-def path(knob, kls):
+def path(schedule, kls):
     values = []
     for kl in kls:
-        knob.update({"policy/kl/kl": kl})
-        values.append(knob.value())
+        schedule.update({"policy/kl/kl": kl})
+        values.append(schedule.value())
     return values
 
 
 def test_paths():
-    made = {name: build("knob", {"name": name, **options}) for name, options in SPECS.items()}
+    made = {name: build("schedule", {"name": name, **options}) for name, options in SPECS.items()}
     assert path(made["constant"], [1, 2]) == [0.3, 0.3]
     assert path(made["linear"], [0] * 6) == [0.75, 0.5, 0.25, 0.0, 0.0, 0.0]
     assert path(made["cosine"], [0] * 5) == pytest.approx([0.853553, 0.5, 0.146447, 0, 0], abs=1e-6)
@@ -31,11 +31,11 @@ def test_paths():
         made["adaptive_kl"].update({"policy/kl/k": 1.0})
 
 
-@pytest.mark.parametrize("name", sorted(catalogue("knob")))
+@pytest.mark.parametrize("name", sorted(catalogue("schedule")))
 def test_resume(name):
     spec, kls = {"name": name, **SPECS.get(name, {})}, [1.0, 5.0, 1.9, 2.2]
-    whole = path(build("knob", spec), kls)
-    first, second = build("knob", spec), build("knob", spec)
+    whole = path(build("schedule", spec), kls)
+    first, second = build("schedule", spec), build("schedule", spec)
     path(first, kls[:2])
     second.restore(first.state())
     assert path(second, kls[2:]) == whole[2:]

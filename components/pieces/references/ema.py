@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 from ratchet.components.errors import ContractError
 from ratchet.components.piece import piece
-from ratchet.components.recipes.ranges import PositiveShare
+from ratchet.components.recipes.ranges import BelowOne
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 @piece(paper="arXiv:2404.09656")
-def ema(reference: Mapping[str, Tensor], policy: Mapping[str, Tensor], *, follow: PositiveShare = 0.6) -> Mapping[str, Tensor]:
-    """follow x policy + (1 - follow) x reference, per weight: the soft update of Trust Region DPO."""
+def ema(reference: Mapping[str, Tensor], policy: Mapping[str, Tensor], *, decay: BelowOne = 0.4) -> Mapping[str, Tensor]:
+    """decay x reference + (1 - decay) x policy, per weight: the soft update of Trust Region DPO (its alpha is 1 - decay)."""
     if reference.keys() != policy.keys():
         raise ContractError(f"ema: reference and policy differ in weights, e.g. {sorted(reference.keys() ^ policy.keys())[:3]}")
-    return {name: reference[name].lerp(weight.to(reference[name].dtype), follow) if weight.is_floating_point() else weight
+    return {name: reference[name].lerp(weight.to(reference[name].dtype), 1 - decay) if weight.is_floating_point() else weight
             for name, weight in policy.items()}

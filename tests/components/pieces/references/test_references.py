@@ -10,17 +10,17 @@ OLD, NEW = {"w": torch.tensor([0.0, 2.0])}, {"w": torch.tensor([1.0, 4.0])}
 
 
 @pytest.mark.parametrize(("spec", "expected"), [({"name": "frozen"}, [0.0, 2.0]), ({"name": "every_round"}, [1.0, 4.0]),
-                                                ({"name": "ema", "follow": 0.25}, [0.25, 2.5])])
-def test_anchor(spec, expected):
-    assert build("anchor", spec)(OLD, NEW)["w"].tolist() == expected
+                                                ({"name": "ema", "decay": 0.75}, [0.25, 2.5])])
+def test_reference_update(spec, expected):
+    assert build("reference", spec)(OLD, NEW)["w"].tolist() == expected
 
 
 def test_ema_of_different_models():
     with pytest.raises(ContractError, match="'x'"):
-        build("anchor", {"name": "ema"})(OLD, {"w": NEW["w"], "x": NEW["w"]})
+        build("reference", {"name": "ema"})(OLD, {"w": NEW["w"], "x": NEW["w"]})
 
 
 def test_ema_of_a_policy_in_half_precision_loses_no_small_step():
     """On a GPU the policy that is followed may be held in bfloat16, whose neighbours near 1 are 0.008 apart."""
-    moved = build("anchor", {"name": "ema", "follow": 0.01})({"w": torch.tensor([1.0])}, {"w": torch.tensor([1.125], dtype=torch.bfloat16)})["w"]
+    moved = build("reference", {"name": "ema", "decay": 0.99})({"w": torch.tensor([1.0])}, {"w": torch.tensor([1.125], dtype=torch.bfloat16)})["w"]
     assert moved.dtype == torch.float32 and moved.tolist() == pytest.approx([1.00125])
