@@ -47,7 +47,7 @@ def piece(
     *,
     reads: Iterable[str] = (),
     writes: Iterable[str] = (),
-    asks: Iterable[str] = (),
+    outputs: Iterable[str] = (),
     models: Iterable[str] = (),
     unit: Unit = "row",
     paper: str = "",
@@ -59,7 +59,7 @@ def piece(
     """Declare a piece. Returns the function unchanged.
 
     - `reads`, `writes`: columns (`{option}` is filled in from the recipe).
-    - `asks`: outputs that the learner must compute.
+    - `outputs`: outputs that the learner must compute.
     - `models`: models used, in addition to those named by the options `model` and `models`.
     - `unit`: what must not be split between micro-batches.
     - `gold`: a verifier that gives a prompt's own `answer` the reward 1.
@@ -124,7 +124,7 @@ class Description:
     doc: str
     reads: frozenset[str] = frozenset()
     writes: frozenset[str] = frozenset()
-    asks: frozenset[str] = frozenset()
+    outputs: frozenset[str] = frozenset()
     models: frozenset[str] = frozenset()
     unit: Unit = "row"
     paper: str = ""
@@ -187,7 +187,7 @@ def _read(slot: str, folder: str, path: Path) -> dict[str, Description]:
         pieces[name] = Description(
             slot=slot, name=name, module=f"ratchet.components.pieces.{folder}.{path.stem}", function=node.name, path=path, doc=doc,
             reads=frozenset(declared.get("reads", ())), writes=frozenset(declared.get("writes", ())),
-            asks=frozenset(declared.get("asks", ())), unit=declared.get("unit", "row"), paper=declared.get("paper", ""), gold=declared.get("gold", False),
+            outputs=frozenset(declared.get("outputs", ())), unit=declared.get("unit", "row"), paper=declared.get("paper", ""), gold=declared.get("gold", False),
             means=frozenset(declared.get("means", ())), compares=declared.get("compares", False), makes=declared.get("makes", ""),
             models=frozenset([*declared.get("models", ()), *(f"{{{option}}}" for option in ("model", "models") if option in options)]),
             memory=any(isinstance(f, ast.FunctionDef) and f.name == "restore" for f in node.body),

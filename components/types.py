@@ -166,13 +166,13 @@ class Batch:
 class Outputs:
     """Outputs of a forward pass. Only the requested ones exist; reading another is an `AttributeError`."""
 
-    values_by_ask: Mapping[str, Tensor]
+    by_name: Mapping[str, Tensor]
 
     def __getattr__(self, name: str) -> Tensor:
         try:
-            return self.values_by_ask[name]
+            return self.by_name[name]
         except KeyError:
-            raise AttributeError(f"output {name!r} was not requested; available: {sorted(self.values_by_ask)}") from None
+            raise AttributeError(f"output {name!r} was not requested; available: {sorted(self.by_name)}") from None
 
 
 @dataclass(frozen=True, slots=True)

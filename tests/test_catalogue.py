@@ -57,7 +57,7 @@ from ratchet.components.recipes.ranges import Positive
 from ratchet.components.types import Batch, Outputs, Terms
 
 
-@piece(reads=("advantages",), asks=("logprobs",), unit="step", paper="arXiv:0000.00000")
+@piece(reads=("advantages",), outputs=("logprobs",), unit="step", paper="arXiv:0000.00000")
 def squared(out: Outputs, batch: Batch, *, power: Positive = 2.0) -> Terms:
     """Nothing anybody should train with.
 

@@ -54,10 +54,10 @@ def _measure_engine(model: Path, profile: Mapping[str, Any], *, length: int, pro
     rng = random.Random(0)
     tokens = [t for t in range(len(load_tokenizer(model))) if t not in engine.contract.eos]
     texts = [_text([rng.choice(tokens) for _ in range(length)]) for _ in range(max(1, profile["tokens_per_microbatch"] // length))]
-    asks = frozenset({"logprobs"})
-    engine.score(texts[:1], asks)  # warm-up
+    outputs = frozenset({"logprobs"})
+    engine.score(texts[:1], outputs)  # warm-up
     load = time.monotonic() - started
-    score = _rate(len(texts) * length, lambda: engine.score(texts, asks))
+    score = _rate(len(texts) * length, lambda: engine.score(texts, outputs))
     requests = [Request([rng.choice(tokens) for _ in range(prompt)], count=each, max_tokens=ANSWER, seed=i)
                 for i in range(max(1, profile["max_num_seqs"] // each))]
     engine.generate(requests[:1])

@@ -117,8 +117,8 @@ class SplitEngine:
             self._agreed = True
         return answers
 
-    def score(self, groups: Sequence[Group], asks: frozenset[str]) -> list[Mapping[str, list[Any]]]:
-        return self.scorer.score(groups, asks)
+    def score(self, groups: Sequence[Group], outputs: frozenset[str]) -> list[Mapping[str, list[Any]]]:
+        return self.scorer.score(groups, outputs)
 
 
 def _torch(profile: Mapping[str, Any], path: Path, kind: Kind) -> TorchEngine:

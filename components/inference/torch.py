@@ -17,7 +17,7 @@ from ratchet.components.errors import ContractError
 from ratchet.components.inference.sampling import sample
 from ratchet.components.models.attention import Cache, DecodePlan, PrefillPlan
 from ratchet.components.models.device import inference_dtype, to_device
-from ratchet.components.models.forward import hidden_states, output_head, outputs
+from ratchet.components.models.forward import hidden_states, model_outputs, output_head
 from ratchet.components.models.load import load_model, load_tokenizer
 from ratchet.components.models.products import product
 from ratchet.components.models.reward import is_published
@@ -86,19 +86,19 @@ class TorchEngine:
         return decode_answer(self.tokenizer, tokens)
 
     @torch.inference_mode()
-    def score(self, groups: Sequence[Group], asks: frozenset[str]) -> list[Mapping[str, list[Any]]]:
+    def score(self, groups: Sequence[Group], outputs: frozenset[str]) -> list[Mapping[str, list[Any]]]:
         """Requested outputs per group, one value per trajectory: `logprobs`, `entropy`, `values` as lists (T),
         `scores` as floats.
         """
         groups = [self.encode(group) for group in groups]
-        found: list[Mapping[str, list[Any]]] = [{ask: [] for ask in asks} for _ in groups]
+        found: list[Mapping[str, list[Any]]] = [{output: [] for output in outputs} for _ in groups]
         for batch in progress.counted(pack(groups, unit="row", tokens=SCORE_TOKENS)):
-            out = outputs(self.model, self.kind, batch, asks)
-            for ask in asks:
-                values = getattr(out, ask).tolist()
+            out = model_outputs(self.model, self.kind, batch, outputs)
+            for output in outputs:
+                values = getattr(out, output).tolist()
                 for row, group in enumerate(batch.group.tolist()):
                     value = values[row]
-                    found[group][ask].append(value[: len(batch.inputs["tokens"][row])] if isinstance(value, list) else value)
+                    found[group][output].append(value[: len(batch.inputs["tokens"][row])] if isinstance(value, list) else value)
         return found
 
     @torch.inference_mode()

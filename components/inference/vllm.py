@@ -94,12 +94,12 @@ class VllmEngine:
         """Text of an answer."""
         return decode_answer(self.tokenizer, tokens)
 
-    def score(self, groups: Sequence[Group], asks: frozenset[str]) -> list[Mapping[str, list[Any]]]:
+    def score(self, groups: Sequence[Group], outputs: frozenset[str]) -> list[Mapping[str, list[Any]]]:
         """Per group, `logprobs`: one list (T) per trajectory, 0 where the loss mask is False. Other outputs are a
         `ContractError`.
         """
-        if asks - {"logprobs"}:
-            raise ContractError(f"vLLM scores log-probs only, not {', '.join(sorted(asks - {'logprobs'}))}; "
+        if outputs - {"logprobs"}:
+            raise ContractError(f"vLLM scores log-probs only, not {', '.join(sorted(outputs - {'logprobs'}))}; "
                                 "score them with the torch engine")
         groups = [self.encode(group) for group in groups]
         paths = [t for group in groups for t in group.trajectories]

@@ -14,19 +14,19 @@ from ratchet.components.models.reward import MeanReward
 from ratchet.components.models.value import PolicyWithValue
 from ratchet.components.types import Batch, Outputs
 
-ASKS = {"policy": {"logprobs", "entropy"}, "policy_with_value": {"logprobs", "entropy", "values"}, "reward": {"scores"}}
+OUTPUTS = {"policy": {"logprobs", "entropy"}, "policy_with_value": {"logprobs", "entropy", "values"}, "reward": {"scores"}}
 SCALED = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 
 
-def outputs(model: nn.Module, kind: str, batch: Batch, asks: frozenset[str]) -> Outputs:
+def model_outputs(model: nn.Module, kind: str, batch: Batch, outputs: frozenset[str]) -> Outputs:
     """Requested outputs of a batch: `logprobs`, `entropy`, `values` (B,T), zero where the loss mask is False;
     `scores` (B,).
 
     logprobs[b, t] is log p(token t | tokens before t) at temperature 1; values[b, t] is the value of the state before
     token t. Both read the hidden state at t - 1. `ContractError` for outputs that this kind of model does not have.
     """
-    if not asks <= ASKS[kind]:
-        raise ContractError(f"a model of kind {kind!r} has no output {', '.join(sorted(asks - ASKS[kind]))}; available: {', '.join(sorted(ASKS[kind]))}")
+    if not outputs <= OUTPUTS[kind]:
+        raise ContractError(f"a model of kind {kind!r} has no output {', '.join(sorted(outputs - OUTPUTS[kind]))}; available: {', '.join(sorted(OUTPUTS[kind]))}")
     if kind == "reward":
         return Outputs({"scores": _read(model.score, reward_states(model, batch)).float()})
     rows = list(batch.inputs["tokens"])
@@ -44,17 +44,17 @@ def outputs(model: nn.Module, kind: str, batch: Batch, asks: frozenset[str]) -> 
     def spread(values: Tensor) -> Tensor:
         return values.new_zeros(batch.mask.shape).index_put((row, step), values)
 
-    if asks & {"logprobs", "entropy"}:
+    if outputs & {"logprobs", "entropy"}:
         head = output_head(language)
         targets = torch.cat([tokens[batch.mask[b, : len(tokens)]] for b, tokens in enumerate(rows)])
         bias = None if head.bias is None else head.bias.float()  # softmax in float32, whatever the model's dtype
-        logprobs, entropy = chosen_logprobs(states.float(), head.weight.float(), targets.to(states.device), entropy="entropy" in asks, bias=bias)
+        logprobs, entropy = chosen_logprobs(states.float(), head.weight.float(), targets.to(states.device), entropy="entropy" in outputs, bias=bias)
         found["logprobs"] = spread(logprobs)
         if entropy is not None:
             found["entropy"] = spread(entropy)
-    if "values" in asks:
+    if "values" in outputs:
         found["values"] = spread(_read(model.value_head, states))
-    return Outputs({name: found[name] for name in asks})
+    return Outputs({name: found[name] for name in outputs})
 
 
 def reward_states(model: nn.Module, batch: Batch) -> Tensor:

@@ -113,17 +113,17 @@ class AdapterDisabledReference:
     def __init__(self, learner: Any, tokens: int, weights: str) -> None:
         self._learner, self._tokens, self.weights = learner, tokens, weights
 
-    def score(self, groups: Sequence[Group], asks: frozenset[str]) -> list[Mapping[str, list[Any]]]:
+    def score(self, groups: Sequence[Group], outputs: frozenset[str]) -> list[Mapping[str, list[Any]]]:
         """As `Engine.score`: per group, requested output -> one list (T) per trajectory."""
         import torch
 
         from ratchet.components.training.packing import pack
 
-        found: list[Mapping[str, list[Any]]] = [{ask: [] for ask in asks} for _ in groups]
+        found: list[Mapping[str, list[Any]]] = [{output: [] for output in outputs} for _ in groups]
         with torch.no_grad(), self._learner.trained.disable_adapter():
             for batch in pack(groups, unit="row", tokens=self._tokens):
-                out = self._learner(batch, asks)
-                for ask in asks:
+                out = self._learner(batch, outputs)
+                for output in outputs:
                     for row, group in enumerate(batch.group.tolist()):
-                        found[group][ask].append(getattr(out, ask)[row, : len(batch.inputs["tokens"][row])].tolist())
+                        found[group][output].append(getattr(out, output)[row, : len(batch.inputs["tokens"][row])].tolist())
         return found

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ratchet.components.models.attention import register
-from ratchet.components.models.forward import outputs
+from ratchet.components.models.forward import model_outputs
 from ratchet.components.models.load import save_model
 from ratchet.components.text.chat import encode
 from ratchet.components.training.packing import pack
@@ -96,7 +96,7 @@ def _encoded(tokenizer, messages: list[Message], number: int) -> Group:
 
 def _loss(model: torch.nn.Module, groups: list[Group]) -> Tensor:
     batch = pack(groups, unit="row", tokens=1 << 30)[0]
-    return -outputs(model, "policy", batch, frozenset({"logprobs"})).logprobs.sum() / batch.mask.sum()
+    return -model_outputs(model, "policy", batch, frozenset({"logprobs"})).logprobs.sum() / batch.mask.sum()
 
 
 def _tokenizer(seed: int):

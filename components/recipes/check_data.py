@@ -158,5 +158,5 @@ def check_kinds(recipe: Recipe) -> None:
         if "label" in description.reads and kind in PAIRS:
             raise RecipeError(f"{at}: {spec['name']!r} needs single labelled answers, but offline.data: {section.data!r} has preference "
                               "pairs; use the split 'labelled', or a pairwise objective such as 'preference.dpo'")
-        if kind in SINGLE and not description.reads and "logprobs" in description.asks:
+        if kind in SINGLE and not description.reads and "logprobs" in description.outputs:
             raise RecipeError(f"{at}: {spec['name']!r} would train on answers with label false; use only 'kto' on offline.data: {section.data!r}")

@@ -84,7 +84,7 @@ def _check_sampling(online: Online, where: str) -> None:
     older = {key: value for key, value in (("sample_from", online.sample_from), ("keep_earlier", online.keep_earlier)) if value not in ("current", False)}
     for spec in [spec for parts in online.fit.updates.values() for spec in parts]:
         description = describe("objective", spec["name"])
-        if "advantages" not in description.reads or "logprobs" not in description.asks:
+        if "advantages" not in description.reads or "logprobs" not in description.outputs:
             continue
         for name, value in off.items():
             raise RecipeError(f"{where}.rollout.{name}: got {value} with the policy gradient {spec['name']!r}, whose log-probs are at temperature 1 "
@@ -149,7 +149,7 @@ def check_fit(fit: Fit, flow: Flow, where: str, *, role: str = "policy", untrain
             description = describe("objective", spec["name"])
             at = f"{where}.updates.{role}"
             _check_reads(description.named("reads", spec), flow.columns, spec["name"], at)
-            if missing := sorted(description.asks - set(gives)):
+            if missing := sorted(description.outputs - set(gives)):
                 hint = "; set online.value_head to true, with `cadence: step`" if missing == ["values"] else ""
                 raise RecipeError(f"{at}: {spec['name']!r} needs {', '.join(missing)}, but the {role} model outputs {', '.join(sorted(gives))}{hint}")
             if "weight_column" in spec:
@@ -165,7 +165,7 @@ def check_fit(fit: Fit, flow: Flow, where: str, *, role: str = "policy", untrain
             if description.unit == "pair" and not flow.pairs:
                 raise RecipeError(f"{at}: {spec['name']!r} compares a chosen with a rejected answer, but its input has no pairs; add a "
                                   "selector that makes pairs, such as best_worst, or use a split of pairs")
-            if flow.pairs and "logprobs" in description.asks and description.unit != "pair" and not description.reads:
+            if flow.pairs and "logprobs" in description.outputs and description.unit != "pair" and not description.reads:
                 raise RecipeError(f"{at}: {spec['name']!r} would also train on the rejected answers of the pairs; use 'preference.chosen', "
                                   "or a selector such as best_of_n instead of one that makes pairs")
 

@@ -42,7 +42,7 @@ def corrected_section(online: Online, cap: float) -> Online:
         for spec in specs:
             description = describe("objective", spec["name"])
             reads = description.named("reads", spec)
-            if ("advantages" in reads and "logprobs" in description.asks and "weight_column" not in spec and description.unit in COLUMNS
+            if ("advantages" in reads and "logprobs" in description.outputs and "weight_column" not in spec and description.unit in COLUMNS
                     and not {"logprobs.old", "logprobs.sampled"} <= reads):
                 column, piece = COLUMNS[description.unit]
                 spec = {**spec, "weight_column": column, **({"old": "old"} if spec.get("old") == "sampled" else {})}

@@ -59,10 +59,10 @@ def annotate(job: Job) -> dict[str, Any]:
     groups = read_groups(job.path("groups") / "groups.parquet")
     context, watched = context_of(job), options["watch"].get("kl_prompts", 0)
     itself = job.inputs["policy"].digest == job.inputs["initial"].digest
-    asks = watched and not itself
-    progress.expect("texts", texts_read(options["annotate"]) * _answers(groups) + (min(watched, len(groups)) if asks else 0))
+    measures_kl = watched and not itself
+    progress.expect("texts", texts_read(options["annotate"]) * _answers(groups) + (min(watched, len(groups)) if measures_kl else 0))
     marked, counts = annotate_groups(groups, pieces("annotate", options["annotate"]), context, max_failed=options["max_failed"])
-    numbers = round_metrics(marked, options["annotate"], optimised=options["optimised"], gold=gold_scores(job, marked, context), reference=context.models["initial"] if asks else None,
+    numbers = round_metrics(marked, options["annotate"], optimised=options["optimised"], gold=gold_scores(job, marked, context), reference=context.models["initial"] if measures_kl else None,
                     kl_prompts=watched, itself=itself)
     history = [*(job.inputs[f"scored_{i}"].meta["panel"] for i in job.rounds("scored_")), numbers]
     verdicts = check(history, options["health"])

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ratchet.components.errors import ContractError, RecipeError, TrainingError
-from ratchet.components.models.forward import output_head, outputs
+from ratchet.components.models.forward import model_outputs, output_head
 from ratchet.components.models.load import load_model, load_tokenizer, save_model
 from ratchet.components.models.lora import FOLDER, save_adapter
 from ratchet.components.models.value import PolicyWithValue
@@ -128,9 +128,9 @@ class DeepSpeedLearner:
         if self.stage in (1, 2):
             zero._lazy_init_hp_params_optimizer_state()
 
-    def __call__(self, batch: Batch, asks: frozenset[str]) -> Outputs:
-        """Forward pass; see `ratchet.components.models.forward.outputs`. Outputs are float32 on the CPU."""
-        return Outputs({name: values.float().cpu() for name, values in self.engine(batch, asks).items()})
+    def __call__(self, batch: Batch, outputs: frozenset[str]) -> Outputs:
+        """Forward pass; see `ratchet.components.models.forward.model_outputs`. Outputs are float32 on the CPU."""
+        return Outputs({name: values.float().cpu() for name, values in self.engine(batch, outputs).items()})
 
     def backward(self, loss: Tensor) -> None:
         """Accumulate the gradient of this rank's part of the loss. Scaled by the world size, since DeepSpeed averages
@@ -267,8 +267,8 @@ class Rows(nn.Module):
             for parameter in head.parameters():
                 zero.register_external_parameter(self, parameter)
 
-    def forward(self, batch: Batch, asks: frozenset[str]) -> dict[str, Tensor]:
-        return dict(outputs(self.model, self.kind, batch, asks).values_by_ask)
+    def forward(self, batch: Batch, outputs: frozenset[str]) -> dict[str, Tensor]:
+        return dict(model_outputs(self.model, self.kind, batch, outputs).by_name)
 
 
 def has_bfloat16() -> bool:

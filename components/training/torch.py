@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ratchet.components.errors import ContractError, TrainingError
 from ratchet.components.models.device import to_device
-from ratchet.components.models.forward import outputs
+from ratchet.components.models.forward import model_outputs
 from ratchet.components.models.load import load_model, load_tokenizer, save_model
 from ratchet.components.models.lora import FOLDER, save_adapter
 from ratchet.components.models.value import PolicyWithValue
@@ -82,11 +82,11 @@ class TorchLearner:
         self.steps = 0
         self.schedule = {"peak": learning_rate, "schedule": schedule, "warmup": warmup_steps, "total": total_steps}
 
-    def __call__(self, batch: Batch, asks: frozenset[str]) -> Outputs:
-        """Forward pass; see `ratchet.components.models.forward.outputs`. Outputs are on the CPU, with a graph if
+    def __call__(self, batch: Batch, outputs: frozenset[str]) -> Outputs:
+        """Forward pass; see `ratchet.components.models.forward.model_outputs`. Outputs are on the CPU, with a graph if
         gradients are enabled.
         """
-        return Outputs({name: values.cpu() for name, values in outputs(self.model, self.kind, batch, asks).values_by_ask.items()})
+        return Outputs({name: values.cpu() for name, values in model_outputs(self.model, self.kind, batch, outputs).by_name.items()})
 
     def backward(self, loss: Tensor) -> None:
         """Accumulate the gradient of `loss`. No-op for a loss without a graph (all rows masked)."""

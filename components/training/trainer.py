@@ -45,7 +45,7 @@ class Part:
     reduce: str
     weight: float | Schedule
     unit: Unit
-    asks: frozenset[str]
+    outputs: frozenset[str]
     schedules: Mapping[str, Schedule] = field(default_factory=dict)
     weight_column: str | None = None
     means: Mapping[str, Callable[..., Tensor]] = field(default_factory=dict)
@@ -71,7 +71,7 @@ def parts(specs: Sequence[Mapping[str, Any]]) -> list[Part]:
         built.append(Part(
             label=spec["label"], objective=build("objective", fixed), reduce=spec["reduce"],
             weight=build("schedule", weight) if isinstance(weight, Mapping) else float(weight),
-            unit=description.unit, asks=description.asks, schedules=schedules, weight_column=spec.get("weight_column"),
+            unit=description.unit, outputs=description.outputs, schedules=schedules, weight_column=spec.get("weight_column"),
             means={name: getattr(importlib.import_module(description.module), name) for name in sorted(description.means)},
         ))
     return built
@@ -126,12 +126,12 @@ def measure(learner: Learner, update: Sequence[Part], groups: Sequence[Group], *
     if not any(counts.steps for counts in totals.values()):
         raise TrainingError(f"no trainable tokens: the loss mask is empty in all {len(groups)} groups "
                             f"(first prompt: {groups[0].prompt.id!r}); check the chat template and the data's roles")
-    asks = frozenset().union(*(part.asks for part in update))
+    outputs = frozenset().union(*(part.outputs for part in update))
     value = 0.0
     for number, batch in enumerate(batches):
         batch = replace(batch, columns={**batch.columns, **{name: torch.full((len(batch.ids),), mean) for name, mean in columns.items()}})
         with torch.set_grad_enabled(backward):
-            out = learner(batch, asks)
+            out = learner(batch, outputs)
             loss = None
             for part in update:
                 terms = part(out, batch)
@@ -164,12 +164,12 @@ def step_means(learner: Learner, update: Sequence[Part], groups: Sequence[Group]
     if not groups:
         raise TrainingError(f"cannot compute {', '.join(functions)}: no trajectory of this step has {TRAINED!r} false; "
                             "use a selector that adds such rows")
-    asks = frozenset().union(*(part.asks for part in update if part.means))
+    outputs = frozenset().union(*(part.outputs for part in update if part.means))
     batches, real, _ = _micro_batches(groups, "row", tokens, len)
     sums = dict.fromkeys(functions, 0.0)
     with torch.no_grad():
         for number, batch in enumerate(batches):
-            out = learner(batch, asks)
+            out = learner(batch, outputs)
             for name, function in functions.items():
                 sums[name] += float(function(out, batch).double().sum()) if number < real else 0.0
     rows = sum(len(group.trajectories) for group in groups)

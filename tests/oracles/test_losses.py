@@ -30,10 +30,10 @@ def batch_of(case, dtype):
     steps = next((case[k] for k in ("logprobs", "values", "entropy") if k in case), None)
     mask = case.get("mask") or ([[True] * len(r) for r in steps] if steps else [[True]] * len(case["scores"]))
     columns = {k: padded(v, dtype) if isinstance(v[0], list) else torch.tensor(v, dtype=dtype) for k, v in case.get("columns", {}).items()}
-    asks = {k: torch.tensor(case[k], dtype=dtype) if k == "scores" else padded(case[k], dtype)
+    outputs = {k: torch.tensor(case[k], dtype=dtype) if k == "scores" else padded(case[k], dtype)
             for k in ("logprobs", "values", "entropy", "scores") if k in case}
     rows = torch.arange(len(mask))
-    return Outputs(asks), Batch({}, padded(mask, torch.bool), columns, rows, rows, tuple(map(str, range(len(mask)))))
+    return Outputs(outputs), Batch({}, padded(mask, torch.bool), columns, rows, rows, tuple(map(str, range(len(mask)))))
 
 
 @pytest.mark.parametrize("precision", DTYPES)

@@ -8,7 +8,7 @@ from ratchet.components.recipes.ranges import NotNegative
 from ratchet.components.types import Batch, Outputs, Terms
 
 
-@piece(reads=("logprobs.{old}", "advantages"), asks=("logprobs",), unit="step", paper="arXiv:2506.13585")
+@piece(reads=("logprobs.{old}", "advantages"), outputs=("logprobs",), unit="step", paper="arXiv:2506.13585")
 def cispo(out: Outputs, batch: Batch, *, low: NotNegative = 1.0, high: NotNegative = 0.2, old: str = "old") -> Terms:
     """-sg(clip(ratio, 1 - low, 1 + high)) A log pi (MiniMax-M1, eq. 4-5), one term per step.
 

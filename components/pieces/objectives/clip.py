@@ -36,7 +36,7 @@ def surrogate(ratio: Tensor, advantages: Tensor, low: float, high: float, dual: 
     return Terms(loss, {"clipped": clipped, "ratio": ratio.detach()})
 
 
-@piece(reads=("logprobs.{old}", "advantages"), asks=("logprobs",), unit="step", paper="arXiv:1707.06347")
+@piece(reads=("logprobs.{old}", "advantages"), outputs=("logprobs",), unit="step", paper="arXiv:1707.06347")
 def clip(out: Outputs, batch: Batch, *, low: Share = 0.2, high: NotNegative = 0.2, dual: Above1 | None = None, old: str = "old") -> Terms:
     """PPO's clipped surrogate (eq. 7), one term per step. `high` > `low` is DAPO's clip-higher; `dual` (> 1) is the
     dual clip of arXiv 1912.09729, which bounds the loss of negative advantages by `dual` |A|.
@@ -44,7 +44,7 @@ def clip(out: Outputs, batch: Batch, *, low: Share = 0.2, high: NotNegative = 0.
     return surrogate(log_ratio(out, batch, old).exp(), step_advantages(batch), low, high, dual)
 
 
-@piece(reads=("logprobs.{old}", "advantages"), asks=("logprobs",), unit="row", paper="arXiv:2507.18071")
+@piece(reads=("logprobs.{old}", "advantages"), outputs=("logprobs",), unit="row", paper="arXiv:2507.18071")
 def row(out: Outputs, batch: Batch, *, low: Share = 0.0003, high: NotNegative = 0.0004, old: str = "old") -> Terms:
     """GSPO (eq. 5-7): one term per row, with the geometric mean of its steps' ratios. The row's advantage is the mean
     over its steps.
@@ -58,7 +58,7 @@ def mismatch(batch: Batch) -> Tensor:
     return torch.where(batch.mask, batch["logprobs.old"] - batch["logprobs.sampled"], 0.0).exp()
 
 
-@piece(reads=("logprobs.old", "logprobs.sampled", "advantages"), asks=("logprobs",), unit="step", paper="arXiv:1802.01561")
+@piece(reads=("logprobs.old", "logprobs.sampled", "advantages"), outputs=("logprobs",), unit="step", paper="arXiv:1802.01561")
 def truncated(out: Outputs, batch: Batch, *, low: Share = 0.2, high: NotNegative = 0.2, cap: Positive = 2.0) -> Terms:
     """Clipped surrogate times min(pi_old / pi_sampled, cap): the truncated importance weight of V-trace (eq. 1)
     against train-inference mismatch. No gradient flows through the weight.

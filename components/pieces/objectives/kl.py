@@ -10,7 +10,7 @@ from ratchet.components.piece import piece
 from ratchet.components.types import Batch, Outputs, Terms
 
 
-@piece(reads=("logprobs.{to}",), asks=("logprobs",), unit="step", paper="arXiv:2402.03300")
+@piece(reads=("logprobs.{to}",), outputs=("logprobs",), unit="step", paper="arXiv:2402.03300")
 def kl(out: Outputs, batch: Batch, *, to: str = "reference", estimator: Literal["k1", "k2", "k3"] = "k3") -> Terms:
     """KL(pi || `to`) per step, with d = log pi - log `to`: k1 = d, k2 = d^2/2, k3 = exp(-d) - 1 + d (GRPO eq. 4).
 

@@ -17,7 +17,7 @@ def reference_point(out: Outputs, batch: Batch) -> Tensor:
     return batch.row_sum(torch.where(batch.mask, out.logprobs - batch["logprobs.reference"], 0.0))
 
 
-@piece(reads=("logprobs.reference", "label", "trained"), asks=("logprobs",), means=("reference_point",), unit="row", paper="arXiv:2402.01306")
+@piece(reads=("logprobs.reference", "label", "trained"), outputs=("logprobs",), means=("reference_point",), unit="row", paper="arXiv:2402.01306")
 def kto(out: Outputs, batch: Batch, *, beta: Positive = 0.1, desirable: Positive = 1.0, undesirable: Positive = 1.0) -> Terms:
     """KTO (eq. 8): `desirable` (1 - sigmoid(beta (r - z0))) for label 1, `undesirable` (1 - sigmoid(beta (z0 - r)))
     for label 0, with r = log pi/ref of the answer. z0 = max(0, mean of r over mismatched answers) has no gradient;

@@ -35,14 +35,14 @@ def terms(loss: Tensor, chosen: Tensor, rejected: Tensor) -> Terms:
                         "rewards/chosen": chosen.detach(), "rewards/rejected": rejected.detach()})
 
 
-@piece(reads=("logprobs.reference",), asks=("logprobs",), unit="pair", paper="arXiv:2305.18290")
+@piece(reads=("logprobs.reference",), outputs=("logprobs",), unit="pair", paper="arXiv:2305.18290")
 def dpo(out: Outputs, batch: Batch, *, beta: Positive = 0.1) -> Terms:
     """Direct preference optimisation (eq. 7): -log sigmoid(beta z)."""
     chosen, rejected = log_ratios(out, batch)
     return terms(-logsigmoid(beta * (chosen - rejected)), beta * chosen, beta * rejected)
 
 
-@piece(reads=("logprobs.reference",), asks=("logprobs",), unit="pair", paper="arXiv:2305.18290")
+@piece(reads=("logprobs.reference",), outputs=("logprobs",), unit="pair", paper="arXiv:2305.18290")
 def cdpo(out: Outputs, batch: Batch, *, beta: Positive = 0.1, label_smoothing: BelowHalf = 0.1) -> Terms:
     """Conservative DPO: a share `label_smoothing` of labels is assumed flipped (Mitchell 2023, "A note on DPO with
     noisy preferences"): -(1-e) log sigmoid(beta z) - e log sigmoid(-beta z). RLHF Workflow (arXiv 2405.07863) uses
@@ -54,7 +54,7 @@ def cdpo(out: Outputs, batch: Batch, *, beta: Positive = 0.1, label_smoothing: B
     return terms(loss, beta * chosen, beta * rejected)
 
 
-@piece(reads=("logprobs.reference",), asks=("logprobs",), unit="pair", paper="arXiv:2310.12036")
+@piece(reads=("logprobs.reference",), outputs=("logprobs",), unit="pair", paper="arXiv:2310.12036")
 def ipo(out: Outputs, batch: Batch, *, beta: Positive = 0.1) -> Terms:
     """Identity preference optimisation (eq. 17): (z - 1/(2 beta))^2, where beta is the paper's tau. Log-probs are
     summed over an answer, as in the paper; some libraries average them.
@@ -63,14 +63,14 @@ def ipo(out: Outputs, batch: Batch, *, beta: Positive = 0.1) -> Terms:
     return terms((chosen - rejected - 1 / (2 * beta)) ** 2, beta * chosen, beta * rejected)
 
 
-@piece(reads=("logprobs.reference",), asks=("logprobs",), unit="pair", paper="arXiv:2309.06657")
+@piece(reads=("logprobs.reference",), outputs=("logprobs",), unit="pair", paper="arXiv:2309.06657")
 def hinge(out: Outputs, batch: Batch, *, beta: Positive = 0.1) -> Terms:
     """Hinge loss on the DPO margin (RSO, SLiC with a reference): max(0, 1 - beta z), where beta is the paper's gamma."""
     chosen, rejected = log_ratios(out, batch)
     return terms((1 - beta * (chosen - rejected)).clamp(min=0), beta * chosen, beta * rejected)
 
 
-@piece(asks=("logprobs",), unit="pair", paper="arXiv:2405.14734")
+@piece(outputs=("logprobs",), unit="pair", paper="arXiv:2405.14734")
 def simpo(out: Outputs, batch: Batch, *, beta: Positive = 2.0, gamma: NotNegative = 1.0) -> Terms:
     """SimPO (eq. 6): -log sigmoid(beta (mean log p chosen - mean log p rejected) - gamma). Reference-free; gamma is
     the target margin in units of reward, not its ratio to beta.
@@ -79,7 +79,7 @@ def simpo(out: Outputs, batch: Batch, *, beta: Positive = 2.0, gamma: NotNegativ
     return terms(-logsigmoid(beta * (chosen - rejected) - gamma), beta * chosen, beta * rejected)
 
 
-@piece(asks=("logprobs",), unit="pair", paper="arXiv:2403.07691")
+@piece(outputs=("logprobs",), unit="pair", paper="arXiv:2403.07691")
 def orpo(out: Outputs, batch: Batch) -> Terms:
     """Odds-ratio term of ORPO (eq. 7): -log sigmoid(log odds chosen - log odds rejected), where p is the geometric
     mean over an answer's tokens. The full ORPO loss is this with weight 0.1 plus `preference.chosen` with
@@ -91,7 +91,7 @@ def orpo(out: Outputs, batch: Batch) -> Terms:
     return terms(-logsigmoid(chosen - rejected), chosen, rejected)
 
 
-@piece(asks=("logprobs",), unit="pair", paper="arXiv:2404.19733")
+@piece(outputs=("logprobs",), unit="pair", paper="arXiv:2404.19733")
 def chosen(out: Outputs, batch: Batch, *, per_token: Bool = True) -> Terms:
     """Negative log-likelihood of the chosen answer, to be combined with a pair loss: mean over its tokens (iterative
     RPO) or sum.

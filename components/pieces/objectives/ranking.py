@@ -21,14 +21,14 @@ def length_difference(batch: Batch) -> Tensor:
     return chosen - rejected
 
 
-@piece(asks=("scores",), unit="pair", paper="arXiv:2203.02155")
+@piece(outputs=("scores",), unit="pair", paper="arXiv:2203.02155")
 def bradley_terry(out: Outputs, batch: Batch) -> Terms:
     """Bradley-Terry: -log sigmoid(score chosen - score rejected) (InstructGPT eq. 1)."""
     chosen, rejected = batch.pair(out.scores)
     return terms(-logsigmoid(chosen - rejected), chosen, rejected)
 
 
-@piece(reads=("margin",), asks=("scores",), unit="pair", paper="arXiv:2307.09288")
+@piece(reads=("margin",), outputs=("scores",), unit="pair", paper="arXiv:2307.09288")
 def margin(out: Outputs, batch: Batch, *, scale: NotNegative = 1.0) -> Terms:
     """Bradley-Terry with a margin (Llama 2 eq. 2): the score difference must exceed `scale` times the pair's column
     `margin`, read from the chosen row.
@@ -38,7 +38,7 @@ def margin(out: Outputs, batch: Batch, *, scale: NotNegative = 1.0) -> Terms:
     return terms(-logsigmoid(chosen - rejected - scale * wanted), chosen, rejected)
 
 
-@piece(asks=("scores",), unit="pair", paper="arXiv:2312.09244")
+@piece(outputs=("scores",), unit="pair", paper="arXiv:2312.09244")
 def centre(out: Outputs, batch: Batch) -> Terms:
     """(score chosen + score rejected)^2: fixes the offset that Bradley-Terry leaves undetermined (section 2).
     Recommended weight: 0.01.
@@ -47,7 +47,7 @@ def centre(out: Outputs, batch: Batch) -> Terms:
     return Terms((chosen + rejected) ** 2)
 
 
-@piece(asks=("scores",), unit="pair", paper="arXiv:2310.05199")
+@piece(outputs=("scores",), unit="pair", paper="arXiv:2310.05199")
 def length_controlled(out: Outputs, batch: Batch, *, slope: Finite = 1.0) -> Terms:
     """Bradley-Terry as a product of experts with a length-only expert (arXiv 1909.03683, with length as the bias):
     the logit is the score difference + slope x log length ratio. The score need not explain what length explains; the

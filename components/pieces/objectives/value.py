@@ -9,7 +9,7 @@ from ratchet.components.recipes.ranges import Positive
 from ratchet.components.types import Batch, Outputs, Terms
 
 
-@piece(reads=("returns", "values.old"), asks=("values",), unit="step", paper="arXiv:1707.06347")
+@piece(reads=("returns", "values.old"), outputs=("values",), unit="step", paper="arXiv:1707.06347")
 def value(out: Outputs, batch: Batch, *, clip: Positive | None = 0.2) -> Terms:
     """Half the squared error of the predicted value against the return, one term per step (PPO eq. 9, L^VF).
 

@@ -74,10 +74,10 @@ def test_activations_are_those_that_autograd_keeps(tiny_model: Path) -> None:
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    from ratchet.components.models.forward import outputs
+    from ratchet.components.models.forward import model_outputs
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
-        out = outputs(model, "policy", batch, frozenset({"logprobs"}))  # held: nothing is freed while we count
+        out = model_outputs(model, "policy", batch, frozenset({"logprobs"}))  # held: nothing is freed while we count
     assert out.logprobs.requires_grad
     expected = kept_activations(shape, tokens, shape.layers, bytes_each=4, checkpointing=False)
     assert sum(kept.values()) == pytest.approx(expected, rel=0.2)

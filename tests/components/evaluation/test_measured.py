@@ -33,7 +33,7 @@ class Anything:
     def encode(self, group: Group) -> Group:
         return group
 
-    def score(self, groups: list[Group], asks: frozenset[str]) -> list[dict[str, Any]]:
+    def score(self, groups: list[Group], outputs: frozenset[str]) -> list[dict[str, Any]]:
         return [{"logprobs": [[0.0, -1.0, -2.0] for _ in g.trajectories], "scores": [float(len(t.text)) for t in g.trajectories]} for g in groups]
 
     def score_replies(self, conversations: list[Any]) -> list[float]:

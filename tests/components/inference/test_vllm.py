@@ -127,9 +127,9 @@ def test_who_answers_is_chosen_by_the_profile_and_by_what_is_asked(tiny: Path, t
     split = engine_of(vllm_profile, tiny, "policy_with_value")
     assert isinstance(split, SplitEngine) and isinstance(split.sampler.backend, Server)
     group = Group(Prompt("p", ({"role": "user", "content": "hi"},)), (Trajectory(({"role": "assistant", "content": "Hello!"},)),))
-    asks = frozenset({"logprobs", "values"})
+    outputs = frozenset({"logprobs", "values"})
     ours = TorchEngine(tiny, kind="policy_with_value", threads=1)
-    assert split.score([group], asks) == ours.score([group], asks), "what a loss reads is the torch engine's, and no vLLM was asked"
+    assert split.score([group], outputs) == ours.score([group], outputs), "what a loss reads is the torch engine's, and no vLLM was asked"
     assert split.weights == ours.weights and split.encode(group) == ours.encode(group)
 
 
@@ -370,8 +370,8 @@ def test_log_probs_are_the_models_own_whatever_drew_the_token(engine: VllmEngine
     tokens = prompts(ours)
     answers = engine.generate([Request(t, count=4, max_tokens=16, seed=i, **how) for i, t in enumerate(tokens)])  # type: ignore[arg-type]
     groups = as_groups(tokens, answers)
-    asks = frozenset({"logprobs"})
-    for group, mine, theirs in zip(groups, ours.score(groups, asks), engine.score(groups, asks), strict=True):
+    outputs = frozenset({"logprobs"})
+    for group, mine, theirs in zip(groups, ours.score(groups, outputs), engine.score(groups, outputs), strict=True):
         for trajectory, p, q in zip(group.trajectories, mine["logprobs"], theirs["logprobs"], strict=True):
             assert trajectory.logprobs == pytest.approx(p, abs=TOLERANCE)
             assert q == pytest.approx(p, abs=TOLERANCE)

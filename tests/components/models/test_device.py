@@ -33,7 +33,7 @@ from ratchet.components.types import Group, Prompt, Request, Trajectory
 from tests.pretend import DEVICE, There, pretended
 
 SAID = ("What is 3 + 4?", "hi", "tell me about the sea", "9 + 9 =", "do you like dogs?")
-ASKS = {"policy": {"logprobs", "entropy"}, "policy_with_value": {"logprobs", "entropy", "values"}, "last": {"scores"}, "mean": {"scores"}}
+OUTPUTS = {"policy": {"logprobs", "entropy"}, "policy_with_value": {"logprobs", "entropy", "values"}, "last": {"scores"}, "mean": {"scores"}}
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +47,7 @@ def one_arithmetic(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A model of each kind. Their activation is GELU: torch composes SiLU's slope otherwise on devices that it does not know."""
-    paths = {kind: tmp_path_factory.mktemp(kind) for kind in ASKS}
+    paths = {kind: tmp_path_factory.mktemp(kind) for kind in OUTPUTS}
     policy = paths["policy"]
     train_tiny(policy, steps=3, hidden=64, layers=2, batch=8)
     config = policy / "config.json"
@@ -78,12 +78,12 @@ def groups() -> list[Group]:
         Trajectory(({"role": "assistant", "content": text},)) for text in ("Hello!", "Hello! How are you?", "7"))) for said in SAID]
 
 
-@pytest.mark.parametrize("kind", list(ASKS))
+@pytest.mark.parametrize("kind", list(OUTPUTS))
 def test_scores_are_the_host_s(models: dict[str, Path], kind: str) -> None:
-    expected = engine_of(models[kind], kind).score(groups(), frozenset(ASKS[kind]))
+    expected = engine_of(models[kind], kind).score(groups(), frozenset(OUTPUTS[kind]))
     with pretended():
         engine = engine_of(models[kind], kind)
-        assert engine.score(groups(), frozenset(ASKS[kind])) == expected
+        assert engine.score(groups(), frozenset(OUTPUTS[kind])) == expected
         assert all(isinstance(t, There) for t in (*engine.model.parameters(), *engine.model.buffers()))
 
 
@@ -111,19 +111,19 @@ def test_answers_are_the_host_s(models: dict[str, Path], kind: str, monkeypatch:
 @pytest.mark.parametrize("adapter", [None, lora], ids=["full", "lora"])
 @pytest.mark.parametrize("kind", ["policy_with_value", "last", "mean"])
 def test_a_learner_learns_keeps_and_saves_what_it_does_on_the_host(models: dict[str, Path], tmp_path: Path, kind: str, adapter: Any) -> None:
-    asks = frozenset(ASKS[kind])
+    outputs = frozenset(OUTPUTS[kind])
     encoded = [engine_of(models["policy"], "policy").encode(group) for group in groups()]
     batch = pack(encoded, unit="group", tokens=9999)[0]
 
     def learn(out: Path) -> Any:
-        learner = aligned(TorchLearner(models[kind], kind="reward" if "scores" in asks else kind, adapter=adapter, learning_rate=1e-2))
+        learner = aligned(TorchLearner(models[kind], kind="reward" if "scores" in outputs else kind, adapter=adapter, learning_rate=1e-2))
         told = []
 
         def update() -> None:
-            given = learner(batch, asks).values_by_ask
+            given = learner(batch, outputs).by_name
             assert all(type(values) is Tensor for values in given.values()), "losses are computed on the host"
             learner.backward(sum((values.square() - values).sum() for values in given.values()))
-            told.append(({ask: values.tolist() for ask, values in given.items()}, learner.step()))
+            told.append(({output: values.tolist() for output, values in given.items()}, learner.step()))
 
         update(), update()
         state = learner.state()
@@ -163,9 +163,9 @@ def test_a_learner_of_the_host_goes_on_elsewhere(models: dict[str, Path]) -> Non
         assert update(there) == expected
 
 
-@pytest.mark.parametrize("kind", list(ASKS))
+@pytest.mark.parametrize("kind", list(OUTPUTS))
 def test_half_precision_is_the_gpu_s_alone_and_never_the_heads(models: dict[str, Path], kind: str) -> None:
-    asks = frozenset(ASKS[kind])
+    outputs = frozenset(OUTPUTS[kind])
     exact = engine_of(models[kind], kind, precision="bfloat16")
     assert {p.dtype for p in exact.model.parameters()} == {torch.float32}, "on the host"
     with pretended():
@@ -173,7 +173,7 @@ def test_half_precision_is_the_gpu_s_alone_and_never_the_heads(models: dict[str,
         head = {"last": "score", "mean": "score", "policy_with_value": "value_head"}.get(kind, "no head")
         assert {p.dtype for n, p in engine.model.named_parameters() if not n.startswith(head)} == {torch.bfloat16}
         assert {p.dtype for n, p in engine.model.named_parameters() if n.startswith(head)} <= {torch.float32}
-        scored = engine.score(groups(), asks)
+        scored = engine.score(groups(), outputs)
         if kind == "mean":
             batch = pack([engine.encode(group) for group in groups()], unit="group", tokens=9999)[0]
             assert reward_states(engine.model, batch).dtype == torch.float32
@@ -186,9 +186,9 @@ def test_half_precision_is_the_gpu_s_alone_and_never_the_heads(models: dict[str,
             for ours, sample in zip(said, (s for samples in answers for s in samples), strict=True):
                 assert ours == pytest.approx(sample.logprobs, abs=0.05)
                 assert any(p != float(torch.tensor(p).bfloat16()) for p in sample.logprobs), "the softmax was taken in half precision"
-    for row, other in zip(scored, exact.score(groups(), asks), strict=True):
-        for ask in asks:
-            ours, theirs = (torch.tensor(torch.utils._pytree.tree_leaves(given[ask])) for given in (row, other))
+    for row, other in zip(scored, exact.score(groups(), outputs), strict=True):
+        for output in outputs:
+            ours, theirs = (torch.tensor(torch.utils._pytree.tree_leaves(given[output])) for given in (row, other))
             torch.testing.assert_close(ours, theirs, atol=0.25, rtol=0)
             assert not torch.equal(ours, theirs) and not torch.equal(ours, ours.bfloat16().float())
 

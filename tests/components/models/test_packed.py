@@ -8,7 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 
 from ratchet.components.errors import ContractError
 from ratchet.components.models.attention import PackedPlan, register
-from ratchet.components.models.forward import outputs
+from ratchet.components.models.forward import model_outputs
 from ratchet.components.models.logprobs import chosen_logprobs
 from ratchet.components.training.packing import pack
 from ratchet.components.types import Group, Prompt, Trajectory
@@ -40,7 +40,7 @@ def test_packed_equals_padded_forward_and_backward(kind: str) -> None:
     packed, plain = model(kind, "ratchet"), model(kind, "eager")
     batch = pack(families(), unit="row", tokens=10_000)[0]
     rows = batch.inputs["tokens"]
-    ours = outputs(packed, "policy", batch, frozenset({"logprobs", "entropy"}))
+    ours = model_outputs(packed, "policy", batch, frozenset({"logprobs", "entropy"}))
     padded = torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
     there = torch.arange(padded.shape[1]) < torch.tensor([len(r) for r in rows])[:, None]
     logits = plain(input_ids=padded, attention_mask=there.long()).logits.log_softmax(-1)
@@ -68,7 +68,7 @@ def test_equal_rows_and_a_row_that_ends_in_the_prefix() -> None:
     packed, plain = model("llama", "ratchet"), model("llama", "eager")
     rows = [[5, 6, 7], [5, 6, 7], [5, 6]]
     group = Group(Prompt("p", ()), tuple(Trajectory((), {"tokens": r}, [False] + [True] * (len(r) - 1)) for r in rows))
-    ours = outputs(packed, "policy", pack([group], unit="group", tokens=9)[0], frozenset({"logprobs"})).logprobs
+    ours = model_outputs(packed, "policy", pack([group], unit="group", tokens=9)[0], frozenset({"logprobs"})).logprobs
     for b, row in enumerate(rows):
         theirs = plain(input_ids=torch.tensor([row])).logits[0, :-1].log_softmax(-1)
         torch.testing.assert_close(ours[b, 1 : len(row)], theirs[range(len(row) - 1), row[1:]], atol=1e-5, rtol=0)

@@ -16,7 +16,7 @@ from transformers import (
 from ratchet.components.errors import ContractError
 from ratchet.components.evaluation.linear import choose_penalty
 from ratchet.components.inference.torch import TorchEngine
-from ratchet.components.models.forward import outputs, reward_states
+from ratchet.components.models.forward import model_outputs, reward_states
 from ratchet.components.models.load import load_reward, load_tokenizer, new_reward, save_model
 from ratchet.components.models.reward import MeanReward, StandardisedHead
 from ratchet.components.stages.evaluate import rewards_of, settled
@@ -62,7 +62,7 @@ def test_score_is_the_head_on_the_mean_of_the_judged_hidden_states(tiny_model, p
     assert [file.name for file in tmp_path.glob("*.safetensors")] == ["model.safetensors"], "vLLM would take another for the model's"
     (batch,) = pack(pairs, unit="pair", tokens=1 << 12)
     with torch.no_grad():
-        ours = outputs(load_reward(tmp_path), "reward", batch, frozenset({"scores"})).scores
+        ours = model_outputs(load_reward(tmp_path), "reward", batch, frozenset({"scores"})).scores
         backbone = AutoModel.from_pretrained(tmp_path).float().eval()
         whole = AutoModelForTokenClassification.from_pretrained(tmp_path).float().eval()
         assert backbone.config.num_hidden_layers == 1
@@ -153,7 +153,7 @@ def test_linear_probe_is_scikit_learns_logistic_regression_on_the_frozen_feature
     assert found["texts"] == 8  # the repeated pair is read once
     (batch,) = pack([*pairs, pairs[0]], unit="pair", tokens=1 << 12)
     with torch.no_grad():
-        scores = outputs(model, "reward", batch, frozenset({"scores"})).scores.view(-1, 2)
+        scores = model_outputs(model, "reward", batch, frozenset({"scores"})).scores.view(-1, 2)
         states = reward_states(model, batch).double().numpy()
     scale = states[:8].std(0)
     d = (states[0::2] - states[1::2]) / scale

@@ -40,7 +40,7 @@ class Judge:
     def encode(self, group: Group) -> Group:
         return group
 
-    def score(self, groups: list[Group], asks: frozenset[str]) -> list[Mapping[str, Any]]:
+    def score(self, groups: list[Group], outputs: frozenset[str]) -> list[Mapping[str, Any]]:
         return [{"scores": [float(len(t.text)) for t in g.trajectories]} for g in groups]
 
 

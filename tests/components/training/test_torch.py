@@ -17,7 +17,7 @@ from ratchet.components.training.packing import pack
 from ratchet.components.training.torch import TorchLearner, rate
 from ratchet.components.types import Batch, Group, Prompt, Trajectory
 
-ASKS = frozenset({"logprobs"})
+OUTPUTS = frozenset({"logprobs"})
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def batch() -> Batch:
 
 
 def update(learner: TorchLearner) -> dict[str, float]:
-    learner.backward(-learner(batch(), ASKS).logprobs.sum())
+    learner.backward(-learner(batch(), OUTPUTS).logprobs.sum())
     return learner.step()
 
 
@@ -61,7 +61,7 @@ def test_the_saved_directory_is_the_trained_model(tiny: Path, tmp_path: Path, ad
     for _ in range(3):
         update(learner)
     learner.save(tmp_path)
-    before = learner(batch(), ASKS).logprobs.detach()
+    before = learner(batch(), OUTPUTS).logprobs.detach()
     plain = load_policy(tmp_path, attention="sdpa")
     row = batch().inputs["tokens"][1]
     theirs = plain(row[None]).logits[0, :-1].log_softmax(-1)[range(len(row) - 1), row[1:]]
@@ -71,14 +71,14 @@ def test_the_saved_directory_is_the_trained_model(tiny: Path, tmp_path: Path, ad
         merge_adapter(tmp_path / "adapter", tiny, tmp_path / "merged")
         torch.testing.assert_close(load_policy(tmp_path / "merged", attention="sdpa")(row[None]).logits, plain(row[None]).logits, atol=1e-5, rtol=0)
     update(learner)  # saving did not end training
-    assert not torch.equal(before, learner(batch(), ASKS).logprobs.detach())
+    assert not torch.equal(before, learner(batch(), OUTPUTS).logprobs.detach())
 
 
 def test_the_gradient_of_a_tied_embedding_is_transformers(tiny: Path) -> None:
     """It has two parts: of the rows that were read, which comes as these rows alone, and of the output layer."""
     learner, plain = TorchLearner(tiny), load_policy(tiny, attention="sdpa")
     for _ in range(2):  # a second micro-batch adds to the first
-        learner.backward(-learner(batch(), ASKS).logprobs.sum())
+        learner.backward(-learner(batch(), OUTPUTS).logprobs.sum())
     for row, mask in zip(batch().inputs["tokens"], batch().mask, strict=True):
         logprobs = plain(row[None]).logits[0, :-1].log_softmax(-1)[range(len(row) - 1), row[1:]]
         (-2 * logprobs[mask[1 : len(row)]].sum()).backward()
@@ -116,25 +116,25 @@ def test_gradient_checkpointing_changes_nothing(tiny: Path) -> None:
 def test_a_gradient_that_is_not_finite_stops_and_touches_nothing(tiny: Path) -> None:
     learner = TorchLearner(tiny)
     before = {n: p.clone() for n, p in learner.parameters.items()}
-    learner.backward(learner(batch(), ASKS).logprobs.sum() * float("nan"))
+    learner.backward(learner(batch(), OUTPUTS).logprobs.sum() * float("nan"))
     with pytest.raises(TrainingError, match="gradient norm"):
         learner.step()
     assert all(torch.equal(p, before[n]) for n, p in learner.parameters.items())
 
 
 def test_values_start_at_zero_learn_and_are_saved(tiny: Path, tmp_path: Path) -> None:
-    asks = frozenset({"values", "logprobs"})
+    outputs = frozenset({"values", "logprobs"})
     learner = TorchLearner(tiny, kind="policy_with_value", learning_rate=1e-2)
-    assert not learner(batch(), asks).values.any()
+    assert not learner(batch(), outputs).values.any()
     for _ in range(30):
-        out = learner(batch(), asks)
+        out = learner(batch(), outputs)
         learner.backward((((out.values - 1) * batch().mask) ** 2).sum())
         learner.step()
-    learned = learner(batch(), asks).values.detach()
+    learned = learner(batch(), outputs).values.detach()
     assert float(learned[batch().mask].mean()) == pytest.approx(1.0, abs=0.2) and not learned[~batch().mask].any()
     learner.save(tmp_path)
     again = TorchLearner(tmp_path, kind="policy_with_value")
-    torch.testing.assert_close(again(batch(), asks).values.detach(), learned, atol=1e-6, rtol=0)
+    torch.testing.assert_close(again(batch(), outputs).values.detach(), learned, atol=1e-6, rtol=0)
 
 
 def test_rates_by_hand() -> None:

@@ -25,7 +25,7 @@ class Overfitting:
 
         self.weight, self.steps = torch.zeros((), requires_grad=True), 0
 
-    def __call__(self, batch: Batch, asks: frozenset[str]) -> Outputs:
+    def __call__(self, batch: Batch, outputs: frozenset[str]) -> Outputs:
         return Outputs({"logprobs": -((self.weight - BEST) ** 2) * batch.mask})
 
     def backward(self, loss: Any) -> None:

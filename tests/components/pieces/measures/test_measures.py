@@ -82,7 +82,7 @@ def test_fluency_is_the_mean_log_prob_of_the_answer_under_the_base_model() -> No
     def encode(one: Group) -> Group:
         return one.replace([Trajectory(t.messages, {"tokens": [1, 2, 3]}, [False, True, True]) for t in one.trajectories])
 
-    base = SimpleNamespace(encode=encode, score=lambda groups, asks: [{"logprobs": [[0.0, -1.0, -2.0]] * len(g.trajectories)} for g in groups])
+    base = SimpleNamespace(encode=encode, score=lambda groups, outputs: [{"logprobs": [[0.0, -1.0, -2.0]] * len(g.trajectories)} for g in groups])
     assert fluency([group("q", "x", "y")], Context(models={"base": base})) == [[-1.5, -1.5]]
 
 

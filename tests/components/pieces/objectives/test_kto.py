@@ -71,8 +71,8 @@ class Table:
         self.theta = torch.tensor(theta, dtype=torch.float64, requires_grad=True)
         self.rows: list[list[int]] = []
 
-    def __call__(self, batch, asks):
-        assert asks == {"logprobs"}
+    def __call__(self, batch, outputs):
+        assert outputs == {"logprobs"}
         self.rows += [row.tolist() for row in batch.inputs["tokens"]] if torch.is_grad_enabled() else []
         steps = torch.zeros(batch.mask.shape, dtype=torch.float64)
         for i, row in enumerate(batch.inputs["tokens"]):
@@ -147,7 +147,7 @@ def test_it_learns_to_tell_the_liked_answers_from_the_others() -> None:
     groups, logits = prepared(), torch.zeros(100, requires_grad=True)
 
     class Unigram(Table):
-        def __call__(self, batch, asks):
+        def __call__(self, batch, outputs):
             steps = torch.zeros(batch.mask.shape)
             for i, row in enumerate(batch.inputs["tokens"]):
                 steps[i, : len(row)] = logits.log_softmax(0)[row]

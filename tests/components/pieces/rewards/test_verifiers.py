@@ -77,8 +77,8 @@ class Judge:
         assert all(not t.inputs for t in group.trajectories), "the policy's tokens reached the reward model"
         return group.replace([dataclasses.replace(t, inputs={"tokens": list(range(len(t.text)))}) for t in group.trajectories])
 
-    def score(self, groups, asks):
-        assert asks == {"scores"}
+    def score(self, groups, outputs):
+        assert outputs == {"scores"}
         return [{"scores": [self.factor * len(t.inputs["tokens"]) for t in g.trajectories]} for g in groups]
 
 

@@ -13,9 +13,9 @@ class Fixed:
     def __init__(self, short=0):
         self.short = short
 
-    def score(self, groups, asks):
-        (ask,) = asks
-        return [{ask: [[float(len(ask))] * (len(t.mask) - self.short) for t in g.trajectories]} for g in groups]
+    def score(self, groups, outputs):
+        (output,) = outputs
+        return [{output: [[float(len(output))] * (len(t.mask) - self.short) for t in g.trajectories]} for g in groups]
 
 
 @pytest.mark.parametrize(("name", "options", "column", "value"), [
