@@ -149,7 +149,7 @@ class Run:
         Columns: `group` and `index` (int: the number of the prompt, and of the answer to it), `prompt_id`, `prompt` (text of the last message
         of the prompt), `messages` (list of {role, content}: prompt and answer), `text` (of the answer), `stop` (end, length, environment or
         error), `reference` (the prompt's own answer, NaN if it has none), `tokens` and `mask` (list (T) or None; True where the policy
-        chose), `logprobs` (list (T), the sampler's, or None), and one column for each that pieces wrote (`reward.judge`, `advantages`).
+        chose), `logprobs` (list (T), the sampler's, or None), and one column for each that pieces wrote (`reward.reward_model`, `advantages`).
 
         Raises `RecipeError` for a stage or file that is not there.
         """

@@ -166,7 +166,7 @@ def test_k2_and_k3_estimate_the_kl_that_enumeration_gives():
 def test_constant_group_has_zero_advantage(name):
     from ratchet.components.types import Context, Group, Prompt, Trajectory
 
-    group = Group(Prompt("p", ()), tuple(Trajectory(()) for _ in range(4)), {"reward.judge": [0.3] * 4})
+    group = Group(Prompt("p", ()), tuple(Trajectory(()) for _ in range(4)), {"reward.reward_model": [0.3] * 4})
     assert build("annotate", {"name": f"advantages.{name}"})([group], Context())["advantages"][0] == pytest.approx([0.0] * 4, abs=1e-15)
 
 

@@ -98,8 +98,8 @@ class _Known:
     def __init__(self, recipe: Recipe, profile: Profile, shape: Shape, splits: Mapping[str, Split]) -> None:
         self.recipe, self.profile, self.shape, self.splits = recipe, profile, shape, splits
         self.layout = Layout.of(profile)
-        self.judge = shape.first(recipe.reward.layers if recipe.reward else None)
-        self.depth = self.judge.layers / shape.layers
+        self.reward_shape = shape.first(recipe.reward.layers if recipe.reward else None)
+        self.depth = self.reward_shape.layers / shape.layers
         self.saved = float(self.layout.weight * shape.parameters)
 
     def other(self, stage: Stage) -> Cost:
@@ -123,7 +123,7 @@ class _Known:
     def reward(self, stage: Stage) -> Cost:
         options = stage.options
         split = self.split(options["data"], options["limit"], options["max_tokens"])
-        cost = self.learned(stage, options["fit"], split, 2, self.judge)
+        cost = self.learned(stage, options["fit"], split, 2, self.reward_shape)
         held = self.split(options["validation"], options["limit_validation"], options["max_tokens"])
         cost.score = _times(0.0, 1, held, 2)
         if options["linear_probe"] and cost.score is not None:
@@ -168,7 +168,7 @@ class _Known:
         prompts, _, each = self.rollout_shape()
         passes = self.passes(stage.options["annotate"])
         watched = (stage.options["watch"].get("kl_prompts", 0) if (stage.round or 0) > 1 else 0) * self.length()
-        return Cost(stage, self.scored(len(self.recipe.reward.judges) if self.recipe.reward else 0),
+        return Cost(stage, self.scored(len(self.recipe.reward.reward_models) if self.recipe.reward else 0),
                     disk=prompts * each * self.length() * SAVED, score=prompts * each * self.length() * passes + watched, models=1)
 
     def select(self, stage: Stage) -> Cost:
@@ -196,16 +196,16 @@ class _Known:
         if held.groups is None:
             return Cost(stage, self.sampled(options["prompts"], options["max_tokens"], 1), score=None, sample=None)
         rows = held.groups * options["responses_per_prompt"]
-        judges = len(self.recipe.reward.judges) if self.recipe.reward else 0
-        judged = rows * (held.tokens + options["max_tokens"]) * (judges * self.depth + self.passes(options["metrics"]))
+        reward_models = len(self.recipe.reward.reward_models) if self.recipe.reward else 0
+        rescored = rows * (held.tokens + options["max_tokens"]) * (reward_models * self.depth + self.passes(options["metrics"]))
         human = min(options["perplexity_rows"], held.groups) * (held.tokens + options["max_tokens"])
         memory = dict(self.sampled(held.groups, options["max_tokens"], options["responses_per_prompt"], held.tokens))
         if three:
             memory["SFT policy"] = float(inference_bytes(self.profile) * self.shape.parameters)
-        if judges:
-            memory["reward models"] = float(inference_bytes(self.profile) * self.judge.parameters * judges)
+        if reward_models:
+            memory["reward models"] = float(inference_bytes(self.profile) * self.reward_shape.parameters * reward_models)
         return Cost(stage, memory, disk=arms * rows * (held.tokens + options["max_tokens"]) * SAVED,
-                    score=arms * (held.groups * held.tokens + judged + human), sample=float(arms * rows * options["max_tokens"]),
+                    score=arms * (held.groups * held.tokens + rescored + human), sample=float(arms * rows * options["max_tokens"]),
                     models=arms)
 
     # --- shared helpers ---------------------------------------------------------------------------------------------
@@ -263,16 +263,16 @@ class _Known:
         prompt = self.prompt() if prompt is None else prompt
         return {"process": PROCESS, **sampling(self.shape, self.profile, prompt=prompt, answer=answer, rows=rows, each=each)}
 
-    def scored(self, judges: int) -> Parts:
+    def scored(self, reward_models: int) -> Parts:
         """Memory of one scoring model and of reward models."""
         return {"process": PROCESS, **scoring(self.shape, self.profile, min(SCORED, self.profile.tokens_per_microbatch)),
-                **({"reward models": float(inference_bytes(self.profile) * self.judge.parameters * judges)} if judges else {})}
+                **({"reward models": float(inference_bytes(self.profile) * self.reward_shape.parameters * reward_models)} if reward_models else {})}
 
     def passes(self, specs: Sequence[Mapping[str, Any]]) -> float:
         """Forward passes of the full model that these annotators make: one per model used; reward models count by
         their depth.
         """
-        trained = self.recipe.reward.judges if self.recipe.reward else ()
+        trained = self.recipe.reward.reward_models if self.recipe.reward else ()
         return sum(self.depth if model in trained else 1.0
                    for spec in specs for model in describe("annotate", spec["name"]).named("models", spec))
 

@@ -18,7 +18,7 @@ from ratchet.components.recipes.conform import conform
 from ratchet.components.recipes.sections import Gate
 
 
-def judge_gates(metrics: Mapping[str, Any], gates: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def check_gates(metrics: Mapping[str, Any], gates: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """{passed, reasons: one sentence per gate, gates: {name: passed}}.
 
     A metric is a number, a mapping with mean, low and high, or flat: `win_rate.mean`, `win_rate.low`,

@@ -1,12 +1,12 @@
-"""Gold judge: a Bradley-Terry model on sentence embeddings of another backbone, fitted to independent human
+"""Gold measure: a Bradley-Terry model on sentence embeddings of another backbone, fitted to independent human
 preferences.
 
 A turn has the features x = [sentence embedding, its product with the embedding of the previous turn, their cosine, a
 few countable traits], standardised. A conversation is the mean over the turns of both speakers (multiple-instance:
-raters judged the whole); its score is w·mean(x). With a fixed context, replies are ranked by their own w·x, so single
+raters rated the whole); its score is w·mean(x). With a fixed context, replies are ranked by their own w·x, so single
 replies can be scored, and the same reply scores differently after another prompt. Ratings are a weak signal: the
 certificate passes only if the lower bound of held-out accuracy is above chance, and without a passed certificate the
-judge is not used.
+measure is not used.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from ratchet.components.types import Group, Message
 PENALTIES = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 MAX_TOKENS = 128
 BATCH = 64
-FILE = "judge.json"
+FILE = "gold.json"
 
 Turn = tuple[str, str]
 """(text of the previous turn, empty for the first; text of this turn)."""
@@ -93,8 +93,8 @@ class Encoder:
             return torch.nn.functional.normalize(pooled, dim=-1).numpy()
 
 
-class GoldJudge:
-    """A fitted gold judge loaded from disk."""
+class GoldMeasure:
+    """A fitted gold measure loaded from disk."""
 
     def __init__(self, encoder: Encoder, fitted: Mapping[str, Any]) -> None:
         self.encoder = encoder
@@ -103,17 +103,17 @@ class GoldJudge:
         self._length = fitted["length"]
 
     @classmethod
-    def load(cls, path: Path, encoder: Path, *, threads: int | None = None) -> GoldJudge:
-        """`SourceError` if there is no judge, `ContractError` if it was fitted on another encoder."""
+    def load(cls, path: Path, encoder: Path, *, threads: int | None = None) -> GoldMeasure:
+        """`SourceError` if there is none, `ContractError` if it was fitted on another encoder."""
         file = Path(path) / FILE
         try:
             fitted = json.loads(file.read_text())
         except (OSError, ValueError) as error:
-            raise SourceError(f"{file}: cannot read the gold judge ({error}); create it with the gold stage") from error
+            raise SourceError(f"{file}: cannot read the gold measure ({error}); create it with the gold stage") from error
         loaded = Encoder(encoder, threads=threads)
         if loaded.digest != fitted["encoder"]:
-            raise ContractError(f"{file}: the judge was fitted on encoder {fitted['encoder'][:12]}, but {encoder} is {loaded.digest[:12]}. "
-                                "Use the same encoder or refit the judge")
+            raise ContractError(f"{file}: the gold measure was fitted on encoder {fitted['encoder'][:12]}, but {encoder} is {loaded.digest[:12]}. "
+                                "Use the same encoder or refit the measure")
         return cls(loaded, fitted)
 
     def score(self, conversations: Sequence[Sequence[Message]], *, length_controlled: bool = False) -> list[float]:
@@ -142,7 +142,7 @@ class GoldJudge:
 
 def train_gold(pairs: Sequence[Group], validation: Sequence[Group], encoder_path: Path, out: Path, *,
                threads: int | None = None) -> dict[str, Any]:
-    """Fit the judge on human pairs (chosen first), certify it on `validation`, save `out/judge.json`, and return the
+    """Fit the measure on human pairs (chosen first), certify it on `validation`, save `out/gold.json`, and return the
     certificate.
 
     The ridge penalty is chosen by cross-validation over topics (prompts), then all pairs are fitted. Deterministic.
@@ -168,23 +168,23 @@ def train_gold(pairs: Sequence[Group], validation: Sequence[Group], encoder_path
     slope = float(np.cov(np.array([rows[t] for t in turns]) @ weights, lengths, bias=True)[0, 1] / spread) if spread else 0.0
     fitted: dict[str, Any] = {"encoder": encoder.digest, "traits": TRAITS, "centre": centre.tolist(), "scale": scale.tolist(),
                               "weights": weights.tolist(), "length": {"slope": slope, "mean": float(lengths.mean())}, "certificate": {}}
-    judge = GoldJudge(encoder, fitted)
+    measure = GoldMeasure(encoder, fitted)
     fitted["certificate"] = {"penalty": penalty, "cross_validated": validated, "pairs_fitted": len(pairs),
-                             "topics_fitted": len(np.unique(topics)), **examine(judge, validation)}
+                             "topics_fitted": len(np.unique(topics)), **examine(measure, validation)}
     Path(out).mkdir(parents=True, exist_ok=True)
     (Path(out) / FILE).write_text(json.dumps(fitted))
     return fitted["certificate"]
 
 
-def examine(judge: GoldJudge, pairs: Sequence[Group]) -> dict[str, Any]:
+def examine(measure: GoldMeasure, pairs: Sequence[Group]) -> dict[str, Any]:
     """Held-out accuracy (raw, length-controlled, at matched length) with intervals; calibration; length bias.
 
     As in a reward model's certificate, intervals count at most half as many trials as there are distinct conversations.
     """
     sides = [[[*g.prompt.messages, *t.messages] for t in g.trajectories] for g in pairs]
     flat = [conversation for pair in sides for conversation in pair]
-    raw = np.array(judge.score(flat)).reshape(-1, 2)
-    controlled = np.array(judge.score(flat, length_controlled=True)).reshape(-1, 2)
+    raw = np.array(measure.score(flat)).reshape(-1, 2)
+    controlled = np.array(measure.score(flat, length_controlled=True)).reshape(-1, 2)
     lengths = np.array([sum(len(text.split()) for _, text in _turns(conversation)) for conversation in flat], float).reshape(-1, 2)
     distinct = conversations_of(pairs)
     trials = independent(len(pairs), distinct)
@@ -227,7 +227,7 @@ def digest(path: Path) -> str:
 def _turns(messages: Sequence[Message]) -> list[Turn]:
     texts = [m["content"].strip() for m in messages if m["role"] in ("user", "assistant")]
     if not texts:
-        raise DataError("the gold judge needs a conversation with at least one user or assistant turn, got none")
+        raise DataError("the gold measure needs a conversation with at least one user or assistant turn, got none")
     return list(zip(["", *texts[:-1]], texts, strict=True))
 
 

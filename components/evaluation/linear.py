@@ -1,4 +1,4 @@
-"""Bradley-Terry regression on fixed features, for the gold judge and the reward model's linear probe."""
+"""Bradley-Terry regression on fixed features, for the gold measure and the reward model's linear probe."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ the run.
 from __future__ import annotations
 
 from ratchet.components.piece import describe
-from ratchet.components.recipes.reward_models import judges_of
+from ratchet.components.recipes.reward_models import scoring_models
 from ratchet.components.recipes.schema import Recipe
 
 ENDS = ("mean", "low", "high", "n")
@@ -20,9 +20,9 @@ def measured(recipe: Recipe) -> dict[str, bool]:
         return {}
     gold, fluent = recipe.evaluate.gold, bool(recipe.evaluate.perplexity_rows)
     learns = bool(recipe.offline or recipe.online)
-    judges = judges_of(recipe)
+    models = scoring_models(recipe)
     rewards = {column for spec in recipe.evaluate.metrics for column in describe("annotate", spec["name"]).named("writes", spec)
-               if column.startswith("reward.") and not column.endswith(".status")} | {f"reward.{judge}" for judge in judges}
+               if column.startswith("reward.") and not column.endswith(".status")} | {f"reward.{model}" for model in models}
     scores = {**({"gold": "win_rate"} if gold else {}), **{name: f"win_rate_{name.removeprefix('reward.')}" for name in sorted(rewards)}}
     measures = [spec["name"] for spec in recipe.evaluate.measures]
     found = dict.fromkeys((f"final.{name}" for name in (*OF_ANSWERS, *scores, *measures)), False)
@@ -36,5 +36,5 @@ def measured(recipe: Recipe) -> dict[str, bool]:
         found |= {"kl_to_sft": False, "distinct_2_ratio": False, "length_ratio": False}
         found |= {"embedding_spread_ratio": False} if "encoder" in recipe.models else {}
         found |= {"perplexity_ratio": True} if fluent else {}
-        found |= {"proxy_over_gold": True} if gold and judges else {}
+        found |= {"proxy_over_gold": True} if gold and models else {}
     return found

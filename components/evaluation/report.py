@@ -4,7 +4,7 @@
     recipe, about     the name of the run's recipe and its one sentence
     arms              title (base, SFT, final) → {metric: number}
     metrics           flat numbers, intervals as `<name>.mean`, `.low`, `.high` (`win_rate_vs_sft`, ...)
-    verdict           what `gates.judge_gates` returned
+    verdict           what `gates.check_gates` returned
     rounds            [{round, reward.<name>, gold, kl, length, ...}]
     measure           the headline metric (`reward.instructions`), `measure_name` its display name; its gains are
                       in `metrics` as `<measure>_gain_vs_sft` and `<measure>_gain_vs_base`, rates in 0..1
@@ -14,7 +14,7 @@
     certificates      name → certificate of each reward model, which may have `by_kind` (kind → interval of accuracy) and `best_of_n`
                       (n → interval of the true rate, `rises` the interval of its rise from the smallest n to the largest)
     pairs_from        `verifier` if a verifier labelled the certificates' pairs; human labels otherwise
-    gold              the gold judge's certificate
+    gold              the gold measure's certificate
     lengths           title → tokens of each answer          curves   name → [[step, value], ...]
     transcripts       [{prompt: messages, human, answers: {title: text}, gold: {title: score}, verified: {title: passed},
                         tags: {name: value}, worst}]
@@ -112,7 +112,7 @@ def headline(results: Mapping[str, Any]) -> str:
     sure = ("better than the model it started from" if low > 0.5 else "worse than the model it started from" if high < 0.5
             else "not distinguishable from the model it started from")
     over = f", {metrics['win_rate_vs_sft.n']} prompts" if "win_rate_vs_sft.n" in metrics else ""
-    text = (f"The final policy is {sure}: the gold judge prefers its answer to the SFT policy's in {mean:.1%} of cases "
+    text = (f"The final policy is {sure}: the gold measure prefers its answer to the SFT policy's in {mean:.1%} of cases "
             f"(95% interval {low:.1%} to {high:.1%}{over})")
     if "win_rate_lc_vs_sft.mean" in metrics:
         lc = [metrics[f"win_rate_lc_vs_sft.{end}"] for end in ("mean", "low", "high")]
@@ -151,22 +151,22 @@ def _cost(metrics: Mapping[str, Any]) -> str:
         text += f". Perplexity on the data's replies {'rose' if mean > 0 else 'fell'} by {abs(mean):.1%} ({low:+.1%} to {high:+.1%})"
     if "proxy_over_gold.mean" in metrics:
         mean, low, high = (100 * metrics[f"proxy_over_gold.{end}"] for end in ("mean", "low", "high"))
-        text += (f". The reward model it was trained on prefers it {abs(mean):.1f} points {'more' if mean > 0 else 'less'} often than the gold judge "
+        text += (f". The reward model it was trained on prefers it {abs(mean):.1f} points {'more' if mean > 0 else 'less'} often than the gold measure "
                  f"({low:+.1f} to {high:+.1f}); a gap that grows from run to run is over-optimisation")
     return text
 
 
 def win_rates(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Display name → interval of every `win_rate*` in flat metrics: against SFT first, gold judge first."""
+    """Display name → interval of every `win_rate*` in flat metrics: against SFT first, gold measure first."""
     found = []
     for name in sorted(key.removesuffix(".mean") for key in metrics if key.startswith("win_rate") and key.endswith(".mean")):
-        judge, _, against = name.removeprefix("win_rate").partition("_vs_")
-        controlled = judge.endswith("_lc")
-        judge = judge.removesuffix("_lc").strip("_").replace("_", " ")
-        judge = {"": "gold judge", "judge": "reward model"}.get(judge, judge)
+        scorer, _, against = name.removeprefix("win_rate").partition("_vs_")
+        controlled = scorer.endswith("_lc")
+        scorer = scorer.removesuffix("_lc").strip("_").replace("_", " ")
+        scorer = scorer or "gold measure"
         opponent = {"sft": "SFT"}.get(against, against)
-        title = f"final vs {opponent}, {judge}" + (", equal length" if controlled else "")
-        found.append(((against != "sft", judge != "gold judge", controlled), title, {end: metrics[f"{name}.{end}"] for end in ("mean", "low", "high")}))
+        title = f"final vs {opponent}, {scorer}" + (", equal length" if controlled else "")
+        found.append(((against != "sft", scorer != "gold measure", controlled), title, {end: metrics[f"{name}.{end}"] for end in ("mean", "low", "high")}))
     return {title: row for _, title, row in sorted(found, key=lambda entry: entry[0])}
 
 

@@ -1,4 +1,4 @@
-"""Win rate of the policy against a reference on the same prompts from judge scores: raw and length-controlled.
+"""Win rate of the policy against a reference on the same prompts from the scores of a reward model or measure: raw and length-controlled.
 
 Length control follows "Length-Controlled AlpacaEval" (Dubois et al., 2024, arXiv 2404.04475, equation 3): logistic
 regression of the outcome on an intercept and tanh(Δlength / its standard deviation); the length-controlled win rate

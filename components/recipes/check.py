@@ -25,13 +25,13 @@ def check(recipe: Recipe, rounds: Mapping[str, Online]) -> None:
     """
     _check_names({"name": recipe.name, **{f"models.{n}": n for n in recipe.models},
                   **({"register.model": recipe.register.model} if recipe.register else {})})
-    known = {"policy", "reference", *recipe.models, *(recipe.reward.judges if recipe.reward else ())}
+    known = {"policy", "reference", *recipe.models, *(recipe.reward.reward_models if recipe.reward else ())}
     if "policy" not in recipe.models:
         raise RecipeError(f"models: needs 'policy', the model to train; got {', '.join(recipe.models) or 'none'}")
     if not all(one.source for one in recipe.data.every_source):
         raise RecipeError("data: needs 'source', the address of the data, e.g. path:conversations.jsonl")
     if recipe.evaluate and recipe.evaluate.gold and "encoder" not in recipe.models:
-        raise RecipeError("evaluate.gold: the gold judge needs a sentence encoder, but models.encoder is not set; add it, or set evaluate.gold to false")
+        raise RecipeError("evaluate.gold: the gold measure needs a sentence encoder, but models.encoder is not set; add it, or set evaluate.gold to false")
     check_splits(recipe)
     check_kinds(recipe)
     check_model(recipe, recipe.models["policy"].shape or {}, "models.policy.shape")
@@ -58,7 +58,7 @@ def check(recipe: Recipe, rounds: Mapping[str, Online]) -> None:
             for spec in recipe.evaluate.best_of.annotate:
                 best = check_piece("annotate", spec, best, (known | arms) - {"reference", "encoder"}, "evaluate.best_of.annotate")
     if recipe.online and recipe.online.watch.gold is True and not (recipe.evaluate and recipe.evaluate.gold):
-        raise RecipeError("online.watch.gold: needs a gold judge; set `evaluate.gold: true`")
+        raise RecipeError("online.watch.gold: needs a gold measure; set `evaluate.gold: true`")
     _check_gates(recipe)
     _check_independent(recipe)
     if recipe.claim and not (metrics := measured(recipe)).keys() & {recipe.claim.metric, f"{recipe.claim.metric}_vs_base"}:
@@ -139,15 +139,15 @@ def _check_reward(reward: Reward, demonstrate: Demonstrate | None, preferences: 
                           "rollout.responses_per_prompt of at least 2, " +
                           (f"got {source.rollout.get('responses_per_prompt', 1)}" if source else "got none") + ". Set it, or remove the limit")
     probed = reward.linear_probe
-    check_fit(reward.fit, Flow({"margin"}, 2, pairs=True), "reward.fit", role="judge", untrained=probed, gives=("scores",))
+    check_fit(reward.fit, Flow({"margin"}, 2, pairs=True), "reward.fit", role="reward_model", untrained=probed, gives=("scores",))
     if not probed or reward.fit.epochs:
         return
     if reward.members > 1:
         raise RecipeError(f"reward.members: {reward.members} members trained by the linear probe only are identical; train them "
                           "(reward.fit.epochs over 0), disable linear_probe, or set members to 1")
-    *more, last = reward.fit.updates["judge"]
+    *more, last = reward.fit.updates["reward_model"]
     if more or (last["name"], last["weight"]) != ("ranking.bradley_terry", 1.0):
-        raise RecipeError(f"reward.fit.updates.judge: {last['name']!r} is ignored with reward.fit.epochs: 0, where only the linear "
+        raise RecipeError(f"reward.fit.updates.reward_model: {last['name']!r} is ignored with reward.fit.epochs: 0, where only the linear "
                           "probe is fitted (plain Bradley-Terry). Set reward.fit.epochs to 1 or more, or use only "
                           "ranking.bradley_terry with weight 1")
 
@@ -171,7 +171,7 @@ def _check_gates(recipe: Recipe) -> None:
 
 def _check_reward_models(recipe: Recipe) -> None:
     """Reward models in `models` that training optimises are declared as such, and there are pairs to certify them on."""
-    trained = recipe.reward.judges if recipe.reward else ()
+    trained = recipe.reward.reward_models if recipe.reward else ()
     for name in trained:
         if name in recipe.models:
             raise RecipeError(f"models.{name}: the section `reward` trains a model of that name; rename this one, or set reward to null")
@@ -210,4 +210,4 @@ def _check_independent(recipe: Recipe) -> None:
         wrong += ["champion.score"] if recipe.register.champion.score == column else []
         if wrong:
             raise RecipeError(f"register.{wrong[0]}: the policy is optimised against the reward model {model!r}, so its score rises whether or not the "
-                              "answers improve; use a metric that training did not optimise, such as a verifier, another reward model or the gold judge")
+                              "answers improve; use a metric that training did not optimise, such as a verifier, another reward model or the gold measure")

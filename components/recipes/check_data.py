@@ -94,12 +94,12 @@ def check_model(recipe: Recipe, config: Mapping[str, Any], where: str) -> None:
     """Layers and lengths in the recipe fit a policy with this config.json. Raises `RecipeError`."""
     config = config.get("text_config") or config
     layers, window = config.get("num_hidden_layers"), config.get("max_position_embeddings")
-    judged = min(recipe.reward.layers or layers, layers) if recipe.reward and layers else layers
+    scored = min(recipe.reward.layers or layers, layers) if recipe.reward and layers else layers
     wanted = {}  # reward.layers keeps the first layers
     for name in ("sft", "reward", "offline", "online"):
         if section := getattr(recipe, name):
             adapter = section.fit.adapter
-            wanted |= {f"{name}.fit.adapter.count": (adapter.get("count", 0), judged if name == "reward" else layers),
+            wanted |= {f"{name}.fit.adapter.count": (adapter.get("count", 0), scored if name == "reward" else layers),
                        f"{name}.fit.adapter.rank": (adapter.get("rank", 0), config.get("hidden_size"))}
     for key, (count, most) in wanted.items():
         if most is not None and count > most:

@@ -109,7 +109,7 @@ def _check_watched(online: Online, where: str) -> None:
             raise RecipeError(f"{where}.watch.gold: expected an annotator that writes one reward, got {online.watch.gold['name']!r}, which writes {written}")
     by_gold = next((rule for rule in ("reward_without_gold", "gold_drop") if rule in online.health), None)
     if online.cadence == "step":
-        unseen = "the gold judge scores rounds, not steps; use `cadence: round`, or set it to"
+        unseen = "the gold measure scores rounds, not steps; use `cadence: round`, or set it to"
         if by_gold:
             raise RecipeError(f"{where}.health.{by_gold}: {unseen} null")
         if online.watch.gold:
@@ -151,7 +151,7 @@ def check_fit(fit: Fit, flow: Flow, where: str, *, role: str = "policy", untrain
             _check_reads(description.named("reads", spec), flow.columns, spec["name"], at)
             if missing := sorted(description.outputs - set(gives)):
                 hint = "; set online.value_head to true, with `cadence: step`" if missing == ["values"] else ""
-                raise RecipeError(f"{at}: {spec['name']!r} needs {', '.join(missing)}, but the {role} model outputs {', '.join(sorted(gives))}{hint}")
+                raise RecipeError(f"{at}: {spec['name']!r} needs {', '.join(missing)}, but the {role.removesuffix('_model')} model outputs {', '.join(sorted(gives))}{hint}")
             if "weight_column" in spec:
                 _check_reads(frozenset({spec["weight_column"]}), flow.columns, f"{spec['name']}.weight_column", at)
                 if description.unit not in ("step", "row"):

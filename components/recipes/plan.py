@@ -13,7 +13,7 @@ from ratchet.components.piece import ROOT, SLOTS, catalogue
 from ratchet.components.recipes.check_data import makes_pairs, splits_read
 from ratchet.components.recipes.profile import Profile
 from ratchet.components.recipes.recipe import for_round, plain
-from ratchet.components.recipes.reward_models import certified, judges_of
+from ratchet.components.recipes.reward_models import certified, scoring_models
 from ratchet.components.recipes.schema import Demonstrate, Online, Preferences, Recipe
 from ratchet.components.stages import STAGES
 from ratchet.components.storage.definitions import Sources
@@ -85,11 +85,11 @@ def plan(recipe: Recipe, profile: Profile) -> dict[str, Stage]:
         earlier = {"demonstrations": examples} if made and made.reward else {}
         made, answered = recipe.preferences, "compared"
         examples = _preferences(add, recipe, recipe.preferences, policy, data)
-    judges: dict[str, str] = {}
+    reward_stages: dict[str, str] = {}
     if recipe.reward:
-        for member, name in enumerate(recipe.reward.judges):
+        for member, name in enumerate(recipe.reward.reward_models):
             options = {**plain(recipe.reward), "member": member, **({"verified_by": plain(made.annotate)} if made else {})}
-            judges[name] = add(f"reward_{name}" if recipe.reward.members > 1 else "reward", "reward", "weights", options,
+            reward_stages[name] = add(f"reward_{member + 1}" if recipe.reward.members > 1 else "reward", "reward", "weights", options,
                                {"policy": initial, "data": examples, **earlier, **({"answers": answered} if made else {})})
     gold: dict[str, str] = {}
     if recipe.evaluate and recipe.evaluate.gold:
@@ -101,24 +101,24 @@ def plan(recipe: Recipe, profile: Profile) -> dict[str, Stage]:
         section = recipe.offline
         source = examples if makes_pairs(recipe) and section.data == "reward" else data
         pairs = add("pairs", "prepare_offline", "groups", plain(section),
-                    {"policy": policy, "reference": initial, "data": source, **(judges if section.annotate else {}), **others})
+                    {"policy": policy, "reference": initial, "data": source, **(reward_stages if section.annotate else {}), **others})
         policy = add("offline", "optimise", "weights", {"fit": plain(section.fit)},
                      {"policy": policy, "groups": pairs})
     rounds: list[str] = []
     if recipe.online and recipe.online.cadence == "step":
         policy = add("improve", "improve", "weights", plain(recipe.online),
-                     {"policy": policy, "reference": initial, "data": data, **judges, **others})
+                     {"policy": policy, "reference": initial, "data": data, **reward_stages, **others})
         rounds = [policy]
     elif recipe.online:
-        policy, rounds = _rounds(add, recipe, recipe.online, policy, data, judges, gold, others)
+        policy, rounds = _rounds(add, recipe, recipe.online, policy, data, reward_stages, gold, others)
     if recipe.evaluate:
-        inputs = {"base": base, "initial": initial, "policy": policy, "data": data, **judges, **gold, **others}
+        inputs = {"base": base, "initial": initial, "policy": policy, "data": data, **reward_stages, **gold, **others}
         if "encoder" in recipe.models:
             inputs["encoder"] = "model_encoder"
         inputs |= {f"round_{i + 1}": stage for i, stage in enumerate(rounds)}
         inputs |= {f"scored_{i + 1}": f"annotate_{i + 1}" for i in range(len(rounds)) if f"annotate_{i + 1}" in stages}
         add("evaluate", "evaluate", "report",
-            {**plain(recipe.evaluate), "judges": judges_of(recipe), "gates": plain(recipe.register.gates) if recipe.register else {},
+            {**plain(recipe.evaluate), "reward_models": scoring_models(recipe), "gates": plain(recipe.register.gates) if recipe.register else {},
              "recipe": recipe.name, "about": recipe.about, "resolved": plain(recipe)},
             inputs)
     return stages
@@ -156,7 +156,7 @@ def _validated(add: Any, recipe: Recipe, name: str, made: str, kinds: Sequence[s
     return add(name, "validate", "groups", {"section": {**plain(recipe.data), "splits": splits}}, {"drafts": made}, heavy=False)
 
 
-def _rounds(add: Any, recipe: Recipe, online: Online, policy: str, data: str, judges: Mapping[str, str],
+def _rounds(add: Any, recipe: Recipe, online: Online, policy: str, data: str, reward_stages: Mapping[str, str],
             gold: Mapping[str, str], others: Mapping[str, str]) -> tuple[str, list[str]]:
     initial, previous, made = policy, policy, []
     held: list[str] = []  # selections that together contain each earlier round's choice once
@@ -170,13 +170,13 @@ def _rounds(add: Any, recipe: Recipe, online: Online, policy: str, data: str, ju
         marked = add(f"annotate_{i}", "annotate", "groups",
                      {**_pick(online, "annotate", "max_failed", "watch", "health"), "round": i,
                       "optimised": optimised_rewards(online.annotate, online.select)},
-                     {"groups": answers, "policy": current, "initial": initial, **judges, **(gold if online.watch.gold is True else {}), **others,
+                     {"groups": answers, "policy": current, "initial": initial, **reward_stages, **(gold if online.watch.gold is True else {}), **others,
                       **{f"scored_{j}": f"annotate_{j}" for j in range(1, i)}},
                      round=i)
         reference = initial if online.reference == "initial" else current
         earlier = {f"earlier_{j + 1}": s for j, s in enumerate(held)} if online.keep_earlier else {}
         chosen = add(f"select_{i}", "select", "groups", {**_pick(online, "select", "prepare"), "round": i},
-                     {"groups": marked, "policy": current, "reference": reference, **judges, **others, **earlier},
+                     {"groups": marked, "policy": current, "reference": reference, **reward_stages, **others, **earlier},
                      round=i)
         held = [chosen] if online.keep_earlier else [*held, chosen]
         update = add(f"optimise_{i}", "optimise", "weights", {"fit": plain(online.fit), "round": i},

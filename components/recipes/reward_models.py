@@ -29,6 +29,6 @@ def certified(recipe: Recipe) -> set[str]:
     return declared & optimised_models(recipe) if recipe.online or recipe.offline or recipe.evaluate else declared
 
 
-def judges_of(recipe: Recipe) -> list[str]:
+def scoring_models(recipe: Recipe) -> list[str]:
     """Reward models that an evaluation scores with, besides its metrics: those trained or certified by the recipe."""
-    return [*(recipe.reward.judges if recipe.reward else ()), *sorted(certified(recipe))]
+    return [*(recipe.reward.reward_models if recipe.reward else ()), *sorted(certified(recipe))]

@@ -66,7 +66,7 @@ class Source:
 class Fit:
     """One training run: objectives, batch, optimiser, learning-rate schedule, validation, checkpoints."""
 
-    updates: Mapping[str, Sequence[Spec]]  # role (policy, judge) -> objectives, whose losses are added
+    updates: Mapping[str, Sequence[Spec]]  # role (policy, reward_model) -> objectives, whose losses are added
     batch: Count = 16  # groups per optimiser step; with reward.by_prompt prompts
     epochs: Natural = 1  # passes over the data
     max_steps: Count | None = None  # upper bound of optimiser steps; null: none
@@ -143,9 +143,9 @@ class Reward:
     certificate: Limits = field(default_factory=Limits)  # limits that the reward model must meet
 
     @property
-    def judges(self) -> list[str]:
-        """What pieces call the members: `judge`, or `judge_1`, `judge_2`... when there are several."""
-        return ["judge"] if self.members == 1 else [f"judge_{i + 1}" for i in range(self.members)]
+    def reward_models(self) -> list[str]:
+        """Names of the members in pieces: `reward_model`, or `reward_model_1`, `reward_model_2`... when there are several."""
+        return ["reward_model"] if self.members == 1 else [f"reward_model_{i + 1}" for i in range(self.members)]
 
 
 @record
@@ -209,17 +209,17 @@ class Evaluate:
     measures: Sequence[Spec] = ()  # quality measures
     by: Sequence[str] = ()  # keys of a prompt's `meta` to break the first metric down by
     best_of: BestOf | None = None  # best-of-n decoding
-    gold: Bool = False  # train and use the gold judge on sentence embeddings
+    gold: Bool = False  # train and use the gold measure on sentence embeddings
     perplexity_rows: Natural = 64  # held-out conversations for perplexity; 0: none
     transcripts: Natural = 12  # answers shown in the report
 
 
 @record
 class Champion:
-    """How a challenger is compared with the champion on the same held-out prompts: by `score` (gold, reward.judge, ...), at `alpha`, the chance
+    """How a challenger is compared with the champion on the same held-out prompts: by `score` (gold, reward.reward_model, ...), at `alpha`, the chance
     that the champion is ever replaced by a model that is no better, over any number of challengers."""
 
-    score: str | None = None  # null: the gold judge, else the first shared reward
+    score: str | None = None  # null: the gold measure, else the first shared reward
     alpha: OpenShare = 0.05  # error rate over all challengers
 
 

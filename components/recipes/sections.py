@@ -215,7 +215,7 @@ class Limits:
 class Watch:
     """What each round measures besides its rewards."""
 
-    gold: Bool | Spec = False  # score that health rules compare the reward with: the gold judge, or an annotator such as a verifier
+    gold: Bool | Spec = False  # score that health rules compare the reward with: the gold measure, or an annotator such as a verifier
     kl_prompts: Natural = 0  # prompts for the KL to the initial policy; 0: not measured
 
 

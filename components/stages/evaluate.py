@@ -15,8 +15,8 @@ from ratchet.components.evaluation.bootstrap import Interval, difference, mean_i
 from ratchet.components.evaluation.certificate import require
 from ratchet.components.evaluation.diversity import cosine_spread, distinct_n, distinct_n_ratio, self_bleu
 from ratchet.components.evaluation.fluency import perplexity, perplexity_ratio
-from ratchet.components.evaluation.gates import judge_gates
-from ratchet.components.evaluation.gold import Encoder, GoldJudge
+from ratchet.components.evaluation.gates import check_gates
+from ratchet.components.evaluation.gold import Encoder, GoldMeasure
 from ratchet.components.evaluation.kl import sequence_kl
 from ratchet.components.evaluation.quality import diversity_against, flattened, quality, quality_against, slices, tag
 from ratchet.components.evaluation.report import write_report
@@ -49,11 +49,11 @@ def evaluate(job: Job) -> dict[str, Any]:
         arms.append("policy")
     elif "policy" not in arms:  # no training after the initial policy: it is the final one
         arms = [a for a in arms if a != "initial"] + ["policy"]
-    judge = GoldJudge.load(job.path("gold"), job.path("encoder")) if "gold" in job.inputs else None
-    encoder = judge.encoder if judge else Encoder(job.path("encoder")) if "encoder" in job.inputs else None
-    judge = judge if judge and judge.certificate["passed"] else None  # not shown to beat chance: not used
+    gold = GoldMeasure.load(job.path("gold"), job.path("encoder")) if "gold" in job.inputs else None
+    encoder = gold.encoder if gold else Encoder(job.path("encoder")) if "encoder" in job.inputs else None
+    gold = gold if gold and gold.certificate["passed"] else None  # not shown to beat chance: not used
     context = context_of(job, certified=False)
-    certificates = {name: found for name in options["judges"] if (found := certificate_of(job, name))}
+    certificates = {name: found for name in options["reward_models"] if (found := certificate_of(job, name))}
     certified = [name for name, found in certificates.items() if found["passed"]]
     progress.expect("texts", planned_texts(held_out, arms, certified, options))
     answers: dict[str, list[Group]] = {}
@@ -69,7 +69,7 @@ def evaluate(job: Job) -> dict[str, Any]:
             engine.load(job.path(arm))
         best_of = options["best_of"] if arm == "policy" else None
         for model in sorted(reward_models(best_of["annotate"])) if best_of else ():
-            if model in options["judges"]:
+            if model in options["reward_models"]:
                 require(certificates.get(model), f"the reward model {model!r}")
         answers[arm] = best(sample(engine, held_out, options, best_of["n"]), best_of, context) if best_of else sample(engine, held_out, options)
         write_groups(job.work.product / f"answers_{arm}.parquet", answers[arm])
@@ -77,7 +77,7 @@ def evaluate(job: Job) -> dict[str, Any]:
         if options["perplexity_rows"]:
             human[arm], masks = human_logprobs(engine, held_out[: options["perplexity_rows"]])
             numbers[arm]["perplexity"] = perplexity(human[arm], masks)
-        scores[arm] = scores_of(answers[arm], options, context, judge, engine)
+        scores[arm] = scores_of(answers[arm], options, context, gold, engine)
     for arm, more in rewards_of(answers, context, certified).items():
         scores[arm] |= more
     scores, unscored = settled(scores)
@@ -100,7 +100,7 @@ def evaluate(job: Job) -> dict[str, Any]:
     if "initial" in opponents and human:
         results["metrics"] |= {f"perplexity_ratio.{end}": v for end, v in perplexity_ratio(human["policy"], human["initial"], masks).items()}
     describe_quality(results, answers, scores, measured, opponents, options["by"], certified)
-    results["verdict"] = judge_gates(results["metrics"], options["gates"])
+    results["verdict"] = check_gates(results["metrics"], options["gates"])
     results["certificates"] = certificates
     results["pairs_from"] = "verifier" if options["resolved"].get("demonstrate") else "people"
     results["gold"] = job.inputs["gold"].meta["certificate"] if "gold" in job.inputs else None
@@ -119,13 +119,13 @@ def evaluate(job: Job) -> dict[str, Any]:
             "passed": results["verdict"]["passed"]}
 
 
-def planned_texts(held_out: Sequence[Group], arms: Sequence[str], judges: Sequence[str], options: Mapping[str, Any]) -> int:
-    """Number of texts to sample or score, for progress: answers of each arm, again per judge and metric, human
+def planned_texts(held_out: Sequence[Group], arms: Sequence[str], reward_models: Sequence[str], options: Mapping[str, Any]) -> int:
+    """Number of texts to sample or score, for progress: answers of each arm, again per reward model and metric, human
     replies, and the KL's answers.
     """
     answers = len(held_out) * options["responses_per_prompt"]
     human = sum(len(g.trajectories) for g in held_out[: options["perplexity_rows"]])
-    reads = 1 + len(judges) + texts_read(options["metrics"])
+    reads = 1 + len(reward_models) + texts_read(options["metrics"])
     return len(arms) * (answers * reads + human) + (len(held_out) if "initial" in arms else 0)
 
 
@@ -181,10 +181,10 @@ def apart(rows: Sequence[Sequence[Any]], answers: Mapping[str, Sequence[Group]])
 
 def describe_quality(results: dict[str, Any], answers: Mapping[str, list[Group]], scores: Mapping[str, Mapping[str, Ragged]],
                      measured: Mapping[str, Mapping[str, Ragged]], opponents: Sequence[str], by: Sequence[str],
-                     judges: Sequence[str]) -> None:
+                     reward_models: Sequence[str]) -> None:
     """Add quality measures by arm and against other arms, diversity, and the headline metric by prompt tag."""
     metrics = results["metrics"]
-    results["measure"] = next((name for name in scores["policy"] if name != "gold" and name.removeprefix("reward.") not in judges), None)
+    results["measure"] = next((name for name in scores["policy"] if name != "gold" and name.removeprefix("reward.") not in reward_models), None)
     results["quality"] = {name: {TITLES[arm]: row for arm, row in arms.items()} for name, arms in quality(measured).items()}
     for other in opponents:
         found = quality_against(measured, "policy", other)
@@ -232,12 +232,12 @@ def human_logprobs(engine: Engine, held_out: Sequence[Group]) -> tuple[Ragged, l
     return [p for row in rows for p in row["logprobs"]], [list(t.mask) for g in encoded for t in g.trajectories]
 
 
-def scores_of(groups: Sequence[Group], options: Mapping[str, Any], context: Context, judge: GoldJudge | None,
+def scores_of(groups: Sequence[Group], options: Mapping[str, Any], context: Context, gold: GoldMeasure | None,
               engine: Engine) -> dict[str, Ragged]:
-    """Scores of an arm, per prompt and answer: gold judge and the recipe's metrics, which may use the arm's `engine`."""
+    """Scores of an arm, per prompt and answer: gold measure and the recipe's metrics, which may use the arm's `engine`."""
     found: dict[str, Ragged] = {}
-    if judge is not None:
-        flat = iter(judge.score_replies([[*g.prompt.messages, *t.messages] for g in groups for t in g.trajectories]))
+    if gold is not None:
+        flat = iter(gold.score_replies([[*g.prompt.messages, *t.messages] for g in groups for t in g.trajectories]))
         found["gold"] = [[next(flat) for _ in g.trajectories] for g in groups]
     ctx = Context(models=Overlay(context.models, {"policy": engine}), seed=options["seed"])
     for spec in options["metrics"]:
@@ -278,7 +278,7 @@ def settled(scores: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, dict[str
 
 
 def contrast(results: dict[str, Any], answers: Mapping[str, list[Group]], scores: Mapping[str, dict[str, Ragged]], against: str,
-             judges: Sequence[str]) -> None:
+             reward_models: Sequence[str]) -> None:
     """Compare the final arm with another: win rates with paired intervals, raw and length-controlled, for every
     score.
     """
@@ -294,15 +294,15 @@ def contrast(results: dict[str, Any], answers: Mapping[str, list[Group]], scores
         measured = {f"{name}_vs_{key}": found["raw"], f"{name}_lc_vs_{key}": found["length_controlled"],
                     f"{score}_gain_vs_{key}": mean_interval(gains)}
         results["metrics"] |= {f"{label}.{end}": v for label, ends in measured.items() for end, v in ends.items()}
-    if key == "sft" and (gap := proxy_over_gold(results["per_prompt"], judges)) is not None:
+    if key == "sft" and (gap := proxy_over_gold(results["per_prompt"], reward_models)) is not None:
         results["metrics"] |= {f"proxy_over_gold.{end}": v for end, v in gap.items()}
 
 
-def proxy_over_gold(per_prompt: Mapping[str, Sequence[float]], judges: Sequence[str]) -> Interval | None:
-    """Win rate by the reward models minus win rate by the gold judge (final against SFT), paired by prompt: grows
+def proxy_over_gold(per_prompt: Mapping[str, Sequence[float]], reward_models: Sequence[str]) -> Interval | None:
+    """Win rate by the reward models minus win rate by the gold measure (final against SFT), paired by prompt: grows
     with over-optimisation (Gao et al., 2022, arXiv:2210.10760). None without both.
     """
-    proxies = [per_prompt[f"win_rate_{name}"] for name in judges if f"win_rate_{name}" in per_prompt]
+    proxies = [per_prompt[f"win_rate_{name}"] for name in reward_models if f"win_rate_{name}" in per_prompt]
     if not proxies or "win_rate" not in per_prompt:
         return None
     return difference([_mean(wins) for wins in zip(*proxies, strict=True)], per_prompt["win_rate"])
@@ -311,8 +311,8 @@ def proxy_over_gold(per_prompt: Mapping[str, Sequence[float]], judges: Sequence[
 def curves(job: Job) -> dict[str, list[list[float]]]:
     """Training losses of the policy and the reward models."""
     found: dict[str, list[list[float]]] = {}
-    judges = [name for name in job.options["judges"] if name in job.inputs]
-    titles = {name: name.replace("_", " ") if len(judges) > 1 else "reward model" for name in judges}
+    reward_models = [name for name in job.options["reward_models"] if name in job.inputs]
+    titles = {name: name.replace("_", " ") if len(reward_models) > 1 else "reward model" for name in reward_models}
     names = {"initial": "SFT", **titles, **{f"round_{i}": f"round {i}" for i in job.rounds("round_")}}
     for name, title in names.items():
         if name not in job.inputs or not (file := job.path(name) / "metrics.jsonl").exists():
@@ -365,7 +365,7 @@ def transcripts(answers: Mapping[str, list[Group]], scores: Mapping[str, dict[st
 def headline(results: Mapping[str, Any]) -> str:
     metrics = results["metrics"]
     if "win_rate_vs_sft.mean" in metrics:
-        return (f"wins {metrics['win_rate_vs_sft.mean']:.1%} against SFT by the gold judge "
+        return (f"wins {metrics['win_rate_vs_sft.mean']:.1%} against SFT by the gold measure "
                 f"[{metrics['win_rate_vs_sft.low']:.1%}, {metrics['win_rate_vs_sft.high']:.1%}]")
     measure = results["measure"]
     if measure and f"{measure}_gain_vs_base.mean" in metrics:

@@ -10,7 +10,7 @@ from typing import Any
 from ratchet.components.data.groups import read_groups, write_groups
 from ratchet.components.errors import DataError, HealthError
 from ratchet.components.evaluation.certificate import require
-from ratchet.components.evaluation.gold import GoldJudge
+from ratchet.components.evaluation.gold import GoldMeasure
 from ratchet.components.evaluation.health import ACTIONS, check
 from ratchet.components.inference.choose import engine_of
 from ratchet.components.models.reward import is_reward_model
@@ -76,8 +76,8 @@ def annotate(job: Job) -> dict[str, Any]:
 
 
 def gold_scores(job: Job, groups: Sequence[Group], context: Context) -> list[list[float]] | None:
-    """Gold score of every answer, one list per group, from the gold judge or the annotator in `watch.gold`. None
-    without either, or if the gold judge has no passed certificate. `DataError` if the annotator has no score for an
+    """Gold score of every answer, one list per group, from the gold measure or the annotator in `watch.gold`. None
+    without either, or if the gold measure has no passed certificate. `DataError` if the annotator has no score for an
     answer.
     """
     spec = job.options["watch"].get("gold")
@@ -90,10 +90,10 @@ def gold_scores(job: Job, groups: Sequence[Group], context: Context) -> list[lis
         return [list(row) for row in columns[name]]
     if "gold" not in job.inputs:
         return None
-    judge = GoldJudge.load(job.path("gold"), job.path("encoder"))
-    if not judge.certificate["passed"]:
+    gold = GoldMeasure.load(job.path("gold"), job.path("encoder"))
+    if not gold.certificate["passed"]:
         return None
-    flat = iter(judge.score_replies([[*g.prompt.messages, *t.messages] for g in groups for t in g.trajectories]))
+    flat = iter(gold.score_replies([[*g.prompt.messages, *t.messages] for g in groups for t in g.trajectories]))
     return [[next(flat) for _ in g.trajectories] for g in groups]
 
 

@@ -145,7 +145,7 @@ def examine(path: Path, pairs: Sequence[Group], trained: Sequence[Sequence[float
     alone = [score(engine, [pair])[0] for pair in pairs[:RESCORED]]
     lengths = [[sum(t.mask) for t in pair.trajectories] for pair in pairs]
     scores = score(engine, pairs)
-    best = best_of_n(reward_model_scores(answers, Context({"judge": engine}), "judge")[0], [g.columns[truth] for g in answers]) if answers else None
+    best = best_of_n(reward_model_scores(answers, Context({"reward_model": engine}), "reward_model")[0], [g.columns[truth] for g in answers]) if answers else None
     return certify(scores=scores, by_kind=accuracy_by_kind(scores, pairs), best_of_n=best, lengths=lengths, trained=trained, alone=alone, conversations=conversations_of(pairs),
                    cross_validated=cross_validated, limits=limits, **padding)
 

@@ -47,18 +47,18 @@ def annotate_groups(groups: Sequence[Group], annotators: Sequence[Named], ctx: C
     share exceeds `max_failed`. A group that loses all its trajectories is dropped too.
 
     Rewards are computed on rank 0 and broadcast, because a reward may be slow, remote or nondeterministic.
-    Provenance: the prompt's meta `judges` maps each reward column to {model name: weights digest} of the reward
+    Provenance: the prompt's meta `reward_models` maps each reward column to {model name: weights digest} of the reward
     models behind it, including those of the columns it was derived from.
     """
     groups, counts = list(groups), Counter()
-    judges: dict[str, dict[str, str]] = {}
+    sources: dict[str, dict[str, str]] = {}
     for name, annotator, reads in annotators:
         work = functools.partial(_run_annotator, annotator, groups, ctx)
         written, used = ranks.once(work) if name.startswith("rewards.") else work()
         groups = [g.extended({column: values[i] for column, values in written.items()}) for i, g in enumerate(groups)]
         rewards = [column for column in written if column.startswith("reward.") and not column.endswith(".status")]
         for column in rewards:
-            judges[column] = used | {model: weights for read in reads for model, weights in judges.get(read, {}).items()}
+            sources[column] = used | {model: weights for read in reads for model, weights in sources.get(read, {}).items()}
         kept, total, first = [], 0, ""
         for group in groups if rewards else ():
             good = []
@@ -80,8 +80,8 @@ def annotate_groups(groups: Sequence[Group], annotators: Sequence[Named], ctx: C
             raise DataError(f"{name}: {lost} of {total} rewards failed or were skipped (at most {max_failed:.0%} allowed); "
                             f"first failure: {first}")
         groups = kept if rewards else groups
-    if any(judges.values()):
-        groups = [dataclasses.replace(g, prompt=dataclasses.replace(g.prompt, meta={**g.prompt.meta, "judges": judges})) for g in groups]
+    if any(sources.values()):
+        groups = [dataclasses.replace(g, prompt=dataclasses.replace(g.prompt, meta={**g.prompt.meta, "reward_models": sources})) for g in groups]
     return groups, {"groups": len(groups), "trajectories": sum(len(g.trajectories) for g in groups), **counts}
 
 

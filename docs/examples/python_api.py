@@ -25,7 +25,7 @@ print(metrics.filter(like="loss"))
 
 # %% Answers and their rewards: one row an answer. Here, the best answer to each prompt.
 answers = run.groups("annotate_1")
-print(answers.loc[answers.groupby("group")["reward.judge"].idxmax(), ["prompt", "text", "reward.judge"]])
+print(answers.loc[answers.groupby("group")["reward.reward_model"].idxmax(), ["prompt", "text", "reward.reward_model"]])
 
 # %% The trained policy is a transformers model.
 model, tokenizer = run.model("final")

@@ -13,7 +13,7 @@ def promote(model: Annotated[str, typer.Argument(help="Name of a registered mode
             version: Annotated[str, typer.Option(help="Version number.")], reason: Reason, home: Home = OUT,
             to: Annotated[Literal["champion", "candidate"], typer.Option(help="Alias to set.")] = "champion",
             force: Annotated[bool, typer.Option("--force", help="Promote even if gates failed, the version was rolled back, or it did not beat the champion.")] = False,
-            score: Annotated[str | None, typer.Option(help="Metric to compare by: gold, reward.judge, ...")] = None) -> None:
+            score: Annotated[str | None, typer.Option(help="Metric to compare by: gold, reward.reward_model, ...")] = None) -> None:
     """Set the alias champion (or candidate), after a comparison with the champion on the same held-out prompts."""
     from ratchet.tasks.registry.promotion import promote_by_hand
 

@@ -49,7 +49,7 @@ def _scorer(score: str, contents: Mapping[str, str], options: Mapping[str, Any])
     role = score.removeprefix("reward.")
     if score == "gold":
         return digest([contents["gold"], contents["encoder"]]) if {"gold", "encoder"} <= set(contents) else ""
-    return contents.get(role, "") if role in options.get("judges", ()) else digest([score, options.get("metrics", [])])
+    return contents.get(role, "") if role in options.get("reward_models", ()) else digest([score, options.get("metrics", [])])
 
 
 def figures(results: Mapping[str, Any]) -> dict[str, float]:

@@ -52,6 +52,6 @@ def test_a_recipe_runs_as_a_smoke_test(recipe: str, tiny_home: Path) -> None:
         folder = pipeline.artifact("evaluate").path
         results = json.loads((folder / "results.json").read_text())
         assert results["metrics"] and (folder / "report.html").stat().st_size > 5_000
-        judges = pipeline.recipe.reward.judges if pipeline.recipe.reward else []
-        assert list(results["certificates"]) == judges and len(list((folder / "plots").glob("calibration*.png"))) == len(judges)
-        assert {"reward model"} if len(judges) == 1 else {name.replace("_", " ") for name in judges} <= set(results["curves"])
+        models = pipeline.recipe.reward.reward_models if pipeline.recipe.reward else []
+        assert list(results["certificates"]) == models and len(list((folder / "plots").glob("calibration*.png"))) == len(models)
+        assert {"reward model"} if len(models) == 1 else {name.replace("_", " ") for name in models} <= set(results["curves"])

@@ -82,7 +82,7 @@ def test_sum_of_parts(case):
 
 def group_of(rewards, **columns):
     rows = tuple(Trajectory(({"role": "assistant", "content": "x"},), {"tokens": [1]}, [True]) for _ in rewards)
-    return Group(Prompt("p", ()), rows, {"reward.judge": rewards, **columns})
+    return Group(Prompt("p", ()), rows, {"reward.reward_model": rewards, **columns})
 
 
 @pytest.mark.parametrize("case", ORACLES["advantages"], ids=lambda c: f"{c['piece']} {c['rewards']}")
@@ -103,7 +103,7 @@ def test_gae(case):
 def test_kl_in_reward():
     case = ORACLES["kl_in_reward"]
     rows = tuple(Trajectory((), {"tokens": [1, 2, 3]}, [True] * 3, [kl] * 3) for kl in case["kl"])
-    group = Group(Prompt("p", ()), rows, {"reward.judge": case["scores"], "logprobs.reference": [[0.0] * 3] * 3})
+    group = Group(Prompt("p", ()), rows, {"reward.reward_model": case["scores"], "logprobs.reference": [[0.0] * 3] * 3})
     shaped = build("annotate", {"name": "advantages.kl_in_reward", "beta": case["beta"]})([group], Context())["shaped"][0]
     for row, expected in zip(shaped, case["expected"], strict=True):
         assert row == pytest.approx(expected)

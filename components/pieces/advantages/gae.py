@@ -29,7 +29,7 @@ def recursion(rewards: Sequence[float], values: Sequence[float], mask: Sequence[
 
 
 @piece(reads=("{reward}", "values.old"), writes=("advantages", "returns"), paper="arXiv:1506.02438")
-def gae(groups: Sequence[Group], ctx: Context, *, reward: str | list = "reward.judge", gamma: Share = 1.0,
+def gae(groups: Sequence[Group], ctx: Context, *, reward: str | list = "reward.reward_model", gamma: Share = 1.0,
         gae_lambda: Share = 0.95, whiten: Bool = True) -> Columns:
     """GAE(gamma, lambda) (eq. 16): per-step advantages and returns, lists (T). A scalar reward is assigned to the
     last masked-in step; a per-step column (T), e.g. `shaped`, is used as it is.

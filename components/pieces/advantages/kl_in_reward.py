@@ -21,7 +21,7 @@ def penalty(group: Group, old: str, beta: float) -> list[list[float]]:
 
 
 @piece(reads=("{reward}", "logprobs.{old}", "logprobs.reference"), writes=("shaped",), paper="arXiv:2203.02155")
-def kl_in_reward(groups: Sequence[Group], ctx: Context, *, reward: str | list = "reward.judge", beta: NotNegative = 0.05,
+def kl_in_reward(groups: Sequence[Group], ctx: Context, *, reward: str | list = "reward.reward_model", beta: NotNegative = 0.05,
                  old: str = "sampled") -> Columns:
     """Reward on the last masked-in step minus beta (log pi - log ref) at every step, lists (T) (InstructGPT eq. 2);
     input of `gae`.
@@ -34,7 +34,7 @@ def kl_in_reward(groups: Sequence[Group], ctx: Context, *, reward: str | list = 
 
 
 @piece(reads=("{reward}", "logprobs.{old}", "logprobs.reference"), writes=("regularised",), paper="arXiv:2402.14740")
-def row(groups: Sequence[Group], ctx: Context, *, reward: str | list = "reward.judge", beta: NotNegative = 0.05,
+def row(groups: Sequence[Group], ctx: Context, *, reward: str | list = "reward.reward_model", beta: NotNegative = 0.05,
         old: str = "sampled") -> Columns:
     """The same summed over the answer, one number per trajectory (RLOO, eq. 3); input of advantages that compare
     whole answers.

@@ -26,7 +26,7 @@ def combine(groups: Sequence[Group], ctx: Context, *, rewards: list, weights: li
 
 
 @piece(reads=("{reward}",), writes=("reward.length_penalised",), paper="arXiv:2405.07863")
-def length_penalised(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.judge", penalty: NotNegative = 0.001) -> Columns:
+def length_penalised(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.reward_model", penalty: NotNegative = 0.001) -> Columns:
     """`reward.length_penalised`: r - penalty x number of answer tokens (RLHF Workflow, section 4.4); `penalty` is in
     reward units per token.
     """
@@ -36,7 +36,7 @@ def length_penalised(groups: Sequence[Group], ctx: Context, *, reward: str = "re
 
 
 @piece(reads=("{reward}",), writes=("reward.length_controlled",), paper="arXiv:2404.04475")
-def length_controlled(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.judge") -> Columns:
+def length_controlled(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.reward_model") -> Columns:
     """`reward.length_controlled`: the reward with its linear dependence on log length removed.
 
     The slope of the reward on log tokens is fitted by least squares over all answers, within prompts (both centred by

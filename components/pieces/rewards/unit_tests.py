@@ -51,7 +51,7 @@ def unit_tests(groups: Sequence[Group], ctx: Context, *, cpu_seconds: Count = 5,
     support raises `SandboxError`.
     """
 
-    def judge(asked: tuple[Prompt, str]) -> tuple[float | None, str]:
+    def verify(asked: tuple[Prompt, str]) -> tuple[float | None, str]:
         try:
             program = program_of(*asked)
         except ValueError as error:
@@ -61,7 +61,7 @@ def unit_tests(groups: Sequence[Group], ctx: Context, *, cpu_seconds: Count = 5,
 
     verdicts = []
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for verdict in pool.map(judge, [(g.prompt, t.text) for g in groups for t in g.trajectories]):
+        for verdict in pool.map(verify, [(g.prompt, t.text) for g in groups for t in g.trajectories]):
             verdicts.append(verdict)
             advance()
     found = iter(verdicts)

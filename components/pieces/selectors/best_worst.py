@@ -11,7 +11,7 @@ from ratchet.components.types import Context, Group
 
 
 @piece(reads=("{reward}",), writes=("margin",), compares=True, makes="pairs", paper="arXiv:2405.07863")
-def best_worst(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.judge", min_margin: NotNegative = 0.0,
+def best_worst(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.reward_model", min_margin: NotNegative = 0.0,
                length_penalty: NotNegative = 0.0) -> list[Group]:
     """One pair per prompt: highest against lowest r - length_penalty x tokens (RLHF Workflow's max-min). Ties,
     margins under `min_margin` and identical texts are dropped; among equals the earlier sample is taken.

@@ -10,7 +10,7 @@ from ratchet.components.types import Context, Group
 
 
 @piece(reads=("{reward}",), compares=True, paper="arXiv:2503.14476")
-def drop_constant(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.judge") -> list[Group]:
+def drop_constant(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.reward_model") -> list[Group]:
     """The groups whose rewards are not all equal; equal rewards give zero advantage (DAPO's dynamic sampling, eq. 11,
     without resampling).
     """

@@ -36,7 +36,7 @@ def pair(group: Group, chosen: int, rejected: int, values: Sequence[float], ctx:
         ctx.counts[why] += 1
         return []
     origin = {
-        "policy": best.weights, "policy_rejected": worst.weights, "reward": reward, "judges": group.prompt.meta.get("judges", {}).get(reward, {}),
+        "policy": best.weights, "policy_rejected": worst.weights, "reward": reward, "reward_models": group.prompt.meta.get("reward_models", {}).get(reward, {}),
         "seed": ctx.seed, "round": ctx.round, "decoding": dict(best.meta), "margin": margin, "responses": len(group.trajectories),
     }
     made = group.take([chosen, rejected]).with_columns(margin=[margin] * 2)

@@ -11,7 +11,7 @@ from ratchet.components.types import Context, Group
 
 
 @piece(reads=("{reward}",), writes=("margin",), compares=True, makes="pairs", paper="arXiv:2405.07863")
-def random_pair(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.judge") -> list[Group]:
+def random_pair(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.reward_model") -> list[Group]:
     """One pair per prompt of two answers drawn without replacement, better one first: a baseline for `best_worst`.
     Ties and identical texts are dropped. The draw depends on seed, round and prompt id only.
     """

@@ -108,7 +108,7 @@ def test_a_round_counts_what_it_samples_scores_and_learns() -> None:
     splits = {"prompts": Split(600, 50.0), "sft": Split(290, 120.0), "reward": Split(500, 130.0)}
     costs = {c.stage.name: c for c in estimate(recipe, profile, plan(recipe, profile), SMOL, splits, None, {})}
     assert costs["rollout_1"].sample == 64 * 6 * 40
-    assert costs["annotate_1"].score == pytest.approx(64 * 6 * 90 * 12 / 30), "the judge has 12 of 30 layers"
+    assert costs["annotate_1"].score == pytest.approx(64 * 6 * 90 * 12 / 30), "the reward model has 12 of 30 layers"
     assert costs["annotate_2"].score - costs["annotate_1"].score == pytest.approx(24 * 90), "the KL of 24 prompts"
     assert costs["select_1"].score == 64 * 2 * 90 and costs["optimise_1"].learn == 64 * 2 * 90, "pairs: two answers a prompt"
 
@@ -139,7 +139,7 @@ def test_every_member_of_an_ensemble_reads_every_answer() -> None:
     splits = {"prompts": Split(600, 50.0), "evaluate": Split(10, 50.0)}
     costs = {c.stage.name: c for c in estimate(recipe, profile, plan(recipe, profile), SMOL, splits, None, {})}
     assert costs["annotate_1"].score == 12 * 4 * (50 + 24) * 3 and costs["select_1"].score == 12 * 2 * (50 + 24)
-    assert costs["evaluate"].score == 2 * 10 * (50 + (50 + 24) * (3 + 1)), "by two arms: prompts; answers by each judge, and people's replies"
+    assert costs["evaluate"].score == 2 * 10 * (50 + (50 + 24) * (3 + 1)), "by two arms: prompts; answers by each reward model, and people's replies"
 
 
 @pytest.mark.parametrize(("recipe", "arms"), [("sft", 2), ("online_dpo", 2), ("chat", 3)])
@@ -166,9 +166,9 @@ def test_what_answers_on_a_gpu_is_in_the_learner_s_precision_and_counted_there()
     recipe, profile = load("rlhf_workflow_8b", profile="gpu")
     known = {c.stage.name: c.memory for c in estimate(recipe, profile, plan(recipe, profile), LLAMA_8B, {}, None, {})}
     weights, head = 2 * 8_030_261_248, 4 * 128256 * 4096
-    judge = 2 * LLAMA_8B.first(recipe.reward.layers if recipe.reward else None).parameters
+    reward_bytes = 2 * LLAMA_8B.first(recipe.reward.layers if recipe.reward else None).parameters
     assert known["annotate_1"]["weights"] == known["evaluate"]["SFT policy"] == weights
-    assert known["annotate_1"]["reward models"] == known["evaluate"]["reward models"] == judge
+    assert known["annotate_1"]["reward models"] == known["evaluate"]["reward models"] == reward_bytes
     assert known["annotate_1"]["output layer"] == head, "the softmax reads it in float32"
     assert "KV cache" not in known["annotate_1"], "nothing samples there"
     for stage in ("rollout_1", "evaluate"):

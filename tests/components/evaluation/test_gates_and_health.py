@@ -5,7 +5,7 @@ import math
 import pytest
 
 from ratchet.components.errors import RecipeError
-from ratchet.components.evaluation.gates import judge_gates
+from ratchet.components.evaluation.gates import check_gates
 from ratchet.components.evaluation.health import RULES, check
 from ratchet.components.recipes.recipe import load, plain
 
@@ -14,19 +14,19 @@ GATES = {"win_rate": {"over": 0.5, "interval": True}, "perplexity_ratio": {"belo
 
 
 def passes(metrics, **gate):
-    return judge_gates(metrics, {"m": gate})["passed"]
+    return check_gates(metrics, {"m": gate})["passed"]
 
 
 def test_all_gates_give_a_reason_and_pass():
-    found = judge_gates(FLAT, GATES)
+    found = check_gates(FLAT, GATES)
     assert found["passed"] and len(found["reasons"]) == 3 and all(found["gates"].values())
     nested = {**FLAT, "win_rate": {"mean": 0.6, "low": 0.52, "high": 0.68}}
-    assert judge_gates(nested, GATES) == found
+    assert check_gates(nested, GATES) == found
 
 
 @pytest.mark.parametrize("change", [{"win_rate.low": 0.49}, {"perplexity_ratio": 1.4}, {"distinct_2_ratio": 0.6}])
 def test_one_failing_gate_fails_all_with_its_reason(change):
-    found = judge_gates({**FLAT, **change}, GATES)
+    found = check_gates({**FLAT, **change}, GATES)
     name = next(iter(change)).split(".")[0]
     assert not found["passed"] and [n for n, ok in found["gates"].items() if not ok] == [name]
     assert any(r.startswith(f"{name}: failed") for r in found["reasons"])
@@ -42,10 +42,10 @@ def test_directions_ties_and_intervals():
 
 
 def test_what_was_not_measured_fails():
-    assert "no such metric" in judge_gates({}, {"win_rate": {"over": 0.5}})["reasons"][0]
+    assert "no such metric" in check_gates({}, {"win_rate": {"over": 0.5}})["reasons"][0]
     assert not passes({"m": None}, over=0) and not passes({"m": math.nan}, below=1)
-    assert "has none" in judge_gates({"m": 0.9}, {"m": {"over": 0.5, "interval": True}})["reasons"][0]
-    assert not judge_gates(FLAT, {})["passed"]
+    assert "has none" in check_gates({"m": 0.9}, {"m": {"over": 0.5, "interval": True}})["reasons"][0]
+    assert not check_gates(FLAT, {})["passed"]
 
 
 def test_misspelt_gates_are_errors():

@@ -1,4 +1,4 @@
-"""The gold judge on a world whose taste is known, with a small random BERT as its encoder."""
+"""The gold measure on a world whose taste is known, with a small random BERT as its encoder."""
 
 import json
 import shutil
@@ -10,7 +10,7 @@ from sklearn.linear_model import LogisticRegression
 from transformers import BertConfig, BertModel, BertTokenizerFast
 
 from ratchet.components.errors import ContractError, DataError, SourceError
-from ratchet.components.evaluation.gold import Encoder, GoldJudge, train_gold
+from ratchet.components.evaluation.gold import Encoder, GoldMeasure, train_gold
 from ratchet.components.evaluation.linear import bradley_terry
 from ratchet.components.types import Group, Prompt, Trajectory
 
@@ -53,7 +53,7 @@ def pairs(count, topics, seed):
 
 @pytest.fixture(scope="module")
 def trained(encoder_path, tmp_path_factory):
-    out = tmp_path_factory.mktemp("judge")
+    out = tmp_path_factory.mktemp("gold")
     train, held_out = pairs(240, [f"topic{i}" for i in range(8)], 0), pairs(80, ["topic9", "topic10"], 1)
     return out, train_gold(train, held_out, encoder_path, out)
 
@@ -65,17 +65,17 @@ def test_it_learns_the_taste_on_topics_it_never_saw(trained):
     assert certificate["cross_validated"] > 0.6 and certificate["topics_fitted"] == 8
 
 
-def test_it_judges_one_reply_after_a_fixed_context(trained, encoder_path):
-    judge = GoldJudge.load(trained[0], encoder_path)
+def test_it_scores_one_reply_after_a_fixed_context(trained, encoder_path):
+    measure = GoldMeasure.load(trained[0], encoder_path)
     context = [say("system", "topic3"), say("user", "the dog today walk"), say("assistant", "rain music"), say("user", "bread house")]
     better, worse = [*context, say("assistant", "tell lovely story")], [*context, say("assistant", "whatever bye no")]
     for controlled in (False, True):
-        whole = judge.score([better, worse], length_controlled=controlled)
-        alone = judge.score_replies([better, worse], length_controlled=controlled)
+        whole = measure.score([better, worse], length_controlled=controlled)
+        alone = measure.score_replies([better, worse], length_controlled=controlled)
         assert whole[0] > whole[1] and alone[0] > alone[1] and all(isinstance(s, float) for s in whole)
         # four turns: the whole is the mean, so the gap of the replies is diluted by exactly that
         assert whole[0] - whole[1] == pytest.approx((alone[0] - alone[1]) / 4)
-    assert judge.score([worse, better]) == pytest.approx(judge.score([better, worse])[::-1])
+    assert measure.score([worse, better]) == pytest.approx(measure.score([better, worse])[::-1])
 
 
 def relevant_pairs(count, topics, seed):
@@ -94,25 +94,25 @@ def test_it_reads_the_prompt(encoder_path, tmp_path):
     topics = [f"topic{i}" for i in range(12)]
     certificate = train_gold(relevant_pairs(600, topics, 0), relevant_pairs(200, topics, 1), encoder_path, tmp_path)
     assert certificate["passed"] and certificate["accuracy"]["mean"] > 0.6
-    judge = GoldJudge.load(tmp_path, encoder_path)
-    scores = {(asked, named): judge.score_replies([[say("user", f"tell {asked} {asked}"), say("assistant", f"rain {named} {named}")]])[0]
+    measure = GoldMeasure.load(tmp_path, encoder_path)
+    scores = {(asked, named): measure.score_replies([[say("user", f"tell {asked} {asked}"), say("assistant", f"rain {named} {named}")]])[0]
               for asked in topics[:4] for named in topics[:4]}
     right = [scores[a, a] > scores[a, b] for a in topics[:4] for b in topics[:4] if a != b]
     assert np.mean(right) > 0.6, "the same replies, ordered by the prompt"
 
 
-def test_a_judge_at_chance_fails_its_certificate(encoder_path, tmp_path):
+def test_a_measure_at_chance_fails_its_certificate(encoder_path, tmp_path):
     coin = [Group(g.prompt, g.trajectories[:: 1 if i % 2 else -1]) for i, g in enumerate(pairs(200, [f"topic{i}" for i in range(8)], 0))]
     certificate = train_gold(coin[:120], coin[120:], encoder_path, tmp_path)
     assert not certificate["passed"] and "expected a lower bound above 50.0% (chance)" in certificate["reasons"][0]
 
 
 def test_score_is_blind_to_company_and_survives_the_disk(trained, encoder_path):
-    one, two = (GoldJudge.load(trained[0], encoder_path) for _ in range(2))
+    one, two = (GoldMeasure.load(trained[0], encoder_path) for _ in range(2))
     talks = [list(window(np.random.default_rng(i), 0.5, 2 + 2 * (i % 3))) for i in range(9)]
     together = one.score(talks)
     assert [two.score([talk])[0] for talk in talks] == pytest.approx(together, abs=1e-4)
-    assert one.certificate == trained[1] == json.loads((trained[0] / "judge.json").read_text())["certificate"]
+    assert one.certificate == trained[1] == json.loads((trained[0] / "gold.json").read_text())["certificate"]
 
 
 def test_training_is_deterministic(trained, encoder_path, tmp_path):
@@ -122,11 +122,11 @@ def test_training_is_deterministic(trained, encoder_path, tmp_path):
     shutil.copytree(encoder_path, fetched)
     (fetched / "manifest.json").write_text('{"meta": {"seconds": 3.1}}')
     train_gold(train, held_out, fetched, tmp_path)
-    assert (tmp_path / "judge.json").read_bytes() == (trained[0] / "judge.json").read_bytes()
+    assert (tmp_path / "gold.json").read_bytes() == (trained[0] / "gold.json").read_bytes()
 
 
 def test_length_control_takes_length_out(encoder_path, tmp_path):
-    """People here like whatever is longer: the raw judge follows, the controlled one has little left."""
+    """People here like whatever is longer: the raw measure follows, the controlled one has little left."""
     rng = np.random.default_rng(0)
 
     def talk(words):
@@ -165,9 +165,9 @@ def test_wrong_inputs_are_named(trained, encoder_path, tmp_path):
     shutil.copytree(encoder_path, other)
     (other / "config.json").write_text((other / "config.json").read_text() + "\n")
     with pytest.raises(ContractError, match="encoder"):
-        GoldJudge.load(trained[0], other)
+        GoldMeasure.load(trained[0], other)
     with pytest.raises(SourceError, match="gold"):
-        GoldJudge.load(tmp_path, encoder_path)
+        GoldMeasure.load(tmp_path, encoder_path)
     with pytest.raises(SourceError, match="sentence encoder"):
         Encoder(tmp_path)
     single = [Group(Prompt("lonely", ()), (Trajectory((say("assistant", "ok"),)),))]
@@ -175,4 +175,4 @@ def test_wrong_inputs_are_named(trained, encoder_path, tmp_path):
         with pytest.raises(DataError, match=name):
             train_gold(wrong, wrong, encoder_path, tmp_path)
     with pytest.raises(DataError, match="at least one"):
-        GoldJudge.load(trained[0], encoder_path).score([[say("system", "topic1")]])
+        GoldMeasure.load(trained[0], encoder_path).score([[say("system", "topic1")]])

@@ -22,7 +22,7 @@ HELD_OUT = [Group(Prompt(f"{i}", ({"role": "user", "content": f"question {i}"},)
 
 
 class Anything:
-    """Any model, encoder or judge: it knows everything about every answer."""
+    """Any model, encoder or reward model: it knows everything about every answer."""
 
     certificate: typing.ClassVar = {"passed": True}
     encoder = staticmethod(lambda texts: __import__("numpy").eye(len(texts)))
@@ -55,7 +55,7 @@ def test_it_is_what_the_evaluation_writes(name: str, changes: list[str], tmp_pat
     answers = [Group(g.prompt, tuple(Trajectory(({"role": "assistant", "content": f"answer {i} of mine"},), {"tokens": [1, 2, 3]},
                                                 [False, True, True], [0.0, -1.0, -1.0]) for i in range(2))) for g in HELD_OUT]
     others = {role: Anything() for role in made.inputs if role != "base"}
-    for what, fake in {"read_groups": lambda path: HELD_OUT, "engine_of": lambda *_: Anything(), "GoldJudge": Anything(), "Encoder": lambda *_: Anything.encoder,
+    for what, fake in {"read_groups": lambda path: HELD_OUT, "engine_of": lambda *_: Anything(), "GoldMeasure": Anything(), "Encoder": lambda *_: Anything.encoder,
                        "sample": lambda *_: answers, "context_of": lambda *_, **__: Context(models=others), "write_report": lambda *_: None}.items():
         monkeypatch.setattr(stage, what, fake)
     work = Workspace(tmp_path)

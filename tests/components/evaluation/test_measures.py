@@ -93,12 +93,12 @@ def test_answer_rates_by_hand():
 
 
 def test_what_only_the_proxies_see():
-    """Two reward models and the gold judge on two prompts, by hand; the base model's wins are another question."""
-    won = {"win_rate": [0.5, 0.5], "win_rate_judge_1": [1.0, 0.5], "win_rate_judge_2": [1.0, 1.0], "win_rate_judge_1_base": [0.0, 0.0],
+    """Two reward models and the gold measure on two prompts, by hand; the base model's wins are another question."""
+    won = {"win_rate": [0.5, 0.5], "win_rate_reward_model_1": [1.0, 0.5], "win_rate_reward_model_2": [1.0, 1.0], "win_rate_reward_model_1_base": [0.0, 0.0],
            "win_rate_safety": [0.0, 0.0]}
-    gap = proxy_over_gold(won, ["judge_1", "judge_2"])
+    gap = proxy_over_gold(won, ["reward_model_1", "reward_model_2"])
     assert gap is not None and gap["mean"] == ((1.0 - 0.5) + (0.75 - 0.5)) / 2 and gap["n"] == 2
-    assert proxy_over_gold({"win_rate": [1.0]}, ["judge"]) is None and proxy_over_gold({"win_rate_judge": [1.0]}, ["judge"]) is None
+    assert proxy_over_gold({"win_rate": [1.0]}, ["reward_model"]) is None and proxy_over_gold({"win_rate_reward_model": [1.0]}, ["reward_model"]) is None
 
 
 def test_distinct_n_ratio_compares_as_much_text():

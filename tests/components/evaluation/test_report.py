@@ -10,7 +10,7 @@ import pytest
 
 from ratchet.components.evaluation import plots
 from ratchet.components.evaluation.certificate import certify, share
-from ratchet.components.evaluation.gates import judge_gates
+from ratchet.components.evaluation.gates import check_gates
 from ratchet.components.evaluation.report import headline, number, win_rates, write_report
 from ratchet.components.evaluation.transcripts import prepared
 
@@ -41,15 +41,15 @@ def results():
     delta, lengths = rng.normal(0.6, 1, 200), rng.integers(5, 40, (200, 2))
     scores = np.stack([delta, np.zeros(200)], 1)
     metrics = {"perplexity_ratio.mean": 1.043, "perplexity_ratio.low": 1.01, "perplexity_ratio.high": 1.08}
-    for name, mean in (("win_rate_vs_sft", 0.61), ("win_rate_lc_vs_sft", 0.58), ("win_rate_vs_base", 0.7), ("win_rate_judge_vs_sft", 0.83)):
+    for name, mean in (("win_rate_vs_sft", 0.61), ("win_rate_lc_vs_sft", 0.58), ("win_rate_vs_base", 0.7), ("win_rate_reward_model_vs_sft", 0.83)):
         metrics |= {f"{name}.mean": mean, f"{name}.low": mean - 0.06, f"{name}.high": mean + 0.06, f"{name}.n": 120}
-    arm = {"length": 14.2, "truncated": 0.03, "distinct_2": 0.81, "perplexity": 21.4, "gold": 0.12, "reward.judge": 0.4}
+    arm = {"length": 14.2, "truncated": 0.03, "distinct_2": 0.81, "perplexity": 21.4, "gold": 0.12, "reward.reward_model": 0.4}
     return {
         "recipe": "chat", "about": "Online iterative DPO.", "metrics": metrics,
         "arms": {"base": arm, "SFT": {**arm, "length": 11.0}, "final": {**arm, "gold": 0.3}},
-        "rounds": [{"round": i, "reward.judge": 0.2 * i, "reward": 0.2 * i, "gold": 0.1 * i, "kl": 1.5 * (i - 1), "length": 11 + i, "distinct_2": 0.8 - 0.01 * i} for i in (1, 2, 3)],
-        "verdict": judge_gates(metrics, {"win_rate_vs_sft": {"over": 0.5, "interval": True}, "perplexity_ratio": {"below": 1.3}}),
-        "certificates": {"judge": certify(scores=scores, lengths=lengths, trained=scores[:8], alone=scores[:8], conversations=40,
+        "rounds": [{"round": i, "reward.reward_model": 0.2 * i, "reward": 0.2 * i, "gold": 0.1 * i, "kl": 1.5 * (i - 1), "length": 11 + i, "distinct_2": 0.8 - 0.01 * i} for i in (1, 2, 3)],
+        "verdict": check_gates(metrics, {"win_rate_vs_sft": {"over": 0.5, "interval": True}, "perplexity_ratio": {"below": 1.3}}),
+        "certificates": {"reward_model": certify(scores=scores, lengths=lengths, trained=scores[:8], alone=scores[:8], conversations=40,
                                           padding_side="right", padding_difference={"left": 0.5, "right": 3e-7}, cross_validated=share(0.5028, 208))},
         "gold": {"pairs": 300, "conversations": 200, "accuracy": {"mean": 0.58, "low": 0.51, "high": 0.65}, "matched_length": None,
                  "length_controlled": {"mean": 0.57, "low": 0.5, "high": 0.64}},
@@ -84,13 +84,13 @@ def test_the_page_is_whole_self_contained_and_escaped(tmp_path):
 
 def test_every_member_of_an_ensemble_shows_its_certificate(tmp_path):
     whole = results()
-    one = whole["certificates"]["judge"]
+    one = whole["certificates"]["reward_model"]
     failed = {**one, "passed": False, "reasons": ["held-out pairs is 2, expected at least 9"], "padding_difference": None}
-    page = write_report(tmp_path, {"certificates": {"judge_1": one, "judge_2": failed}}).read_text()
-    for shown in ("The certificate of judge 1", "The certificate of judge 2", "held-out pairs is 2"):
+    page = write_report(tmp_path, {"certificates": {"reward_model_1": one, "reward_model_2": failed}}).read_text()
+    for shown in ("The certificate of reward model 1", "The certificate of reward model 2", "held-out pairs is 2"):
         assert page.count(shown) == 1
     assert page.count("padded on the left by transformers") == 1 and page.count("data:image/png") == 4
-    assert {p.name for p in (tmp_path / "plots").iterdir()} == {f"{n}_judge_{i}.png" for n in ("calibration", "length_bias") for i in (1, 2)}
+    assert {p.name for p in (tmp_path / "plots").iterdir()} == {f"{n}_reward_model_{i}.png" for n in ("calibration", "length_bias") for i in (1, 2)}
 
 
 def test_same_results_same_bytes(tmp_path):
@@ -114,7 +114,7 @@ def verified_results():
     arms = {"base": around(0.3, n=60), "SFT": around(0.4, n=60), "final": around(0.55, n=60)}
     whole["metrics"] |= {f"reward.instructions_gain_vs_{against}.{end}": value for against, mean in (("sft", 0.15), ("base", 0.25))
                          for end, value in around(mean, n=256).items()}
-    whole["certificates"]["judge"] |= {"by_kind": {"new_family": around(0.61)}, "best_of_n": {
+    whole["certificates"]["reward_model"] |= {"by_kind": {"new_family": around(0.61)}, "best_of_n": {
         "1": around(0.38), "2": around(0.43), "16": around(0.58), "rises": around(0.2)}}
     return {
         **whole, "measure": "reward.instructions", "measure_name": "verified instructions", "pairs_from": "verifier",
@@ -198,7 +198,7 @@ def test_the_headline_claims_what_the_interval_allows(low, high, words):
 
 def test_names_and_numbers_for_readers():
     assert list(win_rates(results()["metrics"])) == [
-        "final vs SFT, gold judge", "final vs SFT, gold judge, equal length", "final vs SFT, reward model", "final vs base, gold judge"]
+        "final vs SFT, gold measure", "final vs SFT, gold measure, equal length", "final vs SFT, reward model", "final vs base, gold measure"]
     assert (number(0.031, "truncated"), number(21.44, "perplexity"), number(None), number("ok"), number(0.0004)) == ("3.1%", "21.44", "–", "ok", "0.0004")
 
 

@@ -52,7 +52,7 @@ def saved(tiny_model, tmp_path):
     return tmp_path
 
 
-def test_score_is_the_head_on_the_mean_of_the_judged_hidden_states(tiny_model, pairs, tmp_path):
+def test_score_is_the_head_on_the_mean_of_the_answers_hidden_states(tiny_model, pairs, tmp_path):
     model = new_reward(tiny_model, pool="mean", layers=1)
     with torch.no_grad():
         model.score.weight.normal_()
@@ -67,9 +67,9 @@ def test_score_is_the_head_on_the_mean_of_the_judged_hidden_states(tiny_model, p
         whole = AutoModelForTokenClassification.from_pretrained(tmp_path).float().eval()
         assert backbone.config.num_hidden_layers == 1
         for row, ids in enumerate(batch.inputs["tokens"]):
-            judged = batch.mask[row, : len(ids)]
-            assert float(ours[row]) == pytest.approx(float(whole(input_ids=ids[None]).logits[0, judged, 0].mean()), abs=1e-4)
-            states = backbone(input_ids=ids[None]).last_hidden_state[0][judged]
+            chosen = batch.mask[row, : len(ids)]
+            assert float(ours[row]) == pytest.approx(float(whole(input_ids=ids[None]).logits[0, chosen, 0].mean()), abs=1e-4)
+            states = backbone(input_ids=ids[None]).last_hidden_state[0][chosen]
             x = (states.mean(0) - model.score.centre) / model.score.scale
             assert float(ours[row]) == pytest.approx(float(x @ model.score.weight[0]), abs=1e-4)
 
@@ -189,22 +189,22 @@ def test_the_certificate_holds_what_was_saved_against_the_model_in_memory(saved,
     assert certificate["conversations"] == 2 and certificate["accuracy"]["n"] == 1
 
 
-def test_arms_judged_together_score_as_arm_by_arm(saved):
+def test_arms_scored_together_score_as_arm_by_arm(saved):
     """Each prompt is read once for all arms. An empty answer has no score, and counts as the worst of all arms."""
-    context = Context(models={"judge": TorchEngine(saved, kind="reward")}, seed=0)
+    context = Context(models={"reward_model": TorchEngine(saved, kind="reward")}, seed=0)
     said = {"base": [["yes", "no"], ["maybe"]], "policy": [["", "yes"], ["a long story follows", "fine"]]}
     answers = {arm: [Group(Prompt(str(i), ({"role": "user", "content": SAID[i][0]},)),
                            tuple(Trajectory(({"role": "assistant", "content": text},)) for text in texts))
                      for i, texts in enumerate(rows)] for arm, rows in said.items()}
-    together = rewards_of(answers, context, ["judge"])
+    together = rewards_of(answers, context, ["reward_model"])
     for arm, groups in answers.items():
-        alone = rewards_of({arm: groups}, context, ["judge"])[arm]["reward.judge"]
+        alone = rewards_of({arm: groups}, context, ["reward_model"])[arm]["reward.reward_model"]
         assert [len(row) for row in alone] == [len(g.trajectories) for g in groups]
-        for one, other in zip(together[arm]["reward.judge"], alone, strict=True):
+        for one, other in zip(together[arm]["reward.reward_model"], alone, strict=True):
             assert one == [value if value is None else pytest.approx(value, abs=1e-5) for value in other]
-    assert together["policy"]["reward.judge"][0][0] is None
+    assert together["policy"]["reward.reward_model"][0][0] is None
     full, counts = settled(together)
-    assert counts == {"answers without reward.judge": 1}
-    worst = min(value for arm in together.values() for row in arm["reward.judge"] for value in row if value is not None)
-    assert full["policy"]["reward.judge"][0][0] == worst and full["base"] == together["base"]
-    assert full["base"]["reward.judge"][0][0] == pytest.approx(full["policy"]["reward.judge"][0][1], abs=1e-5)
+    assert counts == {"answers without reward.reward_model": 1}
+    worst = min(value for arm in together.values() for row in arm["reward.reward_model"] for value in row if value is not None)
+    assert full["policy"]["reward.reward_model"][0][0] == worst and full["base"] == together["base"]
+    assert full["base"]["reward.reward_model"][0][0] == pytest.approx(full["policy"]["reward.reward_model"][0][1], abs=1e-5)

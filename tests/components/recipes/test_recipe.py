@@ -12,7 +12,7 @@ import yaml
 from ratchet.components.errors import RecipeError
 from ratchet.components.recipes.check import check
 from ratchet.components.recipes.plan import plan
-from ratchet.components.recipes.recipe import dump, for_round, load, merge, names
+from ratchet.components.recipes.recipe import dump, for_round, load, load_profile, merge, names
 from ratchet.components.recipes.schema import Recipe
 
 
@@ -55,7 +55,7 @@ def test_a_mapping_merges_a_list_replaces_another_piece_replaces() -> None:
     ("online: {fit: {learning_rat: 1}}", "did you mean 'learning_rate'"),
     ("online: {rounds: many}", "online.rounds: expected a whole number, got 'many'"),
     ("online: {cadence: steps}", "'steps' is not one of round, step"),
-    ("online: {annotate: [{name: advantages.centre, reward: reward.judge}]}", r"reads \['reward.judge'\], which no earlier piece writes"),
+    ("online: {annotate: [{name: advantages.centre, reward: reward.reward_model}]}", r"reads \['reward.reward_model'\], which no earlier piece writes"),
     ("online: {annotate: [{name: rewards.reward_model, model: jury}]}", "needs the model 'jury'"),
     ("online: {fit: {updates: {policy: [{name: preference.dpo, reduce: token_mean}]}}}", "logprobs.reference|token_mean"),
     ("online: {fit: {updates: {policy: []}}}", "no objective"),
@@ -65,13 +65,13 @@ def test_a_mapping_merges_a_list_replaces_another_piece_replaces() -> None:
     ("online: {by_round: {2: {fit: {updates: {policy: [{name: clip}]}}}}}",
      r"online.by_round.2.fit.updates.policy: 'clip' reads \['logprobs.old'\]"),
     ("online: {select: [{name: replay}]}", "online.select: 'replay' is stateful.*`cadence: step`, or use `keep_earlier: true`"),
-    ("online: {cadence: step, prompts: {name: difficulty_pool, reward: reward.judge}}", r"online.prompts: .* reads \['reward.judge'\]"),
+    ("online: {cadence: step, prompts: {name: difficulty_pool, reward: reward.reward_model}}", r"online.prompts: .* reads \['reward.reward_model'\]"),
     ("online: {reference: {name: ema}}", "online.reference: .* with `cadence: round`; expected `initial`, or `previous`"),
     ("online: {cadence: step, reference: previous}", "online.reference: got 'previous' with `cadence: step`.*a reference update"),
     ("online: {cadence: step, reference: {name: emma}}", "online.reference: no reference piece named 'emma'; did you mean 'ema'"),
     ("online: {reference: first}", "'first' is not one of initial, previous"),
     ("evaluate: {metrics: [{name: rewards.reward_model, model: safety}]}", "evaluate.metrics: .* needs the model 'safety'"),
-    ("evaluate: {metrics: [{name: advantages.centre, reward: reward.judge}]}", r"evaluate.metrics: .* reads \['reward.judge'\]"),
+    ("evaluate: {metrics: [{name: advantages.centre, reward: reward.reward_model}]}", r"evaluate.metrics: .* reads \['reward.reward_model'\]"),
     ("online: {by_round: {3: {}}}", "round 3 does not exist"),
 ])
 def test_a_mistake_is_one_sentence(tmp_path: Path, change: str, message: str) -> None:
@@ -133,7 +133,7 @@ def test_a_column_written_twice_is_refused(tmp_path: Path) -> None:
         load(write(tmp_path, yaml.safe_dump(whole)))
 
 
-def test_a_model_of_ones_own_may_judge_the_evaluation(tmp_path: Path) -> None:
+def test_a_model_of_ones_own_may_score_the_evaluation(tmp_path: Path) -> None:
     """A safety classifier, say: its mean is `final.reward.safety`, which a gate reads."""
     own = {"models": {"safety": {"source": f"path:{tmp_path}", "format": "huggingface", "sha256": None}},
            "evaluate": {"metrics": [{"name": "rewards.reward_model", "model": "safety"}]}}
@@ -157,18 +157,18 @@ def test_a_gate_may_be_on_what_the_recipe_adds(tmp_path: Path) -> None:
     assert without.register and "perplexity_ratio" not in without.register.gates and "length_ratio" in without.register.gates
 
 
-@pytest.mark.parametrize("change", ["register.champion.score=reward.judge", "register.gates.win_rate_judge_vs_sft={over: 0.5, interval: true}",
-                                    "register.gates.final.reward.judge={over: 0.5}", "register.gates.reward.judge_gain_vs_base={over: 0.0}"])
+@pytest.mark.parametrize("change", ["register.champion.score=reward.reward_model", "register.gates.win_rate_reward_model_vs_sft={over: 0.5, interval: true}",
+                                    "register.gates.final.reward.reward_model={over: 0.5}", "register.gates.reward.reward_model_gain_vs_base={over: 0.0}"])
 def test_the_reward_model_that_was_optimised_does_not_decide(change: str) -> None:
     key, value = change.split("=", 1)
     name = key.removeprefix("register.gates.")
     changes = {"register": {"gates": {name: yaml.safe_load(value)}}} if name != key else {"register": {"champion": {"score": value}}}
-    with pytest.raises(RecipeError, match=r"'judge'"):
+    with pytest.raises(RecipeError, match=r"'reward_model'"):
         check(recipe_with("chat", changes), {})
 
 
 def test_a_verifier_decides_and_a_reward_model_may_bound_from_above() -> None:
-    for name, changes in {"instruct_rlvr": {}, "chat": {"register": {"gates": {"win_rate_judge_vs_sft": {"below": 0.9}}}}}.items():
+    for name, changes in {"instruct_rlvr": {}, "chat": {"register": {"gates": {"win_rate_reward_model_vs_sft": {"below": 0.9}}}}}.items():
         check(recipe_with(name, changes), {})
 
 
@@ -247,12 +247,12 @@ def test_passes_that_train_nothing_are_refused() -> None:
     "[{name: ranking.bradley_terry}, {name: ranking.margin}]", "[{name: ranking.bradley_terry}, {name: ranking.bradley_terry, label: again}]"])
 def test_a_probe_alone_fits_plain_bradley_terry(objectives: str) -> None:
     """`chat` trains nothing after its linear probe: what the probe does not read would be accepted and change nothing."""
-    change = f"reward.fit.updates.judge={objectives}"
+    change = f"reward.fit.updates.reward_model={objectives}"
     with pytest.raises(RecipeError, match=r"reward\.fit\.updates.*reward\.fit\.epochs"):
         load("chat", overrides=[change])
     for trained in (["reward.fit.epochs=1"], ["reward.fit.epochs=1", "reward.linear_probe=false"]):
         assert load("chat", overrides=[change, *trained])
-    assert load("chat", overrides=["reward.fit.updates.judge=[{name: ranking.bradley_terry, label: fit}]"])
+    assert load("chat", overrides=["reward.fit.updates.reward_model=[{name: ranking.bradley_terry, label: fit}]"])
 
 
 def test_a_round_is_told_the_gold_score_only_where_it_is_watched() -> None:
@@ -279,3 +279,20 @@ def test_another_source_takes_its_base_s_hash_format_and_shape_away():
     assert load("chat", overrides=["models.policy.format=gguf", "models.policy.source=hub:org/mine"])[0].models["policy"].format == "gguf"
     same = load("chat")[0].models["policy"]
     assert same.sha256 and load("chat", overrides=[f"models.policy.source={same.source}"])[0].models["policy"] == same
+
+
+@pytest.mark.parametrize(("change", "new"), [
+    ("online.fit.updates={policy: [{name: preference.dpo, times: x}]}", "weight_column"),
+    ("reward.fit.updates.judge=[{name: ranking.bradley_terry}]", "reward_model"),
+    ("online.annotate=[{name: rewards.reward_model, model: judge}]", "reward_model"),
+    ("online.reference={name: ema, follow: 0.5}", "decay"),
+])
+def test_the_error_for_an_old_name_has_the_new_one(change: str, new: str) -> None:
+    with pytest.raises(RecipeError, match=f"was renamed to {new}"):
+        load("online_dpo", overrides=[change])
+
+
+def test_the_error_for_an_old_key_of_a_profile_has_the_new_one(tmp_path: Path) -> None:
+    (tmp_path / "old.yaml").write_text("sampler_rows: 8\n")
+    with pytest.raises(RecipeError, match="was renamed to max_num_seqs"):
+        load_profile(str(tmp_path / "old.yaml"))

@@ -35,8 +35,8 @@ sft:
 reward:
   certificate: {min_accuracy: null}   # a few pairs of a tiny model show nothing
 online:
-  annotate: [{name: rewards.reward_model, model: judge}]
-  select: [{name: best_worst, reward: reward.judge}]
+  annotate: [{name: rewards.reward_model, model: reward_model}]
+  select: [{name: best_worst, reward: reward.reward_model}]
   prepare: [{name: scoring.logprobs, model: reference}]
   fit: {updates: {policy: [{name: preference.dpo, beta: 0.1}]}}
 """
@@ -78,13 +78,13 @@ def test_the_certificate_tells_best_of_n_on_the_verified_answers_and_a_failed_on
     certificate = pipeline.artifact("reward").meta["certificate"]
     answers = read_groups(pipeline.artifact("demonstrated").path / "answers_validation.parquet")
     answers = [g for g in answers if len(g.trajectories) == 6]
-    scored = reward_model(answers, Context({"judge": TorchEngine(pipeline.artifact("reward").path, kind="reward")}))["reward.judge"]
+    scored = reward_model(answers, Context({"reward_model": TorchEngine(pipeline.artifact("reward").path, kind="reward")}))["reward.reward_model"]
     best = certificate["best_of_n"]
     assert list(best) == ["1", "2", "4", "rises"] and best["rises"]["mean"] == pytest.approx(best["4"]["mean"] - best["1"]["mean"])
     by_hand = [statistics.fmean(g.columns["reward.format"][max(two, key=lambda i: row[i] if row[i] is not None else -9e9)] for two in combinations(range(6), 2))
                for g, row in zip(answers, scored, strict=True)]
     assert best["2"]["mean"] == pytest.approx(statistics.fmean(by_hand))
-    with pytest.raises(ContractError, match=r"'judge'.*99\.0%"):
+    with pytest.raises(ContractError, match=r"'reward_model'.*99\.0%"):
         pipeline.make("rollout_1")
 
 

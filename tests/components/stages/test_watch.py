@@ -197,10 +197,10 @@ def test_what_is_held_goes_back_to_the_last_weights_that_were_well() -> None:
     assert run["held"] == 2
 
 
-def test_few_answers_wait_for_more_and_are_judged_by_their_mean() -> None:
+def test_few_answers_wait_for_more_and_are_tested_by_their_mean() -> None:
     health, run = Health({"health": {"length_ratio": {"limit": 1.5, "action": "hold"}}, "fit": {"min_ended": 0.2}}, Counted()), {"updates": 0, "held": 0}
-    judged = [health(i, round_metrics(ENOUGH / 4, length=length), run) for i, length in enumerate([20.0] * 4 + [60.0, 20.0, 20.0, 36.0], start=1)]
-    assert judged == [False] * 7 + [True], "one long step alone says nothing; the mean of four, 34 against 20, does"
+    tripped = [health(i, round_metrics(ENOUGH / 4, length=length), run) for i, length in enumerate([20.0] * 4 + [60.0, 20.0, 20.0, 36.0], start=1)]
+    assert tripped == [False] * 7 + [True], "one long step alone says nothing; the mean of four, 34 against 20, does"
     for i in range(3):
         assert not health(9 + i, round_metrics(ENOUGH / 4, truncated=1.0), run)
     with pytest.raises(ContractError, match=f"0% of {ENOUGH} answers"):

@@ -103,7 +103,7 @@ def test_weights_are_what_their_config_says_and_no_quantised_ones(tmp_path: Path
 
 def test_matching_inputs_and_models_that_render_text_themselves_pass(tmp_path: Path) -> None:
     mine, same, theirs = save(tmp_path / "mine"), save(tmp_path / "same"), save(tmp_path / "theirs", other_vocabulary)
-    inputs = {"policy": weights(mine), "reference": weights(same, **record(same, None)), "groups": groups(mine), "judge": weights(theirs),
+    inputs = {"policy": weights(mine), "reference": weights(same, **record(same, None)), "groups": groups(mine), "reward_model": weights(theirs),
               "base": weights(theirs), "teacher": weights(theirs), "data": Artifact("data", tmp_path, "data")}
     assert agree("select", inputs, {"prepare": [{"name": "scoring.logprobs", "model": "reference"}]}) == contract_of(mine)
     assert agree("fetch_data", {}, {}) is None

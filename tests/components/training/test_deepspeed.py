@@ -108,10 +108,10 @@ def main(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    policy, judge = tmp_path_factory.mktemp("policy"), tmp_path_factory.mktemp("judge")
+    policy, reward = tmp_path_factory.mktemp("policy"), tmp_path_factory.mktemp("reward_model")
     train_tiny(policy, steps=3, hidden=64, layers=2, batch=8)
-    save_model(new_reward(policy), load_tokenizer(policy), judge)
-    return {"policy": str(policy), "reward": str(judge)}
+    save_model(new_reward(policy), load_tokenizer(policy), reward)
+    return {"policy": str(policy), "reward": str(reward)}
 
 
 def job(models: Mapping[str, str], folder: Path, objective: str = "sft", **more: Any) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def group(name: str, *texts: str, **columns: list[Any]) -> Group:
 
 
 @dataclasses.dataclass
-class Judge:
+class Scorer:
     """Scores an answer by its length."""
 
     weights: str
@@ -44,20 +44,20 @@ class Judge:
         return [{"scores": [float(len(t.text)) for t in g.trajectories]} for g in groups]
 
 
-JUDGED = {"name": "rewards.reward_model", "model": "judge"}
+SCORED = {"name": "rewards.reward_model", "model": "reward_model"}
 
 
-@pytest.mark.parametrize(("annotate", "reward", "judges"), [
-    ([JUDGED], "reward.judge", {"judge": "ddd"}),
-    ([JUDGED, {"name": "rewards.combine.length_controlled", "reward": "reward.judge"}], "reward.length_controlled", {"judge": "ddd"}),
-    ([JUDGED, {"name": "rewards.format"}, {"name": "rewards.combine.length_penalised", "reward": "reward.judge"},
-      {"name": "rewards.combine", "rewards": ["reward.length_penalised", "reward.format"]}], "reward.combined", {"judge": "ddd"}),
-    ([JUDGED, {"name": "rewards.ensemble", "models": ["one", "two"], "standardise": True},
+@pytest.mark.parametrize(("annotate", "reward", "sources"), [
+    ([SCORED], "reward.reward_model", {"reward_model": "ddd"}),
+    ([SCORED, {"name": "rewards.combine.length_controlled", "reward": "reward.reward_model"}], "reward.length_controlled", {"reward_model": "ddd"}),
+    ([SCORED, {"name": "rewards.format"}, {"name": "rewards.combine.length_penalised", "reward": "reward.reward_model"},
+      {"name": "rewards.combine", "rewards": ["reward.length_penalised", "reward.format"]}], "reward.combined", {"reward_model": "ddd"}),
+    ([SCORED, {"name": "rewards.ensemble", "models": ["one", "two"], "standardise": True},
       {"name": "rewards.combine.length_controlled", "reward": "reward.ensemble"}], "reward.length_controlled", {"one": "111", "two": "222"}),
-    ([JUDGED, {"name": "rewards.repetition", "n": 1}], "reward.repetition", {}),
+    ([SCORED, {"name": "rewards.repetition", "n": 1}], "reward.repetition", {}),
 ])
-def test_a_pair_knows_the_models_its_reward_came_from(annotate: list[dict[str, Any]], reward: str, judges: dict[str, str], tmp_path: Path) -> None:
-    models: dict[str, Any] = {"judge": Judge("ddd"), "one": Judge("111"), "two": Judge("222"), "unasked": Judge("333")}
+def test_a_pair_knows_the_models_its_reward_came_from(annotate: list[dict[str, Any]], reward: str, sources: dict[str, str], tmp_path: Path) -> None:
+    models: dict[str, Any] = {"reward_model": Scorer("ddd"), "one": Scorer("111"), "two": Scorer("222"), "unasked": Scorer("333")}
     groups = [dataclasses.replace(g, trajectories=tuple(dataclasses.replace(t, inputs={"tokens": [1] * n}, mask=[True] * n)
                                                         for t, n in zip(g.trajectories, (1, 2, 4), strict=True)))
               for g in (group("p", "a", "bbbb", "cc"), group("q", "aa", "b", "ccccccc"))]
@@ -65,7 +65,7 @@ def test_a_pair_knows_the_models_its_reward_came_from(annotate: list[dict[str, A
     write_groups(tmp_path / "groups.parquet", marked)  # annotating and selecting are two stages
     chosen, _ = select_groups(read_groups(tmp_path / "groups.parquet"), pieces("select", [{"name": "best_worst", "reward": reward}]), Context())
     assert [pair.prompt.id for pair in chosen] == ["p", "q"]
-    assert all(pair.prompt.meta["pair"]["judges"] == judges for pair in chosen)
+    assert all(pair.prompt.meta["pair"]["reward_models"] == sources for pair in chosen)
 
 
 @each
@@ -129,19 +129,19 @@ def test_what_earlier_rounds_chose_comes_first_and_is_prepared_anew() -> None:
 
 
 @pytest.mark.parametrize(("specs", "times"), [
-    ([JUDGED], 1), ([{"name": "rewards.ensemble", "models": ["one", "two", "three"]}], 3),
+    ([SCORED], 1), ([{"name": "rewards.ensemble", "models": ["one", "two", "three"]}], 3),
     ([{"name": "scoring.logprobs.old"}, {"name": "scoring.entropy"}], 2),
     ([{"name": "rewards.exact_answer"}, {"name": "rewards.unit_tests"}], 2), ([], 0),
-    ([{"name": "rewards.combine", "rewards": ["reward.judge"]}, {"name": "advantages.group_norm"}, {"name": "scoring.importance"}], 0),
+    ([{"name": "rewards.combine", "rewards": ["reward.reward_model"]}, {"name": "advantages.group_norm"}, {"name": "scoring.importance"}], 0),
 ])
 def test_how_often_an_answer_is_read(specs: list[dict[str, Any]], times: int) -> None:
     assert texts_read(specs) == times
 
 
 @pytest.mark.parametrize(("annotate", "select", "expected"), [
-    ([{"name": "rewards.instructions"}, {"name": "rewards.reward_model", "model": "judge"}, {"name": "rewards.length"}],
-     [{"name": "best_worst", "reward": "reward.judge"}], ["reward.judge"]),
-    ([{"name": "rewards.ensemble", "models": ["judge_1", "judge_2"]}, {"name": "rewards.length"}], [{"name": "best_worst", "reward": "reward.ensemble"}],
+    ([{"name": "rewards.instructions"}, {"name": "rewards.reward_model", "model": "reward_model"}, {"name": "rewards.length"}],
+     [{"name": "best_worst", "reward": "reward.reward_model"}], ["reward.reward_model"]),
+    ([{"name": "rewards.ensemble", "models": ["reward_model_1", "reward_model_2"]}, {"name": "rewards.length"}], [{"name": "best_worst", "reward": "reward.ensemble"}],
      ["reward.ensemble"]),
     ([{"name": "rewards.instructions"}, {"name": "advantages.group_norm", "reward": "reward.instructions"}, {"name": "rewards.length"}], [],
      ["reward.instructions"]),

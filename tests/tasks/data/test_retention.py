@@ -147,14 +147,14 @@ def test_promoted_versions_keep_their_whole_run_and_the_best_their_ancestors(pub
 
 def test_a_model_that_has_no_such_metric_is_not_ranked_by_it(publish, run_of, tmp_path):
     base = publish("model_policy")
-    for name, metrics in (("policy", {"win_rate": 0.9}), ("judge", {"accuracy": 0.6})):
+    for name, metrics in (("policy", {"win_rate": 0.9}), ("reward_model", {"accuracy": 0.6})):
         for number in range(2):
             product = publish(name, {"policy": base}, text=str(number))
             run = run_of(f"{name}{number}", **{name: product})
             run.record(versions={name: register(product.path, name, lineage=of_product(product.path), metrics=metrics, home=tmp_path)})
             age(run, 50)
     assert went(survey(tmp_path, Policy(0, 0, best=1, metric="win_rate"))) == {"policy"}
-    assert survey(tmp_path, Policy(0, 0, best=1, metric="win_rate")).stay == {"registered": 4}, "one policy, both judges, what they began as"
+    assert survey(tmp_path, Policy(0, 0, best=1, metric="win_rate")).stay == {"registered": 4}, "one policy, both reward models, what they began as"
 
 
 def test_a_file_linked_elsewhere_frees_nothing(publish, tmp_path):

@@ -18,8 +18,8 @@ def chain(publish, run_of):
     base = publish("model_policy")
     data = publish("curated", {"policy": base}, kind="data")
     sft = publish("sft", {"policy": base, "data": data}, steps=3)
-    judged = publish("evaluate", {"base": base, "policy": sft, "data": data}, kind="report", results={"metrics": {"win_rate": 0.6}})
-    run_of("one", model_policy=base, curated=data, sft=sft, evaluate=judged)
+    evaluated = publish("evaluate", {"base": base, "policy": sft, "data": data}, kind="report", results={"metrics": {"win_rate": 0.6}})
+    run_of("one", model_policy=base, curated=data, sft=sft, evaluate=evaluated)
     return base, data, sft
 
 

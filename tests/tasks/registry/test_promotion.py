@@ -90,14 +90,14 @@ def test_the_recipe_says_by_what_and_how_surely(version, home, tmp_path):
         found = against_champion(name, better, rule=rule, home=home)
         assert found is not None and (found.score, found.level) == ("length", 1 - 0.005) and not found.better
     assert not with_evidence(name, better, PASSED, rule=strict, home=home)["champion"]
-    assert with_evidence(name, better, PASSED, rule=Champion(), home=home)["champion"], "by the gold judge it is better"
+    assert with_evidence(name, better, PASSED, rule=Champion(), home=home)["champion"], "by the gold measure it is better"
     asked = against_champion(name, better, score="gold", home=home)
     assert asked is not None and asked.better and asked.level == 1 - spent(2, 0.01)
 
 
 def test_how_a_champion_is_chosen_is_checked_and_trains_nothing_anew():
     for wrong, said in (("{alpha: 0}", "register.champion.alpha: expected a number above 0, got 0"), ("{alfa: 0.1}", "did you mean 'alpha'"),
-                        ("{score: reward.judge}", "register.champion.score: .* 'reward.judge'.*did you mean|known")):
+                        ("{score: reward.reward_model}", "register.champion.score: .* 'reward.reward_model'.*did you mean|known")):
         with pytest.raises(RecipeError, match=said):
             load("sft", overrides=[f"register.champion={wrong}"])
     plain, changed = (plan(*load("sft", overrides=more)) for more in ([], ["register.champion={score: length, alpha: 0.01}"]))

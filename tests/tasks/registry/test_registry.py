@@ -131,7 +131,7 @@ def test_nothing_is_registered_for_a_run_that_mlflow_has_not_got(tmp_path):
 
 
 def test_every_version_says_its_numbers_and_which_versions_it_was_made_from(tmp_path, monkeypatch):
-    """Parents are the nearest checkpoints: of a round the policy it went on from, and the reward model that judged its pairs."""
+    """Parents are the nearest checkpoints: of a round the policy it went on from, and the reward model that scored its pairs."""
     from ratchet.tasks.registry import registration
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ratchet.components.errors import HealthError, StageError, TrainingError
-from ratchet.components.evaluation.gates import judge_gates
+from ratchet.components.evaluation.gates import check_gates
 from ratchet.components.recipes.plan import Stage
 from ratchet.components.types import Artifact
 from ratchet.tasks.pipeline import Pipeline
@@ -40,7 +40,7 @@ def made(meta: dict[str, Any]) -> Artifact:
 
 
 def examined(folder: Path, gates: dict[str, Any], **metrics: float) -> tuple[Stage, Artifact]:
-    (folder / "results.json").write_text(json.dumps({"verdict": judge_gates(metrics, gates)}))
+    (folder / "results.json").write_text(json.dumps({"verdict": check_gates(metrics, gates)}))
     return Stage("evaluate", "evaluate", "report", {}), Artifact("report", folder, "k" * 64, (), {"passed": False})
 
 

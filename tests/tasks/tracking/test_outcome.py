@@ -123,6 +123,6 @@ def test_a_dozen_figures_at_most_the_measure_first() -> None:
     metrics = {**{f"final.other_{i}": 1.0 for i in range(40)}, "final.length": 14.0, "final.ended": None, "final.reward.x": 0.36, **gain}
     found = figures({"measure": "reward.x", "metrics": metrics})
     assert list(found.items())[:3] == [("final.reward.x", 0.36), ("reward.x_gain_vs_base.mean", 0.1235), ("reward.x_gain_vs_base.low", 0.1235)]
-    judged = {"final.reward.judge": 2.0, "win_rate_judge_vs_base.mean": 0.6, "win_rate_judge_lc_vs_base.mean": 0.5}
-    assert figures({"measure": None, "metrics": judged}) == {"final.reward.judge": 2.0, "win_rate_judge_vs_base.mean": 0.6}
+    scores = {"final.reward.reward_model": 2.0, "win_rate_reward_model_vs_base.mean": 0.6, "win_rate_reward_model_lc_vs_base.mean": 0.5}
+    assert figures({"measure": None, "metrics": scores}) == {"final.reward.reward_model": 2.0, "win_rate_reward_model_vs_base.mean": 0.6}
     assert len(found) == 8 and found["final.length"] == 14.0 and figures({}) == {}

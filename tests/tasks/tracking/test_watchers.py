@@ -178,12 +178,12 @@ def test_a_file_that_an_attempt_removes_while_it_is_looked_at_stops_no_stage() -
 
 
 def test_numbers_that_people_compare_come_first_and_counters_stand_apart() -> None:
-    meta = {"counts": {"cut": 3}, "seconds": 2.0, "spent": {"cpu_seconds": 1.0}, "panel": {"reward.judge": 1.5}, "judge/loss": 0.5, "steps": 8,
+    meta = {"counts": {"cut": 3}, "seconds": 2.0, "spent": {"cpu_seconds": 1.0}, "panel": {"reward.reward_model": 1.5}, "reward_model/loss": 0.5, "steps": 8,
             "certificate": {"accuracy": {"mean": 0.7, "n": 55}, "limits": {"max_ties": 0.05}, "reload_difference": 1e-6}}
     found = tracked("reward", meta)
-    assert {name for name in found if "/" not in name} == {"reward.judge", "reward.steps", "reward.certificate.accuracy.mean"}
+    assert {name for name in found if "/" not in name} == {"reward.reward_model", "reward.steps", "reward.certificate.accuracy.mean"}
     assert found["details/reward.counts.cut"] == 3.0 and {name.partition("/")[0] for name in found if "/" in name} == {"details"}
-    assert "reward.judge/loss" not in found, "its series is there"
+    assert "reward.reward_model/loss" not in found, "its series is there"
     assert tracked("evaluate", {"final.length": 4.0, "win_rate_vs_sft.mean": 0.6}) == {"final.length": 4.0, "win_rate_vs_sft.mean": 0.6}
 
 

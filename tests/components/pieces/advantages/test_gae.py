@@ -9,7 +9,7 @@ from ratchet.components.types import Context, Group, Prompt, Trajectory
 
 def group(rewards, masks, values):
     rows = tuple(Trajectory((), {"tokens": [0] * len(m)}, m) for m in masks)
-    return Group(Prompt("p", ()), rows, {"reward.judge": rewards, "values.old": values})
+    return Group(Prompt("p", ()), rows, {"reward.reward_model": rewards, "values.old": values})
 
 
 def gae(one, **options):

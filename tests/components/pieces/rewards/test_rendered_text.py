@@ -11,13 +11,13 @@ from ratchet.components.types import Context, Group, Prompt, Trajectory
 
 
 def test_ids_that_the_reward_models_tokenizer_would_not_write(tiny_model: Path, tmp_path: Path) -> None:
-    save_model(new_reward(tiny_model, seed=0), load_tokenizer(tiny_model), tmp_path / "judge")
-    engine = TorchEngine(tmp_path / "judge", kind="reward", threads=1)
+    save_model(new_reward(tiny_model, seed=0), load_tokenizer(tiny_model), tmp_path / "reward_model")
+    engine = TorchEngine(tmp_path / "reward_model", kind="reward", threads=1)
     prompt = Prompt("p", ({"role": "user", "content": "do you like music?"},))
     answer = ({"role": "assistant", "content": "Yes, I like music a lot. Do you?"},)
     plain = Group(prompt, (Trajectory(answer),))
     letters = [t for c in answer[0]["content"] for t in engine.tokenizer(c, add_special_tokens=False)["input_ids"]]
     count = len(letters)
     odd = Group(prompt, (Trajectory(answer, {"tokens": letters}, [True] * count, [-1.0] * count),), {"steps": [[0.5] * count]})
-    ctx = Context(models={"judge": engine})
-    assert reward_model([odd], ctx)["reward.judge"] == reward_model([plain], ctx)["reward.judge"]
+    ctx = Context(models={"reward_model": engine})
+    assert reward_model([odd], ctx)["reward.reward_model"] == reward_model([plain], ctx)["reward.reward_model"]

@@ -1,4 +1,4 @@
-"""Gold solutions earn 1, wrong ones 0, in every form an answer takes; what cannot be judged is failed, not 0."""
+"""Gold solutions earn 1, wrong ones 0, in every form an answer takes; what cannot be rewarded is failed, not 0."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ TEST = "def check(candidate):\n    assert candidate(2, 3) == 5\n    assert candi
 PROBLEM = Prompt("add", ({"role": "user", "content": ASKED},), meta={"test": TEST, "entry_point": "add"})
 
 
-def judged(prompt: Prompt, *texts: str):
+def rewarded(prompt: Prompt, *texts: str):
     group = Group(prompt, tuple(Trajectory(({"role": "assistant", "content": text},)) for text in texts))
     written = build("annotate", {"name": "rewards.unit_tests"})([group], Context())
     return written["reward.unit_tests"][0], written["reward.unit_tests.status"][0]
 
 
 def test_the_forms_an_answer_takes() -> None:
-    values, status = judged(
+    values, status = rewarded(
         PROBLEM,
         "    return a + b\n",                                                            # continues the prompt
         "    return a + b\n\nprint(undefined)\n",                                        # and goes on past its end
@@ -39,13 +39,13 @@ def test_an_attack_earns_nothing_and_this_process_lives_on() -> None:
     """Never run outside the sandbox."""
     bomb, killer = ("```python\nimport os\ndef add(a, b):\n    " + body + "\n    return a + b\n```"
                     for body in ("while True: os.fork()", "os.kill(os.getppid(), 9)"))
-    assert judged(PROBLEM, bomb, killer, "    return a + b\n") == ([0.0, 0.0, 1.0], ["ok"] * 3)
+    assert rewarded(PROBLEM, bomb, killer, "    return a + b\n") == ([0.0, 0.0, 1.0], ["ok"] * 3)
 
 
 def test_mbpp_and_a_prompt_without_tests() -> None:
     mbpp = Prompt("m", ({"role": "user", "content": "Write twice(x)."},), meta={"test_list": ["assert twice(2) == 4", "assert twice(0) == 0"]})
-    assert judged(mbpp, "def twice(x): return 2 * x", "def twice(x): return x + 2")[0] == [1.0, 0.0]
-    assert judged(Prompt("p", ({"role": "user", "content": "Hi"},)), "x")[1] == [
+    assert rewarded(mbpp, "def twice(x): return 2 * x", "def twice(x): return x + 2")[0] == [1.0, 0.0]
+    assert rewarded(Prompt("p", ({"role": "user", "content": "Hi"},)), "x")[1] == [
         "failed: prompt 'p' has no tests: expected meta.test with meta.entry_point, or meta.test_list"]
 
 
@@ -55,7 +55,7 @@ def test_a_machine_that_cannot_confine_stops_the_stage(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(module, "execute", refused)
     with pytest.raises(SandboxError):
-        judged(PROBLEM, "    return a + b\n")
+        rewarded(PROBLEM, "    return a + b\n")
 
 
 @pytest.mark.slow
@@ -68,5 +68,5 @@ def test_every_canonical_solution_of_humaneval_passes_and_none_does_for_another(
     problems = parse(source).kept
     assert len(problems) == 164
     prompts = [Prompt(p.id, p.messages, meta=p.meta) for p in problems]
-    solved = [judged(prompt, "    pass\n", prompt.meta["canonical_solution"])[0] for prompt in prompts]
+    solved = [rewarded(prompt, "    pass\n", prompt.meta["canonical_solution"])[0] for prompt in prompts]
     assert solved == [[0.0, 1.0]] * 164

@@ -65,7 +65,7 @@ def test_a_failing_reward_is_failed_and_never_zero():
         "reward.broken": [[None]], "reward.broken.status": [["failed: RuntimeError: no network"]]}
 
 
-class Judge:
+class Scorer:
     """Scores the length of the text it rendered itself; refuses tokens it did not make."""
 
     weights = "j"
@@ -84,16 +84,16 @@ class Judge:
 
 def test_reward_model_renders_for_itself_and_skips_the_empty():
     group = Group(Prompt("p", ()), (said("abc", inputs={"tokens": [9] * 50}), said("  "), said("a")))
-    written = build("annotate", {"name": "rewards.reward_model"})([group], Context(models={"judge": Judge()}))
-    assert written["reward.judge"] == [[3.0, None, 1.0]]
-    assert written["reward.judge.status"][0] == ["ok", "skipped: the answer is empty", "ok"]
-    bad = build("annotate", {"name": "rewards.reward_model"})([group], Context(models={"judge": Judge(float("nan"))}))
-    assert bad["reward.judge.status"][0][0].startswith("failed")
+    written = build("annotate", {"name": "rewards.reward_model"})([group], Context(models={"reward_model": Scorer()}))
+    assert written["reward.reward_model"] == [[3.0, None, 1.0]]
+    assert written["reward.reward_model.status"][0] == ["ok", "skipped: the answer is empty", "ok"]
+    bad = build("annotate", {"name": "rewards.reward_model"})([group], Context(models={"reward_model": Scorer(float("nan"))}))
+    assert bad["reward.reward_model.status"][0][0].startswith("failed")
 
 
 def test_ensemble():
     group = Group(Prompt("p", ()), (said("a"), said("abc")))
-    models = {"a": Judge(1.0), "b": Judge(3.0)}
+    models = {"a": Scorer(1.0), "b": Scorer(3.0)}
     context = Context(models=models)
 
     def ensemble(**options):
@@ -107,8 +107,8 @@ def test_ensemble():
 
 
 def test_combinations():
-    group = Group(Prompt("p", ()), (said("x", mask=[False, True, True]),), {"reward.judge": [2.0], "reward.format": [1.0]})
-    both = build("annotate", {"name": "rewards.combine", "rewards": ["reward.judge", "reward.format"], "weights": [1.0, 0.5]})
+    group = Group(Prompt("p", ()), (said("x", mask=[False, True, True]),), {"reward.reward_model": [2.0], "reward.format": [1.0]})
+    both = build("annotate", {"name": "rewards.combine", "rewards": ["reward.reward_model", "reward.format"], "weights": [1.0, 0.5]})
     assert both([group], Context()) == {"reward.combined": [[2.5]]}
     short = build("annotate", {"name": "rewards.combine.length_penalised", "penalty": 0.1})
     assert short([group], Context())["reward.length_penalised"][0] == pytest.approx([1.8])
@@ -122,7 +122,7 @@ def test_length_control_leaves_what_length_does_not_explain():
     lengths, noise = rng.integers(1, 60, size=(20, 5)), rng.normal(size=(20, 5))
     prompts = rng.normal(size=(20, 1))
     rewards = 2.0 * np.log(lengths) + prompts + noise
-    groups = [Group(Prompt(str(i), ()), tuple(said("x", mask=[True] * int(n)) for n in row), {"reward.judge": rewards[i].tolist()})
+    groups = [Group(Prompt(str(i), ()), tuple(said("x", mask=[True] * int(n)) for n in row), {"reward.reward_model": rewards[i].tolist()})
               for i, row in enumerate(lengths)]
     controlled = build("annotate", {"name": "rewards.combine.length_controlled"})(groups, Context())["reward.length_controlled"]
     x = np.log(lengths) - np.log(lengths).mean(1, keepdims=True)

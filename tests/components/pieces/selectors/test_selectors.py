@@ -10,7 +10,7 @@ from ratchet.components.types import Context, Group, Message, Prompt, Trajectory
 def group(rewards, name="p", lengths=None):
     rows = tuple(Trajectory((Message(role="assistant", content=f"answer {i}"),), mask=[True] * (lengths[i] if lengths else 1),
                             weights="w1", meta={"temperature": 0.7}) for i in range(len(rewards)))
-    return Group(Prompt(name, ()), rows, {"reward.judge": rewards})
+    return Group(Prompt(name, ()), rows, {"reward.reward_model": rewards})
 
 
 def select(name, *groups, ctx=None, **options):
@@ -21,8 +21,8 @@ def test_best_worst_and_its_origin():
     (made,) = select("best_worst", group([0.2, 0.9, -0.5, 0.9]), group([1.0, 1.0]))
     assert [t.text for t in made.trajectories] == ["answer 1", "answer 2"]
     assert made.columns["margin"] == pytest.approx([1.4, 1.4])
-    assert made.columns["reward.judge"] == [0.9, -0.5]
-    assert made.prompt.meta["pair"] == {"policy": "w1", "policy_rejected": "w1", "reward": "reward.judge", "judges": {}, "seed": 3, "round": 2,
+    assert made.columns["reward.reward_model"] == [0.9, -0.5]
+    assert made.prompt.meta["pair"] == {"policy": "w1", "policy_rejected": "w1", "reward": "reward.reward_model", "reward_models": {}, "seed": 3, "round": 2,
                                         "decoding": {"temperature": 0.7}, "margin": pytest.approx(1.4), "responses": 4}
     assert select("best_worst", group([0.2, 0.9]), min_margin=0.8) == []
     (short,) = select("best_worst", group([1.0, 0.9], lengths=[10, 2]), length_penalty=0.1)
@@ -45,7 +45,7 @@ def test_all_pairs_random_pair_best_of_n_threshold_drop_constant():
     (best,) = select("best_of_n", group([1.0, 3.0, 3.0]), keep=2)
     assert [t.text for t in best.trajectories] == ["answer 1", "answer 2"]
     (kept,) = select("threshold", group([1.0, 3.0]), group([0.0]), at_least=2.0)
-    assert kept.columns["reward.judge"] == [3.0]
+    assert kept.columns["reward.reward_model"] == [3.0]
     assert [len(g.trajectories) for g in select("drop_constant", group([1.0, 1.0]), group([0.0, 1.0]), group([1.0]))] == [2]
 
 
