@@ -34,8 +34,9 @@ def step(work: str, inputs: dict[str, Any]) -> dict[str, Any]:
 
     from benchmarks.ours import TOKENS, UPDATES, as_sampled, steps_of
     from ratchet.components.stages.job import deterministic
+    from ratchet.components.training.objectives import parts
     from ratchet.components.training.torch import TorchLearner
-    from ratchet.components.training.trainer import one_step, parts
+    from ratchet.components.training.trainer import one_step
 
     deterministic()
     learner = TorchLearner(Path(inputs["reward_model" if work == "reward" else "model"]), kind="reward" if work == "reward" else "policy", learning_rate=1e-6)

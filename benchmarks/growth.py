@@ -91,8 +91,9 @@ def _learn(point: dict[str, Any], *, shared: int, siblings: int) -> dict[str, An
 
     from benchmarks.ours import TOKENS, trajectory
     from ratchet.components.stages.job import deterministic
+    from ratchet.components.training.objectives import parts
     from ratchet.components.training.torch import TorchLearner
-    from ratchet.components.training.trainer import one_step, parts
+    from ratchet.components.training.trainer import one_step
     from ratchet.components.types import Group, Prompt
 
     deterministic()

@@ -28,9 +28,10 @@ from ratchet.components.models.attention import PackedPlan
 from ratchet.components.pieces.advantages.group_norm import group_norm
 from ratchet.components.pieces.scoring.logprobs import logprobs
 from ratchet.components.recipes.recipe import load_profile
+from ratchet.components.training.objectives import parts
 from ratchet.components.training.packing import pack
 from ratchet.components.training.torch import TorchLearner
-from ratchet.components.training.trainer import one_step, parts
+from ratchet.components.training.trainer import one_step
 from ratchet.components.types import Context, Group, Prompt, Request, Trajectory
 
 TOKENS = 2048

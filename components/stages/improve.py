@@ -33,9 +33,10 @@ from ratchet.components.training.loop import (
     select_groups,
     stateful_pieces,
 )
+from ratchet.components.training.objectives import parts
 from ratchet.components.training.packing import order
 from ratchet.components.training.postconditions import check_rollout, check_step_counts
-from ratchet.components.training.trainer import memories, one_step, parts
+from ratchet.components.training.trainer import memories, one_step
 from ratchet.components.types import Context, Group
 
 

@@ -18,8 +18,9 @@ from ratchet.components.stages.probe import probe, verify_saved
 from ratchet.components.text.chat import count_tokens, encode_group
 from ratchet.components.training import ranks
 from ratchet.components.training.deepspeed import DeepSpeedLearner
+from ratchet.components.training.objectives import parts
 from ratchet.components.training.torch import TorchLearner
-from ratchet.components.training.trainer import fit, parts, steps_planned
+from ratchet.components.training.trainer import fit, steps_planned
 from ratchet.components.types import Group
 
 WARN_LOST = 0.05

@@ -7,100 +7,30 @@ One step: pack units into micro-batches → count denominators over the whole st
 
 from __future__ import annotations
 
-import importlib
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ratchet.components.errors import TrainingError
-from ratchet.components.piece import Unit, build, describe
+from ratchet.components.piece import Unit
 from ratchet.components.storage.checkpoints import Log, latest, load_checkpoint, save_checkpoint
 from ratchet.components.storage.state import load_state, save_state
 from ratchet.components.training import ranks
+from ratchet.components.training.objectives import Meter, Part
 from ratchet.components.training.packing import order, pack
 from ratchet.components.training.postconditions import check_step_counts
 from ratchet.components.training.reduce import Counts, count, reduce
-from ratchet.components.types import Batch, Group, Terms
+from ratchet.components.types import Batch, Group
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from ratchet.components.protocols import Learner, Schedule
 
 T = TypeVar("T")
-OWN = ("weight", "reduce", "label", "weight_column")
 TRAINED = "trained"
 """Optional bool column. Trajectories where it is false enter no loss; only the `means` of objectives read them."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """One objective of an update with its reduction, weight and schedules."""
-
-    label: str
-    objective: Callable[..., Terms]
-    reduce: str
-    weight: float | Schedule
-    unit: Unit
-    outputs: frozenset[str]
-    schedules: Mapping[str, Schedule] = field(default_factory=dict)
-    weight_column: str | None = None
-    means: Mapping[str, Callable[..., Tensor]] = field(default_factory=dict)
-
-    def __call__(self, out: Any, batch: Batch) -> Terms:
-        terms = self.objective(out, batch, **{name: schedule.value() for name, schedule in self.schedules.items()})
-        return terms if self.weight_column is None else terms.weighted(self.weight_column, batch[self.weight_column])
-
-    def memories(self) -> dict[str, Schedule]:
-        own = {} if isinstance(self.weight, (int, float)) else {"weight": self.weight}
-        return {**own, **self.schedules}
-
-
-def parts(specs: Sequence[Mapping[str, Any]]) -> list[Part]:
-    """Build the objectives of a role from their resolved specs. A number given as {name: ...} becomes a schedule."""
-    built = []
-    for spec in specs:
-        description = describe("objective", spec["name"])
-        schedules = {k: build("schedule", v) for k, v in spec.items()
-                 if k not in OWN and isinstance(v, Mapping) and "name" in v}
-        fixed = {k: v for k, v in spec.items() if k not in schedules and k not in OWN}
-        weight = spec["weight"]
-        built.append(Part(
-            label=spec["label"], objective=build("objective", fixed), reduce=spec["reduce"],
-            weight=build("schedule", weight) if isinstance(weight, Mapping) else float(weight),
-            unit=description.unit, outputs=description.outputs, schedules=schedules, weight_column=spec.get("weight_column"),
-            means={name: getattr(importlib.import_module(description.module), name) for name in sorted(description.means)},
-        ))
-    return built
-
-
-class Meter:
-    """Running means of unreduced metrics: (B,T) values over the loss mask, others over their elements."""
-
-    def __init__(self) -> None:
-        self.sums: dict[str, float] = {}
-        self.counts: dict[str, float] = {}
-
-    def add(self, name: str, values: Tensor, batch: Batch) -> None:
-        values = values.detach().float()
-        if values.shape == batch.mask.shape:
-            total, number = (values * batch.mask).sum(), batch.mask.sum()
-        else:
-            total, number = values.sum(), values.new_tensor(values.numel())
-        self.sums[name] = self.sums.get(name, 0.0) + float(total)
-        self.counts[name] = self.counts.get(name, 0.0) + float(number)
-
-    def become(self, meters: Sequence[Meter]) -> None:
-        """Replace by the sum over all ranks' meters."""
-        names = dict.fromkeys(name for meter in meters for name in meter.sums)
-        self.sums, self.counts = ({name: math.fsum(getattr(meter, what).get(name, 0.0) for meter in meters) for name in names}
-                                  for what in ("sums", "counts"))
-
-    def means(self) -> dict[str, float]:
-        return {name: self.sums[name] / self.counts[name] for name in self.sums if self.counts[name]}
 
 
 def widest(units: Sequence[Unit]) -> Unit:

@@ -12,9 +12,9 @@ import yaml
 from ratchet.components.inference.sampling import sample
 from ratchet.components.piece import build, catalogue, describe
 from ratchet.components.pieces.advantages.gae import recursion
+from ratchet.components.training.objectives import parts
 from ratchet.components.training.packing import pack
 from ratchet.components.training.reduce import count, reduce
-from ratchet.components.training.trainer import parts
 from ratchet.components.types import Batch, Context, Group, Outputs, Prompt, Trajectory
 
 ORACLES = yaml.safe_load((Path(__file__).parent / "losses.yaml").read_text())

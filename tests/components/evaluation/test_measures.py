@@ -10,7 +10,7 @@ from ratchet.components.evaluation.answers import answer_rates
 from ratchet.components.evaluation.diversity import cosine_spread, distinct_n, distinct_n_ratio, self_bleu
 from ratchet.components.evaluation.fluency import perplexity, perplexity_ratio
 from ratchet.components.evaluation.kl import sequence_kl
-from ratchet.components.stages.evaluate import proxy_over_gold
+from ratchet.components.evaluation.results import proxy_over_gold
 
 
 def test_distinct_by_hand():

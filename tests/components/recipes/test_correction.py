@@ -12,7 +12,7 @@ from ratchet.components.recipes.correction import corrected
 from ratchet.components.recipes.profile import Profile, Vllm
 from ratchet.components.recipes.recipe import for_round, load, plain
 from ratchet.components.recipes.schema import Recipe
-from ratchet.components.training.trainer import parts
+from ratchet.components.training.objectives import parts
 from ratchet.components.types import Batch, Outputs
 
 VLLM = Profile(engine="vllm")

@@ -22,9 +22,10 @@ from ratchet.components.models.lora import AdapterDisabledReference
 from ratchet.components.models.tiny import train_tiny
 from ratchet.components.piece import build
 from ratchet.components.recipes.defaults import objective_with_defaults
+from ratchet.components.training.objectives import parts
 from ratchet.components.training.packing import pack
 from ratchet.components.training.torch import TorchLearner
-from ratchet.components.training.trainer import fit, parts
+from ratchet.components.training.trainer import fit
 from ratchet.components.types import Group, Prompt, Trajectory
 
 pytest.importorskip("deepspeed")

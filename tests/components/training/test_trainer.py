@@ -8,7 +8,8 @@ import pytest
 
 from ratchet.components.errors import TrainingError
 from ratchet.components.storage.checkpoints import latest
-from ratchet.components.training.trainer import fit, parts, steps_planned, widest
+from ratchet.components.training.objectives import parts
+from ratchet.components.training.trainer import fit, steps_planned, widest
 from ratchet.components.types import Group, Outputs, Prompt, Trajectory
 
 
