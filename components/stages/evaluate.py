@@ -89,7 +89,7 @@ def evaluate(job: Job) -> dict[str, Any]:
         numbers[arm] |= {name: average([average(row) for row in rows]) for name, rows in {**scores[arm], **measured[arm]}.items()}
     results = {
         "recipe": options["recipe"], "about": options["about"], "arms": {TITLES[a]: numbers[a] for a in arms},
-        "rounds": [{"round": i, **job.inputs[f"scored_{i}"].meta["panel"]} for i in job.rounds("scored_")],
+        "rounds": [{"round": i, **job.inputs[f"scored_{i}"].meta["round_metrics"]} for i in job.rounds("scored_")],
         "per_prompt": {}, "metrics": {},
     }
     results["per_prompt"] |= {f"final.{name}": [average(row) for row in rows] for name, rows in {**scores["policy"], **measured["policy"]}.items()}

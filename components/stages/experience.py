@@ -64,7 +64,7 @@ def annotate(job: Job) -> dict[str, Any]:
     marked, counts = annotate_groups(groups, pieces("annotate", options["annotate"]), context, max_failed=options["max_failed"])
     numbers = round_metrics(marked, options["annotate"], optimised=options["optimised"], gold=gold_scores(job, marked, context), reference=context.models["initial"] if measures_kl else None,
                     kl_prompts=watched, itself=itself)
-    history = [*(job.inputs[f"scored_{i}"].meta["panel"] for i in job.rounds("scored_")), numbers]
+    history = [*(job.inputs[f"scored_{i}"].meta["round_metrics"] for i in job.rounds("scored_")), numbers]
     verdicts = check(history, options["health"])
     worst = max((v.action for v in verdicts), key=ACTIONS.index, default="ok")
     if worst == "stop":
@@ -72,7 +72,7 @@ def annotate(job: Job) -> dict[str, Any]:
         raise HealthError(f"round {options['round']} was stopped by a health rule: {why}. The previous round's policy "
                           "is kept; fix the cause or change `online.health` and run again")
     write_groups(job.work.product / "groups.parquet", marked)
-    return {"counts": counts, "panel": numbers, "verdict": worst, "verdicts": [v.reason for v in verdicts]}
+    return {"counts": counts, "round_metrics": numbers, "verdict": worst, "verdicts": [v.reason for v in verdicts]}
 
 
 def gold_scores(job: Job, groups: Sequence[Group], context: Context) -> list[list[float]] | None:

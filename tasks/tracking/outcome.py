@@ -151,8 +151,8 @@ def headline(meta: Mapping[str, Any]) -> str:
         crossed = meta["certificate"].get("cross_validated")
         if isinstance(crossed, Mapping):
             found.append(f"cross-validated {crossed['mean']:.3f} [{crossed['low']:.3f}, {crossed['high']:.3f}]")
-    if "panel" in meta:
-        round_metrics = meta["panel"]
+    if "round_metrics" in meta:
+        round_metrics = meta["round_metrics"]
         found += [f"{k} {v:.3g}" for k, v in round_metrics.items() if k.startswith("reward.") or k in ("length", "kl", "gold")]
     if meta.get("best_validation_loss") is not None:
         found.append(f"validation loss {meta['best_validation_loss']:.4f} at step {meta['best_step']}")
@@ -209,5 +209,5 @@ def tracked(does: str, meta: Mapping[str, Any]) -> dict[str, float]:
         if DETAILS.match(name):
             found[f"details/{does}.{name}"] = value
         elif "/" not in name:
-            found[name.removeprefix("panel.") if name.startswith("panel.") or does == "evaluate" else f"{does}.{name}"] = value
+            found[name.removeprefix("round_metrics.") if name.startswith("round_metrics.") or does == "evaluate" else f"{does}.{name}"] = value
     return found

@@ -51,7 +51,7 @@ class Anything:
 def test_it_is_what_the_evaluation_writes(name: str, changes: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe, profile = load(name, overrides=changes)
     made = plan(recipe, profile)["evaluate"]
-    inputs = {role: Artifact("weights", tmp_path, key, meta={"certificate": {"passed": True}, "panel": {}}) for role, key in made.inputs.items()}
+    inputs = {role: Artifact("weights", tmp_path, key, meta={"certificate": {"passed": True}, "round_metrics": {}}) for role, key in made.inputs.items()}
     answers = [Group(g.prompt, tuple(Trajectory(({"role": "assistant", "content": f"answer {i} of mine"},), {"tokens": [1, 2, 3]},
                                                 [False, True, True], [0.0, -1.0, -1.0]) for i in range(2))) for g in HELD_OUT]
     others = {role: Anything() for role in made.inputs if role != "base"}

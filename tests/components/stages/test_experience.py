@@ -43,7 +43,7 @@ def test_a_round_of_the_initial_policy_is_at_no_distance_from_it(tiny_home: Path
         "online.watch={kl_prompts: 4}", "online.prompts_per_round=8", "online.fit.learning_rate=1e-2", "online.rounds=2"])
     for name in list(pipeline.stages)[: list(pipeline.stages).index("annotate_2") + 1]:
         pipeline.make(name)
-    first, second = (pipeline.artifact(f"annotate_{i}").meta["panel"] for i in (1, 2))
+    first, second = (pipeline.artifact(f"annotate_{i}").meta["round_metrics"] for i in (1, 2))
     assert first["kl"] == 0.0 and abs(second["kl"]) > 1e-3
     initial = TorchEngine(pipeline.artifact("model_policy").path, threads=1)
     groups = read_groups(pipeline.artifact("annotate_1").path / "groups.parquet")

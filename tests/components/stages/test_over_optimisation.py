@@ -43,7 +43,7 @@ def test_a_hacked_reward_holds_the_round_and_returns_the_weights_before_it(tiny_
     pipeline = pipeline_of(tmp_path, tiny_home)
     make(pipeline, "optimise_2")
     first, second = (pipeline.artifact(f"annotate_{i}").meta for i in (1, 2))
-    assert second["panel"]["reward.length"] > first["panel"]["reward.length"] + 0.02 and second["panel"]["gold"] < first["panel"]["gold"]
+    assert second["round_metrics"]["reward.length"] > first["round_metrics"]["reward.length"] + 0.02 and second["round_metrics"]["gold"] < first["round_metrics"]["gold"]
     assert (first["verdict"], second["verdict"]) == ("ok", "hold")
     assert pipeline.artifact("optimise_2").meta["held"]
     weights = {name: weights_digest(pipeline.artifact(name).path) for name in ("model_policy", "optimise_1", "optimise_2")}

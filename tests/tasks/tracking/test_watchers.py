@@ -178,7 +178,7 @@ def test_a_file_that_an_attempt_removes_while_it_is_looked_at_stops_no_stage() -
 
 
 def test_numbers_that_people_compare_come_first_and_counters_stand_apart() -> None:
-    meta = {"counts": {"cut": 3}, "seconds": 2.0, "spent": {"cpu_seconds": 1.0}, "panel": {"reward.reward_model": 1.5}, "reward_model/loss": 0.5, "steps": 8,
+    meta = {"counts": {"cut": 3}, "seconds": 2.0, "spent": {"cpu_seconds": 1.0}, "round_metrics": {"reward.reward_model": 1.5}, "reward_model/loss": 0.5, "steps": 8,
             "certificate": {"accuracy": {"mean": 0.7, "n": 55}, "limits": {"max_ties": 0.05}, "reload_difference": 1e-6}}
     found = tracked("reward", meta)
     assert {name for name in found if "/" not in name} == {"reward.reward_model", "reward.steps", "reward.certificate.accuracy.mean"}
