@@ -45,7 +45,7 @@ def _manifest_of(store: Path, key: str) -> dict[str, Any] | None:
 
 
 def _scorer(score: str, contents: Mapping[str, str], options: Mapping[str, Any]) -> str:
-    """Digest of a score's source: gold judge with encoder, reward model, or the recipe's metrics."""
+    """Digest of a score's source: gold measure with encoder, reward model, or the recipe's metrics."""
     role = score.removeprefix("reward.")
     if score == "gold":
         return digest([contents["gold"], contents["encoder"]]) if {"gold", "encoder"} <= set(contents) else ""
@@ -98,6 +98,6 @@ def paired(mine: Mapping[str, Any], theirs: Mapping[str, Any], score: str, *, le
 
 
 def shared_scores(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> Sequence[str]:
-    """Comparable scores, gold judge first and length last."""
+    """Comparable scores, gold measure first and length last."""
     both = set(mine.get("per_prompt", {})) & set(theirs.get("per_prompt", {}))
     return sorted((s for s in both if not comparable(mine, theirs, s)), key=lambda s: (s != "gold", s == "length", s))

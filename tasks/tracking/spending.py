@@ -12,7 +12,7 @@ from ratchet.components.recipes.profile import Hardware
 if TYPE_CHECKING:
     from ratchet.tasks.pipeline import Pipeline
 
-GAIN = "win_rate_vs_sft.mean"  # by the gold judge; 0.5 means no gain
+GAIN = "win_rate_vs_sft.mean"  # by the gold measure; 0.5 means no gain
 
 
 def spending(pipeline: Pipeline) -> dict[str, float]:
