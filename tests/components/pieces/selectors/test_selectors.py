@@ -94,6 +94,6 @@ def test_answers_with_personal_data_are_left_out() -> None:
     texts = ["Write to jane.doe@mail.com.", "I like tea.", "[Place](https://www.place.com/there)", "Ask @jane"]
     rows = tuple(Trajectory((Message(role="assistant", content=text),)) for text in texts)
     ctx = Context()
-    (kept,) = select("without_personal_data", Group(Prompt("p", ()), rows, {"reward.judge": [0.0, 1.0, 2.0, 3.0]}), Group(Prompt("q", ()), rows[:1]), ctx=ctx)
-    assert [t.text for t in kept.trajectories] == ["I like tea."] and kept.columns["reward.judge"] == [1.0]
+    (kept,) = select("without_personal_data", Group(Prompt("p", ()), rows, {"reward.reward_model": [0.0, 1.0, 2.0, 3.0]}), Group(Prompt("q", ()), rows[:1]), ctx=ctx)
+    assert [t.text for t in kept.trajectories] == ["I like tea."] and kept.columns["reward.reward_model"] == [1.0]
     assert ctx.counts["answers with personal data"] == 4
