@@ -119,7 +119,7 @@ def test_a_pickled_model_is_never_loaded(tmp_path: Path, tiny_home: Path, tiny_m
      r"the gradient norm of update 2 is nan; the weights were not touched\. Lower the learning rate or inspect the records of this step "
      r"\(prompts (?P<prompts>[\w-]+(, [\w-]+){4})\)"),
 ])
-def test_a_loss_that_is_not_finite_is_named_and_loses_nothing(changes: list[str], says: str, tiny_home: Path) -> None:
+def test_non_finite_loss_is_an_error_and_keeps_the_checkpoint(changes: list[str], says: str, tiny_home: Path) -> None:
     pipeline = Pipeline.open("sft", home=tiny_home, profile="test", overrides=["sft.limit=32", "sft.fit.save_every=1", *changes])
 
     def work() -> dict[str, bytes]:
@@ -146,7 +146,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_damaged_product_is_named_and_made_again(fresh_home: Callable[[str], Path], caplog: pytest.LogCaptureFixture,
+def test_damaged_artifact_is_recomputed(fresh_home: Callable[[str], Path], caplog: pytest.LogCaptureFixture,
                                                         monkeypatch: pytest.MonkeyPatch) -> None:
     def made() -> Pipeline:
         pipeline = Pipeline.open("sft", home=fresh, profile="test")
@@ -171,7 +171,7 @@ def test_a_damaged_product_is_named_and_made_again(fresh_home: Callable[[str], P
     assert file.read_bytes() == good and len([r for r in caplog.records if "is damaged" in r.message]) == 3
 
 
-def test_a_damaged_product_is_made_again_on_gpus(fresh_home: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_artifact_is_recomputed_with_gpu_slots(fresh_home: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is there needs none, and one whose bytes changed only looks as if it were there."""
     asked: list[int] = []
 
@@ -192,7 +192,7 @@ def test_a_damaged_product_is_made_again_on_gpus(fresh_home: Callable[[str], Pat
     assert asked == [2, 0, 2]
 
 
-def test_a_damaged_checkpoint_is_named_and_its_stage_begins_at_the_beginning(fresh_home: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch,
+def test_damaged_checkpoint_restarts_the_stage(fresh_home: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch,
                                                                             caplog: pytest.LogCaptureFixture) -> None:
     """Both that of a step and the best one, which nothing but the whole stage can make again."""
     options = ["sft.limit=32", "sft.fit.save_every=1", "sft.fit.validate_every=1", "sft.fit.epochs=2", "sft.fit.learning_rate=0.03", "sft.fit.min_ended=0.0"]

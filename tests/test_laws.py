@@ -77,7 +77,7 @@ def step(piece, reduction, cuts):
 
 
 @pytest.mark.parametrize(("piece", "reduction"), LEGAL_PAIRS)
-def test_splitting_a_step_changes_nothing(piece, reduction):
+def test_loss_is_independent_of_microbatch_splits(piece, reduction):
     pairs = describe("objective", piece).unit in ("pair", "group")
     smallest = [[2 * i, 2 * i + 1] for i in range(4)] if pairs else [[i] for i in range(8)]
     whole = step(piece, reduction, [list(range(8))])
@@ -91,7 +91,7 @@ def test_splitting_a_step_changes_nothing(piece, reduction):
 
 @pytest.mark.parametrize("piece", PIECES)
 @pytest.mark.parametrize("garbage", [999.0, -1e5])
-def test_masked_steps_never_matter(piece, garbage):
+def test_masked_tokens_do_not_affect_the_loss(piece, garbage):
     unit, objective = describe("objective", piece).unit, build("objective", {"name": piece})
     reduction = next(r for p, r in LEGAL_PAIRS if p == piece)
     found = []
@@ -128,7 +128,7 @@ def test_swapping_a_pair_mirrors_the_margin(piece):
 
 
 @pytest.mark.parametrize("piece", ["clip", "cispo"])
-def test_on_policy_gradient_is_that_of_reinforce(piece):
+def test_on_policy_gradient_equals_reinforce(piece):
     batch, gradients = make_batch(list(range(8))), []
     for name in (piece, "reinforce"):
         model = Bigram()
@@ -140,7 +140,7 @@ def test_on_policy_gradient_is_that_of_reinforce(piece):
     torch.testing.assert_close(*gradients)
 
 
-def test_number_a_row_is_shared_by_its_steps():
+def test_per_sequence_number_is_shared_by_its_tokens():
     batch = make_batch(list(range(8)))
     rows = torch.linspace(-1, 1, 8, dtype=torch.float64)
     out, objective = Bigram()(batch), build("objective", {"name": "clip"})
@@ -170,7 +170,7 @@ def test_constant_group_has_zero_advantage(name):
     assert build("annotate", {"name": f"advantages.{name}"})([group], Context())["advantages"][0] == pytest.approx([0.0] * 4, abs=1e-15)
 
 
-def test_illegal_reductions_are_said_in_the_recipe():
+def test_illegal_reductions_are_recipe_errors():
     assert "unit_mean" in legal("token_mean", "pair")
     assert legal("row_sum", "step") is None
     for bad in ("tokenmean", "fixed_length", "fixed_length:0", "row_mean:3"):
@@ -182,7 +182,7 @@ def test_illegal_reductions_are_said_in_the_recipe():
 
 
 @pytest.mark.parametrize(("temperature", "cut", "exact"), [(1.0, 0, True), (0.7, 0, False), (1.0, 2, False)])
-def test_a_policy_gradient_is_that_of_the_expected_reward_only_where_the_policy_itself_sampled(temperature: float, cut: int, exact: bool) -> None:
+def test_policy_gradient_is_unbiased_only_on_policy_samples(temperature: float, cut: int, exact: bool) -> None:
     """Every token once, weighted by the chance that it is drawn: the gradient that sampling estimates, against that of the expected reward. This is
     why `components/recipes/check.py` refuses another temperature, top-p or top-k beside a policy gradient."""
     logits = torch.tensor([0.3, -1.0, 0.8, 0.1, -0.4], dtype=torch.float64, requires_grad=True)

@@ -134,7 +134,7 @@ def test_groups_have_a_row_an_answer(run: ratchet.Run) -> None:
     (lambda run: ratchet.load_run("dpp", home=run.home), "no run 'dpp'"),
     (lambda run: ratchet.Run(run.home), "is no run"),
 ])
-def test_what_is_not_there_is_one_sentence(run: ratchet.Run, ask: Callable[[ratchet.Run], object], says: str) -> None:
+def test_missing_names_are_one_sentence(run: ratchet.Run, ask: Callable[[ratchet.Run], object], says: str) -> None:
     with pytest.raises(RecipeError) as refused:
         ask(run)
     assert says in str(refused.value) and "\n" not in str(refused.value)
@@ -183,7 +183,7 @@ def failing(error: Exception) -> Callable[..., dict[str, Any]]:
     (StageError("stage 'sft' was killed by SIGKILL; the machine probably ran out of memory"), StageError, "stage 'sft' was killed by SIGKILL"),
     (OSError(errno.ENOSPC, "No space left on device", "/out/store"), ServiceError, "No space left on device: /out/store; finished work is kept"),
 ])
-def test_a_run_fails_with_one_sentence_and_no_frame_of_prefect(error: Exception, kind: type[Exception], says: str, tmp_path: Path,
+def test_failed_run_raises_without_prefect_frames(error: Exception, kind: type[Exception], says: str, tmp_path: Path,
                                                              monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib
 
@@ -197,7 +197,7 @@ def test_a_run_fails_with_one_sentence_and_no_frame_of_prefect(error: Exception,
     assert "in engine" not in shown and "of the engine" not in shown and shown.count("Traceback") == 1
 
 
-def test_python_and_command_line_say_the_same(tmp_path: Path) -> None:
+def test_python_api_and_command_line_agree(tmp_path: Path) -> None:
     from typer.testing import CliRunner
 
     with pytest.raises(RecipeError) as raised:
@@ -206,7 +206,7 @@ def test_python_and_command_line_say_the_same(tmp_path: Path) -> None:
     assert str(done.exception) == str(raised.value)
 
 
-def test_the_example_runs(fresh_home: Callable[[str], Path]) -> None:
+def test_documented_example_runs(fresh_home: Callable[[str], Path]) -> None:
     """As a notebook runs it, top to bottom, in one process; with a second run in the same process that fails inside Prefect."""
     home = fresh_home("out")
     script = home.parent / "notebook.py"

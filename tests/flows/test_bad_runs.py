@@ -99,7 +99,7 @@ def written(folder: Path, name: str, content: Any) -> str:
     ("empty.jsonl", [], "path:{0} holds no usable record: it is empty"),
     ("bad.parquet", b"PAR1 this is not parquet PAR1", "path:{0} is not a readable Parquet file: "),
 ])
-def test_a_source_that_cannot_be_used(name: str, content: Any, says: str, folder: Path, ratchet: Ratchet) -> None:
+def test_unusable_source_is_an_error(name: str, content: Any, says: str, folder: Path, ratchet: Ratchet) -> None:
     source = f"path:{name}" if content is None else written(folder, name, content)
     file, home = recipe(folder, source), folder / "home"
     parts = [ratchet("stage", part, str(file)) for part in ("fetch", "curate")]
@@ -113,7 +113,7 @@ def test_a_source_that_cannot_be_used(name: str, content: Any, says: str, folder
     assert len(list(home.glob("store/model_policy-*"))) == 1 and len(list(home.glob("store/drafts-*"))) == 1
 
 
-def test_a_corrupt_row_is_set_aside_and_counted(folder: Path, ratchet: Ratchet) -> None:
+def test_corrupt_row_is_quarantined_and_counted(folder: Path, ratchet: Ratchet) -> None:
     """A Parquet row without what its layout needs, among whole ones."""
     source = written(folder, "rows.parquet", [*ROWS, {"prompt": "what?", "completion": None, "label": True}])
     file = recipe(folder, source)
@@ -135,7 +135,7 @@ def test_a_model_without_a_tokenizer(folder: Path, tiny_model: Path, ratchet: Ra
     assert "holds no tokenizer (tokenizer.json expected); save it beside the weights" in refused(ratchet("stage", "curate", str(file)))
 
 
-def test_a_conversation_of_5000_turns_without_a_transform_that_cuts(folder: Path, ratchet: Ratchet) -> None:
+def test_conversation_of_5000_turns_without_truncation(folder: Path, ratchet: Ratchet) -> None:
     turns = [{"role": ("user", "assistant")[i % 2], "content": f"turn number {i} of many"} for i in range(5000)]
     file = recipe(folder, written(folder, "long.jsonl", [{"messages": turns}, *ROWS]))
     for part in ("fetch", "curate"):
@@ -157,7 +157,7 @@ sft:
 """
 
 
-def test_a_loss_that_is_not_finite(folder: Path, ratchet: Ratchet) -> None:
+def test_non_finite_loss_stops_the_run(folder: Path, ratchet: Ratchet) -> None:
     """The run stops with the prompts' names; what was made is kept, and so is the last checkpoint. The mended recipe goes on."""
     source, home = written(folder, "rows.jsonl", ROWS), folder / "home"
     file = recipe(folder, source, OVERFLOWS)

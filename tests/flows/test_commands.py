@@ -72,7 +72,7 @@ def test_compare_two_runs(home: Path) -> None:
         ratchet("compare", "chatt", "chat_offline", "--home", str(home))
 
 
-def test_what_cannot_be_compared_is_said_before_anything_runs_or_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compare_rejects_invalid_arguments_before_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ratchet.flows.commands.compare.servers", lambda: pytest.fail("something was started"))
     with pytest.raises(RecipeError, match="reward_model"):
         ratchet("compare", "sft", "reward_model", "--home", str(tmp_path))
@@ -85,7 +85,7 @@ def test_what_cannot_be_compared_is_said_before_anything_runs_or_by_its_name(tmp
         compare(["sft"], seeds=[0], home=tmp_path, metric="win_rat")
 
 
-def test_a_claim_is_shown_only_by_enough_seeds_and_an_interval_beyond_it() -> None:
+def test_claim_needs_enough_seeds_and_an_interval_beyond_its_bound() -> None:
     higher = Claim(against="sft", metric="win_rate", at_least=0.01, seeds=3)
     assert verdict(higher, {"low": 0.02, "high": 0.05}, 3) == "win_rate higher than sft by more than 0.01: shown"
     assert verdict(higher, {"low": -0.02, "high": 0.05}, 3).endswith("not shown, the interval holds both")
@@ -95,7 +95,7 @@ def test_a_claim_is_shown_only_by_enough_seeds_and_an_interval_beyond_it() -> No
     assert verdict(lower, {"low": -5.0, "high": -2.0}, 3).endswith("shown") and verdict(lower, {"low": 2.0, "high": 5.0}, 3).endswith("refuted")
 
 
-def test_compare_says_what_became_of_the_claims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compare_prints_the_result_of_each_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wins = {"chat": [0.75, 1.0], "chat_offline": [0.5, 0.5]}
 
     def opened(recipe: str, **_: Any) -> SimpleNamespace:
@@ -111,11 +111,11 @@ def test_compare_says_what_became_of_the_claims(tmp_path: Path, monkeypatch: pyt
     assert compare(recipes, seeds=range(3), home=tmp_path, metric="final.gold")["claims"] == {}, "it claims nothing of that metric"
 
 
-def test_a_misspelt_end_is_refused_and_does_not_mean_all_of_it() -> None:
+def test_invalid_until_is_an_error() -> None:
     assert "'trian' is not one of" in ratchet("run", "sft", "--until", "trian", code=2)
 
 
-def test_doctor_exits_by_what_it_finds(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_exit_code_follows_its_findings(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for state, code in (("warn", 0), ("fail", 1)):
         monkeypatch.setattr(doctor, "examine", lambda *_, state=state: [doctor.Finding("disk", state, "little [x]", "clear it")])
         assert f"{state}  disk          little [x] → clear it" in ratchet("doctor", code=code)
@@ -174,7 +174,7 @@ def test_a_profile_of_this_machine_is_measured_and_each_stage_priced(fresh_home,
 @pytest.mark.parametrize(("stated", "ranks", "why"), [
     ({"device": "H100 80GB", "devices": 2}, 1, ""), ({"device": "H100 80GB", "devices": 3}, 1, "this machine has 2 of 3 × H100 80GB"),
     ({"device": "H100 80GB"}, 2, "one process is measured, not 2 ranks"), ({"device": "H10"}, 1, "this machine has 0 of 1 × H10"), ({}, 1, "")])
-def test_a_machine_is_what_a_profile_means_when_it_has_its_devices(stated: dict, ranks: int, why: str) -> None:
+def test_measured_rates_apply_if_the_machine_matches_the_profile(stated: dict, ranks: int, why: str) -> None:
     from ratchet.components.recipes.profile import Hardware, Profile
     from ratchet.tasks.machine.calibration import why_not_measured
 
@@ -182,7 +182,7 @@ def test_a_machine_is_what_a_profile_means_when_it_has_its_devices(stated: dict,
     assert why_not_measured(Profile(learner="deepspeed", ranks=ranks, hardware=Hardware(**stated)), here) == why
 
 
-def test_a_plan_that_cannot_fit_is_refused(tmp_path: Path) -> None:
+def test_plan_fails_if_memory_does_not_suffice(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"profile 'gpu'.*'sft'"):
         ratchet("plan", "rlhf_workflow_8b", "--profile", "gpu")
     assert "0 of 21 stages" in ratchet("plan", "rlhf_workflow_8b", "--home", str(tmp_path))

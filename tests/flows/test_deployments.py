@@ -44,12 +44,12 @@ def written(folder: Path, **deployment: Any) -> Path:
     return folder / "deployments.yaml"
 
 
-def test_the_file_in_git_is_right() -> None:
+def test_shipped_deployments_file_is_valid() -> None:
     plan, templates = read(ROOT / "flows" / "deployments.yaml")
     assert {one.name for one in plan.deployments} and set(templates) == set(plan.work_pools)
 
 
-def test_what_the_file_in_git_shows_in_a_comment_is_right_too(tmp_path: Path) -> None:
+def test_commented_example_in_deployments_file_is_valid(tmp_path: Path) -> None:
     shown = re.sub(r"^( +)# (artifacts|stages): ", r"\1\2: ", (ROOT / "flows/deployments.yaml").read_text(), flags=re.M)
     (tmp_path / "deployments.yaml").write_text(shown.replace("../infra", str(ROOT / "infra")))
     plan, _ = read(tmp_path / "deployments.yaml")
@@ -80,7 +80,7 @@ def test_what_the_file_in_git_shows_in_a_comment_is_right_too(tmp_path: Path) ->
     ({"stages": {"sft": {"name": "far"}}}, "deployment 'toy': stages in other pools need `artifacts`"),
     ({"stages": {"sft": {"name": "far"}}, "artifacts": "here"}, "deployment 'toy': artifacts: 'here' is a different folder for each worker"),
 ])
-def test_a_mistake_is_named_with_what_was_meant(wrong: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_invalid_deployments_are_one_sentence(wrong: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=said):
         read(written(tmp_path, **wrong))
 
@@ -156,7 +156,7 @@ def deploy(file: Path, server: Server) -> dict[str, tuple[str, tuple[str, ...]]]
     return {change.name: (change.what, tuple(change.differs)) for change in found}
 
 
-def test_deploying_twice_changes_nothing_and_a_change_is_named(tmp_path: Path) -> None:
+def test_deploy_is_idempotent_and_lists_differences(tmp_path: Path) -> None:
     server = Server()
     assert {what for what, _ in deploy(written(tmp_path), server).values()} == {"create"}
     assert {what for what, _ in deploy(written(tmp_path), server).values()} == {"keep"}
@@ -169,7 +169,7 @@ def test_deploying_twice_changes_nothing_and_a_change_is_named(tmp_path: Path) -
     assert renamed["other"][0] == "create" and renamed["toy"][0] == "remove" and set(server.deployments) == {"post_training/other"}
 
 
-def test_containers_ask_for_the_gpus_that_the_slots_count(tmp_path: Path) -> None:
+def test_container_jobs_request_gpus(tmp_path: Path) -> None:
     server = Server()
     pool = {"name": "cluster", "job_variables": {"node_selector": {"zone": "a"}}}
     deploy(written(tmp_path, gpus=2, home="/data", work_pool=pool), server)
@@ -183,7 +183,7 @@ def test_containers_ask_for_the_gpus_that_the_slots_count(tmp_path: Path) -> Non
     assert f"ratchet_gpus:{GPU_LOCKS}" in volumes, "or containers would not know of each other's"
 
 
-def test_the_registry_has_a_limit_of_one_whatever_the_file_says(tmp_path: Path) -> None:
+def test_registry_concurrency_limit_is_always_one(tmp_path: Path) -> None:
     server = Server()
     deploy(written(tmp_path), server)
     assert {name: limit.limit for name, limit in server.limits.items()} == {"gpu": 2, REGISTRY: 1}
@@ -195,7 +195,7 @@ def test_the_registry_has_a_limit_of_one_whatever_the_file_says(tmp_path: Path) 
         read(file)
 
 
-def test_stages_in_another_pool_have_a_deployment_of_their_own(tmp_path: Path) -> None:
+def test_remote_stages_get_their_own_deployment(tmp_path: Path) -> None:
     server, far = Server(), {"sft": {"name": "far", "home": "/far"}, "evaluate": {"name": "cluster", "gpus": 1, "home": "/data"}}
     made = deploy(written(tmp_path, stages=far, artifacts="s3://bucket/artifacts"), server)
     assert set(made) >= {"toy", "toy.sft", "toy.evaluate"} and {what for what, _ in made.values()} == {"create"}
@@ -215,7 +215,7 @@ def test_stages_in_another_pool_have_a_deployment_of_their_own(tmp_path: Path) -
     {"work_pool": {"name": "local", "job_variables": {"env": {"PASSWORD": "{{ prefect.blocks.secret.mlflow-password.value }}"}}}},
     {"work_pool": {"name": "local", "job_variables": {"env.PASSWORD": "of {{ prefect.blocks.secret.mlflow-password }}"}}},
 ])
-def test_a_block_that_no_run_would_find_is_named_before_anything_is_made(asked: dict[str, Any], tmp_path: Path) -> None:
+def test_missing_block_is_an_error_before_any_change(asked: dict[str, Any], tmp_path: Path) -> None:
     server = Server()
     with pytest.raises(RecipeError, match=r"'mlflow-password'.*python -c .*save\('mlflow-password'\)"):
         deploy(written(tmp_path, **asked), server)
@@ -225,12 +225,12 @@ def test_a_block_that_no_run_would_find_is_named_before_anything_is_made(asked: 
 
 
 @pytest.mark.parametrize("variables", [{"env": {"MLFLOW_TRACKING_PASSWORD": "{{ $PASSWORD }}"}}, {"env.MLFLOW_TRACKING_PASSWORD": "none"}])
-def test_a_block_that_no_run_refers_to_need_not_be_there(variables: dict[str, Any], tmp_path: Path) -> None:
+def test_unreferenced_block_may_be_missing(variables: dict[str, Any], tmp_path: Path) -> None:
     pool = {"name": "docker", "job_variables": variables}
     assert deploy(written(tmp_path, home="/data", work_pool=pool), Server())["toy"][0] == "create"
 
 
-def test_runs_in_docker_find_the_team_s_servers_in_their_network() -> None:
+def test_docker_runs_use_the_team_network_addresses() -> None:
     """Prefect would hand them the worker's own address, which from a container is another machine's."""
     run = json.loads((ROOT / "infra/work_pools/docker.json").read_text())["variables"]["properties"]["env"]["default"]
     worker = yaml.safe_load((ROOT / "infra/compose.yaml").read_text())["services"]["worker"]["environment"]
@@ -296,7 +296,7 @@ def stop(child: subprocess.Popen[Any]) -> None:
 
 
 @pytest.mark.slow
-def test_a_schedule_fires_and_a_worker_finishes_the_run(prefect: dict[str, str], fresh_home: Callable[[str], Path], tmp_path: Path) -> None:
+def test_scheduled_run_is_finished_by_a_worker(prefect: dict[str, str], fresh_home: Callable[[str], Path], tmp_path: Path) -> None:
     """To its end: the model it made is a version in the registry, and Prefect's page says so too."""
     from ratchet.tasks.registry.registry import history
 
@@ -361,7 +361,7 @@ def workers(folder: Path, env: dict[str, str], *pools: str) -> Iterator[dict[str
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["folder", pytest.param("s3", marks=pytest.mark.skipif(
     importlib.util.find_spec("s3fs") is None, reason="s3fs comes with the extra `team`"))])
-def test_stages_are_made_in_another_pool_by_address_alone(where: str, prefect: dict[str, str], fresh_home: Callable[[str], Path], tmp_path: Path,
+def test_remote_stages_run_through_the_exchange_address(where: str, prefect: dict[str, str], fresh_home: Callable[[str], Path], tmp_path: Path,
                                                           request: pytest.FixtureRequest) -> None:
     """Two workers that share no folder: one leads, the other curates and trains. The weights are those of one machine alone."""
     from ratchet.components.storage.store import read_manifest
@@ -396,7 +396,7 @@ def test_stages_are_made_in_another_pool_by_address_alone(where: str, prefect: d
 
 
 @pytest.mark.slow
-def test_a_stage_that_fails_elsewhere_says_why_here(prefect: dict[str, str], fresh_home: Callable[[str], Path], tmp_path: Path) -> None:
+def test_remote_stage_failure_is_reported_by_the_flow(prefect: dict[str, str], fresh_home: Callable[[str], Path], tmp_path: Path) -> None:
     near, far = fresh_home("near"), tmp_path / "far"
     far.mkdir()
     file = written(tmp_path, home=str(near), overrides=["sft.limit=32", "sft.fit.learning_rate=1e9"], until="train", schedules=[],
@@ -413,7 +413,7 @@ def test_a_stage_that_fails_elsewhere_says_why_here(prefect: dict[str, str], fre
 
 
 @pytest.mark.slow
-def test_cancelling_a_run_ends_its_stage_in_the_other_pool_and_loses_nothing(prefect: dict[str, str], fresh_home: Callable[[str], Path],
+def test_cancelled_run_ends_its_remote_stage_and_resumes(prefect: dict[str, str], fresh_home: Callable[[str], Path],
                                                                              tmp_path: Path) -> None:
     """As the page cancels it: the child that trains on the other worker is gone too, within seconds, both workers go on, and the next
     run continues there."""
@@ -459,7 +459,7 @@ def test_cancelling_a_run_ends_its_stage_in_the_other_pool_and_loses_nothing(pre
 
 
 @pytest.mark.slow
-def test_a_run_that_was_started_by_hand_is_cancelled_from_its_page(prefect: dict[str, str], fresh_home: Callable[[str], Path]) -> None:
+def test_run_from_the_command_line_is_cancelled_in_the_prefect_ui(prefect: dict[str, str], fresh_home: Callable[[str], Path]) -> None:
     from ratchet.tasks.process.orphans import marked
 
     home = fresh_home("user")
@@ -498,7 +498,7 @@ with TURN:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("turn", ["gpu_slots(2)", "registry_lock(Path(sys.argv[2]))"])
-def test_two_processes_never_hold_the_same_slots(turn: str, prefect: dict[str, str], tmp_path: Path) -> None:
+def test_concurrency_slots_are_exclusive(turn: str, prefect: dict[str, str], tmp_path: Path) -> None:
     """Two homes, which share no lock file."""
     file = written(tmp_path)
     subprocess.run([sys.executable, "-m", "ratchet.flows.cli", "deploy", "--file", str(file)], env=prefect, cwd=ROOT, check=True)

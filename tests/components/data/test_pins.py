@@ -24,7 +24,7 @@ def opened(home: Path, source: str, *more: str) -> Pipeline:
     return Pipeline.open("sft", home=home, profile="test", overrides=[f"data.source={source}", *more])
 
 
-def test_new_lines_in_a_file_are_a_new_run_and_a_touched_file_is_not(tmp_path: Path) -> None:
+def test_changed_content_changes_the_key_and_a_new_mtime_does_not(tmp_path: Path) -> None:
     data = tmp_path / "chats.jsonl"
     data.write_text('{"prompt": "hi", "completion": "yes", "label": true}\n')
     first = opened(tmp_path, f"path:{data}")
@@ -69,7 +69,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, str | None]:
     return known
 
 
-def test_a_branch_is_the_commit_it_is_today(hub: dict[str, str | None], tmp_path: Path) -> None:
+def test_hub_branch_is_pinned_to_its_current_commit(hub: dict[str, str | None], tmp_path: Path) -> None:
     def pinned(address: str, sha256: str | None = None) -> tuple[str, str | None]:
         return pins._pin(address, sha256, tmp_path, "raw")
 
@@ -83,7 +83,7 @@ def test_a_branch_is_the_commit_it_is_today(hub: dict[str, str | None], tmp_path
     assert pinned("hub:org/chats", "0" * 64) == ("hub:org/chats", "0" * 64)
 
 
-def test_a_hub_that_is_away_means_what_was_fetched_last(hub: dict[str, str | None], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unreachable_hub_uses_the_last_download(hub: dict[str, str | None], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     store = Store(tmp_path)
     for age, commit in ((100, SECOND), (200, FIRST)):
@@ -104,7 +104,7 @@ def test_a_hub_that_is_away_means_what_was_fetched_last(hub: dict[str, str | Non
     assert pins._pin("hub:org/chats!rows", None, tmp_path, "model_policy") == ("hub:org/chats!rows", None)
 
 
-def test_the_second_night_trains_on_the_data_of_the_day_and_says_what_moved(fresh_home: Callable[[str], Path], tmp_path: Path) -> None:
+def test_scheduled_run_uses_the_new_data_and_reports_drift(fresh_home: Callable[[str], Path], tmp_path: Path) -> None:
     from ratchet.tasks.data.drift import watch_data
 
     home, data, moved = fresh_home("home"), tmp_path / "chats.jsonl", []

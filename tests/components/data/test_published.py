@@ -78,7 +78,7 @@ def test_the_split_of_a_file_is_in_its_name_or_its_folders(tmp_path, names, spli
     assert [record.published for record in parse(tmp_path).kept] == splits
 
 
-def test_a_card_says_which_files_are_which_split(tmp_path):
+def test_splits_are_read_from_the_dataset_card(tmp_path):
     folder = gsm8k(tmp_path)
     with pytest.raises(SourceError, match=r"main, socratic"):
         published(folder)
@@ -94,7 +94,7 @@ def test_a_card_says_which_files_are_which_split(tmp_path):
         published(folder, "mian")
 
 
-def test_a_source_names_its_splits(tmp_path):
+def test_source_lists_its_published_splits(tmp_path):
     for name in ("a.jsonl", "b1.jsonl", "b2.jsonl", "c.jsonl", "train_sft.jsonl", "train_gen.jsonl"):
         write(tmp_path, name, {"prompt": "hi", "completion": name})
     with pytest.raises(DataError, match=r"train_gen, train_sft"):
@@ -137,7 +137,7 @@ def test_train_and_test_are_never_mixed_and_the_report_says_which_is_which(tmp_p
     assert summary["steps"][1]["dropped"] == {"of the published split 'test', from which no split is made": 20}
 
 
-def test_one_split_of_many_published_ones_is_a_sentence_before_anything_starts(tmp_path):
+def test_unused_published_splits_are_an_error_before_the_run(tmp_path):
     folder = gsm8k(tmp_path)
     for change, says in [
         ("data.source=path:{}", "data.source: .* its card has the configurations main, socratic"),
@@ -162,7 +162,7 @@ def record(key: str, prompt: str, reply: str = "Yes.", **more) -> Conversation:
 LONG = "A train leaves the station at noon and travels at sixty miles an hour for three hours before it stops to rest."
 
 
-def test_planted_contamination_is_found_and_nothing_else():
+def test_decontamination_finds_exactly_the_planted_rows():
     held_out = [record(f"t{i}", f"Read this. {text}") for i, text in enumerate((LONG, "What is 3 + 4?", "Name the capital of France."))]
     parts = {
         "sft": [record("copy", "what is  3 + 4"), record("other sign", "What is 3 - 4?"), record("quoted", "Please help.", f"Someone asked me: {LONG.upper()}"),
@@ -183,7 +183,7 @@ def test_planted_contamination_is_found_and_nothing_else():
     assert [d.id for d in dropped] == ["t0", "quoted"]
 
 
-def test_words_that_belong_to_the_task_are_no_contamination():
+def test_task_boilerplate_is_not_contamination():
     task = "Answer the following question step by step and give the final answer alone on the last line please"
     held_out = [record(f"t{i}", f"{task} {i}") for i in range(5)]
     kept, dropped = decontaminate({"sft": [record("own", f"{task} 99")], "evaluate": held_out}, [], 13)

@@ -37,7 +37,7 @@ def honest(n=4000, seed=0):
     return np.where(rng.random(n) < expit(delta), delta, -delta)
 
 
-def test_by_hand():
+def test_certificate_values_match_a_hand_computation():
     certificate = made([[2, 1], [0, 1], [1, 1], [3, 0]])
     assert certificate["accuracy"]["mean"] == pytest.approx(2.5 / 4)
     assert certificate["ties"] == 0.25
@@ -48,7 +48,7 @@ def test_by_hand():
     json.dumps(certificate)
 
 
-def test_calibration_is_small_when_honest_and_large_when_boastful():
+def test_calibration_error_of_calibrated_and_overconfident_scores():
     deltas = honest()
     error, bins = calibration(deltas)
     assert error < 0.03 and sum(b["pairs"] for b in bins) == len(deltas)
@@ -58,7 +58,7 @@ def test_calibration_is_small_when_honest_and_large_when_boastful():
     assert hand == pytest.approx(0, abs=1e-12) and table == [{"confidence": pytest.approx(0.75), "accuracy": 0.75, "pairs": 4}]
 
 
-def test_a_model_that_counts_words_is_caught():
+def test_length_biased_reward_model_is_detected():
     rng = np.random.default_rng(0)
     lengths = rng.integers(5, 60, size=(600, 2)).astype(float)
     gaps = np.log1p(lengths[:, 0]) - np.log1p(lengths[:, 1])
@@ -97,7 +97,7 @@ def test_reload_and_batches_are_bounded():
 
 
 @pytest.mark.parametrize("wrong", [0.2, np.nan])
-def test_padding_fails_where_the_tokenizer_pads_and_is_noted_elsewhere(wrong):
+def test_padding_sensitivity_fails_on_the_padding_side_and_is_noted_on_the_other(wrong):
     scores = [[2.0, 1], [3, 0]] * 4
     whole = made(scores, padding_side="right", padding_difference={"left": 1e-6, "right": 1e-3})
     assert whole["passed"] and whole["notes"] == [] and whole["padding_difference"] == {"left": 1e-6, "right": 1e-3}
@@ -127,7 +127,7 @@ def test_windows_of_one_conversation_do_not_narrow_the_interval():
     assert independent(3, 1) == 1 and independent(3, 100) == 3
 
 
-def test_conversations_are_told_by_their_name_or_by_how_they_open():
+def test_conversations_are_identified_by_id_or_first_turn():
     def side(*turns, **meta):
         return Trajectory(tuple({"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(turns)), meta=meta)
 
@@ -138,7 +138,7 @@ def test_conversations_are_told_by_their_name_or_by_how_they_open():
     assert conversations_of([Group(topic, tuple(named[:2])), Group(topic, tuple(named[2:]))]) == 3
 
 
-def test_the_low_end_of_the_interval_decides_not_the_mean():
+def test_certificate_is_decided_by_the_intervals_lower_bound():
     """16 of 20: 80 % [58.4 %, 91.9 %]."""
     scores = [[1.0, 0]] * 16 + [[0, 1.0]] * 4
     assert made(scores)["passed"] and made(scores, limits={"min_accuracy": 0.58})["passed"]
@@ -150,17 +150,17 @@ def test_the_low_end_of_the_interval_decides_not_the_mean():
 
 
 @pytest.mark.parametrize("floor", [0.0, 0.5])
-def test_a_model_that_is_not_shown_to_beat_chance_fails_whatever_the_floor(floor):
+def test_accuracy_not_above_chance_fails_regardless_of_min_accuracy(floor):
     coin = made([[1.0, 0]] * 15 + [[0, 1.0]] * 14, limits={"min_accuracy": floor})
     assert not coin["passed"] and "expected a lower bound above 50.0% (chance)" in coin["reasons"][0]
 
 
-def test_a_recipe_that_does_not_require_accuracy_says_so_in_the_certificate():
+def test_certificate_notes_that_accuracy_is_not_required():
     waived = made([[0.0, 1]] * 4, limits={"min_accuracy": None})
     assert waived["passed"] and "accuracy was not required" in waived["notes"][0]
 
 
-def test_contrast_pairs_and_best_of_n_have_limits_of_their_own():
+def test_separate_limits_for_contrast_pairs_and_best_of_n():
     scores, limits = [[1.0, 0]] * 20, {"min_accuracy_by_kind": {"contrast": 0.5}, "best_of_n_rises": True}
     good, coin = share(0.8, 40), share(0.55, 40)
     rising, flat = {"1": good, "8": good, "rises": good}, {"1": good, "8": good, "rises": {**good, "low": -0.01}}
@@ -173,7 +173,7 @@ def test_contrast_pairs_and_best_of_n_have_limits_of_their_own():
     assert [reason.split(",")[0].rpartition(" ")[2] for reason in made(scores, limits=limits)["reasons"]] == ["measured", "measured"]
 
 
-def test_accuracy_by_kind_is_of_the_pairs_of_that_kind():
+def test_accuracy_by_kind_uses_only_pairs_of_that_kind():
     def pair(kind, i):
         meta = {} if kind is None else {"pair": {"kind": kind}}
         return Group(Prompt(str(i), (), meta=meta), tuple(Trajectory(({"role": "assistant", "content": f"{i} {side}"},)) for side in "ab"))
@@ -183,7 +183,7 @@ def test_accuracy_by_kind_is_of_the_pairs_of_that_kind():
     assert {kind: (row["mean"], row["n"]) for kind, row in found.items()} == {"contrast": (pytest.approx(2 / 3), 3), "pass_fail": (0.25, 2)}
 
 
-def test_require_refuses_absent_and_failed():
+def test_require_refuses_missing_and_failed_certificates():
     good = made([[1.0, 0]] * 8)
     assert require(good) is good
     for nothing in (None, {}):

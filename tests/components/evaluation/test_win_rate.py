@@ -18,7 +18,7 @@ def world(quality, taste_for_length, n=600, seed=0):
     return scores, np.zeros(n), ours, theirs
 
 
-def test_when_only_length_differs_the_controlled_rate_is_a_half():
+def test_length_controlled_rate_is_a_half_when_only_length_differs():
     found = compare(*world(quality=0.0, taste_for_length=2.0, n=4000), resamples=200)
     assert found["raw"]["low"] > 0.6
     assert found["length_controlled"]["mean"] == pytest.approx(0.5, abs=0.04)
@@ -26,19 +26,19 @@ def test_when_only_length_differs_the_controlled_rate_is_a_half():
     assert found["length_effect"] == pytest.approx(2, abs=0.2) and found["length_ratio"] == pytest.approx(1.25, abs=0.03)
 
 
-def test_the_controlled_interval_covers_the_truth():
+def test_length_controlled_interval_covers_the_true_rate():
     worlds = [compare(*world(0.0, 2.0, n=100, seed=seed), resamples=200)["length_controlled"] for seed in range(60)]
     assert np.mean([w["low"] <= 0.5 <= w["high"] for w in worlds]) >= 0.85
     assert np.mean([w["mean"] for w in worlds]) == pytest.approx(0.5, abs=0.04)
 
 
-def test_when_only_quality_differs_control_changes_nothing():
+def test_length_control_changes_nothing_when_only_quality_differs():
     found = compare(*world(quality=1.0, taste_for_length=0.0))
     for kind in ("raw", "length_controlled"):
         assert found[kind]["mean"] == pytest.approx(expit(1.0), abs=0.07) and found[kind]["low"] > 0.5
 
 
-def test_the_fit_is_scikit_learns():
+def test_length_control_fit_equals_scikit_learn():
     scores, other, ours, theirs = world(0.3, 1.0, n=200)
     gap, outcome = ours - theirs, (scores > other).astype(float)
     interval, effect = length_controlled(outcome, gap, np.arange(200), resamples=10)
@@ -47,7 +47,7 @@ def test_the_fit_is_scikit_learns():
     assert interval["mean"] == pytest.approx(expit(oracle[0]), abs=1e-5) and effect == pytest.approx(oracle[1], abs=1e-4)
 
 
-def test_several_responses_are_averaged_and_a_prompt_counts_once():
+def test_responses_are_averaged_per_prompt():
     assert per_prompt([[1.0, 3.0], [5.0]], [[2.0, 1.0], [0.0]]).tolist() == [(0 + 0.5 + 1 + 1) / 4, 1.0]
     many = compare([[1.0] * 9, [0.0]], [[0.0] * 9, [1.0]], [[4] * 9, [4]], [[4] * 9, [4]])
     assert many["raw"]["mean"] == 0.5 == pytest.approx(many["length_controlled"]["mean"]) and many["wins"] == [1.0, 0.0]

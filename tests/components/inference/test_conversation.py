@@ -30,7 +30,7 @@ def test_answer_grows_by_a_token_and_equals_the_engines(model: Conversation) -> 
     assert texts[-1][0] == model.engine.decode(model.engine.generate([request])[0][0].tokens)
 
 
-def test_history_holds_every_finished_exchange(model: Conversation) -> None:
+def test_history_contains_finished_exchanges(model: Conversation) -> None:
     first = last(model.answer("hi", GREEDY, 0))
     seen: list[int] = []
     stream = model.engine.stream
@@ -40,7 +40,7 @@ def test_history_holds_every_finished_exchange(model: Conversation) -> None:
     assert seen == [len(model.engine.encode_prompt(model.history[:3]))]
 
 
-def test_system_message_precedes_the_history_and_stays_out_of_it(model: Conversation) -> None:
+def test_system_message_is_not_part_of_the_history(model: Conversation) -> None:
     request = model._request([{"role": "user", "content": "hi"}], Settings(system="Topic: rain"), 0)
     assert request.tokens == model.engine.encode_prompt([{"role": "system", "content": "Topic: rain"}, {"role": "user", "content": "hi"}])
     last(model.answer("hi", Settings(0.0, 5, "Topic: rain"), 0))
@@ -54,13 +54,13 @@ def test_seed_decides_the_answer(tiny_model: Path) -> None:
     assert len(set(texts(1))) == 1 and texts(1) != texts(2)
 
 
-def test_cut_answer_says_so(model: Conversation) -> None:
+def test_truncated_answer_has_a_note(model: Conversation) -> None:
     cut = last(model.answer("hi", Settings(0.0, 2), 0))
     assert (cut.stop, cut.note, len(cut.tokens)) == ("length", "cut at 2 tokens", 2)
     assert last(model.answer("hi", GREEDY, 0)).note == ""
 
 
-def test_closed_answer_keeps_its_text_and_one_not_begun_leaves_no_trace(model: Conversation) -> None:
+def test_closing_keeps_partial_text_and_an_unstarted_answer_adds_nothing(model: Conversation) -> None:
     answers = model.answer("tell me about rain", GREEDY, 0)
     begun = [next(answers) for _ in range(3)][-1]
     answers.close()
@@ -69,7 +69,7 @@ def test_closed_answer_keeps_its_text_and_one_not_begun_leaves_no_trace(model: C
     assert len(model.history) == 2
 
 
-def test_text_never_ends_in_part_of_a_character(model: Conversation) -> None:
+def test_streamed_text_never_ends_within_a_utf8_character(model: Conversation) -> None:
     tokens = [*model.engine.tokenizer("né 你好 🙂", add_special_tokens=False)["input_ids"], *model.engine.contract.eos]
     assert len(tokens) > 12, "characters of several tokens"
     model.engine.stream = lambda request: iter(tokens)  # type: ignore[method-assign]
@@ -77,7 +77,7 @@ def test_text_never_ends_in_part_of_a_character(model: Conversation) -> None:
     assert not any("\ufffd" in text for text in texts) and {"né", "né 你", "né 你好", "né 你好 🙂"} <= set(texts)
 
 
-def test_conversation_longer_than_the_model_is_an_error_and_the_answer_is_cut_to_fit(model: Conversation) -> None:
+def test_prompt_over_the_context_length_is_an_error_and_answers_are_truncated_to_it(model: Conversation) -> None:
     room = len(model.engine.encode_prompt([{"role": "user", "content": "hi"}]))
     model.engine.model.config.max_position_embeddings = room + 3
     assert last(model.answer("hi", Settings(0.0, 100), 0)).note == "cut at 3 tokens"
@@ -85,6 +85,6 @@ def test_conversation_longer_than_the_model_is_an_error_and_the_answer_is_cut_to
     assert refused.stop == "error" and f"context length is {room + 3}" in refused.error and len(model.history) == 2
 
 
-def test_template_that_refuses_a_role_is_an_error_of_the_answer(model: Conversation) -> None:
+def test_chat_template_error_becomes_the_answers_error(model: Conversation) -> None:
     model.engine.tokenizer.chat_template = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
     assert "no system role" in last(model.answer("hi", Settings(system="x"), 0)).error

@@ -38,7 +38,7 @@ def test_greedy_tokens_equal_transformers(tiny: Path) -> None:
         assert first.stop == ("end" if theirs[-1] == engine.tokenizer.eos_token_id else "length")
 
 
-def test_sampled_logprobs_are_the_learners(tiny: Path) -> None:
+def test_sampled_logprobs_equal_the_training_forward(tiny: Path) -> None:
     engine, learner = TorchEngine(tiny, rows=8), TorchLearner(tiny)
     groups = []
     tokens = prompts(engine)
@@ -56,7 +56,7 @@ def test_sampled_logprobs_are_the_learners(tiny: Path) -> None:
     assert scored[1]["logprobs"][2] == pytest.approx(groups[1].trajectories[2].logprobs, abs=1e-4)
 
 
-def test_answers_do_not_depend_on_their_neighbours(tiny: Path) -> None:
+def test_answers_are_independent_of_the_batch(tiny: Path) -> None:
     engine = TorchEngine(tiny, rows=5)
     requests = [Request(t, count=1 + i % 3, max_tokens=8 + i, seed=i) for i, t in enumerate(prompts(engine))]
     together = engine.generate(requests)
@@ -76,7 +76,7 @@ def test_stream_yields_the_tokens_of_generate_one_by_one(tiny: Path, temperature
         assert (first, *stream) == engine.generate([request])[0][0].tokens
 
 
-def test_a_loaded_engine_answers_with_the_new_weights(tiny: Path, tmp_path: Path) -> None:
+def test_load_replaces_the_engines_weights(tiny: Path, tmp_path: Path) -> None:
     engine, learner = TorchEngine(tiny), TorchLearner(tiny)
     before = engine.weights
     with torch.no_grad():
@@ -105,7 +105,7 @@ def test_reward_scores_equal_transformers(tiny: Path, tmp_path: Path) -> None:
         assert float(theirs) == pytest.approx(score, abs=1e-5)
 
 
-def test_sampling_inverts_the_distribution() -> None:
+def test_sampling_uses_inverse_transform() -> None:
     torch.manual_seed(0)
     logits = torch.randn(1, 5000)  # more than one chunk of blocks, and a last block that is not full
     n = 4000
@@ -117,7 +117,7 @@ def test_sampling_inverts_the_distribution() -> None:
     torch.testing.assert_close(logprobs, logits.log_softmax(-1)[0][tokens], atol=1e-5, rtol=0)
 
 
-def test_a_row_s_token_depends_on_its_own_settings_alone() -> None:
+def test_sampled_token_depends_only_on_the_rows_settings() -> None:
     torch.manual_seed(0)
     logits, u = torch.randn(3000, 5) * 3, torch.rand(5, dtype=torch.float64)
     settings = (torch.tensor([1.0, 0.0, 0.7, 0.7, 1.3]), torch.tensor([0, 0, 0, 5, 0]), torch.tensor([1.0, 1.0, 1.0, 1.0, 0.4]))
@@ -131,7 +131,7 @@ def test_a_row_s_token_depends_on_its_own_settings_alone() -> None:
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(3, 1.0), (0, 0.5), (4, 0.7)])
-def test_top_k_and_top_p_keep_what_transformers_keeps(top_k: int, top_p: float) -> None:
+def test_top_k_and_top_p_equal_transformers(top_k: int, top_p: float) -> None:
     from transformers import TopKLogitsWarper, TopPLogitsWarper
 
     torch.manual_seed(0)

@@ -93,7 +93,7 @@ class Echo:
 
 
 @pytest.mark.skipif(HERE, reason="vllm is installed here")
-def test_without_vllm_the_profile_is_refused_in_one_sentence(tiny: Path) -> None:
+def test_profile_without_vllm_installed_is_refused(tiny: Path) -> None:
     for refused in (lambda: ready(profile()), lambda: engine_of(profile(), tiny)):
         with pytest.raises(ContractError, match=r"`engine: vllm`.*`vllm\.python`.*`engine: torch`"):
             refused()
@@ -106,12 +106,12 @@ def test_a_stage_that_samples_is_refused_before_it_starts(does: str, tmp_path: P
 
 
 @pytest.mark.parametrize("does", ["sft", "reward", "annotate", "optimise"])
-def test_a_stage_that_only_learns_or_scores_is_made_where_no_vllm_is(does: str, tmp_path: Path) -> None:
+def test_training_and_scoring_stages_need_no_vllm(does: str, tmp_path: Path) -> None:
     with pytest.raises(KeyError):  # it has begun, and asks for its options and inputs
         execute(as_request(does, {"profile": profile(python="/no/such/python")}, {}, tmp_path))
 
 
-def test_an_environment_that_is_not_there_is_refused() -> None:
+def test_missing_vllm_environment_is_refused() -> None:
     with pytest.raises(ContractError, match=r"`vllm\.python`: /no/such/python"):
         ready(profile(python="/no/such/python"))
     ready(profile(python=sys.executable))
@@ -119,7 +119,7 @@ def test_an_environment_that_is_not_there_is_refused() -> None:
     ready(plain(Profile()))
 
 
-def test_who_answers_is_chosen_by_the_profile_and_by_what_is_asked(tiny: Path, tmp_path: Path) -> None:
+def test_engine_is_selected_by_profile_and_request(tiny: Path, tmp_path: Path) -> None:
     torch_profile, vllm_profile = plain(Profile(threads=1)), profile(server="http://127.0.0.1:9")
     save_model(new_reward(tiny, layers=1, pool="mean"), load_tokenizer(tiny), tmp_path)
     assert isinstance(engine_of(torch_profile, tiny), TorchEngine)
@@ -133,7 +133,7 @@ def test_who_answers_is_chosen_by_the_profile_and_by_what_is_asked(tiny: Path, t
     assert split.weights == ours.weights and split.encode(group) == ours.encode(group)
 
 
-def test_vllm_is_not_asked_for_what_it_cannot_do(tiny: Path, tmp_path: Path) -> None:
+def test_unsupported_requests_are_refused_for_vllm(tiny: Path, tmp_path: Path) -> None:
     engine = VllmEngine(tiny, Echo())
     for ask in ("values", "scores", "entropy"):
         with pytest.raises(ContractError, match=rf"{ask}.*torch engine"):
@@ -147,13 +147,13 @@ def test_vllm_is_not_asked_for_what_it_cannot_do(tiny: Path, tmp_path: Path) -> 
     check_lengths([[1] * 500], [{"max_tokens": 12}], 512)
 
 
-def test_a_value_head_is_nothing_vllm_would_read(tiny: Path, tmp_path: Path) -> None:
+def test_value_head_is_not_sent_to_vllm(tiny: Path, tmp_path: Path) -> None:
     save_model(load_model(tiny, "policy_with_value"), load_tokenizer(tiny), tmp_path)
     assert [file.name for file in tmp_path.glob("*.safetensors")] == ["model.safetensors"]
     assert (tmp_path / VALUE_HEAD).is_file() and VllmEngine(tmp_path, Echo()).weights == VllmEngine(tiny, Echo()).weights
 
 
-def test_a_shared_output_layer_is_written_out(tiny: Path, tmp_path: Path) -> None:
+def test_tied_output_layer_is_written_for_vllm(tiny: Path, tmp_path: Path) -> None:
     """vLLM would refresh the input embedding alone. The view is the same model to transformers, and goes with its engine."""
     view = untied(tiny, str(tmp_path))
     assert view
@@ -189,7 +189,7 @@ def test_samples_come_back_in_order_with_their_stop(tiny: Path) -> None:
         engine.generate([Request([])])
 
 
-def test_scores_are_zero_where_nothing_was_chosen(tiny: Path) -> None:
+def test_scores_are_zero_where_mask_is_false(tiny: Path) -> None:
     path = Trajectory((), {"tokens": [7, 8, 9]}, [False, True, True])
     assert VllmEngine(tiny, Echo()).score([Group(Prompt("p", ()), (path, path))], frozenset({"logprobs"})) == [{"logprobs": [[0.0, -1.0, -2.0]] * 2}]
 
@@ -254,7 +254,7 @@ def client(stand: Any, tiny: Path, **options: Any) -> Server:
 ROWS, ASKED = [[1], [1, 2], [1, 2, 3]], [{"max_tokens": 1}] * 3
 
 
-def test_weights_are_sent_once_and_every_answer_says_which_gave_it(stand: Any, tiny: Path) -> None:
+def test_weights_are_sent_once_and_answers_record_their_version(stand: Any, tiny: Path) -> None:
     server = client(stand, tiny)
     expected = [Answer((n,), (-2.0,), (0.0, *[-0.5] * (n - 1))) for n in (1, 2, 3)]
     assert server.answer(ROWS, ASKED) == expected == server.answer(ROWS, ASKED)
@@ -268,7 +268,7 @@ def test_weights_are_sent_once_and_every_answer_says_which_gave_it(stand: Any, t
 
 
 @pytest.mark.parametrize(("troubles", "refreshes"), [(["drop"], 1), ([503, "drop"], 1), (["restart"], 2), ([500], 1)])
-def test_a_server_that_was_lost_is_asked_again_with_its_weights_back(stand: Any, tiny: Path, tmp_path: Path, troubles: list, refreshes: int) -> None:
+def test_restarted_server_gets_the_weights_and_the_request_again(stand: Any, tiny: Path, tmp_path: Path, troubles: list, refreshes: int) -> None:
     server, calm = client(stand, tiny), client(stand, tiny)
     expected = calm.answer(ROWS, ASKED)
     stand.troubles = troubles
@@ -279,7 +279,7 @@ def test_a_server_that_was_lost_is_asked_again_with_its_weights_back(stand: Any,
     assert not stand.troubles and stand.calls.count("/collective_rpc") == refreshes
 
 
-def test_a_server_that_stays_away_or_foreign_is_one_sentence(stand: Any, tiny: Path) -> None:
+def test_unreachable_or_foreign_server_is_an_error(stand: Any, tiny: Path) -> None:
     stand.troubles = ["restart"] * 50
     with pytest.raises(ServiceError, match=r"5 tries.*'default'"):
         client(stand, tiny).answer(ROWS, ASKED)
@@ -295,7 +295,7 @@ def test_a_server_that_stays_away_or_foreign_is_one_sentence(stand: Any, tiny: P
         gone.answer(ROWS, ASKED)
 
 
-def test_another_architecture_does_not_go_into_a_server(stand: Any, tiny: Path, tmp_path: Path) -> None:
+def test_different_architecture_is_refused_by_the_server(stand: Any, tiny: Path, tmp_path: Path) -> None:
     server = client(stand, tiny)
     config = json.loads((tiny / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 9, "transformers_version": "0"}))
@@ -364,7 +364,7 @@ def test_greedy_tokens_and_stops_equal_the_torch_engines(engine: VllmEngine, tin
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [{"temperature": 1.0}, {"temperature": 0.7}, {"temperature": 1.3, "top_p": 0.8, "top_k": 20}])
-def test_log_probs_are_the_models_own_whatever_drew_the_token(engine: VllmEngine, tiny: Path, how: dict[str, float]) -> None:
+def test_logprobs_are_at_temperature_1(engine: VllmEngine, tiny: Path, how: dict[str, float]) -> None:
     engine.load(tiny)
     ours = TorchEngine(tiny, threads=1)
     tokens = prompts(ours)
@@ -378,7 +378,7 @@ def test_log_probs_are_the_models_own_whatever_drew_the_token(engine: VllmEngine
 
 
 @pytest.mark.slow
-def test_samples_differ_by_number_and_seed_and_come_again(engine: VllmEngine, tiny: Path) -> None:
+def test_samples_depend_on_index_and_seed_and_are_reproducible(engine: VllmEngine, tiny: Path) -> None:
     engine.load(tiny)
     (first, *_) = prompts(engine)
 
@@ -391,7 +391,7 @@ def test_samples_differ_by_number_and_seed_and_come_again(engine: VllmEngine, ti
 
 
 @pytest.mark.slow
-def test_a_draw_follows_the_models_distribution(engine: VllmEngine, tiny: Path) -> None:
+def test_samples_follow_the_models_distribution(engine: VllmEngine, tiny: Path) -> None:
     """First tokens of 400 draws at temperature 0.7 against softmax(logits / 0.7), by total variation over the likeliest 8."""
     engine.load(tiny)
     (first, *_) = prompts(engine)
@@ -470,7 +470,7 @@ def alive(pids: set[int]) -> set[int]:
 
 
 @pytest.mark.slow
-def test_a_killed_server_comes_back_with_its_weights_and_leaves_nobody(tiny: Path, other: Path) -> None:
+def test_killed_server_restarts_with_its_weights_and_leaves_no_process(tiny: Path, other: Path) -> None:
     engine = sampler(where("server"), tiny)
     engine.generate([Request(prompts(engine)[0], max_tokens=2)])
     engine.load(other)

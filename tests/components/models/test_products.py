@@ -22,7 +22,7 @@ def by_onednn(monkeypatch):
 @pytest.mark.parametrize("shape", [(7, 24), (1, 7, 24), (2, 3, 24), (1, 24), (0, 24)])
 @pytest.mark.parametrize(("bias", "learns"), [(b, learns) for b in (True, False) for learns in (("rows",), ("weight",), ("rows", "weight"))]
                          + [(True, ("rows", "weight", "bias"))])
-def test_products_and_gradients_are_torchs(shape, bias, learns):
+def test_matmul_and_gradients_equal_torch(shape, bias, learns):
     torch.manual_seed(0)
     given = {"rows": torch.randn(shape), "weight": torch.randn(10, 24), "bias": torch.randn(10) if bias else None}
     wanted = torch.randn(*shape[:-1], 10)
@@ -36,24 +36,24 @@ def test_products_and_gradients_are_torchs(shape, bias, learns):
     torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-5)
 
 
-def test_either_may_be_transposed():
+def test_matmul_of_transposed_operands():
     rows, weight = torch.randn(24, 7), torch.randn(24, 10)
     torch.testing.assert_close(product(rows.t(), weight.t()), rows.t() @ weight, rtol=1e-5, atol=1e-5)
 
 
-def test_what_onednn_is_not_asked_for_is_torchs_bit_for_bit():
+def test_other_matmuls_equal_torch_bit_for_bit():
     rows, weight = torch.randn(7, 24, dtype=torch.float64), torch.randn(10, 24, dtype=torch.float64)
     assert torch.equal(product(rows, weight), F.linear(rows, weight))
 
 
-def test_the_backward_keeps_nothing_for_a_weight_that_does_not_learn():
+def test_backward_saves_nothing_for_frozen_weights():
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(tuple(t.shape)) or t, lambda t: t):
         product(torch.randn(7, 24, requires_grad=True), torch.randn(10, 24)).sum().backward()
     assert kept == [(10, 24)]
 
 
-def test_a_loaded_policy_is_sped_up_and_says_the_same(tiny_model, monkeypatch):
+def test_loaded_policy_uses_fast_matmul_with_equal_outputs(tiny_model, monkeypatch):
     ours, plain = load_policy(tiny_model), load_policy(tiny_model, attention="sdpa")
     changed = [name for name, module in ours.named_modules() if type(module) is Linear]
     assert changed == [name for name, module in plain.named_modules() if type(module) is nn.Linear] and changed
@@ -63,7 +63,7 @@ def test_a_loaded_policy_is_sped_up_and_says_the_same(tiny_model, monkeypatch):
     torch.testing.assert_close(layer(rows), plain.get_submodule(changed[0])(rows), rtol=1e-5, atol=1e-5)
 
 
-def test_layers_of_other_classes_are_left_alone():
+def test_other_layer_classes_are_unchanged():
     class Own(nn.Linear):
         pass
 
@@ -72,7 +72,7 @@ def test_layers_of_other_classes_are_left_alone():
     assert [type(module) for module in model] == [Linear, Own]
 
 
-def test_products_of_a_thousand_shapes_leave_little_behind():
+def test_memory_is_bounded_over_many_shapes():
     """oneDNN would remember 1,024 of them, 0.7 MB each."""
     code = ("import torch; from pathlib import Path; from ratchet.components.models import products; products.onednn_is_faster = lambda: True\n"
             "def resident(): return int(Path('/proc/self/statm').read_text().split()[1]) / 256\n"

@@ -9,7 +9,7 @@ from ratchet.components.recipes.recipe import load, names
 
 @pytest.mark.parametrize("name", names())
 @pytest.mark.parametrize("count", [1, 24])
-def test_any_recipe_that_ships_is_a_smoke_test(name, count):
+def test_every_shipped_recipe_loads_with_a_limit(name, count):
     whole, profile = load(name)
     recipe, _ = load(name, limit=count)
     assert recipe.name == f"{name}-limited" and recipe.register is None and len(plan(recipe, profile)) > 3
@@ -25,7 +25,7 @@ def test_any_recipe_that_ships_is_a_smoke_test(name, count):
     assert recipe.evaluate is None or recipe.evaluate.prompts <= count
 
 
-def test_what_the_whole_recipe_does_wrong_its_smoke_test_says_too():
+def test_smoke_test_reports_the_same_recipe_errors():
     with pytest.raises(RecipeError, match=r"register\.gates\.win_rate_vs_sftt"):
         load("chat", overrides=["register.gates.win_rate_vs_sftt={over: 0.5}"], limit=8)
     with pytest.raises(RecipeError, match=r"--limit.*0"):

@@ -88,7 +88,7 @@ def test_validation_records_are_counted_as_well(recipe: str, stage: str, changes
     assert pipeline.artifact("drafts").meta["counts"]["groups"] == pipeline.artifact("curated").meta["counts"]["groups"]
 
 
-def test_the_failure_rate_of_offline_learning_is_the_recipes(tiny_home: Path) -> None:
+def test_offline_training_uses_the_recipes_max_failed(tiny_home: Path) -> None:
     """Pairs have no reference answer, so each reward fails."""
     for rate, says in ((None, "10%"), (0.25, "25%")):
         pipeline = Pipeline.open("dpo", home=tiny_home, profile="test", overrides=[

@@ -28,7 +28,7 @@ def made(store: Store, role: str | None) -> Artifact:
 
 
 @pytest.mark.parametrize("role", [None, "reward"])
-def test_a_product_of_an_earlier_run_is_a_source_of_the_next(tmp_path: Path, role: str | None) -> None:
+def test_earlier_stage_output_is_accepted_as_a_model_source(tmp_path: Path, role: str | None) -> None:
     torch.manual_seed(0)
     store, earlier = Store(tmp_path / "next"), made(Store(tmp_path / "first"), role)
     with store.working("model_mine", "2" * 64) as work:

@@ -40,7 +40,7 @@ def test_a_reward_model_is_published_with_its_certificate_and_pictures(pool: str
         assert model(**batch).logits.isfinite().all()
 
 
-def test_pairs_learnt_from_by_prompt_are_the_same_pairs() -> None:
+def test_grouping_pairs_by_prompt_keeps_the_pairs() -> None:
     pairs = [Group(Prompt(name, ({"role": "user", "content": name},)), tuple(Trajectory(({"role": "assistant", "content": text},)) for text in texts),
                    {"margin": [1.0, 1.0], **more}) for name, texts, more in
              [("a", "xy", {}), ("b", "zw", {"other": [1, 2]}), ("a", "xw", {"other": [3, 4]})]]

@@ -13,7 +13,7 @@ from ratchet.components.types import Context, Group, Prompt, Trajectory
 
 
 @pytest.mark.parametrize(("before", "after"), [(4, 2), (10, 9), (9, 10)])
-def test_a_checkpoint_that_is_further_stays(before: int, after: int, tmp_path: Path) -> None:
+def test_save_does_not_replace_a_later_checkpoint(before: int, after: int, tmp_path: Path) -> None:
     for step in (before, after):
         save_checkpoint(tmp_path, {"step": step, "written": step}, {}, {})
     found = latest(tmp_path)
@@ -21,7 +21,7 @@ def test_a_checkpoint_that_is_further_stays(before: int, after: int, tmp_path: P
     assert [p.name for p in tmp_path.iterdir()] == [f"checkpoint-{max(before, after)}"]
 
 
-def test_of_two_checkpoints_the_further_is_the_latest(tmp_path: Path) -> None:
+def test_latest_is_the_checkpoint_with_the_most_steps(tmp_path: Path) -> None:
     """A kill between saving one and dropping the one before leaves both."""
     assert latest(tmp_path) is None
     for step in (9, 10):
@@ -31,7 +31,7 @@ def test_of_two_checkpoints_the_further_is_the_latest(tmp_path: Path) -> None:
     assert found and found.name == "checkpoint-10"
 
 
-def test_only_the_first_rank_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_rank_0_writes_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 5}\n')
     monkeypatch.setattr("ratchet.components.training.ranks.rank", lambda: 1)
     save_checkpoint(tmp_path, {"step": 5}, {}, {})
@@ -39,7 +39,7 @@ def test_only_the_first_rank_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert latest(tmp_path) is None and (tmp_path / "metrics.jsonl").read_text() == '{"step": 5}\n'
 
 
-def test_a_resumed_log_has_every_step_once(tmp_path: Path) -> None:
+def test_resumed_metrics_log_has_every_step_once(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     log = Log(file, after=0)
     for step in range(1, 6):
@@ -52,7 +52,7 @@ def test_a_resumed_log_has_every_step_once(tmp_path: Path) -> None:
     assert [json.loads(line)["step"] for line in file.read_text().splitlines()] == [1, 2, 3, 4, 5, 6]
 
 
-def test_pieces_remember_through_a_checkpoint(tmp_path: Path) -> None:
+def test_state_of_pieces_survives_a_checkpoint(tmp_path: Path) -> None:
     def fresh():
         prompts, select = pieces("prompts", [{"name": "difficulty_pool"}]), pieces("select", [{"name": "threshold"}, {"name": "replay"}])
         return prompts[0][1], select[1][1], stateful_pieces(prompts=prompts, select=select)

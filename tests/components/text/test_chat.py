@@ -22,7 +22,7 @@ def say(*texts: str) -> tuple[Message, ...]:
 PROMPT = Prompt("p", say("hi", "Hello!", "how are you?"))
 
 
-def test_the_mask_is_the_actors_words_and_their_end(tokenizer) -> None:
+def test_loss_mask_covers_assistant_tokens_and_end_of_turn(tokenizer) -> None:
     done = encode(tokenizer, PROMPT, Trajectory(({"role": "assistant", "content": "fine"}, *say("good", "yes"))))
     chosen = tokenizer.decode([t for t, m in zip(done.inputs["tokens"], done.mask, strict=True) if m])
     assert chosen == "fine<|im_end|>yes<|im_end|>"
@@ -38,7 +38,7 @@ def test_siblings_start_with_the_same_prompt_tokens(tokenizer) -> None:
         assert decode_answer(tokenizer, done.inputs["tokens"][len(head) :]) == text
 
 
-def test_cut_after_the_last_whole_answer_or_dropped(tokenizer) -> None:
+def test_truncation_ends_after_a_whole_answer_or_drops_the_row(tokenizer) -> None:
     long = Trajectory(({"role": "assistant", "content": "fine"}, *say("good", "yes " * 50)))
     whole = encode(tokenizer, PROMPT, long)
     group = Group(PROMPT, (long,), {"reward": [1.0]})
@@ -49,7 +49,7 @@ def test_cut_after_the_last_whole_answer_or_dropped(tokenizer) -> None:
     assert encode_group(tokenizer, group, 5) == (None, "dropped")
 
 
-def test_nothing_to_train_on_prints_the_sample(tokenizer) -> None:
+def test_empty_loss_mask_error_shows_the_sample(tokenizer) -> None:
     with pytest.raises(ContractError, match=r"roles(?s:.*)how are you"):
         encode(tokenizer, PROMPT, Trajectory(say("only the user speaks")))
 

@@ -60,7 +60,7 @@ def fitted(folder: Path, **options: Any) -> tuple[Overfitting, dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("patience", "stopped", "steps"), [(1, True, 8), (2, True, 10), (0, False, 20), (9, False, 20)])
-def test_a_rising_validation_loss_stops_the_fit(tmp_path: Path, patience: int, stopped: bool, steps: int) -> None:
+def test_early_stopping_on_rising_validation_loss(tmp_path: Path, patience: int, stopped: bool, steps: int) -> None:
     """Validated at 2, 4, 6 (the best), 8, 10...: so many worse ones are waited for, and the best weight comes back."""
     learner, found = fitted(tmp_path, patience=patience)
     assert (found["stopped_early"], found["steps"], found["steps_planned"]) == (stopped, steps, 20)
@@ -68,7 +68,7 @@ def test_a_rising_validation_loss_stops_the_fit(tmp_path: Path, patience: int, s
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == steps
 
 
-def test_a_stop_is_the_same_after_a_kill(tmp_path: Path) -> None:
+def test_early_stopping_is_the_same_after_a_resume(tmp_path: Path) -> None:
     fitted(tmp_path)
     checkpoint = latest(tmp_path / "progress")
     assert checkpoint and checkpoint.name == "checkpoint-9", "one worse validation is behind it, one before it"
@@ -77,7 +77,7 @@ def test_a_stop_is_the_same_after_a_kill(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [n for n in names() if (s := load(n)[0].sft) and s.limit and s.fit.validate_every and s.fit.patience])
-def test_the_early_stopping_of_a_recipe_can_fire(name: str) -> None:
+def test_early_stopping_options_of_shipped_recipes_can_trigger(name: str) -> None:
     """After its first validation there is time for `patience` worse ones and for steps that stopping saves."""
     sft = load(name)[0].sft
     assert sft and sft.limit

@@ -46,7 +46,7 @@ def age(run: RunDirectory, days: float) -> None:
         os.utime(path, (then, then))
 
 
-def test_recent_runs_keep_what_they_use_and_old_ones_do_not(publish, run_of, tmp_path):
+def test_recent_runs_keep_their_artifacts_and_old_runs_do_not(publish, run_of, tmp_path):
     base = publish("model_policy")
     old, new = publish("sft", {"policy": base}, text="old"), publish("sft", {"policy": base}, text="new")
     age(run_of("before", model_policy=base, sft=old), 30)
@@ -62,7 +62,7 @@ def test_recent_runs_keep_what_they_use_and_old_ones_do_not(publish, run_of, tmp
     assert (tmp_path / "runs" / "before" / "run.json").exists(), "a run keeps its record"
 
 
-def test_nothing_that_is_not_the_stores_own_goes(publish, tmp_path):
+def test_gc_deletes_only_store_directories(publish, tmp_path):
     publish("sft")
     store = tmp_path / "store"
     (store / "notes").mkdir()
@@ -79,7 +79,7 @@ def test_nothing_that_is_not_the_stores_own_goes(publish, tmp_path):
     assert not [p for p in store.iterdir() if p.name.startswith((".replaced", ".trash"))]
 
 
-def test_a_living_run_loses_nothing(publish, run_of, tmp_path):
+def test_gc_keeps_artifacts_of_running_runs(publish, run_of, tmp_path):
     used, other = publish("curated", kind="data"), publish("gold")
     age(run_of("living", curated=used), 100)
     child = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], cwd=ROOT, text=True, stdin=subprocess.PIPE,
@@ -96,7 +96,7 @@ def test_a_living_run_loses_nothing(publish, run_of, tmp_path):
     assert not work.exists()
 
 
-def test_a_killed_run_can_be_continued_while_it_is_recent(publish, run_of, tmp_path):
+def test_gc_keeps_progress_of_recent_interrupted_runs(publish, run_of, tmp_path):
     run = run_of("killed", state="running")
     run.record(stages={"sft": "a" * 64})
     with Store(tmp_path).working("sft", "a" * 64) as work:
@@ -106,7 +106,7 @@ def test_a_killed_run_can_be_continued_while_it_is_recent(publish, run_of, tmp_p
     assert went(sweep(tmp_path, Policy(keep_last=0))) == {"sft"}
 
 
-def test_a_product_cannot_go_between_being_found_and_being_linked(publish, tmp_path):
+def test_gc_does_not_race_with_a_run_that_links_an_artifact(publish, tmp_path):
     sft = publish("sft")
     code = "import sys; from pathlib import Path; from ratchet.tasks.data.retention import *; sweep(Path(sys.argv[1]), Policy(0, 0))"
     with Store(tmp_path).steady():
@@ -145,7 +145,7 @@ def test_promoted_versions_keep_their_whole_run_and_the_best_their_ancestors(pub
         sweep(tmp_path, NOTHING)
 
 
-def test_a_model_that_has_no_such_metric_is_not_ranked_by_it(publish, run_of, tmp_path):
+def test_gc_keeps_versions_without_the_ranking_metric(publish, run_of, tmp_path):
     base = publish("model_policy")
     for name, metrics in (("policy", {"win_rate": 0.9}), ("reward_model", {"accuracy": 0.6})):
         for number in range(2):
@@ -157,7 +157,7 @@ def test_a_model_that_has_no_such_metric_is_not_ranked_by_it(publish, run_of, tm
     assert survey(tmp_path, Policy(0, 0, best=1, metric="win_rate")).stay == {"registered": 4}, "one policy, both reward models, what they began as"
 
 
-def test_a_file_linked_elsewhere_frees_nothing(publish, tmp_path):
+def test_hard_linked_file_counts_as_zero_bytes_freed(publish, tmp_path):
     sft = publish("sft", text="x" * 5000)
     before = survey(tmp_path, NOTHING).freed
     os.link(sft.path / "model.safetensors", tmp_path / "published")

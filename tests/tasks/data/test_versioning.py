@@ -27,7 +27,7 @@ def made(folder, text):
     return folder
 
 
-def test_publish_commit_push_and_back_again(workspace, tmp_path):
+def test_publish_commit_push_and_pull_round_trip(workspace, tmp_path):
     publish(made(tmp_path / "v1", "first"), workspace / "data" / "raw")
     publish(tmp_path / "v1" / "a.txt", workspace / "data" / "one.txt")
     (workspace / "metrics.json").write_text(json.dumps({"win_rate": 0.5}))
@@ -53,7 +53,7 @@ def test_publish_commit_push_and_back_again(workspace, tmp_path):
     assert locked(workspace) == outs
 
 
-def test_an_earlier_version_comes_back_from_the_remote(workspace, tmp_path):
+def test_earlier_version_is_restored_from_the_remote(workspace, tmp_path):
     for text in ("first", "second"):
         publish(made(tmp_path / text, text), workspace / "data" / "raw")
         publish(tmp_path / text / "a.txt", workspace / "data" / "one.txt")
@@ -91,7 +91,7 @@ def test_publish_replaces_and_never_writes_through_a_link(tmp_path):
         publish(tmp_path / "nothing", target)
 
 
-def test_the_same_data_is_the_same_version_whenever_it_was_made(tmp_path):
+def test_version_depends_on_content_only(tmp_path):
     """A product's manifest, metrics and pages tell the time of its making; what a user's own data calls so is data."""
     target, versions_seen = tmp_path / "data", set()
     for time in ("monday", "tuesday"):
@@ -108,13 +108,13 @@ def test_the_same_data_is_the_same_version_whenever_it_was_made(tmp_path):
     assert publish(product, target) and not (target / "manifest.json").exists()
 
 
-def test_without_a_workspace_it_skips_and_says_so(tmp_path, caplog):
+def test_commit_without_a_dvc_workspace_is_skipped_with_a_message(tmp_path, caplog):
     caplog.set_level("INFO", logger="ratchet.versioning")
     assert commit(tmp_path) == {}
     assert "has no .dvc" in caplog.text
 
 
-def test_a_busy_workspace_is_waited_for_then_an_error(workspace):
+def test_commit_waits_for_a_locked_workspace_then_fails(workspace):
     held = (
         "import sys, time, zc.lockfile\n"
         "lock = zc.lockfile.LockFile(sys.argv[1]); print('held', flush=True); time.sleep(60)\n"

@@ -131,7 +131,7 @@ def place(tmp_path: Path, inputs: dict[str, Artifact]) -> Iterator[Place]:
 
 
 @two_machines
-def test_two_machines_make_what_one_process_makes(place: Place) -> None:
+def test_two_nodes_train_the_same_weights_as_one_process(place: Place) -> None:
     joined, leader = place.join(), place.lead()
     assert leader.wait(LONG) == 0 and place.said("lead") == "made\n", place.said("lead")
     assert place.steps() == list(range(1, 13)) and gone(place.ranks()) and len(place.ranks()) == 2
@@ -148,7 +148,7 @@ def test_two_machines_make_what_one_process_makes(place: Place) -> None:
 @two_machines
 @pytest.mark.slow
 @pytest.mark.parametrize(("sign", "why"), [(signal.SIGKILL, r"another machine may be gone"), (signal.SIGTERM, r"`ratchet join` was stopped on ")])
-def test_a_machine_that_leaves_ends_the_stage_and_the_next_run_continues(place: Place, sign: int, why: str) -> None:
+def test_lost_node_ends_the_stage_and_the_next_run_resumes(place: Place, sign: int, why: str) -> None:
     joined, leader = place.join(), place.lead(epochs=20)
     until(lambda: len(place.steps()) >= 5)
     joined.send_signal(sign)
@@ -165,7 +165,7 @@ def test_a_machine_that_leaves_ends_the_stage_and_the_next_run_continues(place: 
 
 @two_machines
 @pytest.mark.slow
-def test_a_rank_killed_on_another_machine_is_named_with_its_machine(place: Place) -> None:
+def test_error_names_the_host_of_a_killed_remote_rank(place: Place) -> None:
     place.join()
     leader = place.lead(epochs=20)
     until(lambda: len(place.steps()) >= 5)
@@ -178,7 +178,7 @@ def test_a_rank_killed_on_another_machine_is_named_with_its_machine(place: Place
 
 @two_machines
 @pytest.mark.slow
-def test_an_error_on_another_machine_is_the_error_of_the_stage(place: Place) -> None:
+def test_remote_rank_error_is_the_stages_error(place: Place) -> None:
     place.join(first="was(); raise ContractError('this machine alone disagrees')")
     place.lead().wait(LONG)
     assert place.said("lead") == "ContractError: this machine alone disagrees\n" and gone(place.ranks())
@@ -188,7 +188,7 @@ def test_an_error_on_another_machine_is_the_error_of_the_stage(place: Place) -> 
 
 @two_machines
 @pytest.mark.slow
-def test_a_killed_leader_leaves_no_rank_and_the_other_machine_serves_the_next_run(place: Place) -> None:
+def test_killed_leader_leaves_no_ranks_and_the_node_joins_the_next_run(place: Place) -> None:
     joined, leader = place.join(), place.lead(epochs=20)
     until(lambda: len(place.steps()) >= 5)
     leader.kill()
@@ -201,7 +201,7 @@ def test_a_killed_leader_leaves_no_rank_and_the_other_machine_serves_the_next_ru
 
 @two_machines
 @pytest.mark.slow
-def test_ranks_that_cannot_connect_end_with_the_variable_to_set(place: Place) -> None:
+def test_connection_timeout_names_the_environment_variable(place: Place) -> None:
     place.join(first="time.sleep(60)")
     place.lead(RATCHET_CONNECT_SECONDS="3").wait(LONG)
     assert re.match(r"StageError: stage 'sft': rank \d of 2 on \S+ could not connect to all ranks within 3 s; GLOO_SOCKET_IFNAME", place.said("lead"))
@@ -210,7 +210,7 @@ def test_ranks_that_cannot_connect_end_with_the_variable_to_set(place: Place) ->
 
 @two_machines
 @pytest.mark.slow
-def test_machines_of_different_code_are_refused(place: Place) -> None:
+def test_nodes_with_different_code_are_refused(place: Place) -> None:
     other = place.folder / "code"
     for folder in ("components", "tasks", "flows", "infra/package"):
         shutil.copytree(ROOT / folder, other / folder, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
@@ -224,7 +224,7 @@ def test_machines_of_different_code_are_refused(place: Place) -> None:
 # --- without processes ----------------------------------------------------------------------------------------------------
 
 
-def test_too_few_machines_end_with_the_command_to_run(tmp_path: Path, inputs: dict[str, Artifact], monkeypatch: pytest.MonkeyPatch,
+def test_too_few_nodes_is_an_error_with_the_join_command(tmp_path: Path, inputs: dict[str, Artifact], monkeypatch: pytest.MonkeyPatch,
                                                       capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("RATCHET_ADDRESS", "127.0.0.1")
     monkeypatch.setattr("ratchet.tasks.process.ranks.JOIN_SECONDS", 1)
@@ -235,7 +235,7 @@ def test_too_few_machines_end_with_the_command_to_run(tmp_path: Path, inputs: di
     assert not jobs(tmp_path), "the job is withdrawn"
 
 
-def test_a_machine_that_cannot_take_part_says_why(tmp_path: Path, inputs: dict[str, Artifact]) -> None:
+def test_join_reports_why_a_node_is_rejected(tmp_path: Path, inputs: dict[str, Artifact]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         job = Job(request(tmp_path, inputs, learner="deepspeed", ranks=6, machines=3), "log", 6, 3, f"127.0.0.1:{server.getsockname()[1]}")
         file = Path(job.request["work"]) / JOB

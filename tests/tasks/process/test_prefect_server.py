@@ -53,7 +53,7 @@ print(urllib.request.urlopen(os.environ["PREFECT_API_URL"] + "/health").read().d
     return subprocess.run([sys.executable, "-c", code], env=env, cwd=ROOT, text=True, capture_output=True, check=True).stdout
 
 
-def test_the_second_home_of_a_machine_begins_with_the_database_that_the_first_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_home_copies_the_migrated_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     run = "from prefect import flow\nflow(name='work')(lambda: None)()"
     said = served(tmp_path / "one", run).split()
@@ -78,14 +78,14 @@ with servers():
 
 
 @pytest.mark.parametrize(("address", "seconds"), [(None, "None"), ("http://127.0.0.1:9/api", "180")])
-def test_a_flow_sends_heartbeats_to_a_server_of_many_runs_alone(tmp_path: Path, address: str | None, seconds: str) -> None:
+def test_heartbeats_are_sent_only_to_a_shared_prefect_server(tmp_path: Path, address: str | None, seconds: str) -> None:
     """They tell such a server which runs are dead. With ours nobody asks, and Prefect's thread for them makes each flow wait a second."""
     env = {**{k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}, "PYTHONPATH": str(ROOT / "infra" / "package"), **({"PREFECT_API_URL": address} if address else {})}
     done = subprocess.run([sys.executable, "-c", BEATS], env=env, cwd=tmp_path, text=True, capture_output=True, check=True)
     assert done.stdout.split() == [seconds]
 
 
-def test_a_machine_without_a_place_for_it_does_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_database_template_is_optional(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert not prefect_server._take(tmp_path / "prefect.db") and not (tmp_path / "prefect.db").exists()
@@ -93,7 +93,7 @@ def test_a_machine_without_a_place_for_it_does_without(tmp_path: Path, monkeypat
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file"]
 
 
-def test_a_server_that_does_not_come_up_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_server_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
     with pytest.raises(ServiceError, match="exit code 3"):
         PrefectServer("http://127.0.0.1:9/api", ended).wait(60)

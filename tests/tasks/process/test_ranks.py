@@ -69,7 +69,7 @@ def kill_rank(log: Path, metrics: Path, steps: int) -> None:
 
 
 @needs_deepspeed
-def test_a_killed_rank_is_told_and_the_next_run_goes_on(inputs: dict[str, Artifact], tmp_path: Path) -> None:
+def test_killed_rank_is_reported_and_the_next_run_resumes(inputs: dict[str, Artifact], tmp_path: Path) -> None:
     work, log = tmp_path / "work", tmp_path / "log"
     metrics = work / "product" / "metrics.jsonl"
     threading.Thread(target=kill_rank, args=(log, metrics, 5), daemon=True).start()
@@ -107,7 +107,7 @@ def alive(log: Path) -> list[int]:
     ("rlvr_grpo", ["online.rounds=3", "online.fit.adapter={name: lora}", "online.prepare=[{name: scoring.logprobs}]",
                    "online.fit.updates.policy=[{name: clip, old: sampled}, {name: kl, weight: 0.05}]"], "improve"),
 ])
-def test_recipes_on_two_ranks_end_as_alone(recipe: str, overrides: list[str], stage: str, tiny_model: Path,
+def test_two_ranks_give_the_same_weights_as_one(recipe: str, overrides: list[str], stage: str, tiny_model: Path,
                                            fresh_home: Callable[[str], Path]) -> None:
     homes = [fresh_home("alone"), fresh_home("ranks")]
     products = [make(pipeline(recipe, homes[0], overrides), stage),
@@ -122,7 +122,7 @@ def test_recipes_on_two_ranks_end_as_alone(recipe: str, overrides: list[str], st
 
 @needs_deepspeed
 @pytest.mark.slow
-def test_an_error_of_the_ranks_is_the_stages_own(inputs: dict[str, Artifact], tmp_path: Path) -> None:
+def test_rank_error_is_the_stages_error(inputs: dict[str, Artifact], tmp_path: Path) -> None:
     with pytest.raises(ContractError, match="'gold'"):
         launch(request(tmp_path / "work", inputs, data="gold", learner="deepspeed", ranks=2), tmp_path / "log")
 
@@ -169,7 +169,7 @@ except ValueError as error:  # what torch's agent would print
 """
 
 
-def test_a_failing_rank_writes_down_no_secret(tmp_path: Path) -> None:
+def test_failure_report_of_a_rank_is_redacted(tmp_path: Path) -> None:
     env = {**os.environ, "HF_TOKEN": "hf_plantedplanted", "RANK": "0", "WORLD_SIZE": "2", "PYTHONPATH": str(Path(__file__).resolve().parents[3] / "infra" / "package")}
     (tmp_path / "ranks").mkdir()
     done = subprocess.run([sys.executable, "-c", FAILING, str(tmp_path)], env=env, capture_output=True, text=True)
@@ -178,7 +178,7 @@ def test_a_failing_rank_writes_down_no_secret(tmp_path: Path) -> None:
     assert "hf_planted" not in log + note + done.stdout + done.stderr
 
 
-def test_only_what_learns_takes_more_than_one_process() -> None:
+def test_only_training_stages_use_several_ranks() -> None:
     sizes = dataclasses.asdict(Profile(learner="deepspeed", ranks=4))
     assert ranks_of({"options": {"fit": {}, "profile": sizes}}) == 4
     assert ranks_of({"options": {"rollout": {}, "profile": sizes}}) == ranks_of({"options": {"section": {}}}) == 1
@@ -193,7 +193,7 @@ def test_only_what_learns_takes_more_than_one_process() -> None:
     ({"learner": "deepspeed", "offload_optimizer": True, "zero_stage": 0}, "use 1, 2 or 3"),
     ({"learner": "deepspeed", "offload_parameters": True, "zero_stage": 2}, "only stage 3"),
 ])
-def test_a_profile_that_cannot_be_is_one_sentence(profile: dict[str, Any], why: str) -> None:
+def test_invalid_rank_profile_is_an_error(profile: dict[str, Any], why: str) -> None:
     with pytest.raises(RecipeError, match=rf"profile mine.*{why}"):
         conform(Profile, {"name": "mine", **profile}, "profile mine")
 
@@ -208,7 +208,7 @@ def test_without_deepspeed_a_profile_that_needs_it_is_one_sentence(tmp_path: Pat
     assert "`learner: deepspeed`: DeepSpeed cannot be imported (not here); pip install 'ratchet-rlhf[scale]'" in done.stdout
 
 
-def test_where_work_is_done_is_no_part_of_its_key() -> None:
+def test_placement_is_not_part_of_the_key() -> None:
     recipe, profile = load("sft", profile="test")
     many = dataclasses.replace(profile, learner="deepspeed", launch="child")
     more = dataclasses.replace(many, ranks=8, machines=4, zero_stage=3, offload_optimizer=True, offload_parameters=True)
@@ -217,6 +217,6 @@ def test_where_work_is_done_is_no_part_of_its_key() -> None:
     assert other["sft"].options["profile"]["ranks"] == 8
 
 
-def test_alone_everything_is_mine() -> None:
+def test_single_process_owns_all_rows() -> None:
     assert ranks.count() == 1 and ranks.first() and ranks.gather(3) == [3] and ranks.once(lambda: 5) == 5
     assert ranks.share([3, 1, 2], float) == [0, 1, 2] and ranks.spread([1, 2], lambda items: [i * 2 for i in items]) == [2, 4]

@@ -58,7 +58,7 @@ def files_of(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("model", ["mine/sft", "mine", "runs/mine/stages/sft"])
-def test_an_export_is_the_model_s_own_files_and_a_card(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str) -> None:
+def test_export_writes_the_model_files_and_a_model_card(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str) -> None:
     monkeypatch.chdir(home)
     card = (export(model, tmp_path / "out", home=home) / "README.md").read_text()
     assert files_of(tmp_path / "out") == FILES
@@ -70,7 +70,7 @@ def test_an_export_is_the_model_s_own_files_and_a_card(home: Path, tmp_path: Pat
     assert str(tmp_path) not in card and "verified.low" not in card
 
 
-def test_a_registered_version_is_exported_without_what_mlflow_wrote_beside_it(home: Path, tmp_path: Path) -> None:
+def test_export_of_a_registered_version_omits_mlflow_files(home: Path, tmp_path: Path) -> None:
     (path,) = (home / "store").glob("sft-*")
     lineage = {"product": "sft", "recipe": "instruct", "run": "mine", "revision": "abc", "packages": {}, "resolved": "", "results": {},
                "stages": {"sft": {"kind": "weights", "content": "c" * 64, "meta": {}}}, "data": {}}
@@ -80,7 +80,7 @@ def test_a_registered_version_is_exported_without_what_mlflow_wrote_beside_it(ho
     assert files_of(tmp_path / "out") == FILES and "# mine:1" in card and "`cccccccccccccccc`" in card
 
 
-def test_any_model_directory_is_exported_and_what_is_none_is_refused(home: Path, tmp_path: Path) -> None:
+def test_export_accepts_any_model_directory_and_refuses_others(home: Path, tmp_path: Path) -> None:
     plain = tmp_path / "plain"
     plain.mkdir()
     for name, text in {**FILES, "README.md": "another's card", "pytorch_model.bin": "pickle"}.items():
@@ -173,7 +173,7 @@ def test_a_push_uploads_the_export_and_makes_a_private_repository(home: Path, tm
     assert Hub.made["visibility"] == "public" and not list(home.glob(".push-*"))
 
 
-def test_a_push_that_cannot_be_is_one_sentence(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_push_errors_are_one_sentence(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SourceError, match="hub:org/name"):
         push("mine/sft", "org/name", home=home)
     from huggingface_hub import constants

@@ -29,7 +29,7 @@ def there(exchange: Path) -> list[str]:
     return sorted(str(p.relative_to(exchange)) for p in exchange.rglob("*") if p.is_file())
 
 
-def test_what_one_machine_made_another_has_byte_for_byte(tmp_path: Path) -> None:
+def test_push_and_pull_preserve_every_byte(tmp_path: Path) -> None:
     made, exchange = product(tmp_path / "here"), Exchange(str(tmp_path / "between"))
     other = Store(tmp_path / "there")
     assert exchange.pull(other, "sft", made.digest) is None, "nobody has sent it"
@@ -44,7 +44,7 @@ def test_what_one_machine_made_another_has_byte_for_byte(tmp_path: Path) -> None
     assert not (other.root / ".work" / arrived.path.name).exists()
 
 
-def test_equal_files_lie_there_once_and_what_a_store_has_is_not_asked_for(tmp_path: Path) -> None:
+def test_equal_files_are_stored_and_downloaded_once(tmp_path: Path) -> None:
     exchange = Exchange(str(tmp_path / "between"))
     one, two = product(tmp_path / "here", a="same"), product(tmp_path / "here", b="same")
     exchange.push(one)
@@ -55,7 +55,7 @@ def test_equal_files_lie_there_once_and_what_a_store_has_is_not_asked_for(tmp_pa
     assert Exchange(str(tmp_path / "between")).pull(Store(tmp_path / "here"), "sft", one.digest) == one
 
 
-def test_an_interrupted_sending_is_finished_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_push_is_completed_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made, exchange = product(tmp_path / "here", a="1", b="2"), Exchange(str(tmp_path / "between"))
     put, sent = exchange._put, list[str]()
 
@@ -74,7 +74,7 @@ def test_an_interrupted_sending_is_finished_by_the_next(tmp_path: Path, monkeypa
     assert other.pull(Store(tmp_path / "there"), "sft", made.digest) is not None
 
 
-def test_a_stage_half_made_here_leaves_nothing_in_what_arrives(tmp_path: Path) -> None:
+def test_pull_ignores_partial_work_of_the_same_stage(tmp_path: Path) -> None:
     made, exchange, other = product(tmp_path / "here", a="1"), Exchange(str(tmp_path / "between")), Store(tmp_path / "there")
     exchange.push(made)
     with other.working("sft", made.digest) as work:
@@ -95,7 +95,7 @@ def test_a_stage_half_made_here_leaves_nothing_in_what_arrives(tmp_path: Path) -
     (lambda manifest: manifest.update(key="0" * 64), "invalid manifest"),
     (lambda manifest: manifest.pop("files"), "invalid manifest"),
 ])
-def test_a_manifest_from_outside_is_not_trusted(damage: Any, said: str, tmp_path: Path) -> None:
+def test_pull_rejects_a_manifest_with_unsafe_paths(damage: Any, said: str, tmp_path: Path) -> None:
     made, exchange = product(tmp_path / "here", a="1"), Exchange(str(tmp_path / "between"))
     exchange.push(made)
     (file,) = (tmp_path / "between/products").iterdir()
@@ -107,7 +107,7 @@ def test_a_manifest_from_outside_is_not_trusted(damage: Any, said: str, tmp_path
     assert not list((tmp_path / "there").rglob("escape")) and Store(tmp_path / "there").get("sft", made.digest) is None
 
 
-def test_a_changed_byte_is_seen_on_arrival(tmp_path: Path) -> None:
+def test_pull_detects_a_changed_byte(tmp_path: Path) -> None:
     made, exchange = product(tmp_path / "here", a="12345"), Exchange(str(tmp_path / "between"))
     exchange.push(made)
     (file,) = (tmp_path / "between/files").iterdir()
@@ -123,7 +123,7 @@ def test_a_changed_byte_is_seen_on_arrival(tmp_path: Path) -> None:
     assert arrived is not None and (arrived.path / "a").read_text() == "12345"
 
 
-def test_a_product_that_is_damaged_here_is_brought_again(tmp_path: Path) -> None:
+def test_pull_replaces_a_damaged_local_artifact(tmp_path: Path) -> None:
     """A worker takes its inputs so: what its own store says to have is not always what it has."""
     made, exchange, there = product(tmp_path / "here", a="12345"), Exchange(str(tmp_path / "between")), Store(tmp_path / "there")
     exchange.push(made)
@@ -140,13 +140,13 @@ def test_a_product_that_is_damaged_here_is_brought_again(tmp_path: Path) -> None
     ("s4://bucket/folder", "unknown file system 's4'; did you mean 's3'"),
     ("s3://me:hunter22@bucket/folder", r"s3://\*\*\*@bucket/folder: addresses must not contain passwords"),
 ])
-def test_an_address_that_cannot_be_meant(address: str, said: str) -> None:
+def test_invalid_exchange_address_is_an_error(address: str, said: str) -> None:
     with pytest.raises(RecipeError, match=said):
         Exchange(address)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("s3fs") is None, reason="s3fs comes with the extra `team`")
-def test_an_object_store(object_store: subprocess.Popen[bytes], tmp_path: Path) -> None:
+def test_push_and_pull_through_an_object_store(object_store: subprocess.Popen[bytes], tmp_path: Path) -> None:
     made = product(tmp_path / "here", a="1" * 100_000, **{"nested/b": ""})
     exchange = Exchange("s3://ratchet/artifacts")
     assert exchange.pull(Store(tmp_path / "there"), "sft", made.digest) is None

@@ -44,7 +44,7 @@ def examined(folder: Path, gates: dict[str, Any], **metrics: float) -> tuple[Sta
     return Stage("evaluate", "evaluate", "report", {}), Artifact("report", folder, "k" * 64, (), {"passed": False})
 
 
-def test_a_rule_that_tripped_is_told_with_what_it_says(alarm: Alarm, told: list[Any]) -> None:
+def test_tripped_health_rule_emits_an_alert(alarm: Alarm, told: list[Any]) -> None:
     for action in ("warn", "hold"):
         alarm.finished(ANNOTATE, made({**TRIPPED, "verdict": action}), reused=False, seconds=1.0)
         event, run, message, more = told.pop()
@@ -59,7 +59,7 @@ def test_a_rule_that_tripped_is_told_with_what_it_says(alarm: Alarm, told: list[
     (HealthError(STOPPED), True),
     (StageError(f"stage 'annotate_2' on one_stage/x: Failed: HealthError: {STOPPED}"), True),  # made by another worker
     (StageError("stage 'annotate' was killed by SIGKILL"), False), (TrainingError("the loss is nan"), False), (KeyboardInterrupt(), False)])
-def test_a_rule_that_stopped_the_run_is_told_and_other_failures_are_another_alert(error: BaseException, heard: bool, alarm: Alarm, told: list[Any]) -> None:
+def test_health_stop_emits_an_alert_and_other_failures_do_not(error: BaseException, heard: bool, alarm: Alarm, told: list[Any]) -> None:
     alarm.failed(ANNOTATE, error)
     assert [(event, STOPPED in message) for event, _, message, _ in told] == [(HEALTH, True)] * heard
 
@@ -70,17 +70,17 @@ def test_a_rule_that_stopped_the_run_is_told_and_other_failures_are_another_aler
     ({"win_rate": 0.4, "proxy_over_gold": 0.31}, "win_rate: failed, its value 0.4 is not over 0.5; proxy_over_gold: failed, its value 0.31 is not below 0.25"),
     ({"win_rate": 0.7}, "proxy_over_gold: failed, "),
 ])
-def test_gates_that_failed_are_told_and_no_others(metrics: dict[str, float], said: str, alarm: Alarm, told: list[Any], tmp_path: Path) -> None:
+def test_failed_gates_emit_an_alert(metrics: dict[str, float], said: str, alarm: Alarm, told: list[Any], tmp_path: Path) -> None:
     alarm.finished(*examined(tmp_path, GATES, **metrics), reused=False, seconds=1.0)
     assert [message.startswith(f"toy-1: evaluate: gates failed: {said}") for _, _, message, _ in told] == [True] * bool(said)
 
 
-def test_a_recipe_without_gates_has_none_that_failed(alarm: Alarm, told: list[Any], tmp_path: Path) -> None:
+def test_recipe_without_gates_emits_no_gate_alert(alarm: Alarm, told: list[Any], tmp_path: Path) -> None:
     alarm.finished(*examined(tmp_path, {}), reused=False, seconds=1.0)
     assert not told
 
 
-def test_every_run_has_an_alarm(told: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_pipeline_has_an_alarm_watcher(told: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchers, "Tracking", lambda *_: SimpleNamespace(start=lambda: None, close=lambda: True))
     pipeline = Pipeline.open("raft", home=tmp_path, profile="test")
     with pytest.raises(HealthError), watchers.watched(pipeline):

@@ -26,7 +26,7 @@ def runs(publish, run_of, tmp_path):
     return found
 
 
-def test_what_differed_and_what_came_of_it(runs):
+def test_differences_of_recipe_code_stages_and_scores(runs):
     found = differences(*runs)
     assert found.recipe == [("recipe.online.rounds", "1", "2")]
     assert found.code == [("revision", "rev1", "rev2")] and found.packages == [("peft", "1", "2")]
@@ -39,7 +39,7 @@ def test_what_differed_and_what_came_of_it(runs):
     assert length == "length" and no_gap["mean"] == 0.0
 
 
-def test_an_unfinished_run_is_compared_as_far_as_it_came(runs):
+def test_differences_of_an_unfinished_run(runs):
     (runs[1] / "stages" / "evaluate").unlink()
     (runs[1] / "stages" / "sft").unlink()
     found = differences(*runs)

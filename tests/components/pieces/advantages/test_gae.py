@@ -21,7 +21,7 @@ def test_a_number_falls_on_the_last_chosen_step():
     assert made["returns"] == [[[0.0, 1.0, 2.0, 0.0]]]
 
 
-def test_what_the_environment_says_changes_nothing():
+def test_gae_ignores_environment_tokens():
     mask = [False, True, True, False, False, True]
     one = gae(group([1.0], [mask], [[0, 0.1, 0.2, 9, -9, 0.3]]), gamma=0.9)
     other = gae(group([1.0], [mask], [[7, 0.1, 0.2, 0, 5, 0.3]]), gamma=0.9)
@@ -30,7 +30,7 @@ def test_what_the_environment_says_changes_nothing():
     assert [a for a, m in zip(one["advantages"][0][0], mask, strict=True) if m] == packed["advantages"][0][0]
 
 
-def test_lists_are_taken_step_by_step_and_whitening_keeps_the_returns():
+def test_per_token_rewards_are_used_and_whitening_keeps_the_returns():
     one = group([1.0, 0.0], [[True] * 2] * 2, [[0.3, 0.1], [0.2, 0.4]]).with_columns(shaped=[[0.5, 0.5], [0.0, -1.0]])
     plain, white = gae(one, reward="shaped", whiten=False), gae(one, reward="shaped")
     assert plain["returns"] == white["returns"]

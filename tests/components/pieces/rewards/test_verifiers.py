@@ -52,7 +52,7 @@ def test_format():
     assert values == [1.0, 0.0]
 
 
-def test_a_failing_reward_is_failed_and_never_zero():
+def test_failed_reward_is_not_zero():
     values, status = score("rewards.exact_answer", Prompt("p", ()), "4")
     assert values == [None]
     assert status[0].startswith("failed: ValueError")
@@ -82,7 +82,7 @@ class Scorer:
         return [{"scores": [self.factor * len(t.inputs["tokens"]) for t in g.trajectories]} for g in groups]
 
 
-def test_reward_model_renders_for_itself_and_skips_the_empty():
+def test_reward_model_uses_its_own_template_and_skips_empty_answers():
     group = Group(Prompt("p", ()), (said("abc", inputs={"tokens": [9] * 50}), said("  "), said("a")))
     written = build("annotate", {"name": "rewards.reward_model"})([group], Context(models={"reward_model": Scorer()}))
     assert written["reward.reward_model"] == [[3.0, None, 1.0]]
@@ -114,7 +114,7 @@ def test_combinations():
     assert short([group], Context())["reward.length_penalised"][0] == pytest.approx([1.8])
 
 
-def test_length_control_leaves_what_length_does_not_explain():
+def test_length_control_returns_the_residual():
     import numpy as np
     from sklearn.linear_model import LinearRegression
 

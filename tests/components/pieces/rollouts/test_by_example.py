@@ -43,7 +43,7 @@ def drawn(prompts: list[Prompt], **options: object) -> tuple[list[Group], Copyca
     return rollout(prompts, ctx), engine, ctx
 
 
-def test_a_prompt_sees_a_verified_answer_to_another_question_of_its_family() -> None:
+def test_example_is_a_verified_answer_to_another_question_of_the_family() -> None:
     (free, hard, other), engine, ctx = drawn([asked("free"), asked("hard"), asked("other", "quotation")])
     assert [t.text for t in hard.trajectories] == ["rice, beans", "only hot rice", "only hot rice"]
     assert [t.text for t in free.trajectories] == ["only hot rice"] * 3, "its own answer is no example to itself"
@@ -77,7 +77,7 @@ def test_tokens_and_mask_are_those_of_the_prompt_without_its_example() -> None:
         assert t.logprobs is None and t.meta["example"] is True
 
 
-def test_what_a_prompt_gets_depends_on_no_order() -> None:
+def test_examples_are_independent_of_prompt_order() -> None:
     prompts = [asked(name) for name in ("free", "free too", "free at last", "hard", "harder", "hardest", "the most hard")]
     there, back = drawn(prompts)[0], drawn(prompts[::-1])[0]
     assert len({t.text for g in there for t in g.trajectories if g.prompt.id.startswith("hard")}) > 2, "several examples are used"

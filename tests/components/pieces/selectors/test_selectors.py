@@ -17,7 +17,7 @@ def select(name, *groups, ctx=None, **options):
     return build("select", {"name": name, **options})(groups, ctx or Context(seed=3, round=2))
 
 
-def test_best_worst_and_its_origin():
+def test_best_worst_pairs_and_their_origin():
     (made,) = select("best_worst", group([0.2, 0.9, -0.5, 0.9]), group([1.0, 1.0]))
     assert [t.text for t in made.trajectories] == ["answer 1", "answer 2"]
     assert made.columns["margin"] == pytest.approx([1.4, 1.4])
@@ -30,7 +30,7 @@ def test_best_worst_and_its_origin():
     assert short.columns["margin"] == pytest.approx([0.7, 0.7])
 
 
-def test_the_same_words_are_no_pair():
+def test_identical_answers_make_no_pair():
     twin = group([1.0, 0.0])
     twin = twin.replace([twin.trajectories[0]] * 2)
     assert select("best_worst", twin) == []
@@ -55,7 +55,7 @@ def counted(name, *groups, **options):
     return dict(+ctx.counts)
 
 
-def test_what_a_selector_leaves_out_is_counted_by_its_reason():
+def test_skipped_prompts_are_counted_by_reason():
     same = group([1.0, 0.0, 1.0])
     same = same.replace([same.trajectories[0], same.trajectories[0], same.trajectories[1]])
     assert counted("all_pairs", group([1.0, 2.0, 1.0]), group([1.0]), same, min_margin=0.5) == {
@@ -66,7 +66,7 @@ def test_what_a_selector_leaves_out_is_counted_by_its_reason():
     assert counted("drop_constant", group([1.0, 1.0]), group([0.0, 1.0]), group([1.0])) == {"groups of equal rewards": 2}
 
 
-def test_an_unscored_answer_is_an_error_never_a_zero():
+def test_missing_score_is_an_error():
     with pytest.raises(DataError, match="reward"):
         select("best_worst", group([1.0, None]))
     with pytest.raises(DataError, match="no column"):

@@ -44,7 +44,7 @@ def test_normalise(raw, clean):
 
 
 @given(st.text())
-def test_normalise_twice_is_once(text):
+def test_normalise_is_idempotent(text):
     assert tidy(tidy(text)) == tidy(text)
 
 
@@ -106,7 +106,7 @@ def test_near_duplicates_agree_with_all_pairs():
     assert dict(near_earlier(sets, 0.8)) == exact
 
 
-def test_near_duplicates_drop_the_later_and_spare_greetings():
+def test_near_duplicates_keep_the_first_and_ignore_short_texts():
     long = " ".join(f"word{i}" for i in range(60))
     records = [talk(long, "yes", key="a"), talk(long, "oh yes", key="b"), talk("hi", "hello", key="c"), talk("hi", "hello", key="d")]
     sifted = near(records, words)
@@ -122,7 +122,7 @@ def test_language():
     assert sifted.changed == {"language undecided": 1}
 
 
-def test_five_thousand_turns_are_cut_counted_and_quick():
+def test_truncation_of_5000_turns_is_counted_and_fast():
     calls = 0
 
     def count(messages):
@@ -147,7 +147,7 @@ def test_prefix_within_is_the_longest(sizes, bound, head):
     assert prefix_within(start, messages, bound, words) == max(fits, default=0)
 
 
-def test_a_recipe_finds_every_transform():
+def test_every_transform_is_registered():
     assert {"normalise", "remove_broken", "scrub", "duplicates", "duplicates.near", "language", "length"} <= set(catalogue("transform"))
     assert ids(build("transform", {"name": "length", "min_turns": 3})([talk("a", "b")], words).kept) == []
     with pytest.raises(RecipeError, match="'max_turns'"):
