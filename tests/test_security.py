@@ -36,7 +36,7 @@ def sources() -> Iterator[tuple[Path, ast.AST]]:
             yield file.relative_to(ROOT), ast.parse(file.read_text())
 
 
-def test_nothing_of_ours_unpickles_evaluates_or_listens_to_everybody() -> None:
+def test_no_pickle_eval_or_public_listener_in_the_code() -> None:
     for file, tree in sources():
         for node in ast.walk(tree):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module] if isinstance(node, ast.ImportFrom) else []
@@ -57,7 +57,7 @@ def test_nothing_of_ours_unpickles_evaluates_or_listens_to_everybody() -> None:
                     assert never or ast.unparse(keyword.value).startswith("trusted("), f"{file}, line {node.lineno}: decides about remote code"
 
 
-def test_one_function_alone_decides_whose_code_is_run() -> None:
+def test_only_one_function_sets_trust_remote_code() -> None:
     deciders = []
     for file, tree in sources():
         for node in ast.walk(tree):
@@ -90,7 +90,7 @@ def malicious(mark: Path) -> bytes:
     return data
 
 
-def test_pickles_beside_good_weights_are_neither_loaded_nor_handed_on(tmp_path: Path, tiny_home: Path, tiny_model: Path) -> None:
+def test_pickles_next_to_safetensors_are_ignored(tmp_path: Path, tiny_home: Path, tiny_model: Path) -> None:
     model, mark = tmp_path / "model", tmp_path / "pwned"
     shutil.copytree(tiny_model, model, ignore=shutil.ignore_patterns("manifest.json"))
     evil = ["pytorch_model.bin", "model.pt", "optimizer.pth", "training_args.bin", "adapter_model.bin", "data.pkl", "x.ckpt", "y.pickle"]
@@ -107,7 +107,7 @@ def test_pickles_beside_good_weights_are_neither_loaded_nor_handed_on(tmp_path: 
     assert not mark.exists()
 
 
-def test_a_pickle_in_an_archive_stays_a_file_nobody_opens(tmp_path: Path) -> None:
+def test_pickle_in_an_archive_is_not_loaded(tmp_path: Path) -> None:
     mark = tmp_path / "pwned"
     with zipfile.ZipFile(tmp_path / "data.whl", "w") as bundle:
         for name in ("rows.pkl", "model.pt", "data.bin", "__init__.py"):
@@ -180,7 +180,7 @@ def recipe_of(model: Path, remote_code: str = "") -> Path:
     return file
 
 
-def test_a_model_with_code_of_its_own_is_refused_unless_the_recipe_says_so(own: tuple[Path, Path], tiny_home: Path) -> None:
+def test_remote_code_needs_permission_in_the_recipe(own: tuple[Path, Path], tiny_home: Path) -> None:
     model, mark = own
     with pytest.raises(SourceError, match=r"modeling_own\.py.*models\.<name>\.remote_code: true"):
         Pipeline.open(recipe_of(model), home=tiny_home, profile="test").make("model_policy")
@@ -191,7 +191,7 @@ def test_a_model_with_code_of_its_own_is_refused_unless_the_recipe_says_so(own: 
     assert not mark.exists()
 
 
-def test_code_the_recipe_lets_run_goes_with_the_model_and_what_is_trained_from_it(own: tuple[Path, Path], tiny_home: Path, tmp_path: Path) -> None:
+def test_permitted_remote_code_is_copied_to_trained_models(own: tuple[Path, Path], tiny_home: Path, tmp_path: Path) -> None:
     from ratchet.components.storage.store import read_manifest
     from ratchet.components.training.torch import TorchLearner
 
@@ -213,7 +213,7 @@ def test_code_the_recipe_lets_run_goes_with_the_model_and_what_is_trained_from_i
         load_policy(tmp_path / "trained")
 
 
-def test_what_no_recipe_asked_for_is_in_no_stage_and_with_no_other_model(tiny_model: Path, tmp_path: Path) -> None:
+def test_remote_code_is_only_in_stages_of_its_model(tiny_model: Path, tmp_path: Path) -> None:
     from ratchet.components.recipes.plan import plan
 
     assert "remote_code" not in plan(*load("sft"))["model_policy"].options
@@ -229,19 +229,19 @@ def test_what_no_recipe_asked_for_is_in_no_stage_and_with_no_other_model(tiny_mo
     "name=../../outside", "name=/tmp/outside", "name=..", "name=.hidden", "models.../x={source: 'path:x'}", 'models={"../x": {source: "path:x"}}',
     'models={"a/b": {source: "path:x"}}', "register={model: ../x}",
 ])
-def test_no_name_in_a_recipe_leads_out_of_the_run(override: str, tmp_path: Path) -> None:
+def test_recipe_names_cannot_escape_the_run_directory(override: str, tmp_path: Path) -> None:
     with pytest.raises(RecipeError):
         Pipeline.open("sft", home=tmp_path / "home", profile="test", overrides=[override])
     assert not list(tmp_path.iterdir())
 
 
-def test_an_honest_name_is_a_name() -> None:
+def test_ordinary_names_are_accepted() -> None:
     assert load("sft", overrides=["name=My model 1.5_b-c"])[0].name == "My model 1.5_b-c"
 
 
 @pytest.mark.parametrize("address", ["pypi:x==1!../../etc/passwd", "pypi:x==1!/etc/passwd", "hub:org/name!../x", "hub:{folder}!../key",
                                      "hub:{folder}!/etc/passwd", "hub:{folder}!a/../../key"])
-def test_what_stands_behind_the_mark_stays_inside(address: str, tmp_path: Path) -> None:
+def test_subpath_cannot_escape_the_directory(address: str, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "key").write_text("secret")
     with pytest.raises(SourceError, match="leads out of it"):
@@ -269,7 +269,7 @@ def test_messages_hold_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
         assert str(error) == str(pickle.loads(pickle.dumps(error))) == redacted(text)
 
 
-def test_what_others_say_is_passed_on_without_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+def test_errors_of_other_programs_are_redacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
                                                       caplog: pytest.LogCaptureFixture) -> None:
     """Errors of libraries, on the terminal, in the log and on the Prefect page."""
     from ratchet.tasks.data.drift import watch_data
@@ -314,7 +314,7 @@ def test_a_secret_in_a_recipe_is_refused_by_its_key(override: str, named: str, t
         load("sft", profile=str(profile))
 
 
-def test_what_only_sounds_like_a_secret_stops_no_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_harmless_keys_are_not_treated_as_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number, value in enumerate(["", "true", "1", "0.5", "chat", "policy", "20261122", "tokenizer", "assistant", str(tmp_path), "https://huggingface.co"]):
         monkeypatch.setenv(f"A{number}_API_KEY", value)
     about = f"true 1 0.5 chat: the policy of 20261122 with its tokenizer answers as assistant, see {tmp_path} and https://huggingface.co/x and me@host"
@@ -327,7 +327,7 @@ def leaks(folder: Path, *texts: str) -> list[str]:
     return found + [f"output: {value!r}" for text in texts for value in values if value in text.encode()]
 
 
-def test_a_planted_secret_is_nowhere_and_a_server_that_is_away_stops_nothing(fresh_home: Callable[[str], Path]) -> None:
+def test_planted_secret_leaks_nowhere_with_unreachable_server(fresh_home: Callable[[str], Path]) -> None:
     """The tracking server is away and its address holds a password; the token is in the environment and first, by mistake, in
     the recipe's text too. Then everything is sent to the local MLflow."""
     home = fresh_home("run")

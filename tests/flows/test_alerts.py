@@ -39,12 +39,12 @@ def written(folder: Path, **alerts: Any) -> Path:
     ({"url_from": "URL", "on": []}, "alerts.people.on: no events"),
     ({"url_form": "URL"}, "unknown key 'url_form'; did you mean 'url_from'"),
 ])
-def test_a_mistake_is_named(alert: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_invalid_alerts_are_errors(alert: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=said):
         read(written(tmp_path, people=alert))
 
 
-def test_an_address_that_nobody_gave_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_webhook_address_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     from prefect.exceptions import ObjectNotFound
 
     def missing(*_: Any, **__: Any) -> Any:
@@ -62,7 +62,7 @@ def test_an_address_that_nobody_gave_is_asked_for(monkeypatch: pytest.MonkeyPatc
     ({"event": "prefect.flow-run.Late", "payload": {"validated_state": {"message": None}}}, "run toy: prefect.flow-run.Late"),
     ({"event": EVENT, "payload": {"message": "x" * 9000}}, "x" * 1500),
 ])
-def test_what_people_read(event: dict[str, Any], text: str) -> None:
+def test_alert_text(event: dict[str, Any], text: str) -> None:
     from jinja2 import ChainableUndefined
     from jinja2.sandbox import ImmutableSandboxedEnvironment  # what Prefect's server renders with
 
@@ -113,7 +113,7 @@ except ValueError:
 
 
 @pytest.mark.slow
-def test_a_server_tells_people_of_failures_drift_and_health(webhook: tuple[str, list[str]], tmp_path: Path) -> None:
+def test_prefect_posts_alerts_of_failures_drift_and_health(webhook: tuple[str, list[str]], tmp_path: Path) -> None:
     address, told = webhook
     port = free_port()
     env = {**os.environ, "PREFECT_HOME": str(tmp_path / "prefect"), "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",

@@ -30,7 +30,7 @@ def table(name: str, *overrides: str, profile: str | None = None) -> dict[str, s
              "online prompts per step": "16", "max online responses per step": "32", "epochs per round": "2",
              "held-out prompts": "32", "responses per held-out prompt": "1", "max tokens per held-out response": "24"}),
 ])
-def test_every_quantity_by_its_unit(name: str, expected: dict[str, str]) -> None:
+def test_plan_lists_every_quantity_with_its_unit(name: str, expected: dict[str, str]) -> None:
     assert table(name) == {**expected, **DEVICE}
 
 

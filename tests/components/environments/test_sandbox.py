@@ -62,7 +62,7 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_an_attack_fails_here_and_succeeds_outside(name: str, planted, tmp_path: Path) -> None:
+def test_attacks_fail_in_the_sandbox_and_succeed_outside(name: str, planted, tmp_path: Path) -> None:
     program = ATTACKS[name].format(**planted)
     assert not execute(program).passed
     if name == "network":
@@ -119,12 +119,12 @@ def attacked(program: str) -> tuple[str, int]:
     ("import os\nwhile True:\n    try: os.fork()\n    except OSError: pass", "CPU time"),
     ("import ctypes\nfork = ctypes.CDLL(None).fork\nwhile True: fork()", "CPU time"),
 ])
-def test_a_fork_bomb_makes_no_process(program: str, why: str) -> None:
+def test_sandbox_prevents_forks(program: str, why: str) -> None:
     said, most = attacked(program)
     assert said.startswith("still here: Verdict(passed=False") and why in said and most == 1
 
 
-def test_a_second_process_would_be_seen() -> None:
+def test_process_count_detects_a_second_process() -> None:
     """The count itself: one fork that nobody confines."""
     free = subprocess.Popen([sys.executable, "-c", "import os, time\nos.fork()\ntime.sleep(600)"], start_new_session=True)
     end = time.monotonic() + 60
@@ -140,7 +140,7 @@ def test_a_second_process_would_be_seen() -> None:
 
 @pytest.mark.parametrize("program", ["import os\nos.kill(os.getppid(), 9)", "import os\nos.kill(PARENT, 9)", "import os\nos.killpg(os.getpgid(PARENT), 9)",
                                      "import signal\nsignal.pidfd_send_signal(__import__('os').pidfd_open(PARENT), 9)"])
-def test_its_parent_outlives_it(program: str) -> None:
+def test_sandbox_cannot_kill_its_parent(program: str) -> None:
     said, most = attacked(program)
     assert most == 1 and said.startswith("still here: Verdict(passed=False, reason='PermissionError")
 
@@ -158,7 +158,7 @@ def test_wrong_code_fails_in_its_own_words() -> None:
     assert execute("def f(:").reason.startswith("SyntaxError")
 
 
-def test_an_endless_loop_ends_by_its_cpu_time_and_a_sleeper_by_the_clock() -> None:
+def test_cpu_and_wall_time_limits() -> None:
     verdict = execute("while True:\n    try:\n        while True: pass\n    except BaseException: pass", cpu_seconds=1)
     assert not verdict.passed and "CPU time" in verdict.reason
     begun = time.monotonic()
@@ -172,11 +172,11 @@ def test_an_endless_loop_ends_by_its_cpu_time_and_a_sleeper_by_the_clock() -> No
     "import os\nfor fd in range(3, 64):\n    try: os.write(fd, b'x' * 9999)\n    except OSError: pass\n",
     "import ctypes\nctypes.string_at(0)", "def f(n): return f(n + 1)\nimport sys\nsys.setrecursionlimit(10**9)\nf(0)",
 ])
-def test_no_way_to_end_early_counts_as_passed(program: str) -> None:
+def test_early_exit_does_not_pass(program: str) -> None:
     assert not execute(program, cpu_seconds=1, wall_seconds=5).passed
 
 
-def test_it_fails_closed() -> None:
+def test_sandbox_without_landlock_is_an_error() -> None:
     """On a kernel without Landlock: a filter of our own takes that call away from a process and its children."""
     script = ("from ratchet.components.environments import confinement as c\nfrom ratchet.components.environments.sandbox import execute\n"
               "lines = [(0x20, 0, 0, 0), (0x15, 0, 1, c.LANDLOCK_CREATE), (0x06, 0, 0, c.REFUSE), (0x06, 0, 0, c.ALLOW)]\n"
@@ -187,7 +187,7 @@ def test_it_fails_closed() -> None:
     assert f"{SandboxError.__name__}: model-written code cannot be run safely on this machine (Landlock: " in done.stderr
 
 
-def test_a_wall_that_does_not_hold_is_noticed() -> None:
+def test_broken_confinement_is_detected() -> None:
     with pytest.raises(confinement.SandboxUnavailable, match="list /"):
         confinement.verify_confinement()  # here, unconfined
 

@@ -48,7 +48,7 @@ class Anything:
               "online.fit.updates.policy=[{name: likelihood}]"]),
     ("dpo", ["models.safety={source: 'path:safety'}", "evaluate.metrics=[{name: rewards.reward_model, model: safety}, {name: rewards.length}]"]),
 ])
-def test_it_is_what_the_evaluation_writes(name: str, changes: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measured_names_equal_the_evaluations_metrics(name: str, changes: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe, profile = load(name, overrides=changes)
     made = plan(recipe, profile)["evaluate"]
     inputs = {role: Artifact("weights", tmp_path, key, meta={"certificate": {"passed": True}, "round_metrics": {}}) for role, key in made.inputs.items()}

@@ -95,7 +95,7 @@ def requests(engine: TorchEngine) -> list[Request]:
 
 
 @pytest.mark.parametrize("kind", ["policy", "policy_with_value"])
-def test_answers_are_the_host_s(models: dict[str, Path], kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_on_gpu_equal_cpu(models: dict[str, Path], kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """More answers than rows, of several lengths: prompts wait, rows move into holes, slots in use are not neighbours."""
     moved, listed = [], []
     monkeypatch.setattr(Cache, "move", lambda self, *places, move=Cache.move: moved.append(places) or move(self, *places))
@@ -146,7 +146,7 @@ def test_a_learner_learns_keeps_and_saves_what_it_does_on_the_host(models: dict[
         assert file.is_dir() or file.read_bytes() == (tmp_path / "there" / file.relative_to(tmp_path / "host")).read_bytes(), file.name
 
 
-def test_a_learner_of_the_host_goes_on_elsewhere(models: dict[str, Path]) -> None:
+def test_cpu_checkpoint_resumes_on_gpu(models: dict[str, Path]) -> None:
     batch = pack([engine_of(models["policy"], "policy").encode(group) for group in groups()], unit="group", tokens=9999)[0]
 
     def update(learner: TorchLearner) -> dict[str, float]:
@@ -193,7 +193,7 @@ def test_half_precision_is_the_gpu_s_alone_and_never_the_heads(models: dict[str,
             assert not torch.equal(ours, theirs) and not torch.equal(ours, ours.bfloat16().float())
 
 
-def test_the_profile_s_precision_reaches_what_scores(models: dict[str, Path]) -> None:
+def test_scoring_models_use_the_profiles_precision(models: dict[str, Path]) -> None:
     profile = plain(Profile(threads=1, learner="deepspeed", precision="bfloat16", engine="vllm", vllm=Vllm(server="http://127.0.0.1:9")))
     with pretended():
         assert choose.engine_of(profile, models["mean"], "reward").dtype == torch.bfloat16
@@ -201,7 +201,7 @@ def test_the_profile_s_precision_reaches_what_scores(models: dict[str, Path]) ->
     assert choose.engine_of(profile, models["policy"]).model.dtype == torch.float32
 
 
-def test_a_gpu_never_holds_the_weights_before_beside_the_new(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_frees_the_old_weights_first(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     engine = TorchEngine(models["policy"])
     before, seen = weakref.ref(engine.model), []
     monkeypatch.setattr(engines, "load_model", lambda *a, **k: seen.append(before()) or load_model(*a, **k))
@@ -209,7 +209,7 @@ def test_a_gpu_never_holds_the_weights_before_beside_the_new(models: dict[str, P
     assert seen == [None]
 
 
-def test_a_gpu_without_room_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_out_of_memory_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -218,12 +218,12 @@ def test_a_gpu_without_room_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> 
         to_device(nn.Linear(10_000, 10_000, device="meta"))
 
 
-def test_without_a_gpu_all_is_on_the_host_in_float32() -> None:
+def test_without_a_gpu_models_are_on_cpu_in_float32() -> None:
     if not torch.cuda.is_available():
         assert here() == torch.device("cpu") and inference_dtype("bfloat16") == torch.float32
 
 
-def test_what_is_left_on_the_host_is_refused(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parameters_left_on_cpu_are_refused(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """The pretence finds mistakes: each of these is an error on a GPU, or a transfer in the middle of a pass."""
     with pretended():
         far, near = torch.arange(6.0, device=DEVICE).view(2, 3), torch.arange(3)

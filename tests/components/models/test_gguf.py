@@ -62,7 +62,7 @@ def write(model: Path, out: Path, *, template: str | None = "", pad: str = "<|pa
     return out
 
 
-def test_a_converted_file_is_the_model_it_was_written_from(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_converted_gguf_gives_the_models_logits(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = []
     plain = gguf.GGUFReader
 
@@ -85,7 +85,7 @@ def test_a_converted_file_is_the_model_it_was_written_from(tiny_model: Path, tmp
     assert torch.allclose(mine, origin, atol=1e-4) and float(origin.std()) > 0.1
 
 
-def test_what_cannot_be_chatted_with_or_read_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+def test_unsupported_gguf_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="GGUF"):
         convert_gguf(tmp_path / "none.gguf", tmp_path / "out")
     with pytest.raises(SourceError, match="no chat template"):

@@ -62,7 +62,7 @@ def fetched(source: str, work: Path, **options: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("options", [{}, {"use_dora": True}, {"use_rslora": True}, {"task_type": "SEQ_CLS"}])
-def test_a_merged_adapter_computes_what_peft_computes_with_it(base: Path, tmp_path: Path, options: dict[str, Any]) -> None:
+def test_merged_adapter_equals_peft(base: Path, tmp_path: Path, options: dict[str, Any]) -> None:
     made = adapter(base, tmp_path / "adapter", **options)
     assert is_adapter(made) and base_of(made) == f"path:{base}" == base_address(f"path:{made}", None)
     found = fetched(f"path:{made}", tmp_path / "work")
@@ -79,7 +79,7 @@ def test_a_merged_adapter_computes_what_peft_computes_with_it(base: Path, tmp_pa
     assert type(ours.model.layers[0].self_attn.q_proj) is torch.nn.Linear
 
 
-def test_merged_weights_are_the_formula_of_the_paper(base: Path, tmp_path: Path) -> None:
+def test_merged_weights_equal_w_plus_scaled_ba(base: Path, tmp_path: Path) -> None:
     made = adapter(base, tmp_path / "adapter")
     fetched(f"path:{made}", tmp_path / "work")
     tensors, name = load_file(made / "adapter_model.safetensors"), "model.layers.1.mlp.up_proj"
@@ -88,7 +88,7 @@ def test_merged_weights_are_the_formula_of_the_paper(base: Path, tmp_path: Path)
     torch.testing.assert_close(after, before + 8 / 2 * b @ a)
 
 
-def test_a_saved_adapter_has_the_same_bytes_wherever_its_base_lies(base: Path, tmp_path: Path) -> None:
+def test_saved_adapter_is_independent_of_the_base_path(base: Path, tmp_path: Path) -> None:
     for name in ("here", "there"):
         shutil.copytree(base, tmp_path / name)
         adapter(tmp_path / name, tmp_path / f"{name}-adapter")
@@ -100,7 +100,7 @@ def test_a_saved_adapter_has_the_same_bytes_wherever_its_base_lies(base: Path, t
     fetched(f"path:{tmp_path / 'here-saved'}", tmp_path / "work", base=f"path:{base}")
 
 
-def test_the_recipe_s_base_goes_before_the_one_in_adapter_config(base: Path, tmp_path: Path) -> None:
+def test_recipe_base_overrides_adapter_config(base: Path, tmp_path: Path) -> None:
     made = adapter(base, tmp_path / "adapter")
     config = json.loads((made / "adapter_config.json").read_text())
     (made / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": "/gone/away"}))
@@ -111,7 +111,7 @@ def test_the_recipe_s_base_goes_before_the_one_in_adapter_config(base: Path, tmp
     assert base_of(made) == "hub:org/name@v1"
 
 
-def test_an_adapter_that_cannot_be_merged_is_refused(base: Path, tmp_path: Path) -> None:
+def test_unmergeable_adapter_is_refused(base: Path, tmp_path: Path) -> None:
     made = adapter(base, tmp_path / "adapter")
     weights, tensors = made / "adapter_model.safetensors", load_file(made / "adapter_model.safetensors")
     save_file({key.replace("layers.1.", "layers.7."): tensor for key, tensor in tensors.items()}, weights)

@@ -41,7 +41,7 @@ def test_matmul_of_transposed_operands():
     torch.testing.assert_close(product(rows.t(), weight.t()), rows.t() @ weight, rtol=1e-5, atol=1e-5)
 
 
-def test_other_matmuls_equal_torch_bit_for_bit():
+def test_matmul_in_float64_equals_torch_bit_for_bit():
     rows, weight = torch.randn(7, 24, dtype=torch.float64), torch.randn(10, 24, dtype=torch.float64)
     assert torch.equal(product(rows, weight), F.linear(rows, weight))
 

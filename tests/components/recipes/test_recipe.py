@@ -74,19 +74,19 @@ def test_a_mapping_merges_a_list_replaces_another_piece_replaces() -> None:
     ("evaluate: {metrics: [{name: advantages.centre, reward: reward.reward_model}]}", r"evaluate.metrics: .* reads \['reward.reward_model'\]"),
     ("online: {by_round: {3: {}}}", "round 3 does not exist"),
 ])
-def test_a_mistake_is_one_sentence(tmp_path: Path, change: str, message: str) -> None:
+def test_recipe_errors_are_one_sentence(tmp_path: Path, change: str, message: str) -> None:
     whole = yaml.safe_load(ONLINE)
     changed = {**merge(whole, yaml.safe_load(change))}
     with pytest.raises(RecipeError, match=message):
         load(write(tmp_path, yaml.safe_dump(changed)))
 
 
-def test_a_key_stands_once(tmp_path: Path) -> None:
+def test_duplicate_key_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"rounds.*line 11"):
         load(write(tmp_path, f"{ONLINE}  rounds: 2\n  rounds: 3\n"))
 
 
-def test_null_takes_away_what_a_base_sets() -> None:
+def test_null_removes_a_key_of_the_base() -> None:
     recipe, _ = load("chat", overrides=["register.gates=null", "online.health=null", "online.watch.gold=null", "sft.fit.max_grad_norm=null",
                                         "online.rollout.temperature=null", "claim=null"])
     assert recipe.register and recipe.online and recipe.sft
@@ -97,7 +97,7 @@ def test_null_takes_away_what_a_base_sets() -> None:
     assert list(online.data.splits or ()) == ["prompts", "evaluate"]
 
 
-def test_spelling_changes_no_key() -> None:
+def test_equivalent_spellings_give_the_same_keys() -> None:
     def keys(*overrides: str) -> list[str]:
         return [stage.key for stage in plan(*load("online_dpo", overrides=overrides)).values()]
 
@@ -112,7 +112,7 @@ def test_an_item_of_a_list_is_changed_by_its_number() -> None:
     assert merge({"a": ["normalise"]}, {"a": {"0": {"quotes": False}}}) == {"a": [{"name": "normalise", "quotes": False}]}
 
 
-def test_a_recipe_or_a_file_of_ones_own_is_a_base_once(tmp_path: Path) -> None:
+def test_base_may_be_a_file_but_not_one_based_on_a_recipe(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("{}")
     own = write(tmp_path, "schema: 1\nbase: online_dpo\nabout: its method, my data\ndata: {source: 'path:rows.jsonl'}\n")
     first, shipped = load(own)[0], load("online_dpo")[0]
@@ -126,7 +126,7 @@ def test_a_recipe_or_a_file_of_ones_own_is_a_base_once(tmp_path: Path) -> None:
     assert load(second)[0].data.source == f"path:{tmp_path}/rows.jsonl", "a path is relative to the file that names it"
 
 
-def test_a_column_written_twice_is_refused(tmp_path: Path) -> None:
+def test_column_written_twice_is_an_error(tmp_path: Path) -> None:
     whole = yaml.safe_load(ONLINE)
     whole["online"]["annotate"].append({"name": "advantages.centre", "reward": "reward.exact_answer"})
     with pytest.raises(RecipeError, match=r"\['advantages'\]"):
@@ -141,7 +141,7 @@ def test_a_model_of_ones_own_may_score_the_evaluation(tmp_path: Path) -> None:
     assert plan(recipe, profile)["evaluate"].inputs["safety"] == "model_safety"
 
 
-def test_a_gate_may_be_on_what_the_recipe_adds(tmp_path: Path) -> None:
+def test_gate_on_an_added_metric(tmp_path: Path) -> None:
     gates = {"final.reward.safety": {"over": 0.9}, "win_rate_safety_vs_base": {"over": 0.5, "interval": True}, "win_rate_safety_vs_base.low": {"over": 0.4}}
     own = merge(yaml.safe_load(ONLINE), {"models": {"safety": {"source": f"path:{tmp_path}"}}, "register": {"gates": gates}})
     with pytest.raises(RecipeError, match=r"register\.gates\.final\.reward\.safety"):
@@ -255,7 +255,7 @@ def test_a_probe_alone_fits_plain_bradley_terry(objectives: str) -> None:
     assert load("chat", overrides=["reward.fit.updates.reward_model=[{name: ranking.bradley_terry, label: fit}]"])
 
 
-def test_a_round_is_told_the_gold_score_only_where_it_is_watched() -> None:
+def test_gold_health_rules_need_online_watch_gold() -> None:
     assert {"gold", "encoder"} <= set(plan(*load("chat"))["annotate_1"].inputs)
     blind = ["online.watch.gold=false", "online.health={reward_without_gold: null, gold_drop: null}"]
     stages = plan(*load("chat", overrides=blind))

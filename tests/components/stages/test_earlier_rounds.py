@@ -38,7 +38,7 @@ def pipeline(tiny_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Pipel
     return made
 
 
-def test_every_pair_is_there_once(pipeline: Pipeline) -> None:
+def test_pairs_of_earlier_rounds_occur_once(pipeline: Pipeline) -> None:
     chosen = {i: read_groups(pipeline.artifact(f"select_{i}").path / "groups.parquet") for i in (1, 2, 3)}
     made_in = {i: [g.prompt.meta["pair"]["round"] for g in groups] for i, groups in chosen.items()}
     own = {i: made_in[i].count(i) for i in made_in}
@@ -48,7 +48,7 @@ def test_every_pair_is_there_once(pipeline: Pipeline) -> None:
     assert counts["groups of earlier rounds"] == own[1] + own[2] and counts["groups after best_worst"] == own[3]
 
 
-def test_earlier_pairs_are_scored_by_the_reference_of_now(pipeline: Pipeline) -> None:
+def test_earlier_pairs_are_scored_by_the_current_reference(pipeline: Pipeline) -> None:
     groups = read_groups(pipeline.artifact("select_3").path / "groups.parquet")
 
     def furthest(model: str) -> float:

@@ -9,7 +9,7 @@ from ratchet.components.stages.evaluate import settled
 from ratchet.tasks.pipeline import Pipeline
 
 
-def test_an_answer_without_a_score_is_the_worst_of_all_arms() -> None:
+def test_unscored_answer_ranks_last_of_all_arms() -> None:
     scores = {"initial": {"reward.a": [[None, 0.5], [float("nan"), -2.0]], "gold": [[1.0, 2.0], [3.0, 4.0]], "reward.b": [[None, None], [None, None]]},
               "policy": {"reward.a": [[3.0, None], [0.1, 0.2]], "gold": [[0.0, 0.0], [0.0, 0.0]], "reward.b": [[None, None], [None, None]]}}
     full, counts = settled(scores)
@@ -18,12 +18,12 @@ def test_an_answer_without_a_score_is_the_worst_of_all_arms() -> None:
     assert counts == {"answers without reward.a": 3, "answers without reward.b": 8}
 
 
-def test_an_arm_that_only_one_score_knows_nothing_of_is_the_worst() -> None:
+def test_arm_without_one_score_ranks_last() -> None:
     full, _ = settled({"initial": {"reward.a": [[1.0]]}, "policy": {"reward.a": [[None]]}})
     assert full == {"initial": {"reward.a": [[1.0]]}, "policy": {"reward.a": [[1.0]]}}
 
 
-def test_a_metric_that_no_answer_has_is_left_out_and_counted(tiny_home: Path) -> None:
+def test_metric_without_values_is_omitted_and_counted(tiny_home: Path) -> None:
     """The prompts hold no instruction, so the verifier fails on each: 6 prompts, 2 answers each, by 2 arms."""
     pipeline = Pipeline.open("sft", home=tiny_home, profile="test", overrides=[
         "sft.limit=48", "evaluate.prompts=6", "evaluate.responses_per_prompt=2", "evaluate.max_tokens=8",

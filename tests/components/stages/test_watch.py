@@ -78,7 +78,7 @@ def mute(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --- the probe --------------------------------------------------------------------------------------------------------
 
 
-def test_a_sampler_that_kept_its_first_weights_stops_the_steps(tiny_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stale_sampler_weights_stop_the_steps(tiny_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline = prepared("rlvr_grpo", tiny_home, "improve", *STEPS)
     load = TorchEngine.load
     monkeypatch.setattr(TorchEngine, "load", lambda self, path: None if hasattr(self, "model") else load(self, path))
@@ -89,7 +89,7 @@ def test_a_sampler_that_kept_its_first_weights_stops_the_steps(tiny_home: Path, 
     assert not (tmp_path / "product" / "model.safetensors").exists()
 
 
-def test_saved_weights_that_are_not_the_learners_stop_the_round(tiny_model: Path, mute: Path) -> None:
+def test_saved_weights_that_differ_from_the_learner_stop_the_round(tiny_model: Path, mute: Path) -> None:
     learner, profile = TorchLearner(tiny_model, learning_rate=1e-3, threads=1), plain(Profile(threads=1))
     tokens = TorchEngine(tiny_model, threads=1).encode_prompt([{"role": "user", "content": "3 + 4 ="}])
     groups = [Group(Prompt("p", ()), (Trajectory((), {"tokens": [*tokens, tokens[0]]}, [False] * len(tokens) + [True]),))] * 8
@@ -99,7 +99,7 @@ def test_saved_weights_that_are_not_the_learners_stop_the_round(tiny_model: Path
 
 
 @pytest.mark.parametrize(("recipe", "stage", "changes"), [("raft", "optimise_1", ROUNDS[:2]), ("rlvr_grpo", "improve", STEPS)])
-def test_a_policy_that_never_ends_its_answers_stops_the_run(recipe: str, stage: str, changes: list[str], mute: Path, tiny_home: Path,
+def test_policy_without_end_of_turn_stops_the_run(recipe: str, stage: str, changes: list[str], mute: Path, tiny_home: Path,
                                                             tmp_path: Path) -> None:
     others = {name: Artifact("weights", mute, "mute") for name in ("policy", "reference")}
     with pytest.raises(ContractError, match=r"0% of \d+ .*5%.*`fit\.min_ended`"):
@@ -112,7 +112,7 @@ def test_a_policy_that_never_ends_its_answers_stops_the_run(recipe: str, stage: 
 # --- health rules, by rounds ------------------------------------------------------------------------------------------
 
 
-def test_a_rule_that_stops_ends_the_run_at_its_round(tiny_home: Path) -> None:
+def test_stop_rule_ends_the_run_after_its_round(tiny_home: Path) -> None:
     pipeline = prepared("raft", tiny_home, "annotate_2", *ROUNDS, f"online.by_round={{2: {{health: {rule('stop')}}}}}")
     with pytest.raises(HealthError, match=r"round 2 .*entropy is [\d.]+ nats.*99"):
         pipeline.make("annotate_2")
@@ -120,7 +120,7 @@ def test_a_rule_that_stops_ends_the_run_at_its_round(tiny_home: Path) -> None:
     assert states["optimise_1"] == "done" and states["annotate_2"] != "done"
 
 
-def test_a_held_round_goes_back_before_the_last_update_and_stays_there(tiny_home: Path) -> None:
+def test_held_round_restores_the_previous_weights(tiny_home: Path) -> None:
     """Rounds 2 and 3 are held: both end with the policy before round 1's update, which is what tripped."""
     held = f"health: {rule('hold')}"
     pipeline = prepared("raft", tiny_home, "optimise_3", *ROUNDS, f"online.by_round={{2: {{{held}}}, 3: {{{held}}}}}")
@@ -133,7 +133,7 @@ def test_a_held_round_goes_back_before_the_last_update_and_stays_there(tiny_home
 # --- health rules, by steps -------------------------------------------------------------------------------------------
 
 
-def test_a_rule_that_stops_ends_the_steps(tiny_home: Path, tmp_path: Path) -> None:
+def test_stop_rule_ends_the_steps(tiny_home: Path, tmp_path: Path) -> None:
     pipeline = prepared("rlvr_grpo", tiny_home, "improve", *STEPS, "online.watch={kl_prompts: 8}", "online.health={kl: {limit: 1.0e-3, action: stop}}",
                         "online.fit.learning_rate=3e-3", "online.fit.min_ended=0.0")
     with pytest.raises(HealthError, match=r"step \d .*KL to the initial policy is [\d.]+ nats"):
@@ -142,7 +142,7 @@ def test_a_rule_that_stops_ends_the_steps(tiny_home: Path, tmp_path: Path) -> No
     assert steps and steps[0]["rollout/kl"] == 0.0 and not (tmp_path / "product" / "model.safetensors").exists()
 
 
-def test_steps_that_are_all_held_learn_nothing(tiny_home: Path, tiny_model: Path, tmp_path: Path) -> None:
+def test_all_held_steps_leave_the_weights_unchanged(tiny_home: Path, tiny_model: Path, tmp_path: Path) -> None:
     meta, steps = work(prepared("rlvr_grpo", tiny_home, "improve", *STEPS, f"online.health={rule('hold')}"), "improve", tmp_path)
     assert meta["held_steps"] == 5 and meta["updates"] == 0 and meta["verdict"] == "hold" and "(at step 4, 5 times in all)" in meta["verdicts"][0]
     assert [s["health/held"] for s in steps] == [1.0] * 4
@@ -150,7 +150,7 @@ def test_steps_that_are_all_held_learn_nothing(tiny_home: Path, tiny_model: Path
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_a_held_step_is_undone_and_a_killed_run_with_one_resumes_bit_for_bit(tiny_home: Path, tmp_path: Path) -> None:
+def test_held_step_is_undone_and_resume_is_bit_identical(tiny_home: Path, tmp_path: Path) -> None:
     changes = [*STEPS, "online.rounds=6", "online.fit.learning_rate=1e-3", "online.fit.min_ended=0.0", "online.watch={kl_prompts: 8}"]
     _, free = work(prepared("rlvr_grpo", tiny_home, "improve", *changes), "improve", tmp_path / "free")
     kl = [step["rollout/kl"] for step in free]  # 0 at first, whatever this processor made of the model
@@ -185,7 +185,7 @@ def round_metrics(responses: float = ENOUGH, **numbers: float) -> dict[str, floa
     return {"responses": responses, "length": 20.0, "truncated": 0.1, "entropy": 2.0, **numbers}
 
 
-def test_what_is_held_goes_back_to_the_last_weights_that_were_well() -> None:
+def test_hold_restores_the_last_healthy_weights() -> None:
     learner, run = Counted(), {"updates": 0, "held": 0}
     health = Health({"health": {"entropy": {"limit": 1.0, "action": "hold"}}, "fit": {"min_ended": 0.05}}, learner)
     for step, (entropy, after) in enumerate([(2.0, 1), (2.0, 2), (0.5, 1), (0.5, 1), (2.0, 2)], start=1):

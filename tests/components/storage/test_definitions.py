@@ -92,7 +92,7 @@ def code(tmp_path: Path) -> Any:
     ("table.py", "read_text()", "read_text('ascii')"),
     ("table.txt", "a b", "a  b"),                                            # a data file that a string names
 ])
-def test_what_is_reached_moves_the_digest(code: Any, file: str, old: str, new: str) -> None:
+def test_changed_reachable_code_changes_the_digest(code: Any, file: str, old: str, new: str) -> None:
     assert code() != code(file, old, new)
 
 
@@ -110,11 +110,11 @@ def test_what_is_reached_moves_the_digest(code: Any, file: str, old: str, new: s
     ("shapes.py", "class Square(Shape):\n    pass", "class Square(Shape):\n    side = 4"),
     ("registry.py", "def register(f)", "def register(f: object) -> object"),
 ])
-def test_what_is_not_reached_moves_nothing(code: Any, file: str, old: str, new: str) -> None:
+def test_changed_unreachable_code_keeps_the_digest(code: Any, file: str, old: str, new: str) -> None:
     assert code() == code(file, old, new)
 
 
-def test_a_definition_that_moves_keeps_its_digest(code: Any, tmp_path: Path) -> None:
+def test_moved_definition_keeps_its_digest(code: Any, tmp_path: Path) -> None:
     before = code()
     (tmp_path / "components/elsewhere.py").write_text(f"from {PREFIX}components.deep import FACTOR as F\n\ndef helper(x):\n    return F * x\n")
     assert code("stage.py", f"{PREFIX}components.tools import", "{p}components.elsewhere import") == before
@@ -125,7 +125,7 @@ def test_a_definition_that_moves_keeps_its_digest(code: Any, tmp_path: Path) -> 
     "from importlib import import_module as i\n    return vars(i('{p}components.deep'))[x]", "from {p}components.deep import *\n    return SIBLING",
     "import {p}components.deep\n    return [{p}components.deep]",
 ])
-def test_a_module_that_cannot_be_followed_counts_as_a_whole(code: Any, tmp_path: Path, use: str) -> None:
+def test_module_with_dynamic_names_is_digested_whole(code: Any, tmp_path: Path, use: str) -> None:
     stage, deep = tmp_path / "components/stage.py", tmp_path / "components/deep.py"
     if "import *" in use:
         use = f"return SIBLING\n\n{use.splitlines()[0]}"
@@ -135,7 +135,7 @@ def test_a_module_that_cannot_be_followed_counts_as_a_whole(code: Any, tmp_path:
     assert code() != before
 
 
-def test_a_script_that_a_module_starts_counts(code: Any, tmp_path: Path) -> None:
+def test_script_started_by_a_module_is_digested(code: Any, tmp_path: Path) -> None:
     script = "def main():\n    print({})\n\ndef idle():\n    print({})\n\nif __name__ == '__main__':\n    main()\n"
     (tmp_path / "components/child.py").write_text(script.format(1, 1))
     (tmp_path / "components/stage.py").write_text(f"from {PREFIX}components import child\n\ndef stage():\n    return child.__file__\n")
@@ -192,7 +192,7 @@ def test_each_reached_definition_moves_its_stage_and_all_others_together_do_not(
         assert after(changed(modules[node.module], {node.what})) != before, f"{node.module}: {ast.unparse(modules[node.module].body[node.what])[:80]}"
 
 
-def test_comments_docstrings_and_annotations_move_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_comments_docstrings_and_annotations_keep_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them changed in all files at once, and every line written anew."""
     def bared(text: str) -> str:
         tree = ast.parse(text)
@@ -218,7 +218,7 @@ def test_comments_docstrings_and_annotations_move_no_key(monkeypatch: pytest.Mon
     ("components/data/groups.py", "ROLES =", "NEW = 1\n\n\ndef new():\n    return NEW\n\n\nROLES =", []),
     ("components/evaluation/report.py", '"report.html.j2"', '"report.css.j2"', ["evaluate"]),
 ])
-def test_what_moves_in_a_recipe(file: str, old: str, new: str, moved: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_changed_by_a_recipe_option(file: str, old: str, new: str, moved: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     before, path, pieces = plan(*load("instruct")), ROOT.parent / file, our_sources().pieces
     text = path.read_text()
     assert old in text

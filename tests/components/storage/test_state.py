@@ -38,7 +38,7 @@ def test_groups_come_back_equal(tmp_path: Path) -> None:
     assert load_state(tmp_path / "s") == {"memory": [group]}
 
 
-def test_saving_replaces_and_damage_is_one_sentence(tmp_path: Path) -> None:
+def test_save_replaces_and_damage_is_an_error(tmp_path: Path) -> None:
     save_state(tmp_path / "s", {"step": 1, "t": torch.ones(4)})
     save_state(tmp_path / "s", {"step": 2, "t": torch.ones(4)})
     assert load_state(tmp_path / "s")["step"] == 2
@@ -60,7 +60,7 @@ def test_one_flipped_bit_is_noticed(tmp_path: Path, name: str) -> None:
         load_state(tmp_path / "c")
 
 
-def test_what_cannot_be_read_just_now_is_not_called_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_state_is_not_reported_as_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a stage would begin at the beginning because too many files were open."""
     save_state(tmp_path / "s", {"step": 1})
     monkeypatch.setattr("ratchet.components.storage.state.file_digest", lambda _: (_ for _ in ()).throw(OSError(24, "Too many open files")))

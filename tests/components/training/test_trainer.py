@@ -19,7 +19,7 @@ def test_steps_planned(units: int, batch: int, epochs: int, most: int | None, st
     assert steps_planned(units, {"batch": batch, "epochs": epochs, "max_steps": most}) == steps
 
 
-def test_nothing_to_train_on_is_an_error(tmp_path: Path) -> None:
+def test_empty_training_set_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="empty"):
         fit({}, {}, [], {"batch": 1}, tokens=8, seed=0, progress=tmp_path, metrics=tmp_path / "m.jsonl")
 
@@ -72,5 +72,5 @@ def test_a_checkpoint_of_more_steps_than_are_planned_is_not_finished(tmp_path: P
         fitted(tmp_path, {"policy": Learner()})
 
 
-def test_the_widest_unit_holds_the_others() -> None:
+def test_widest_unit_of_several_objectives() -> None:
     assert widest(["step", "pair", "row"]) == "pair" and widest(["step"]) == "step" and widest(["group", "pair"]) == "group"

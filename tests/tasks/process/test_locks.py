@@ -48,13 +48,13 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     child.wait()
 
 
-def test_a_second_process_refuses_and_says_who_holds(holder: subprocess.Popen[str], tmp_path: Path) -> None:
+def test_second_process_fails_and_names_the_holder(holder: subprocess.Popen[str], tmp_path: Path) -> None:
     with pytest.raises(BusyError, match=rf"toy .*{holder.pid} .*20"), \
             file_lock(tmp_path / "lock", "run toy", "refuse"):
         pass
 
 
-def test_a_second_process_waits_until_the_first_is_killed(holder: subprocess.Popen[str], tmp_path: Path,
+def test_second_process_waits_until_the_first_is_killed(holder: subprocess.Popen[str], tmp_path: Path,
                                                           caplog: pytest.LogCaptureFixture) -> None:
     killed_at: list[float] = []
 
@@ -84,7 +84,7 @@ def test_a_stage_process_does_not_inherit_the_lock(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("address", "refused", "asked"), [
     (None, False, []), ("http://prefect/api", True, [REGISTRY]), ("http://prefect/api", False, [REGISTRY])])
-def test_the_registry_waits_at_the_prefect_server_where_it_can(address: str | None, refused: bool, asked: list[str], tmp_path: Path,
+def test_registry_lock_uses_the_prefect_server_if_reachable(address: str | None, refused: bool, asked: list[str], tmp_path: Path,
                                                                monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Without a server, or with one that has no such limit, the file is all, which the log says once."""
     from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
@@ -164,13 +164,13 @@ def lead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     return run
 
 
-def test_a_leader_holds_slots_for_what_is_made_here_alone(lead: Callable[..., Any]) -> None:
+def test_slots_are_held_only_for_local_stages(lead: Callable[..., Any]) -> None:
     (used,) = lead("home", gpus=2)
     assert used["rollout_1"] == used["rollout_2"] == 1, "the leader kept its own while another worker wanted one"
     assert used["reward"] == used["annotate_1"] == used["optimise_2"] == 2 and used["raw"] == used["curated"] == 0
 
 
-def test_two_leaders_do_not_wait_for_each_other_for_ever(lead: Callable[..., Any]) -> None:
+def test_two_runs_with_remote_stages_do_not_deadlock(lead: Callable[..., Any]) -> None:
     one, two = lead("one", "two", gpus=1)
     assert one.keys() == two.keys() and min(one["optimise_2"], two["optimise_2"]) > 0
 
@@ -182,7 +182,7 @@ def test_a_stage_is_given_the_gpus_that_are_held_for_it(lead: Any, tmp_path: Pat
     assert lead.seen["rollout_1"] == (), "made elsewhere: the leader sees no GPU for it"
 
 
-def test_a_stage_s_process_is_told_which(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stage_process_sees_only_its_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline, told = Pipeline.open("sft", home=tmp_path, profile="test"), dict[str, Any]()
 
     def launch(*_: Any, **given: Any) -> None:
@@ -196,7 +196,7 @@ def test_a_stage_s_process_is_told_which(tmp_path: Path, monkeypatch: pytest.Mon
     assert told["devices"] == ("GPU-1",)
 
 
-def test_a_stage_for_another_worker_is_given_gpus_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remote_stage_locks_gpus_on_its_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ratchet.components.recipes.recipe import dump
 
     one_stage, seen = importlib.import_module("ratchet.flows.one_stage"), []
@@ -269,7 +269,7 @@ def test_two_processes_get_two_gpus_and_a_third_waits_until_one_ends(end: str, t
     assert said(third.stdout) == gpus[1] and first.poll() is None
 
 
-def test_who_waits_for_several_keeps_none_from_others(take: Callable[..., subprocess.Popen[str]]) -> None:
+def test_waiting_for_several_gpus_holds_none(take: Callable[..., subprocess.Popen[str]]) -> None:
     """Two runs that want both GPUs would else each keep one for ever."""
     first = take("0,1", 1)
     held_by_first = said(first.stdout)
@@ -287,7 +287,7 @@ def test_who_waits_for_several_keeps_none_from_others(take: Callable[..., subpro
     assert sorted(said(next(child for child in both if child is not one).stdout).split(",")) == ["0", "1"]
 
 
-def test_of_many_who_reach_at_once_no_two_hold_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_gpu_locks_are_exclusive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locks, "GPU_LOCKS", tmp_path / "gpus")
     monkeypatch.setattr(locks, "LOOK_SECONDS", 0.001)
     here, now, most = {name: name for name in "0123"}, list[str](), list[int]()
@@ -320,7 +320,7 @@ def test_every_user_of_the_machine_can_hold_a_gpu(tmp_path: Path, monkeypatch: p
     assert {file.name: file.stat().st_mode & 0o777 for file in (tmp_path / "gpus").iterdir()} == {"GPU-a": 0o666, "MIG-GPU-b_1_0": 0o666}
 
 
-def test_a_full_disk_takes_no_gpu_from_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_does_not_break_gpu_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only who holds it could not be written down."""
     def full(*_: Any) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -331,7 +331,7 @@ def test_a_full_disk_takes_no_gpu_from_a_run(tmp_path: Path, monkeypatch: pytest
         assert given == ("0",)
 
 
-def test_a_place_for_locks_that_cannot_be_used_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusable_lock_directory_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "gpus").write_text("")
     monkeypatch.setattr(locks, "GPU_LOCKS", tmp_path / "gpus")
     with pytest.raises(StoreError, match=r"GPU 0 .*gpus"), lock_gpus({"0": "0"}, 1):
@@ -345,7 +345,7 @@ def test_a_place_for_locks_that_cannot_be_used_is_one_sentence(tmp_path: Path, m
     assert (tmp_path / "precious").read_text() == "kept"
 
 
-def test_more_gpus_than_there_are_is_an_error_and_none_asks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_gpus_is_an_error_and_zero_locks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     @contextlib.contextmanager
@@ -378,7 +378,7 @@ def binding(*uuids: str) -> SimpleNamespace:
     (None, {"GPU-aa": "0", "GPU-ab": "1"}), ("1", {"GPU-ab": "1"}), ("1, 0", {"GPU-ab": "1", "GPU-aa": "0"}), ("", {}), ("-1", {}),
     ("0,-1,1", {"GPU-aa": "0"}), ("0,0", {"GPU-aa": "0"}), ("GPU-ab", {"GPU-ab": "GPU-ab"}), ("GPU-a", {"GPU-a": "GPU-a"}),
     ("MIG-x", {"MIG-x": "MIG-x"}), ("7", {"7": "7"})])
-def test_the_gpus_are_those_listed_or_what_the_driver_has(listed: str | None, found: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_are_from_cuda_visible_devices_or_nvml(listed: str | None, found: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A number and a UUID of one GPU are one lock; what is not one of the driver's is taken as it is."""
     monkeypatch.setitem(sys.modules, "pynvml", binding("GPU-aa", "GPU-ab"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -388,7 +388,7 @@ def test_the_gpus_are_those_listed_or_what_the_driver_has(listed: str | None, fo
     assert list(gpus.items()) == list(found.items())
 
 
-def test_a_gpu_s_number_and_its_beginning_are_one_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_uuid_prefix_is_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", binding("GPU-8932f937-d72c", "GPU-11111111-0000"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8932")
     assert visible_gpus() == {"GPU-8932f937-d72c": "GPU-8932"}

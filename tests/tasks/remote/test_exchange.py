@@ -95,7 +95,7 @@ def test_pull_ignores_partial_work_of_the_same_stage(tmp_path: Path) -> None:
     (lambda manifest: manifest.update(key="0" * 64), "invalid manifest"),
     (lambda manifest: manifest.pop("files"), "invalid manifest"),
 ])
-def test_pull_rejects_a_manifest_with_unsafe_paths(damage: Any, said: str, tmp_path: Path) -> None:
+def test_pull_rejects_an_invalid_manifest(damage: Any, said: str, tmp_path: Path) -> None:
     made, exchange = product(tmp_path / "here", a="1"), Exchange(str(tmp_path / "between"))
     exchange.push(made)
     (file,) = (tmp_path / "between/products").iterdir()

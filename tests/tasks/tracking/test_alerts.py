@@ -84,6 +84,6 @@ def test_every_pipeline_has_an_alarm_watcher(told: list[Any], tmp_path: Path, mo
     monkeypatch.setattr(watchers, "Tracking", lambda *_: SimpleNamespace(start=lambda: None, close=lambda: True))
     pipeline = Pipeline.open("raft", home=tmp_path, profile="test")
     with pytest.raises(HealthError), watchers.watched(pipeline):
-        pipeline._tell("failed", pipeline.stages["annotate_1"], error := HealthError(STOPPED))
+        pipeline._notify("failed", pipeline.stages["annotate_1"], error := HealthError(STOPPED))
         raise error
     assert [(event, run) for event, run, _, _ in told] == [(HEALTH, pipeline.run.name)]

@@ -71,7 +71,7 @@ def test_the_page_links_to_the_recipes_paper_once(tmp_path: Path, made: dict[str
     assert "link paper" not in made
 
 
-def test_a_server_that_is_away_is_asked_once_in_a_while(tmp_path: Path, made: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_prefect_server_is_retried_rarely(tmp_path: Path, made: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Its client waits a minute before it gives up: a run of twenty stages would wait for it most of an hour."""
     asked, now = [], [1000.0]
 
@@ -129,7 +129,7 @@ def test_progress_is_shown_of_long_tasks_and_ends_whole(tmp_path: Path, made: di
     assert made["progress-optimise-1"] == {"description": "optimise 1", "shares": [25.0, 75.0, 100.0]}
 
 
-def test_watchers_hear_the_newest_of_steps_and_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watchers_get_the_latest_step_and_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fit appends its steps, other work writes its count over; whichever was written last is told, once."""
     now, heard = [100.0], []
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
@@ -154,7 +154,7 @@ def test_watchers_hear_the_newest_of_steps_and_counts(tmp_path: Path, monkeypatc
     assert heard == [("progressed", step) for step in (40, 80, 1, 2, 96)]
 
 
-def test_what_another_run_made_while_we_waited_was_not_made_by_us(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_artifact_made_by_another_run_is_reported_as_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, heard = tmp_path / "source.jsonl", []
     source.write_text('{"prompt": "a", "completion": "b"}\n')
     ours, theirs = (Pipeline.open("sft", home=tmp_path / "home", profile="test", overrides=[f"data.source=path:{source}"]) for _ in range(2))
@@ -169,7 +169,7 @@ def test_what_another_run_made_while_we_waited_was_not_made_by_us(tmp_path: Path
     assert ours.make("raw") == theirs.artifact("raw") and heard == [{"reused": True, "seconds": 0.0}]
 
 
-def test_a_file_that_an_attempt_removes_while_it_is_looked_at_stops_no_stage() -> None:
+def test_metrics_file_removed_by_a_retry_is_tolerated() -> None:
     def gone() -> Any:
         raise FileNotFoundError
 
@@ -187,7 +187,7 @@ def test_numbers_that_people_compare_come_first_and_counters_stand_apart() -> No
     assert tracked("evaluate", {"final.length": 4.0, "win_rate_vs_sft.mean": 0.6}) == {"final.length": 4.0, "win_rate_vs_sft.mean": 0.6}
 
 
-def test_the_page_says_what_became_of_the_run(tmp_path: Path, made: dict[str, dict[str, Any]]) -> None:
+def test_prefect_page_shows_the_outcome(tmp_path: Path, made: dict[str, dict[str, Any]]) -> None:
     pipeline = Pipeline.open("sft", home=tmp_path, profile="test")
     pipeline.begin()
     pipeline.end("finished")

@@ -32,7 +32,7 @@ def test_full_and_top_layers():
 
 
 @pytest.mark.parametrize("options", [{}, {"dora": True}, {"rslora": True}])
-def test_lora_starts_as_the_model_and_merges_into_a_plain_one(options):
+def test_lora_initially_equals_the_base_model_and_merges(options):
     ids = torch.arange(1, 8)[None]
     plain = model()
     before = plain(ids).logits.detach()
@@ -53,13 +53,13 @@ def test_lora_starts_as_the_model_and_merges_into_a_plain_one(options):
 
 
 @pytest.mark.parametrize("targets", [["q_proj", "nonsense"], "nonsense"])
-def test_lora_names_a_target_that_is_not_there(targets):
+def test_lora_unknown_target_module_is_an_error(targets):
     with pytest.raises(RecipeError, match=r"targets: the model has no module 'nonsense'; known: .*q_proj"):
         build("adapter", {"name": "lora", "targets": targets})(model())
     assert learning(build("adapter", {"name": "lora", "targets": r".*\.q_proj"})(model()))
 
 
-def test_lora_draws_the_same_in_every_process_and_leaves_the_dice_alone():
+def test_lora_init_is_deterministic_and_keeps_the_global_rng():
     def drawn(dice, **options):
         plain = model()  # seeds torch
         torch.manual_seed(dice)
@@ -74,7 +74,7 @@ def test_lora_draws_the_same_in_every_process_and_leaves_the_dice_alone():
 
 
 @pytest.mark.parametrize("kind", ["causal", "reward", "policy_with_value"])
-def test_lora_is_on_the_blocks_and_heads_learn_in_full(kind):
+def test_lora_wraps_blocks_and_trains_heads_fully(kind):
     from ratchet.components.models.value import PolicyWithValue
 
     plain = PolicyWithValue(model(tied=False), torch.nn.Linear(16, 1)) if kind == "policy_with_value" else model(kind, tied=False)
