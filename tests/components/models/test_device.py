@@ -79,7 +79,7 @@ def groups() -> list[Group]:
 
 
 @pytest.mark.parametrize("kind", list(OUTPUTS))
-def test_scores_are_the_host_s(models: dict[str, Path], kind: str) -> None:
+def test_scores_on_gpu_equal_cpu(models: dict[str, Path], kind: str) -> None:
     expected = engine_of(models[kind], kind).score(groups(), frozenset(OUTPUTS[kind]))
     with pretended():
         engine = engine_of(models[kind], kind)
@@ -110,7 +110,7 @@ def test_answers_on_gpu_equal_cpu(models: dict[str, Path], kind: str, monkeypatc
 
 @pytest.mark.parametrize("adapter", [None, lora], ids=["full", "lora"])
 @pytest.mark.parametrize("kind", ["policy_with_value", "last", "mean"])
-def test_a_learner_learns_keeps_and_saves_what_it_does_on_the_host(models: dict[str, Path], tmp_path: Path, kind: str, adapter: Any) -> None:
+def test_learner_on_gpu_trains_and_saves_as_on_cpu(models: dict[str, Path], tmp_path: Path, kind: str, adapter: Any) -> None:
     outputs = frozenset(OUTPUTS[kind])
     encoded = [engine_of(models["policy"], "policy").encode(group) for group in groups()]
     batch = pack(encoded, unit="group", tokens=9999)[0]
@@ -164,7 +164,7 @@ def test_cpu_checkpoint_resumes_on_gpu(models: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("kind", list(OUTPUTS))
-def test_half_precision_is_the_gpu_s_alone_and_never_the_heads(models: dict[str, Path], kind: str) -> None:
+def test_half_precision_is_used_on_gpu_only_and_not_for_heads(models: dict[str, Path], kind: str) -> None:
     outputs = frozenset(OUTPUTS[kind])
     exact = engine_of(models[kind], kind, precision="bfloat16")
     assert {p.dtype for p in exact.model.parameters()} == {torch.float32}, "on the host"

@@ -159,7 +159,7 @@ def test_gate_on_an_added_metric(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("change", ["register.champion.score=reward.reward_model", "register.gates.win_rate_reward_model_vs_sft={over: 0.5, interval: true}",
                                     "register.gates.final.reward.reward_model={over: 0.5}", "register.gates.reward.reward_model_gain_vs_base={over: 0.0}"])
-def test_the_reward_model_that_was_optimised_does_not_decide(change: str) -> None:
+def test_gate_on_the_optimised_reward_model_is_an_error(change: str) -> None:
     key, value = change.split("=", 1)
     name = key.removeprefix("register.gates.")
     changes = {"register": {"gates": {name: yaml.safe_load(value)}}} if name != key else {"register": {"champion": {"score": value}}}
@@ -167,7 +167,7 @@ def test_the_reward_model_that_was_optimised_does_not_decide(change: str) -> Non
         check(recipe_with("chat", changes), {})
 
 
-def test_a_verifier_decides_and_a_reward_model_may_bound_from_above() -> None:
+def test_gates_on_verifiers_and_reward_models() -> None:
     for name, changes in {"instruct_rlvr": {}, "chat": {"register": {"gates": {"win_rate_reward_model_vs_sft": {"below": 0.9}}}}}.items():
         check(recipe_with(name, changes), {})
 

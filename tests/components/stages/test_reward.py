@@ -50,7 +50,7 @@ def test_grouping_pairs_by_prompt_keeps_the_pairs() -> None:
     assert [first.take([i, i + 1]).trajectories for i in (0, 2)] == [pairs[0].trajectories, pairs[2].trajectories]
 
 
-def test_the_gold_measure_draws_its_certificate_and_the_same_bytes_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gold_measure_certificate_is_plotted_deterministically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     certificate = {"reliability": [{"confidence": 0.6, "accuracy": 0.5, "pairs": 4}], "calibration_error": 0.1,
                    "accuracy": {"mean": 0.5, "low": 0.2, "high": 0.8}, "length": {
                        "controlled": {"mean": 0.5, "low": 0.2, "high": 0.8}, "matched": None, "longer_preferred": {"mean": 0.7, "low": 0.4, "high": 0.9}}}

@@ -16,7 +16,7 @@ def gae(one, **options):
     return build("annotate", {"name": "advantages.gae", **options})([one], Context())
 
 
-def test_a_number_falls_on_the_last_chosen_step():
+def test_scalar_reward_is_assigned_to_the_last_policy_token():
     made = gae(group([2.0], [[False, True, True, False]], [[0.0] * 4]), gae_lambda=1.0, gamma=0.5, whiten=False)
     assert made["returns"] == [[[0.0, 1.0, 2.0, 0.0]]]
 

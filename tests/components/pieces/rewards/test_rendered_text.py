@@ -10,7 +10,7 @@ from ratchet.components.pieces.rewards.reward_model import reward_model
 from ratchet.components.types import Context, Group, Prompt, Trajectory
 
 
-def test_ids_that_the_reward_models_tokenizer_would_not_write(tiny_model: Path, tmp_path: Path) -> None:
+def test_answer_is_retokenised_by_the_reward_models_tokenizer(tiny_model: Path, tmp_path: Path) -> None:
     save_model(new_reward(tiny_model, seed=0), load_tokenizer(tiny_model), tmp_path / "reward_model")
     engine = TorchEngine(tmp_path / "reward_model", kind="reward", threads=1)
     prompt = Prompt("p", ({"role": "user", "content": "do you like music?"},))
