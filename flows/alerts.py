@@ -81,8 +81,8 @@ def alert_change(name: str, alert: Alert, client: Any, change: Callable[..., Any
         from prefect.blocks.webhook import Webhook
 
         if address:
-            said = {"Content-Type": "application/json"}
-            Webhook(method="POST", url=address, headers=said).save(slug, overwrite=True)  # type: ignore[arg-type]
+            headers = {"Content-Type": "application/json"}
+            Webhook(method="POST", url=address, headers=headers).save(slug, overwrite=True)  # type: ignore[arg-type]
         made = wanted(name, alert, _block(client, slug).id)
         client.update_automation(known.id, made) if known is not None else client.create_automation(made)
 

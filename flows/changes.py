@@ -172,12 +172,12 @@ def _for_gpus(pool: str, count: int) -> dict[str, Any]:
 
 def _spoken(schedules: Sequence[Any]) -> list[str]:
     """Schedules as readable text, sorted."""
-    said = []
+    lines = []
     for one in schedules:
         when = one.schedule
         text = f"cron {when.cron}" if hasattr(when, "cron") else f"every {when.interval.total_seconds():.0f} s"
-        said.append(f"{text} {when.timezone}{'' if one.active else ' (off)'}")
-    return sorted(said)
+        lines.append(f"{text} {when.timezone}{'' if one.active else ' (off)'}")
+    return sorted(lines)
 
 
 def _change(kind: Any, name: str, before: Mapping[str, Any] | None, after: Mapping[str, Any], carry_out: Callable[[], Any]) -> Change:

@@ -232,8 +232,8 @@ class RewardModel:
 
         if len(prompts) != len(answers):
             raise DataError(f"reward model: {len(prompts)} prompts and {len(answers)} answers; expected one answer to each prompt")
-        asked = [tuple(one) if not isinstance(one, str) else (Message(role="user", content=one),) for one in prompts]
+        conversations = [tuple(one) if not isinstance(one, str) else (Message(role="user", content=one),) for one in prompts]
         groups = [Group(Prompt(str(i), messages), (Trajectory((Message(role="assistant", content=answer),)),))
-                  for i, (messages, answer) in enumerate(zip(asked, answers, strict=True))]
+                  for i, (messages, answer) in enumerate(zip(conversations, answers, strict=True))]
         rows = self._engine.score(groups, frozenset({"scores"}))
         return np.array([row["scores"][0] if answer.strip() else float("nan") for row, answer in zip(rows, answers, strict=True)], dtype=float)

@@ -78,6 +78,6 @@ def _prompt(record: Conversation) -> str:
     """Normalised prompt, with its topic. For a conversation without a fixed prompt, its first user turn if that is
     long enough.
     """
-    asked = record.messages[:record.opening] or next(([m] for m in record.messages if m["role"] == "user"), [])
-    text = normalised("\n".join(m["content"] for m in asked if m["role"] != "system"))
+    question_messages = record.messages[:record.opening] or next(([m] for m in record.messages if m["role"] == "user"), [])
+    text = normalised("\n".join(m["content"] for m in question_messages if m["role"] != "system"))
     return f"{record.topic or ''}: {text}" if record.opening or len(text.split()) >= GREETING else ""

@@ -53,8 +53,8 @@ def statistics(
     for split, number, group in groups:
         row = _row(split, number, group, count_tokens, bounds.get(split))
         prompt, topic = prompt_digest(group.prompt.messages), row["topic"]
-        asked = "\n".join(f"{m['role']} {normalised(m['content'])}" for m in group.prompt.messages)
-        row["leaked_prompt"] = prompts.setdefault(asked, split) != split
+        prompt_text = "\n".join(f"{m['role']} {normalised(m['content'])}" for m in group.prompt.messages)
+        row["leaked_prompt"] = prompts.setdefault(prompt_text, split) != split
         row["leaked_topic"] = bool(topic) and topics.setdefault(f"{(homes or {}).get(split, '')} {topic}", split) != split
         whole = prompt + "".join(prompt_digest(path.messages) for path in group.trajectories)
         row["duplicate"] = whole in known.setdefault(split, set())

@@ -115,17 +115,17 @@ class _Known:
         split = self.split(options["data"], options["limit"], options["max_tokens"])
         cost = self.learned(stage, options["fit"], split, 1, self.shape)
         if options["validation"] and options["fit"]["validate_every"] and split.groups is not None:
-            held = self.split(options["validation"], options["limit_validation"], options["max_tokens"])
+            validation = self.split(options["validation"], options["limit_validation"], options["max_tokens"])
             times = self.steps(options["fit"], split.groups) // options["fit"]["validate_every"] + 1
-            cost.score = _times(cost.score, times, held, 1)
+            cost.score = _times(cost.score, times, validation, 1)
         return cost
 
     def reward(self, stage: Stage) -> Cost:
         options = stage.options
         split = self.split(options["data"], options["limit"], options["max_tokens"])
         cost = self.learned(stage, options["fit"], split, 2, self.reward_shape)
-        held = self.split(options["validation"], options["limit_validation"], options["max_tokens"])
-        cost.score = _times(0.0, 1, held, 2)
+        validation = self.split(options["validation"], options["limit_validation"], options["max_tokens"])
+        cost.score = _times(0.0, 1, validation, 2)
         if options["linear_probe"] and cost.score is not None:
             cost.score = _times(cost.score, 1, split, 2)
         cost.score = None if cost.score is None else cost.score * self.depth
@@ -190,22 +190,22 @@ class _Known:
 
     def evaluate(self, stage: Stage) -> Cost:
         options = stage.options
-        held = self.split(options["data"], options["prompts"], None)
+        held_out = self.split(options["data"], options["prompts"], None)
         three = bool(self.recipe.sft and (self.recipe.offline or self.recipe.online))
         arms = 2 + three
-        if held.groups is None:
+        if held_out.groups is None:
             return Cost(stage, self.sampled(options["prompts"], options["max_tokens"], 1), score=None, sample=None)
-        rows = held.groups * options["responses_per_prompt"]
+        rows = held_out.groups * options["responses_per_prompt"]
         reward_models = len(self.recipe.reward.reward_models) if self.recipe.reward else 0
-        rescored = rows * (held.tokens + options["max_tokens"]) * (reward_models * self.depth + self.passes(options["metrics"]))
-        human = min(options["perplexity_rows"], held.groups) * (held.tokens + options["max_tokens"])
-        memory = dict(self.sampled(held.groups, options["max_tokens"], options["responses_per_prompt"], held.tokens))
+        rescored = rows * (held_out.tokens + options["max_tokens"]) * (reward_models * self.depth + self.passes(options["metrics"]))
+        human = min(options["perplexity_rows"], held_out.groups) * (held_out.tokens + options["max_tokens"])
+        memory = dict(self.sampled(held_out.groups, options["max_tokens"], options["responses_per_prompt"], held_out.tokens))
         if three:
             memory["SFT policy"] = float(inference_bytes(self.profile) * self.shape.parameters)
         if reward_models:
             memory["reward models"] = float(inference_bytes(self.profile) * self.reward_shape.parameters * reward_models)
-        return Cost(stage, memory, disk=arms * rows * (held.tokens + options["max_tokens"]) * SAVED,
-                    score=arms * (held.groups * held.tokens + rescored + human), sample=float(arms * rows * options["max_tokens"]),
+        return Cost(stage, memory, disk=arms * rows * (held_out.tokens + options["max_tokens"]) * SAVED,
+                    score=arms * (held_out.groups * held_out.tokens + rescored + human), sample=float(arms * rows * options["max_tokens"]),
                     models=arms)
 
     # --- shared helpers ---------------------------------------------------------------------------------------------

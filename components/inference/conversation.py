@@ -49,9 +49,9 @@ class Conversation:
         history when the iterator ends; if it is closed earlier, with the partial answer. A `RatchetError` becomes an
         answer with `stop="error"`.
         """
-        answer, asked = Answer(), [*self.history, Message(role="user", content=question)]
+        answer, messages = Answer(), [*self.history, Message(role="user", content=question)]
         try:
-            request = self._request(asked, settings, seed)
+            request = self._request(messages, settings, seed)
             for token in self.engine.stream(request):
                 answer.tokens.append(token)
                 answer.text = self.engine.decode(answer.tokens).rstrip("\ufffd")
@@ -65,7 +65,7 @@ class Conversation:
             raise
         finally:
             if answer.tokens:
-                self.history = [*asked, Message(role="assistant", content=answer.text)]
+                self.history = [*messages, Message(role="assistant", content=answer.text)]
         yield answer
 
     def _request(self, messages: list[Message], settings: Settings, seed: int) -> Request:

@@ -143,8 +143,8 @@ def makes_pairs(recipe: Recipe) -> bool:
 def check_kinds(recipe: Recipe) -> None:
     """Each section reads groups of the right kind: SFT answers, reward-model pairs, and what each objective compares."""
     if recipe.sft and not recipe.demonstrate and (kind := kind_of(recipe.sft.data)) in (*PAIRS, *SINGLE):
-        held = "rejected answers" if kind in PAIRS else "answers with label false"
-        raise RecipeError(f"sft.data: {recipe.sft.data!r} also contains {held}, and SFT trains on all answers; use a split such as 'sft'")
+        other = "rejected answers" if kind in PAIRS else "answers with label false"
+        raise RecipeError(f"sft.data: {recipe.sft.data!r} also contains {other}, and SFT trains on all answers; use a split such as 'sft'")
     if recipe.reward and not (recipe.demonstrate or recipe.preferences) and kind_of(recipe.reward.data) not in PAIRS:
         raise RecipeError(f"reward.data: expected a split of preference pairs ({', '.join(PAIRS)}), got {recipe.reward.data!r}")
     section = recipe.offline

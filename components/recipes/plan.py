@@ -159,7 +159,7 @@ def _validated(add: Any, recipe: Recipe, name: str, made: str, kinds: Sequence[s
 def _rounds(add: Any, recipe: Recipe, online: Online, policy: str, data: str, reward_stages: Mapping[str, str],
             gold: Mapping[str, str], others: Mapping[str, str]) -> tuple[str, list[str]]:
     initial, previous, made = policy, policy, []
-    held: list[str] = []  # selections that together contain each earlier round's choice once
+    kept: list[str] = []  # selections that together contain each earlier round's choice once
     whole = online
     for i in range(1, whole.rounds + 1):
         online = for_round(whole, i)
@@ -174,11 +174,11 @@ def _rounds(add: Any, recipe: Recipe, online: Online, policy: str, data: str, re
                       **{f"scored_{j}": f"annotate_{j}" for j in range(1, i)}},
                      round=i)
         reference = initial if online.reference == "initial" else current
-        earlier = {f"earlier_{j + 1}": s for j, s in enumerate(held)} if online.keep_earlier else {}
+        earlier = {f"earlier_{j + 1}": s for j, s in enumerate(kept)} if online.keep_earlier else {}
         chosen = add(f"select_{i}", "select", "groups", {**_pick(online, "select", "prepare"), "round": i},
                      {"groups": marked, "policy": current, "reference": reference, **reward_stages, **others, **earlier},
                      round=i)
-        held = [chosen] if online.keep_earlier else [*held, chosen]
+        kept = [chosen] if online.keep_earlier else [*kept, chosen]
         update = add(f"optimise_{i}", "optimise", "weights", {"fit": plain(online.fit), "round": i},
                      {"policy": policy, "groups": chosen, "annotated": marked, "previous": previous},
                      round=i)

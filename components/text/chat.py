@@ -42,9 +42,9 @@ def encode_whole(tokenizer: Any, prompt: Prompt, trajectory: Trajectory) -> Traj
     """
     if "tokens" in trajectory.inputs:
         return trajectory
-    whole, asked = (tokenizer(_render(tokenizer, messages, generation=generation), add_special_tokens=False)["input_ids"]
-                    for messages, generation in (([*prompt.messages, *trajectory.messages], False), (prompt.messages, True)))
-    return dataclasses.replace(trajectory, inputs={**trajectory.inputs, "tokens": whole}, mask=[i >= len(asked) for i in range(len(whole))])
+    whole, prompt_tokens = (tokenizer(_render(tokenizer, messages, generation=generation), add_special_tokens=False)["input_ids"]
+                            for messages, generation in (([*prompt.messages, *trajectory.messages], False), (prompt.messages, True)))
+    return dataclasses.replace(trajectory, inputs={**trajectory.inputs, "tokens": whole}, mask=[i >= len(prompt_tokens) for i in range(len(whole))])
 
 
 def encode_prompt(tokenizer: Any, messages: Sequence[Message]) -> list[int]:

@@ -243,13 +243,13 @@ def dvc_remote(workspace: Path) -> Finding:
             return Finding("DVC remote", "fail", f"{name}: {why}", "fix its permissions or `dvc remote modify`")
         return Finding("DVC remote", "ok", f"{name}: {place.resolve()}")
     try:
-        asked = subprocess.run([sys.executable, "-m", "dvc", "list-url", f"remote://{name}/"], cwd=workspace, capture_output=True,
+        listing = subprocess.run([sys.executable, "-m", "dvc", "list-url", f"remote://{name}/"], cwd=workspace, capture_output=True,
                                text=True, timeout=DVC_SECONDS)
-        message = (asked.stderr.strip().splitlines() or ["no answer"])[0]
+        message = (listing.stderr.strip().splitlines() or ["no answer"])[0]
     except subprocess.TimeoutExpired:
         return Finding("DVC remote", "fail", f"{name}: {url} does not answer within {DVC_SECONDS:g} s",
                        "check the network and `dvc remote list`")
-    if asked.returncode:
+    if listing.returncode:
         return Finding("DVC remote", "fail", f"{name}: {url}: {message}", "check its address and credentials: `dvc remote list`")
     return Finding("DVC remote", "ok", f"{name}: {url} answers")
 

@@ -44,8 +44,8 @@ def begins(text: str, phrase: str) -> bool:
 
 
 def ends(text: str, phrase: str) -> bool:
-    said, wanted = (s.strip().strip('"').rstrip('.!? "').lower() for s in (text, phrase))
-    return re.search(rf"(?<!\w){re.escape(wanted)}$", said) is not None and len(words(said)) > len(words(wanted))
+    answer, wanted = (s.strip().strip('"').rstrip('.!? "').lower() for s in (text, phrase))
+    return re.search(rf"(?<!\w){re.escape(wanted)}$", answer) is not None and len(words(answer)) > len(words(wanted))
 
 
 def last_mark(text: str) -> str:
@@ -93,8 +93,8 @@ def is_json(text: str) -> bool:
         value = json.loads(text)
     except (ValueError, RecursionError):
         return False
-    said = list(value.values()) if isinstance(value, dict) else value
-    return isinstance(said, list) and bool(words(json.dumps(said, ensure_ascii=False)))
+    values = list(value.values()) if isinstance(value, dict) else value
+    return isinstance(values, list) and bool(words(json.dumps(values, ensure_ascii=False)))
 
 
 def paragraphs(text: str, n: int) -> bool:
@@ -102,13 +102,13 @@ def paragraphs(text: str, n: int) -> bool:
 
 
 def one_option(text: str, options: Sequence[str]) -> bool:
-    said = " ".join(words(text))
-    return sum(f" {' '.join(words(option))} " in f" {said} " for option in options) == 1
+    answer = " ".join(words(text))
+    return sum(f" {' '.join(words(option))} " in f" {answer} " for option in options) == 1
 
 
 def begins_with_letter(text: str, letter: str) -> bool:
-    said = words(text)
-    return bool(said) and said[0].startswith(letter.lower())
+    spoken = words(text)
+    return bool(spoken) and spoken[0].startswith(letter.lower())
 
 
 def numbered(text: str, n: int) -> bool:

@@ -51,9 +51,9 @@ def unit_tests(groups: Sequence[Group], ctx: Context, *, cpu_seconds: Count = 5,
     support raises `SandboxError`.
     """
 
-    def verify(asked: tuple[Prompt, str]) -> tuple[float | None, str]:
+    def verify(case: tuple[Prompt, str]) -> tuple[float | None, str]:
         try:
-            program = program_of(*asked)
+            program = program_of(*case)
         except ValueError as error:
             return None, f"failed: {error}"
         passed = execute(program, cpu_seconds=cpu_seconds, wall_seconds=wall_seconds, memory_mib=memory_mib).passed
