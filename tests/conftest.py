@@ -1,4 +1,4 @@
-"""Shared by all tests: no network, quiet platforms, and one tiny model a session."""
+"""Shared fixtures: no network, quiet platforms, one tiny model per session."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ for name, value in {
     "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "DO_NOT_TRACK": "1", "MLFLOW_DISABLE_TELEMETRY": "true",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "PREFECT_LOGGING_LEVEL": "ERROR", "GX_ANALYTICS_ENABLED": "false",
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120", "MPLBACKEND": "Agg",
-    "OMP_NUM_THREADS": "1",  # tests run beside each other: two threads a process wait for each other more than they work
+    "OMP_NUM_THREADS": "1",  # tests run in parallel, and two threads each would be slower
 }.items():
     os.environ.setdefault(name, value)
 

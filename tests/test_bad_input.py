@@ -1,4 +1,4 @@
-"""Bad input gives one clear sentence, a non-zero exit, and loses nothing."""
+"""Bad input: one clear sentence, non-zero exit code, nothing lost."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_non_finite_loss_is_an_error_and_keeps_the_checkpoint(changes: list[str]
         return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
     kept = []
-    for _ in range(2):  # the same recipe goes on from its checkpoint, to the same end
+    for _ in range(2):  # the same recipe resumes from its checkpoint and fails at the same step
         with pytest.raises(TrainingError) as stopped:
             for name in pipeline.stages:
                 pipeline.make(name)

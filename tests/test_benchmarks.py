@@ -1,4 +1,4 @@
-"""The benchmark harness: both sides do the same work, a wrong one is found out, ratios are of neighbouring runs."""
+"""The benchmark harness: equal work on both sides, wrong results are detected, ratios of adjacent runs."""
 
 from __future__ import annotations
 

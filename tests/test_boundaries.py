@@ -1,4 +1,4 @@
-"""The library knows no platform, the core knows no method, and light things stay light."""
+"""Import rules: components import no platform, the core names no method, light modules import nothing heavy."""
 
 from __future__ import annotations
 

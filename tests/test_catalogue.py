@@ -1,4 +1,4 @@
-"""Every recipe loads and is cited; every recipe's run can be planned; a new method touches one piece and one recipe."""
+"""The shipped recipes: loaded, cited, planned; a new method needs one piece and one recipe."""
 
 from __future__ import annotations
 

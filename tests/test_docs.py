@@ -1,4 +1,4 @@
-"""The documentation builds without a broken link, and its generated parts are up to date."""
+"""The documentation builds without broken links, and its generated parts are up to date."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands under infra/ fits its schema, is pinned, unprivileged, closed by default and without a secret in it."""
+"""Files under infra/: valid schemas, pinned versions, unprivileged, closed ports, no secrets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must hold for every loss whatever its inputs, over a tiny learner: a bigram table of logits."""
+"""Properties of every loss on a tiny learner (a bigram table of logits): invariances, limits, gradients."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The wheel: one package, every module and file of data in it, and it runs away from the repository."""
+"""The wheel: one package with all modules and data files, which runs outside the repository."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a stranger's model, data, recipe or answer must not be able to do, and what must never be written down."""
+"""Security: untrusted models, data, recipes and answers; secrets in files and messages."""
 
 from __future__ import annotations
 

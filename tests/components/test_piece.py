@@ -1,4 +1,4 @@
-"""Pieces are described from their source, checked strictly, and built with their defaults."""
+"""Pieces: description from source, strict checks of options, defaults."""
 
 from __future__ import annotations
 

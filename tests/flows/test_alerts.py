@@ -1,4 +1,4 @@
-"""Alerts: mistakes are named where they are typed; a real Prefect server calls a real web server, and nobody prints its address."""
+"""Alerts: validation, and a real Prefect server that calls a webhook without leaking its address."""
 
 from __future__ import annotations
 

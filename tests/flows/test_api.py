@@ -1,4 +1,4 @@
-"""The public Python API: its names, what it reads from a run's directory, its errors; and the example runs."""
+"""The public Python API: names, reading a run's directory, errors, the documented example."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bad input at the command line: one sentence that names the user's file and says what to do, a non-zero exit, nothing lost."""
+"""Bad input on the command line: one sentence with the file and the fix, non-zero exit code, nothing lost."""
 
 from __future__ import annotations
 

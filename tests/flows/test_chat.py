@@ -1,4 +1,4 @@
-"""`ratchet chat`: one message and an exit, and a person at a terminal."""
+"""`ratchet chat`: with --once, and in an interactive terminal."""
 
 from __future__ import annotations
 

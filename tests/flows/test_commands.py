@@ -1,4 +1,4 @@
-"""The commands on a store filled by hand: what they print, what they refuse, how they exit."""
+"""Commands on a hand-filled store: output, errors, exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The schedules in git: read strictly, compared with a server, carried out once."""
+"""`flows/deployments.yaml`: validation, comparison with a Prefect server, deployment; real workers."""
 
 from __future__ import annotations
 

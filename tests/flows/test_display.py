@@ -1,4 +1,4 @@
-"""What a person reads of a stage: its headline, and its records in one line."""
+"""Progress display: headlines, records, terminal and log output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DVC and the flow are not two masters: whichever made the data, dvc.lock says the same, and the other has nothing to do."""
+"""`dvc repro` and `ratchet run` leave the same dvc.lock, and the second of the two has nothing to do."""
 
 from __future__ import annotations
 

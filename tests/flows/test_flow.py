@@ -1,4 +1,4 @@
-"""The flow under Prefect, with MLflow and the registry, on the tiny model: as a user runs it."""
+"""The flow under Prefect with MLflow and the registry, on the tiny model, through the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ratchet init`: a recipe for data of each kind, which passes the check; a sentence where there can be none."""
+"""`ratchet init`: a valid recipe for data of each kind; errors."""
 
 from __future__ import annotations
 

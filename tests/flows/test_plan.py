@@ -1,4 +1,4 @@
-"""The table before a run: every quantity under its unit, none that the run does not have."""
+"""`ratchet plan`: the table of quantities with their units."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recipes over GSM8K and HH-RLHF, on small samples in the published format, made here: the published test file is the evaluation."""
+"""Recipes for GSM8K and HH-RLHF on small samples in the published format; the published test file is the evaluation."""
 
 from __future__ import annotations
 

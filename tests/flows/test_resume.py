@@ -1,4 +1,4 @@
-"""Killed at any moment, a run continues and ends with the same weights, bit for bit."""
+"""A run killed at any step resumes and ends with bit-identical weights."""
 
 from __future__ import annotations
 

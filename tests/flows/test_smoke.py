@@ -1,4 +1,4 @@
-"""Every recipe over the tiny model runs from its data to its end, small; a second run has nothing to do."""
+"""Every recipe runs end to end on the tiny model; a second run has nothing to do."""
 
 from __future__ import annotations
 

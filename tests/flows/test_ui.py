@@ -1,4 +1,4 @@
-"""`ratchet ui`: the address of the runs, not of MLflow's page about traces."""
+"""`ratchet ui`: its MLflow URL shows the training runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our pieces against the numbers in `losses.yaml`."""
+"""Pieces against published numbers in `losses.yaml`."""
 
 import doctest
 import importlib

@@ -1,4 +1,6 @@
-"""A small soak, and proof that the soak would notice. (The flow killed: test_resume.py. A stage killed: test_launch.py.)"""
+"""A small soak test, and proof that it detects unsound programs. (Killed flow: test_resume.py. Killed stage:
+test_launch.py.)
+"""
 
 from __future__ import annotations
 

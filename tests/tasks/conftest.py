@@ -1,4 +1,4 @@
-"""What several tests of tasks start from: a DVC workspace in a git repository, with a remote of its own; and what the stage `sft` reads."""
+"""Fixtures for the tests of tasks: a DVC workspace in a git repository with a remote; inputs of the stage `sft`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which failures of a stage Prefect tries again."""
+"""Which stage failures Prefect retries."""
 
 from __future__ import annotations
 

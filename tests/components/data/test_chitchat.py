@@ -1,4 +1,4 @@
-"""The real data set, from the package index through curation to the gate."""
+"""ChitChat end to end: download from the package index, curation, validation."""
 
 import time
 from collections import Counter

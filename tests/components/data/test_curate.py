@@ -1,4 +1,4 @@
-"""Splits, builders and the whole of curation on a small made-up corpus."""
+"""Splits, group builders and the whole curation on a small synthetic corpus."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""The `groups` file: exact round trips, damage named by row."""
+"""The `groups` Parquet file: exact round trips; damage is reported with its row."""
 
 import hashlib
 

@@ -1,4 +1,4 @@
-"""Each published layout, read from a sample in its format: what becomes of a row, and what is said of one that fits none."""
+"""Parsers of published layouts on samples in the published format; errors for unknown layouts."""
 
 import gzip
 import json

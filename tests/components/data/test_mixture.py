@@ -1,4 +1,4 @@
-"""Several sources: caps, weights, the source of each row, and the same rows for a seed."""
+"""Mixtures of several sources: caps, weights, the source of each row, determinism by seed."""
 
 import json
 

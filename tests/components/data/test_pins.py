@@ -1,4 +1,4 @@
-"""A recipe that names a growing file or a moving branch is another recipe once they have moved."""
+"""Data pins: a changed file or a moved branch changes the recipe's keys."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_changed_content_changes_the_key_and_a_new_mtime_does_not(tmp_path: Path
     second = opened(tmp_path, f"path:{data}")
     assert second.run.name != first.run.name and second.stages["sft"].key != first.stages["sft"].key
     assert second.stages["model_policy"].key == first.stages["model_policy"].key
-    with pytest.raises(SourceError, match="pin"):  # the first run, continued, would take what it was not planned with
+    with pytest.raises(SourceError, match="pin"):  # resuming the first run would mix two versions of the data
         Pipeline.again(dump(first.recipe, first.profile), home=tmp_path, run="again").make("raw")
     assert opened(tmp_path, f"path:{data}", f"data.sha256={'f' * 64}").recipe.data.sha256 == "f" * 64, "a pin of the user's was replaced"
     absent = opened(tmp_path, f"path:{tmp_path / 'chat.jsonl'}")

@@ -1,4 +1,6 @@
-"""Published splits: train and test files are never mixed, the recipe's splits are made from the right ones, and what is held out is not trained on."""
+"""Published splits: train and test files are never mixed, recipe splits come from the right ones, and held-out rows
+are not trained on.
+"""
 
 import json
 from pathlib import Path

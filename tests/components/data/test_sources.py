@@ -1,4 +1,4 @@
-"""The four source schemes, on a real pip, a hub served on loopback, folders and generators."""
+"""The four source schemes against a real pip, a Hub served on loopback, directories and generators."""
 
 import hashlib
 import http.server

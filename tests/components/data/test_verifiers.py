@@ -1,4 +1,4 @@
-"""A verifier scores the data's own answers before anything is trained on it."""
+"""Verification of the data's own reference answers before training."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Nothing a confined program tries succeeds. Every one of `ATTACKS` does succeed when nobody confines it."""
+"""Sandbox of model-written code: every attack in `ATTACKS` fails inside and succeeds outside."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ratchet.components.errors import SandboxError
 ROOT = Path(__file__).resolve().parents[3]
 SECRET = "hunter2-planted"
 
-# Each comes to its end only where it got what it wanted.
+# Each prints its success only if the attack worked.
 ATTACKS = {
     "fork": "import os\nif os.fork() == 0: os._exit(0)",
     "fork, past Python": "import ctypes\nassert ctypes.CDLL(None).fork() >= 0",

@@ -1,4 +1,4 @@
-"""The arithmetic of `plan --estimate` against real models: what they hold, what learns, what autograd keeps."""
+"""`plan --estimate` against real models: parameters, trainable parameters, activations saved by autograd."""
 
 from __future__ import annotations
 

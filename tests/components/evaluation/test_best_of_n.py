@@ -1,4 +1,4 @@
-"""Best of n in closed form, against every subset by brute force."""
+"""Closed form of best of n against all subsets by brute force."""
 
 import itertools
 import math

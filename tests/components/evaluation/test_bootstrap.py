@@ -1,4 +1,4 @@
-"""Intervals against scipy and closed forms."""
+"""Confidence intervals against scipy and closed forms."""
 
 import numpy as np
 import pytest

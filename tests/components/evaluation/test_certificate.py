@@ -1,4 +1,4 @@
-"""The certificate: numbers worked by hand, scikit-learn's calibration, and every way to be refused."""
+"""Reward model certificate: hand-computed values, scikit-learn's calibration, and every reason to fail."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Gates in both directions, at a tie and without the metric; health rules one by one."""
+"""Gates in both directions, at ties and without the metric; each health rule on its own."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The gold measure on a world whose taste is known, with a small random BERT as its encoder."""
+"""The gold measure on synthetic data with known preferences and a small random BERT as encoder."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""What a recipe is said to measure is what its evaluation writes."""
+"""Metric names known from a recipe equal those written by its evaluation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Diversity, fluency, KL and rates of answers, against hand-worked numbers and exact sums."""
+"""Diversity, fluency, KL and answer rates against hand-computed numbers and exact sums."""
 
 import math
 

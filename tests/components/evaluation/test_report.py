@@ -1,4 +1,4 @@
-"""The page and its pictures: complete, self-contained, escaped, the same bytes twice."""
+"""The HTML report and its plots: complete, self-contained, escaped, deterministic."""
 
 import base64
 import hashlib

@@ -1,4 +1,4 @@
-"""Win rates where the truth is known: only length differs, or only quality does."""
+"""Win rates on synthetic arms that differ only in length or only in quality."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The sampler that really samples is compared with what learns, wherever it samples; float32 exactly, half precision as far as it rounds."""
+"""Sampler log-probs against training log-probs: exact in float32, within rounding in half precision."""
 
 from __future__ import annotations
 

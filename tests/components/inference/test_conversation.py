@@ -1,4 +1,4 @@
-"""A conversation: its history, what a reader sees of an answer as it grows, how an answer ends."""
+"""Chat conversations: history, streamed text, stop reasons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The built-in engine against transformers.generate and against the learner, on a small random model."""
+"""The torch inference engine against transformers.generate and the learner, on a small random model."""
 
 from __future__ import annotations
 

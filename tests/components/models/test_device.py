@@ -1,4 +1,4 @@
-"""Engine and learner on a pretended GPU: bit for bit what they do on the host, with everything where it must be."""
+"""Engine and learner on a simulated GPU: bit-identical to the CPU, with all tensors on the right device."""
 
 from __future__ import annotations
 

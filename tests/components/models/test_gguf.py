@@ -1,4 +1,4 @@
-"""A GGUF file against the model it was written from: the same logits, the same tokens, the same ends."""
+"""GGUF conversion against the original model: same logits, tokens and end-of-turn tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A LoRA directory that peft saved becomes the model that peft computes with it."""
+"""Merging of a LoRA directory saved by PEFT against the model that PEFT computes."""
 
 from __future__ import annotations
 

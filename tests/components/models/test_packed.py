@@ -1,4 +1,4 @@
-"""The packed forward pass against plain, padded transformers; chunked log-probs against log_softmax."""
+"""Packed forward pass against padded transformers; chunked log-probs against log_softmax."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products by oneDNN against torch's own, on whatever processor runs the tests."""
+"""oneDNN matmul against torch's own."""
 
 import subprocess
 import sys

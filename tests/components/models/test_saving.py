@@ -1,4 +1,4 @@
-"""Saving a model loads nothing that has no part in it."""
+"""Imports made by saving a model."""
 
 from __future__ import annotations
 

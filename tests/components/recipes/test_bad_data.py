@@ -1,4 +1,6 @@
-"""A catalogue of bad data: `ratchet recipes check` and `ratchet run` refuse each by one sentence, before a server starts or torch is imported."""
+"""Catalogue of bad data: `ratchet recipes check` and `ratchet run` report each in one sentence, before a server
+starts or torch is imported.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A catalogue of bad recipes: each is refused by one sentence, by reading alone."""
+"""Catalogue of bad recipes (`bad_recipes.yaml`): loading and checking reports each in one sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A profile whose sampler is not the learner's writes the off-policy correction into the recipe; others change nothing."""
+"""Off-policy correction is added to a recipe if the sampler is not the learner's engine, and only then."""
 
 from __future__ import annotations
 

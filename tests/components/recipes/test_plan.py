@@ -1,4 +1,4 @@
-"""What the stages of a plan read."""
+"""Inputs of a plan's stages."""
 
 from __future__ import annotations
 

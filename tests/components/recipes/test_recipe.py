@@ -1,4 +1,4 @@
-"""Recipes: merged once, strict, checked as a dataflow; every mistake is one sentence with the way out."""
+"""Recipes: merging with a base, strict keys and types, column dataflow; every mistake is one sentence with a fix."""
 
 from __future__ import annotations
 

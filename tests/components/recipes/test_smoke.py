@@ -1,4 +1,4 @@
-"""`--limit N` makes any recipe small, and no champion."""
+"""`--limit N` makes any recipe a smoke test without registration."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Reward models that were trained elsewhere: scored as published, certified on the recipe's pairs before the loop may use them."""
+"""External reward models: scores as published, certified on the recipe's pairs before use."""
 
 from __future__ import annotations
 

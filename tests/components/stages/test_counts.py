@@ -1,4 +1,4 @@
-"""What a stage reads, keeps, cuts, drops and leaves over stands in its meta, counted by hand here."""
+"""Counts in a stage's meta (read, kept, truncated, dropped, over the limit) against hand counts."""
 
 from __future__ import annotations
 

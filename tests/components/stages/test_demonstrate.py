@@ -1,4 +1,6 @@
-"""Data sets from the base model's own answers, over the tiny model: sampled, verified, selected, validated, learnt from."""
+"""Training data from the base model's own answers, on the tiny model: sampled, verified, selected, validated, trained
+on.
+"""
 
 from __future__ import annotations
 

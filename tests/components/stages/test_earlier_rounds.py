@@ -1,4 +1,4 @@
-"""`keep_earlier`: the pairs of the rounds before, once each, measured against the reference of the round that learns from them."""
+"""`keep_earlier`: pairs of earlier rounds are included once and scored by the current round's reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scores that answers lack: none crashes the evaluation, none counts as zero, all are counted."""
+"""Missing scores in the evaluation: no crash, not counted as zero, counted as missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which models a stage's pieces get, and which they are refused."""
+"""Models that a stage gives to its pieces, and those it refuses."""
 
 from __future__ import annotations
 

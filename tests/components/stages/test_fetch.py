@@ -1,4 +1,4 @@
-"""Models that an earlier run made, as `path:` sources of the next: whole, without the records of the store that they come from."""
+"""Outputs of an earlier run as `path:` model sources: complete, without the store's manifest."""
 
 from __future__ import annotations
 

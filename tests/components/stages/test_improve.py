@@ -1,4 +1,4 @@
-"""Step cadence: what pieces remember is part of the checkpoint, so a killed run goes on bit for bit."""
+"""Online training per step: state of pieces is in the checkpoint, and resume is bit-identical."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Over-optimisation is provoked and caught: a proxy that pays for length climbs, the gold measure that punishes it falls."""
+"""Over-optimisation is provoked and detected: a length-biased reward rises while the gold score falls."""
 
 from __future__ import annotations
 

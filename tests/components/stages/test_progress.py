@@ -1,4 +1,4 @@
-"""How far a stage is: counted by what does the work, in a file that only those who wait read."""
+"""Progress of a stage: counts written to a file by the process that does the work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a reward stage leaves: a directory that transformers loads, a certificate, and its pictures, the same bytes each time."""
+"""Output of a reward stage: a directory that transformers loads, a certificate, deterministic plots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stops or holds a run while it learns: a sampler with other weights, answers without end, the recipe's health rules; by rounds and by steps."""
+"""Stops and holds during training: stale sampler weights, endless answers, health rules; by rounds and by steps."""
 
 from __future__ import annotations
 

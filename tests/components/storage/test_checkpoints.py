@@ -1,4 +1,4 @@
-"""What a fit leaves on the way: logs with every step once, checkpoints that go on exactly."""
+"""Checkpoints and metrics log of a fit: every step once, exact resume."""
 
 from __future__ import annotations
 

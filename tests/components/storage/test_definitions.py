@@ -1,4 +1,4 @@
-"""Which source code a digest depends on: of small packages written here, and of the stages of real recipes."""
+"""Source-code digests: which definitions they cover, on small packages and on the stages of real recipes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State goes to disk and back exactly, without pickle."""
+"""Exact serialisation of state without pickle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store: whole or not at all."""
+"""The artifact store: atomic publishing, damage, locks."""
 
 from __future__ import annotations
 

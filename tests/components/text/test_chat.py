@@ -1,4 +1,4 @@
-"""Tokens, masks and cuts of conversations under a ChatML template."""
+"""Token ids, loss masks and truncation of conversations with a ChatML template."""
 
 from __future__ import annotations
 

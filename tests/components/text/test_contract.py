@@ -1,4 +1,4 @@
-"""A stage starts only when the tokens of its inputs mean the same, and notes what the tokens of its product mean."""
+"""Tokenizer contracts: a stage starts only if its inputs agree on the tokenizer, and records its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Annotating and selecting: what is masked, what is counted, and which models a reward comes from."""
+"""Annotation and selection: masking of failed rewards, counts, origin of rewards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packing by hand-counted tokens."""
+"""Sequence packing against hand-counted tokens."""
 
 from __future__ import annotations
 

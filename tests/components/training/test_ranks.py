@@ -1,4 +1,4 @@
-"""What the processes that learn together owe each other. Those that the launcher starts are in `tests/tasks/process/test_ranks.py`."""
+"""Shutdown of data-parallel ranks. Ranks started by the launcher: `tests/tasks/process/test_ranks.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The torch learner: resume bit for bit, export, schedules, adapters, values."""
+"""The torch learner: bit-identical resume, export, schedules, adapters, value heads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop's own promises: planned steps, empty data, whole units. Numbers of the losses are tested with the objectives."""
+"""The training loop: planned steps, empty data, whole units. Losses are tested with the objectives."""
 
 from __future__ import annotations
 

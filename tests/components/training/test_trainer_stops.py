@@ -1,4 +1,4 @@
-"""Early stopping: a fit whose validation loss rises ends before its time, and the best weights are what is left."""
+"""Early stopping on rising validation loss; the best weights are kept."""
 
 from __future__ import annotations
 

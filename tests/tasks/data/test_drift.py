@@ -1,4 +1,4 @@
-"""Drift: the index by hand and against chance, what moves and what does not, and a run that writes and shows it."""
+"""Data drift: the index by hand and under the null hypothesis, moved columns, and a run that records and shows it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gc forgets what nobody needs and nothing else, also while others work."""
+"""`ratchet gc`: deletes unneeded artifacts only, also while other processes run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gate on curated data: planted faults are all caught, set aside with their reason, and too many stop the run."""
+"""Validation of curated data: every planted fault is caught and quarantined with its reason; too many stop the run."""
 
 import contextlib
 import json

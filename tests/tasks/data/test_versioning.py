@@ -1,4 +1,4 @@
-"""DVC for real: a git repository with a local remote, in a temporary folder."""
+"""DVC versioning in a real git repository with a local remote."""
 
 import json
 import shutil
@@ -35,7 +35,7 @@ def test_publish_commit_push_and_pull_round_trip(workspace, tmp_path):
     assert outs["data/raw"] == digest(workspace / "data" / "raw")
     assert outs["data/one.txt"] == digest(tmp_path / "v1" / "a.txt")
     assert "up to date" in dvc(workspace, "status")  # as true as after `dvc repro`,
-    assert "up to date" in dvc(workspace, "repro")  # whose command would fail if it ran
+    assert "up to date" in dvc(workspace, "repro")  # the stage's command would fail if it ran
     dvc(workspace, "push")
     git(workspace, "add", "-A")
     git(workspace, "commit", "-qm", "one")

@@ -1,4 +1,4 @@
-"""The doctor names what is wrong and what to do; every check is tried on a healthy and on a sick patient."""
+"""`ratchet doctor`: each check on a healthy and on a broken installation."""
 
 from __future__ import annotations
 

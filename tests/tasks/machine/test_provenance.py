@@ -1,4 +1,4 @@
-"""The revision in a lineage is that of the code that ran, in a checkout and in an image alike."""
+"""Recorded code revision: in a checkout, in an image, as an installed package."""
 
 from __future__ import annotations
 

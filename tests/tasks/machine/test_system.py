@@ -1,4 +1,4 @@
-"""What a GPU is doing, by NVIDIA's binding as this project calls it."""
+"""GPU metrics through NVML (pynvml)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A run that was started by hand ends from its Prefect page. (With a real server: tests/flows/test_deployments.py.)"""
+"""Cancellation from the Prefect UI of a run started on the command line. (Real server:
+tests/flows/test_deployments.py.)
+"""
 
 from __future__ import annotations
 

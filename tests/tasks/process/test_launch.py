@@ -1,4 +1,4 @@
-"""A stage runs in a process of its own: errors come back whole, a death is told, nothing is left behind."""
+"""Stages in child processes: errors are passed on, deaths reported, nothing is left behind."""
 
 from __future__ import annotations
 

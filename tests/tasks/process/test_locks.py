@@ -1,4 +1,4 @@
-"""Two processes at once: the second waits or refuses, no GPU is given to both, and a holder that is killed leaves nothing to clear."""
+"""Locks between processes: runs, registry, GPUs; a killed holder releases its lock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ranks of one stage on two machines, which are two processes here: `launch` leads in one, `ratchet join` is the other."""
+"""Multi-node ranks of one stage on two simulated machines: `launch` in one process, `ratchet join` in another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run starts ends with it, even when it is killed and can do nothing about it."""
+"""Child processes end with the run, even if it is killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server of a run that has no other: it answers, ends, says why it does not, and its first database is made once a machine."""
+"""The run's own Prefect server: start, stop, errors, and the cached database template."""
 
 from __future__ import annotations
 

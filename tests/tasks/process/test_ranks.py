@@ -1,4 +1,4 @@
-"""A stage on two ranks through the launcher: the profile says how many, a killed one is told, the next run goes on."""
+"""A stage on two data-parallel ranks through the launcher: killed ranks, errors, resume."""
 
 from __future__ import annotations
 

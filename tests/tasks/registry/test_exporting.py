@@ -1,4 +1,4 @@
-"""`ratchet export` and `ratchet push`: the bytes that were made, a model card that says what made them, and nothing of this machine."""
+"""`ratchet export` and `ratchet push`: exact files, a model card with provenance, no local paths."""
 
 from __future__ import annotations
 

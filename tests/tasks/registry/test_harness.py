@@ -1,4 +1,4 @@
-"""lm-evaluation-harness on a model directory, against log-likelihoods that transformers computes."""
+"""lm-evaluation-harness on a model directory against log-likelihoods computed with transformers."""
 
 from __future__ import annotations
 

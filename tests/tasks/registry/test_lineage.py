@@ -1,4 +1,4 @@
-"""Lineage is read from manifests alone: every ancestor once, what is gone is named, the picture holds all."""
+"""Lineage from manifests: every ancestor once, missing ones named, complete drawing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Registered versions as MLflow's own loaders and its server read them, against transformers on the same directory."""
+"""Registered versions through MLflow's loaders and server, against transformers on the same directory."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""Who becomes champion, by what evidence, on whose word, and the way back."""
+"""Promotion to champion: statistical evidence, manual decisions, rollback."""
 
 from __future__ import annotations
 

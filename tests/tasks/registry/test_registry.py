@@ -1,4 +1,4 @@
-"""The registry on sqlite and against a real `mlflow server`: the two refuse different things."""
+"""The registry on sqlite and on a real `mlflow server`, which reject different requests."""
 
 import os
 import socket
@@ -172,7 +172,7 @@ from ratchet.components.types import Artifact
 from ratchet.tasks.registry import promotion
 from ratchet.tasks.registry import registration
 
-for name in ("create_logged_model", "set_registered_model_alias"):  # what was read is old by a second when it is written
+for name in ("create_logged_model", "set_registered_model_alias"):  # delays each write by a second after its read
     def slow(*args, was=getattr(MlflowClient, name), **more):
         time.sleep(1)
         return was(*args, **more)

@@ -1,4 +1,4 @@
-"""`registry:` as the source of a recipe's model: the version is resolved when a run begins, and its files are those that were registered."""
+"""`registry:` sources: the version is resolved when a run starts, and its files are the registered ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of models: directories, runs, registered versions."""
+"""Resolution of model names: directories, runs, registered versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Products by address: the same bytes on every machine, or one clear sentence and nothing in the store."""
+"""Exchange of artifacts through a shared address: identical bytes on every machine, or an error and an unchanged
+store.
+"""
 
 from __future__ import annotations
 

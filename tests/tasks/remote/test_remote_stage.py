@@ -1,4 +1,6 @@
-"""A stage made by another worker: asked for once, found again, taken down with its flow. (With real workers: test_deployments.py.)"""
+"""A stage run by another worker: submitted once, found again after a restart, cancelled with its flow. (Real workers:
+test_deployments.py.)
+"""
 
 from __future__ import annotations
 

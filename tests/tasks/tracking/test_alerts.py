@@ -1,4 +1,4 @@
-"""The alarm: people hear of health rules that tripped and of gates that failed, once, by the run that found out."""
+"""Alerts of tripped health rules and failed gates: emitted once, by the run that found them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_tripped_health_rule_emits_an_alert(alarm: Alarm, told: list[Any]) -> No
         assert (event, run) == (HEALTH, "toy-1") and more == {"recipe": "toy", "stage": "annotate_2", "found": TRIPPED["verdicts"]}
         assert message == f"toy-1: {ANNOTATE.title}: health rules tripped ({action}): {'; '.join(TRIPPED['verdicts'])}"
     alarm.finished(ANNOTATE, made({"verdict": "ok", "verdicts": []}), reused=False, seconds=1.0)
-    alarm.finished(ANNOTATE, made(TRIPPED), reused=True, seconds=0.0)  # told by the run that made it
+    alarm.finished(ANNOTATE, made(TRIPPED), reused=True, seconds=0.0)  # the run that made it has emitted the alert
     assert not told
 
 

@@ -1,4 +1,4 @@
-"""Two runs side by side: what differs is named with its reason, results come with paired intervals where they may."""
+"""Comparison of two runs: differences with their reasons, paired intervals of results."""
 
 from __future__ import annotations
 

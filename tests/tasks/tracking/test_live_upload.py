@@ -1,4 +1,4 @@
-"""Runs in MLflow against a real sqlite store: derived from a run's directory, late, twice, interrupted, unreachable."""
+"""Upload of runs to MLflow (real sqlite store): late, repeated, interrupted, with an unreachable server."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ STEP = "online/round-1"
 
 @pytest.fixture(scope="session")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the MLflow database is; its making takes seconds."""
+    """Directory of the MLflow database; creating it takes seconds."""
     os.environ.pop("MLFLOW_TRACKING_URI", None)
     return tmp_path_factory.mktemp("home")
 
 
 @pytest.fixture
 def pipeline(tmp_path: Path) -> Pipeline:
-    """A run of `online_dpo` that has begun: all is made up to the first rollout, `optimise_1` is being made."""
+    """A started run of `online_dpo`: everything up to the first rollout is finished, `optimise_1` is running."""
     made = Pipeline.open("online_dpo", home=tmp_path / "store", profile="test")
     made.begin()
     for name in (*(n for n in made.stages if n.startswith("model_")), "raw", "drafts", "curated", "rollout_1", "annotate_1", "select_1"):
@@ -53,7 +53,7 @@ def publish(pipeline: Pipeline, name: str, **meta: Any) -> None:
 
 
 def work(pipeline: Pipeline, name: str) -> Path:
-    """The metrics file of a stage that is being made."""
+    """Metrics file of a running stage."""
     file = pipeline.store.root / ".work" / f"{name}-{pipeline.stages[name].key[:16]}" / "product" / "metrics.jsonl"
     file.parent.mkdir(parents=True, exist_ok=True)
     return file
@@ -80,7 +80,7 @@ def test_runs_nest_and_uploading_twice_or_resuming_adds_nothing(home: Path, pipe
         link = uploader.link("report.html")
     mlflow = client(home)
     top, round_one = mlflow.get_run(ids[ROOT]), mlflow.get_run(ids[STEP])
-    assert top.info.status == round_one.info.status == "RUNNING"  # nobody ended it: killed
+    assert top.info.status == round_one.info.status == "RUNNING"  # killed, so it was never ended
     assert top.data.params["recipe.name"] == "online_dpo" and round_one.data.tags["mlflow.parentRunId"] == ids["online"]
     assert {(i.dataset.name, i.dataset.digest) for i in round_one.inputs.dataset_inputs} >= {
         ("rollout_1", digest(pipeline.artifact("rollout_1").path)[:36])}
@@ -88,7 +88,7 @@ def test_runs_nest_and_uploading_twice_or_resuming_adds_nothing(home: Path, pipe
     assert link == f"#/experiments/{top.info.experiment_id}/runs/{ids[ROOT]}/artifacts/report.html?workflowType=machine_learning"
     assert mlflow.get_experiment(top.info.experiment_id).tags["mlflow.experimentKind"] == "custom_model_development"
 
-    file.write_text("")  # the stage goes on from its checkpoint at step 3: steps 3 and 4 come again
+    file.write_text("")  # the stage resumes from its checkpoint at step 3: steps 3 and 4 are logged again
     write(file, range(3, 8), value=2.0)
     pipeline.end("stopped")
     tracking = Tracking(run, home)
@@ -142,7 +142,7 @@ def test_a_server_that_is_away_stops_nothing_and_loses_nothing(home: Path, pipel
         tracking = Tracking(run, home, every_seconds=0.1)
         begin = time.monotonic()
         tracking.start()
-        assert time.monotonic() - begin < 10, "it waited for the server"  # whose client would wait minutes
+        assert time.monotonic() - begin < 10, "it waited for the server"  # MLflow's client would wait minutes
         if kind == "dead":  # three failures a second apart are enough
             assert tracking.run_id(wait_seconds=600) is None and 3 <= tracking._failures <= 6
         pipeline.end("finished")

@@ -1,4 +1,4 @@
-"""What became of a run: gates with figures, versions, champion or why not, and the error and log of one that failed."""
+"""Outcome of a run: gates with values, versions, champion, and error and log of a failed run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tiny run made again is the same run; a record that was tampered with is found at its stage."""
+"""Reproduction of a tiny run: identical, and the first differing stage if the record was changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run took: sums by hand, nothing guessed, samples of the machine, and a stage that counts its own."""
+"""Resources spent by a run: hand-computed sums, no guesses, machine samples, a stage's own counters."""
 
 from __future__ import annotations
 

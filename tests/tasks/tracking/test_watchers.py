@@ -1,4 +1,4 @@
-"""What a stage puts on the Prefect page, and what watchers are told."""
+"""Pipeline watchers and the artifacts on the Prefect page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which parameters learn, on a real transformers model of two layers."""
+"""Trainable parameters of each adapter, on a two-layer transformers model."""
 
 import pytest
 import torch

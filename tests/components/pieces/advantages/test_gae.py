@@ -1,4 +1,4 @@
-"""GAE over columns: where a reward falls, what lies between turns, what whitening keeps."""
+"""GAE on columns: placement of rewards, environment tokens between turns, whitening."""
 
 import pytest
 

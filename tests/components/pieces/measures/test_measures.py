@@ -1,4 +1,4 @@
-"""Measures of answers against numbers worked by hand."""
+"""Measures of answers against hand-computed numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""KTO from rows with a label to a step: the mismatched answers, the reference point over the whole step, and that it learns."""
+"""KTO from labelled rows to a training step: mismatched answers, reference point over the whole step, learning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The policy gradients against the gradient of the expected reward, summed over every answer that a small policy can give."""
+"""Policy gradients against the exact gradient of the expected reward, summed over all answers of a small policy."""
 
 from __future__ import annotations
 

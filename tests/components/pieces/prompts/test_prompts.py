@@ -1,4 +1,4 @@
-"""Rounds see the prompts they should, whatever happened before."""
+"""Prompt samplers: which prompts each round gets, and resume."""
 
 from pathlib import Path
 

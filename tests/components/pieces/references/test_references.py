@@ -1,4 +1,4 @@
-"""What the reference becomes after a round."""
+"""Reference model updates between rounds."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Every family of instructions: answers that obey, answers that nearly do, and cheats; then the reward itself."""
+"""Instruction families and their checkers: obeying answers, near misses, cheats; then the reward."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""Numbers and expressions: what counts as the answer of a text, what equals the reference, and that nothing takes for ever."""
+"""Math answers: extraction, equality with the reference, time limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A reward model reads text rendered by its own template: the policy's ids, log-probs and columns must not reach it."""
+"""A reward model reads text rendered by its own chat template, never the policy's token ids or log-probs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gold solutions earn 1, wrong ones 0, in every form an answer takes; what cannot be rewarded is failed, not 0."""
+"""Unit-test reward: gold solutions get 1, wrong ones 0, in every answer form; unscorable answers are failed, not 0."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gold answers score 1, corrupted ones 0, and a reward that breaks is failed, never 0."""
+"""Verifiers: gold answers get 1, corrupted ones 0; a broken reward is failed, not 0."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Answers drawn with a verified answer to another prompt in sight, over an engine that copies what it was shown."""
+"""Rollouts with a verified answer to another prompt as in-context example, on an engine that copies the example."""
 
 from __future__ import annotations
 

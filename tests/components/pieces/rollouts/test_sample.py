@@ -1,4 +1,4 @@
-"""Groups as the sampler makes them: over a tiny engine that draws letters with the request's own seed."""
+"""Groups made by the sampler, on a tiny engine that draws letters from the request's seed."""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""Numbers that move: their path, and that a resumed one goes on as if nothing had happened."""
+"""Schedules of numbers: their values per step, and resume."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Truncated importance weights, worked by hand."""
+"""Truncated importance weights against hand-computed values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Columns from models, checked against the trajectories they speak of."""
+"""Columns computed by models: shapes and alignment with the trajectories."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Selectors that make demonstrations and preference pairs from verified answers."""
+"""Selectors that build demonstrations and preference pairs from verified answers."""
 
 from __future__ import annotations
 

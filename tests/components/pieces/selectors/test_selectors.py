@@ -1,4 +1,4 @@
-"""Which answers are kept, in which order, and what a pair remembers of its origin."""
+"""Selectors: which answers are kept, their order, and the recorded origin of pairs."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""From conversations to questions, and from questions to instructions."""
+"""Transforms `questions` and `instruct`: from conversations to questions to instructions."""
 
 import json
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Each rule of curation on small records made by hand; what is bad must be caught and counted."""
+"""Curation transforms on small hand-made records: every bad record is dropped and counted."""
 
 import random
 import time
