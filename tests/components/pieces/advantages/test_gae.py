@@ -37,5 +37,5 @@ def test_per_token_rewards_are_used_and_whitening_keeps_the_returns():
     every = [a for row in white["advantages"][0] for a in row]
     assert sum(every) == pytest.approx(0, abs=1e-9)
     assert sum(a * a for a in every) / 3 == pytest.approx(1, abs=1e-6)
-    with pytest.raises(ContractError, match="3 steps"):
+    with pytest.raises(ContractError, match="3 values"):
         gae(one.with_columns(shaped=[[1.0] * 3, [1.0] * 3]), reward="shaped")
