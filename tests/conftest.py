@@ -30,8 +30,9 @@ for name, value in {
 
 @pytest.fixture(scope="session")
 def tiny_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home of this process, whose store holds the tiny model and what tests make beside it. The processes of one `make test`
-    train it once (under a minute): who comes second waits for the store's lock, and takes a copy."""
+    """Per-process home whose store contains the tiny model. Parallel test processes train it once (under a minute):
+    others wait for the store's lock and copy it.
+    """
     from ratchet.tasks.pipeline import Pipeline
 
     own, shared = tmp_path_factory.mktemp("home"), tmp_path_factory.getbasetemp()
@@ -44,7 +45,7 @@ def tiny_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_model(tiny_home: Path) -> Path:
-    """The tiny model's directory: tests put other models into the same store."""
+    """Directory of the tiny model; tests add other models to the same store."""
     from ratchet.tasks.pipeline import Pipeline
 
     return Pipeline.open("sft", home=tiny_home, profile="test").artifact("model_policy").path
@@ -102,7 +103,7 @@ def run_of(tmp_path: Path) -> Callable[..., RunDirectory]:
 
 @pytest.fixture
 def object_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
-    """An S3 server on loopback with a bucket `ratchet`, and the environment that leads there."""
+    """An S3 server on loopback with a bucket `ratchet`, and the environment variables to reach it."""
     from ratchet.flows.ui import free_port, wait_for
 
     port = free_port()

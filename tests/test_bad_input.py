@@ -172,7 +172,7 @@ def test_damaged_artifact_is_recomputed(fresh_home: Callable[[str], Path], caplo
 
 
 def test_damaged_artifact_is_recomputed_with_gpu_slots(fresh_home: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is there needs none, and one whose bytes changed only looks as if it were there."""
+    """A finished artifact needs no slots, but one whose bytes changed only looks finished."""
     asked: list[int] = []
 
     @contextlib.contextmanager

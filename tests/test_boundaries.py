@@ -43,7 +43,7 @@ def test_components_name_no_platform() -> None:
 
 
 def test_no_import_cycle() -> None:
-    """Of what is imported when the program runs, be it within functions."""
+    """Of runtime imports, including those within functions."""
     files = {".".join(("ratchet", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__"): path
              for folder in ("components", "tasks", "flows") for path in (ROOT / folder).rglob("*.py")}
     graphlib.TopologicalSorter({name: imports(path, typing=False) & files.keys() - {name} for name, path in files.items()}).prepare()
@@ -57,7 +57,7 @@ def test_the_core_imports_no_piece() -> None:
 
 
 def test_everything_is_imported_as_the_one_package() -> None:
-    """By its folder's name alone, which works in the root of a checkout, a module would exist twice, and its classes with it."""
+    """Imported by its folder's name (which works in the checkout's root), a module and its classes would exist twice."""
     folders = {path.name for path in (ROOT / "infra" / "package" / "ratchet").iterdir() if path.is_symlink()}
     assert folders == {"flows", "tasks", "components"}
     files = [file for folder in (*folders, "benchmarks", "tests") for file in (ROOT / folder).rglob("*.py")]

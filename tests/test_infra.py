@@ -291,7 +291,7 @@ def test_kustomize_builds(folder: str) -> None:
 
 
 def test_settings_of_prefect_are_ones_that_it_has() -> None:
-    """Prefect passes over a misspelt one in silence."""
+    """Prefect ignores misspelt settings."""
     from prefect import settings
 
     named = {name for service in COMPOSE["services"].values() for name in service.get("environment", {})}

@@ -18,7 +18,9 @@ LENGTHS = [(5, 2), (9, 4), (3, 3), (7, 1), (8, 5), (4, 2), (6, 3), (9, 9)]  # of
 
 
 class Bigram(torch.nn.Module):
-    """Logits of the next token from the last one; a value and a score from embeddings. Speaks of step t at index t."""
+    """A bigram language model: logits of the next token given the last one; value and score from embeddings. Output t
+    belongs to token t.
+    """
 
     def __init__(self):
         super().__init__()
@@ -39,8 +41,9 @@ class Bigram(torch.nn.Module):
 
 
 def make_batch(rows, seed=0, garbage=0.0, read=frozenset()):
-    """The rows `rows` of one fixed data set of 8: the same numbers however it is cut. `garbage` fills what is masked; `read`
-    are columns beside the usual ones, a number a step."""
+    """Rows `rows` of a fixed data set of 8, independent of how it is split. `garbage` fills masked positions; `read`
+    adds per-token columns.
+    """
     rng = torch.Generator().manual_seed(seed)
     width = max(LENGTHS[i][0] for i in rows)
     tokens, mask, columns = [], [], {}
@@ -64,7 +67,7 @@ def make_batch(rows, seed=0, garbage=0.0, read=frozenset()):
 
 
 def step(piece, reduction, cuts):
-    """Loss and gradient of one step whose rows are cut into `cuts` micro-batches."""
+    """Loss and gradient of one step whose rows are split into `cuts` micro-batches."""
     model, objective, unit = Bigram(), build("objective", {"name": piece}), describe("objective", piece).unit
     batches = [make_batch(rows, read=describe("objective", piece).named("reads", {})) for rows in cuts]
     totals = sum((count(b, unit) for b in batches), Counts(unit))
@@ -183,8 +186,9 @@ def test_illegal_reductions_are_recipe_errors():
 
 @pytest.mark.parametrize(("temperature", "cut", "exact"), [(1.0, 0, True), (0.7, 0, False), (1.0, 2, False)])
 def test_policy_gradient_is_unbiased_only_on_policy_samples(temperature: float, cut: int, exact: bool) -> None:
-    """Every token once, weighted by the chance that it is drawn: the gradient that sampling estimates, against that of the expected reward. This is
-    why `components/recipes/check.py` refuses another temperature, top-p or top-k beside a policy gradient."""
+    """Exact expectation over all tokens: the gradient that sampling estimates against that of the expected reward.
+    This is why `components/recipes/check.py` refuses temperature, top-p or top-k with a policy gradient.
+    """
     logits = torch.tensor([0.3, -1.0, 0.8, 0.1, -0.4], dtype=torch.float64, requires_grad=True)
     reward, n = torch.tensor([1.0, -0.5, 0.2, 2.0, 0.0], dtype=torch.float64), 5
     scaled = logits / temperature

@@ -123,7 +123,9 @@ def test_pickle_in_an_archive_is_not_loaded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["known", "stranger"])
 def test_code_in_a_model_repository_is_not_run(kind: str, tmp_path: Path, tiny_model: Path) -> None:
-    """`auto_map` names code beside the weights; a type that transformers does not know could not be loaded without it."""
+    """`auto_map` in config.json refers to Python files in the repository; transformers cannot load an unknown model
+    type without them.
+    """
     from ratchet.components.evaluation.gold import Encoder
     from ratchet.components.text.contract import contract_of
 
@@ -163,7 +165,9 @@ class OwnForCausalLM(LlamaForCausalLM):
 
 @pytest.fixture
 def own(tmp_path: Path, tiny_model: Path) -> tuple[Path, Path]:
-    """A model that cannot be loaded without its code, which says itself that it may be run, and the file its code makes."""
+    """A model that needs its own code to load and ships a forged permission file, and the marker file which that code
+    creates.
+    """
     model, mark = tmp_path / "own", tmp_path / "ran"
     shutil.copytree(tiny_model, model, ignore=shutil.ignore_patterns("manifest.json"))
     (model / "modeling_own.py").write_text(OWN.format(mark=str(mark)))

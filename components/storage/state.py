@@ -63,6 +63,9 @@ def load_state(folder: Path) -> dict[str, Any]:
 
 
 def _split(value: Any, tensors: dict[str, Any], path: str) -> Any:
+    """Move all tensors of a nested value to `tensors`; returns the rest as JSON, with `$tensor`, `$map`, `$tuple` and
+    `$record` tags.
+    """
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -80,6 +83,7 @@ def _split(value: Any, tensors: dict[str, Any], path: str) -> Any:
 
 
 def _join(value: Any, tensors: Mapping[str, Any]) -> Any:
+    """Inverse of `_split`."""
     if isinstance(value, dict):
         if "$tensor" in value:
             return tensors[value["$tensor"]]

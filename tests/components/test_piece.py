@@ -65,7 +65,7 @@ def test_a_failing_reward_is_failed_and_none_is_skipped() -> None:
 
 @pytest.mark.parametrize("slot", SLOTS)
 def test_every_number_that_a_piece_takes_has_a_range(slot: str) -> None:
-    """A bare int or float takes any: `Finite` and `Int` of components/recipes/ranges.py say that any is meant."""
+    """No bare int or float: `Finite` and `Int` of components/recipes/ranges.py state that any value is allowed."""
     for name, piece in catalogue(slot).items():
         for option in piece.options.values():
             assert not {"int", "float"} & set(re.findall(r"\w+", option.annotation)), f"{name}.{option.name}: {option.annotation}"

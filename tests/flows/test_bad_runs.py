@@ -60,7 +60,7 @@ def ratchet(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capture
 
 
 def apart(*arguments: str, cwd: Path) -> Done:
-    """The command in a process of its own, where it may start servers, with none of the settings that tests give Prefect."""
+    """Run the command in a separate process that may start servers, without the tests' Prefect settings."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_TRACKING"))} | {"PYTHONPATH": str(ROOT / "infra" / "package")}
     done = subprocess.run([sys.executable, "-m", "ratchet.flows.cli", *arguments, "--home", "home", "--profile", "test"], cwd=cwd, env=env,
                           capture_output=True, text=True)
@@ -158,7 +158,7 @@ sft:
 
 
 def test_non_finite_loss_stops_the_run(folder: Path, ratchet: Ratchet) -> None:
-    """The run stops with the prompts' names; what was made is kept, and so is the last checkpoint. The mended recipe goes on."""
+    """The error names the prompts; finished stages and the last checkpoint are kept; the corrected recipe resumes."""
     source, home = written(folder, "rows.jsonl", ROWS), folder / "home"
     file = recipe(folder, source, OVERFLOWS)
     for part in ("fetch", "curate"):

@@ -47,7 +47,7 @@ def test_once_prints_one_answer_a_model_and_the_seed_decides_it(tiny_model: Path
 
 
 def sum_of(model: Path) -> str:
-    """What the tiny model says to "What is 3 + 4?", which is not 7 on every machine."""
+    """The tiny model's answer to "What is 3 + 4?", which depends on the machine."""
     return json.loads(ratchet(str(model), "--once", "What is 3 + 4?", "--json", "--temperature", "0", "--seed", "1"))["answers"][0]["text"]
 
 

@@ -142,7 +142,9 @@ def test_an_estimate_measures_this_machine_once(fresh_home, monkeypatch: pytest.
 
 
 def test_a_profile_of_this_machine_is_measured_and_each_stage_priced(fresh_home, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A profile that states its maker's figures: measured where this machine is what it names, else reckoned from them, and said so."""
+    """A profile with stated hardware figures: measured rates if this machine matches it, otherwise computed from the
+    figures, and labelled so.
+    """
     import dataclasses
 
     import yaml

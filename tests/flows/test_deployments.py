@@ -89,7 +89,7 @@ FLOWS = {"3f2c2f0e-7c3e-4b62-9d0a-2f3c6f0a9b11": "post_training", "3f2c2f0e-7c3e
 
 
 class Server:
-    """The calls of Prefect's client that deploying makes, kept in memory as the server would keep them."""
+    """In-memory fake of the Prefect client calls used by deploy."""
 
     def __init__(self) -> None:
         self.pools: dict[str, Any] = {}
@@ -231,7 +231,7 @@ def test_unreferenced_block_may_be_missing(variables: dict[str, Any], tmp_path: 
 
 
 def test_docker_runs_use_the_team_network_addresses() -> None:
-    """Prefect would hand them the worker's own address, which from a container is another machine's."""
+    """Prefect would pass the worker's own addresses, which a container cannot reach."""
     run = json.loads((ROOT / "infra/work_pools/docker.json").read_text())["variables"]["properties"]["env"]["default"]
     worker = yaml.safe_load((ROOT / "infra/compose.yaml").read_text())["services"]["worker"]["environment"]
     for name in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI", "AWS_ENDPOINT_URL"):
@@ -415,8 +415,9 @@ def test_remote_stage_failure_is_reported_by_the_flow(prefect: dict[str, str], f
 @pytest.mark.slow
 def test_cancelled_run_ends_its_remote_stage_and_resumes(prefect: dict[str, str], fresh_home: Callable[[str], Path],
                                                                              tmp_path: Path) -> None:
-    """As the page cancels it: the child that trains on the other worker is gone too, within seconds, both workers go on, and the next
-    run continues there."""
+    """Cancelled as in the UI: the training process on the other worker ends within seconds, both workers continue,
+    and the next run resumes.
+    """
     from ratchet.components.storage.store import read_manifest
     from ratchet.tasks.pipeline import Pipeline
     from ratchet.tasks.process.orphans import marked

@@ -30,7 +30,7 @@ def git(where: Path, *arguments: str) -> None:
 
 @pytest.fixture
 def prefect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """One Prefect server and one MLflow file for all commands of a test, which would else start their own."""
+    """One Prefect server and one MLflow file for all commands of a test, which would otherwise start their own."""
     port = free_port()
     for name, value in {"PREFECT_HOME": tmp_path / "prefect", "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path / 'mlflow.db'}"}.items():
         monkeypatch.setenv(name, str(value))
@@ -48,7 +48,7 @@ def prefect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def workspace(fresh_home: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A checkout with the stages of this one's dvc.yaml for a recipe of its own; `ratchet` is on the path."""
+    """A checkout with this repository's dvc.yaml stages for another recipe; `ratchet` is on the path."""
     where = fresh_home("work/out").parent
     stages: dict[str, Any] = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
     for stage in stages.values():

@@ -114,7 +114,7 @@ def test_it_runs_to_its_report(recipe: str, tmp_path: Path, tiny_home: Path) -> 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_published_recipe_is_checked_offline(recipe: str) -> None:
-    """In under two seconds of the processor, with no address asked."""
+    """In under two seconds of CPU time, without network."""
     code = ("import socket, sys, time; socket.socket.connect = lambda *_: sys.exit('the network was asked')\n"
             f"from ratchet.flows.cli import main; sys.argv = ['ratchet', 'recipes', 'check', {recipe!r}]\n"
             "try: main()\nexcept SystemExit as done: print(done.code or 0)\n"

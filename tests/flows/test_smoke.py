@@ -29,7 +29,7 @@ def test_the_data_of_a_recipe_suffice_for_its_rounds_as_it_ships(recipe: str, ti
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", TINY)
 def test_a_recipe_runs_as_it_ships(recipe: str, tiny_home: Path) -> None:
-    """With its own sizes, which the test below makes smaller: what `ratchet run` does for whoever tries it."""
+    """With the sizes it ships with; the test below uses smaller ones."""
     pipeline = Pipeline.open(recipe, home=tiny_home, profile="cpu")
     pipeline.begin()
     for name in pipeline.stages:

@@ -126,7 +126,7 @@ def team(postgres: int, tmp_path: Path) -> Iterator[dict[str, str]]:
 
 
 def call(address: str, body: Any, login: str | None, method: str = "POST") -> Any:
-    """What an API answers to who logs in with `user:password`, or not at all."""
+    """Response of an API to a request with `user:password`, or without credentials."""
     token = {"Authorization": f"Basic {base64.b64encode(login.encode()).decode()}"} if login else {}
     request = urllib.request.Request(address, method=method, data=None if body is None else json.dumps(body).encode(),
                                      headers={"Content-Type": "application/json", **token})
@@ -135,7 +135,7 @@ def call(address: str, body: Any, login: str | None, method: str = "POST") -> An
 
 
 def asked(env: dict[str, str], method: str, path: str, body: Any = None) -> Any:
-    """The Prefect API's answer, as the page gets it; None while nobody answers."""
+    """JSON response of the Prefect API; None if it is unreachable."""
     try:
         return call(env["PREFECT_API_URL"] + path, body, env["PREFECT_API_AUTH_STRING"], method)
     except urllib.error.HTTPError:

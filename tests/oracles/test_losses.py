@@ -53,7 +53,9 @@ def test_objective(case, precision):
 
 
 def examples(name):
-    """How many examples the docstring of an objective holds, all of them true. They know `torch`, `Outputs`, and `batch`: one row of two steps."""
+    """Number of doctest examples in an objective's docstring, after checking them. In scope: `torch`, `Outputs`,
+    `batch` (one row of two tokens).
+    """
     row = torch.zeros(1, dtype=torch.long)
     batch = Batch({}, torch.ones(1, 2, dtype=torch.bool), {}, row, row, ("p",))
     piece = getattr(importlib.import_module(describe("objective", name).module), describe("objective", name).function)

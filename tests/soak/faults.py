@@ -29,7 +29,7 @@ SMALL_DISK_MIB = 512
 
 @dataclass
 class Trial:
-    """One run that is being disturbed: its home, its process, who serves it, and what chance decides."""
+    """One disturbed run: home, process, servers, random generator."""
 
     home: Path
     mark: str
@@ -75,7 +75,7 @@ def kill_stage(trial: Trial) -> str | None:
 
 
 def kill_engine(trial: Trial) -> str | None:
-    """Any process of a vLLM that a stage started: what speaks HTTP, or what computes."""
+    """Kill any process of a stage's vLLM: the HTTP server or an engine process."""
     alive = trial.processes()
     leaders = {pid for pid in alive if b"vllm.entrypoints" in _command(pid)}
     inside = sorted(pid for pid in alive if _session(pid) in leaders)
@@ -209,7 +209,7 @@ def _found(home: Path, patterns: tuple[str, ...]) -> list[Path]:
 
 
 def wait_for_none(trial: Trial, seconds: float = 20.0) -> list[str]:
-    """What of the trial still lives when its time to go is over, number and command; those are then killed."""
+    """(pid, command) of trial processes that outlive their time limit; they are then killed."""
     end = time.monotonic() + seconds
     while (left := trial.processes()) and time.monotonic() < end:
         if trial.process is not None:
@@ -238,7 +238,7 @@ FAULTS: dict[str, Fault] = {
 
 @contextlib.contextmanager
 def prepared(fault: Fault, trial: Trial) -> Iterator[None]:
-    """Who ends the soak with SIGTERM meanwhile finds no disk of ours left."""
+    """Cleans up its RAM disk even if the soak is ended with SIGTERM."""
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         fault.prepare(trial)

@@ -16,7 +16,7 @@ from ratchet.flows.ui import free_port, wait_for
 
 
 class Gate:
-    """Passes TCP connections on to a port of this machine, until it is cut: then the living ones break and new ones are closed."""
+    """TCP proxy to a local port. After `cut`, open connections break and new ones are refused."""
 
     def __init__(self, port: int) -> None:
         self.to, self._cut, self._open = port, False, set[socket.socket]()
@@ -81,7 +81,7 @@ class Servers:
         self.gate = Gate(self.ports["mlflow"])
 
     def env(self) -> dict[str, str]:
-        """What makes a run talk to them."""
+        """Environment variables with the servers' addresses."""
         return {"PREFECT_API_URL": f"http://127.0.0.1:{self.ports['prefect']}/api", "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{self.gate.port}"}
 
     def start(self, name: str) -> None:

@@ -115,7 +115,7 @@ def test_a_sound_program_survives_every_fault_of_bytes_disk_and_death(tmp_path: 
 
 
 def test_a_run_that_was_over_before_its_moment_came_is_struck_once_more(tmp_path: Path) -> None:
-    """A busy machine made the undisturbed run slow and let this one be quick: a trial that struck nothing says nothing."""
+    """On a busy machine the undisturbed run may be slower than the trial; a trial without a fault proves nothing."""
     soak = toy_soak(tmp_path)
     soak.undisturbed()
     soak.seconds *= 1000
@@ -163,7 +163,7 @@ def test_a_small_soak(base: Path, tmp_path: Path) -> None:
 
 
 def test_a_line_that_is_no_metric_is_complained_of(tmp_path: Path) -> None:
-    """Else the one trial whose flipped byte hits a key would end the whole soak with a KeyError."""
+    """Otherwise a flipped byte in a key would end the whole soak with a KeyError."""
     store = Store(tmp_path)
     for text, said in (('{"stap": 1, "metrics": {}}', "KeyError"), ("{", "JSONDecodeError"), ("[1]", "TypeError")):
         with store.working("sft", digest(text)) as work:

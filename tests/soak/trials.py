@@ -43,7 +43,7 @@ class Truth:
 
 @dataclass
 class Tally:
-    """Of one kind of fault: trials, those survived, what was complained of in the others, and what the run said."""
+    """Per kind of fault: number of trials, survived trials, complaints of the others, and error messages seen."""
 
     tried: int = 0
     survived: int = 0
@@ -134,7 +134,7 @@ class Soak:
     # --- one run ----------------------------------------------------------------------------------------------------
 
     def trial(self, name: str, chance: random.Random) -> Trial:
-        """A fresh home with what the base has made."""
+        """A fresh home with the base's artifacts."""
         home = self.folder / name
         shutil.rmtree(home, ignore_errors=True)
         shutil.copytree(self.base, home, symlinks=True)

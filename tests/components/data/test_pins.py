@@ -63,7 +63,7 @@ def test_a_large_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, str | None]:
-    """Commits by address, as the hub gives them; the real one is asked in test_sources.py."""
+    """A fake Hub: commits by address. The real client is tested in test_sources.py."""
     known: dict[str, str | None] = {}
     monkeypatch.setattr(pins, "commit", lambda rest: known.get(rest))
     return known

@@ -268,7 +268,7 @@ def test_hub_revision_is_resolved_to_a_commit(hub, monkeypatch):
 
 
 def test_symlink_outside_its_folder_is_refused(tmp_path):
-    """A folder that somebody else made must not bring /etc/passwd into the training data."""
+    """A directory from a third party must not bring /etc/passwd into the training data."""
     (tmp_path / "secret").write_text("of the machine")
     for name in ("data", "deep"):
         (tmp_path / name / "inner").mkdir(parents=True)

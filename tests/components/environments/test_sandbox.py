@@ -51,7 +51,7 @@ ATTACKS = {
 
 @pytest.fixture
 def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A secret in a file and in the environment, a server that listens, a victim."""
+    """Targets of the attacks: a secret in a file and in the environment, a listening server, a process to kill."""
     monkeypatch.setenv("API_TOKEN", SECRET)
     (tmp_path / "key").write_text(SECRET)
     (tmp_path / "victim").write_text("here")
@@ -84,7 +84,7 @@ print("still here:", verdict)
 
 
 def session(leader: int) -> set[int]:
-    """The living processes of a session; a fork stays in it, and no confined process may leave it."""
+    """Living processes of a session. Forks stay in it, and a sandboxed process cannot leave it."""
     found = set()
     for entry in Path("/proc").iterdir():
         try:
@@ -97,8 +97,9 @@ def session(leader: int) -> set[int]:
 
 
 def attacked(program: str) -> tuple[str, int]:
-    """Run it confined, by a caller in a process of its own: what the caller said last, and the most processes that the
-    program's session ever held. Were there a second one, both would be killed here before they are many."""
+    """Run a program in the sandbox from a caller in a separate process; returns the caller's last output and the
+    maximum number of processes in the program's session.
+    """
     caller = subprocess.Popen([sys.executable, "-c", CALLER, program], cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
     children = Path(f"/proc/{caller.pid}/task/{caller.pid}/children")
     leader, most = 0, 0
@@ -125,7 +126,7 @@ def test_sandbox_prevents_forks(program: str, why: str) -> None:
 
 
 def test_process_count_detects_a_second_process() -> None:
-    """The count itself: one fork that nobody confines."""
+    """Checks the process count itself with an unconfined fork."""
     free = subprocess.Popen([sys.executable, "-c", "import os, time\nos.fork()\ntime.sleep(600)"], start_new_session=True)
     end = time.monotonic() + 60
     while len(session(free.pid)) < 2 and time.monotonic() < end:
@@ -177,7 +178,7 @@ def test_early_exit_does_not_pass(program: str) -> None:
 
 
 def test_sandbox_without_landlock_is_an_error() -> None:
-    """On a kernel without Landlock: a filter of our own takes that call away from a process and its children."""
+    """Simulates a kernel without Landlock with a seccomp filter that denies the call."""
     script = ("from ratchet.components.environments import confinement as c\nfrom ratchet.components.environments.sandbox import execute\n"
               "lines = [(0x20, 0, 0, 0), (0x15, 0, 1, c.LANDLOCK_CREATE), (0x06, 0, 0, c.REFUSE), (0x06, 0, 0, c.ALLOW)]\n"
               "program = c.Program(4, (c.Filter * 4)(*(c.Filter(*line) for line in lines)))\n"

@@ -115,7 +115,9 @@ def test_a_round_counts_what_it_samples_scores_and_learns() -> None:
 
 @pytest.mark.parametrize(("recipe", "stage", "rows"), [("rlvr_grpo", "improve", 1), ("online_dpo", "optimise_1", 2)])
 def test_only_the_rows_of_one_unit_must_go_through_the_model_together(recipe: str, stage: str, rows: int) -> None:
-    """A step's answers are packed into micro-batches, so that more answers a prompt take no more activations; a pair stays whole."""
+    """Answers of a step are packed into micro-batches, so more answers per prompt need no more activation memory; a
+    pair is never split.
+    """
     found = []
     for answers in (4, 16):
         chosen, profile = load(recipe, profile="test", overrides=["online.rollout.max_tokens=1000", f"online.rollout.responses_per_prompt={answers}"])

@@ -9,7 +9,7 @@ from ratchet.components.evaluation.bootstrap import counts, difference, mean_int
 
 
 def test_the_numbers_of_a_seed_stay() -> None:
-    """Published intervals can be made again: drawn by numpy's generator of that seed, as before scipy did it."""
+    """Published intervals are reproducible: resampling uses numpy's generator of the seed."""
     data = np.random.default_rng(0).exponential(size=60)
     means = data[np.random.default_rng(7).integers(60, size=(10_000, 60))].mean(1)
     found = mean_interval(data, seed=7)

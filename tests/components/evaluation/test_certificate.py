@@ -31,7 +31,7 @@ def made(scores, lengths=None, **changes):
 
 
 def honest(n=4000, seed=0):
-    """Pairs whose chosen side really was chosen with probability σ(Δ): perfectly calibrated by construction."""
+    """Pairs whose chosen side was drawn with probability σ(Δ): perfectly calibrated by construction."""
     rng = np.random.default_rng(seed)
     delta = rng.normal(scale=1.5, size=n)
     return np.where(rng.random(n) < expit(delta), delta, -delta)

@@ -91,7 +91,7 @@ def test_length_may_not_collapse_either_and_gold_that_rises_is_well():
 
 @pytest.mark.parametrize(("gold", "error", "tripped"), [(0.149, 0.04, True), (0.151, 0.04, False), (0.151, 0.05, True), (0.1, 0.0, True)])
 def test_gold_is_flat_when_it_rose_by_less_than_its_standard_error(gold: float, error: float, tripped: bool) -> None:
-    """From 0.1 with an error of 0.03: the error of the change is 0.05 beside 0.04, 0.058 beside 0.05."""
+    """From 0.1 with standard error 0.03: the error of the change is 0.05 for a rise of 0.04, 0.058 for 0.05."""
     now = {**FIRST, "reward": 3.0, "gold": gold, "gold.error": error}
     found = check([FIRST, now], {"reward_without_gold": {"limit": 0.5, "action": "stop"}})
     assert [v.action for v in found] == ["stop"] * tripped and all("standard error is" in v.reason for v in found)

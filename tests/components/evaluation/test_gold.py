@@ -79,7 +79,9 @@ def test_it_scores_one_reply_after_a_fixed_context(trained, encoder_path):
 
 
 def relevant_pairs(count, topics, seed):
-    """The chosen reply names the topic that the prompt asks about, the rejected one another topic: alone neither is better."""
+    """The chosen reply names the topic of the prompt, the rejected one another topic; without the prompt neither is
+    better.
+    """
     rng = np.random.default_rng(seed)
     made = []
     for i in range(count):
@@ -116,7 +118,7 @@ def test_score_is_blind_to_company_and_survives_the_disk(trained, encoder_path):
 
 
 def test_training_is_deterministic(trained, encoder_path, tmp_path):
-    """Also with an encoder that was fetched at another time, of which the store's manifest beside it tells."""
+    """Also with an encoder downloaded at another time, which differs only in its manifest's timestamp."""
     train, held_out = pairs(240, [f"topic{i}" for i in range(8)], 0), pairs(80, ["topic9", "topic10"], 1)
     fetched = tmp_path / "encoder"
     shutil.copytree(encoder_path, fetched)
@@ -126,7 +128,7 @@ def test_training_is_deterministic(trained, encoder_path, tmp_path):
 
 
 def test_length_control_takes_length_out(encoder_path, tmp_path):
-    """People here like whatever is longer: the raw measure follows, the controlled one has little left."""
+    """On data that prefers longer replies, the raw measure follows length and the controlled one hardly."""
     rng = np.random.default_rng(0)
 
     def talk(words):

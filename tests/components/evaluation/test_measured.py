@@ -22,7 +22,7 @@ HELD_OUT = [Group(Prompt(f"{i}", ({"role": "user", "content": f"question {i}"},)
 
 
 class Anything:
-    """Any model, encoder or reward model: it knows everything about every answer."""
+    """Stub of any model, encoder or reward model: has every column for every answer."""
 
     certificate: typing.ClassVar = {"passed": True}
     encoder = staticmethod(lambda texts: __import__("numpy").eye(len(texts)))

@@ -16,7 +16,7 @@ from ratchet.components.evaluation.transcripts import prepared
 
 
 class Wellformed(HTMLParser):
-    """Fails on a tag that is closed without being open; remembers what it saw."""
+    """HTML parser that fails on unbalanced tags and collects the tags it saw."""
 
     EMPTY = ("meta", "img", "br", "input")
 
@@ -109,7 +109,7 @@ def around(mean, width=0.05, **more):
 
 
 def verified_results():
-    """Results of a run whose answers a verifier checks."""
+    """Evaluation results of a run with a verifier."""
     whole = results()
     arms = {"base": around(0.3, n=60), "SFT": around(0.4, n=60), "final": around(0.55, n=60)}
     whole["metrics"] |= {f"reward.instructions_gain_vs_{against}.{end}": value for against, mean in (("sft", 0.15), ("base", 0.25))

@@ -10,7 +10,9 @@ from ratchet.components.evaluation.win_rate import compare, length_controlled, p
 
 
 def world(quality, taste_for_length, n=600, seed=0):
-    """Scores of two arms whose lengths differ by N(5, 5); the scorer sees quality and tanh of the length gap, with logistic noise."""
+    """Scores of two arms whose lengths differ by N(5, 5); the score is quality plus tanh of the length gap with
+    logistic noise.
+    """
     rng = np.random.default_rng(seed)
     ours, theirs = rng.normal(25, 3.5, n), rng.normal(20, 3.5, n)
     gap = ours - theirs

@@ -26,7 +26,7 @@ def profile(dtype: Any = "float32", **options: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A policy, and the same a small step of learning later."""
+    """A policy, and the same policy after one small training step."""
     first, later = tmp_path_factory.mktemp("first"), tmp_path_factory.mktemp("later")
     train_tiny(first, steps=2, hidden=64, layers=2, batch=8)
     model = load_policy(first)
@@ -39,7 +39,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def test_a_server_that_kept_other_weights_is_found_at_its_first_answer(two: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What stands for vLLM is an engine of ours, which may forget to load."""
+    """A torch engine that may ignore `load` stands in for vLLM."""
     first, later = two
     held = TorchEngine(first, threads=1)
     monkeypatch.setattr(choose, "sampler", lambda profile, path: held)

@@ -61,7 +61,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def other(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same model, learnt a little further."""
+    """The same model after some more training."""
     model = load_policy(tiny)
     with torch.no_grad():
         torch.manual_seed(1)
@@ -76,7 +76,7 @@ def other(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Echo:
-    """A backend that says token 5 and remembers what it was asked."""
+    """A backend that always samples token 5 and records its requests."""
 
     def __init__(self) -> None:
         self.loaded: list[str] = []
@@ -154,7 +154,9 @@ def test_value_head_is_not_sent_to_vllm(tiny: Path, tmp_path: Path) -> None:
 
 
 def test_tied_output_layer_is_written_for_vllm(tiny: Path, tmp_path: Path) -> None:
-    """vLLM would refresh the input embedding alone. The view is the same model to transformers, and goes with its engine."""
+    """vLLM would update only the input embedding. The untied copy is the same model to transformers, and is deleted
+    with its engine.
+    """
     view = untied(tiny, str(tmp_path))
     assert view
     plain_model, theirs = load_policy(tiny, attention="sdpa"), load_policy(Path(view.name), attention="sdpa")
@@ -195,7 +197,7 @@ def test_scores_are_zero_where_mask_is_false(tiny: Path) -> None:
 
 
 class Stand(BaseHTTPRequestHandler):
-    """As much of vLLM's HTTP as the client uses: it says the prompt's length, under the weights it was last given."""
+    """A stub of vLLM's HTTP API: answers with the prompt's length and the version of the last weights it was sent."""
 
     def do_GET(self) -> None:
         state: Any = self.server
@@ -423,7 +425,7 @@ def test_new_weights_change_the_answers_in_place(engine: VllmEngine, tiny: Path,
 
 @pytest.mark.slow
 def test_on_policy_steps_learn_from_what_vllm_sampled(tiny: Path, tmp_path: Path) -> None:
-    """Two steps at a rate that moves the policy: were vLLM left with the first weights, the weights of step 2 would show it."""
+    """Two steps at a rate that moves the policy: stale vLLM weights would change the weights after step 2."""
     options = where("server")
     from ratchet.components.data.groups import write_groups
     from ratchet.components.stages.improve import improve
@@ -449,7 +451,7 @@ def test_on_policy_steps_learn_from_what_vllm_sampled(tiny: Path, tmp_path: Path
 
 
 def family(pid: int) -> set[int]:
-    """A process and all below it, from /proc."""
+    """A process and all its descendants, from /proc."""
     below: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:

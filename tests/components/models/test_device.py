@@ -38,7 +38,7 @@ OUTPUTS = {"policy": {"logprobs", "entropy"}, "policy_with_value": {"logprobs", 
 
 @pytest.fixture(autouse=True)
 def one_arithmetic(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Of what torch has several ways to compute, the one that it has everywhere."""
+    """Force the math implementation that torch has on every device."""
     monkeypatch.setattr(products, "onednn_is_faster", lambda: False)
     with sdpa_kernel(SDPBackend.MATH):
         yield
@@ -46,7 +46,9 @@ def one_arithmetic(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A model of each kind. Their activation is GELU: torch composes SiLU's slope otherwise on devices that it does not know."""
+    """A model of each kind, with GELU activations: torch computes the gradient of SiLU differently on unknown
+    devices.
+    """
     paths = {kind: tmp_path_factory.mktemp(kind) for kind in OUTPUTS}
     policy = paths["policy"]
     train_tiny(policy, steps=3, hidden=64, layers=2, batch=8)
@@ -66,7 +68,7 @@ def engine_of(path: Path, kind: str, **options: Any) -> TorchEngine:
 
 
 def aligned(owner: Any) -> Any:
-    """With weights where torch would put them, not where a file was mapped to: products round by where memory begins."""
+    """Copy memory-mapped weights to memory allocated by torch: matmul rounding depends on alignment."""
     if not any(isinstance(p, There) for p in owner.model.parameters()):
         for parameter in owner.model.parameters():
             parameter.data = parameter.data.clone()
@@ -96,7 +98,7 @@ def requests(engine: TorchEngine) -> list[Request]:
 
 @pytest.mark.parametrize("kind", ["policy", "policy_with_value"])
 def test_answers_on_gpu_equal_cpu(models: dict[str, Path], kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More answers than rows, of several lengths: prompts wait, rows move into holes, slots in use are not neighbours."""
+    """More answers than rows, of several lengths: prompts wait and freed rows are reused."""
     moved, listed = [], []
     monkeypatch.setattr(Cache, "move", lambda self, *places, move=Cache.move: moved.append(places) or move(self, *places))
     monkeypatch.setattr(engines, "DecodePlan", lambda *a, plan=engines.DecodePlan, **k: listed.append(plan(*a, **k)) or listed[-1])
@@ -224,7 +226,7 @@ def test_without_a_gpu_models_are_on_cpu_in_float32() -> None:
 
 
 def test_parameters_left_on_cpu_are_refused(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pretence finds mistakes: each of these is an error on a GPU, or a transfer in the middle of a pass."""
+    """Proves that the simulation detects mistakes: each case is an error on a GPU, or a transfer within a pass."""
     with pretended():
         far, near = torch.arange(6.0, device=DEVICE).view(2, 3), torch.arange(3)
         for mistake in (lambda: far + near, lambda: far[:, near], lambda: torch.cat([far[0], near]), lambda: far.index_add_(1, near, far)):

@@ -44,7 +44,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def adapter(base: Path, out: Path, **options: Any) -> Path:
-    """What peft saves of a LoRA whose B is not zero."""
+    """A LoRA directory saved by PEFT, with nonzero B."""
     reward = options.get("task_type") == "SEQ_CLS"
     auto, more = (AutoModelForSequenceClassification, {"num_labels": 1}) if reward else (AutoModelForCausalLM, {})
     torch.manual_seed(1)

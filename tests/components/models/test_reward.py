@@ -44,7 +44,7 @@ def pairs(tiny_model):
 
 @pytest.fixture
 def saved(tiny_model, tmp_path):
-    """A mean-pooled reward model of one layer whose head says something."""
+    """A mean-pooled reward model of one layer with a nonzero head."""
     model = new_reward(tiny_model, pool="mean", layers=1)
     with torch.no_grad():
         model.score.weight.normal_()
@@ -134,7 +134,7 @@ def test_the_pairs_that_are_padded_differ_in_length(pairs):
 
 @pytest.mark.parametrize("factor", [1.1, np.nan])
 def test_a_reward_model_that_transformers_reads_otherwise_is_not_published(saved, pairs, factor):
-    """The head that the loop reads is the certificate's to compare, below."""
+    """The head read by the training loop is compared by the certificate, below."""
     learner = TorchLearner(saved, kind="reward")
     assert verify_saved(saved, learner, pairs, kind="reward", tokens=256) < 1e-4
     tensors = {name: tensor.clone() for name, tensor in load_file(saved / "model.safetensors").items()}
@@ -171,7 +171,7 @@ def test_penalty_is_chosen_without_a_topic_on_both_sides():
 
 
 def test_texts_read_once_score_as_pair_by_pair(saved, pairs):
-    """The certificate's scores: windows of one conversation are read together, which changes nothing but the time."""
+    """Windows of one conversation are scored in one pass; scores are the same as one by one."""
     engine = TorchEngine(saved, kind="reward")
     twice = [*pairs, pairs[0]]
     together = np.array(score(engine, twice))
@@ -190,7 +190,7 @@ def test_the_certificate_holds_what_was_saved_against_the_model_in_memory(saved,
 
 
 def test_arms_scored_together_score_as_arm_by_arm(saved):
-    """Each prompt is read once for all arms. An empty answer has no score, and counts as the worst of all arms."""
+    """Each prompt is read once for all arms. An empty answer has no score and counts as the worst of all arms."""
     context = Context(models={"reward_model": TorchEngine(saved, kind="reward")}, seed=0)
     said = {"base": [["yes", "no"], ["maybe"]], "policy": [["", "yes"], ["a long story follows", "fine"]]}
     answers = {arm: [Group(Prompt(str(i), ({"role": "user", "content": SAID[i][0]},)),

@@ -51,7 +51,7 @@ CASES: dict[str, tuple[str, Mapping[str, Any], str]] = {
 
 
 def written(folder: Path, base: str, given: Mapping[str, Any]) -> Path:
-    """A recipe over `base` whose data is the first file of `given`; what has no suffix there is a key of `data`."""
+    """A recipe over `base` whose data is the first file of `given`; names without a suffix are keys of `data`."""
     files = {name: content for name, content in given.items() if "." in name}
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

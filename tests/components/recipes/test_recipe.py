@@ -246,7 +246,7 @@ def test_passes_that_train_nothing_are_refused() -> None:
     "[{name: ranking.margin}]", "[{name: ranking.length_controlled}]", "[{name: ranking.bradley_terry, weight: 0.5}]",
     "[{name: ranking.bradley_terry}, {name: ranking.margin}]", "[{name: ranking.bradley_terry}, {name: ranking.bradley_terry, label: again}]"])
 def test_a_probe_alone_fits_plain_bradley_terry(objectives: str) -> None:
-    """`chat` trains nothing after its linear probe: what the probe does not read would be accepted and change nothing."""
+    """`chat` trains only a linear probe as reward model: options that the probe ignores are refused."""
     change = f"reward.fit.updates.reward_model={objectives}"
     with pytest.raises(RecipeError, match=r"reward\.fit\.updates.*reward\.fit\.epochs"):
         load("chat", overrides=[change])
@@ -273,7 +273,7 @@ def test_another_number_of_rounds_keeps_the_rounds_there_are() -> None:
 
 
 def test_another_source_takes_its_base_s_hash_format_and_shape_away():
-    """They are those of other bytes: the pin refuses every other model, and `format: tiny` makes one instead of reading it."""
+    """They belong to the base's model: the hash would reject any other model, and `format: tiny` would generate one."""
     model = load("chat", overrides=["models.policy.source=hub:org/mine"])[0].models["policy"]
     assert (model.sha256, model.format, model.shape) == (None, "auto", None)
     assert load("chat", overrides=["models.policy.format=gguf", "models.policy.source=hub:org/mine"])[0].models["policy"].format == "gguf"

@@ -41,7 +41,7 @@ evaluate: {{prompts: 4}}
 
 @pytest.fixture(scope="module")
 def published(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random sequence classifier as somebody would publish it: pad is eos, no files of ours."""
+    """A random sequence classifier as published on a hub: pad token is eos, no files of this project."""
     path = tmp_path_factory.mktemp("published")
     torch.manual_seed(0)
     model = AutoModelForSequenceClassification.from_pretrained(tiny_model, num_labels=1)

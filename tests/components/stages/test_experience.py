@@ -38,7 +38,7 @@ def test_a_reward_model_of_ones_own_measures_but_is_not_optimised_against(kind: 
 
 
 def test_a_round_of_the_initial_policy_is_at_no_distance_from_it(tiny_home: Path) -> None:
-    """Round 1 says 0 without asking, round 2 asks; the two are on one scale."""
+    """Round 1 records KL 0 without computing it, round 2 computes it."""
     pipeline = Pipeline.open("raft", home=tiny_home, profile="test", overrides=[
         "online.watch={kl_prompts: 4}", "online.prompts_per_round=8", "online.fit.learning_rate=1e-2", "online.rounds=2"])
     for name in list(pipeline.stages)[: list(pipeline.stages).index("annotate_2") + 1]:

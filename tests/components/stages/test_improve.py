@@ -60,7 +60,7 @@ def test_the_reference_update_every_round_keeps_the_reference_at_the_policy(tiny
 
 
 def test_answers_may_be_annotated_by_the_policy_before_it_learnt(tiny_home: Path, tmp_path: Path) -> None:
-    """With LoRA the reference is the learner's own model, its adapter switched off, for whoever asks it and when."""
+    """With LoRA the reference is the learner's model with its adapter disabled."""
     pipeline = prepared(tiny_home, "online.rounds=2", "online.reference=initial", "online.fit.adapter={name: lora, rank: 4}", "online.prepare=[]",
                         "online.annotate=[{name: rewards.exact_answer}, {name: advantages.group_norm, reward: reward.exact_answer}, "
                         "{name: scoring.logprobs, model: reference}]")
@@ -75,7 +75,7 @@ def test_answers_may_be_annotated_by_the_policy_before_it_learnt(tiny_home: Path
 
 
 def test_steps_done_are_steps_planned(tiny_home: Path, tmp_path: Path) -> None:
-    """A checkpoint from elsewhere: of more steps than are asked for, or one whose learner took an update less than it says."""
+    """Invalid checkpoints: more steps than planned, or fewer optimiser updates than recorded steps."""
     pipeline = prepared(tiny_home, "online.rounds=3")
     improve(pipeline, tmp_path / "whole")
     checkpoint = latest(tmp_path / "whole" / "progress")

@@ -20,7 +20,7 @@ from ratchet.tasks.pipeline import Pipeline
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Every count of this test, as it is written."""
+    """All progress counts of this test."""
     lines: list[dict[str, Any]] = []
     write = progress._write
 
@@ -73,7 +73,9 @@ def test_few_writes(tmp_path: Path, told: list[dict[str, Any]], monkeypatch: pyt
 
 def test_what_took_minutes_in_silence_counts_to_its_end(fresh_home: Callable[[str], Path], told: list[dict[str, Any]],
                                                         monkeypatch: pytest.MonkeyPatch) -> None:
-    """Curation, the linear probe, the stages of two rounds and the evaluation: each counts up, one unit, and does all that it expected."""
+    """Curation, linear probe, the stages of two rounds and the evaluation each report progress in one unit up to the
+    total.
+    """
     monkeypatch.setattr(torch, "SCORE_TOKENS", 64)
     pipeline = Pipeline.open("online_dpo", home=fresh_home("home"), profile="test", overrides=[
         "seed=7", "reward.limit=48", "reward.limit_validation=16", "reward.certificate.min_accuracy=null", "reward.fit.epochs=0",
@@ -114,7 +116,7 @@ def test_programs_are_counted_as_they_are_run(tmp_path: Path, told: list[dict[st
 
 
 def test_what_others_bring_is_looked_at(tmp_path: Path, told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Megabytes that were there before count for nothing, nor does what is taken away again."""
+    """Counts only megabytes added since the start."""
     monkeypatch.setattr(progress, "POLL", 0.01)
     (tmp_path / "before").write_bytes(bytes(5 * 10**6))
 

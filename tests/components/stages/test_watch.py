@@ -30,12 +30,12 @@ ROUNDS = ["online.rounds=3", "online.prompts_per_round=8", "online.fit.learning_
 
 
 def rule(action: str) -> str:
-    """A rule that no policy passes."""
+    """A health rule that always trips."""
     return f"{{entropy: {{limit: 99.0, action: {action}}}}}"
 
 
 def prepared(recipe: str, home: Path, last: str, *changes: str) -> Pipeline:
-    """A run that has everything before the stage `last`."""
+    """A run with every stage before `last` finished."""
     pipeline = Pipeline.open(recipe, home=home, profile="test", overrides=list(changes))
     for name in list(pipeline.stages)[: list(pipeline.stages).index(last)]:
         pipeline.make(name)
@@ -57,7 +57,7 @@ def weights(path: Path) -> str:
 
 @pytest.fixture(scope="module")
 def mute(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model with an output layer of its own, in which the end of turn is as unlikely as can be."""
+    """The tiny model with an output layer that makes end-of-turn as unlikely as possible."""
     model, tokenizer = load_policy(tiny_model, attention="sdpa"), load_tokenizer(tiny_model)
     states: list[torch.Tensor] = []
     model.lm_head.register_forward_pre_hook(lambda _, given: states.append(given[0][0].detach()))
@@ -121,7 +121,7 @@ def test_stop_rule_ends_the_run_after_its_round(tiny_home: Path) -> None:
 
 
 def test_held_round_restores_the_previous_weights(tiny_home: Path) -> None:
-    """Rounds 2 and 3 are held: both end with the policy before round 1's update, which is what tripped."""
+    """Rounds 2 and 3 are held: both end with the policy before round 1's update, which tripped the rule."""
     held = f"health: {rule('hold')}"
     pipeline = prepared("raft", tiny_home, "optimise_3", *ROUNDS, f"online.by_round={{2: {{{held}}}, 3: {{{held}}}}}")
     pipeline.make("optimise_3")

@@ -235,7 +235,7 @@ def test_a_piece_that_options_name_anywhere_is_reached(options: Mapping[str, Any
 
 
 def test_every_function_that_a_stage_calls_is_reached(fresh_home: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The oracle is Python: the functions of ours that it calls while one stage curates data and one samples, rewards and learns."""
+    """The oracle is Python's tracer: all project functions called while real stages run must be in the digest."""
     called: set[CodeType] = set()
 
     def note(frame: FrameType, event: str, _: object) -> None:

@@ -61,7 +61,7 @@ def test_one_flipped_bit_is_noticed(tmp_path: Path, name: str) -> None:
 
 
 def test_unreadable_state_is_not_reported_as_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a stage would begin at the beginning because too many files were open."""
+    """Otherwise "too many open files" would restart a stage from the beginning."""
     save_state(tmp_path / "s", {"step": 1})
     monkeypatch.setattr("ratchet.components.storage.state.file_digest", lambda _: (_ for _ in ()).throw(OSError(24, "Too many open files")))
     with pytest.raises(StoreError, match=r"Too many open files") as raised:

@@ -71,7 +71,7 @@ def test_damage_is_found(tmp_path: Path) -> None:
 
 
 def test_what_takes_the_place_of_a_damaged_product_is_what_that_was(tmp_path: Path) -> None:
-    """Else what was built upon the old one would not follow from the new one, and nothing would say so."""
+    """Otherwise downstream artifacts would no longer follow from their inputs, unnoticed."""
     store = Store(tmp_path)
     made = make(store)
     (made.path / "deep" / "file.txt").write_text("jello")
@@ -88,7 +88,7 @@ def test_what_takes_the_place_of_a_damaged_product_is_what_that_was(tmp_path: Pa
 
 
 def test_of_a_report_another_result_is_taken(tmp_path: Path) -> None:
-    """It tells of seconds and watts, and nothing is built upon it."""
+    """A report contains timings, and nothing is derived from it."""
     store = Store(tmp_path)
     for text in ("60 s", "61 s"):
         with store.working("evaluate", KEY) as work:

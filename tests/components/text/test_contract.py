@@ -66,7 +66,7 @@ def test_what_differs_from_the_policy_is_refused(change: Callable[[Any], None], 
 
 @pytest.mark.parametrize("name", ["reference", "initial", "previous", "groups"])
 def test_a_policy_that_was_rounded_is_refused_and_one_trained_on_in_float32_is_not(name: str, tmp_path: Path) -> None:
-    """A bfloat16 model and the float32 policy trained from it is how every run on a published model begins."""
+    """Training a published bfloat16 model gives a float32 policy, which must be accepted."""
     paths = {dtype: save(tmp_path / str(dtype), dtype=dtype, claimed=dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16)}
 
     def agreed(policy: torch.dtype, other: torch.dtype) -> str:

@@ -148,7 +148,7 @@ def test_how_often_an_answer_is_read(specs: list[dict[str, Any]], times: int) ->
     ([{"name": "rewards.instructions"}, {"name": "rewards.length"}], [], ["reward.length"]),
 ])
 def test_the_optimised_reward_is_the_one_that_selection_reads(annotate, select, expected):
-    """Also where another reward was written after it."""
+    """Even if another reward was written after it."""
     assert optimised_rewards(annotate, select) == expected
     groups = [Group(Prompt("p", ()), (Trajectory(({"role": "assistant", "content": "a"},), mask=(True,)),), {c: [float(len(c))] for c in reward_columns(annotate)})]
     assert round_metrics(groups, annotate, optimised=expected)["reward"] == float(len(expected[0]))

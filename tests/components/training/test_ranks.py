@@ -18,8 +18,9 @@ ranks.join()
 
 
 def test_successful_rank_destroys_the_process_group() -> None:
-    """Else gloo's thread may still hold the last exchange when the interpreter ends, which aborts a rank that had done its work:
-    36 of 60 pairs of ranks that exchanged something as their last deed."""
+    """Otherwise gloo's thread may still hold the last exchange at interpreter exit and abort a successful rank: 36 of
+    60 pairs of ranks whose last operation was an exchange.
+    """
     ended = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=120)
     assert (ended.returncode, ended.stdout) == (0, "destroyed\n"), ended.stderr
 

@@ -75,7 +75,7 @@ def test_the_saved_directory_is_the_trained_model(tiny: Path, tmp_path: Path, ad
 
 
 def test_the_gradient_of_a_tied_embedding_is_transformers(tiny: Path) -> None:
-    """It has two parts: of the rows that were read, which comes as these rows alone, and of the output layer."""
+    """It is the sum of the input embedding's gradient (only the rows read) and the output layer's."""
     learner, plain = TorchLearner(tiny), load_policy(tiny, attention="sdpa")
     for _ in range(2):  # a second micro-batch adds to the first
         learner.backward(-learner(batch(), OUTPUTS).logprobs.sum())

@@ -19,7 +19,7 @@ LIKELIHOOD = [{"name": "likelihood", "weight": 1.0, "reduce": "token_mean", "lab
 
 
 class Overfitting:
-    """A weight that grows by one a step, whatever it sees; log-probs are best where it is `BEST`."""
+    """A weight that grows by one per step; log-probs are best where it equals `BEST`."""
 
     def __init__(self) -> None:
         import torch
@@ -61,7 +61,7 @@ def fitted(folder: Path, **options: Any) -> tuple[Overfitting, dict[str, Any]]:
 
 @pytest.mark.parametrize(("patience", "stopped", "steps"), [(1, True, 8), (2, True, 10), (0, False, 20), (9, False, 20)])
 def test_early_stopping_on_rising_validation_loss(tmp_path: Path, patience: int, stopped: bool, steps: int) -> None:
-    """Validated at 2, 4, 6 (the best), 8, 10...: so many worse ones are waited for, and the best weight comes back."""
+    """Validated at steps 2, 4, 6 (best), 8, 10, ...: stops after `patience` worse ones and restores the best weights."""
     learner, found = fitted(tmp_path, patience=patience)
     assert (found["stopped_early"], found["steps"], found["steps_planned"]) == (stopped, steps, 20)
     assert (found["best_step"], found["best_validation_loss"]) == (BEST, 0.0) and float(learner.weight.detach()) == BEST
@@ -78,7 +78,7 @@ def test_early_stopping_is_the_same_after_a_resume(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [n for n in names() if (s := load(n)[0].sft) and s.limit and s.fit.validate_every and s.fit.patience])
 def test_early_stopping_options_of_shipped_recipes_can_trigger(name: str) -> None:
-    """After its first validation there is time for `patience` worse ones and for steps that stopping saves."""
+    """`patience` validations after the first fit into the planned steps, with steps left to save."""
     sft = load(name)[0].sft
     assert sft and sft.limit
     steps = steps_planned(sft.limit, {"batch": sft.fit.batch, "epochs": sft.fit.epochs, "max_steps": sft.fit.max_steps})

@@ -81,7 +81,7 @@ def test_results_behind_the_champion() -> None:
 
 @pytest.fixture
 def pipeline(tmp_path: Path) -> Any:
-    """What drift asks of a pipeline, with one finished run before it; `data(name, rows)` writes a curated product."""
+    """A stub pipeline with one earlier finished run; `data(name, rows)` writes curated data."""
     import pandas as pd
 
     def data(folder: Path, table: list[dict[str, Any]]) -> Path:

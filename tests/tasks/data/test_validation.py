@@ -176,7 +176,7 @@ def test_the_suite_follows_the_section():
 
 
 def test_what_people_wrote_reaches_no_page_of_the_data_docs(tmp_path):
-    """They are HTML; failures are named by split and number, so there is nothing to escape."""
+    """The data docs are HTML; failures are named by split and index, so there is no user text to escape."""
     evil = "<script>alert(1)</script>"
     splits = {"sft": [sft(f"s{i}") for i in range(8)] + [group(evil, [("user", evil)], [("assistant", evil), ("user", evil)], topic=evil)]}
     validate_data(write(tmp_path / "curated", splits), {"max_quarantined": 1.0}, tmp_path / "out")

@@ -138,8 +138,9 @@ def test_servers(tmp_path, monkeypatch):
 
 @pytest.fixture
 def closed(monkeypatch):
-    """MLflow and Prefect on one port: everybody may see their health, and only admin, by password, the rest. The status of a refusal
-    can be changed, to one that refuses admin too."""
+    """Password-protected MLflow and Prefect on one port: public health endpoints, everything else only for admin. The
+    status code of a refusal is configurable.
+    """
     allowed, status = "Basic " + base64.b64encode(b"admin:hunter22").decode(), [401]
 
     class Answer(http.server.BaseHTTPRequestHandler):

@@ -20,7 +20,7 @@ def git(place: Path, *arguments: str) -> str:
 
 @pytest.fixture
 def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where the code lies; the real one is somewhere else."""
+    """Directory of the code under test, in place of the real one."""
     file = tmp_path / "code" / "tasks" / "machine" / "provenance.py"
     file.parent.mkdir(parents=True)
     file.write_text("")

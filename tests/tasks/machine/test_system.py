@@ -20,7 +20,7 @@ def refuse(*_: Any) -> Any:
 
 
 def binding(**calls: Any) -> SimpleNamespace:
-    """`pynvml` on a machine with two GPUs, in the units NVIDIA gives: bytes, percent, milliwatts. Of any other name it knows nothing."""
+    """Fake `pynvml` with two GPUs, in NVIDIA's units: bytes, percent, milliwatts."""
     told = {"nvmlInit": lambda: None, "nvmlDeviceGetCount": lambda: 2, "nvmlDeviceGetHandleByIndex": lambda i: ("gpu", i),
             "nvmlDeviceGetMemoryInfo": lambda gpu: SimpleNamespace(total=80_000_000_000, free=50_000_000_000, used=30_000_000_000 + gpu[1]),
             "nvmlDeviceGetUtilizationRates": lambda gpu: SimpleNamespace(gpu=90 + gpu[1], memory=40),
@@ -42,7 +42,7 @@ def test_each_gpu_tells_memory_utilisation_and_power(monkeypatch: pytest.MonkeyP
 
 
 def test_what_one_gpu_does_not_tell_costs_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slice of a GPU (MIG) has no utilisation, some boards have no power meter; the thread that samples must not end with it."""
+    """A MIG slice has no utilisation and some boards no power meter; the sampling thread must continue."""
     told = gpu_metrics(monkeypatch, binding(nvmlDeviceGetUtilizationRates=refuse))
     assert {name[2:] for name in told} == {"memory_usage_megabytes", "power_usage_watts"} and len(told) == 4
 

@@ -19,7 +19,7 @@ from ratchet.tasks.process import cancelling
 
 
 class Server:
-    """The calls made of Prefect's client; what it raises or says of the run, look by look, and its last word again and again."""
+    """Fake Prefect client: a sequence of run states or errors, one per poll, the last repeated."""
 
     def __init__(self, *said: Any) -> None:
         self.said, self.set = list(said), []
@@ -50,14 +50,14 @@ def during(server: Server, monkeypatch: pytest.MonkeyPatch, seconds: float = 5.0
 
 @pytest.fixture(autouse=True)
 def in_the_background(request: pytest.FixtureRequest) -> None:
-    """Of a script, whose shell makes what it starts there deaf to Ctrl-C."""
+    """A background process of a shell script, which ignores SIGINT."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
 
 
 @pytest.mark.parametrize("said", [StateType.CANCELLING, StateType.CANCELLED])
 def test_it_ends_and_is_cancelled(said: StateType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the server was away for a look."""
+    """Also if the server is unreachable for one poll."""
     server = Server(StateType.RUNNING, ConnectionError("away"), StateType.RUNNING, said)
     with pytest.raises(Abort) as raised:
         during(server, monkeypatch)

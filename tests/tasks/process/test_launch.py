@@ -35,7 +35,7 @@ def test_a_stage_returns_its_meta(tmp_path: Path) -> None:
 
 
 def test_a_stage_keeps_the_memory_it_frees() -> None:
-    """What is freed and asked for again is not faulted in anew."""
+    """Freed memory is reused without new page faults."""
     again = ("import ctypes, resource; c = ctypes.CDLL(None); c.malloc.restype = ctypes.c_void_p; n = 64 << 20\n"
              "def use(): p = ctypes.c_void_p(c.malloc(n)); c.memset(p, 1, n); c.free(p)\n"
              "use(); before = resource.getrusage(0).ru_minflt; use(); print(resource.getrusage(0).ru_minflt - before)")
@@ -45,7 +45,7 @@ def test_a_stage_keeps_the_memory_it_frees() -> None:
 
 
 def test_the_threads_of_a_stage_wait_awake_for_a_short_time_only() -> None:
-    """It is the OpenMP which torch brings that has to hear it."""
+    """The busy-wait limit must reach the OpenMP runtime that torch loads."""
     shown = subprocess.run([sys.executable, "-c", "import torch"], env={**os.environ, **ENVIRONMENT, "OMP_DISPLAY_ENV": "VERBOSE"}, capture_output=True, text=True)
     assert f"GOMP_SPINCOUNT = '{ENVIRONMENT['GOMP_SPINCOUNT']}'" in shown.stderr
 
@@ -69,7 +69,7 @@ print(Path(f"/proc/{multiprocessing.forkserver._forkserver._forkserver_pid}/envi
 
 
 def test_the_fork_server_asks_nothing_of_a_gpu() -> None:
-    """A process that has seen a GPU must not be forked: CUDA is dead in its children."""
+    """A process that has initialised CUDA must not fork: CUDA fails in its children."""
     asked = ("import importlib, torch\n"
              "def asked(*_, **__): raise SystemExit('asked for a GPU')\n"
              "for name in ('is_available', 'device_count', 'init', '_lazy_init', 'current_device', 'get_device_capability'):\n"

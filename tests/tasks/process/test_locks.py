@@ -112,7 +112,7 @@ def test_registry_lock_uses_the_prefect_server_if_reachable(address: str | None,
 
 
 class Limit:
-    """A limit of a Prefect server with two slots. Who waits five seconds for some would wait for ever."""
+    """Fake Prefect concurrency limit with two slots; waiting longer than five seconds counts as a deadlock."""
 
     def __init__(self) -> None:
         self.free, self.given_back = 2, threading.Condition()
@@ -132,7 +132,9 @@ class Limit:
 
 @pytest.fixture
 def lead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """lead("home", gpus=2) -> [{stage: slots in use while it is made}], of runs at once whose rollouts are made elsewhere on one GPU."""
+    """lead("home", gpus=2) -> [{stage: slots in use while it runs}] of concurrent runs whose rollouts run remotely on
+    one GPU.
+    """
     flow, limit, meet, used = importlib.import_module("ratchet.flows.post_training"), Limit(), threading.Barrier(2), dict[str, dict[str, int]]()
     seen = dict[str, tuple[str, ...]]()
 
@@ -248,7 +250,7 @@ def take(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 
 def said(stream: Any) -> str:
-    """The next line, which must come within a minute."""
+    """The next line of output, within a minute."""
     assert select.select([stream], [], [], 60)[0], "it waits for ever"
     return stream.readline().strip()
 
@@ -270,7 +272,7 @@ def test_two_processes_get_two_gpus_and_a_third_waits_until_one_ends(end: str, t
 
 
 def test_waiting_for_several_gpus_holds_none(take: Callable[..., subprocess.Popen[str]]) -> None:
-    """Two runs that want both GPUs would else each keep one for ever."""
+    """Otherwise two runs that need both GPUs would each hold one forever."""
     first = take("0,1", 1)
     held_by_first = said(first.stdout)
     both = [take("0,1", 2), take("1,0", 2)]
@@ -321,7 +323,7 @@ def test_every_user_of_the_machine_can_hold_a_gpu(tmp_path: Path, monkeypatch: p
 
 
 def test_full_disk_does_not_break_gpu_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only who holds it could not be written down."""
+    """Only the holder's name cannot be written."""
     def full(*_: Any) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -369,7 +371,7 @@ def test_too_many_gpus_is_an_error_and_zero_locks_nothing(tmp_path: Path, monkey
 
 
 def binding(*uuids: str) -> SimpleNamespace:
-    """`pynvml` where the driver has these GPUs."""
+    """Fake `pynvml` with these GPUs."""
     return SimpleNamespace(NVMLError=OSError, nvmlInit=lambda: None, nvmlDeviceGetCount=lambda: len(uuids),
                            nvmlDeviceGetHandleByIndex=lambda number: number, nvmlDeviceGetUUID=lambda handle: uuids[handle])
 
@@ -379,7 +381,7 @@ def binding(*uuids: str) -> SimpleNamespace:
     ("0,-1,1", {"GPU-aa": "0"}), ("0,0", {"GPU-aa": "0"}), ("GPU-ab", {"GPU-ab": "GPU-ab"}), ("GPU-a", {"GPU-a": "GPU-a"}),
     ("MIG-x", {"MIG-x": "MIG-x"}), ("7", {"7": "7"})])
 def test_gpus_are_from_cuda_visible_devices_or_nvml(listed: str | None, found: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A number and a UUID of one GPU are one lock; what is not one of the driver's is taken as it is."""
+    """Index and UUID of a GPU map to one lock; unknown names are used as they are."""
     monkeypatch.setitem(sys.modules, "pynvml", binding("GPU-aa", "GPU-ab"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if listed is not None:

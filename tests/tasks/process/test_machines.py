@@ -67,7 +67,9 @@ def request(home: Path, inputs: dict[str, Artifact], epochs: int = 3, **profile:
 
 
 class Place:
-    """A home, who leads a stage in it, and who joined; they write to `lead.out`, `join.out` and the stage's log."""
+    """A home, the leading process and the joined process; their output is in `lead.out`, `join.out` and the stage's
+    log.
+    """
 
     def __init__(self, folder: Path, inputs: dict[str, Artifact]) -> None:
         self.folder, self.inputs, self.home = folder, inputs, folder / "home"
@@ -87,7 +89,7 @@ class Place:
         return self.start("lead", "-c", LEAD, str(self.folder / "request.json"), str(self.folder / "log"), **env)
 
     def join(self, first: str = "was()", code: Path = ROOT) -> subprocess.Popen[str]:
-        """Its ranks do what `first` says where they should meet the others."""
+        """Start `ratchet join`; its ranks execute `first` before they connect."""
         (self.folder / "sitecustomize.py").write_text(OTHERWISE.format(first))
         return self.start("join", "-m", "ratchet.flows.cli", "join", "--home", str(self.home), code=code, PYTHONPATH=f"{self.folder}{os.pathsep}{code}")
 

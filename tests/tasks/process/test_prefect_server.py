@@ -79,7 +79,9 @@ with servers():
 
 @pytest.mark.parametrize(("address", "seconds"), [(None, "None"), ("http://127.0.0.1:9/api", "180")])
 def test_heartbeats_are_sent_only_to_a_shared_prefect_server(tmp_path: Path, address: str | None, seconds: str) -> None:
-    """They tell such a server which runs are dead. With ours nobody asks, and Prefect's thread for them makes each flow wait a second."""
+    """Heartbeats show a shared server which runs are dead. A run's own server does not use them, and Prefect's
+    heartbeat thread delays the end of each flow by a second.
+    """
     env = {**{k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}, "PYTHONPATH": str(ROOT / "infra" / "package"), **({"PREFECT_API_URL": address} if address else {})}
     done = subprocess.run([sys.executable, "-c", BEATS], env=env, cwd=tmp_path, text=True, capture_output=True, check=True)
     assert done.stdout.split() == [seconds]

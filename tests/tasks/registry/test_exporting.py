@@ -103,7 +103,7 @@ def test_a_damaged_product_is_not_exported(home: Path, tmp_path: Path) -> None:
 
 
 class Hub(http.server.BaseHTTPRequestHandler):
-    """What an upload asks of the hub: create, which files are large, where large ones go, commit."""
+    """Fake Hub upload API: create, preupload, LFS batch, commit."""
 
     made: ClassVar[dict[str, Any]] = {}
     files: ClassVar[dict[str, bytes]] = {}

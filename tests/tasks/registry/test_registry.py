@@ -131,7 +131,7 @@ def test_nothing_is_registered_for_a_run_that_mlflow_has_not_got(tmp_path):
 
 
 def test_every_version_says_its_numbers_and_which_versions_it_was_made_from(tmp_path, monkeypatch):
-    """Parents are the nearest checkpoints: of a round the policy it went on from, and the reward model that scored its pairs."""
+    """Parents are the nearest checkpoints: the policy before a round, and the reward model that scored its pairs."""
     from ratchet.tasks.registry import registration
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
@@ -194,7 +194,9 @@ else:
 
 @pytest.mark.slow
 def test_two_processes_register_once_and_no_promotion_is_forgotten(tmp_path, monkeypatch):
-    """Both read before either writes, were they not kept apart: two versions of the same weights, and a champion that replaced nobody."""
+    """Without the lock both read before either writes: two versions of the same weights, and a champion event without
+    `replaced`.
+    """
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
 
     def at_once(act, *given):

@@ -102,7 +102,7 @@ def test_an_unfinished_run_continues_with_the_version_it_began_with(home: Path) 
 
 
 def test_a_version_without_a_flavour_is_its_own_files(tmp_path: Path) -> None:
-    """A mean-pooled reward model has no MLmodel file; its lineage lies beside it all the same."""
+    """A mean-pooled reward model has no MLmodel file; its lineage is stored next to the weights."""
     for file in ("config.json", "reward_head.st", "requirements.txt", "lineage.json"):
         (tmp_path / file).touch()
     assert sorted(name for _, name in _model_files(tmp_path)) == ["config.json", "requirements.txt", "reward_head.st"]

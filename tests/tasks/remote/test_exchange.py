@@ -126,7 +126,7 @@ def test_pull_detects_a_changed_byte(tmp_path: Path) -> None:
 
 
 def test_pull_replaces_a_damaged_local_artifact(tmp_path: Path) -> None:
-    """A worker takes its inputs so: what its own store says to have is not always what it has."""
+    """A worker's own store may contain a damaged copy of an input."""
     made, exchange, there = product(tmp_path / "here", a="12345"), Exchange(str(tmp_path / "between")), Store(tmp_path / "there")
     exchange.push(made)
     for bad in ("12346", "123456"):

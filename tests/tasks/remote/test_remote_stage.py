@@ -31,7 +31,7 @@ def state(kind: StateType, message: str | None = None) -> State[Any]:
 
 
 class Server:
-    """The calls made of Prefect's client: runs by id, each with the states it will be seen in."""
+    """Fake Prefect client: runs by id, each with a sequence of states."""
 
     def __init__(self, *states: State[Any], worker: Any = None) -> None:
         self.states, self.worker = list(states), worker

@@ -94,7 +94,7 @@ def test_a_flag_takes_no_value_and_the_version_is_printed() -> None:
 
 
 def test_what_another_model_or_data_took_prices_nothing(tmp_path: Path) -> None:
-    """The same recipe at another seed is priced by what was measured; with another model or other data nothing is known of it."""
+    """Measured times apply to the same recipe with another seed, not to another model or other data."""
     from ratchet.tasks.machine.calibration import last_seconds
     from ratchet.tasks.machine.provenance import machine
     from ratchet.tasks.pipeline import Pipeline

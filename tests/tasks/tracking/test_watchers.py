@@ -25,7 +25,7 @@ KINDS = ("image", "link", "markdown", "table")
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Any]]:
-    """What was put on the page, by kind and key; of a progress the shares it showed, in order."""
+    """Artifacts on the Prefect page by kind and key; for a progress artifact, the shares shown."""
     found: dict[str, dict[str, Any]] = {}
     for kind in KINDS:
         monkeypatch.setattr(f"prefect.artifacts.create_{kind}_artifact", lambda kind=kind, **given: found.setdefault(f"{kind} {given['key']}", given))
@@ -72,7 +72,7 @@ def test_the_page_links_to_the_recipes_paper_once(tmp_path: Path, made: dict[str
 
 
 def test_unreachable_prefect_server_is_retried_rarely(tmp_path: Path, made: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its client waits a minute before it gives up: a run of twenty stages would wait for it most of an hour."""
+    """Prefect's client waits a minute before it fails: a run of twenty stages would lose most of an hour."""
     asked, now = [], [1000.0]
 
     def away(**given: Any) -> None:
@@ -130,7 +130,7 @@ def test_progress_is_shown_of_long_tasks_and_ends_whole(tmp_path: Path, made: di
 
 
 def test_watchers_get_the_latest_step_and_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fit appends its steps, other work writes its count over; whichever was written last is told, once."""
+    """A fit appends steps, other work overwrites a count; whichever was written last is reported once."""
     now, heard = [100.0], []
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     steps, count = tmp_path / "metrics.jsonl", tmp_path / "steps.json"

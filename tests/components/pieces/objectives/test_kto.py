@@ -66,7 +66,7 @@ def test_answers_to_one_prompt_alone_have_no_reference_point() -> None:
 
 
 class Table:
-    """log p of a token is theta times (token + its place)/100: a number that learns, and outputs worked by hand."""
+    """log p of a token is theta * (token + position) / 100: one trainable number, hand-computable outputs."""
 
     def __init__(self, theta: float) -> None:
         self.theta = torch.tensor(theta, dtype=torch.float64, requires_grad=True)
@@ -111,7 +111,7 @@ def test_the_reference_point_is_over_the_whole_step_however_it_is_cut(theta: flo
 
 
 def test_two_ranks_take_the_step_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two threads in place of two processes; one has a third of the groups, and repeats a pass that weighs nothing."""
+    """Two threads as ranks; one has a third of the groups and repeats a batch with weight zero."""
     update = parts([{"name": "kto", "weight": 1.0, "reduce": "unit_mean", "label": "kto"}])
     alone, meter = Table(0.5), Meter()
     whole = measure(alone, update, prepared(), tokens=1, backward=True, meter=meter)  # type: ignore[arg-type]
@@ -203,7 +203,7 @@ def test_rows_with_a_label_become_single_answers_with_it(tmp_path: Path) -> None
 
 
 def test_a_groups_file_with_labels_keeps_them(tmp_path: Path) -> None:
-    """What SFT would imitate otherwise."""
+    """Otherwise SFT would train on undesirable answers."""
     made = labelled_answers(parse(rows(tmp_path, *LABELLED)).kept, count, Labelled())
     again = parse(write_groups(tmp_path / "groups.parquet", made.kept)).kept
     assert [record.label for record in again] == [i % 2 == 1 for i in range(8)]

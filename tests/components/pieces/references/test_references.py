@@ -21,6 +21,6 @@ def test_ema_of_different_models():
 
 
 def test_ema_of_a_policy_in_half_precision_loses_no_small_step():
-    """On a GPU the policy that is followed may be held in bfloat16, whose neighbours near 1 are 0.008 apart."""
+    """The policy may be bfloat16 on a GPU, whose spacing near 1 is 0.008; the EMA is accumulated in float32."""
     moved = build("reference", {"name": "ema", "decay": 0.99})({"w": torch.tensor([1.0])}, {"w": torch.tensor([1.125], dtype=torch.bfloat16)})["w"]
     assert moved.dtype == torch.float32 and moved.tolist() == pytest.approx([1.00125])

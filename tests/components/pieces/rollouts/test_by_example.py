@@ -7,7 +7,7 @@ from ratchet.components.types import Context, Group, Prompt, Sample
 
 
 class Copycat:
-    """Says "x, y" (a comma), but the earlier answer of the conversation if there is one; prompt `free` it answers without comma."""
+    """Answers "x, y", or copies the example answer of the conversation; answers prompt `free` without a comma."""
 
     weights = "digest"
 

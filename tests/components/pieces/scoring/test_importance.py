@@ -25,7 +25,7 @@ ROW = ([9.0, -1.0, -1.0, -2.0, -0.5], [0.0, -1.0, -1.0 - math.log(1.5), -2.0 + m
 
 
 def test_each_step_is_weighted_by_the_bounded_ratio() -> None:
-    """Ratios 1, 3/2, 1/4 and 8, the last truncated at 2; the prompt's step does not count, whatever stands there."""
+    """Ratios 1, 3/2, 1/4 and 8, the last truncated at 2; prompt tokens are ignored."""
     assert weigh("importance", [group(ROW)])[0][0] == pytest.approx([1.0, 1.0, 1.5, 0.25, 2.0])
     assert weigh("importance", [group(ROW)], cap=10.0)[0][0] == pytest.approx([1.0, 1.0, 1.5, 0.25, 8.0])
 

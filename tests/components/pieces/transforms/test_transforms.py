@@ -21,7 +21,7 @@ from ratchet.components.pieces.transforms.scrub import scrub
 
 
 def words(messages):
-    """A token a word, and one a message."""
+    """Token counter: one per word and one per message."""
     return sum(1 + len(m["content"].split()) for m in messages)
 
 
