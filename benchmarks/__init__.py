@@ -1,1 +1,3 @@
-"""The same work done here and by other libraries, one after the other on the same inputs: `python -m benchmarks --help`."""
+"""Benchmarks: the same work by this project and by other libraries, in turn on the same inputs (`python -m benchmarks
+--help`).
+"""

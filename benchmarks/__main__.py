@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: the works of `works.py` against other libraries, how our cost grows, what orchestration costs."""
+"""`python -m benchmarks`: the tasks of `works.py` against other libraries, scaling, and orchestration overhead."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ratchet.components.errors import RatchetError
 from ratchet.tasks.process.launch import ENVIRONMENT
 
 OTHERS = ("growth", "orchestration")
-OWN = ("transformers",)  # peers that are part of our own environment
+OWN = ("transformers",)  # peers installed in this project's environment
 
 
 def main() -> None:
@@ -45,7 +45,9 @@ def main() -> None:
 
 
 def measure_all(given: argparse.Namespace, wanted: list[str]) -> None:
-    """Each result is on disk as soon as it is measured, so an interrupted run leaves what it had."""
+    """Run the selected benchmarks. Each result is written as soon as it is measured, so an interrupted run keeps its
+    results.
+    """
     out, without = given.out / given.model, given.without.split(",")
     environment = {**os.environ, "OMP_NUM_THREADS": str(given.threads), "MKL_NUM_THREADS": str(given.threads)}
     head = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {given.threads} threads, model {given.model}, float32\n"

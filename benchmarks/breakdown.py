@@ -1,7 +1,7 @@
-"""Where the time of one of our steps goes: `python -m benchmarks.breakdown --work sft --inputs FILE --threads N`.
+"""Profile of one training step: `python -m benchmarks.breakdown --work sft --inputs FILE --threads N`.
 
-Time inside operators, by torch's profiler, sorted by what they are for; products are told apart by their shapes. What no operator
-accounts for is Python and waiting.
+Time in operators (torch profiler), grouped by purpose; matmuls are distinguished by their shapes. The rest is Python
+and waiting.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ KINDS = (("scaled_dot_product", "attention"), ("flash_attention", "attention"), 
 
 
 def kind(name: str, shapes: list[Any], config: Any) -> str:
-    """What an operator is for."""
+    """Purpose of an operator."""
     if name in ("aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm", "mkldnn::_linear_pointwise"):
         sizes = {size for shape in shapes if isinstance(shape, list) for size in shape}
         if config.vocab_size in sizes:
@@ -29,7 +29,7 @@ def kind(name: str, shapes: list[Any], config: Any) -> str:
 
 
 def step(work: str, inputs: dict[str, Any]) -> dict[str, Any]:
-    """The second step of a training work under the profiler, and its wall time without."""
+    """Profile the second step of a training task; also its wall time without the profiler."""
     from torch.profiler import ProfilerActivity, profile
 
     from benchmarks.ours import TOKENS, UPDATES, as_sampled, steps_of

@@ -1,7 +1,7 @@
-"""What every measured process shares: inputs from disk, a clock, its own peak memory, one line of JSON at the end.
+"""Shared by all measured processes: inputs, clock, peak memory, one line of JSON as result.
 
-Standard library only: peers import it from environments that do not have our packages. A process measures one work once,
-so its peak memory (VmHWM) belongs to that work alone: model, optimiser, activations, and the libraries themselves.
+Standard library only, since peers import it from environments without this project's packages. A process measures one
+task once, so its peak memory (VmHWM) includes model, optimiser, activations and the libraries.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WARM_UP = 1
 
 
 class Clock:
-    """Seconds of the parts that count: `with clock: ...` appends one."""
+    """Seconds of the timed parts: `with clock: ...` appends one."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -33,7 +33,7 @@ class Clock:
 
 
 def memory() -> dict[str, float]:
-    """Resident MiB of this process, now and at its peak."""
+    """Resident memory of this process in MiB, current and peak."""
     lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
     return {"mib": int(lines["VmRSS"].split()[0]) / 1024, "peak_mib": int(lines["VmHWM"].split()[0]) / 1024}
 
@@ -43,10 +43,10 @@ def versions(*names: str) -> dict[str, str]:
 
 
 def main(works: Mapping[str, Callable[[dict[str, Any], str], dict[str, Any]]], packages: tuple[str, ...]) -> None:
-    """`--work W --setting S --inputs FILE --threads N`: do the work once and print what was measured.
+    """`--work W --setting S --inputs FILE --threads N`: do the task once and print the measurements.
 
-    A work returns `seconds` and `tokens` (one number a timed part, warm-up left out by us) and `checks`: lists of numbers
-    that any library doing the same work must find too.
+    A task returns `seconds` and `tokens` (one number per timed part, without warm-up) and `checks`: lists of numbers
+    that every library must reproduce.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("--work", required=True, choices=sorted(works))

@@ -1,4 +1,4 @@
-"""Ours and a peer in turn, each in a process of its own, and whether they did the same work."""
+"""Paired comparison of this project and a peer, each in fresh processes, with a check that both computed the same."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Measure = Callable[[str, str, str], Result]
 
 @dataclass(frozen=True)
 class Row:
-    """A work against a peer. Ratios are of neighbouring runs: their median, least and greatest over the repeats."""
+    """A task against a peer. Ratios are of adjacent runs: median, minimum and maximum over the repeats."""
 
     work: str
     about: str
@@ -60,7 +60,9 @@ class Row:
 
 
 def runner(pythons: Mapping[str, Path], inputs: Path, threads: int) -> Measure:
-    """Measures a side in a fresh child process with `threads` threads; ours with the environment of a stage's process."""
+    """Function that measures one side in a fresh child process with `threads` threads; this project's side gets the
+    environment variables of a stage.
+    """
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1",
                    "TOKENIZERS_PARALLELISM": "false", "TRL_EXPERIMENTAL_SILENCE": "1"}
 
@@ -75,7 +77,7 @@ def runner(pythons: Mapping[str, Path], inputs: Path, threads: int) -> Measure:
 
 
 def child(command: Sequence[str], environment: Mapping[str, str]) -> Result:
-    """The RESULT line of a process, or its last words."""
+    """The RESULT line of a process; an error with its last output if there is none."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=dict(environment), timeout=TIMEOUT)
     except subprocess.TimeoutExpired:
@@ -87,17 +89,17 @@ def child(command: Sequence[str], environment: Mapping[str, str]) -> Result:
 
 
 def rate(result: Result) -> float:
-    """Tokens a second."""
+    """Throughput in tokens per second."""
     return sum(result["tokens"]) / sum(result["seconds"])
 
 
 def disagreements(ours: Result, theirs: Result, loose: Mapping[str, float]) -> dict[str, tuple[float, float]]:
-    """Check -> (largest difference, tolerance). Numbers that are missing, or of another count, differ infinitely."""
+    """Check → (largest difference, tolerance). Missing values and different lengths count as infinite."""
     found = {}
     for name in sorted(set(ours["checks"]) | set(theirs["checks"])):
         a, b = ours["checks"].get(name, []), theirs["checks"].get(name, [])
         apart = [abs(x - y) / max(1.0, abs(y)) for x, y in zip(a, b, strict=False)]
-        whole = len(a) == len(b) > 0 and all(map(math.isfinite, apart))  # max() would pass over a nan
+        whole = len(a) == len(b) > 0 and all(map(math.isfinite, apart))  # max() ignores NaN
         found[name] = (max(apart) if whole else math.inf, loose.get(name, TOLERANCE))
     if ours["tokens"] != theirs["tokens"] and "greedy_tokens" not in found:
         found["tokens"] = (math.inf, 0.0)
@@ -109,9 +111,10 @@ def agrees(ours: Result, theirs: Result, loose: Mapping[str, float]) -> bool:
 
 
 def compare(work: Work, peers: Sequence[Peer], measure: Measure, *, repeats: int, say: Callable[[str], None]) -> tuple[list[Row], list[dict[str, Any]]]:
-    """A B A B ...: the first round runs every setting of every peer, later ones only the best. Rows, and every result.
+    """Alternate the sides, A B A B ...: the first round runs every setting of every peer, later rounds only the best.
+    Returns rows and all results.
 
-    Best is the fastest setting whose numbers agree with ours; when none agrees, the fastest, and the row is invalid.
+    Best is the fastest setting whose numbers agree with ours; if none agrees, the fastest, and the row is invalid.
     """
     kept: list[dict[str, Any]] = []
 
@@ -144,7 +147,7 @@ def _quality(pair: tuple[Result, Result], loose: Mapping[str, float]) -> tuple[b
 
 
 def row(work: Work, peer: Peer, setting: str, pairs: Sequence[tuple[Result, Result]]) -> Row:
-    """What the repeats say."""
+    """Summary of the repeats."""
     speeds = [rate(ours) / rate(theirs) for ours, theirs in pairs]
     memories = [ours["peak_mib"] / theirs["peak_mib"] for ours, theirs in pairs]
     apart: dict[str, tuple[float, float]] = {}
@@ -163,7 +166,7 @@ def row(work: Work, peer: Peer, setting: str, pairs: Sequence[tuple[Result, Resu
 
 
 def tricks(work: Work, measure: Measure, *, repeats: int, say: Callable[[str], None]) -> tuple[list[Row], list[dict[str, Any]]]:
-    """What each trick of ours is worth: ours against ours with that one switched off."""
+    """Ablation: speed and memory with one optimisation switched off."""
     rows, kept = [], []
     for setting in work.tricks:
         def without(side: str, name: str, given: str, setting: str = setting) -> Result:

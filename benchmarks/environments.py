@@ -1,4 +1,4 @@
-"""Where peers run: a virtual environment each, made when first asked for, so that none of them touches ours."""
+"""A virtual environment per peer, created on first use, separate from this project's."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from pathlib import Path
 from ratchet.components.errors import SourceError
 
 HERE = Path(__file__).parent
-CONSTRAINED = {"trl"}  # on the same torch and transformers as we are
-BROKEN = {"vllm": ("torchvision", "torchaudio", "torchcodec")}  # built for another torch
+CONSTRAINED = {"trl"}  # needs the same torch and transformers as this project
+BROKEN = {"vllm": ("torchvision", "torchaudio", "torchcodec")}  # built for a different torch, so removed
 
 
 def python_of(name: str, folder: Path) -> Path:
-    """The interpreter of a peer's environment, made from `requirements-<name>.txt` unless it is there. Raises `SourceError`."""
+    """The Python interpreter of a peer's environment, created from `requirements-<name>.txt` if missing.
+    `SourceError` if that fails.
+    """
     needs = HERE / f"requirements-{name}.txt"
     constraints = HERE.parent / "infra" / "constraints.txt"
     place, python = folder / name, folder / name / "bin" / "python"

@@ -1,8 +1,9 @@
-"""How our cost grows: tokens/s against sequence length, batch, completions a prompt, and model size from 1M to 135M.
+"""Scaling of throughput (tokens/s) with sequence length, batch size, completions per prompt, and model size from 1M
+to 135M.
 
-Every point is a process of its own, on random tokens: what is said does not change the cost. Models are Llamas with fresh
-weights; the largest has the shape of SmolLM2-135M. `step` is a likelihood step, `group` the same on siblings that share
-half of their tokens (the length is of a whole row), `sample` draws answers of half the length to prompts of the other half.
+Every point is a separate process on random tokens. Models are randomly initialised Llamas; the largest has the shape
+of SmolLM2-135M. `step`: a likelihood step; `group`: the same on siblings that share half of their tokens (length is
+of a whole row); `sample`: answers of half the length to prompts of the other half.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ LIMITS = {"tiny": ("1M",), "smollm2": tuple(SHAPES)}
 
 
 def points(model: str) -> list[dict[str, Any]]:
-    """What is measured: one thing varied at a time around 8 rows of 128 tokens of the largest model allowed."""
+    """The measured points: one dimension varied at a time around 8 rows of 128 tokens of the largest allowed model."""
     sizes = LIMITS[model]
     middle: dict[str, Any] = {"size": sizes[-1], "length": 128, "batch": 8, "completions": 8}
     wanted = [("tokens a row", "length", (32, 64, 128, 256, 512, 1024), ("step", "sample")), ("rows a step", "batch", (1, 2, 4, 8, 16, 32), ("step", "sample")),
@@ -44,7 +45,7 @@ def points(model: str) -> list[dict[str, Any]]:
 
 
 def measured(model: str, folder: Path, threads: int, environment: dict[str, str], say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Every point with `tokens_per_second` and `peak_mib`; a point that failed says so and is left out."""
+    """Every point with `tokens_per_second` and `peak_mib`; a failed point is reported and omitted."""
     import json
 
     found, file = [], folder / "growth-point.json"
@@ -62,7 +63,7 @@ def measured(model: str, folder: Path, threads: int, environment: dict[str, str]
 
 
 def fresh(size: str, folder: Path) -> Path:
-    """A model directory of that shape with random weights, and a tokenizer of ChatML."""
+    """A model directory of that shape with random weights and a ChatML tokenizer."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from ratchet.components.models.load import save_model
@@ -87,7 +88,7 @@ def group(point: dict[str, Any], setting: str) -> dict[str, Any]:
 
 
 def _learn(point: dict[str, Any], *, shared: int, siblings: int) -> dict[str, Any]:
-    """One warm-up step and two timed ones. Tokens are those of all rows, shared ones counted for each."""
+    """One warm-up step and two timed ones. Tokens of all rows, shared prefixes counted for each."""
 
     from benchmarks.ours import TOKENS, trajectory
     from ratchet.components.stages.job import deterministic
@@ -118,7 +119,9 @@ def _learn(point: dict[str, Any], *, shared: int, siblings: int) -> dict[str, An
 
 
 def sample(point: dict[str, Any], setting: str) -> dict[str, Any]:
-    """Answers of exactly half the length: the end of turn is what a fresh model hardly ever draws, and those that do count less."""
+    """Answers of half the length: a random model hardly ever samples end-of-turn, and shorter answers count fewer
+    tokens.
+    """
     from ratchet.components.inference.torch import TorchEngine
     from ratchet.components.types import Request
 

@@ -1,8 +1,8 @@
-"""Inputs written once, as token ids, for every library to read: conversations, pairs, groups, prompts, and the model.
+"""Benchmark inputs as token ids, written once for all libraries: conversations, pairs, groups, prompts, and the model.
 
-Model and conversations come through the pipeline's own sources: `smollm2` is what the recipe `chat` trains on, `tiny` what
-the recipe `sft` does. A pair is a person's reply against a person's reply to another prompt; a group is a prompt with eight
-answers of the model itself, drawn once here, and rewards that are plain random numbers (the work does not depend on them).
+Model and conversations come from recipes: `smollm2` from `chat`, `tiny` from `sft`. A pair is a human reply against a
+human reply to another prompt; a group is a prompt with eight answers sampled from the model, with random rewards (the
+work does not depend on them).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OPTIMISER = {"learning_rate": 1e-5, "betas": [0.9, 0.999], "eps": 1e-8, "weight_
 
 
 def make(model: str, home: Path, folder: Path) -> Path:
-    """The inputs file of a model; kept when it is there, of these sizes, and its models still are."""
+    """Write the inputs file of a model, unless it exists with these sizes and its models exist."""
     file = folder / f"{model}.json"
     if file.exists():
         kept = json.loads(file.read_text())
@@ -46,7 +46,7 @@ def make(model: str, home: Path, folder: Path) -> Path:
 
 
 def collect(model: str, policy: Path, curated: Path, folder: Path) -> dict[str, Any]:
-    """Everything the works read. Raises `DataError` when the data are too few."""
+    """Collect everything the tasks read. `DataError` if there is too little data."""
     from ratchet.components.data.groups import read_groups
     from ratchet.components.errors import DataError
     from ratchet.components.models.load import load_tokenizer, new_reward, save_model
@@ -56,7 +56,7 @@ def collect(model: str, policy: Path, curated: Path, folder: Path) -> dict[str, 
     tokenizer = load_tokenizer(policy)
     talks = [done for group in read_groups(curated / "sft.parquet") if (done := encode_group(tokenizer, group, 160)[0]) is not None]
     shortest, longest = PROMPT_TOKENS[model]
-    asked: list[tuple[list[int], list[int]]] = []  # prompt and a person's reply
+    asked: list[tuple[list[int], list[int]]] = []  # prompt and human reply
     for group in read_groups(curated / "prompts.parquet"):
         done, fate = encode_group(tokenizer, group, 400) if len(group.trajectories) == 1 else (None, "dropped")
         if done is None or fate != "kept":

@@ -1,8 +1,8 @@
-"""What orchestration costs: `ratchet run` of a tiny recipe against the same stages called one after the other in one process.
+"""Orchestration overhead: `ratchet run` of a tiny recipe against the same stages called in one process.
 
-Both start from nothing but the tiny model, and both include starting Python and importing torch. The difference is a fixed part (Prefect's
-server, MLflow's tables) and a part a stage (a child process, tracking); running again, with nothing to do, is what a user waits for every time.
-Outside a DVC workspace, so that nobody's `data/` is touched: the `dvc commit` at the end of a run is not in it.
+Both start with only the tiny model, and both include starting Python and importing torch. The difference is a fixed
+part (Prefect server, MLflow tables) and a part per stage (child process, tracking); a repeated run with nothing to do
+is measured too. Outside a DVC workspace, so the final `dvc commit` is not included.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ NOTHING_SECONDS, SHARE = 5.0, 0.02
 
 
 def measured(folder: Path, environment: dict[str, str], *, repeats: int, run_seconds: float, say: Callable[[str], None]) -> dict[str, Any]:
-    """Seconds of a run, of its stages in one process, and of running again; medians over `repeats`, in turn.
-
-    `run_seconds`: how long the default run takes, which the overhead is a share of. Raises `RuntimeError` where a run fails.
+    """Seconds of a run, of its stages in one process, and of a repeated run; medians over alternating `repeats`.
+    `run_seconds`: duration of the default run, for the relative overhead. `RuntimeError` if a run fails.
     """
     folder.mkdir(parents=True, exist_ok=True)
     folder, environment = folder.resolve(), {**environment, "PYTHONPATH": str(ROOT / "infra" / "package")}
@@ -42,7 +41,7 @@ def measured(folder: Path, environment: dict[str, str], *, repeats: int, run_sec
         command = [sys.executable, "-c", "from ratchet.flows.cli import main; main()", "run", RECIPE, "--home", str(home), "--profile", "cpu"]
         found["run"].append(_timed(command, environment, folder))
         found["again"].append(_timed(command, environment, folder))
-        stages = len(list((home / "runs").glob("*/stages/*"))) - 1  # the model was there
+        stages = len(list((home / "runs").glob("*/stages/*"))) - 1  # without the model, which was there before
         home = _home(folder / "one", model)
         found["one_process"].append(_timed([sys.executable, "-m", "benchmarks.orchestration", "--home", str(home)], environment, folder))
         say("orchestration " + ", ".join(f"{name} {seconds[-1]:.1f} s" for name, seconds in found.items()))
@@ -64,7 +63,7 @@ def table(found: dict[str, Any]) -> str:
 
 
 def _home(place: Path, model: Path) -> Path:
-    """A fresh home that holds the tiny model and nothing else."""
+    """A new home that contains only the tiny model."""
     shutil.rmtree(place, ignore_errors=True)
     for made in (model / "store").glob("model_policy-*"):
         shutil.copytree(made, place / "store" / made.name)
@@ -80,7 +79,7 @@ def _timed(command: list[str], environment: dict[str, str], folder: Path) -> flo
 
 
 def in_one_process(home: Path, until: str | None) -> None:
-    """The stages of the recipe with nothing around them: no flow, no tracker, no child process."""
+    """The stages of the recipe without flow, tracker or child processes."""
     from ratchet.tasks.pipeline import Pipeline
 
     pipeline = Pipeline.open(RECIPE, home=home, profile="cpu")
@@ -97,4 +96,4 @@ if __name__ == "__main__":
     parser.add_argument("--until")
     given = parser.parse_args()
     in_one_process(given.home, given.until)
-    gc.freeze()  # as `ratchet` ends
+    gc.freeze()  # as at the end of the `ratchet` command

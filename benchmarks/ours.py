@@ -1,12 +1,11 @@
-"""Our side of every work, as a stage would do it: the same learner, engine, pieces and determinism.
+"""This project's side of every task, as a stage does it: the same learner, engine, pieces and determinism.
 
-Training computes activations again instead of keeping them (`gradient_checkpointing: true` of a profile): it is fast enough to pay
-for the memory with a fifth of its speed. `kept` keeps them. Other settings than `default` switch one trick off from outside, to show what it is worth:
-`apart` computes a shared prefix once a row instead of once a group; `full_logits` holds the logits of all positions at
-once; `unpacked` makes a forward pass a unit (row, pair or group) instead of one of many; `prefill_each` reads a prompt once a sample;
-`blas` multiplies by torch's own BLAS where oneDNN would be taken (`components/models/products.py`);
-`not_deterministic` lets torch choose algorithms whose results may differ from run to run; `memory_returned` and
-`awake` leave out a variable of the environment that `ratchet.tasks.process.launch` gives a stage (see `compare.runner`).
+Training uses gradient checkpointing (as `gradient_checkpointing: true` of a profile), at the cost of a fifth of the
+speed; `kept` stores activations. The other settings each switch one optimisation off: `apart` computes a shared
+prefix per row instead of per group; `full_logits` materialises all logits; `unpacked` uses one forward pass per unit
+(row, pair or group); `prefill_each` reads a prompt once per sample; `blas` uses torch's BLAS instead of oneDNN
+(`components/models/products.py`); `not_deterministic` allows non-deterministic algorithms; `memory_returned` and
+`awake` omit an environment variable that `ratchet.tasks.process.launch` sets for stages (see `compare.runner`).
 """
 
 from __future__ import annotations
@@ -62,8 +61,8 @@ def steps_of(work: str, inputs: dict[str, Any]) -> list[list[Group]]:
 
 
 def train(work: str, inputs: dict[str, Any], setting: str) -> dict[str, Any]:
-    """Every step of a work. What a round has done before the learner starts is counted where the peer does it in its step:
-    DPO's reference log-probs are; GRPO's answers with their log-probs are given, as the sampler leaves them.
+    """All steps of a training task. Work done before the learner starts is included if the peer does it within its
+    step: DPO's reference log-probs are; GRPO's answers with their log-probs are given.
     """
     kind = "reward" if work == "reward" else "policy"
     path = Path(inputs["reward_model" if kind == "reward" else "model"])
@@ -100,12 +99,12 @@ def train(work: str, inputs: dict[str, Any], setting: str) -> dict[str, Any]:
 
 
 def rows_tokens(groups: list[Group]) -> int:
-    """Tokens of all rows, prompts included, padding not."""
+    """Number of tokens of all rows, with prompts and without padding."""
     return sum(len(t.mask) for g in groups for t in g.trajectories)
 
 
 def as_sampled(learner: TorchLearner, groups: list[Group]) -> list[Group]:
-    """The answers with the log-probs a sampler with these very weights would have left beside them."""
+    """The answers with the log-probs that a sampler with these weights would have stored."""
     with torch.no_grad():
         found = learner(pack(groups, unit="group", tokens=1 << 30)[0], frozenset({"logprobs"})).logprobs.tolist()
     rows = iter(found)
@@ -113,7 +112,7 @@ def as_sampled(learner: TorchLearner, groups: list[Group]) -> list[Group]:
 
 
 def after(learner: TorchLearner, inputs: dict[str, Any]) -> list[float]:
-    """What the trained model says of rows it has not seen: a score, or the mean log-prob of the chosen tokens, each."""
+    """Output of the trained model on held-out rows: a score or the mean log-prob of the masked-in tokens, per row."""
     rows = [Group(Prompt(str(i), ()), (trajectory([], r["tokens"], r["mask"]),)) for i, r in enumerate(inputs["probe"])]
     batch = pack(rows, unit="row", tokens=1 << 30)[0]
     with torch.no_grad():
@@ -144,7 +143,7 @@ def _score(inputs: dict[str, Any], setting: str, groups: list[Group]) -> dict[st
 
 
 def sample(inputs: dict[str, Any], setting: str) -> dict[str, Any]:
-    """All completions of all prompts, until each ends by itself or at the limit. Tokens: those drawn, the last included."""
+    """All completions of all prompts, until end-of-turn or the limit. Tokens: all sampled ones, including the last."""
     engine, clock = TorchEngine(Path(inputs["model"]), rows=load_profile("cpu").max_num_seqs), Clock()
     count, most = inputs["completions"], inputs["max_tokens"]
     greedy = [Request(tokens, max_tokens=16, temperature=0.0) for tokens in inputs["asked"][:4]]
@@ -160,7 +159,7 @@ def sample(inputs: dict[str, Any], setting: str) -> dict[str, Any]:
 
 @contextmanager
 def switched_off(setting: str) -> Iterator[None]:
-    """One trick of ours replaced by what it saves."""
+    """Context in which one optimisation is replaced by its plain equivalent."""
     kept, strict = (forward.PackedPlan, forward.chosen_logprobs, products.onednn_is_faster), torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(setting != "not_deterministic")
     torch.utils.deterministic.fill_uninitialized_memory = False
@@ -178,7 +177,7 @@ def switched_off(setting: str) -> Iterator[None]:
 
 
 def full_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, *, bias: Tensor | None = None, **rest: Any) -> tuple[Tensor, None]:
-    """The log-probs of `targets` (N,) from all logits (N, V) at once, by torch's own gradients."""
+    """Log-probs of `targets` (N,) from all logits (N, V) at once, with torch's autograd."""
     return torch.nn.functional.linear(hidden, weight, bias).log_softmax(-1).gather(1, targets[:, None])[:, 0], None
 
 

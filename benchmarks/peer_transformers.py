@@ -1,4 +1,6 @@
-"""The same works by transformers alone: padded batches, full logits, `generate`. Imports nothing of ours but the clock."""
+"""The same tasks in plain transformers: padded batches, full logits, `generate`. Imports only the clock from this
+project.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ def load(inputs: dict[str, Any]) -> Any:
 
 
 def padded(rows: list[list[int]], pad: int, *, left: bool = False) -> tuple[Tensor, Tensor]:
-    """Tokens (B, T) and where they are real."""
+    """Padded tokens (B, T) and attention mask."""
     longest = max(map(len, rows))
     fill = [[pad] * (longest - len(row)) for row in rows]
     tokens = torch.tensor([f + row if left else row + f for row, f in zip(rows, fill, strict=True)])
@@ -25,19 +27,19 @@ def padded(rows: list[list[int]], pad: int, *, left: bool = False) -> tuple[Tens
 
 
 def token_logprobs(model: Any, rows: list[list[int]], pad: int) -> Tensor:
-    """(B, T-1): the log-prob of each token but the first, from the full logits of one forward pass."""
+    """(B, T-1): log-prob of each token but the first, from the full logits of one forward pass."""
     tokens, real = padded(rows, pad)
     logits = model(input_ids=tokens, attention_mask=real, use_cache=False).logits[:, :-1]
     return logits.log_softmax(-1).gather(2, tokens[:, 1:, None])[..., 0]
 
 
 def chosen(masks: list[list[int]], width: int) -> Tensor:
-    """(B, width): True where the token after each position counts."""
+    """Loss mask (B, width): True where the next token counts."""
     return torch.tensor([mask[1:] + [0] * (width - len(mask) + 1) for mask in masks]).bool()
 
 
 def mean_logprobs(model: Any, rows: list[dict[str, Any]], pad: int) -> list[float]:
-    """Of each row, the mean log-prob of its chosen tokens."""
+    """Mean log-prob of the masked-in tokens of each row."""
     with torch.no_grad():
         logprobs = token_logprobs(model, [r["tokens"] for r in rows], pad)
     mask = chosen([r["mask"] for r in rows], logprobs.shape[1])
@@ -45,7 +47,7 @@ def mean_logprobs(model: Any, rows: list[dict[str, Any]], pad: int) -> list[floa
 
 
 def sft(inputs: dict[str, Any], setting: str) -> dict[str, Any]:
-    """The loop one writes by hand."""
+    """A plain hand-written training loop."""
     model, clock = load(inputs), Clock()
     optimiser = torch.optim.AdamW(model.parameters(), lr=inputs["learning_rate"], betas=tuple(inputs["betas"]), eps=inputs["eps"],
                                   weight_decay=inputs["weight_decay"], fused=True)
@@ -106,7 +108,7 @@ def sample(inputs: dict[str, Any], setting: str) -> dict[str, Any]:
 
 
 def _generate(model: Any, prompts: list[list[int]], inputs: dict[str, Any], **options: Any) -> list[tuple[list[int], list[float]]]:
-    """Tokens up to the end of turn and their log-probs at temperature 1, of each answer."""
+    """Tokens up to end-of-turn and their log-probs at temperature 1, per answer."""
     tokens, real = padded(prompts, inputs["pad"], left=True)
     out = model.generate(input_ids=tokens, attention_mask=real, return_dict_in_generate=True, output_logits=True,
                          pad_token_id=inputs["pad"], eos_token_id=inputs["eos"], **options)

@@ -1,7 +1,7 @@
-"""The training works by TRL's trainers, in float32 on the CPU, without dropout; gradients are checkpointed where a setting says so.
+"""The training tasks with TRL's trainers: float32 on the CPU, no dropout; gradient checkpointing in some settings.
 
-Token ids and step order are given, so every step sees the inputs ours sees. A step is timed from the end of the step before
-to its own end, data loading included. The sum of TRL's micro-batch losses is the loss of a step.
+Token ids and step order are given, so every step has the same inputs. A step is timed from the end of the previous
+one, including data loading. Its loss is the sum of TRL's micro-batch losses.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CHECKPOINTING = "+checkpointing"
 
 
 class Watch(TrainerCallback):
-    """When each step ended, and what its micro-batches lost."""
+    """Callback that records step times and micro-batch losses."""
 
     def __init__(self) -> None:
         self.ends: list[float] = []
@@ -43,7 +43,7 @@ class Watch(TrainerCallback):
 
 
 def watched(trainer: type) -> type:
-    """The trainer with its losses recorded and its rows in the order given."""
+    """The trainer with recorded losses and a fixed row order."""
 
     class Watched(trainer):
         watch: Watch
@@ -81,7 +81,7 @@ def policy(inputs: dict[str, Any]) -> Any:
 
 
 def run(trainer: Any, tokens: list[int], check: Any, before: float = 0.0) -> dict[str, Any]:
-    """Train; `before` are seconds spent earlier on all steps together."""
+    """Train; `before`: seconds spent beforehand on all steps together."""
     trainer.watch = Watch()
     trainer.add_callback(trainer.watch)
     trainer.train()
@@ -125,11 +125,13 @@ def reward(inputs: dict[str, Any], setting: str) -> dict[str, Any]:
 
 
 def dpo(inputs: dict[str, Any], setting: str) -> dict[str, Any]:
-    """`in_step`: the reference is run in every step; `precomputed`: before training, its time added to the steps evenly."""
+    """`in_step`: the reference runs in every step; `precomputed`: before training, its time spread evenly over the
+    steps.
+    """
     steps, clock = inputs["pairs"], Clock()
 
     class Given(in_order(DPOTrainer)):
-        """Pairs that are token ids already."""
+        """Dataset of tokenised pairs."""
 
         def _prepare_dataset(self, dataset: Any, *args: Any, **rest: Any) -> Any:
             return dataset
@@ -150,8 +152,9 @@ def pair_tokens(inputs: dict[str, Any]) -> list[int]:
 
 
 def grpo(inputs: dict[str, Any], setting: str) -> dict[str, Any]:
-    """The step without its generation: completions and rewards are given. `setting` is the size of a micro-batch; the step is
-    all its completions. As generation and update alternate one to one, TRL takes the policy's own log-probs as the old ones.
+    """A GRPO step without generation: completions and rewards are given. `setting` is the micro-batch size; the step
+    is all completions. Generation and update alternate one to one, so TRL uses the policy's own log-probs as the old
+    ones.
     """
     steps, count = inputs["groups"], inputs["completions"]
     groups = [group for step in steps for group in step]
@@ -161,7 +164,7 @@ def grpo(inputs: dict[str, Any], setting: str) -> dict[str, Any]:
         return {"prompt_ids": [g["prompt"] for g, _ in chosen], "completion_ids": [g["completions"][n] for g, n in chosen], "logprobs": None}
 
     def reward(prompts: list[str], **rest: Any) -> list[float]:
-        return [groups[int(p)]["rewards"][n % count] for n, p in enumerate(prompts)]  # not by text: siblings may say the same
+        return [groups[int(p)]["rewards"][n % count] for n, p in enumerate(prompts)]  # not by text, since siblings may be equal
 
     size = int(setting.removesuffix(CHECKPOINTING))
     more = {"per_device_train_batch_size": size, "gradient_accumulation_steps": len(steps[0]) * count // size, "num_generations": count,

@@ -1,4 +1,4 @@
-"""Sampling by vLLM's CPU build, in float32 and in this process, so that its peak memory is all there is."""
+"""Sampling with vLLM's CPU build in float32, in this process, so that its peak memory covers everything."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ CACHE = 2 << 30
 
 
 def sample(inputs: dict[str, Any], setting: str) -> dict[str, Any]:
-    """`eager`, or `compiled` where a C++ compiler is at hand. Prompts are read once for their samples by vLLM's prefix cache."""
+    """`eager`, or `compiled` if a C++ compiler is available. vLLM's prefix cache reads a prompt once for all its
+    samples.
+    """
     from vllm import LLM, SamplingParams
 
     longest = max(map(len, inputs["asked"])) + inputs["max_tokens"]

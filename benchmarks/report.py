@@ -1,4 +1,4 @@
-"""Results as a table (Markdown, CSV) and a picture (PNG)."""
+"""Results as tables (Markdown, CSV) and plots (PNG)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COLOURS = {"reached": "#2a9d5c", "not reached": "#d1495b", "": "#8a8f98", "inval
 
 
 def table(rows: Sequence[Row]) -> str:
-    """A Markdown table; an invalid comparison shows why and no ratio."""
+    """A Markdown table; an invalid comparison shows the reason instead of ratios."""
     lines = ["| work | against | tokens/s, ours / theirs | times as fast [least, most] | wanted | peak MiB, ours / theirs | of its memory | wanted | largest differences | |",
              "|---|---|---|---|---|---|---|---|---|---|"]
     for r in rows:
@@ -30,7 +30,7 @@ def _goal(sign: str, goal: float | None) -> str:
 
 
 def write(folder: Path, name: str, rows: Sequence[Row], kept: Sequence[Mapping[str, Any]], head: str) -> None:
-    """`<name>.md`, `.csv`, `.png`, and every single measurement in `<name>.json`."""
+    """Write `<name>.md`, `.csv`, `.png`, and every single measurement to `<name>.json`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps({"rows": [plain(r) for r in rows], "measured": list(kept)}, indent=1))
     (folder / f"{name}.md").write_text(head + "\n" + table(rows))
@@ -47,7 +47,7 @@ def save_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def bars(path: Path, rows: Sequence[Row]) -> None:
-    """Speed and memory ratios beside each other, with what is wanted as a black mark; invalid ones are not drawn."""
+    """Bar plot of speed and memory ratios with targets as black marks; invalid ones are omitted."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -78,7 +78,7 @@ def bars(path: Path, rows: Sequence[Row]) -> None:
 
 
 def curves(path: Path, points: Sequence[Mapping[str, Any]]) -> None:
-    """Tokens a second against whatever was varied, a panel an axis, a line a work."""
+    """Throughput (tokens/s) against the varied quantity: one panel per dimension, one line per task."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,4 +1,4 @@
-"""The works that are compared, with whom, and what we want to reach."""
+"""Benchmark tasks, their peers, and target ratios."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Peer:
-    """Another library doing a work. The fastest of `settings` whose numbers agree is what we are held against. A library may come twice:
-    settings that are slower and take less are a comparison of their own."""
+    """Another library doing a task. The comparison uses the fastest of `settings` whose numbers agree. A library may
+    occur twice, for example with slower settings that need less memory.
+    """
 
     name: str
     settings: tuple[str, ...]
@@ -23,7 +24,7 @@ class Peer:
 
 @dataclass(frozen=True)
 class Work:
-    """`tricks` are settings of ours that switch one trick off; `loose` gives a check its own tolerance."""
+    """A benchmark task. `tricks`: settings that switch one optimisation off; `loose`: tolerance per check."""
 
     name: str
     about: str

@@ -57,8 +57,8 @@ def reward(job: Job) -> dict[str, Any]:
     members = dataclasses.replace(job, options={**options, "seed": seed})
     profile, trained, padding = options["profile"], list[list[float]](), dict[str, Any]()
     summary = learn(members, start, by_prompt(pairs) if options["by_prompt"] else pairs, held_out, kind="reward",
-                    ask=lambda learner: trained.extend(score_in_memory(learner, held_out[:RESCORED], profile["tokens_per_microbatch"])),
-                    ask_saved=lambda saved: padding.update(saved.padding(uneven(held_out[:RESCORED]))))
+                    inspect=lambda learner: trained.extend(score_in_memory(learner, held_out[:RESCORED], profile["tokens_per_microbatch"])),
+                    inspect_saved=lambda saved: padding.update(saved.padding(uneven(held_out[:RESCORED]))))
     right = probe["cross_validated"] if probe else None
     crossed = None if right is None else share(right, independent(len(pairs), conversations_of(pairs)))
     limits = limits_of(options)

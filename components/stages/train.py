@@ -58,9 +58,9 @@ def optimise(job: Job) -> dict[str, Any]:
 
 
 def learn(job: Job, policy: Path, groups: Sequence[Group], validation: Sequence[Group], *, kind: str = "policy",
-          ask: Callable[[Any], None] | None = None, ask_saved: Callable[[Any], None] | None = None) -> dict[str, Any]:
-    """Fit, save as a model directory, reload and compare, and check that answers end. `ask` is called with the
-    trained learner on every rank, `ask_saved` with the reloaded model on rank 0.
+          inspect: Callable[[Any], None] | None = None, inspect_saved: Callable[[Any], None] | None = None) -> dict[str, Any]:
+    """Fit, save as a model directory, reload and compare, and check that answers end. `inspect` is called with the
+    trained learner on every rank, `inspect_saved` with the reloaded model on rank 0.
     """
     options, profile = job.options["fit"], job.options["profile"]
     learner = make_learner(policy, kind, options, profile, len(groups))
@@ -71,9 +71,9 @@ def learn(job: Job, policy: Path, groups: Sequence[Group], validation: Sequence[
     if isinstance(learner, TorchLearner):
         learner.release_optimiser()  # before the saved model is read beside it
     summary["reload_difference"] = verify_saved(job.work.product, learner, groups[:4], kind=kind, tokens=profile["tokens_per_microbatch"],
-                                                precision=profile["precision"], inspect=ask_saved)
-    if ask is not None:
-        ask(learner)
+                                                precision=profile["precision"], inspect=inspect_saved)
+    if inspect is not None:
+        inspect(learner)
     if kind != "reward":
         summary["probe"] = probe(job.work.product, learner, groups[:8], profile, seed=job.options["seed"], min_ended=options["min_ended"])
     return summary
