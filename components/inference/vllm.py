@@ -28,7 +28,7 @@ from ratchet.components.types import Group, Message, Request, Sample
 
 INSTALL = ("set `vllm.python` (a separate environment with vLLM, see docs/vllm.md) or `vllm.server` in the "
            "profile, or use `engine: torch`")
-"""Advice when vLLM is missing. pip cannot install vLLM 0.32 together with Prefect (they need fastapi < 0.137 and >= 0.139)."""
+"""Advice when vLLM is missing. pip cannot install vLLM 0.32 (fastapi < 0.137) together with the orchestrator (fastapi >= 0.139)."""
 
 
 def require_vllm() -> None:
