@@ -70,7 +70,7 @@ def test_round_trip_is_exact(tmp_path_factory, groups):
     assert read_groups(path) == groups
 
 
-def test_same_groups_same_bytes_and_no_litter(tmp_path):
+def test_writing_is_deterministic_and_leaves_no_temporary_files(tmp_path):
     groups = [pair(reward=[1.0, None]), pair("p2")]
     digests = {hashlib.sha256(write_groups(tmp_path / name, groups).read_bytes()).hexdigest() for name in ("a.parquet", "b.parquet")}
     assert len(digests) == 1
@@ -91,12 +91,12 @@ def test_arrays_are_taken_and_step_columns_shrink_only_without_loss(tmp_path):
     assert read_groups(path)[0].columns["b"] == [[0.1], [0.5]]
 
 
-def test_absent_is_not_none(tmp_path):
+def test_missing_key_differs_from_none(tmp_path):
     one, two = read_groups(write_groups(tmp_path / "g.parquet", [pair(reward=[None, None]), pair("p2")]))
     assert one.columns == {"reward": [None, None]} and two.columns == {}
 
 
-def test_what_cannot_be_written_is_named(tmp_path):
+def test_unwritable_value_error_names_the_column(tmp_path):
     path = tmp_path / "g.parquet"
     with pytest.raises(DataError, match=r"'tokens'.*fixed column"):
         write_groups(path, [pair(tokens=[1, 2])])
@@ -125,7 +125,7 @@ def test_a_bad_row_is_named(tmp_path, column, value, says):
         read_groups(path)
 
 
-def test_flipped_byte_and_cut_file_are_noticed(tmp_path):
+def test_flipped_byte_and_truncated_file_are_detected(tmp_path):
     path = write_groups(tmp_path / "g.parquet", [pair(f"p{i}") for i in range(50)])
     whole = bytearray(path.read_bytes())
     column = pq.ParquetFile(path).metadata.row_group(0).column(1)

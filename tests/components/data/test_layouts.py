@@ -116,7 +116,7 @@ def test_pairs_of_each_layout(tmp_path, name):
     assert group.columns == ({"margin": [2.5, 2.5]} if "score_chosen" in PAIRS[name] else {})
 
 
-def test_an_hh_dialogue_parts_at_the_last_answer(tmp_path):
+def test_hh_dialogues_are_split_at_the_last_answer(tmp_path):
     start = "\n\nHuman: what are some pranks with a pen i can do?\n\nAssistant: Are you looking for practical joke ideas?\n\nHuman: yes"
     record = one(tmp_path, {"chosen": f"{start}\n\nAssistant: Hide it.\n\nUnder a book.", "rejected": f"{start}\n\nAssistant: Steal one."})
     assert record.opening == 3 and record.messages[:3] == record.rejected[:3]
@@ -159,7 +159,7 @@ def test_gsm8k_as_published_gives_the_number_and_the_solution(tmp_path):
     assert one(tmp_path, {"question": "1+1?", "answer": "so \\boxed{2}"}).messages[1]["role"] == "assistant"
 
 
-def test_what_kto_labels_false_is_never_imitated(tmp_path):
+def test_undesirable_answers_are_not_used_for_sft(tmp_path):
     rows = [{"prompt": f"q{i}", "completion": f"a{i}", "label": label} for i, label in enumerate((True, False, "true", "False", 0, None))]
     records = parse(written(tmp_path, *rows)).kept
     assert [r.label for r in records] == [True, False, True, False, False, None]
@@ -215,7 +215,7 @@ def test_files_of_every_kind_hold_the_same_rows(tmp_path):
     assert len(parse(tmp_path / "jsonl").kept) == 2
 
 
-def test_an_unknown_layout_shows_the_nearest_one_the_difference_and_the_row(tmp_path):
+def test_unknown_layout_error_names_the_nearest_layout_and_the_row(tmp_path):
     path = written(tmp_path, {"instruction": "Say hi.", "context": "", "response": "Hi.", "category": "chat"})
     with pytest.raises(DataError) as found:
         parse(path)
@@ -248,13 +248,13 @@ def test_an_unknown_layout_shows_the_nearest_one_the_difference_and_the_row(tmp_
     ({"text": "Once upon a time."}, "no turn markers"),
     ([], "the row is a list"),
 ])
-def test_a_wrong_row_is_left_out_with_what_is_wrong(tmp_path, row, says):
+def test_invalid_row_is_dropped_with_a_reason(tmp_path, row, says):
     sifted = parse(written(tmp_path, {"prompt": "hi", "completion": "hello"}, row))
     (lost,) = sifted.dropped
     assert says in lost.reason and "line 2" in lost.reason and len(sifted.kept) == 1
 
 
-def test_a_line_that_is_no_json_is_left_out(tmp_path):
+def test_invalid_json_line_is_dropped(tmp_path):
     path = written(tmp_path, {"prompt": "hi", "completion": "hello"})
     path.write_bytes(path.read_bytes() + b'{"prompt": "hi", "comple\n' + b'{"prompt": "caf\xe9"}\n')
     sifted = parse(path)
@@ -274,7 +274,7 @@ def test_rows_keep_ids_answers_ratings_and_meta(tmp_path):
     assert records[1].meta == {"n": 1, "margin": 2.0} and (records[2].answer, records[2].source) == ("2", "s")
 
 
-def test_text_without_marks_answers_a_given_prompt(tmp_path):
+def test_plain_text_answers_the_given_prompt(tmp_path):
     record = one(tmp_path, {"text": "Once upon a time."}, {"name": "text", "prompt": "Tell a story."})
     assert plain(record.messages) == [("user", "Tell a story."), ("assistant", "Once upon a time.")]
 
@@ -286,7 +286,7 @@ def test_every_parser_has_a_sample_and_a_line_in_the_documentation():
     assert all(f"`{name}`" in page for name in catalogue("parser"))
 
 
-def test_a_column_that_is_nearly_one_of_a_larger_layout_is_not_left_out_in_silence(tmp_path):
+def test_misspelt_column_of_a_larger_layout_is_an_error(tmp_path):
     row = {"prompt": "hi", "chosn": "yes", "rejected": "no"}
     with pytest.raises(DataError, match=r"'chosn'.*data\.columns: {chosen: chosn}"):
         parse(written(tmp_path, row))

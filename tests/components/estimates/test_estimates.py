@@ -44,14 +44,14 @@ def test_parameters_are_those_of_transformers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("adapter", [{"name": "full"}, {"name": "top_layers", "count": 2}, {"name": "lora", "rank": 8}])
-def test_what_learns_is_what_the_adapter_leaves_to_learn(adapter: dict) -> None:
+def test_trainable_parameters_equal_the_adapters(adapter: dict) -> None:
     from ratchet.components.piece import build
 
     model = build("adapter", adapter)(real_model())
     assert trained(read_shape(CONFIG, "here"), adapter)[0] == sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
-def test_activations_are_those_that_autograd_keeps(tiny_model: Path) -> None:
+def test_activations_equal_tensors_saved_by_autograd(tiny_model: Path) -> None:
     """Bytes of all storages saved for backward by one packed row, without the parameters; within a fifth."""
     import json
 
@@ -83,7 +83,7 @@ def test_activations_are_those_that_autograd_keeps(tiny_model: Path) -> None:
     assert sum(kept.values()) == pytest.approx(expected, rel=0.2)
 
 
-def test_zero_divides_what_it_says() -> None:
+def test_zero_stages_divide_memory_by_ranks() -> None:
     """16 bytes a parameter in mixed precision (arXiv 1910.02054, figure 1): 120 GB for 7.5B, 1.9 GB each on 64 ranks at stage 3."""
     shape = Shape(1, 1, 1, 1, 1, 1, 1, True, counted=7_500_000_000)
 
@@ -114,7 +114,7 @@ def test_a_round_counts_what_it_samples_scores_and_learns() -> None:
 
 
 @pytest.mark.parametrize(("recipe", "stage", "rows"), [("rlvr_grpo", "improve", 1), ("online_dpo", "optimise_1", 2)])
-def test_only_the_rows_of_one_unit_must_go_through_the_model_together(recipe: str, stage: str, rows: int) -> None:
+def test_activations_depend_on_the_rows_of_one_unit(recipe: str, stage: str, rows: int) -> None:
     """Answers of a step are packed into micro-batches, so more answers per prompt need no more activation memory; a
     pair is never split.
     """
@@ -154,7 +154,7 @@ def test_every_arm_of_the_evaluation_answers(recipe: str, arms: int) -> None:
     assert cost.sample == arms * 10 * chosen.evaluate.responses_per_prompt * chosen.evaluate.max_tokens
 
 
-def test_a_profile_that_cannot_fit_is_refused_with_what_to_lower() -> None:
+def test_too_large_profile_is_refused_with_options_to_lower() -> None:
     recipe, profile = load("rlhf_workflow_8b", profile="gpu")
     costs = estimate(recipe, profile, plan(recipe, profile), LLAMA_8B, {}, None, {})
     with pytest.raises(RecipeError, match=r"'gpu'.*'sft'.*14\d\.\d GB.*optimiser 96\.4 GB.*80\.0 GB.*10%.*adapter"):
@@ -164,7 +164,7 @@ def test_a_profile_that_cannot_fit_is_refused_with_what_to_lower() -> None:
     check_memory(profile, estimate(recipe, profile, plan(recipe, profile), LLAMA_8B, {}, None, {}), (1e15, 1e15))
 
 
-def test_what_answers_on_a_gpu_is_in_the_learner_s_precision_and_counted_there() -> None:
+def test_sampling_model_on_gpu_has_the_learners_precision() -> None:
     recipe, profile = load("rlhf_workflow_8b", profile="gpu")
     known = {c.stage.name: c.memory for c in estimate(recipe, profile, plan(recipe, profile), LLAMA_8B, {}, None, {})}
     weights, head = 2 * 8_030_261_248, 4 * 128256 * 4096
@@ -180,7 +180,7 @@ def test_what_answers_on_a_gpu_is_in_the_learner_s_precision_and_counted_there()
     assert sft["saving"] + sft["activations"] + sft["gradients"] == 2 * weights, "read back in float32, where a step's own were before"
 
 
-def test_without_a_gpu_what_answers_is_in_float32() -> None:
+def test_sampling_model_on_cpu_is_float32() -> None:
     import dataclasses
 
     recipe, profile = load("chat", profile="cpu")
@@ -191,7 +191,7 @@ def test_without_a_gpu_what_answers_is_in_float32() -> None:
 
 
 @pytest.mark.parametrize("profile", ["node", "cluster"])
-def test_8b_fits_where_it_was_published_to(profile: str) -> None:
+def test_published_8b_setup_fits(profile: str) -> None:
     recipe, chosen = load("rlhf_workflow_8b", profile=profile)
     shape = read_shape(recipe.models["policy"].shape or {}, "recipe")
     assert shape == LLAMA_8B
@@ -201,7 +201,7 @@ def test_8b_fits_where_it_was_published_to(profile: str) -> None:
     assert all(c.seconds for c in costs if c.learn or c.sample)
 
 
-def test_this_machine_counts_where_the_profile_states_nothing() -> None:
+def test_unstated_hardware_is_this_machine() -> None:
     recipe, profile = load("chat", profile="cpu")
     costs = estimate(recipe, profile, plan(recipe, profile), SMOL, {}, None, {})
     check_memory(profile, costs, (16e9, 100e9))
@@ -215,12 +215,12 @@ def test_this_machine_counts_where_the_profile_states_nothing() -> None:
         check_memory(profile, costs, (16e9, 1e9))
 
 
-def test_another_architecture_is_refused() -> None:
+def test_unsupported_architecture_is_refused() -> None:
     with pytest.raises(RecipeError, match=r"num_hidden_layers, hidden_size"):
         read_shape({"n_layer": 2, "vocab_size": 5, "intermediate_size": 3, "num_attention_heads": 2}, "models.policy.shape")
 
 
-def test_what_hardware_costs_changes_no_key() -> None:
+def test_hardware_section_changes_no_key() -> None:
     import dataclasses
 
     recipe, profile = load("chat")

@@ -41,7 +41,7 @@ def test_directions_ties_and_intervals():
     assert passes(wide, over=0.55, below=0.65) and not passes(wide, over=0.55, below=0.6)
 
 
-def test_what_was_not_measured_fails():
+def test_missing_metric_fails_its_gate():
     assert "no such metric" in check_gates({}, {"win_rate": {"over": 0.5}})["reasons"][0]
     assert not passes({"m": None}, over=0) and not passes({"m": math.nan}, below=1)
     assert "has none" in check_gates({"m": 0.9}, {"m": {"over": 0.5, "interval": True}})["reasons"][0]
@@ -64,7 +64,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", sorted(RULES))
-def test_each_rule_trips_on_its_own_illness_only(name):
+def test_each_health_rule_trips_on_its_own_condition(name):
     limit, illness = BAD[name]
     rules = {n: {"limit": limit, "action": "stop"} for n, (limit, _) in BAD.items()}
     assert check([FIRST, FIRST], rules) == []
@@ -97,7 +97,7 @@ def test_gold_is_flat_when_it_rose_by_less_than_its_standard_error(gold: float, 
     assert [v.action for v in found] == ["stop"] * tripped and all("standard error is" in v.reason for v in found)
 
 
-def test_gold_that_falls_is_held_against_the_best_round() -> None:
+def test_gold_drop_is_measured_from_the_best_round() -> None:
     """The collapse of a reward model right on 90 % of held-out pairs: truth 30, 40, 33 %. Against the first round nothing fell."""
     rounds = [{**FIRST, "gold": gold, "gold.error": error} for gold, error in ((0.30, 0.02), (0.40, 0.02), (0.33, 0.02))]
     rule = {"gold_drop": {"limit": 0.05, "action": "hold"}}
@@ -108,7 +108,7 @@ def test_gold_that_falls_is_held_against_the_best_round() -> None:
     assert not check([*rounds[:2], {**rounds[2], "gold": 0.36}], rule), "within the limit"
 
 
-def test_not_a_number_trips_and_absent_is_said():
+def test_nan_trips_and_missing_is_reported():
     rule = {"kl": {"limit": 5, "action": "hold"}}
     assert check([FIRST, {**FIRST, "kl": math.nan}], rule)[0].action == "hold"
     without = {k: v for k, v in FIRST.items() if k != "kl"}
@@ -117,5 +117,5 @@ def test_not_a_number_trips_and_absent_is_said():
     assert said[0].action == "warn" and "cannot be evaluated" in said[0].reason
 
 
-def test_a_rule_set_to_null_is_not_asked():
+def test_rule_set_to_null_is_disabled():
     assert check([FIRST, {**FIRST, "kl": 99.0}], {"kl": None}) == []

@@ -58,7 +58,7 @@ def trained(encoder_path, tmp_path_factory):
     return out, train_gold(train, held_out, encoder_path, out)
 
 
-def test_it_learns_the_taste_on_topics_it_never_saw(trained):
+def test_gold_measure_generalises_to_new_topics(trained):
     _, certificate = trained
     assert certificate["accuracy"]["low"] > 0.6 and certificate["length_controlled"]["mean"] > 0.6
     assert certificate["conversations"] == 160 and certificate["accuracy"]["n"] == 80
@@ -92,7 +92,7 @@ def relevant_pairs(count, topics, seed):
     return made
 
 
-def test_it_reads_the_prompt(encoder_path, tmp_path):
+def test_gold_measure_uses_the_prompt(encoder_path, tmp_path):
     topics = [f"topic{i}" for i in range(12)]
     certificate = train_gold(relevant_pairs(600, topics, 0), relevant_pairs(200, topics, 1), encoder_path, tmp_path)
     assert certificate["passed"] and certificate["accuracy"]["mean"] > 0.6
@@ -109,7 +109,7 @@ def test_a_measure_at_chance_fails_its_certificate(encoder_path, tmp_path):
     assert not certificate["passed"] and "expected a lower bound above 50.0% (chance)" in certificate["reasons"][0]
 
 
-def test_score_is_blind_to_company_and_survives_the_disk(trained, encoder_path):
+def test_score_is_independent_of_the_batch_and_of_reloading(trained, encoder_path):
     one, two = (GoldMeasure.load(trained[0], encoder_path) for _ in range(2))
     talks = [list(window(np.random.default_rng(i), 0.5, 2 + 2 * (i % 3))) for i in range(9)]
     together = one.score(talks)
@@ -127,7 +127,7 @@ def test_training_is_deterministic(trained, encoder_path, tmp_path):
     assert (tmp_path / "gold.json").read_bytes() == (trained[0] / "gold.json").read_bytes()
 
 
-def test_length_control_takes_length_out(encoder_path, tmp_path):
+def test_length_control_removes_length(encoder_path, tmp_path):
     """On data that prefers longer replies, the raw measure follows length and the controlled one hardly."""
     rng = np.random.default_rng(0)
 

@@ -56,7 +56,7 @@ def test_packed_equals_padded_forward_and_backward(kind: str) -> None:
         torch.testing.assert_close(p.grad, q.grad, atol=2e-5, rtol=1e-4, msg=lambda m, name=name: f"{name}: {m}")
 
 
-def test_a_shared_prefix_is_there_once() -> None:
+def test_shared_prefix_is_packed_once() -> None:
     rows = [torch.tensor([5, 6, 7, 8]), torch.tensor([5, 6, 9]), torch.tensor([5, 6, 7, 8])]
     plan = PackedPlan(rows, [0, 0, 1])
     assert plan.tokens[0].tolist() == [5, 6, 7, 8, 9, 5, 6, 7, 8]

@@ -108,7 +108,7 @@ def test_a_saved_reward_model_scores_the_same_padded_on_either_side(tiny_model, 
 
 @pytest.mark.parametrize("pool", ["last", "mean"])
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_learned_positions_make_the_left_unsafe(tiny_model, pairs, tmp_path, pool, side):
+def test_learned_position_embeddings_make_left_padding_unsafe(tiny_model, pairs, tmp_path, pool, side):
     """transformers numbers GPT-2's positions from the first column; whether that fails is the saved tokenizer's to say. Its positions
     are just enough for the longest text."""
     tokenizer = AutoTokenizer.from_pretrained(tiny_model, padding_side=side)
@@ -127,13 +127,13 @@ def test_learned_positions_make_the_left_unsafe(tiny_model, pairs, tmp_path, poo
     assert certificate["passed"] == (side == "right") and len(said) == 1 and said[0].startswith("not safe to pad on the left")
 
 
-def test_the_pairs_that_are_padded_differ_in_length(pairs):
+def test_padding_check_uses_pairs_of_different_length(pairs):
     lengths = [max(len(t.inputs["tokens"]) for t in pair.trajectories) for pair in pairs]
     assert [max(len(t.inputs["tokens"]) for t in pair.trajectories) for pair in uneven(pairs)] == [min(lengths), max(lengths)]
 
 
 @pytest.mark.parametrize("factor", [1.1, np.nan])
-def test_a_reward_model_that_transformers_reads_otherwise_is_not_published(saved, pairs, factor):
+def test_reward_model_that_transformers_loads_differently_is_refused(saved, pairs, factor):
     """The head read by the training loop is compared by the certificate, below."""
     learner = TorchLearner(saved, kind="reward")
     assert verify_saved(saved, learner, pairs, kind="reward", tokens=256) < 1e-4
@@ -170,7 +170,7 @@ def test_penalty_is_chosen_without_a_topic_on_both_sides():
     assert choose_penalty(signal, np.zeros(80), (0.1, 1.0, 10.0)) == (1.0, None)
 
 
-def test_texts_read_once_score_as_pair_by_pair(saved, pairs):
+def test_batched_scores_equal_pair_by_pair(saved, pairs):
     """Windows of one conversation are scored in one pass; scores are the same as one by one."""
     engine = TorchEngine(saved, kind="reward")
     twice = [*pairs, pairs[0]]
@@ -179,7 +179,7 @@ def test_texts_read_once_score_as_pair_by_pair(saved, pairs):
     assert together.shape == (5, 2) and np.allclose(together, alone, atol=1e-5) and np.ptp(alone) > 0.1
 
 
-def test_the_certificate_holds_what_was_saved_against_the_model_in_memory(saved, pairs):
+def test_certificate_compares_saved_and_in_memory_scores(saved, pairs):
     learner = TorchLearner(saved, kind="reward")
     assert examine(saved, pairs, score_in_memory(learner, pairs, 256), {"min_accuracy": None}, threads=1)["passed"]
     with torch.no_grad():

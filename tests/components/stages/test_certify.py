@@ -82,7 +82,7 @@ def test_a_published_reward_model_scores_as_transformers_does_and_is_optimised_a
     assert ours == pytest.approx(theirs, abs=1e-4)
 
 
-def test_one_that_is_not_shown_to_beat_chance_is_refused_before_sampling(published: Path, tiny_home: Path, tmp_path: Path) -> None:
+def test_reward_model_not_above_chance_is_refused_before_sampling(published: Path, tiny_home: Path, tmp_path: Path) -> None:
     pipeline = made(Pipeline.open(recipe(tmp_path, published, "0.99"), home=tiny_home, profile="test"), "certified_mine")
     with pytest.raises(ContractError, match=r"'mine'.*99\.0%"):
         pipeline.make("rollout_1")
@@ -98,7 +98,7 @@ def test_a_product_of_an_earlier_run_is_a_source(tiny_home: Path, tmp_path: Path
     assert second.artifact("certified_mine").meta["certificate"]["reload_difference"] < 1e-4
 
 
-def test_what_is_no_reward_model_is_refused_at_the_fetch(tiny_model: Path, tiny_home: Path, tmp_path: Path) -> None:
+def test_other_models_are_refused_at_download(tiny_model: Path, tiny_home: Path, tmp_path: Path) -> None:
     pipeline = Pipeline.open(recipe(tmp_path, tiny_model), home=tiny_home, profile="test")
     with pytest.raises(SourceError, match="`role: reward`"):
         made(pipeline, "model_mine")
@@ -108,12 +108,12 @@ def test_what_is_no_reward_model_is_refused_at_the_fetch(tiny_model: Path, tiny_
     ("models.mine.role=null", r"models\.mine\.role: training optimises this model"),
     ("models.mine.certificate.best_of_n_rises=true", r"models\.mine\.certificate\.best_of_n_rises: expected a `demonstrate` section"),
 ])
-def test_what_could_not_be_certified_is_refused_at_once(change: str, says: str, tmp_path: Path) -> None:
+def test_recipe_without_certification_pairs_is_refused(change: str, says: str, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=says):
         load(recipe(tmp_path, tmp_path), overrides=[change])
 
 
-def test_the_command_certifies_alone(published: Path, tmp_path: Path) -> None:
+def test_certify_command(published: Path, tmp_path: Path) -> None:
     rows = [{"prompt": f"question {i} about {thing}?", "chosen": f"Yes, I like {thing}.", "rejected": f"No {i}."}
             for i, thing in enumerate(["music", "films", "books", "dogs", "rain", "tea"] * 4)]
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -40,7 +40,7 @@ def improve(pipeline: Pipeline, work: Path) -> tuple[str, list[dict]]:
     return file_digest(work / "product" / "model.safetensors"), [json.loads(line)["metrics"] for line in lines]
 
 
-def test_a_run_with_memory_resumes_bit_for_bit(tiny_home: Path, tmp_path: Path) -> None:
+def test_stateful_pieces_resume_bit_for_bit(tiny_home: Path, tmp_path: Path) -> None:
     pipeline = prepared(tiny_home)
     weights, steps = improve(pipeline, tmp_path / "whole")
     assert [s["select/groups"] for s in steps] == [4.0, 6.0, 6.0, 6.0], "the first step has nothing to replay"
@@ -59,7 +59,7 @@ def test_the_reference_update_every_round_keeps_the_reference_at_the_policy(tiny
     assert max(abs(s["policy/kl/kl"]) for s in steps) < 1e-4
 
 
-def test_answers_may_be_annotated_by_the_policy_before_it_learnt(tiny_home: Path, tmp_path: Path) -> None:
+def test_lora_reference_logprobs_equal_the_initial_policy(tiny_home: Path, tmp_path: Path) -> None:
     """With LoRA the reference is the learner's model with its adapter disabled."""
     pipeline = prepared(tiny_home, "online.rounds=2", "online.reference=initial", "online.fit.adapter={name: lora, rank: 4}", "online.prepare=[]",
                         "online.annotate=[{name: rewards.exact_answer}, {name: advantages.group_norm, reward: reward.exact_answer}, "
@@ -91,7 +91,7 @@ def test_steps_done_are_steps_planned(tiny_home: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("does", ["improve", "rollout_1"])
-def test_an_answer_that_is_lost_on_the_way_is_missed(does: str, tiny_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_answer_is_an_error(does: str, tiny_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if does == "improve":
         pipeline, planned = prepared(tiny_home), "15 of 16 responses to 4 prompts"
     else:
@@ -106,7 +106,7 @@ def test_an_answer_that_is_lost_on_the_way_is_missed(does: str, tiny_home: Path,
         execute(as_request(stage.does, stage.options, {k: pipeline.artifact(v) for k, v in stage.inputs.items()}, tmp_path))
 
 
-def test_a_prompt_that_is_lost_on_the_way_is_missed() -> None:
+def test_lost_prompt_is_an_error() -> None:
     options = {"prompts_per_round": 2, "prompts": {"name": "uniform"}, "rollout": {"name": "sample"}}
     group = Group(Prompt("p", ()), ())
     assert check_rollout([group, group], options) == [group, group]

@@ -33,7 +33,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return lines
 
 
-def test_what_is_done_of_what_is_expected(tmp_path: Path, told: list[dict[str, Any]]) -> None:
+def test_progress_counts_done_and_expected(tmp_path: Path, told: list[dict[str, Any]]) -> None:
     file = tmp_path / "steps.json"
     file.write_text("of an attempt that was killed")
     with progress.report_progress(file):
@@ -55,14 +55,14 @@ def test_what_is_done_of_what_is_expected(tmp_path: Path, told: list[dict[str, A
     assert all(line["metrics"] == {} for line in told), "a count is no metric"
 
 
-def test_a_disk_that_is_full_stops_nothing(tmp_path: Path) -> None:
+def test_full_disk_does_not_stop_the_stage(tmp_path: Path) -> None:
     with progress.report_progress(tmp_path / "gone" / "steps.json"):
         progress.expect("answers", 1)
         progress.advance()
     assert not (tmp_path / "gone").exists(), "there was nowhere to write to"
 
 
-def test_few_writes(tmp_path: Path, told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_written_rarely(tmp_path: Path, told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "EVERY", 3600.0)
     with progress.report_progress(tmp_path / "steps.json"):
         progress.expect("answers", 1000)
@@ -71,7 +71,7 @@ def test_few_writes(tmp_path: Path, told: list[dict[str, Any]], monkeypatch: pyt
     assert [line["step"] for line in told] == [0, 1000]
 
 
-def test_what_took_minutes_in_silence_counts_to_its_end(fresh_home: Callable[[str], Path], told: list[dict[str, Any]],
+def test_long_stages_report_progress_to_the_end(fresh_home: Callable[[str], Path], told: list[dict[str, Any]],
                                                         monkeypatch: pytest.MonkeyPatch) -> None:
     """Curation, linear probe, the stages of two rounds and the evaluation each report progress in one unit up to the
     total.
@@ -105,7 +105,7 @@ def test_what_took_minutes_in_silence_counts_to_its_end(fresh_home: Callable[[st
     assert expected["evaluate"] == ("texts", 3 * said + 3 * 2), "sampled, scored, measured; people's replies by both arms"
 
 
-def test_programs_are_counted_as_they_are_run(tmp_path: Path, told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unit_test_rewards_report_progress(tmp_path: Path, told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ratchet.components.pieces.rewards.unit_tests.execute", lambda *_, **__: Verdict(True))
     prompt = Prompt("p", (), meta={"test_list": ["assert f() == 1"]})
     group = Group(prompt, tuple(Trajectory(({"role": "assistant", "content": f"def f(): return {i}"},)) for i in range(3)))
@@ -115,7 +115,7 @@ def test_programs_are_counted_as_they_are_run(tmp_path: Path, told: list[dict[st
     assert [line["step"] for line in told] == [0, 1, 2, 3]
 
 
-def test_what_others_bring_is_looked_at(tmp_path: Path, told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_download_progress_is_measured_from_the_directory(tmp_path: Path, told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Counts only megabytes added since the start."""
     monkeypatch.setattr(progress, "POLL", 0.01)
     (tmp_path / "before").write_bytes(bytes(5 * 10**6))
@@ -139,7 +139,7 @@ def test_what_others_bring_is_looked_at(tmp_path: Path, told: list[dict[str, Any
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_the_first_rank_alone_writes_and_clears(rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_rank_0_writes_progress(rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress.ranks, "rank", lambda: rank)
     (tmp_path / "steps.json").write_text("of another rank or attempt")
     with progress.report_progress(tmp_path / "steps.json"):

@@ -43,7 +43,7 @@ def test_a_directory_without_manifest_is_not_an_artifact(tmp_path: Path) -> None
     assert (remade.path / "deep" / "file.txt").read_text() == "anew"
 
 
-def test_an_unpublished_product_survives_for_the_next_try(tmp_path: Path) -> None:
+def test_unpublished_progress_is_kept_for_the_next_attempt(tmp_path: Path) -> None:
     store = Store(tmp_path)
     with pytest.raises(RuntimeError), store.working("sft", KEY) as work:
         (work.progress / "checkpoint-3").mkdir()
@@ -70,7 +70,7 @@ def test_damage_is_found(tmp_path: Path) -> None:
     assert (aside / "deep" / "file.txt").read_text() == "sho"
 
 
-def test_what_takes_the_place_of_a_damaged_product_is_what_that_was(tmp_path: Path) -> None:
+def test_recomputed_artifact_must_equal_the_damaged_one(tmp_path: Path) -> None:
     """Otherwise downstream artifacts would no longer follow from their inputs, unnoticed."""
     store = Store(tmp_path)
     made = make(store)
@@ -87,7 +87,7 @@ def test_what_takes_the_place_of_a_damaged_product_is_what_that_was(tmp_path: Pa
     assert make(store, "another").path == made.path and (made.path / "deep" / "file.txt").read_text() == "another"
 
 
-def test_of_a_report_another_result_is_taken(tmp_path: Path) -> None:
+def test_recomputed_report_may_differ(tmp_path: Path) -> None:
     """A report contains timings, and nothing is derived from it."""
     store = Store(tmp_path)
     for text in ("60 s", "61 s"):
@@ -98,7 +98,7 @@ def test_of_a_report_another_result_is_taken(tmp_path: Path) -> None:
         (made.path / "report.html").write_text("none")
 
 
-def test_one_process_at_a_time_works_on_a_stage(tmp_path: Path) -> None:
+def test_stage_workspace_is_exclusive(tmp_path: Path) -> None:
     store, events = Store(tmp_path), []
 
     def second() -> None:
@@ -114,7 +114,7 @@ def test_one_process_at_a_time_works_on_a_stage(tmp_path: Path) -> None:
     assert events == ["first", "second"]
 
 
-def test_a_full_disk_is_one_sentence() -> None:
+def test_full_disk_is_an_error() -> None:
     with pytest.raises(StoreError, match="disk is full"), disk_errors("publishing sft"):
         raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -56,7 +56,7 @@ def groups(path: Path) -> Artifact:
 
 @pytest.mark.parametrize(("change", "says"), [(other_template, "template"), (other_eos, "eos"), (other_vocabulary, "vocabulary")])
 @pytest.mark.parametrize("name", ["reference", "initial", "previous", "groups", "teacher"])
-def test_what_differs_from_the_policy_is_refused(change: Callable[[Any], None], says: str, name: str, tmp_path: Path) -> None:
+def test_tokenizer_that_differs_from_the_policys_is_refused(change: Callable[[Any], None], says: str, name: str, tmp_path: Path) -> None:
     mine, theirs = save(tmp_path / "mine"), save(tmp_path / "theirs", change)
     inputs = {"policy": weights(mine), name: groups(theirs) if name == "groups" else weights(theirs)}
     options = {"prepare": [{"name": "scoring.logprobs", "model": name}]}
@@ -65,7 +65,7 @@ def test_what_differs_from_the_policy_is_refused(change: Callable[[Any], None], 
 
 
 @pytest.mark.parametrize("name", ["reference", "initial", "previous", "groups"])
-def test_a_policy_that_was_rounded_is_refused_and_one_trained_on_in_float32_is_not(name: str, tmp_path: Path) -> None:
+def test_rounded_policy_is_refused_and_float32_training_accepted(name: str, tmp_path: Path) -> None:
     """Training a published bfloat16 model gives a float32 policy, which must be accepted."""
     paths = {dtype: save(tmp_path / str(dtype), dtype=dtype, claimed=dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16)}
 
@@ -83,12 +83,12 @@ def test_a_policy_that_was_rounded_is_refused_and_one_trained_on_in_float32_is_n
             agreed(policy, other)
 
 
-def test_a_teacher_may_be_stored_in_more_than_its_student(tmp_path: Path) -> None:
+def test_teacher_may_have_higher_precision(tmp_path: Path) -> None:
     inputs = {"policy": weights(save(tmp_path / "student", dtype=torch.bfloat16)), "teacher": weights(save(tmp_path / "teacher"))}
     assert agree("annotate", inputs, {"annotate": [{"name": "scoring.logprobs", "model": "teacher"}]})
 
 
-def test_weights_are_what_their_config_says_and_no_quantised_ones(tmp_path: Path) -> None:
+def test_weights_must_match_the_config_dtype_and_be_unquantised(tmp_path: Path) -> None:
     assert contract_of(save(tmp_path / "wider", dtype=torch.bfloat16, claimed=torch.float32)).dtype == "bfloat16"
     assert contract_of(save(tmp_path / "silent", dtype=torch.bfloat16)).dtype == "bfloat16"
     with pytest.raises(ContractError, match=r"float32 .*bfloat16.*dtype.*'float32'"):
@@ -109,14 +109,14 @@ def test_matching_inputs_and_models_that_render_text_themselves_pass(tmp_path: P
     assert agree("fetch_data", {}, {}) is None
 
 
-def test_what_is_noted_is_believed_without_reading_the_model(tmp_path: Path) -> None:
+def test_recorded_contract_is_used_without_reading_the_model(tmp_path: Path) -> None:
     mine, theirs = save(tmp_path / "mine"), save(tmp_path / "theirs", other_eos)
     noted = {"policy": weights(tmp_path / "gone", **record(mine, None)), "initial": weights(tmp_path / "gone", **record(theirs, None))}
     with pytest.raises(ContractError, match="'initial'"):
         agree("annotate", noted, {})
 
 
-def test_a_product_that_is_no_chat_model_has_no_contract(tmp_path: Path) -> None:
+def test_model_without_chat_template_has_no_contract(tmp_path: Path) -> None:
     agreed = contract_of(save(tmp_path / "mine"))
     encoder = save(tmp_path / "encoder", lambda tokenizer: setattr(tokenizer, "chat_template", None))
     assert record(encoder, agreed) == {}
@@ -124,7 +124,7 @@ def test_a_product_that_is_no_chat_model_has_no_contract(tmp_path: Path) -> None
     assert record(tmp_path, None) == {}
 
 
-def test_a_stage_is_refused_before_it_reads_anything(tmp_path: Path) -> None:
+def test_contract_is_checked_before_the_stage_reads_data(tmp_path: Path) -> None:
     inputs = {"policy": weights(save(tmp_path / "mine")), "groups": groups(save(tmp_path / "theirs", other_template))}
     with pytest.raises(ContractError, match="optimise: 'groups'"):
         execute(as_request("optimise", {}, inputs, tmp_path / "work"))
@@ -135,7 +135,7 @@ def test_a_stage_is_refused_before_it_reads_anything(tmp_path: Path) -> None:
     (lambda tokenizer: setattr(tokenizer, "pad_token", tokenizer.eos_token), "pad token .* must exist and differ from eos"),
     (lambda tokenizer: setattr(tokenizer, "eos_token", None), "no eos_token"),
 ])
-def test_a_tokenizer_that_cannot_be_trained_with(change: Callable[[Any], None], message: str) -> None:
+def test_unusable_tokenizer_is_an_error(change: Callable[[Any], None], message: str) -> None:
     tokenizer = _tokenizer(0)
     config = SimpleNamespace(vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
     assert contract(tokenizer, config).eos == (tokenizer.eos_token_id,)

@@ -145,7 +145,7 @@ def compare(models: Mapping[str, str], folder: Path, wanted: Mapping[str, Mappin
         same_weights(folder / "ranks" / name, folder / "alone" / name, KINDS.get(more["objective"], "policy"))
 
 
-def test_two_ranks_learn_as_one_process(models: dict[str, str], tmp_path: Path) -> None:
+def test_two_ranks_equal_one_process(models: dict[str, str], tmp_path: Path) -> None:
     compare(models, tmp_path, {
         "sft": {"objective": "sft", "zero": {"zero_stage": 0}},
         "dpo": {"objective": "dpo", "zero": {"zero_stage": 1}},
@@ -190,7 +190,7 @@ def test_a_checkpoint_is_read_by_any_number_of_ranks(models: dict[str, str], tmp
         same_weights(tmp_path / f"to_one_{stage}", tmp_path / "whole")
 
 
-def test_alone_it_is_the_torch_learner(models: dict[str, str], tmp_path: Path) -> None:
+def test_one_rank_equals_the_torch_learner(models: dict[str, str], tmp_path: Path) -> None:
     alike(work(job(models, tmp_path / "a", "dpo", zero={"zero_stage": 2}), "deepspeed"), work(job(models, tmp_path / "b", "dpo"), "torch"))
     same_weights(tmp_path / "a", tmp_path / "b")
     learner = learner_of(job(models, tmp_path), "deepspeed")
@@ -199,7 +199,7 @@ def test_alone_it_is_the_torch_learner(models: dict[str, str], tmp_path: Path) -
 
 
 @pytest.mark.parametrize("stage", [0, 2, 3])
-def test_a_gradient_that_is_not_finite_stops_and_touches_nothing(models: dict[str, str], tmp_path: Path, stage: int) -> None:
+def test_non_finite_gradient_stops_without_an_update(models: dict[str, str], tmp_path: Path, stage: int) -> None:
     import torch
 
     from ratchet.components.errors import TrainingError
@@ -213,7 +213,7 @@ def test_a_gradient_that_is_not_finite_stops_and_touches_nothing(models: dict[st
 
 
 @pytest.mark.parametrize("where", ["torch", "deepspeed"])
-def test_the_reference_is_the_adapter_switched_off(models: dict[str, str], tmp_path: Path, where: str) -> None:
+def test_reference_is_the_model_with_the_adapter_disabled(models: dict[str, str], tmp_path: Path, where: str) -> None:
     from ratchet.components.inference.torch import TorchEngine
 
     learner, rows = learner_of(job(models, tmp_path, adapter=LORA, zero={"zero_stage": 3}), where), groups("grpo")
@@ -230,7 +230,7 @@ def test_the_reference_is_the_adapter_switched_off(models: dict[str, str], tmp_p
             assert mine == pytest.approx(theirs, abs=1e-5) and mine != pytest.approx(away, abs=1e-3)
 
 
-def test_bfloat16_is_for_hardware_that_has_it(models: dict[str, str], tmp_path: Path) -> None:
+def test_bfloat16_needs_hardware_support(models: dict[str, str], tmp_path: Path) -> None:
     from ratchet.components.training.deepspeed import has_bfloat16
 
     if has_bfloat16():

@@ -56,7 +56,7 @@ SCORED = {"name": "rewards.reward_model", "model": "reward_model"}
       {"name": "rewards.combine.length_controlled", "reward": "reward.ensemble"}], "reward.length_controlled", {"one": "111", "two": "222"}),
     ([SCORED, {"name": "rewards.repetition", "n": 1}], "reward.repetition", {}),
 ])
-def test_a_pair_knows_the_models_its_reward_came_from(annotate: list[dict[str, Any]], reward: str, sources: dict[str, str], tmp_path: Path) -> None:
+def test_pairs_record_the_models_of_their_reward(annotate: list[dict[str, Any]], reward: str, sources: dict[str, str], tmp_path: Path) -> None:
     models: dict[str, Any] = {"reward_model": Scorer("ddd"), "one": Scorer("111"), "two": Scorer("222"), "unasked": Scorer("333")}
     groups = [dataclasses.replace(g, trajectories=tuple(dataclasses.replace(t, inputs={"tokens": [1] * n}, mask=[True] * n)
                                                         for t, n in zip(g.trajectories, (1, 2, 4), strict=True)))
@@ -96,7 +96,7 @@ def test_too_many_failed_rewards_stop_the_run() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), None])
-def test_a_reward_made_of_others_that_is_no_number_is_masked_too(value: float | None) -> None:
+def test_nan_of_a_combined_reward_is_masked(value: float | None) -> None:
     def derived(groups: list[Group], ctx: Context) -> dict[str, Any]:
         return {"reward.derived": [[1.0, value, 3.0] for _ in groups], "advantages": [[0.0, float("nan"), 0.0] for _ in groups]}
 
@@ -105,7 +105,7 @@ def test_a_reward_made_of_others_that_is_no_number_is_masked_too(value: float | 
     assert counts["derived skipped" if value is None else "derived failed"] == 1
 
 
-def test_why_prompts_make_no_pair_is_counted_apart() -> None:
+def test_prompts_without_pairs_are_counted_by_reason() -> None:
     groups = [group("pair", "a", "b", r=[1.0, 3.0]), group("tie", "a", "b", r=[1.0, 1.0]), group("small", "a", "b", r=[1.0, 1.4]),
               group("twins", "a", "b", "a", r=[3.0, 2.0, 1.0]), group("all the same", "a", "a", r=[1.0, 1.0]), group("small too", "a", "b", r=[2.0, 1.9]),
               group("alone", "a", r=[1.0])]
@@ -116,7 +116,7 @@ def test_why_prompts_make_no_pair_is_counted_apart() -> None:
                       "groups after best_worst": 1}
 
 
-def test_what_earlier_rounds_chose_comes_first_and_is_prepared_anew() -> None:
+def test_earlier_pairs_come_first_and_are_recomputed() -> None:
     def prepare(groups: list[Group], ctx: Context) -> dict[str, Any]:
         return {"logprobs.reference": [[ctx.round] * len(g.trajectories) for g in groups]}
 
@@ -134,7 +134,7 @@ def test_what_earlier_rounds_chose_comes_first_and_is_prepared_anew() -> None:
     ([{"name": "rewards.exact_answer"}, {"name": "rewards.unit_tests"}], 2), ([], 0),
     ([{"name": "rewards.combine", "rewards": ["reward.reward_model"]}, {"name": "advantages.group_norm"}, {"name": "scoring.importance"}], 0),
 ])
-def test_how_often_an_answer_is_read(specs: list[dict[str, Any]], times: int) -> None:
+def test_forward_passes_per_answer(specs: list[dict[str, Any]], times: int) -> None:
     assert texts_read(specs) == times
 
 
@@ -147,7 +147,7 @@ def test_how_often_an_answer_is_read(specs: list[dict[str, Any]], times: int) ->
      ["reward.instructions"]),
     ([{"name": "rewards.instructions"}, {"name": "rewards.length"}], [], ["reward.length"]),
 ])
-def test_the_optimised_reward_is_the_one_that_selection_reads(annotate, select, expected):
+def test_optimised_reward_is_the_one_read_by_selection(annotate, select, expected):
     """Even if another reward was written after it."""
     assert optimised_rewards(annotate, select) == expected
     groups = [Group(Prompt("p", ()), (Trajectory(({"role": "assistant", "content": "a"},), mask=(True,)),), {c: [float(len(c))] for c in reward_columns(annotate)})]
@@ -155,7 +155,7 @@ def test_the_optimised_reward_is_the_one_that_selection_reads(annotate, select, 
 
 
 @pytest.mark.parametrize(("rewards", "share"), [([[1.0, 1.0], [0.0, 0.0]], 1.0), ([[1.0, 0.0], [0.0, 0.0]], 0.5), ([[1.0], [1.0]], 1.0), ([[1.0], [0.0]], 0.0)])
-def test_equal_rewards_is_the_share_of_prompts_that_teach_nothing(rewards: list[list[float]], share: float) -> None:
+def test_equal_rewards_is_the_share_of_prompts_without_signal(rewards: list[list[float]], share: float) -> None:
     """With one answer a prompt they are compared over all prompts."""
     groups = [group(str(i), *"ab"[: len(row)], **{"reward.length": row}) for i, row in enumerate(rewards)]
     assert round_metrics(groups, [{"name": "rewards.length"}], optimised=["reward.length"])["equal_rewards"] == share

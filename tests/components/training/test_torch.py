@@ -39,7 +39,7 @@ def update(learner: TorchLearner) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("adapter", [None, lora, lambda m: top_layers(m, count=1)], ids=["full", "lora", "top"])
-def test_restore_goes_on_bit_for_bit(tiny: Path, adapter) -> None:
+def test_restore_resumes_bit_for_bit(tiny: Path, adapter) -> None:
     def make() -> TorchLearner:
         torch.manual_seed(0)
         return TorchLearner(tiny, adapter=adapter, learning_rate=1e-2, schedule="cosine", warmup_steps=2, total_steps=6)
@@ -74,7 +74,7 @@ def test_the_saved_directory_is_the_trained_model(tiny: Path, tmp_path: Path, ad
     assert not torch.equal(before, learner(batch(), OUTPUTS).logprobs.detach())
 
 
-def test_the_gradient_of_a_tied_embedding_is_transformers(tiny: Path) -> None:
+def test_gradient_of_a_tied_embedding_equals_transformers(tiny: Path) -> None:
     """It is the sum of the input embedding's gradient (only the rows read) and the output layer's."""
     learner, plain = TorchLearner(tiny), load_policy(tiny, attention="sdpa")
     for _ in range(2):  # a second micro-batch adds to the first
@@ -89,7 +89,7 @@ def test_the_gradient_of_a_tied_embedding_is_transformers(tiny: Path) -> None:
     torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-4)
 
 
-def test_a_loss_that_asks_the_output_layer_nothing_moves_the_embedding(tiny: Path) -> None:
+def test_loss_without_logits_trains_the_embedding(tiny: Path) -> None:
     learner = TorchLearner(tiny, kind="policy_with_value", learning_rate=1e-2)
     torch.nn.init.ones_(learner.model.value_head.weight)
     embedding = learner.model.get_input_embeddings().weight
@@ -100,7 +100,7 @@ def test_a_loss_that_asks_the_output_layer_nothing_moves_the_embedding(tiny: Pat
     assert set(moved) == {1, 20, 30, 40, 41, 42, 50}, "the tokens that precede a chosen one"
 
 
-def test_only_what_the_adapter_chose_moves(tiny: Path) -> None:
+def test_only_the_adapters_parameters_change(tiny: Path) -> None:
     learner = TorchLearner(tiny, adapter=lambda m: top_layers(m, count=1), learning_rate=1e-2)
     before = {n: p.clone() for n, p in learner.model.named_parameters()}
     update(learner)
@@ -113,7 +113,7 @@ def test_gradient_checkpointing_changes_nothing(tiny: Path) -> None:
     assert update(plain)["grad_norm"] == pytest.approx(update(checkpointed)["grad_norm"], rel=1e-6)
 
 
-def test_a_gradient_that_is_not_finite_stops_and_touches_nothing(tiny: Path) -> None:
+def test_non_finite_gradient_stops_without_an_update(tiny: Path) -> None:
     learner = TorchLearner(tiny)
     before = {n: p.clone() for n, p in learner.parameters.items()}
     learner.backward(learner(batch(), OUTPUTS).logprobs.sum() * float("nan"))
@@ -137,7 +137,7 @@ def test_values_start_at_zero_learn_and_are_saved(tiny: Path, tmp_path: Path) ->
     torch.testing.assert_close(again(batch(), outputs).values.detach(), learned, atol=1e-6, rtol=0)
 
 
-def test_rates_by_hand() -> None:
+def test_learning_rate_schedule_by_hand() -> None:
     linear = [rate(s, peak=1.0, schedule="linear", warmup=2, total=6) for s in range(7)]
     assert linear == pytest.approx([0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0])
     cosine = [rate(s, peak=2.0, schedule="cosine", warmup=0, total=4) for s in (0, 2, 4)]

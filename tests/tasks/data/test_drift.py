@@ -51,7 +51,7 @@ def test_by_chance_the_index_stays_below_its_limit_as_often_as_it_says() -> None
 
 @pytest.mark.parametrize(("change", "what"), [
     ({}, set()), ({"mean": 140.0}, {"length in tokens"}), ({"rating": 5.0}, {"rating"}), ({"topics": "cdef"}, {"topic"})])
-def test_what_moved_is_named_and_nothing_else(change: dict[str, Any], what: set[str]) -> None:
+def test_exactly_the_shifted_columns_are_reported(change: dict[str, Any], what: set[str]) -> None:
     found = data_shifts(rows(1), rows(2, **change))
     assert {s.what for s in found if s.moved} == what
     assert {s.what for s in found} == {"length in tokens", "turns", "rating", "topic", "language"}, "unrated gaps are not compared"
@@ -100,7 +100,7 @@ def pipeline(tmp_path: Path) -> Any:
     return SimpleNamespace(run=run, recipe=SimpleNamespace(name="toy"), artifact=lambda _: SimpleNamespace(path=now))
 
 
-def test_a_run_writes_tells_and_shows_what_moved(pipeline: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_run_records_alerts_and_shows_drift(pipeline: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     told: list[Any] = []
     monkeypatch.setattr(alerts, "emit_alert", lambda *what: told.append(what))
     last = last_run(pipeline)
@@ -117,6 +117,6 @@ def test_a_run_writes_tells_and_shows_what_moved(pipeline: Any, monkeypatch: pyt
     assert f"drift      data against toy-last: {moved}" in said.replace("\n", " ")
 
 
-def test_looking_never_stops_a_run(pipeline: Any, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+def test_drift_errors_never_stop_a_run(pipeline: Any, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     (tmp_path / "runs" / "toy-last" / "stages" / "curated" / "statistics.parquet").write_text("broken")
     assert watch_data(pipeline) == [] and "drift of data could not be checked" in caplog.text

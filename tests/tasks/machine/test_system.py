@@ -35,13 +35,13 @@ def gpu_metrics(monkeypatch: pytest.MonkeyPatch, pynvml: Any) -> dict[str, float
     return {name.removeprefix("system/gpu_"): value for name, value in found.items() if name.startswith("system/gpu_")}
 
 
-def test_each_gpu_tells_memory_utilisation_and_power(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_metrics_are_memory_utilisation_and_power(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpu_metrics(monkeypatch, binding()) == {
         "0_memory_usage_megabytes": 30_000.0, "0_utilization_percentage": 90.0, "0_power_usage_watts": 650.5,
         "1_memory_usage_megabytes": 30_000.0, "1_utilization_percentage": 91.0, "1_power_usage_watts": 651.5}
 
 
-def test_what_one_gpu_does_not_tell_costs_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_gpu_metric_does_not_affect_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """A MIG slice has no utilisation and some boards no power meter; the sampling thread must continue."""
     told = gpu_metrics(monkeypatch, binding(nvmlDeviceGetUtilizationRates=refuse))
     assert {name[2:] for name in told} == {"memory_usage_megabytes", "power_usage_watts"} and len(told) == 4

@@ -56,7 +56,7 @@ def in_the_background(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.mark.parametrize("said", [StateType.CANCELLING, StateType.CANCELLED])
-def test_it_ends_and_is_cancelled(said: StateType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cancelled_run_ends_in_state_cancelled(said: StateType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if the server is unreachable for one poll."""
     server = Server(StateType.RUNNING, ConnectionError("away"), StateType.RUNNING, said)
     with pytest.raises(Abort) as raised:
@@ -64,7 +64,7 @@ def test_it_ends_and_is_cancelled(said: StateType, monkeypatch: pytest.MonkeyPat
     assert server.set == [("run-1", StateType.CANCELLED, True)] and raised.value.state.is_cancelled()  # type: ignore[attr-defined]
 
 
-def test_what_nobody_cancelled_goes_on_and_nobody_watches_it_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uncancelled_run_continues_and_polling_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server(StateType.RUNNING)
     handler = signal.getsignal(cancelling.SIGNAL)
     during(server, monkeypatch, 0.2)
@@ -74,13 +74,13 @@ def test_what_nobody_cancelled_goes_on_and_nobody_watches_it_afterwards(monkeypa
     assert not server.set and not any(thread.name.endswith("(_watch)") for thread in threading.enumerate())
 
 
-def test_a_worker_s_run_is_its_worker_s_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_of_a_worker_are_not_polled(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server(StateType.CANCELLING)
     during(server, monkeypatch, 0.2, deployment="nightly")
     assert not server.set
 
 
-def test_ctrl_c_stays_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_still_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server(StateType.RUNNING)
     monkeypatch.setattr(time, "sleep", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):

@@ -19,7 +19,7 @@ from ratchet.components.stages.run import as_request
 from ratchet.tasks.process.launch import ENVIRONMENT, PRELOAD, launch
 
 
-def test_an_error_crosses_the_process_border(tmp_path: Path) -> None:
+def test_error_of_the_child_is_raised_in_the_parent(tmp_path: Path) -> None:
     request = as_request("fetch_data", {"source": f"path:{tmp_path}/none.jsonl", "sha256": None}, {}, tmp_path / "work")
     with pytest.raises(SourceError, match=r"none\.jsonl"):
         launch(request, tmp_path / "log")
@@ -34,7 +34,7 @@ def test_a_stage_returns_its_meta(tmp_path: Path) -> None:
     assert (tmp_path / "work" / "product" / "source.jsonl").read_text() == "{}\n"
 
 
-def test_a_stage_keeps_the_memory_it_frees() -> None:
+def test_freed_memory_is_kept_by_the_stage_process() -> None:
     """Freed memory is reused without new page faults."""
     again = ("import ctypes, resource; c = ctypes.CDLL(None); c.malloc.restype = ctypes.c_void_p; n = 64 << 20\n"
              "def use(): p = ctypes.c_void_p(c.malloc(n)); c.memset(p, 1, n); c.free(p)\n"
@@ -44,14 +44,14 @@ def test_a_stage_keeps_the_memory_it_frees() -> None:
     assert faults[0] > 1000 > 10 * faults[1], faults
 
 
-def test_the_threads_of_a_stage_wait_awake_for_a_short_time_only() -> None:
+def test_openmp_busy_wait_is_limited() -> None:
     """The busy-wait limit must reach the OpenMP runtime that torch loads."""
     shown = subprocess.run([sys.executable, "-c", "import torch"], env={**os.environ, **ENVIRONMENT, "OMP_DISPLAY_ENV": "VERBOSE"}, capture_output=True, text=True)
     assert f"GOMP_SPINCOUNT = '{ENVIRONMENT['GOMP_SPINCOUNT']}'" in shown.stderr
 
 
 @pytest.mark.parametrize(("own", "left_out"), [({}, set()), ({"GLIBC_TUNABLES": "mine", "OMP_WAIT_POLICY": "ACTIVE"}, set(ENVIRONMENT))])
-def test_a_stage_has_an_environment_of_its_own_but_for_what_a_user_sets(tmp_path: Path, own: dict[str, str], left_out: set[str]) -> None:
+def test_user_environment_variables_override_the_stages(tmp_path: Path, own: dict[str, str], left_out: set[str]) -> None:
     """And the flow's own stays as it was."""
     code = """
 import multiprocessing.forkserver, os
@@ -68,7 +68,7 @@ print(Path(f"/proc/{multiprocessing.forkserver._forkserver._forkserver_pid}/envi
     assert known.items() >= own.items()
 
 
-def test_the_fork_server_asks_nothing_of_a_gpu() -> None:
+def test_fork_server_does_not_initialise_cuda() -> None:
     """A process that has initialised CUDA must not fork: CUDA fails in its children."""
     asked = ("import importlib, torch\n"
              "def asked(*_, **__): raise SystemExit('asked for a GPU')\n"
@@ -133,7 +133,7 @@ def test_a_killed_stage_is_a_retryable_error_that_names_the_signal(tmp_path: Pat
     assert caught.value.retryable and not multiprocessing.active_children()
 
 
-def test_an_interrupt_takes_the_child_down(tmp_path: Path) -> None:
+def test_interrupt_ends_the_child(tmp_path: Path) -> None:
     (tmp_path / "work" / "product").mkdir(parents=True)
     request = as_request("make_tiny", {"source": "generate:tiny?steps=100000"}, {}, tmp_path / "work")
     ticks = []

@@ -25,7 +25,7 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize("how", ["guarded", "unguarded"])
-def test_a_killed_process_leaves_nothing_behind(how: str) -> None:
+def test_killed_run_leaves_no_child_process(how: str) -> None:
     process = subprocess.Popen([sys.executable, "-c", SCRIPT, how], cwd=ROOT, text=True, stdout=subprocess.PIPE)
     assert process.stdout is not None
     *mark, child = process.stdout.readline().split()

@@ -45,12 +45,12 @@ def version(home, tmp_path, monkeypatch):
     return make
 
 
-def test_the_error_spent_on_all_challengers_is_bounded():
+def test_error_rate_over_all_challengers_is_bounded():
     assert spent(1) == pytest.approx(0.025) and spent(2) < spent(1)
     assert sum(spent(k) for k in range(1, 10_000)) < 0.05
 
 
-def test_a_pipeline_needs_evidence_a_person_needs_a_reason(version, home, tmp_path):
+def test_automatic_promotion_needs_evidence_and_manual_needs_a_reason(version, home, tmp_path):
     name, first = tmp_path.name, version("first")
     assert against_champion(name, first, home=home) is None and with_evidence(name, first, PASSED, home=home) == PASSED
     assert promote(name, first, with_evidence(name, first, PASSED, home=home), home=home)
@@ -80,7 +80,7 @@ def test_a_pipeline_needs_evidence_a_person_needs_a_reason(version, home, tmp_pa
     assert last["by"] and last["at"]
 
 
-def test_the_recipe_says_by_what_and_how_surely(version, home, tmp_path):
+def test_recipe_sets_score_and_error_rate_of_the_comparison(version, home, tmp_path):
     name, first = tmp_path.name, version("first")
     assert promote(name, first, PASSED, home=home)
     strict = Champion(score="length", alpha=0.01)
@@ -95,7 +95,7 @@ def test_the_recipe_says_by_what_and_how_surely(version, home, tmp_path):
     assert asked is not None and asked.better and asked.level == 1 - spent(2, 0.01)
 
 
-def test_how_a_champion_is_chosen_is_checked_and_trains_nothing_anew():
+def test_champion_options_are_validated_and_change_only_the_report():
     for wrong, said in (("{alpha: 0}", "register.champion.alpha: expected a number above 0, got 0"), ("{alfa: 0.1}", "did you mean 'alpha'"),
                         ("{score: reward.reward_model}", "register.champion.score: .* 'reward.reward_model'.*did you mean|known")):
         with pytest.raises(RecipeError, match=said):
@@ -104,7 +104,7 @@ def test_how_a_champion_is_chosen_is_checked_and_trains_nothing_anew():
     assert {name for name in plain if plain[name].key != changed[name].key} <= {"evaluate"}, "the report alone shows it"
 
 
-def test_rollback_walks_back_and_stays_back(version, home, tmp_path):
+def test_rollback_restores_previous_champions_and_persists(version, home, tmp_path):
     name = tmp_path.name
     one, two, three = (version(t, lift=lift) for t, lift in (("one", 0.0), ("two", 0.5), ("three", 1.0)))
     with pytest.raises(StoreError, match="no champion"):
@@ -144,7 +144,7 @@ def test_a_candidate_needs_no_gates(version, home, tmp_path):
     assert found.aliases == ("candidate",) and events(found)[-1]["why"] == "look at this"
 
 
-def test_what_cannot_be_compared_says_why():
+def test_comparable_gives_the_reason():
     mine = evaluation([1.0, 2.0])
     assert comparable(mine, evaluation([0.0]), "gold") == "" and shared_scores(mine, evaluation([0.0])) == ["gold", "length"]
     for other, why in ((evaluation([1.0], prompts="q"), "prompts differ"), (evaluation([1.0], prompts=""), "no longer available"),
@@ -154,7 +154,7 @@ def test_what_cannot_be_compared_says_why():
     assert paired(mine, evaluation([0.0, 1.0, 7.0]), "gold")["mean"] == 1.0  # of the prompts both answered
 
 
-def test_few_prompts_prove_nothing(version, home, tmp_path):
+def test_few_prompts_do_not_promote(version, home, tmp_path):
     assert promote(tmp_path.name, version("first"), PASSED, home=home)
     few = version("few", lift=9.0, per_prompt={"gold": [99.0] * 4})
     found = against_champion(tmp_path.name, few, home=home)

@@ -111,7 +111,7 @@ def test_the_registry_on_a_server(tmp_path, server, monkeypatch):
     assert {file.name: file.read_text() for file in (tmp_path / "progress" / "registered").iterdir()} == {"config.json": "{}", "model.safetensors": "1"}
 
 
-def test_no_server_is_one_clear_error(tmp_path, home, monkeypatch):
+def test_unreachable_server_is_one_error(tmp_path, home, monkeypatch):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free.getsockname()[1]}")
@@ -121,7 +121,7 @@ def test_no_server_is_one_clear_error(tmp_path, home, monkeypatch):
         register(tmp_path / "empty", "policy", lineage={}, home=home)
 
 
-def test_nothing_is_registered_for_a_run_that_mlflow_has_not_got(tmp_path):
+def test_registration_is_postponed_until_the_run_is_uploaded(tmp_path):
     """Its versions would never be linked to it: the same command registers them later."""
     from ratchet.tasks.pipeline import Pipeline
     from ratchet.tasks.registry.registration import register_run
@@ -220,7 +220,7 @@ def test_two_processes_register_once_and_no_promotion_is_forgotten(tmp_path, mon
 
 
 @pytest.mark.parametrize("act", ["register", "promote", "rollback"])
-def test_nobody_asks_the_registry_out_of_turn(act, tmp_path, monkeypatch):
+def test_registry_requests_hold_the_lock(act, tmp_path, monkeypatch):
     import contextlib
 
     from ratchet.tasks.registry import promotion, registration

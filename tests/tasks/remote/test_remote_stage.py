@@ -123,7 +123,7 @@ def test_the_stage_is_sent_for_its_inputs_are_there_and_the_product_is_taken(tmp
 
 
 @pytest.mark.parametrize("told", ["", "{", '{"metrics": {}}\n', None])
-def test_what_is_told_of_a_stage_and_makes_no_sense_costs_no_product(told: str | None, tmp_path: Path, pipeline: Pipeline, meet: Any,
+def test_invalid_note_does_not_discard_the_artifact(told: str | None, tmp_path: Path, pipeline: Pipeline, meet: Any,
                                                                      monkeypatch: pytest.MonkeyPatch) -> None:
     exchange = Exchange(str(tmp_path / "between"))
     exchange.push(finish(Store(tmp_path / "far"), "sft", "b" * 64))
@@ -136,7 +136,7 @@ def test_what_is_told_of_a_stage_and_makes_no_sense_costs_no_product(told: str |
     assert pipeline.make("sft").path.exists() and not samples_of(pipeline.run.path, "sft").exists()
 
 
-def test_a_resumed_flow_asks_for_nothing_twice(tmp_path: Path, pipeline: Pipeline, meet: Any) -> None:
+def test_resumed_flow_submits_no_second_run(tmp_path: Path, pipeline: Pipeline, meet: Any) -> None:
     exchange = Exchange(str(tmp_path / "between"))
     pipeline.remote["sft"] = RemoteStage(exchange, "one_stage/nightly.sft")
     server = meet(Server(RUNNING, DONE, worker=lambda _: exchange.push(finish(Store(tmp_path / "far"), "sft", "b" * 64))))
@@ -158,7 +158,7 @@ def test_a_resumed_flow_asks_for_nothing_twice(tmp_path: Path, pipeline: Pipelin
     (state(StateType.CANCELLED), "Cancelled: no reason given", False),
     (DONE, "reports success, but the output is not at", False),
 ])
-def test_what_became_of_it_there_is_said_here(ended: State[Any], said: str, again: bool, tmp_path: Path, pipeline: Pipeline, meet: Any) -> None:
+def test_remote_failure_is_reported(ended: State[Any], said: str, again: bool, tmp_path: Path, pipeline: Pipeline, meet: Any) -> None:
     meet(Server(ended))
     pipeline.remote["sft"] = RemoteStage(Exchange(str(tmp_path / "between")), "one_stage/x")
     with pytest.raises(StageError, match=said) as error:
@@ -166,7 +166,7 @@ def test_what_became_of_it_there_is_said_here(ended: State[Any], said: str, agai
     assert error.value.retryable == again
 
 
-def test_it_ends_with_its_flow(tmp_path: Path, pipeline: Pipeline, meet: Any) -> None:
+def test_remote_run_is_cancelled_with_its_flow(tmp_path: Path, pipeline: Pipeline, meet: Any) -> None:
     server = meet(Server(RUNNING, KeyboardInterrupt()))  # type: ignore[arg-type]
     pipeline.remote["sft"] = RemoteStage(Exchange(str(tmp_path / "between")), "one_stage/x")
     with pytest.raises(KeyboardInterrupt):
@@ -174,7 +174,7 @@ def test_it_ends_with_its_flow(tmp_path: Path, pipeline: Pipeline, meet: Any) ->
     assert server.cancelled == ["run-1 Cancelling"]
 
 
-def test_a_server_that_goes_away_meanwhile_ends_nothing(tmp_path: Path, pipeline: Pipeline, meet: Any) -> None:
+def test_temporary_server_loss_is_tolerated(tmp_path: Path, pipeline: Pipeline, meet: Any) -> None:
     from httpx import ConnectError
 
     server = meet(Server(RUNNING, ConnectError("refused")))  # type: ignore[arg-type]
@@ -185,7 +185,7 @@ def test_a_server_that_goes_away_meanwhile_ends_nothing(tmp_path: Path, pipeline
     assert error.value.retryable and not server.cancelled, "hours of work for a second's silence"
 
 
-def test_a_run_that_brings_its_product_to_another_place_is_not_waited_for(tmp_path: Path, pipeline: Pipeline, meet: Any) -> None:
+def test_remote_run_with_another_exchange_is_not_reused(tmp_path: Path, pipeline: Pipeline, meet: Any) -> None:
     exchange = Exchange(str(tmp_path / "between"))
     pipeline.remote["sft"] = RemoteStage(exchange, "one_stage/x")
     server = meet(Server(DONE, worker=lambda _: exchange.push(finish(Store(tmp_path / "far"), "sft", "b" * 64))))
@@ -226,7 +226,7 @@ def test_a_server_that_is_away_and_a_deployment_that_is_not_there(tmp_path: Path
             pipeline.make("sft")
 
 
-def test_a_worker_of_another_revision_makes_nothing(tmp_path: Path) -> None:
+def test_worker_of_another_revision_refuses(tmp_path: Path) -> None:
     from ratchet.components.recipes.recipe import dump
 
     opened = Pipeline.open("sft", home=tmp_path, profile="test")
@@ -243,7 +243,7 @@ def test_a_worker_of_another_revision_makes_nothing(tmp_path: Path) -> None:
     assert json.loads(told.read_text())["state"] == "failed"
 
 
-def test_a_worker_looks_at_its_machine_while_it_makes_a_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_samples_system_metrics_during_a_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ratchet.components.recipes.recipe import dump
 
     flow, opened, between = importlib.import_module("ratchet.flows.one_stage"), Pipeline.open("sft", home=tmp_path, profile="test"), str(tmp_path / "between")

@@ -42,7 +42,7 @@ def test_failed_gates_come_first_with_their_figures(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("state", "verdict", "line"), [
     ({"champion": True}, "champion", ("champion", "yes")),
     ({"champion": False}, "gates passed, not champion", ("champion", "no: gold +0.1 [-0.1, +0.3] against the champion, version 1: not shown to be better"))])
-def test_champion_or_what_the_comparison_found(tmp_path: Path, state: dict, verdict: str, line: tuple[str, str]) -> None:
+def test_champion_or_result_of_the_comparison(tmp_path: Path, state: dict, verdict: str, line: tuple[str, str]) -> None:
     passed = {"passed": True, "gates": {"ending": True}, "reasons": ["ending: passed, its value 1 is over 0",
               "gold +0.1 [-0.1, +0.3] against the champion, version 1: not shown to be better"]}
     found = outcome(run(tmp_path, "mine-1", verdict=passed, registered={"sft": "mine:2"}, **state).path)
@@ -93,7 +93,7 @@ def test_a_flag_takes_no_value_and_the_version_is_printed() -> None:
     assert "<bool>" not in ratchet("gc", "--help") and ratchet("--version").startswith("ratchet ")
 
 
-def test_what_another_model_or_data_took_prices_nothing(tmp_path: Path) -> None:
+def test_cost_estimate_ignores_other_models_and_data(tmp_path: Path) -> None:
     """Measured times apply to the same recipe with another seed, not to another model or other data."""
     from ratchet.tasks.machine.calibration import last_seconds
     from ratchet.tasks.machine.provenance import machine
@@ -117,7 +117,7 @@ def test_what_another_model_or_data_took_prices_nothing(tmp_path: Path) -> None:
         f"{step}_{n}" for step in ("rollout", "annotate", "select", "optimise") for n in (1, 2)} | {"evaluate"}
 
 
-def test_a_dozen_figures_at_most_the_measure_first() -> None:
+def test_at_most_twelve_figures_headline_measure_first() -> None:
     """Of 60 numbers: rate, gains with their intervals, then what describes the answers."""
     gain = {f"reward.x_gain_vs_{arm}.{end}": 0.123456 for arm in ("sft", "base") for end in ("mean", "low", "high", "n")}
     metrics = {**{f"final.other_{i}": 1.0 for i in range(40)}, "final.length": 14.0, "final.ended": None, "final.reward.x": 0.36, **gain}

@@ -20,7 +20,7 @@ METAS = {"sft": {"seconds": 1800.0, "spent": {"cpu_seconds": 3600.0, "peak_gb": 
          "evaluate": {"seconds": 1800.0, "spent": {"cpu_seconds": 1800.0, "peak_gb": 3.0}, "win_rate_vs_sft.mean": 0.60}}
 
 
-def test_sums_and_what_a_point_costs() -> None:
+def test_sums_and_cost_per_point() -> None:
     spent = spent_on(METAS, Hardware(price_per_hour=5.0, watts=200.0))
     assert spent == {"hours": 1.0, "cpu_hours": 1.5, "peak_gb": 3.0, "cost": 5.0, "energy_kwh": 0.2, "hours_per_point": 0.1,
                      "cpu_hours_per_point": 0.15, "cost_per_point": 0.5, "energy_kwh_per_point": 0.02}
@@ -28,7 +28,7 @@ def test_sums_and_what_a_point_costs() -> None:
                                   "point of win rate 0.1 hours, 0.15 processor hours, 0.5 EUR, 0.02 kWh at the stated watts")
 
 
-def test_what_is_not_known_is_left_out() -> None:
+def test_unknown_quantities_are_omitted() -> None:
     assert set(spent_on(METAS, Hardware())) == {"hours", "cpu_hours", "peak_gb", "hours_per_point", "cpu_hours_per_point"}
     old = {**METAS, "reward": {"seconds": 60.0}}
     assert "cpu_hours" not in spent_on(old, Hardware()), "a stage did not count: the sum would be too small"
@@ -56,7 +56,7 @@ def test_sampled_power_is_integrated_by_hand(tmp_path: Path) -> None:
     assert gpu_kwh(file, 120, 140, 2)["gpu_kwh"] == pytest.approx((10 * 400 + 10 * 200) / 3.6e6), "nothing newer was sampled yet"
 
 
-def test_power_nobody_sampled_is_not_guessed(tmp_path: Path) -> None:
+def test_unsampled_power_is_not_estimated(tmp_path: Path) -> None:
     file = sampled_power(tmp_path / "system.jsonl", (100, [100]), (110, [100]), (500, [100]), (510, [100]))
     assert gpu_kwh(file, 100, 110, 1) and gpu_kwh(file, 500, 510, 1)
     assert gpu_kwh(file, 105, 505, 1) == gpu_kwh(file, 200, 300, 1) == {}, "the run was stopped in between"

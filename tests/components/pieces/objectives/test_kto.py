@@ -38,7 +38,7 @@ def prepared(**columns: list) -> list[Group]:
     return [g.with_columns(**{"logprobs.reference": [[0.0] * len(t.mask) for t in g.trajectories]}, **columns) for g in groups]
 
 
-def test_each_answer_stands_beside_one_to_another_prompt_that_no_loss_reads() -> None:
+def test_mismatched_answers_have_no_loss() -> None:
     groups = [answered(i, label) for i, label in enumerate(LABELS)]
     counts: Counter[str] = Counter()
     made = build("select", {"name": "mismatched"})(groups, Context(seed=3, counts=counts))
@@ -57,7 +57,7 @@ def test_each_answer_stands_beside_one_to_another_prompt_that_no_loss_reads() ->
     assert [g.trajectories[1].text for g in again] != others
 
 
-def test_answers_to_one_prompt_alone_have_no_reference_point() -> None:
+def test_single_prompt_has_no_reference_point() -> None:
     with pytest.raises(DataError, match="3 answers"):
         build("select", {"name": "mismatched"})([answered(i, True, prompt=0) for i in range(3)], Context())
     same = [answered(0, True, 1), answered(1, False, 1), answered(2, True, 2)]
@@ -90,7 +90,7 @@ def ratio(theta: float, path: Trajectory) -> float:
 
 @pytest.mark.parametrize("tokens", [1, 9, 1000])
 @pytest.mark.parametrize("theta", [0.5, -0.5])
-def test_the_reference_point_is_over_the_whole_step_however_it_is_cut(theta: float, tokens: int) -> None:
+def test_reference_point_is_independent_of_microbatch_splits(theta: float, tokens: int) -> None:
     groups, learner, meter = prepared(), Table(theta), Meter()
     update = parts([{"name": "kto", "beta": 0.7, "desirable": 1.5, "undesirable": 0.5, "weight": 1.0, "reduce": "unit_mean", "label": "kto"}])
     loss = measure(learner, update, groups, tokens=tokens, backward=True, meter=meter)  # type: ignore[arg-type]
@@ -110,7 +110,7 @@ def test_the_reference_point_is_over_the_whole_step_however_it_is_cut(theta: flo
                                                              rel=1e-6)
 
 
-def test_two_ranks_take_the_step_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_ranks_give_the_step_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two threads as ranks; one has a third of the groups and repeats a batch with weight zero."""
     update = parts([{"name": "kto", "weight": 1.0, "reduce": "unit_mean", "label": "kto"}])
     alone, meter = Table(0.5), Meter()
@@ -143,7 +143,7 @@ def test_two_ranks_take_the_step_of_one(monkeypatch: pytest.MonkeyPatch) -> None
     assert found[0][1] + found[1][1] == pytest.approx(float(alone.theta.grad))
 
 
-def test_it_learns_to_tell_the_liked_answers_from_the_others() -> None:
+def test_kto_learns_to_separate_desirable_answers() -> None:
     """A log-prob a token, normalised: after some steps the liked answers are likelier than under the reference, the others not."""
     groups, logits = prepared(), torch.zeros(100, requires_grad=True)
 
@@ -216,7 +216,7 @@ def test_a_groups_file_with_labels_keeps_them(tmp_path: Path) -> None:
     (PAIRED, "labelled", "data.splits.labelled: expected answers with a `label`, true or false, got 8 preference pairs; train on these with preference.dpo"),
     (['{"prompt": "q 1", "completion": "a"}', '{"prompt": "q 2", "completion": "b"}'], "labelled", "got none; provide rows with prompt, completion and label"),
 ])
-def test_pairs_and_labels_are_not_taken_for_each_other(lines: list[str], split: str, says: str, tmp_path: Path) -> None:
+def test_pairs_and_labels_are_distinguished(lines: list[str], split: str, says: str, tmp_path: Path) -> None:
     with pytest.raises(DataError) as refused:
         curate({"source": "path:x", "splits": {split: 1.0}}, rows(tmp_path, *lines), count, tmp_path / "out", 0)
     assert says in str(refused.value) and "\n" not in str(refused.value)

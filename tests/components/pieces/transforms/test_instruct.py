@@ -45,11 +45,11 @@ def asks(number):
     ("?", ""),
     ("Do you think that dogs dream at night?", "Do you think that dogs dream at night?"),
 ])
-def test_asked_takes_the_question_that_stands_alone(text, question):
+def test_final_question_returns_self_contained_questions(text, question):
     assert final_question(text) == question
 
 
-def test_questions_make_one_record_each_and_count_the_rest():
+def test_questions_make_one_record_per_question_and_count_dropped_ones():
     record = talk("Hi! What is your favorite food?", "Pizza. do you like to cook at home?", "how about you?",
                   "What is it?",
                   topic="food", rating=4.0, ratings={"witty": 4.0}, source="chitchat", meta={"kept": 1})
@@ -100,7 +100,7 @@ def test_instruct_follows_from_seed_and_ids_alone():
 
 
 @pytest.mark.parametrize("each", [1, 3])
-def test_families_are_dealt_evenly(each: int):
+def test_families_are_drawn_evenly(each: int):
     families = [r.meta["instruction"]["family"] for r in instruct(asks(50), count, per_question=each).kept]
     assert len(families) == 50 * each
     numbers = [families.count(name) for name in TRAINED]
