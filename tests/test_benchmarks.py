@@ -90,14 +90,14 @@ def test_a_process_of_its_own_reports_its_own_peak(inputs: dict[str, Any]) -> No
 @pytest.mark.parametrize(("side", "setting", "given"), [
     ("ours", "default", {"GLIBC_TUNABLES", "GOMP_SPINCOUNT"}), ("ours", "memory_returned", {"GOMP_SPINCOUNT"}),
     ("ours", "awake", {"GLIBC_TUNABLES"}), ("trl", "default", set())])
-def test_ours_alone_has_what_a_stage_is_given_but_for_what_is_switched_off(side: str, setting: str, given: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_our_side_gets_the_stage_environment(side: str, setting: str, given: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ENVIRONMENT:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("benchmarks.compare.child", lambda command, environment: dict(environment))
     assert ENVIRONMENT.keys() & runner({}, Path("inputs"), 1)(side, "sample", setting).keys() == given
 
 
-def test_a_process_that_fails_says_why() -> None:
+def test_failed_process_is_reported() -> None:
     assert "no such thing" in child([sys.executable, "-c", "raise SystemExit('no such thing')"], os.environ)["error"]
 
 

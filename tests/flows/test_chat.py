@@ -60,7 +60,7 @@ def test_once_as_json(tiny_model: Path) -> None:
         ratchet(str(tiny_model), "--json")
 
 
-def test_models_of_one_name_are_titled_by_what_was_given(tmp_path: Path) -> None:
+def test_models_with_equal_titles_are_titled_by_their_argument(tmp_path: Path) -> None:
     for folder in ("a/model", "b/model", "c"):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "config.json").write_text("{}")

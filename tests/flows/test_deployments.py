@@ -325,7 +325,7 @@ def test_scheduled_run_is_finished_by_a_worker(prefect: dict[str, str], fresh_ho
 
 
 @pytest.mark.slow
-def test_a_refused_deployment_says_how_to_make_the_block_that_it_lacks(prefect: dict[str, str], tmp_path: Path) -> None:
+def test_missing_block_error_gives_the_command_to_create_it(prefect: dict[str, str], tmp_path: Path) -> None:
     file = written(tmp_path, home="/data", work_pool={"name": "docker"})
 
     def ratchet(*more: str) -> subprocess.CompletedProcess[str]:

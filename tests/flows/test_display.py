@@ -24,7 +24,7 @@ DRAFTS = {"records": 7168, "groups": 3179, "parse: has 1 speakers, not two": 315
 SELECT = {"groups before": 64, "ties": 3, "identical texts": 0, "margins under min_margin": 2, "groups after best_worst": 59}
 
 
-def test_records_are_one_line_of_what_is_not_zero() -> None:
+def test_records_are_one_line_of_nonzero_counts() -> None:
     assert records({"counts": SELECT}) == "64 groups before; 3 ties; 2 margins under min_margin; 59 groups after best_worst"
     assert records({"counts": DRAFTS}) == (
         "7,168 records; 3,179 groups; 3,151 parse: has 1 speakers, not two; 1,290 normalise: text tidied; 15 scrub: link replaced; "
@@ -84,7 +84,7 @@ def test_in_80_columns_stand_stage_step_rate_and_time_left() -> None:
     assert "optimise 3" in line and "40/120 steps 2 s each 0:02:40 left" in line and len(line) <= 80 and "loss" in line
 
 
-def test_a_stage_that_is_continued_says_at_which_step(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_resumed_stage_shows_its_step(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     for step in (8, 40):
         (tmp_path / "progress" / f"checkpoint-{step}").mkdir(parents=True)
     with Display(open_console()) as display:

@@ -122,7 +122,7 @@ def test_a_log_has_a_line_an_event(capsys: pytest.CaptureFixture[str], monkeypat
     assert open_console(force_terminal=True).width == Console(force_terminal=True).width, "a terminal keeps its own"
 
 
-def test_a_terminal_shows_what_is_counted() -> None:
+def test_terminal_shows_progress() -> None:
     stage = Stage("rollout_1", "rollout", "groups", {})
     with Display(Console(force_terminal=True, quiet=True)) as display:
         display.started(stage, Path())

@@ -56,7 +56,7 @@ def test_sizes_follow_the_data(tmp_path: Path) -> None:
     assert sft and sft.fit.epochs == 1
 
 
-def test_what_cannot_be_is_a_sentence(tmp_path: Path) -> None:
+def test_init_errors_are_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="no file or"):
         CliRunner().invoke(app, ["init", str(tmp_path / "none.jsonl")], catch_exceptions=False)
     with pytest.raises(RecipeError, match="hub:datasets/org/x"):

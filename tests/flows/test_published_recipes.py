@@ -123,7 +123,7 @@ def test_a_published_recipe_is_checked_offline(recipe: str) -> None:
     assert f"{recipe}: ok" in done.stdout and done.stdout.strip().endswith("True"), done.stdout + done.stderr
 
 
-def test_what_is_learned_fits_what_is_read() -> None:
+def test_stage_limits_are_not_below_split_limits() -> None:
     """No bound of a stage is under that of its split, or pairs that curation kept would be dropped later."""
     for name in RECIPES:
         recipe = load(name)[0]

@@ -203,7 +203,7 @@ def workspace_of(home: Path, s3: str) -> Path:
     return home
 
 
-def test_nobody_comes_in_without_the_password(team: dict[str, str], tmp_path: Path) -> None:
+def test_servers_require_the_password(team: dict[str, str], tmp_path: Path) -> None:
     for address, body in ((f"{team['PREFECT_API_URL']}/flows/count", {}), (f"{team['MLFLOW_TRACKING_URI']}/api/2.0/mlflow/experiments/search", {"max_results": 1})):
         logins = (None, "admin:another-password", f"nobody:{PASSWORD}", f"admin:{PASSWORD}")
         assert [status(address, body, login) for login in logins] == [401, 401, 401, 200], address

@@ -198,7 +198,7 @@ def test_it_would_notice(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gets a disk of its own")
-def test_a_soak_that_is_told_to_end_leaves_no_disk_behind(tmp_path: Path) -> None:
+def test_terminated_soak_leaves_no_ram_disk(tmp_path: Path) -> None:
     program = ("import random, sys, time; from pathlib import Path; from tests.soak.faults import FAULTS, Trial, prepared\n"
                "with prepared(FAULTS['disk'], Trial(Path(sys.argv[1]), 'x', random.Random(0))): print(flush=True); time.sleep(60)")
     home = tmp_path / "home"
@@ -266,7 +266,7 @@ def test_a_soak_of_engines_wants_a_profile_that_starts_one(tmp_path: Path) -> No
         soak(home=tmp_path, fault=["engine"])
 
 
-def test_the_faults_are_those_that_were_asked_for() -> None:
+def test_fault_option_selects_faults() -> None:
     assert set(FAULTS) >= {"flow", "stage", "prefect", "mlflow", "network", "disk", "checkpoint", "parquet", "download"}
     assert re.fullmatch(r"[a-z]+", "".join(FAULTS))
 

@@ -123,7 +123,7 @@ SECTION = {"transforms": ["normalise", {"name": "length", "max_tokens": 90}], "r
            "gold": {"positions": [8], "exclude": []}}
 
 
-def test_the_whole_is_repeatable_and_clean(tmp_path):
+def test_curation_is_deterministic_and_valid(tmp_path):
     source = write([*corpus(), talk("bad", "alone", topic="z")], tmp_path / "rows.jsonl")
     summary = curate(SECTION, source, words, tmp_path / "a", 0)
     curate(SECTION, source, words, tmp_path / "b", 0)
@@ -238,7 +238,7 @@ def rows(tmp_path, *written):
     return path
 
 
-def test_what_validation_would_refuse_is_dropped_and_counted(tmp_path):
+def test_rows_that_validation_would_refuse_are_dropped_and_counted(tmp_path):
     good = [{"prompt": f"question number {i}", "chosen": "yes indeed", "rejected": "no"} for i in range(40)]
     bad = [{"prompt": "too long an answer", "chosen": "word " * 60, "rejected": "no"}, {"prompt": " ", "chosen": "yes", "rejected": "no"},
            {"prompt": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}], "chosen": "yes", "rejected": "no"}]
@@ -256,7 +256,7 @@ def test_what_validation_would_refuse_is_dropped_and_counted(tmp_path):
         curate({**section, "max_dropped": 0.05}, source, words, tmp_path / "stopped", 0)
 
 
-def test_too_little_data_says_so(tmp_path):
+def test_too_little_data_is_an_error(tmp_path):
     talks = [{"prompt": f"question {i}", "completion": f"answer {i}"} for i in range(3)]
     with pytest.raises(DataError, match=r"4 splits \(sft, sft_validation, prompts, evaluate\)"):
         curate({}, rows(tmp_path, *talks), words, tmp_path / "out", 0)
@@ -267,7 +267,7 @@ def test_too_little_data_says_so(tmp_path):
         curate({"splits": {"sft": 1.0}}, rows(tmp_path, *first), words, tmp_path / "out", 0)
 
 
-def test_without_shares_the_splits_that_are_read_are_made_and_what_they_lack_is_said(tmp_path):
+def test_default_splits_are_those_that_stages_read(tmp_path):
     talks = rows(tmp_path, *({"prompt": f"question number {i}", "completion": f"answer number {i}"} for i in range(3)))
     read = ("sft", "sft_validation", "evaluate")
     assert {name: split["groups"] for name, split in curate({}, talks, words, tmp_path / "out", 0, read)["splits"].items()} == dict.fromkeys(read, 1)

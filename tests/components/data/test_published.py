@@ -124,7 +124,7 @@ def test_which_published_split_each_split_is_made_from():
         home_of({"evaluate": "test"}, {""})
 
 
-def test_train_and_test_are_never_mixed_and_the_report_says_which_is_which(tmp_path):
+def test_train_and_test_are_never_mixed(tmp_path):
     folder = gsm8k(tmp_path / "gsm8k")
     section = {"config": "main", "near_threshold": None, "splits": {"sft": 0.9, "sft_validation": 0.1, "evaluate": 0.5}, "decontaminate": None}
     summary = curate(section, folder, words, tmp_path / "out", 0)
@@ -194,7 +194,7 @@ def test_task_boilerplate_is_not_contamination():
     assert len(dropped) == 1
 
 
-def test_curation_counts_what_it_decontaminates(tmp_path):
+def test_curation_counts_decontaminated_rows(tmp_path):
     write(tmp_path, "mine/train.jsonl", *questions(0, 30), {"question": LONG, "answer": "so #### 1"}, {"question": "Which fish?", "answer": f"{LONG} #### 2"})
     write(tmp_path, "mine/test.jsonl", *questions(30, 40), {"question": f"Think. {LONG}", "answer": "#### 3"})
     write(tmp_path, "bench.jsonl", {"question": "Which fish?", "answer": "#### 2"})

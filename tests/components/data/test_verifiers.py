@@ -42,7 +42,7 @@ def test_only_verifiers_are_asked_and_the_plan_hands_them_to_curation():
     assert not verifiers(load("dpo")[0]) and "verifiers" not in plan(*load("dpo"))["drafts"].options
 
 
-def test_a_verifier_that_fails_on_its_own_answer_says_why():
+def test_verifier_that_fails_on_reference_answers_is_an_error():
     group = Group(Prompt("p", ({"role": "user", "content": "q"},), "5"), (Trajectory(()),))
     with pytest.raises(GateError, match=r"'p'.*`source_dataset`"):
         check_gold([group], [{"name": "rewards.reasoning_gym"}])

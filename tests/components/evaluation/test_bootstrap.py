@@ -36,7 +36,7 @@ def test_wilson_matches_scipy_and_stays_inside():
         assert (ours["low"], ours["high"]) == pytest.approx((theirs.low, theirs.high))
 
 
-def test_pairing_removes_what_prompts_share():
+def test_pairing_removes_prompt_variance():
     rng = np.random.default_rng(2)
     hard = rng.normal(scale=10, size=200)
     arm, other = hard + 0.2 + rng.normal(scale=0.1, size=200), hard

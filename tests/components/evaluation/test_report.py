@@ -61,7 +61,7 @@ def results():
     }
 
 
-def test_the_page_is_whole_self_contained_and_escaped(tmp_path):
+def test_report_is_self_contained_and_escaped(tmp_path):
     path = write_report(tmp_path, results())
     page = path.read_text()
     parser = Wellformed()
@@ -97,7 +97,7 @@ def test_same_results_same_bytes(tmp_path):
     assert write_report(tmp_path / "a", results()).read_bytes() == write_report(tmp_path / "b", results()).read_bytes()
 
 
-def test_what_is_missing_is_left_out(tmp_path):
+def test_missing_parts_omit_their_sections(tmp_path):
     page = write_report(tmp_path, {"recipe": "dpo", "arms": {"final": {"length": 3.0, "odd": None}}, "metrics": {}}).read_text()
     assert "Win rates" not in page and "<script>" not in page and "certificate" not in page and "Round by round" not in page
     assert "no win rate" in page and "–" in page
@@ -183,7 +183,7 @@ def test_patterns_that_no_transcript_fits_are_left_out():
     (0.1, 0.2, "better than the SFT policy (+10.0 points [+5.0, +15.0]) and better than the base model (+20.0 points"),
     (-0.1, 0.01, "worse than the SFT policy (-10.0 points [-15.0, -5.0]) and not distinguishable from the base model (+1.0 points"),
     (None, 0.1, "final policy is better than the base model (+10.0 points"), (0.05, None, "not distinguishable from the SFT policy (+5.0 points")])
-def test_headline_of_a_measure_claims_what_its_intervals_allow(sft, base, words):
+def test_headline_of_a_measure_follows_its_intervals(sft, base, words):
     gains = {f"reward.x_gain_vs_{against}.{end}": value for against, mean in (("sft", sft), ("base", base)) if mean is not None
              for end, value in around(mean).items()}
     line = headline({"metrics": {**gains, "win_rate_vs_sft.mean": 0.6}, "measure": "reward.x", "arms": {"final": {"reward.x": 0.5}}})
@@ -191,7 +191,7 @@ def test_headline_of_a_measure_claims_what_its_intervals_allow(sft, base, words)
 
 
 @pytest.mark.parametrize(("low", "high", "words"), [(0.52, 0.6, "better than"), (0.4, 0.49, "worse than"), (0.45, 0.55, "not distinguishable")])
-def test_the_headline_claims_what_the_interval_allows(low, high, words):
+def test_headline_follows_the_win_rate_interval(low, high, words):
     metrics = {"win_rate_vs_sft.mean": (low + high) / 2, "win_rate_vs_sft.low": low, "win_rate_vs_sft.high": high}
     assert words in headline({"metrics": metrics})
 

@@ -63,7 +63,7 @@ def test_a_gap_is_over_chosen_steps_of_answers_that_kept_their_logprobs() -> Non
     assert gap([Group(Prompt("p", ()), paths)], [{"logprobs": [[0.0, math.nan, -2.0], rows[1]]}]).worst == math.inf
 
 
-def test_precision_says_what_rounding_explains() -> None:
+def test_tolerance_depends_on_the_precision() -> None:
     exact = [profile(), profile(engine="torch"), profile("bfloat16", engine="torch")]
     half = [profile("bfloat16"), profile("float16"), profile(engine="torch", learner="deepspeed", precision="bfloat16")]
     rounded = Gap(worst=0.6, mean=0.06)  # SmolLM2-135M in bfloat16 against itself in float32

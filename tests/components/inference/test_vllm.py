@@ -424,7 +424,7 @@ def test_new_weights_change_the_answers_in_place(engine: VllmEngine, tiny: Path,
 
 
 @pytest.mark.slow
-def test_on_policy_steps_learn_from_what_vllm_sampled(tiny: Path, tmp_path: Path) -> None:
+def test_on_policy_steps_use_current_vllm_samples(tiny: Path, tmp_path: Path) -> None:
     """Two steps at a rate that moves the policy: stale vLLM weights would change the weights after step 2."""
     options = where("server")
     from ratchet.components.data.groups import write_groups

@@ -22,7 +22,7 @@ print(other.is_deepspeed_available())
 
 
 @pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="the extra `scale` is not installed")
-def test_saving_imports_neither_deepspeed_nor_what_it_imports(tiny_home: Path, tmp_path: Path) -> None:
+def test_saving_does_not_import_deepspeed(tiny_home: Path, tmp_path: Path) -> None:
     (model,) = (tiny_home / "store").glob("model_policy-*")
     done = subprocess.run([sys.executable, "-c", CODE, str(model), str(tmp_path / "saved")], capture_output=True, text=True,
                           cwd=Path(__file__).parents[3], check=True)

@@ -42,7 +42,7 @@ def test_policy_gradients_are_corrected_and_the_rest_is_left_alone() -> None:
     ("ppo", Profile()), ("ppo", Profile(engine="vllm", vllm=Vllm(importance_cap=None))),
     ("online_dpo", VLLM), ("raft", VLLM), ("sft", VLLM), ("chat", VLLM),
 ])
-def test_what_needs_no_correction_gets_none(name: str, profile: Profile) -> None:
+def test_on_policy_recipes_get_no_correction(name: str, profile: Profile) -> None:
     recipe, _ = load(name)
     assert corrected(recipe, profile) == recipe
 

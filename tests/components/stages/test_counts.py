@@ -42,7 +42,7 @@ def test_curation_counts_by_step_and_reason(tmp_path: Path) -> None:
                                 "length: truncated": 1, "build: not rated": 1}
 
 
-def test_encoding_counts_what_is_cut_dropped_and_over_the_limit(tiny_model: Path, tmp_path: Path) -> None:
+def test_encoding_counts_truncated_dropped_and_over_the_limit(tiny_model: Path, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(tiny_model)
 
     def talk(*answers: str) -> Group:

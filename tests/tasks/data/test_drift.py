@@ -38,7 +38,7 @@ def test_the_index_by_hand() -> None:
     assert stability([10, 30], [10, 30]) == 0 and stability([10, 30], [30, 10]) == pytest.approx(2 * (20 / 41) * math.log(30.5 / 10.5))
 
 
-def test_by_chance_the_index_stays_below_its_limit_as_often_as_it_says() -> None:
+def test_drift_index_has_its_nominal_false_positive_rate() -> None:
     """2,000 pairs of samples of one distribution: over the limit for 5 % in about 5 %."""
     draw = random.Random(0)
     over = 0

@@ -100,7 +100,7 @@ def test_every_planted_fault_is_caught_and_named(planted):
     assert report["quarantined"] == len(PLANTED) and report["success"]
 
 
-def test_what_passes_is_kept_in_order_and_readable(planted):
+def test_valid_rows_are_kept_in_order(planted):
     out, report = planted
     assert {name: read_groups(out / f"{name}.parquet") for name in ("sft", "reward")} == good()
     assert report["splits"]["sft"] == {"groups": 9, "quarantined": 3}
@@ -175,7 +175,7 @@ def test_the_suite_follows_the_section():
         "no personal data is left", "the language is one of the recipe's"}
 
 
-def test_what_people_wrote_reaches_no_page_of_the_data_docs(tmp_path):
+def test_data_docs_contain_no_user_text(tmp_path):
     """The data docs are HTML; failures are named by split and index, so there is no user text to escape."""
     evil = "<script>alert(1)</script>"
     splits = {"sft": [sft(f"s{i}") for i in range(8)] + [group(evil, [("user", evil)], [("assistant", evil), ("user", evil)], topic=evil)]}

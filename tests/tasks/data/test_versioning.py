@@ -141,7 +141,7 @@ def test_the_repository_pipeline_has_the_promised_stages():
         known |= set(stage.get("outs", []))
 
 
-def test_dvc_sees_what_the_store_sees_of_the_repository_pipeline(workspace, tmp_path):
+def test_dvc_and_store_agree_on_stale_stages(workspace, tmp_path):
     """Its own dvc.yaml over made-up products: a changed model, round, piece or profile makes the stages stale that read it."""
     for name in ("components", "flows/recipes", "dvc.yaml"):
         (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, workspace / name)

@@ -61,7 +61,7 @@ def test_pairs_that_do_not_go_together(versions, state, said, monkeypatch):
     assert found.state == state and said in found.seen and bool(found.do) == (state != "ok")
 
 
-def test_what_the_makefile_and_pyproject_know_of_vllm_the_doctor_knows():
+def test_doctor_knows_the_vllm_version_of_makefile_and_pyproject():
     make, project = (ROOT / "Makefile").read_text(), (ROOT / "pyproject.toml").read_text()
     (version,) = re.findall(r"pip install .*\$\(VLLM\)==(\S+)", make)
     assert version.startswith(f"{VLLM}.") and f"no extra for vLLM: {VLLM} wants fastapi < 0.137, Prefect 3.8 wants >= 0.139" in project

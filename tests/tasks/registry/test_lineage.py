@@ -23,7 +23,7 @@ def chain(publish, run_of):
     return base, data, sft
 
 
-def test_every_ancestor_with_what_made_it(chain, tmp_path):
+def test_lineage_lists_every_ancestor_with_its_provenance(chain, tmp_path):
     base, _, sft = chain
     made, version = resolve(str(tmp_path / "runs" / "one" / "stages" / "sft"), tmp_path)
     assert version is None and list(made["stages"]) == ["model_policy", "curated", "sft"]
@@ -35,7 +35,7 @@ def test_every_ancestor_with_what_made_it(chain, tmp_path):
     assert of_product(base.path)["results"] == {}  # the evaluation was of another
 
 
-def test_content_leaves_out_what_tells_the_time(publish, tmp_path):
+def test_content_digest_ignores_timestamps(publish, tmp_path):
     first = of_product(publish("sft", steps=3).path)
     shutil.rmtree(tmp_path / "store")
     assert of_product(publish("sft", steps=4).path)["stages"]["sft"]["content"] == first["stages"]["sft"]["content"]

@@ -161,7 +161,7 @@ def test_few_prompts_do_not_promote(version, home, tmp_path):
     assert found is not None and found.low > 0 and not found.better
 
 
-def test_a_checkpoint_without_bytes_in_the_registry_gets_them_or_says_where_they_were(version, home, tmp_path):
+def test_external_checkpoint_is_registered_with_its_files_or_an_error(version, home, tmp_path):
     name, first = tmp_path.name, version("first")
     promote(name, first, PASSED, home=home)
     folder = tmp_path / "round 2"

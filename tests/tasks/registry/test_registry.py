@@ -130,7 +130,7 @@ def test_registration_is_postponed_until_the_run_is_uploaded(tmp_path):
     assert not (tmp_path / "registry.lock").exists() and not (tmp_path / "mlflow.db").exists()
 
 
-def test_every_version_says_its_numbers_and_which_versions_it_was_made_from(tmp_path, monkeypatch):
+def test_versions_have_metrics_and_parent_versions(tmp_path, monkeypatch):
     """Parents are the nearest checkpoints: the policy before a round, and the reward model that scored its pairs."""
     from ratchet.tasks.registry import registration
 

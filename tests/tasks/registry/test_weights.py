@@ -52,7 +52,7 @@ def test_each_model_of_a_run_opens_once(initial: str, policy: str, titles: list[
     assert list(weights_of("short", tmp_path)) == titles
 
 
-def test_run_before_its_evaluation_opens_what_it_has(model, run_of, tmp_path: Path) -> None:
+def test_unevaluated_run_opens_its_finished_models(model, run_of, tmp_path: Path) -> None:
     base = model("model_policy")
     run_of("begun", model_policy=base)
     assert weights_of("begun", tmp_path) == {"base": base.path}
@@ -78,7 +78,7 @@ def test_external_version_whose_store_is_gone_names_the_remedy(model, tmp_path: 
         weights_of("policy", tmp_path)
 
 
-def test_what_is_no_language_model_is_refused_by_its_kind(model, publish, run_of, tmp_path: Path) -> None:
+def test_other_models_are_refused_by_kind(model, publish, run_of, tmp_path: Path) -> None:
     run_of("chat-1")
     for name, says in ((str(model("reward", architecture="LlamaForSequenceClassification").path), "is a reward model"),
                        (str(publish("curated", kind="data").path), "its stage made data"), ("chat-2", "did you mean 'chat-1'")):

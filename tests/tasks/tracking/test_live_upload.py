@@ -108,7 +108,7 @@ def test_a_run_whose_server_was_replaced_is_uploaded_again(pipeline: Pipeline, t
     assert sync(pipeline.run.path, tmp_path) == 0
 
 
-def test_a_thread_uploads_while_the_work_goes_on(home: Path, pipeline: Pipeline) -> None:
+def test_run_is_uploaded_in_the_background(home: Path, pipeline: Pipeline) -> None:
     tracking = Tracking(pipeline.run.path, home, every_seconds=0.1)
     tracking.start()
     run_id, end = tracking.run_id(STEP, wait_seconds=600), time.monotonic() + 600
@@ -172,7 +172,7 @@ def test_a_value_of_the_users_environment_is_kept(monkeypatch: pytest.MonkeyPatc
 # --- what MLflow should show, without MLflow ------------------------------------------------------------------------------
 
 
-def test_a_failed_run_leaves_what_was_finished_finished(pipeline: Pipeline) -> None:
+def test_failed_run_keeps_finished_stages_finished(pipeline: Pipeline) -> None:
     pipeline.end("failed", error="TrainingError: no pair is left", failed_stage="optimise_1")
     runs = mlflow_runs(pipeline.run.path)
     assert {key for key, run in runs.items() if run.status != "FINISHED"} == {ROOT, "online", STEP}

@@ -86,7 +86,7 @@ def test_a_stage_keeps_what_its_gpus_took(tmp_path: Path) -> None:
     assert 0 < meta["spent"]["gpu_kwh"] == pytest.approx(meta["seconds"] / 1000, abs=2e-4) and "cpu_seconds" in meta["spent"]
 
 
-def test_the_machine_is_sampled_until_the_run_ends_and_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_system_sampling_covers_the_run_and_resumes(tmp_path: Path) -> None:
     file = tmp_path / "tracking" / "system.jsonl"
 
     def sample_until(number: int) -> list[dict[str, Any]]:

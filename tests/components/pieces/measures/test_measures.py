@@ -56,7 +56,7 @@ def test_copying_is_the_share_of_words_in_runs_from_the_prompt() -> None:
     assert copying([group(choice, "I have no idea at all.", instruction=options)], Context()) == [[0.0]], "what is demanded is no copy"
 
 
-def test_relevance_ignores_what_is_copied_and_the_instruction() -> None:
+def test_relevance_ignores_copied_text_and_the_instruction() -> None:
     seen: list[str] = []
 
     def encoder(texts: list[str]) -> np.ndarray:

@@ -52,7 +52,7 @@ def test_another_models_log_probs_are_refused(gap: float) -> None:
     assert piece([group(([-1.5, 5.0], [-1.0, 0.0], [True, False]))], Context())["importance"][0][0] == pytest.approx([math.exp(-0.5), 1.0])
 
 
-def test_answers_nobody_sampled_have_no_weight() -> None:
+def test_answers_without_sampler_logprobs_have_no_weight() -> None:
     human = Group(Prompt("p", ()), (Trajectory((), mask=[True]),), {"logprobs.old": [[-1.0]]})
     with pytest.raises(ContractError, match="log-probs"):
         weigh("importance", [human])
