@@ -26,6 +26,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,20 @@ from ratchet.components.types import Group
 Summary = dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Curated:
+    """Groups of each split in `splits`, the records that they were made from in `parts`; `homes`: the published split that each split is made from."""
+
+    read: list[Conversation]
+    records: list[Conversation]
+    parts: dict[str, list[Conversation]]
+    splits: dict[str, list[Group]]
+    homes: Mapping[str, str]
+    steps: list[dict[str, Any]]
+    quarantine: list[tuple[str, Rejected]]
+    warnings: list[str]
+
+
 def curate(section: Mapping[str, Any], source: Path | Sequence[Path], count_tokens: CountTokens, out: Path, seed: int,
            read: Collection[str] = ()) -> Summary:
     """Write `<split>.parquet`, `statistics.parquet`, `quarantine.jsonl` and `summary.json` to `out`. Deterministic
@@ -62,6 +77,28 @@ def curate(section: Mapping[str, Any], source: Path | Sequence[Path], count_toke
     sources = [source] if isinstance(source, Path) else source
     expect("steps", 4 + len(data.transforms) + len(data.splits or SHARES))
     out.mkdir(parents=True, exist_ok=True)
+    made = curate_records(data, read_sources(data, sources, seed), count_tokens, seed, read, out / "quarantine.jsonl")
+    for name, groups in made.splits.items():
+        write_groups(out / f"{name}.parquet", groups)
+    bounds = {name: data.of(name).max_tokens for name in made.splits}
+    save_table(statistics(made.splits, count_tokens, bounds, made.homes), out / "statistics.parquet")
+    summary: Summary = {
+        "steps": made.steps,
+        "splits": {name: {"groups": len(groups), "records": len(made.parts[name]), "topics": len({r.topic for r in made.parts[name]}),
+                          **({"published": made.homes[name]} if made.homes[name] else {})}
+                   for name, groups in made.splits.items()},
+        **({"sources": report_sources(data, made.read, made.splits)} if data.sources else {}),
+        "warnings": made.warnings, "quarantined": len(made.quarantine), "ratings": rating_report(made.records),
+        "pairs": {name: pair_report(groups) for name, groups in made.splits.items() if any(len(g.trajectories) == 2 for g in groups)},
+        "seed": seed,
+    }
+    (out / "summary.json").write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return summary
+
+
+def curate_records(data: Data, parsed: FilterResult, count_tokens: CountTokens, seed: int, read: Collection[str] = (),
+                   file: Path | None = None) -> Curated:
+    """Groups of every split, from parsed records. `file`: where the quarantine is written. Errors as in `curate`."""
     quarantine: list[tuple[str, Rejected]] = []
     steps: list[dict[str, Any]] = []
 
@@ -72,17 +109,16 @@ def curate(section: Mapping[str, Any], source: Path | Sequence[Path], count_toke
         advance()
         return sifted.kept
 
-    parsed = read_sources(data, sources, seed)
     total = len(parsed.kept) + len(parsed.dropped)
     benchmarks = [record for record in parsed.kept if record.published == "benchmark"]
     everything: list[Conversation] = note("parse", total, parsed)
     records = [record for record in everything if record.published != "benchmark"]
     for spec in data.transforms:
         records = note(spec["name"], len(records), build("transform", spec)(records, count_tokens))
-    write_quarantine(out / "quarantine.jsonl", quarantine)
+    write_quarantine(file, quarantine)
     if not records:
-        raise DataError(f"no record of {', '.join(label or path.name for label, path in zip(data.labels, sources, strict=True))} is left after the transforms: {[(s['step'], s['dropped']) for s in steps]}")
-    early = _refuse_loss(quarantine, total, data.max_dropped, "are lost before the split", out / "quarantine.jsonl")
+        raise DataError(f"no record of {', '.join(label or one.source for label, one in zip(data.labels, data.every_source, strict=True))} is left after the transforms: {[(s['step'], s['dropped']) for s in steps]}")
+    early = _refuse_loss(quarantine, total, data.max_dropped, "are lost before the split", file)
     if any(one.weight for one in data.sources):
         records = note("mix", len(records), mixed(data, records, seed))
 
@@ -108,7 +144,7 @@ def curate(section: Mapping[str, Any], source: Path | Sequence[Path], count_toke
         made = BUILDERS[kind_of(name)](part, count_tokens, options, seed)
         kept, unsound = _sound(name, made.kept, count_tokens, options.max_tokens)
         built[name] = note(f"build {name}", len(part), FilterResult(kept, [*made.dropped, *unsound], made.changed))
-    write_quarantine(out / "quarantine.jsonl", quarantine)
+    write_quarantine(file, quarantine)
     if empty := [name for name, groups in built.items() if not groups]:
         why = next(s["dropped"] for s in steps if s["step"] == f"build {empty[0]}")
         needs = f"it is made of {NEEDS[kind_of(empty[0])]}; " if kind_of(empty[0]) in NEEDS else ""
@@ -118,23 +154,8 @@ def curate(section: Mapping[str, Any], source: Path | Sequence[Path], count_toke
     for name, part in parts.items():
         lost = [entry for entry in quarantine if entry[0] == f"build {name}"]
         long = f"raise data.{kind_of(name)}.max_tokens (now {data.of(name).max_tokens})" if any(LONG.search(record.reason) for _, record in lost) else ""
-        warnings += _refuse_loss(lost, len(part), data.max_dropped, f"of split {name!r} are lost", out / "quarantine.jsonl", long)
-    for name, groups in built.items():
-        write_groups(out / f"{name}.parquet", groups)
-    bounds = {name: data.of(name).max_tokens for name in built}
-    save_table(statistics(built, count_tokens, bounds, homes), out / "statistics.parquet")
-    summary: Summary = {
-        "steps": steps,
-        "splits": {name: {"groups": len(groups), "records": len(parts[name]), "topics": len({r.topic for r in parts[name]}),
-                          **({"published": homes[name]} if homes[name] else {})}
-                   for name, groups in built.items()},
-        **({"sources": report_sources(data, everything, built)} if data.sources else {}),
-        "warnings": early + warnings, "quarantined": len(quarantine), "ratings": rating_report(records),
-        "pairs": {name: pair_report(groups) for name, groups in built.items() if any(len(g.trajectories) == 2 for g in groups)},
-        "seed": seed,
-    }
-    (out / "summary.json").write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    return summary
+        warnings += _refuse_loss(lost, len(part), data.max_dropped, f"of split {name!r} are lost", file, long)
+    return Curated(everything, records, parts, built, homes, steps, quarantine, early + warnings)
 
 
 WARN_LOST = 0.05
@@ -162,7 +183,7 @@ def _sound(split: str, groups: Sequence[Group], count_tokens: CountTokens, bound
     return kept, dropped
 
 
-def _refuse_loss(dropped: Sequence[tuple[str, Rejected]], records: int, limit: float | None, where: str, file: Path, remedy: str = "") -> list[str]:
+def _refuse_loss(dropped: Sequence[tuple[str, Rejected]], records: int, limit: float | None, where: str, file: Path | None, remedy: str = "") -> list[str]:
     """`GateError` if more than `limit` (a share) of the records were lost, not counting duplicates; a warning above
     `WARN_LOST`.
     """
@@ -170,14 +191,18 @@ def _refuse_loss(dropped: Sequence[tuple[str, Rejected]], records: int, limit: f
     worst = "; ".join(f"{stage}: {reason} ({number / records:.1%})" for (stage, reason), number in lost.most_common(3))
     message = f"{lost.total()} of {records} records ({lost.total() / max(1, records):.1%}) {where}"
     if limit is not None and lost.total() > limit * records:
-        raise GateError(f"data.max_dropped: {message}, at most {limit:.1%} allowed; by step: {worst}. See {file}; {remedy or 'fix the data'}, "
+        first = next(record for _, record in dropped if not record.copy)
+        raise GateError(f"data.max_dropped: {message}, at most {limit:.1%} allowed; by step: {worst}. "
+                        f"{f'See {file}' if file else f'The first is {first.id!r} ({first.reason})'}; {remedy or 'fix the data'}, "
                         "or raise data.max_dropped")
     known = limit is None or limit > (Data.max_dropped or 1)  # the recipe explicitly allows this many
     return [f"{message}; by step: {worst}{f'; {remedy}' if remedy else ''}"] if lost.total() > WARN_LOST * records and not known else []
 
 
-def write_quarantine(path: Path, dropped: Sequence[tuple[str, Rejected]]) -> None:
+def write_quarantine(path: Path | None, dropped: Sequence[tuple[str, Rejected]]) -> None:
     """One JSON object per line: id, stage, reason, record (omitted if the source still contains it unchanged)."""
+    if path is None:
+        return
     lines = [json.dumps({"id": d.id, "stage": stage, "reason": d.reason, "record": d.record}, ensure_ascii=False) + "\n"
              for stage, d in dropped]
     path.write_text("".join(lines), encoding="utf-8", errors="replace")

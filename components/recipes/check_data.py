@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import parse_qsl
 
-from ratchet.components.errors import DataError, RecipeError, SourceError
+from ratchet.components.errors import DataError, GateError, RecipeError, SourceError
 from ratchet.components.piece import describe
 from ratchet.components.recipes.schema import Recipe
-from ratchet.components.recipes.sections import PAIRS, SHARES, SINGLE, kind_of
+from ratchet.components.recipes.sections import PAIRS, PROMPT_SECTIONS, SHARES, SINGLE, kind_of
 
 
 def check_files(recipe: Recipe) -> None:
@@ -60,23 +60,20 @@ HEAD = 500
 
 
 def _check_records(recipe: Recipe) -> None:
-    """The splits that sections read can be made from the records, as far as that can be known without a tokenizer."""
+    """Curation of the records succeeds, as far as that can be known without a tokenizer, and verifiers accept the reference answers."""
+    from ratchet.components.data.curate import curate_records
     from ratchet.components.data.mixture import read_sources
-    from ratchet.components.data.offered import default_shares, refuse_other_preferences, split_records
-    from ratchet.components.data.published import home_of, wanted
     from ratchet.components.data.sources import local
+    from ratchet.components.data.verifiers import check_gold, verifiers
 
     data = recipe.data
     for most in (HEAD, None):
         try:
             parsed = read_sources(data, [local(one.source) for one in data.every_source], data.seed, most)
-            records = [record for record in parsed.kept if record.published != "benchmark"]
-            shares = data.splits or default_shares(records, set(splits_read(recipe).values()), parsed.changed)
-            refuse_other_preferences(data.splits or (), records)
-            homes = home_of(wanted(shares), {record.published for record in records})
-            split_records(records, shares, homes, [{"step": "parse", "in": len(parsed.kept) + len(parsed.dropped), "dropped": parsed.reasons()}], data.seed)
+            made = curate_records(data, parsed, lambda messages: 0, data.seed, set(splits_read(recipe).values()))
+            check_gold([group for name, groups in made.splits.items() if kind_of(name) in PROMPT_SECTIONS for group in groups], verifiers(recipe))
             return
-        except (DataError, RecipeError):
+        except (DataError, RecipeError, GateError):
             if most is None:
                 raise
 

@@ -139,7 +139,7 @@ def recipe(records: Sequence[Any], dropped: int, file: Path, out: Path, model: s
         "  parser: auto               # or the name of a layout; `columns` gives yours other names: docs/data.md",
         *([f"  splits: {{{splits}}}   # shares of the rows; published train and test files stay apart"] if splits else []),
         *([f"  {kind.main}: {{max_tokens: {tokens}}}", "  min_topics: 1              # topics decide the splits, where the data has any", "  max_topic_share: 1.0"]
-          if splits else []),
+          if splits else ["  transforms: [{name: normalise}, {name: scrub}, {name: duplicates}]   # each row is a prompt; the base extracts questions from conversations"]),
         section.rstrip(),
         "evaluate:",
         "  prompts: 64                # held-out prompts; more make the intervals narrower",

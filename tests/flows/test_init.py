@@ -64,6 +64,6 @@ def test_init_errors_are_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="bar, foo"):
         init(tmp_path, [{"foo": 1, "bar": 2}])
     assert not list(tmp_path.glob("*.yaml"))
-    init(tmp_path, [ROWS["prompt"][0](i) for i in range(9)])
+    init(tmp_path, [ROWS["messages"][0](i) for i in range(9)])
     with pytest.raises(RecipeError, match=r"mine\.yaml.*--out.*--force"):
-        init(tmp_path, [ROWS["prompt"][0](1)])
+        init(tmp_path, [ROWS["messages"][0](1)])

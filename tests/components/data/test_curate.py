@@ -165,7 +165,7 @@ def test_a_bad_section_or_empty_outcome_is_one_sentence(tmp_path):
             curate(section, source, words, tmp_path / "out", 0)
     with pytest.raises(DataError, match=r"'sft'.*min_rating"):
         curate({"splits": {"sft": 1.0}, "sft": {"min_rating": 11.0}}, source, words, tmp_path / "out", 0)
-    with pytest.raises(DataError, match=r"rows\.jsonl"):
+    with pytest.raises(DataError, match=r"after the transforms.*too short"):
         curate({"transforms": [{"name": "length", "min_turns": 99}]}, source, words, tmp_path / "out", 0)
 
 

@@ -22,6 +22,9 @@ ROOT = Path(__file__).resolve().parents[3]
 CHAT = [{"messages": [{"role": "user", "content": f"what is {i}?"}, {"role": "assistant", "content": f"it is {i}"}]} for i in range(40)]
 LABELS = [{"prompt": f"what is {i}?", "completion": f"it is {i}", "label": i % 2 == 0} for i in range(40)]
 PAIRS = [{"prompt": f"what is {i}?", "chosen": f"it is {i}", "rejected": "go away"} for i in range(40)]
+FIRST = [{"messages": [{"role": "assistant", "content": "hi"}, {"role": "user", "content": f"what is {i}?"}, {"role": "assistant", "content": f"it is {i}"}]} for i in range(40)]
+TWICE = [{"messages": [{"role": "user", "content": f"what is {i}?"}, {"role": "user", "content": "well?"}, {"role": "assistant", "content": "it is"}]} for i in range(40)]
+SOLVED = [{"prompt": f"what is {i} + 1?", "answer": f"that makes {i + 1} eggs" if i % 8 == 0 else f"{i + 1}"} for i in range(40)]
 LATIN = b"".join(json.dumps({"prompt": f"{i}?", "completion": "caf\u00e9"}, ensure_ascii=False).encode("latin-1") + b"\n" for i in range(9))
 
 CASES: dict[str, tuple[str, Mapping[str, Any], str]] = {
@@ -36,7 +39,7 @@ CASES: dict[str, tuple[str, Mapping[str, Any], str]] = {
     "another kind of file": ("sft", {"d.docx": b"x"}, "d.docx is not a data file; expected one of .jsonl, "),
     "a folder without data": ("sft", {"d/notes.txt": b"x"}, "holds no .jsonl, .json, "),
     "a misspelt name": ("sft", {"d.jsonl": CHAT, "ask": "e.jsonl"}, "there is no file or folder "),
-    "copies of one": ("sft", {"d.jsonl": CHAT[:1] * 40}, "1 different prompts or topics in the 40 records that are left of 40: too few for "),
+    "copies of one": ("sft", {"d.jsonl": CHAT[:1] * 40}, "1 different prompts or topics in the 1 records that are left of 40 (duplicates: duplicate 39): too few for "),
     "labels for pairs": ("dpo", {"d.jsonl": LABELS}, "data.splits.reward: expected preference pairs (chosen and rejected), got 40 single answers with a `label`"),
     "conversations for pairs": ("dpo", {"d.jsonl": CHAT, "splits": None}, "the recipe reads the split 'reward', which is made of preference pairs, but none of the 40 "
                                                                           "records has any; read as `messages`: 40"),
@@ -46,6 +49,11 @@ CASES: dict[str, tuple[str, Mapping[str, Any], str]] = {
     "a column that is not there": ("sft", {"d.jsonl": [{"q": "a?", "a": "b"}] * 9, "columns": {"prompt": "question", "completion": "a"}},
                                    "data.columns.prompt: the row has no column 'question', it has q, a"),
     "two splits for one file": ("sft", {"d.jsonl": CHAT, "sources": [{"source": "path:d.jsonl", "splits": {"train": "a", "test": "b"}}]}, "expected one split"),
+    "the assistant speaks first": ("sft", {"d.jsonl": FIRST}, "split 'sft' is empty: "),
+    "the assistant speaks first in half of them": ("sft", {"d.jsonl": FIRST[:20] + CHAT[20:]}, "by step: build sft: the assistant speaks first ("),
+    "two users in a row": ("sft", {"d.jsonl": TWICE}, "split 'sft' is empty: "),
+    "rows that cannot be read": ("sft", {"d.jsonl": CHAT[:20] + [{"foo": 1}] * 20}, "data.max_dropped: 20 of 40 records (50.0%) are lost before the split, "),
+    "a wrong reference answer": ("rlvr_grpo", {"d.jsonl": SOLVED}, "rewards.exact_answer "),
     "no such configuration": ("sft", {"d/train.jsonl": CHAT, "config": "main"}, "has no configuration 'main'"),
 }
 
@@ -84,7 +92,8 @@ def test_no_server_starts_and_torch_is_not_imported(command: tuple[str, ...], tm
 
 
 def test_rows_behind_the_first_ones_count_where_these_will_not_do(tmp_path: Path) -> None:
-    rows = [*({"foo": i} for i in range(HEAD)), *CHAT]
+    rows: list[Any] = [{"foo": i} for i in range(HEAD)]
+    rows += [{"prompt": f"what is {i}?", "completion": "it is"} for i in range(4 * HEAD)]
     check_files(load(written(tmp_path, "sft", {"d.jsonl": rows}))[0])
     with pytest.raises(RatchetError, match=f"all {HEAD} rows"):
         check_files(load(written(tmp_path, "sft", {"d.jsonl": rows[:HEAD]}))[0])
