@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import shutil
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ratchet.flows.commands.lineage import Model
-from ratchet.flows.commands.options import OUT, Home
+from ratchet.flows.commands.options import OUT, Home, Json, print_json
 
 
 def reproduce(model: Model, home: Home = OUT,
               into: Annotated[Path | None, typer.Option(help="Empty directory to replay in, kept afterwards.")] = None,
-              anew: Annotated[bool, typer.Option("--anew", help="Download data and models again.")] = False) -> None:
+              anew: Annotated[bool, typer.Option("--anew", help="Download data and models again.")] = False,
+              as_json: Json = False) -> None:
     """Train a checkpoint again in a fresh home and compare bit for bit. Exit code 1 if it differs."""
     from ratchet.flows.display import open_console
     from ratchet.tasks.registry.lineage import resolve
@@ -23,17 +25,21 @@ def reproduce(model: Model, home: Home = OUT,
     from ratchet.tasks.tracking.reproduce import surroundings
 
     made, version = resolve(model, home)
-    console = open_console(highlight=False, soft_wrap=True)
+    console = open_console(stderr=as_json, highlight=False, soft_wrap=True)
     title = f"{version.name} version {version.version}" if version else made["product"]
     console.print(f"Replaying {title}: {len(made['stages'])} stages of run {made['run']}, recipe {made['recipe']}.", markup=False)
     changed = surroundings(made)
     for line in changed:
         console.print(f"differs  {line}", markup=False)
     folder = into or home / f"reproduction-{made['product']}-{time.strftime('%Y%m%d-%H%M%S')}"
-    outcome = None
+    outcomes = []
     for outcome in replay(made, folder, home=home, anew=anew):
+        outcomes.append(outcome)
         console.print(f"{outcome.stage:<14} {outcome.kind:<8} {outcome.state:<10} {outcome.found[:16]}", markup=False)
-    assert outcome is not None
+    outcome = outcomes[-1]
+    if as_json:
+        print_json({"product": made["product"], "run": made["run"], "version": version and asdict(version), "identical": outcome.state != "differs",
+                    "stages": [asdict(each) for each in outcomes], "surroundings": changed})
     if outcome.state != "differs":
         console.print(f"Identical: {title} was reproduced bit for bit.", markup=False)
         if into is None:

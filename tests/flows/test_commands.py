@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from ratchet.components.errors import ContractError, RecipeError
@@ -16,6 +17,7 @@ from ratchet.components.recipes.schema import Claim
 from ratchet.flows.cli import app
 from ratchet.flows.compare import compare, verdict
 from ratchet.tasks.machine import doctor
+from ratchet.tasks.tracking import reproduce
 
 
 def ratchet(*arguments: str, code: int = 0) -> str:
@@ -50,6 +52,26 @@ def test_lineage_prints_a_tree_and_draws(home: Path) -> None:
 def test_reproduce_needs_a_recipe(home: Path) -> None:
     with pytest.raises(RecipeError, match="resolved recipe"):
         ratchet("reproduce", str(home / "runs" / "one" / "stages" / "sft"), "--home", str(home))
+
+
+@pytest.mark.parametrize("state", ["identical", "differs"])
+def test_reproduce_prints_json(home: Path, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [reproduce.Outcome("raw", "data", "brought", "aa", "aa"), reproduce.Outcome("sft", "weights", state, "bb", "cc", ("model.safetensors",))]
+    monkeypatch.setattr(reproduce, "reproduce", lambda made, into, **_: (into.mkdir(), iter(found))[1])
+    monkeypatch.setattr(reproduce, "surroundings", lambda made: ["code: abc then, def now"])
+    done = CliRunner().invoke(app, ["reproduce", str(home / "runs" / "one" / "stages" / "sft"), "--home", str(home), "--json"])
+    said = json.loads(done.stdout)
+    assert done.exit_code == (state == "differs") and said["identical"] == (state == "identical") and said["surroundings"] == ["code: abc then, def now"]
+    assert [stage["state"] for stage in said["stages"]] == ["brought", state] and said["run"] == "one" and said["product"] == "sft"
+
+
+@pytest.mark.parametrize("command", ["show", "runs", "compare", "lineage", "reproduce", "doctor", "plan", "gc", "certify", "deploy", "lm-eval", "chat",
+                                     "recipes list", "recipes explain", "recipes check"])
+def test_reading_commands_have_json(command: str) -> None:
+    found: Any = typer.main.get_command(app)
+    for word in command.split():
+        found = found.commands[word]
+    assert any("--json" in option.opts for option in found.params)
 
 
 def test_gc_shows_first_and_removes_on_yes(home: Path) -> None:

@@ -21,9 +21,12 @@ from typing import Any
 
 import pytest
 import yaml
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from typer.testing import CliRunner
 
 from ratchet.components.errors import RecipeError
 from ratchet.flows.changes import changes
+from ratchet.flows.cli import app
 from ratchet.flows.deployments import read
 from ratchet.flows.ui import free_port
 from ratchet.tasks.process.locks import GPU_LOCKS, REGISTRY
@@ -167,6 +170,16 @@ def test_deploy_is_idempotent_and_lists_differences(tmp_path: Path) -> None:
     assert {what for name, (what, _) in changed.items() if name != "toy"} == {"keep"}
     renamed = deploy(written(tmp_path, name="other"), server)
     assert renamed["other"][0] == "create" and renamed["toy"][0] == "remove" and set(server.deployments) == {"post_training/other"}
+
+
+def test_dry_run_prints_json_and_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server()
+    monkeypatch.setattr("prefect.client.orchestration.get_client", lambda **_: contextlib.nullcontext(server))
+    with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:4200/api"}):
+        done = CliRunner().invoke(app, ["deploy", "--file", str(written(tmp_path)), "--dry-run", "--json"])
+    said = json.loads(done.stdout)
+    assert said["carried_out"] is False and said["server"].startswith("http://127.0.0.1") and not server.deployments
+    assert {"what": "create", "kind": "deployment", "name": "toy", "differs": []} in said["changes"]
 
 
 def test_container_jobs_request_gpus(tmp_path: Path) -> None:
