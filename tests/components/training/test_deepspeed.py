@@ -38,10 +38,11 @@ OBJECTIVES = {
     "dpo": [{"name": "preference.dpo", "beta": 0.5}],
     "grpo": [{"name": "clip", "old": "sampled", "reduce": "row_mean"}],
     "reward": [{"name": "ranking.bradley_terry"}],
+    "kto": [{"name": "kto", "beta": 0.5, "desirable": 1.5}],
     "ppo": [{"name": "clip", "old": "sampled"}, {"name": "value", "weight": 0.5}],
 }
 KINDS = {"reward": "reward", "ppo": "policy_with_value"}
-ROWS = {"sft": 1, "dpo": 2, "grpo": 4, "reward": 2, "ppo": 2}
+ROWS = {"sft": 1, "dpo": 2, "grpo": 4, "reward": 2, "kto": 2, "ppo": 2}
 LORA = {"name": "lora", "rank": 4, "alpha": 8.0}
 
 
@@ -56,7 +57,9 @@ def groups(objective: str) -> list[Group]:
         steps = [[0.0] * len(prompt) + [-5.0 - dice.random() for _ in row] for row in rows]
         made.append(Group(Prompt(str(number), ()), paths, {
             "logprobs.reference": steps, "advantages": [dice.gauss(0, 1) for _ in rows],
-            "returns": [[1.0] * len(step) for step in steps], "values.old": [[0.1] * len(step) for step in steps]}))
+            "returns": [[1.0] * len(step) for step in steps], "values.old": [[0.1] * len(step) for step in steps],
+            **({"label": [float(number % 3 == 0), None], "trained": [True, False],  # the second row is the mismatched answer
+                "logprobs.reference": [[x - 3.0 if x else x for x in step] for step in steps]} if objective == "kto" else {})}))
     return made
 
 
@@ -151,6 +154,7 @@ def test_two_ranks_equal_one_process(models: dict[str, str], tmp_path: Path) -> 
         "dpo": {"objective": "dpo", "zero": {"zero_stage": 1}},
         "grpo": {"objective": "grpo", "zero": {"zero_stage": 2}},
         "reward": {"objective": "reward", "zero": {"zero_stage": 3}},
+        "kto": {"objective": "kto", "zero": {"zero_stage": 2}},
         "sharded": {"objective": "sft", "zero": {"zero_stage": 3}, "options": {"gradient_checkpointing": True}},
         "offload": {"objective": "sft", "zero": {"zero_stage": 2, "offload_optimizer": True}},
         "lora": {"objective": "dpo", "zero": {"zero_stage": 3}, "adapter": LORA},
