@@ -97,3 +97,19 @@ def test_answers_with_personal_data_are_left_out() -> None:
     (kept,) = select("without_personal_data", Group(Prompt("p", ()), rows, {"reward.reward_model": [0.0, 1.0, 2.0, 3.0]}), Group(Prompt("q", ()), rows[:1]), ctx=ctx)
     assert [t.text for t in kept.trajectories] == ["I like tea."] and kept.columns["reward.reward_model"] == [1.0]
     assert ctx.counts["answers with personal data"] == 4
+
+
+def test_new_labels_confirm_reverse_or_drop_a_proposed_pair() -> None:
+    def proposed(name, chosen, rejected):
+        instruction = {"family": "no_comma", "wording": 0, "params": {}, "text": "Do not use any commas.", "kind": "seen"}
+        rows = tuple(Trajectory((Message(role="assistant", content=text),), mask=[True], weights="w1", stop="end") for text in (chosen, rejected))
+        prompt = Prompt(name, ({"role": "user", "content": "What do you like to eat? Do not use any commas."},), meta={"question": name, "instruction": instruction})
+        return Group(prompt, rows, {"reward.reward_model": [2.0, 1.0], "margin": [1.0, 1.0]})
+
+    good, bad = "I like rice and hot tea.", "I like rice, beans and tea."
+    ctx = Context(seed=3, round=2)
+    made = select("labelled", proposed("a", good, bad), proposed("b", bad, good), proposed("c", good, "I like tea and hot rice."), ctx=ctx)
+    assert [(g.prompt.id, *(t.text for t in g.trajectories)) for g in made] == [("a", good, bad), ("b", good, bad)]
+    assert [g.columns["margin"] for g in made] == [[1.0, 1.0]] * 2 and made[1].columns["reward.reward_model"] == [1.0, 2.0]
+    assert made[0].prompt.meta["pair"]["reward"] == "reward.instructions"
+    assert (ctx.counts["pairs confirmed"], ctx.counts["pairs reversed"], ctx.counts["ties"]) == (1, 1, 1)
