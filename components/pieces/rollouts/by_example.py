@@ -18,35 +18,32 @@ from ratchet.components.types import Context, Group, Message, Prompt, Trajectory
 
 
 @piece(writes=("logprobs.sampled",), paper="arXiv:2209.15189")
-def by_example(prompts: Sequence[Prompt], ctx: Context, *, responses_per_prompt: Count = 8, shown: Count = 4, examples: Count | None = None,
-               same: str = "instruction.family", written: bool = True, verifier: str = "rewards.instructions", reward: str = "reward.instructions", max_tokens: Count = 128,
+def by_example(prompts: Sequence[Prompt], ctx: Context, *, responses_per_prompt: Count = 8, shown: Count = 4, same: str = "instruction.family",
+               written: bool = True, verifier: str = "rewards.instructions", reward: str = "reward.instructions", max_tokens: Count = 128,
                temperature: Temperature = 1.0, top_p: PositiveShare = 1.0, top_k: Natural = 0) -> list[Group]:
     """Groups of `responses_per_prompt` answers, the last `shown` of them sampled after an example (prompt
     distillation; training on the verified ones teaches the model to do without, as in STaR, arXiv 2203.14465).
 
     An example is another question with a verified answer, one turn earlier: from earlier samples, with the same
     `same` (a key of the prompt's meta, dotted for nested ones) and another `meta["question"]`; if there is none and
-    `written` is set, the hand-written one of `rewards.instructions` for this family; else no example. A prompt gets
-    `examples` examples in turn (null: a new one for each answer), so that early successes help later ones; the answers
-    after one example share its prefill. Their tokens and mask are those of
-    the prompt without its example, and their log-probs are None, since the policy did not sample them from that
-    prompt. The choice of examples depends on seed, round and prompt id.
+    `written` is set, the hand-written one of `rewards.instructions` for this family; else no example. Answers with
+    examples are sampled one at a time, so that early successes help later ones, and because answers after one example
+    are alike. Their tokens and mask are those of the prompt without its example, and their log-probs are None, since the
+    policy did not sample them from that prompt. The choice of examples depends on seed, round and prompt id.
     """
     decoding: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k}
     engine, verify = ctx.models["policy"], build("annotate", {"name": verifier})
     known: dict[str, list[tuple[Prompt, str]]] = defaultdict(list)
     drawn = sample(prompts, ctx, responses_per_prompt=responses_per_prompt - shown, **decoding)
     paths = [list(group.trajectories) for group in drawn]
-    passes = min(examples or shown, shown)
-    for number in range(passes):
+    for number in range(shown):
         with uncounted():
             verified = verify(drawn, ctx)[reward]
         for group, row in zip(drawn, verified, strict=True):
             known[str(_at(group.prompt, same))] += [
                 (group.prompt, t.text.strip()) for t, value in zip(group.trajectories, row, strict=True) if value is not None and value >= 1]
         with_examples = [_shown(prompt, known[str(_at(prompt, same))], ctx, written) for prompt in prompts]
-        again = sample([replace(prompt, id=f"{prompt.id}/again-{number}") for prompt in with_examples], ctx,
-                       responses_per_prompt=shown // passes + (number < shown % passes), **decoding)
+        again = sample([replace(prompt, id=f"{prompt.id}/again-{number}") for prompt in with_examples], ctx, responses_per_prompt=1, **decoding)
         drawn = [Group(prompt, tuple(t if after is prompt else _without(list(engine.encode_prompt(prompt.messages)), t) for t in group.trajectories))
                  for prompt, after, group in zip(prompts, with_examples, again, strict=True)]
         for path, group in zip(paths, drawn, strict=True):

@@ -53,12 +53,6 @@ def test_example_is_a_verified_answer_to_another_question_of_the_family() -> Non
     assert dict(ctx.counts) == {"answers with found example": 3, "answers with no example": 3}
 
 
-def test_the_answers_after_one_example_are_sampled_together() -> None:
-    (_, hard), engine, _ = drawn([asked("free"), asked("hard")], responses_per_prompt=4, shown=3, examples=2)
-    assert [t.text for t in hard.trajectories] == ["rice, beans"] + ["only hot rice"] * 3
-    assert len(engine.asked) == 2 * 3, "one request a prompt for the plain answers and for each example"
-
-
 def test_a_written_example_helps_until_an_answer_is_verified() -> None:
     (hard, _), engine, ctx = drawn([asked("hard"), asked("harder")], written=True)
     written = "What do you like to eat? Do not use any commas.|I like pasta and bread and cheese.|"
