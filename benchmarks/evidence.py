@@ -1,7 +1,8 @@
-"""`python -m benchmarks.evidence`: the table of docs/results.md, out of runs that `ratchet compare` made.
+r"""`python -m benchmarks.evidence`: the table of docs/results.md, out of runs that `ratchet compare` made.
 
-    ratchet compare instruct instruct_dpo instruct_offline instruct_best_of_n instruct_rlvr --first-seed 2 --metric final.reward.instructions
-    python -m benchmarks.evidence --first-seed 2
+    ratchet compare instruct instruct_dpo instruct_reward_labels instruct_offline instruct_best_of_n instruct_rlvr \
+        --first-seed 2 --set data.seed=2 --metric final.reward.instructions
+    python -m benchmarks.evidence --first-seed 2 --set data.seed=2
 
 Rates and differences are means over seeds and held-out prompts; their 95 % intervals draw seeds and prompts anew (`ratchet.flows.compare.interval`),
 and every difference is paired by seed and prompt.
@@ -21,7 +22,7 @@ from ratchet.components.types import Context
 from ratchet.flows.compare import interval
 from ratchet.tasks.pipeline import Pipeline
 
-RECIPES = ("instruct", "instruct_dpo", "instruct_offline", "instruct_best_of_n", "instruct_rlvr")
+RECIPES = ("instruct", "instruct_dpo", "instruct_reward_labels", "instruct_offline", "instruct_best_of_n", "instruct_rlvr")
 SLICES = {"all prompts": ("seen", "new_wording", "new_family"), "trained families, trained wordings": ("seen",),
           "trained families, new wordings": ("new_wording",), "held-out families": ("new_family",)}
 Values = dict[str, np.ndarray]
