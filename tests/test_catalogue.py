@@ -43,7 +43,7 @@ def test_a_recipe_is_short_cited_and_planned(name: str) -> None:
 
 @pytest.mark.parametrize("slot", ["objective", "annotate", "select", "rollout"])
 def test_every_method_piece_is_cited(slot: str) -> None:
-    ours = {"rewards.combine"}
+    ours = {"rewards.combine", "without_personal_data"}
     bare = {name for name, piece in catalogue(slot).items() if not piece.paper and "arXiv" not in piece.doc}
     assert not {b for b in bare if not b.startswith("rewards.")} - ours
 
@@ -83,7 +83,7 @@ online:
 
     assert "squared: ok" in python("-m", "ratchet.flows.cli", "recipes", "check", "squared")
     told = python("-m", "pytest", "--import-mode=importlib", "-q", "-rA", "-k", "not a_new_method", *GENERAL)
-    assert "test_every_objective_has_an_oracle[squared]" in told and "test_masked_steps_never_matter[999.0-squared]" in told
+    assert "test_every_objective_has_an_oracle[squared]" in told and "test_masked_tokens_do_not_affect_the_loss[999.0-squared]" in told
     shutil.copytree(tiny_model, tmp_path / "home" / "store" / tiny_model.name)
     code = ("import sys; from pathlib import Path; from ratchet.tasks.pipeline import Pipeline\n"
             "run = Pipeline.open('squared', home=Path('home'), profile='test', overrides=['online.rounds=2', 'evaluate.prompts=4'])\n"

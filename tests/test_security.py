@@ -299,10 +299,10 @@ TOKEN = SECRETS["HF_TOKEN"]
 
 
 @pytest.mark.parametrize(("override", "named"), [
-    (f"about=made with {TOKEN}", "about: holds the value of the environment variable HF_TOKEN"),
-    (f"data.source=hub:org/name@{TOKEN}", "data.source: holds the value of the environment variable HF_TOKEN"),
-    (f"evaluate.metrics=[{{name: rewards.reward_model, model: {TOKEN}}}]", r"evaluate.metrics\[0\].model: holds"),
-    ("models.policy.source=hub:https://me:secret@host/name", "models.policy.source: holds an address with a password"),
+    (f"about=made with {TOKEN}", "about: contains the value of the environment variable HF_TOKEN"),
+    (f"data.source=hub:org/name@{TOKEN}", "data.source: contains the value of the environment variable HF_TOKEN"),
+    (f"evaluate.metrics=[{{name: rewards.reward_model, model: {TOKEN}}}]", r"evaluate.metrics\[0\].model: contains"),
+    ("models.policy.source=hub:https://me:secret@host/name", "models.policy.source: contains an address with a password"),
 ])
 def test_a_secret_in_a_recipe_is_refused_by_its_key(override: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clean = dump(*load("sft"))
@@ -340,7 +340,7 @@ def test_planted_secret_leaks_nowhere_with_unreachable_server(fresh_home: Callab
     options = ["--profile", "test", "--home", str(home), "--set", "sft.limit=16", "--set", "evaluate.prompts=4"]
     command = [sys.executable, "-m", "ratchet.flows.cli", "run", "sft", *options]
     refused = subprocess.run([*command, "--set", f"about=made with {TOKEN}"], cwd=home, env=away, capture_output=True, text=True)
-    assert refused.returncode == 2 and refused.stderr.startswith("error: about: holds the value of"), refused.stderr
+    assert refused.returncode == 2 and refused.stderr.startswith("error: about: contains the value of"), refused.stderr
     assert not leaks(home, refused.stdout, refused.stderr)
     done = subprocess.run(command, cwd=home, env=away, capture_output=True, text=True)
     said = [line for line in done.stderr.splitlines() if line.startswith("error: ")]

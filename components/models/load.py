@@ -33,13 +33,13 @@ from ratchet.components.models.reward import (
 from ratchet.components.models.value import PolicyWithValue, load_value_head, save_value_head
 
 REMOTE_CODE = "remote_code.txt"
-"""Marker file in model directories whose own code may run (trust_remote_code): written on download if `models.<name>.remote_code` is set,
+"""Marker file in model directories whose own Python code may run: written on download if `models.<name>.remote_code` is set,
 and with models trained from them."""
 PADS = ("<|pad|>", "<pad>", "[PAD]", "<|finetune_right_pad_id|>", "<|endoftext|>", "<unk>", "[UNK]")
 
 
 def trusted(path: Path) -> bool:
-    """Whether Python code in this model directory may run (`trust_remote_code`); all loading goes through this check.
+    """Whether Python code in this model directory may run; all loading goes through this check.
     `SourceError` if the model cannot be loaded without its code and the code is not allowed.
     """
     allowed = (Path(path) / REMOTE_CODE).is_file()

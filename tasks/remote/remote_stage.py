@@ -49,7 +49,7 @@ class RemoteStage:
             raise StageError(f"stage {stage.name!r}: {self.deployment} reports success, but the output is not at {self.exchange.address}; "
                              "check that both machines use the same location")
         with contextlib.suppress(ServiceError, ValueError, KeyError):  # optional: system metrics of the worker
-            if samples := self.exchange.warned(stage.name, stage.key, samples_of(pipeline.run.path).name):
+            if samples := self.exchange.get_note(stage.name, stage.key, samples_of(pipeline.run.path).name):
                 write_atomic(samples_of(pipeline.run.path, stage.name), rebase_timestamps(samples_of(pipeline.run.path), samples))
         return made
 

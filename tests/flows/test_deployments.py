@@ -214,7 +214,7 @@ def test_remote_stages_get_their_own_deployment(tmp_path: Path) -> None:
     assert set(made) >= {"toy", "toy.sft", "toy.evaluate"} and {what for what, _ in made.values()} == {"create"}
     assert {what for what, _ in deploy(written(tmp_path, stages=far, artifacts="s3://bucket/artifacts"), server).values()} == {"keep"}
     leader, sft, evaluate = (server.deployments[n] for n in ("post_training/toy", "one_stage/toy.sft", "one_stage/toy.evaluate"))
-    assert leader.parameters["elsewhere"] == {"sft": "one_stage/toy.sft", "evaluate": "one_stage/toy.evaluate"}
+    assert leader.parameters["remote_stages"] == {"sft": "one_stage/toy.sft", "evaluate": "one_stage/toy.evaluate"}
     assert leader.parameters["artifacts"] == "s3://bucket/artifacts"
     assert (sft.work_pool_name, sft.parameters["home"], sft.job_variables) == ("far", "/far", {"working_dir": "/checkout"})
     assert (evaluate.work_pool_name, evaluate.parameters["gpus"], evaluate.job_variables) == ("cluster", 1, {"gpus": 1})

@@ -65,7 +65,7 @@ def test_in_a_log_nothing_stands_behind_the_last_word_of_a_line(capsys: pytest.C
 def test_show_prints_the_records_and_mlflow_gets_every_count(publish, run_of, tmp_path: Path) -> None:
     run_of("one", drafts=publish("drafts", kind="data", counts=DRAFTS), sft=publish("sft", counts={"records": 290, "over the limit": 130}))
     said = " ".join(CliRunner().invoke(app, ["show", "one", "--home", str(tmp_path)]).output.split())
-    for one in ("3,151 parse: has 1", "1,749 length: cut", "290 records; 130 over"):
+    for one in ("3,151 parse: has 1", "1,749 length: truncated", "290 records; 130 over"):
         assert one in said
     assert numbers_of({"counts": DRAFTS})["counts.length: truncated"] == 1749.0
 
@@ -89,9 +89,9 @@ def test_resumed_stage_shows_its_step(capsys: pytest.CaptureFixture[str], tmp_pa
         (tmp_path / "progress" / f"checkpoint-{step}").mkdir(parents=True)
     with Display(open_console()) as display:
         display.started(Stage("sft", "sft", "weights", {}), tmp_path / "product" / "metrics.jsonl")
-        display.spoke -= 60
+        display.last_print -= 60
         display.progressed(Stage("sft", "sft", "weights", {}), {"step": 41, "of": 60, "time": 0.0, "metrics": {}})
-        display.spoke -= 60
+        display.last_print -= 60
         display.progressed(Stage("sft", "sft", "weights", {}), {"step": 51, "of": 60, "time": 5.0, "metrics": {}})
     assert capsys.readouterr().out.splitlines() == ["sft: started", "sft: continues at step 40", "sft: step 41 of 60",
                                                     "sft: step 51 of 60  2/s, 0:00:04 left"]

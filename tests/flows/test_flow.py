@@ -109,9 +109,9 @@ def test_a_log_has_a_line_an_event(capsys: pytest.CaptureFixture[str], monkeypat
     stage, long = Stage("annotate_1", "annotate", "groups", {}), "answers " * 30 + "end"
     with Display(open_console()) as display:
         display.started(stage, tmp_path)
-        display.spoke -= 60
+        display.last_print -= 60
         display.progressed(stage, {"step": 120, "of": 384, "unit": "answers", "metrics": {}})
-        display.spoke -= 60
+        display.last_print -= 60
         display.progressed(stage, {"step": 3, "of": 8, "metrics": {"dpo/margin": 0.25}})
         display.finished(stage, Artifact("groups", tmp_path, "k", (), {"headline": long}), reused=False, seconds=24.0)
         display.console.print(display.table())

@@ -103,7 +103,7 @@ def test_padding_sensitivity_fails_on_the_padding_side_and_is_noted_on_the_other
     assert whole["passed"] and whole["notes"] == [] and whole["padding_difference"] == {"left": 1e-6, "right": 1e-3}
     noted = made(scores, padding_side="right", padding_difference={"left": wrong, "right": 0.0})
     assert noted["passed"] and noted["reasons"] == []
-    assert re.fullmatch(r"not safe to pad on the left, while its tokenizer pads on the right: .* is (0\.2|inf), expected at most 0\.001", noted["notes"][0])
+    assert re.fullmatch(r"not safe to pad on the left, while its tokenizer pads on the right: .* by (0\.2|inf), expected at most 0\.001", noted["notes"][0])
     failed = made(scores, padding_side="left", padding_difference={"left": wrong, "right": 0.0})
     assert not failed["passed"] and failed["notes"] == []
     assert failed["reasons"][0].startswith("not safe to pad on the left, as its tokenizer pads")

@@ -216,7 +216,7 @@ def test_gpu_out_of_memory_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> N
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(nn.Linear, "to", full)
-    with pytest.raises(ContractError, match=r"Linear: .*0\.4 GB .*`vllm\.cache_gb`"):
+    with pytest.raises(ContractError, match=r"Linear: .*0\.4 GB.*`vllm\.cache_gb`"):
         to_device(nn.Linear(10_000, 10_000, device="meta"))
 
 

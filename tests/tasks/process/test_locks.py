@@ -66,7 +66,7 @@ def test_second_process_waits_until_the_first_is_killed(holder: subprocess.Popen
     killer.start()
     with file_lock(tmp_path / "lock", "run toy"):
         assert killed_at and time.monotonic() - killed_at[0] < 5, "it did not wait, or a dead holder kept the lock"
-        assert f"held by process {holder.pid}" in caplog.text and "waiting" in caplog.text
+        assert f"locked by process {holder.pid}" in caplog.text and "waiting" in caplog.text
         assert f'"pid": {os.getpid()}' in (tmp_path / "lock").read_text()
     killer.join()
 

@@ -128,7 +128,7 @@ def test_invalid_note_does_not_discard_the_artifact(told: str | None, tmp_path: 
     exchange = Exchange(str(tmp_path / "between"))
     exchange.push(finish(Store(tmp_path / "far"), "sft", "b" * 64))
     if told is None:
-        monkeypatch.setattr(exchange, "told", Mock(side_effect=ServiceError("away")))
+        monkeypatch.setattr(exchange, "get_note", Mock(side_effect=ServiceError("away")))
     else:
         (tmp_path / "system.jsonl").write_text(told)
         exchange.put_note("sft", "b" * 64, tmp_path / "system.jsonl")
