@@ -62,7 +62,7 @@ class Exchange:
         manifest = read_manifest(artifact.path)
         if manifest is None:
             raise StoreError(f"{artifact.path} contains no finished artifact to transfer")
-        with self._reached("sending", manifest["stage"]):
+        with self._reached("uploading", manifest["stage"]):
             for name, entry in manifest["files"].items():  # even if the manifest exists: a damaged file may have been removed
                 there = self._file(entry)
                 if not self.system.exists(there) or self.system.size(there) != entry["size"]:
@@ -77,7 +77,7 @@ class Exchange:
         """
         if (known := store.intact(stage, key)) is not None:
             return known
-        with self._reached("bringing", stage):
+        with self._reached("downloading", stage):
             try:
                 manifest = json.loads(self.system.cat_file(self._manifest(stage, key)))
             except FileNotFoundError:
@@ -97,12 +97,12 @@ class Exchange:
 
     def put_note(self, stage: str, key: str, file: Path) -> None:
         """Upload a file about an artifact, next to it."""
-        with self._reached("telling of", stage):
+        with self._reached("uploading a note of", stage):
             self._put(file, self._about(stage, key, file.name))
 
     def get_note(self, stage: str, key: str, name: str) -> str | None:
         """Content of a file uploaded by `put_note`, or None."""
-        with self._reached("asking about", stage):
+        with self._reached("reading a note of", stage):
             try:
                 return self.system.cat_file(self._about(stage, key, name)).decode()
             except FileNotFoundError:
