@@ -22,8 +22,7 @@ from torch import Tensor
 
 from benchmarks.child import WARM_UP, Clock, main
 from ratchet.components.inference.torch import TorchEngine
-from ratchet.components.models import forward, products
-from ratchet.components.models.attention import PackedPlan
+from ratchet.components.models import attention, forward, products
 from ratchet.components.pieces.advantages.group_norm import group_norm
 from ratchet.components.pieces.scoring.logprobs import logprobs
 from ratchet.components.recipes.recipe import load_profile
@@ -160,11 +159,11 @@ def sample(inputs: dict[str, Any], setting: str) -> dict[str, Any]:
 @contextmanager
 def switched_off(setting: str) -> Iterator[None]:
     """Context in which one optimisation is replaced by its plain equivalent."""
-    kept, strict = (forward.PackedPlan, forward.chosen_logprobs, products.onednn_is_faster), torch.are_deterministic_algorithms_enabled()
+    kept, strict = (attention.SHARED, forward.chosen_logprobs, products.onednn_is_faster), torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(setting != "not_deterministic")
     torch.utils.deterministic.fill_uninitialized_memory = False
     if setting == "apart":
-        forward.PackedPlan = lambda rows, siblings: PackedPlan(rows, list(range(len(rows))))
+        attention.SHARED = 1 << 30
     if setting == "full_logits":
         forward.chosen_logprobs = full_logprobs
     if setting == "blas":
@@ -172,7 +171,7 @@ def switched_off(setting: str) -> Iterator[None]:
     try:
         yield
     finally:
-        forward.PackedPlan, forward.chosen_logprobs, products.onednn_is_faster = kept
+        attention.SHARED, forward.chosen_logprobs, products.onednn_is_faster = kept
         torch.use_deterministic_algorithms(strict)
 
 

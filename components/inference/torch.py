@@ -156,8 +156,8 @@ class _Decoding:
         self.cache = Cache(self.language, slots=slots, prompt=longest, rows=min(self.capacity, sum(r.count for r in requests)),
                            answer=max(r.max_tokens for r in requests))
         self.free = list(range(slots))[::-1]
-        # Sorting by length wastes least of the cache's width; answers do not depend on their neighbours.
-        self.waiting = deque(sorted(range(len(requests)), key=lambda i: len(requests[i].tokens)))
+        # Prompts that begin alike follow each other, so that what they share is in a slot; answers do not depend on their neighbours.
+        self.waiting = deque(sorted(range(len(requests)), key=lambda i: list(requests[i].tokens)))
         self.stops = [{*engine.contract.eos, *r.stop_tokens} for r in requests]
         self.live: list[Row] = []
         self.done: list[list[Sample | None]] = [[None] * r.count for r in requests]
@@ -180,14 +180,15 @@ class _Decoding:
     def _admit(self) -> None:
         """Prefill as many waiting prompts as fit and sample the first token of their answers."""
         chosen: list[tuple[int, int]] = []
+        prompts: list[Tensor] = []
         rows = len(self.live)
         while self.waiting and self.free and rows + self.requests[self.waiting[0]].count <= self.capacity:
             index = self.waiting.popleft()
             chosen.append((index, self.free.pop()))
+            prompts.append(torch.tensor(list(self.requests[index].tokens), dtype=torch.long))
             rows += self.requests[index].count
         if not chosen:
             return
-        prompts = [torch.tensor(list(self.requests[i].tokens), dtype=torch.long) for i, _ in chosen]
         plan = PrefillPlan(prompts, self.cache, [slot for _, slot in chosen])
         hidden = hidden_states(self.language, plan.tokens, plan.positions, plan)
         last = torch.stack([index[-1] for index in plan.index]).to(hidden.device)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Protocol
 
 import torch
@@ -50,110 +51,127 @@ def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attenti
     return plan.attend(module.layer_idx, query, key, value, scale), None
 
 
-@dataclass(frozen=True)
-class Family:
-    """Rows with a shared prefix, laid out in the flat row as prefix, continuation, continuation, ..."""
+SHARED = 8
+"""Shortest prefix, in tokens, that is worth storing apart."""
 
-    start: int
-    prefix: int
-    continuations: tuple[int, ...]
+
+@dataclass(frozen=True)
+class Segment:
+    """Consecutive tokens of the flat row that the same rows share, and the segments before it in those rows."""
+
+    length: int
+    before: tuple[int, ...]
+    cached: tuple[int, int]
 
 
 class PackedPlan:
-    """Packs rows of tokens into one flat row. The prefix shared by consecutive siblings is stored and computed once.
+    """Packs rows of tokens into one flat row, as a prefix tree: tokens that rows have in common from their start (a
+    system prompt, the prompt of several answers) are stored and computed once.
 
-    tokens, positions (1, N); `index[b]` (T_b,): positions of row b's tokens in the flat row.
+    tokens, positions (1, N); `index[b]` (T_b,): positions of row b's tokens in the flat row. `cached[b]` (slot, length):
+    row b continues that many tokens held elsewhere, which a subclass provides by `cached_keys`.
     """
 
-    def __init__(self, rows: Sequence[Tensor], siblings: Sequence[int]) -> None:
-        flat: list[Tensor] = []
-        places: list[Tensor] = []
-        self.index: list[Tensor] = []
-        self.families: list[Family] = []
-        at, first = 0, 0
-        while first < len(rows):
-            last = first + 1
-            while last < len(rows) and siblings[last] == siblings[first]:
-                last += 1
-            family = rows[first:last]
-            shared = common_prefix(family) if len(family) > 1 else 0
-            start = at
-            flat.append(family[0][:shared])
-            places.append(torch.arange(shared))
-            at += shared
-            for row in family:
-                rest = len(row) - shared
-                flat.append(row[shared:])
-                places.append(torch.arange(shared, len(row)))
-                self.index.append(torch.cat([torch.arange(start, start + shared), torch.arange(at, at + rest)]))
-                at += rest
-            self.families.append(Family(start, shared, tuple(len(row) - shared for row in family)))
-            first = last
-        self.tokens = torch.cat(flat)[None] if flat else torch.zeros(1, 0, dtype=torch.long)
-        self.positions = torch.cat(places)[None] if places else torch.zeros(1, 0, dtype=torch.long)
+    def __init__(self, rows: Sequence[Tensor], *, cached: Sequence[tuple[int, int]] = ()) -> None:
+        self.segments: list[Segment] = []
+        self._flat: list[Tensor] = []
+        self._places: list[Tensor] = []
+        self.index = [torch.zeros(0, dtype=torch.long)] * len(rows)
+        keys = [(start, row.tolist()) for start, row in zip(cached or [(0, 0)] * len(rows), rows, strict=True)]
+        ordered = sorted(range(len(rows)), key=keys.__getitem__)
+        for start, members in groupby(ordered, key=lambda b: keys[b][0]):
+            self._add([(b, rows[b]) for b in members], depth=0, cached=start, before=())
+        self.tokens = torch.cat(self._flat)[None] if rows else torch.zeros(1, 0, dtype=torch.long)
+        self.positions = torch.cat(self._places)[None] if rows else torch.zeros(1, 0, dtype=torch.long)
         self._masks: dict[tuple[int, int], Tensor] = {}
+
+    def _add(self, rows: Sequence[tuple[int, Tensor]], *, depth: int, cached: tuple[int, int], before: tuple[int, ...]) -> None:
+        """Add sorted rows that have their first `depth` tokens in common, which are the segments `before`."""
+        first = 0
+        while first < len(rows):
+            last, end = first + 1, len(rows[first][1])
+            while last < len(rows) and (shared := common_prefix(rows[first][1], rows[last][1])) >= depth + SHARED:
+                last, end = last + 1, shared  # sorted: the last of a run has the shortest prefix in common with the first
+            places = torch.arange(depth, end)
+            at = sum(map(len, self._flat))
+            self._flat.append(rows[first][1][depth:end])
+            self._places.append(places + cached[1])
+            for b, _ in rows[first:last]:
+                self.index[b] = torch.cat([self.index[b], places - depth + at])
+            path = (*before, len(self.segments))
+            self.segments.append(Segment(end - depth, before, cached))
+            if last - first > 1:
+                self._add([row for row in rows[first:last] if len(row[1]) > end], depth=end, cached=cached, before=path)
+            first = last
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         repeat = query.shape[1] // key.shape[1]
         if repeat > 1:
             key, value = key.repeat_interleave(repeat, 1), value.repeat_interleave(repeat, 1)
         # One split instead of a slice per segment: the backward of each slice fills a tensor as large as the whole row.
-        sizes = [size for family in self.families for size in (family.prefix, *family.continuations)]
-        parts = zip(query.split(sizes, 2), key.split(sizes, 2), value.split(sizes, 2), strict=True)
+        sizes = [segment.length for segment in self.segments]
+        keys, values = key.split(sizes, 2), value.split(sizes, 2)
         out: list[Tensor] = []
-        for family in self.families:
-            q, k0, v0 = next(parts)
-            if family.prefix:
-                out.append(F.scaled_dot_product_attention(q, k0, v0, is_causal=True, scale=scaling))
-            for length in family.continuations:
-                q, k, v = next(parts)
-                if not length:
-                    continue
-                if not family.prefix:
-                    out.append(F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling))
-                    continue
-                mask = self._mask(family.prefix, length, q)
-                out.append(F.scaled_dot_product_attention(q, torch.cat([k0, k], 2), torch.cat([v0, v], 2), attn_mask=mask, scale=scaling))
+        for number, (segment, q) in enumerate(zip(self.segments, query.split(sizes, 2), strict=True)):
+            k, v = [keys[i] for i in (*segment.before, number)], [values[i] for i in (*segment.before, number)]
+            if segment.cached[1]:
+                cached_key, cached_value = (t.repeat_interleave(repeat, 1) for t in self.cached_keys(layer, *segment.cached))
+                k, v = [cached_key, *k], [cached_value, *v]
+            if len(k) == 1:
+                out.append(F.scaled_dot_product_attention(q, k[0], v[0], is_causal=True, scale=scaling))
+                continue
+            mask = self._mask(sum(part.shape[2] for part in k) - segment.length, segment.length, q)
+            out.append(F.scaled_dot_product_attention(q, torch.cat(k, 2), torch.cat(v, 2), attn_mask=mask, scale=scaling))
         return torch.cat(out, 2).transpose(1, 2)
 
+    def cached_keys(self, layer: int, slot: int, length: int) -> tuple[Tensor, Tensor]:
+        """Keys and values (1, kv heads, length, d) of the first `length` tokens in `slot`."""
+        raise NotImplementedError("a plan whose rows continue cached tokens needs a cache")
+
     def _mask(self, prefix: int, length: int, like: Tensor) -> Tensor:
-        """(length, prefix + length): causal mask of a continuation, 0 where allowed, -inf for future tokens."""
+        """(length, prefix + length): causal mask of tokens after a prefix, 0 where allowed, -inf for future tokens."""
         if (prefix, length) not in self._masks:
             mask = torch.full((length, prefix + length), -torch.inf, dtype=like.dtype, device=like.device)
             self._masks[prefix, length] = mask.triu(prefix + 1)
         return self._masks[prefix, length]
 
 
-def common_prefix(rows: Sequence[Tensor]) -> int:
-    """Length of the longest common prefix of all rows."""
-    shortest = min(len(row) for row in rows)
-    same = torch.ones(shortest, dtype=torch.bool)
-    for row in rows[1:]:
-        same &= row[:shortest] == rows[0][:shortest]
-    return int(same.long().cumprod(0).sum())
+def common_prefix(a: Tensor, b: Tensor) -> int:
+    """Number of tokens that two rows have in common from their start."""
+    both = min(len(a), len(b))
+    return int((a[:both] == b[:both]).long().cumprod(0).sum())
 
 
 class PrefillPlan(PackedPlan):
-    """Prefill: prompts as one flat row, whose keys and values are written into the prompt slots of `cache`."""
+    """Prefill: prompts as one flat row, whose keys and values are written into the free `slots` of `cache`. Tokens that
+    a prompt has in common with one in the cache are copied, not computed.
+    """
 
     def __init__(self, prompts: Sequence[Tensor], cache: Cache, slots: Sequence[int]) -> None:
-        super().__init__(prompts, list(range(len(prompts))))
-        self.cache, self.slots = cache, list(slots)
+        kept = [cache.keep(slot, prompt) for slot, prompt in zip(slots, prompts, strict=True)]
+        super().__init__([prompt[length:] for prompt, length in zip(prompts, kept, strict=True)],
+                         cached=[(slot if length else 0, length) for slot, length in zip(slots, kept, strict=True)])
+        self.cache, self.slots, self.kept = cache, list(slots), kept
+        self.written = [where.to(cache.device) for where in self.index]
+        for slot, prompt in zip(slots, prompts, strict=True):
+            cache.held[slot, : len(prompt)] = prompt
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         keys, values = self.cache.prompt_keys[layer], self.cache.prompt_values[layer]
-        for slot, where in zip(self.slots, self.index, strict=True):
-            at, length = int(where[0]), len(where)
-            keys[slot, :, :length] = key[0, :, at : at + length]
-            values[slot, :, :length] = value[0, :, at : at + length]
+        for slot, kept, where in zip(self.slots, self.kept, self.written, strict=True):
+            keys[slot, :, kept : kept + len(where)] = key[0][:, where]
+            values[slot, :, kept : kept + len(where)] = value[0][:, where]
         return super().attend(layer, query, key, value, scaling)
+
+    def cached_keys(self, layer: int, slot: int, length: int) -> tuple[Tensor, Tensor]:
+        return self.cache.prompt_keys[layer][slot : slot + 1, :, :length], self.cache.prompt_values[layer][slot : slot + 1, :, :length]
 
 
 class Cache:
     """Preallocated KV cache, one tensor per layer: keys and values of each prompt (once) and of each row's answer.
 
     prompt_* (slots, kv heads, prompt, d); own_* (rows, kv heads, answer, d), with the dtype and device of the
-    weights. Live rows are always rows 0..n-1.
+    weights. Live rows are always rows 0..n-1. `held`: the tokens in each prompt slot, also after its rows have ended.
     """
 
     def __init__(self, model: Any, *, slots: int, prompt: int, rows: int, answer: int) -> None:
@@ -166,6 +184,23 @@ class Cache:
         self.own_keys = [like.new_zeros(rows, heads, answer, size) for _ in layers]
         self.own_values = [like.new_zeros(rows, heads, answer, size) for _ in layers]
         self.device = like.device
+        self.held = torch.full((slots, prompt), -1)
+
+    def keep(self, slot: int, prompt: Tensor) -> int:
+        """Prepare a free slot for a prompt: copy what the prompt has in common with a prompt in another slot. Returns
+        the number of its tokens that need no prefill; its last token always does.
+        """
+        shared = (self.held[:, : len(prompt) - 1] == prompt[:-1]).long().cumprod(1).sum(1)
+        source = int(shared.argmax()) if shared[slot] < shared.max() else slot
+        length = int(shared[source])
+        self.held[slot] = -1
+        if length < SHARED:
+            return 0
+        if source != slot:
+            for tensors in (*self.prompt_keys, *self.prompt_values):
+                tensors[slot, :, :length] = tensors[source, :, :length]
+        self.held[slot, :length] = prompt[:length]
+        return length
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copy row `source` to row `target`, to fill the hole of a finished row."""

@@ -30,7 +30,7 @@ def model_outputs(model: nn.Module, kind: str, batch: Batch, outputs: frozenset[
     if kind == "reward":
         return Outputs({"scores": _read(model.score, reward_states(model, batch)).float()})
     rows = list(batch.inputs["tokens"])
-    plan = PackedPlan(rows, batch.group.tolist())
+    plan = PackedPlan(rows)
     language = model.policy if isinstance(model, PolicyWithValue) else model
     hidden = hidden_states(language, plan.tokens, plan.positions, plan)
     if batch.mask[:, 0].any():
@@ -61,7 +61,7 @@ def reward_states(model: nn.Module, batch: Batch) -> Tensor:
     """(B, hidden): inputs of a reward model's head: the mean over masked-in tokens for a `MeanReward`, the last token
     for a sequence classifier.
     """
-    plan = PackedPlan(list(batch.inputs["tokens"]), batch.group.tolist())
+    plan = PackedPlan(list(batch.inputs["tokens"]))
     hidden = hidden_states(model, plan.tokens, plan.positions, plan)
     if isinstance(model, MeanReward):
         masked = [places[batch.mask[b, : len(places)]].to(hidden.device) for b, places in enumerate(plan.index)]

@@ -79,7 +79,7 @@ class Fit:
     adapter: Spec = field(default_factory=lambda: {"name": "full"})  # which parameters are trained
     validate_every: Natural = 0  # optimiser steps between validations; 0: never
     patience: Natural = 3  # validations without a better loss before early stopping
-    save_every: Natural = 10  # optimiser steps between checkpoints
+    save_every: Natural | None = None  # optimiser steps between checkpoints, 0: none; null: five minutes between them
     min_ended: Share = 0.05  # smallest share of sampled answers that end by themselves after training; 0: not checked
 
 

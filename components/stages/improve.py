@@ -5,6 +5,7 @@ steps.
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
@@ -36,7 +37,7 @@ from ratchet.components.training.loop import (
 from ratchet.components.training.objectives import parts
 from ratchet.components.training.packing import order
 from ratchet.components.training.postconditions import check_rollout, check_step_counts
-from ratchet.components.training.trainer import memories, one_step
+from ratchet.components.training.trainer import memories, one_step, save_is_due
 from ratchet.components.types import Context, Group
 
 
@@ -87,6 +88,7 @@ def improve(job: Job) -> dict[str, Any]:
         return ranks.once(lambda: found)
 
     chosen: list[Group] = []
+    saved = time.monotonic()
     while state["step"] < options["rounds"]:
         number = state["step"] + 1
         ctx = Context(models=Overlay(models, live), seed=seed, round=number)
@@ -119,9 +121,9 @@ def improve(job: Job) -> dict[str, Any]:
                 reference.follow(engine)
         state["step"] = number
         log(line, number, options["rounds"])
-        every = options["fit"]["save_every"]
-        if every and number % every == 0 and number < options["rounds"]:
+        if number < options["rounds"] and save_is_due(options["fit"]["save_every"], number, saved):
             save_checkpoint(job.work.progress, state, learners, stateful)
+            saved = time.monotonic()
     if not state["updates"] and not state["held"]:
         raise DataError(f"no group was selected in any of {state['step']} steps: usually all answers to each prompt have the "
                         "same reward. Raise responses_per_prompt or the temperature, or use easier prompts")

@@ -31,8 +31,8 @@ def order(n: int, epoch: int, seed: int) -> list[int]:
 
 
 def pack(groups: Sequence[Group], *, unit: Unit, tokens: int, dtype: torch.dtype | None = None) -> list[Batch]:
-    """Pack groups, in order, into batches of whole units of about `tokens` tokens. A prefix shared by rows of a group
-    counts once.
+    """Pack groups, in order, into batches of whole units of about `tokens` tokens. What a row has in common with the row
+    before it, from its start, is not counted again.
 
     A unit longer than `tokens` gets its own batch. Numeric columns that all groups have become tensors of `dtype`
     (default float32): (B,) for scalars, (B,T) for per-token lists. Sampler log-probs become `logprobs.sampled` if all
@@ -40,16 +40,16 @@ def pack(groups: Sequence[Group], *, unit: Unit, tokens: int, dtype: torch.dtype
     """
     batches: list[list[list[Row]]] = []
     spent = 0
-    prefix_state: tuple[int, list[int]] = (-1, [])  # last group of the open batch, shared prefix
+    before: list[int] = []  # the tokens of the open batch's last row
     for rows in _units(groups, unit):
-        cost, after = _cost(groups, rows, prefix_state)
+        cost, last = _cost(groups, rows, before)
         if not batches or spent + cost > tokens:
-            cost, after = _cost(groups, rows, (-1, []))
+            cost, last = _cost(groups, rows, [])
             batches.append([])
             spent = 0
         batches[-1].append(rows)
         spent += cost
-        prefix_state = after
+        before = last
     return [_batch(groups, units, dtype) for units in batches]
 
 
@@ -73,19 +73,14 @@ def _units(groups: Sequence[Group], unit: Unit) -> Iterable[list[Row]]:
             yield from ([row] for row in rows)
 
 
-def _cost(groups: Sequence[Group], rows: Sequence[Row], prefix_state: tuple[int, list[int]]) -> tuple[int, tuple[int, list[int]]]:
-    """Tokens to compute for these rows given the open prefix (group, shared tokens), and the prefix afterwards."""
-    cost, (number, prefix) = 0, prefix_state
+def _cost(groups: Sequence[Group], rows: Sequence[Row], before: list[int]) -> tuple[int, list[int]]:
+    """Tokens to compute for these rows after a row with tokens `before`, and the tokens of the last of them."""
+    cost = 0
     for row in rows:
         tokens = list(groups[row.group].trajectories[row.index].inputs["tokens"])
-        if row.group != number:
-            number, prefix = row.group, tokens
-            cost += len(tokens)
-            continue
-        shared = next((i for i, (a, b) in enumerate(zip(prefix, tokens, strict=False)) if a != b), min(len(prefix), len(tokens)))
-        cost += len(tokens) - shared
-        prefix = prefix[:shared]
-    return cost, (number, prefix)
+        cost += len(tokens) - next((i for i, (a, b) in enumerate(zip(before, tokens, strict=False)) if a != b), min(len(before), len(tokens)))
+        before = tokens
+    return cost, before
 
 
 def _batch(groups: Sequence[Group], units: Sequence[Sequence[Row]], dtype: torch.dtype | None) -> Batch:

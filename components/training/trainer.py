@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from ratchet.components.protocols import Learner, Schedule
 
 T = TypeVar("T")
+SAVE_SECONDS = 300.0
+"""Time between checkpoints where a recipe has no `save_every`."""
 TRAINED = "trained"
 """Optional bool column. Trajectories where it is false enter no loss; only the `means` of objectives read them."""
 
@@ -165,6 +167,15 @@ def steps_planned(units: int, options: Mapping[str, Any]) -> int:
     return min(steps, options["max_steps"]) if options["max_steps"] else steps
 
 
+def save_is_due(every: int | None, step: int, saved: float) -> bool:
+    """Whether to write a checkpoint after this step: every `every` steps (0: never), or for None `SAVE_SECONDS` after
+    the last one at `saved` (of `time.monotonic`), by the clock of rank 0. A checkpoint is three times the size of the weights.
+    """
+    if every is None:
+        return ranks.once(lambda: time.monotonic() - saved >= SAVE_SECONDS)
+    return bool(every) and step % every == 0
+
+
 def fit(
     learners: Mapping[str, Learner],
     updates: Mapping[str, Sequence[Part]],
@@ -193,7 +204,7 @@ def fit(
         state = load_checkpoint(checkpoint, learners, remembered)
     log = Log(metrics, after=state["step"])
     per_epoch = math.ceil(len(groups) / options["batch"])
-    started = time.monotonic()
+    started = saved = time.monotonic()
     while state["step"] < planned and not state["stopped"]:
         step = state["step"]
         epoch, within = divmod(step, per_epoch)
@@ -209,8 +220,9 @@ def fit(
         if validation and (due or state["step"] == planned):
             line |= _validate(learners, updates, validation, options, state, tokens, progress)
         log(line, state["step"], planned)
-        if options["save_every"] and state["step"] % options["save_every"] == 0 and state["step"] < planned:
+        if state["step"] < planned and save_is_due(options["save_every"], state["step"], saved):
             save_checkpoint(progress, state, learners, remembered)
+            saved = time.monotonic()
     check_step_counts(learners, state["step"], state["step"] if state["stopped"] else planned, state["step"])
     if validation and state["best_step"] and state["best_step"] != state["step"]:
         best = load_state(progress / "best")

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from ratchet.components.inference import torch as inference
 from ratchet.components.inference.sampling import sample
 from ratchet.components.inference.torch import TorchEngine
+from ratchet.components.models.attention import PrefillPlan
 from ratchet.components.models.load import load_policy, load_tokenizer, new_reward, save_model
 from ratchet.components.models.tiny import train_tiny
 from ratchet.components.training.packing import pack
@@ -64,6 +66,23 @@ def test_answers_are_independent_of_the_batch(tiny: Path) -> None:
     assert [[s.tokens for s in group] for group in together] == [[s.tokens for s in group] for group in alone]
     assert together == engine.generate(requests)
     assert [len(group) for group in together] == [r.count for r in requests]
+
+
+def test_prompts_that_begin_alike_are_prefilled_once_and_answered_as_alone(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = TorchEngine(tiny, rows=2)
+    begins = [engine.encode_prompt([{"role": "user", "content": text}]) for text in ("tell me about the sea and the sky", "what do you like to do?")]
+    prompts = [begin + end for end in ([], [9, 8, 7], [9, 8, 7, 6], [5]) for begin in begins]
+    requests = [Request(tokens, count=1 + i % 2, max_tokens=6, seed=i, temperature=0.7) for i, tokens in enumerate(prompts)]
+    alone = [engine.generate([r])[0] for r in requests]
+    computed: list[int] = []
+    forward = inference.hidden_states
+    monkeypatch.setattr(inference, "hidden_states", lambda model, tokens, positions, plan: (
+        computed.append(tokens.shape[1] if isinstance(plan, PrefillPlan) else 0), forward(model, tokens, positions, plan))[1])
+    together = engine.generate(requests)
+    assert [[s.tokens for s in group] for group in together] == [[s.tokens for s in group] for group in alone]
+    for ours, theirs in zip([s for group in together for s in group], [s for group in alone for s in group], strict=True):
+        assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
+    assert sum(computed) <= sum(map(len, begins)) + 2 * (3 + 4 + 1) + len(prompts)
 
 
 @pytest.mark.parametrize(("temperature", "max_tokens"), [(0.0, 1), (0.0, 2), (0.7, 20)])

@@ -27,7 +27,7 @@ def model(kind: str, attention: str) -> torch.nn.Module:
 def families() -> list[Group]:
     torch.manual_seed(1)
     groups = []
-    for number, (prefix, answers) in enumerate([(7, (5, 3, 9)), (4, (6,)), (1, (2, 8))]):
+    for number, (prefix, answers) in enumerate([(9, (5, 3, 9)), (4, (6,)), (1, (2, 8))]):
         head = torch.randint(1, 61, (prefix,)).tolist()
         rows = [head + torch.randint(1, 61, (n,)).tolist() for n in answers]
         groups.append(Group(Prompt(str(number), ()), tuple(
@@ -56,17 +56,40 @@ def test_packed_equals_padded_forward_and_backward(kind: str) -> None:
         torch.testing.assert_close(p.grad, q.grad, atol=2e-5, rtol=1e-4, msg=lambda m, name=name: f"{name}: {m}")
 
 
-def test_shared_prefix_is_packed_once() -> None:
-    rows = [torch.tensor([5, 6, 7, 8]), torch.tensor([5, 6, 9]), torch.tensor([5, 6, 7, 8])]
-    plan = PackedPlan(rows, [0, 0, 1])
-    assert plan.tokens[0].tolist() == [5, 6, 7, 8, 9, 5, 6, 7, 8]
-    assert plan.positions[0].tolist() == [0, 1, 2, 3, 2, 0, 1, 2, 3]
-    assert [plan.tokens[0][i].tolist() for i in plan.index] == [r.tolist() for r in rows]
+def test_what_rows_begin_with_is_packed_once_at_every_depth() -> None:
+    system, question, answer = list(range(10, 20)), list(range(20, 30)), list(range(30, 40))
+    rows = [[*system, *question, *answer, 1], [*system, 2], [*system, *question, 3], [*system, *question, *answer, 4, 5], [6, 7]]
+    plan = PackedPlan([torch.tensor(row) for row in rows])
+    assert sorted(plan.tokens[0].tolist()) == sorted([*system, *question, *answer, 1, 2, 3, 4, 5, 6, 7])
+    assert [plan.tokens[0][i].tolist() for i in plan.index] == rows
+    assert [plan.positions[0][i].tolist() for i in plan.index] == [list(range(len(row))) for row in rows]
+
+
+def test_a_short_beginning_in_common_is_not_stored_apart() -> None:
+    plan = PackedPlan([torch.tensor([5, 6, 7]), torch.tensor([5, 6, 8])])
+    assert plan.tokens[0].tolist() == [5, 6, 7, 5, 6, 8] and [segment.before for segment in plan.segments] == [(), ()]
+
+
+def test_prefixes_at_three_depths_change_neither_logprobs_nor_gradients() -> None:
+    packed, plain = model("llama", "ratchet"), model("llama", "eager")
+    torch.manual_seed(3)
+    system, first, second = (torch.randint(1, 61, (n,)).tolist() for n in (9, 12, 8))
+    rows = [[*system, *first, 7, 8], [*system, 9], [*system, *first, *second], [*system, *first, *second, 3], [*system, *first, *second, 3], [4, *system]]
+    groups = [Group(Prompt(str(i), ()), (Trajectory((), {"tokens": row}, [False] + [True] * (len(row) - 1)),)) for i, row in enumerate(rows)]
+    ours = model_outputs(packed, "policy", pack(groups, unit="row", tokens=10_000)[0], frozenset({"logprobs"})).logprobs
+    theirs = [plain(input_ids=torch.tensor([row])).logits[0, :-1].log_softmax(-1)[range(len(row) - 1), row[1:]] for row in rows]
+    for b, expected in enumerate(theirs):
+        torch.testing.assert_close(ours[b, 1 : len(rows[b])], expected, atol=1e-5, rtol=0)
+    weights = [torch.randn(len(row) - 1) for row in rows]
+    sum((ours[b, 1 : len(rows[b])] * w).sum() for b, w in enumerate(weights)).backward()
+    sum((expected * w).sum() for expected, w in zip(theirs, weights, strict=True)).backward()
+    for (name, p), q in zip(packed.named_parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, atol=2e-5, rtol=1e-4, msg=lambda m, name=name: f"{name}: {m}")
 
 
 def test_equal_rows_and_a_row_that_ends_in_the_prefix() -> None:
     packed, plain = model("llama", "ratchet"), model("llama", "eager")
-    rows = [[5, 6, 7], [5, 6, 7], [5, 6]]
+    rows = [[*range(1, 11), 7], [*range(1, 11), 7], list(range(1, 11))]
     group = Group(Prompt("p", ()), tuple(Trajectory((), {"tokens": r}, [False] + [True] * (len(r) - 1)) for r in rows))
     ours = model_outputs(packed, "policy", pack([group], unit="group", tokens=9)[0], frozenset({"logprobs"})).logprobs
     for b, row in enumerate(rows):

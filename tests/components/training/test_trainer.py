@@ -8,6 +8,7 @@ import pytest
 
 from ratchet.components.errors import TrainingError
 from ratchet.components.storage.checkpoints import latest
+from ratchet.components.training import trainer
 from ratchet.components.training.objectives import parts
 from ratchet.components.training.trainer import fit, steps_planned, widest
 from ratchet.components.types import Group, Outputs, Prompt, Trajectory
@@ -70,6 +71,14 @@ def test_a_checkpoint_of_more_steps_than_are_planned_is_not_finished(tmp_path: P
     assert checkpoint and checkpoint.name == "checkpoint-8"
     with pytest.raises(TrainingError, match="8 of 3"):
         fitted(tmp_path, {"policy": Learner()})
+
+
+def test_checkpoints_are_five_minutes_apart_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    learner, saved = Learner(), []
+    monkeypatch.setattr(trainer.time, "monotonic", lambda: 7.0 + 100 * learner.called)  # a step takes 100 s, on a machine that just booted
+    monkeypatch.setattr(trainer, "save_checkpoint", lambda folder, state, *rest: saved.append(state["step"]))
+    fitted(tmp_path, {"policy": learner}, epochs=3, save_every=None)
+    assert saved == [3, 6]
 
 
 def test_widest_unit_of_several_objectives() -> None:
