@@ -60,10 +60,13 @@ def _watch(run: UUID, finished: threading.Event, handler_lock: threading.Lock) -
     from prefect.client.orchestration import get_client
 
     while not finished.wait(POLL):
-        with contextlib.suppress(Exception), get_client(sync_client=True) as client:  # server unavailable: continue and poll again
-            state = client.read_flow_run(run).state
-            if state is not None and (state.is_cancelling() or state.is_cancelled()):
-                with handler_lock:
-                    if not finished.is_set():
-                        os.kill(os.getpid(), SIGNAL)
-                return
+        with contextlib.suppress(Exception), get_client(sync_client=True) as client:  # server unavailable: connect again
+            while True:  # one client for all polls: creating one takes longer than a request
+                state = client.read_flow_run(run).state
+                if state is not None and (state.is_cancelling() or state.is_cancelled()):
+                    with handler_lock:
+                        if not finished.is_set():
+                            os.kill(os.getpid(), SIGNAL)
+                    return
+                if finished.wait(POLL):
+                    return

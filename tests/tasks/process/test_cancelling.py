@@ -22,9 +22,10 @@ class Server:
     """Fake Prefect client: a sequence of run states or errors, one per poll, the last repeated."""
 
     def __init__(self, *said: Any) -> None:
-        self.said, self.set = list(said), []
+        self.said, self.set, self.opened = list(said), [], 0
 
     def __enter__(self) -> Server:
+        self.opened += 1
         return self
 
     def __exit__(self, *_: Any) -> None: ...
@@ -68,6 +69,7 @@ def test_uncancelled_run_continues_and_polling_stops(monkeypatch: pytest.MonkeyP
     server = Server(StateType.RUNNING)
     handler = signal.getsignal(cancelling.SIGNAL)
     during(server, monkeypatch, 0.2)
+    assert server.opened == 1, "one client for all polls"
     assert signal.getsignal(cancelling.SIGNAL) is handler
     server.said = [StateType.CANCELLED]
     time.sleep(0.2)  # the signal would come here, and end us
