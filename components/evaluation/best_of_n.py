@@ -1,5 +1,5 @@
-"""Best-of-n accuracy of a reward model: true rate of the answer it scores highest among n, with bootstrap intervals
-over prompts.
+"""A reward model on sampled answers whose true values are known: best of n (the true rate of the answer that it scores
+highest among n), and how often it is right on two answers to one prompt. Bootstrap intervals over prompts.
 
 Accuracy on pairs from the training distribution does not show that a reward model can be optimised against (Gao et
 al., 2022, arXiv:2210.10760). A true rate that rises with n does, at least for the sampled policy.
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ratchet.components.errors import DataError
-from ratchet.components.evaluation.bootstrap import difference, mean_interval
+from ratchet.components.evaluation.bootstrap import Interval, difference, mean_interval
 
 SIZES = (1, 2, 4, 8)
 
@@ -32,6 +32,27 @@ def best_of_n(scores: Sequence[Sequence[float | None]], truths: Sequence[Sequenc
     sizes = [n for n in SIZES if n <= most]
     values = {n: [expected_best(s, t, n) for s, t in whole] for n in sizes}
     return {**{str(n): mean_interval(row) for n, row in values.items()}, "rises": difference(values[sizes[-1]], values[1])}
+
+
+def accuracy_within_prompts(scores: Sequence[Sequence[float | None]], truths: Sequence[Sequence[float]]) -> Interval | None:
+    """Share of pairs of two answers to one prompt with different true values whose truer answer scores higher (ties
+    count half): the area under the ROC curve of each prompt, averaged over prompts. All pairs say more than one pair a
+    prompt. None if no prompt has such a pair.
+    """
+    shares = [share for s, t in zip(scores, truths, strict=True) if (share := right_share(s, t)) is not None]
+    return mean_interval(shares) if shares else None
+
+
+def right_share(scores: Sequence[float | None], truths: Sequence[float]) -> float | None:
+    """Share of the pairs of answers with different true values that the scores order rightly (None ranks lowest).
+
+    >>> right_share([0.1, 0.7, 0.4], [0, 1, 0])
+    1.0
+    """
+    ranked, known = np.array([-np.inf if s is None else s for s in scores]), np.asarray(truths, dtype=float)
+    truer = known[:, None] > known[None, :]
+    right = (ranked[:, None] > ranked[None, :]) + 0.5 * (ranked[:, None] == ranked[None, :])
+    return float(right[truer].mean()) if truer.any() else None
 
 
 def expected_best(scores: Sequence[float | None], truths: Sequence[float], n: int) -> float:

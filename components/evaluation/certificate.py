@@ -30,7 +30,8 @@ MATCHED = 0.1
 @dataclass(frozen=True)
 class Certificate:
     """All measurements and the verdict. Shares are in 0..1. `cross_validated`: accuracy of the initial linear probe
-    on the training pairs, cross-validated by topic. `by_kind`: accuracy by kind of pair (`contrast`, `pass_fail`).
+    on the training pairs, cross-validated by topic. `by_kind`: accuracy by kind of pair (`contrast`,
+    `pass_fail`, ..., and `sampled`, all pairs of two sampled answers to one prompt, of which one is verified).
     `best_of_n`: see `components/evaluation/best_of_n.py`. `reliability`: calibration bins. `notes`: caveats that do
     not fail it.
     """

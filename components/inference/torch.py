@@ -17,9 +17,9 @@ from ratchet.components.errors import ContractError
 from ratchet.components.inference.sampling import sample
 from ratchet.components.models.attention import Cache, DecodePlan, PrefillPlan
 from ratchet.components.models.device import inference_dtype, to_device
-from ratchet.components.models.forward import hidden_states, model_outputs, output_head
+from ratchet.components.models.forward import backbone, hidden_states, model_outputs, output_head
 from ratchet.components.models.load import load_model, load_tokenizer
-from ratchet.components.models.products import product
+from ratchet.components.models.products import packed, product
 from ratchet.components.models.reward import is_published
 from ratchet.components.models.value import PolicyWithValue
 from ratchet.components.stages import progress
@@ -107,7 +107,11 @@ class TorchEngine:
         as soon as they fit.
         """
         self._check(requests)
-        return _Decoding(self, requests).run() if requests else []
+        if not requests:
+            return []
+        decoding = _Decoding(self, requests)
+        with packed(backbone(decoding.language), decoding.capacity):
+            return decoding.run()
 
     @torch.inference_mode()
     def stream(self, request: Request) -> Iterator[int]:

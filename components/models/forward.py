@@ -78,9 +78,14 @@ def _read(head: nn.Module, states: Tensor) -> Tensor:
 
 def hidden_states(language: nn.Module, tokens: Tensor, positions: Tensor, plan: object) -> Tensor:
     """Last hidden states (N, H) of a flat row (1, N) under a plan."""
-    backbone = getattr(language, language.base_model_prefix)
-    device = next(backbone.parameters()).device
-    return backbone(input_ids=tokens.to(device), position_ids=positions.to(device), use_cache=False, plan=plan).last_hidden_state[0]
+    layers = backbone(language)
+    device = next(layers.parameters()).device
+    return layers(input_ids=tokens.to(device), position_ids=positions.to(device), use_cache=False, plan=plan).last_hidden_state[0]
+
+
+def backbone(language: nn.Module) -> nn.Module:
+    """The model without its head."""
+    return getattr(language, language.base_model_prefix)
 
 
 def output_head(language: nn.Module) -> nn.Module:

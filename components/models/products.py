@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -40,7 +42,11 @@ def product(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 class Linear(nn.Linear):
     """`nn.Linear` computed by `product`."""
 
+    packed: Tensor | None = None
+
     def forward(self, input: Tensor) -> Tensor:
+        if self.packed is not None and not torch.is_grad_enabled():
+            return _onednn(input, self.packed, self.bias)
         return product(input, self.weight, self.bias)
 
 
@@ -49,6 +55,21 @@ def speed_up(model: nn.Module) -> None:
     for module in model.modules():
         if type(module) is nn.Linear:
             module.__class__ = Linear
+
+
+@contextmanager
+def packed(model: nn.Module, rows: int) -> Iterator[None]:
+    """Context for many products of about `rows` rows with weights that do not change: every `Linear` also holds its
+    weight in oneDNN's own layout, to which it is otherwise converted in every product. Results are the same.
+    """
+    layers = [layer for layer in model.modules() if isinstance(layer, Linear) and layer.weight.dtype == torch.float32 and layer.weight.device.type == "cpu"]
+    for layer in layers if onednn_is_faster() else []:
+        layer.packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), rows)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.packed = None
 
 
 def _onednn(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -131,11 +131,13 @@ def _check_reward(reward: Reward, demonstrate: Demonstrate | None, preferences: 
     where = "preferences.select" if preferences else "demonstrate.reward"
     pieces = [spec["name"] for spec in selectors]
     for kind in reward.certificate.min_accuracy_by_kind or ():
-        if PAIRS_BY[kind] not in pieces:
+        if kind in PAIRS_BY and PAIRS_BY[kind] not in pieces:
             raise RecipeError(f"reward.certificate.min_accuracy_by_kind: nothing makes pairs of kind {kind}; add {{name: {PAIRS_BY[kind]}}} to {where} "
                               f"(now {pieces}), or leave the limit out")
-    if reward.certificate.best_of_n_rises and (not source or source.rollout.get("responses_per_prompt", 1) < 2):
-        raise RecipeError("reward.certificate.best_of_n_rises: best of n is measured on the verified answers of a `preferences` or `demonstrate` section; expected "
+    sampled = [key for key, wanted in (("best_of_n_rises", reward.certificate.best_of_n_rises),
+                                       ("min_accuracy_by_kind", "sampled" in (reward.certificate.min_accuracy_by_kind or ()))) if wanted]
+    if sampled and (not source or source.rollout.get("responses_per_prompt", 1) < 2):
+        raise RecipeError(f"reward.certificate.{sampled[0]}: it is measured on the verified answers of a `preferences` or `demonstrate` section; expected "
                           "rollout.responses_per_prompt of at least 2, " +
                           (f"got {source.rollout.get('responses_per_prompt', 1)}" if source else "got none") + ". Set it, or remove the limit")
     probed = reward.linear_probe

@@ -13,7 +13,7 @@ import torch
 
 from ratchet.components.data.groups import by_prompt, read_groups
 from ratchet.components.evaluation import plots
-from ratchet.components.evaluation.best_of_n import best_of_n
+from ratchet.components.evaluation.best_of_n import accuracy_within_prompts, best_of_n
 from ratchet.components.evaluation.bootstrap import Interval
 from ratchet.components.evaluation.certificate import accuracy_by_kind, certify, conversations_of, independent, share
 from ratchet.components.evaluation.linear import bradley_terry, choose_penalty, topics_of
@@ -145,8 +145,12 @@ def examine(path: Path, pairs: Sequence[Group], trained: Sequence[Sequence[float
     alone = [score(engine, [pair])[0] for pair in pairs[:RESCORED]]
     lengths = [[sum(t.mask) for t in pair.trajectories] for pair in pairs]
     scores = score(engine, pairs)
-    best = best_of_n(reward_model_scores(answers, Context({"reward_model": engine}), "reward_model")[0], [g.columns[truth] for g in answers]) if answers else None
-    return certify(scores=scores, by_kind=accuracy_by_kind(scores, pairs), best_of_n=best, lengths=lengths, trained=trained, alone=alone, conversations=conversations_of(pairs),
+    by_kind, best = accuracy_by_kind(scores, pairs), None
+    if answers:
+        rated, truths = reward_model_scores(answers, Context({"reward_model": engine}), "reward_model")[0], [g.columns[truth] for g in answers]
+        best, sampled = best_of_n(rated, truths), accuracy_within_prompts(rated, truths)
+        by_kind |= {"sampled": sampled} if sampled else {}
+    return certify(scores=scores, by_kind=by_kind, best_of_n=best, lengths=lengths, trained=trained, alone=alone, conversations=conversations_of(pairs),
                    cross_validated=cross_validated, limits=limits, **padding)
 
 

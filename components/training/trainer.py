@@ -218,7 +218,7 @@ def fit(
         line["trainable_tokens"] = state["tokens"]
         due = options["validate_every"] and state["step"] % options["validate_every"] == 0
         if validation and (due or state["step"] == planned):
-            line |= _validate(learners, updates, validation, options, state, tokens, progress)
+            line |= _validate(learners, updates, validation, options, state, planned, tokens, progress)
         log(line, state["step"], planned)
         if state["step"] < planned and save_is_due(options["save_every"], state["step"], saved):
             save_checkpoint(progress, state, learners, remembered)
@@ -235,7 +235,7 @@ def fit(
 
 
 def _validate(learners: Mapping[str, Learner], updates: Mapping[str, Sequence[Part]], validation: Sequence[Group],
-              options: Mapping[str, Any], state: dict[str, Any], tokens: int, progress: Path) -> dict[str, float]:
+              options: Mapping[str, Any], state: dict[str, Any], planned: int, tokens: int, progress: Path) -> dict[str, float]:
     line: dict[str, float] = {}
     for role, update in updates.items():
         meter = Meter()
@@ -244,9 +244,10 @@ def _validate(learners: Mapping[str, Learner], updates: Mapping[str, Sequence[Pa
     loss = sum(v for k, v in line.items() if k.count("/") == 2 and k.endswith("/loss"))
     if state["best"] is None or loss < state["best"]:
         state.update(best=loss, best_step=state["step"], bad=0)
-        best = {role: learner.state() for role, learner in learners.items()}
-        if ranks.first():
-            save_state(progress / "best", best)
+        if state["step"] < planned:  # after the last step there is nothing to come back from
+            best = {role: learner.state() for role, learner in learners.items()}
+            if ranks.first():
+                save_state(progress / "best", best)
     else:
         state["bad"] += 1
         state["stopped"] = bool(options["patience"]) and state["bad"] >= options["patience"]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ratchet.components.errors import DataError
-from ratchet.components.evaluation.best_of_n import best_of_n, expected_best
+from ratchet.components.evaluation.best_of_n import accuracy_within_prompts, best_of_n, expected_best
 
 
 def brute_force(scores, truths, n):
@@ -54,3 +54,15 @@ def test_prompts_short_of_answers_are_left_out_and_one_answer_is_refused():
     assert list(found) == ["1", "2", "4", "rises"] and found["4"]["mean"] == 1 and found["1"]["n"] == 1
     with pytest.raises(DataError, match="at least 2 answers"):
         best_of_n([[1.0]], [[1.0]])
+
+
+def test_accuracy_within_prompts_is_the_area_under_the_roc_curve_of_each():
+    from sklearn.metrics import roc_auc_score
+
+    rng = np.random.default_rng(0)
+    scores, truths = rng.normal(size=(30, 8)).round(1).tolist(), (rng.random((30, 8)) < 0.4).astype(float).tolist()
+    areas = [roc_auc_score(t, s) for s, t in zip(scores, truths, strict=True) if 0 < sum(t) < 8]
+    found = accuracy_within_prompts([*scores, [1.0, 2.0], []], [*truths, [1.0, 1.0], []])
+    assert found["mean"] == pytest.approx(np.mean(areas)) and found["n"] == len(areas) and found["low"] < found["mean"] < found["high"]
+    assert accuracy_within_prompts([[1.0, 2.0]], [[0.0, 0.0]]) is None
+    assert accuracy_within_prompts([[None, 0.0]], [[0.0, 1.0]])["mean"] == 1.0

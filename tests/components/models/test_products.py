@@ -46,6 +46,22 @@ def test_matmul_in_float64_equals_torch_bit_for_bit():
     assert torch.equal(product(rows, weight), F.linear(rows, weight))
 
 
+def test_packed_weights_change_no_bit_and_no_gradient():
+    torch.manual_seed(0)
+    layer, rows = nn.Linear(24, 10), torch.randn(7, 24)
+    speed_up(layer)
+    with torch.no_grad():
+        expected = layer(rows)
+        with products.packed(layer, 7):
+            assert layer.packed is not None and torch.equal(layer(rows), expected)
+            layer.weight.zero_()
+            assert torch.equal(layer(rows), expected), "the packed weight is read"
+            with torch.enable_grad():
+                layer(rows).sum().backward()
+    assert layer.packed is None and layer.weight.grad is not None
+    assert torch.equal(layer(rows), layer.bias.expand(7, 10)), "and no more afterwards"
+
+
 def test_backward_saves_nothing_for_frozen_weights():
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(tuple(t.shape)) or t, lambda t: t):
