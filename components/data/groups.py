@@ -251,13 +251,13 @@ def _trajectory(row: dict[str, Any]) -> Trajectory:
     )
 
 
-def by_prompt(pairs: Sequence[Group]) -> list[Group]:
-    """All pairs of a prompt as one group (rows in order, chosen first; columns that all pairs have), so that all
+def by_prompt(groups: Sequence[Group]) -> list[Group]:
+    """All groups of a prompt as one (rows in order, of pairs chosen first; columns that all of them have), so that all
     comparisons of a prompt are in one batch (InstructGPT, section 3.5) and the shared prefix is processed once.
     """
     gathered: dict[str, list[Group]] = {}
-    for pair in pairs:
-        gathered.setdefault(pair.prompt.id, []).append(pair)
-    return [Group(members[0].prompt, tuple(t for pair in members for t in pair.trajectories),
-                  {name: [value for pair in members for value in pair.columns[name]] for name in sorted(set.intersection(*(set(pair.columns) for pair in members)))})
+    for group in groups:
+        gathered.setdefault(group.prompt.id, []).append(group)
+    return [Group(members[0].prompt, tuple(t for group in members for t in group.trajectories),
+                  {name: [value for group in members for value in group.columns[name]] for name in sorted(set.intersection(*(set(group.columns) for group in members)))})
             for members in gathered.values()]

@@ -19,7 +19,8 @@ def chosen_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, *, entropy:
 
     hidden (N, H), weight (V, H), targets (N,). Differentiable in hidden, weight and bias; only `chunk` positions'
     logits exist at a time, forward and backward. With a frozen weight, d/dh (N, H) is computed in the forward pass,
-    so the backward needs no product with W.
+    so the backward needs no product with W. With a `weight.main_grad` of its shape, the gradient is added there instead
+    of being returned (as Megatron-LM's fused accumulation does).
     """
     logprobs, entropies = _Chosen.apply(hidden, weight, bias, targets, entropy, chunk)
     return logprobs, entropies if entropy else None
@@ -73,7 +74,8 @@ class _Chosen(torch.autograd.Function):
             return into_hidden, None, None, None, None, None
         hidden, weight, bias, targets, normaliser, entropies = ctx.saved_tensors
         into_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
-        into_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        buffer = getattr(weight, "main_grad", None)
+        into_weight = None if not ctx.needs_input_grad[1] else torch.zeros_like(weight) if buffer is None else buffer
         into_bias = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
         for at in range(0, len(hidden), ctx.chunk):
             piece = slice(at, at + ctx.chunk)
@@ -92,7 +94,7 @@ class _Chosen(torch.autograd.Function):
                 into_weight.addmm_(into.t(), hidden[piece])
             if into_bias is not None:
                 into_bias += into.sum(0)
-        return into_hidden, into_weight, into_bias, None, None, None
+        return into_hidden, into_weight if buffer is None else None, into_bias, None, None, None
 
 
 def _entropy_slope(p: Tensor, logits: Tensor, lse: Tensor, entropy: Tensor) -> Tensor:

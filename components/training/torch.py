@@ -61,8 +61,8 @@ class TorchLearner:
             if hasattr(module, "attention_dropout"):
                 module.attention_dropout = 0.0
         language: Any = self.model.policy if isinstance(self.model, PolicyWithValue) else self.model
-        if kind != "reward" and language.get_output_embeddings().weight is language.get_input_embeddings().weight:
-            # Tied embeddings: a sparse gradient adds a batch's rows to the head's gradient, without a second V x H buffer.
+        tied = kind != "reward" and language.get_output_embeddings().weight is language.get_input_embeddings().weight
+        if tied:  # a sparse gradient adds a batch's rows to the head's gradient, without a second V x H buffer
             language.get_input_embeddings().sparse = True
         if gradient_checkpointing:
             language.gradient_checkpointing_enable({"use_reentrant": False})
@@ -72,6 +72,10 @@ class TorchLearner:
         self.parameters = {n: p for n, p in self.trained.named_parameters() if p.requires_grad}
         if not self.parameters:
             raise TrainingError("no trainable parameters: the adapter froze every parameter")
+        head: Any = language.get_output_embeddings().weight if tied else None
+        self.head = head if tied and head.requires_grad else None
+        if self.head is not None:  # the largest gradient keeps its memory: making it anew took a sixth of an SFT step
+            self.head.main_grad = torch.zeros_like(self.head)
         decayed = [p for p in self.parameters.values() if p.dim() > 1]
         plain = [p for p in self.parameters.values() if p.dim() <= 1]
         self.optimiser = torch.optim.AdamW(
@@ -91,6 +95,8 @@ class TorchLearner:
     def backward(self, loss: Tensor) -> None:
         """Accumulate the gradient of `loss`. No-op for a loss without a graph (all rows masked)."""
         if loss.requires_grad:
+            if self.head is not None and self.head.grad is None:
+                self.head.grad = self.head.main_grad.zero_()
             loss.backward()
 
     def step(self) -> dict[str, float]:
@@ -129,6 +135,9 @@ class TorchLearner:
         """Frees AdamW's moments and the gradients, twice to three times the memory of the weights, once training is over."""
         self.optimiser.zero_grad(set_to_none=True)
         self.optimiser.state.clear()
+        if self.head is not None:
+            del self.head.main_grad
+            self.head = None
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Load a `state`. `ContractError` if its parameters are those of another adapter or model."""

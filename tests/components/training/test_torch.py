@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,17 @@ def test_values_start_at_zero_learn_and_are_saved(tiny: Path, tmp_path: Path) ->
     learner.save(tmp_path)
     again = TorchLearner(tmp_path, kind="policy_with_value")
     torch.testing.assert_close(again(batch(), outputs).values.detach(), learned, atol=1e-6, rtol=0)
+
+
+def test_moments_and_gradients_are_freed_after_training(tiny: Path) -> None:
+    learner = TorchLearner(tiny)
+    update(learner)
+    learner.backward(-learner(batch(), OUTPUTS).logprobs.sum())
+    held = [weakref.ref(moment) for state in learner.optimiser.state.values() for moment in state.values() if moment.dim()]
+    held += [weakref.ref(p.grad) for p in learner.parameters.values() if p.grad is not None]
+    assert len(held) == 3 * len(learner.parameters) and all(one() is not None for one in held)
+    learner.release_optimiser()
+    assert [one() for one in held] == [None] * len(held)
 
 
 def test_learning_rate_schedule_by_hand() -> None:
