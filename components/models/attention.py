@@ -90,7 +90,10 @@ class PackedPlan:
         first = 0
         while first < len(rows):
             last, end = first + 1, len(rows[first][1])
-            while last < len(rows) and (shared := common_prefix(rows[first][1], rows[last][1])) >= depth + SHARED:
+            while last < len(rows):
+                shared = common_prefix(rows[first][1], rows[last][1])
+                if shared < depth + SHARED and shared < len(rows[last][1]):
+                    break
                 last, end = last + 1, shared  # sorted: the last of a run has the shortest prefix in common with the first
             places = torch.arange(depth, end)
             at = sum(map(len, self._flat))

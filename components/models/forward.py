@@ -37,16 +37,18 @@ def model_outputs(model: nn.Module, kind: str, batch: Batch, outputs: frozenset[
         row = int(batch.mask[:, 0].nonzero()[0])
         raise ContractError(f"prompt {batch.ids[row]!r}: the loss mask includes the first token of a row, which has no preceding token")
     before = torch.cat([index[batch.mask[b, : len(index)].nonzero()[:, 0] - 1] for b, index in enumerate(plan.index)])
+    targets = torch.cat([tokens[batch.mask[b, : len(tokens)]] for b, tokens in enumerate(rows)])
+    # Equal rows, such as one chosen answer in several pairs, have equal outputs: computed once.
+    (before, targets), same = torch.unique(torch.stack([before, targets]), dim=1, return_inverse=True)
     states = hidden[before.to(hidden.device)]
     row, step = batch.mask.nonzero().to(hidden.device).unbind(1)
     found: dict[str, Tensor] = {}
 
     def spread(values: Tensor) -> Tensor:
-        return values.new_zeros(batch.mask.shape).index_put((row, step), values)
+        return values.new_zeros(batch.mask.shape).index_put((row, step), values[same.to(values.device)])
 
     if outputs & {"logprobs", "entropy"}:
         head = output_head(language)
-        targets = torch.cat([tokens[batch.mask[b, : len(tokens)]] for b, tokens in enumerate(rows)])
         bias = None if head.bias is None else head.bias.float()  # softmax in float32, whatever the model's dtype
         logprobs, entropy = chosen_logprobs(states.float(), head.weight.float(), targets.to(states.device), entropy="entropy" in outputs, bias=bias)
         found["logprobs"] = spread(logprobs)

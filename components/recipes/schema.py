@@ -67,7 +67,7 @@ class Fit:
     """One training run: objectives, batch, optimiser, learning-rate schedule, validation, checkpoints."""
 
     updates: Mapping[str, Sequence[Spec]]  # role (policy, reward_model) -> objectives, whose losses are added
-    batch: Count = 16  # groups per optimiser step; with by_prompt prompts
+    batch: Count = 16  # groups per optimiser step; with reward.by_prompt prompts
     epochs: Natural = 1  # passes over the data
     max_steps: Count | None = None  # upper bound of optimiser steps; null: none
     learning_rate: LearningRate = 1e-5  # peak learning rate of AdamW
@@ -121,7 +121,6 @@ class Sft:
     max_dropped: Share | None = 0.25  # share of records that may be dropped as too long; null: any
     limit: Count | None = None  # largest number of records
     limit_validation: Count | None = None  # largest number of validation records
-    by_prompt: Bool = False  # train on all answers to a prompt together
 
 
 @record

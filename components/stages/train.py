@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ratchet.components.data.groups import by_prompt, read_groups
+from ratchet.components.data.groups import read_groups
 from ratchet.components.errors import ContractError, DataError, GateError
 from ratchet.components.models.load import load_tokenizer
 from ratchet.components.piece import build
@@ -41,7 +41,7 @@ def sft(job: Job) -> dict[str, Any]:
         validation, more, worse = encoded(job, "sft", tokenizer, "validation")
         counts |= {f"validation {what}": number for what, number in more.items()}
         warnings += worse
-    return {"counts": counts, "warnings": warnings, **learn(job, job.path("policy"), by_prompt(groups) if options["by_prompt"] else groups, validation)}
+    return {"counts": counts, "warnings": warnings, **learn(job, job.path("policy"), groups, validation)}
 
 
 def optimise(job: Job) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from ratchet.components.errors import ContractError
+from ratchet.components.models import forward
 from ratchet.components.models.attention import PackedPlan, register
 from ratchet.components.models.forward import model_outputs
 from ratchet.components.models.logprobs import chosen_logprobs
@@ -85,6 +86,16 @@ def test_prefixes_at_three_depths_change_neither_logprobs_nor_gradients() -> Non
     sum((expected * w).sum() for expected, w in zip(theirs, weights, strict=True)).backward()
     for (name, p), q in zip(packed.named_parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(p.grad, q.grad, atol=2e-5, rtol=1e-4, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def test_the_head_reads_equal_rows_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, model_ = [], model("llama", "ratchet")
+    monkeypatch.setattr(forward, "chosen_logprobs", lambda hidden, *a, **k: read.append(len(hidden)) or chosen_logprobs(hidden, *a, **k))
+    chosen, rejected = [*range(1, 11), 7, 8], [[*range(1, 11), 9], [*range(1, 11), 7, 9]]
+    paths = [Trajectory((), {"tokens": row}, [False] * 10 + [True] * (len(row) - 10)) for other in rejected for row in (chosen, other)]
+    out = model_outputs(model_, "policy", pack([Group(Prompt("p", ()), tuple(paths))], unit="pair", tokens=99)[0], frozenset({"logprobs"})).logprobs
+    assert read == [2 + 1 + 1], "7 after the prompt once, 8 and 9 after 7, 9 after the prompt"
+    assert torch.equal(out[0], out[2]) and out[0, 10] == out[3, 10]
 
 
 def test_equal_rows_and_a_row_that_ends_in_the_prefix() -> None:
