@@ -41,18 +41,20 @@ class Recipe:
         """`name` in the file, otherwise the file's name."""
         return self.resolved.name
 
-    def check(self, *, home: str | Path = "out") -> None:
-        """Check that the files and registered models which the recipe names exist, and that they have the splits it reads. Keys, types,
-        ranges, pieces and columns were checked when it was loaded. Takes seconds, imports no torch, starts nothing.
+    def check(self, *, home: str | Path = "out") -> list[str]:
+        """Check that the files and registered models which the recipe names exist and are complete, and that local data fill the splits it
+        reads. Returns warnings, such as splits that no section reads. Keys, types, ranges, pieces and columns were checked when it was
+        loaded. Takes seconds, imports no torch, starts nothing.
 
-        Raises `RecipeError`, `SourceError` or `DataError`.
+        Raises `RecipeError`, `SourceError`, `DataError` or `GateError`.
         """
         from ratchet.components.recipes.check_data import check_files
         from ratchet.tasks.registry.registry_sources import resolved
 
         with one_sentence():
-            check_files(self.resolved)
+            checked = check_files(self.resolved)
             resolved(self.resolved, self.profile, Path(home))
+        return list(checked.warnings)
 
     def __str__(self) -> str:
         return dump(self.resolved, self.profile)
@@ -95,11 +97,13 @@ def run(recipe: Recipe | str | Path, *, home: str | Path = "out", until: Until =
     one, home = recipe if isinstance(recipe, Recipe) else load_recipe(recipe), Path(home)
     with one_sentence():
         pipeline = Pipeline.open(one.source, home=home, overrides=one.overrides, profile=one.profile_name, limit=one.limit)
-        check_files(pipeline.recipe)
+        checked, console = check_files(pipeline.recipe), open_console(quiet=not progress)
         if finished(pipeline, until):
             return Run(pipeline.run.path)
+        for warning in checked.warnings:
+            console.print(f"WARNING: {warning}", markup=False)
         quiet_platforms(home)
-        with servers(forks=pipeline.profile.launch == "child"), Display(open_console(quiet=not progress)) as display:
+        with servers(forks=pipeline.profile.launch == "child"), Display(console) as display:
             from prefect.exceptions import Abort
 
             from ratchet.flows.post_training import post_training

@@ -63,12 +63,14 @@ def run(recipe: RecipeName, home: Home = OUT, set: Set = [], profile: ProfileOpt
 
     console = open_console()
     pipeline = Pipeline.open(recipe, home=home, overrides=set, profile=profile, limit=limit)
-    check_files(pipeline.recipe)
+    checked = check_files(pipeline.recipe)
     if finished(pipeline, until):
         console.print(f"Nothing to do: all {len(pipeline.stages)} stages of run {pipeline.run.name} are finished.")
         _where(console, pipeline)
         return
     print_plan(console, pipeline)
+    for warning in checked.warnings:
+        console.print(f"WARNING: {warning}", markup=False)
     quiet_platforms(home)
     with servers(forks=pipeline.profile.launch == "child"), Display(console) as display:
         from prefect.exceptions import Abort

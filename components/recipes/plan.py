@@ -10,7 +10,7 @@ from typing import Any
 
 from ratchet.components.data.verifiers import verifiers
 from ratchet.components.piece import ROOT, SLOTS, catalogue
-from ratchet.components.recipes.check_data import makes_pairs, splits_read
+from ratchet.components.recipes.check_data import makes_pairs, read_splits
 from ratchet.components.recipes.profile import Profile
 from ratchet.components.recipes.recipe import for_round, plain
 from ratchet.components.recipes.reward_models import certified, scoring_models
@@ -68,7 +68,7 @@ def plan(recipe: Recipe, profile: Profile) -> dict[str, Stage]:
     base = "model_policy"
     origins = [{key: value for key in ("source", "sha256", "config") if (value := getattr(one, key)) or key != "config"} for one in recipe.data.every_source]
     raw = add("raw", "fetch_data", "data", {"sources": origins} if recipe.data.sources else origins[0], heavy=False)
-    checked, read = verifiers(recipe), {*splits_read(recipe).values(), *(["reward_validation"] if certified(recipe) else [])}
+    checked, read = verifiers(recipe), read_splits(recipe)
     drafts = add("drafts", "curate", "data", {"section": recipe.data, **({} if recipe.data.splits else {"read": sorted(read)}), **({"verifiers": checked} if checked else {})}, {"raw": raw, "policy": base},
                  heavy=False)
     data = add("curated", "validate", "data", {"section": recipe.data}, {"drafts": drafts}, heavy=False)

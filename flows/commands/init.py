@@ -16,6 +16,7 @@ from ratchet.components.errors import RecipeError
 CHARACTERS = 3.5  # characters per token, in most English tokenizers
 LONGEST = 2048    # upper bound of the proposed max_tokens
 TEMPLATE = 48     # tokens added by a chat template
+FEW = 100         # rows below which a split may be a single one
 
 
 def _learned(section: str, rows: str, rate: str, objective: str = "") -> str:
@@ -138,7 +139,8 @@ def recipe(records: Sequence[Any], dropped: int, file: Path, out: Path, model: s
         "  sha256: null               # the data of the day; a hash pins it",
         "  parser: auto               # or the name of a layout; `columns` gives yours other names: docs/data.md",
         *([f"  splits: {{{splits}}}   # shares of the rows; published train and test files stay apart"] if splits else []),
-        *([f"  {kind.main}: {{max_tokens: {tokens}}}", "  min_topics: 1              # topics decide the splits, where the data has any", "  max_topic_share: 1.0"]
+        *([f"  {kind.main}: {{max_tokens: {tokens}}}", "  min_topics: 1              # topics decide the splits, where the data has any", "  max_topic_share: 1.0",
+            *(["  min_groups: 1              # few rows: a split may be a single one"] if len(records) < FEW else [])]
           if splits else ["  transforms: [{name: normalise}, {name: scrub}, {name: duplicates}]   # each row is a prompt; the base extracts questions from conversations"]),
         section.rstrip(),
         "evaluate:",

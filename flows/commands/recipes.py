@@ -44,17 +44,21 @@ def explain(recipe: RecipeName, set: Set = [], profile: ProfileOption = None, as
 def check_recipes(recipe: Annotated[str | None, typer.Argument(help="A name or file; all that ship when left out.")] = None,
                   set: Set = [], profile: ProfileOption = None, home: Home = OUT, limit: Limit = None,  # noqa: B006
                   as_json: Json = False) -> None:
-    """Check a recipe: keys, pieces, options, the flow of columns, the files and registered models that it names."""
+    """Check a recipe: keys, pieces, options, the flow of columns, the files and registered models that it names.
+    Of local data, prints the size of each split, what is left out, and warnings.
+    """
     from ratchet.components.recipes.check_data import check_files
-    from ratchet.components.recipes.recipe import load, names
+    from ratchet.components.recipes.check_records import Checked
+    from ratchet.components.recipes.recipe import load, names, plain
     from ratchet.tasks.registry.registry_sources import resolved
 
+    found: dict[str, Checked] = {}
     for name in [recipe] if recipe else names():
         loaded, chosen = load(name, overrides=set, profile=profile, limit=limit)
+        found[name] = check_files(loaded) if recipe else Checked()
         if recipe:
-            check_files(loaded)
             resolved(loaded, chosen, home)
         if not as_json:
-            typer.echo(f"{name}: ok")
+            typer.echo("\n  ".join([f"{name}: ok", *found[name].lines()]))
     if as_json:
-        print_json({name: "ok" for name in ([recipe] if recipe else names())})
+        print_json({name: {"check": "ok", **plain(checked)} for name, checked in found.items()})

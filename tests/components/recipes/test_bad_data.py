@@ -13,10 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from typer.testing import CliRunner
 
 from ratchet.components.errors import RatchetError
-from ratchet.components.recipes.check_data import HEAD, check_files
+from ratchet.components.recipes.check_data import check_files
+from ratchet.components.recipes.check_records import HEAD
 from ratchet.components.recipes.recipe import load
+from ratchet.flows.cli import app
 
 ROOT = Path(__file__).resolve().parents[3]
 CHAT = [{"messages": [{"role": "user", "content": f"what is {i}?"}, {"role": "assistant", "content": f"it is {i}"}]} for i in range(40)]
@@ -25,6 +29,8 @@ PAIRS = [{"prompt": f"what is {i}?", "chosen": f"it is {i}", "rejected": "go awa
 FIRST = [{"messages": [{"role": "assistant", "content": "hi"}, {"role": "user", "content": f"what is {i}?"}, {"role": "assistant", "content": f"it is {i}"}]} for i in range(40)]
 TWICE = [{"messages": [{"role": "user", "content": f"what is {i}?"}, {"role": "user", "content": "well?"}, {"role": "assistant", "content": "it is"}]} for i in range(40)]
 SOLVED = [{"prompt": f"what is {i} + 1?", "answer": f"that makes {i + 1} eggs" if i % 8 == 0 else f"{i + 1}"} for i in range(40)]
+TOPICS = [{"messages": [{"role": "system", "content": f"About {('cats', 'stars', 'bread', 'rivers')[i % 4]}."}, *CHAT[i % 40]["messages"][:1],
+                        {"role": "assistant", "content": f"answer {i}"}]} for i in range(80)]
 LATIN = b"".join(json.dumps({"prompt": f"{i}?", "completion": "caf\u00e9"}, ensure_ascii=False).encode("latin-1") + b"\n" for i in range(9))
 
 CASES: dict[str, tuple[str, Mapping[str, Any], str]] = {
@@ -54,6 +60,9 @@ CASES: dict[str, tuple[str, Mapping[str, Any], str]] = {
     "two users in a row": ("sft", {"d.jsonl": TWICE}, "split 'sft' is empty: "),
     "rows that cannot be read": ("sft", {"d.jsonl": CHAT[:20] + [{"foo": 1}] * 20}, "data.max_dropped: 20 of 40 records (50.0%) are lost before the split, "),
     "a wrong reference answer": ("rlvr_grpo", {"d.jsonl": SOLVED}, "rewards.exact_answer "),
+    "three rows": ("sft", {"d.jsonl": CHAT[:3]}, "data.min_groups: expected at least 2 groups in every split, got 1 in 'sft', 1 in 'sft_validation', 1 in 'evaluate', of 3 rows"),
+    "four topics": ("sft", {"d.jsonl": TOPICS}, "data.min_topics: expected at least 2 topics in every split, got 1 in 'sft_validation', 1 in 'evaluate', of 80 rows"),
+    "one topic a split": ("sft", {"d.jsonl": TOPICS, "min_topics": 1}, "data.max_topic_share: expected at most 90% of one topic in every split, got 100% in 'sft_validation', 100% in 'evaluate'"),
     "no such configuration": ("sft", {"d/train.jsonl": CHAT, "config": "main"}, "has no configuration 'main'"),
 }
 
@@ -97,3 +106,56 @@ def test_rows_behind_the_first_ones_count_where_these_will_not_do(tmp_path: Path
     check_files(load(written(tmp_path, "sft", {"d.jsonl": rows}))[0])
     with pytest.raises(RatchetError, match=f"all {HEAD} rows"):
         check_files(load(written(tmp_path, "sft", {"d.jsonl": rows[:HEAD]}))[0])
+
+
+def test_topics_behind_the_first_rows_count_where_these_are_of_one(tmp_path: Path) -> None:
+    rows = [{"messages": [{"role": "system", "content": f"Topic {chr(97 + i // HEAD) * 5}"}, {"role": "user", "content": f"what is {i}?"},
+                          {"role": "assistant", "content": f"it is {i}"}]} for i in range(8 * HEAD)]
+    checked = check_files(load(written(tmp_path, "sft", {"d.jsonl": rows, "splits": {"sft": 1, "sft_validation": 1, "evaluate": 1}}))[0])
+    assert checked.whole and sum(checked.groups.values()) == 8 * HEAD and not checked.warnings
+
+
+def test_a_large_share_of_a_topic_is_a_warning_since_long_rows_may_go(tmp_path: Path) -> None:
+    rows = [{"messages": [{"role": "system", "content": TOPICS[0 if i % 20 else 1 + i // 20 % 3]["messages"][0]["content"]}, {"role": "user", "content": f"what is {i}?"},
+                          {"role": "assistant", "content": f"it is {i}"}]} for i in range(120)]
+    one = written(tmp_path, "sft", {"d.jsonl": rows, "splits": {"sft": 1, "sft_validation": None, "evaluate": None}})
+    recipe = load(one, overrides=["sft.validation=null", "evaluate=null", "register=null"])[0]
+    (warning,) = check_files(recipe).warnings
+    assert warning.startswith("data.max_topic_share: expected at most 90% of one topic in every split, got 95% in 'sft', of 120 rows")
+
+
+OWN = "## A reward model of your own"
+
+
+def test_splits_that_nothing_reads_are_never_filled_silently(tmp_path: Path) -> None:
+    """The documentation's own example wastes nothing; without its line on the splits a warning says how much is lost."""
+    example = yaml.safe_load((ROOT / "docs" / "recipes.md").read_text().partition(OWN)[2].partition("```yaml")[2].partition("```")[0])
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in PAIRS))
+
+    def warnings(**data: Any) -> tuple[str, ...]:
+        (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"schema": 1, "base": "online_dpo", "about": "mine", **example, "data": {"source": f"path:{tmp_path}/d.jsonl", **data}}))
+        return tuple(check_files(load(tmp_path / "mine.yaml")[0]).warnings)
+
+    assert warnings(**example["data"]) == ()
+    (warning,) = warnings()
+    assert warning == ("data.splits: no section reads 'reward' (16 records), 40% of the data; write `data: {splits: {reward: null}}` and the other splits share it")
+    (elsewhere,) = warnings(source="hub:datasets/org/pairs")
+    assert "no section reads 'reward' (share 0.4), 40% of the data" in elsewhere
+    assert not check_files(load("instruct_dpo")[0]).warnings, "recipes that ship share their splits on purpose"
+
+
+def test_check_prints_sizes_and_losses(tmp_path: Path) -> None:
+    rows = [*LABELS[:37], *({"prompt": f"what is {i}?", "completion": "", "label": True} for i in range(3))]
+    file = written(tmp_path, "sft", {"d.jsonl": rows, "max_dropped": 0.2})
+
+    def check(*more: str) -> str:
+        done = CliRunner().invoke(app, ["recipes", "check", str(file), *more], catch_exceptions=False)
+        assert done.exit_code == 0
+        return done.output
+
+    first, read, groups, left_out, warning = check().splitlines()
+    assert (first, read) == (f"{file}: ok", "  read: 37 rows as `completion`") and groups.startswith("  groups: sft ")
+    assert "parse: the answer is empty 3" in left_out and "build sft: its label is false " in left_out
+    assert warning.startswith("  warning: 3 of 40 records (7.5%) are lost before the split; by step: parse: the answer is empty")
+    found = json.loads(check("--json"))[str(file)]
+    assert found["check"] == "ok" and found["layouts"] == {"as `completion`": 37} and found["left_out"]["parse: the answer is empty"] == 3 and len(found["warnings"]) == 1

@@ -1,0 +1,112 @@
+"""Curation of a recipe's local data before anything starts, as far as that is possible without a tokenizer: what is read, what the
+splits get, what is lost.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+from ratchet.components.errors import DataError, GateError, RecipeError
+from ratchet.components.recipes.schema import Recipe
+from ratchet.components.recipes.sections import PROMPT_SECTIONS, Data, kind_of
+from ratchet.components.types import Group
+
+HEAD = 500
+"""Rows of each file checked first; all rows are read only if these fail, for an exact message."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What is known before a run. Numbers are of local data only, of the first `HEAD` rows of each file if not `whole`; lengths in tokens
+    are not known yet.
+    """
+
+    warnings: Sequence[str] = ()
+    whole: bool = True
+    layouts: Mapping[str, int] = field(default_factory=dict)  # rows by the parser that read them
+    groups: Mapping[str, int] = field(default_factory=dict)  # by split
+    left_out: Mapping[str, int] = field(default_factory=dict)  # records by step and reason
+
+    def lines(self) -> list[str]:
+        """For people: at most a few lines."""
+        said = []
+        if self.groups:
+            read = ", ".join(f"{number:,} rows {what}" for what, number in self.layouts.items())
+            said += [f"read: {read or 'by the parser of the recipe'}" + ("" if self.whole else f" (the first {HEAD} of each file)"),
+                     "groups: " + ", ".join(f"{name} {number:,}" for name, number in self.groups.items()) + " (lengths in tokens are checked in the run)"]
+        if self.left_out:
+            worst = Counter(self.left_out).most_common()
+            more = sum(number for _, number in worst[3:])
+            said.append("left out: " + "; ".join(f"{why} {number:,}" for why, number in worst[:3]) + (f"; for other reasons {more:,}" if more else ""))
+        return [*said, *(f"warning: {one}" for one in self.warnings)]
+
+
+def check_records(recipe: Recipe, read: set[str]) -> Checked:
+    """Curate the local data of a recipe whose sections read the splits `read`: the errors of curation, of wrong reference answers and of
+    splits that are too small.
+    """
+    from ratchet.components.data.curate import curate_records
+    from ratchet.components.data.files import read_rows
+    from ratchet.components.data.mixture import read_sources
+    from ratchet.components.data.published import published
+    from ratchet.components.data.sources import local
+    from ratchet.components.data.verifiers import check_gold, verifiers
+
+    data = recipe.data
+    paths = [local(one.source) for one in data.every_source]
+    for most in (HEAD, None):
+        try:
+            parsed = read_sources(data, paths, data.seed, most)
+            made = curate_records(data, parsed, lambda messages: 0, data.seed, read)
+            check_gold([group for name, groups in made.splits.items() if kind_of(name) in PROMPT_SECTIONS for group in groups], verifiers(recipe))
+            warnings = _sizes(data, made.splits, len(parsed.kept) + len(parsed.dropped), sure=most is None)
+        except (DataError, RecipeError, GateError):
+            if most is None:
+                raise
+            continue
+        files = [file for path, one in zip(paths, data.every_source, strict=True) for _, file in published(path, one.config, one.splits)]
+        whole = most is None or len(parsed.kept) + len(parsed.dropped) < HEAD or not any(True for file in files for _ in islice(read_rows(file), HEAD, HEAD + 1))
+        left_out = Counter({f"{step['step']}: {reason}": number for step in made.steps for reason, number in step["dropped"].items()})
+        warnings += unread({name: len(part) for name, part in made.parts.items()}, read, "{:,} records")
+        return Checked([*made.warnings, *warnings], whole, _layouts(parsed.changed), {name: len(groups) for name, groups in made.splits.items()}, left_out)
+    raise AssertionError("not reached: the second pass returns or raises")
+
+
+def unread(sizes: Mapping[str, float], read: set[str], what: str) -> list[str]:
+    """A warning if splits get records that no section reads. Their data would be lost without a word."""
+    lost = {name: size for name, size in sizes.items() if name not in read}
+    if not lost:
+        return []
+    share = sum(lost.values()) / max(sum(sizes.values()), 1e-9)
+    nulls = ", ".join(f"{name}: null" for name in lost)
+    return [f"data.splits: no section reads {' and '.join(f'{name!r} ({what.format(size)})' for name, size in lost.items())}, {share:.0%} of the data; "
+            f"write `data: {{splits: {{{nulls}}}}}` and the other splits share it"]
+
+
+def _layouts(changed: Mapping[str, int]) -> dict[str, int]:
+    return {what.removeprefix("read "): number for what, number in changed.items() if number and what.startswith("read as ")}
+
+
+def _sizes(data: Data, splits: Mapping[str, Sequence[Group]], rows: int, *, sure: bool) -> list[str]:
+    """`GateError` for splits that data validation would refuse: lengths in tokens can only take more groups away. What they might mend, the
+    share of a topic, is a warning if `sure`.
+    """
+    topics = {name: Counter(topic for group in groups if (topic := group.prompt.meta.get("topic")) is not None) for name, groups in splits.items()}
+    few = {name: len(groups) for name, groups in splits.items() if len(groups) < data.min_groups}
+    alike = {name: len(found) for name, found in topics.items() if 0 < len(found) < data.min_topics}
+    shares = {name: found.most_common(1)[0][1] / len(splits[name]) for name, found in topics.items() if found}
+    full = {name: share for name, share in shares.items() if share > data.max_topic_share}
+    for key, bad, wanted, of in (("min_groups", few, f"at least {data.min_groups} groups", "add data"),
+                                 ("min_topics", alike, f"at least {data.min_topics} topics", "a topic is never in two splits; add data"),
+                                 ("max_topic_share", full, f"at most {data.max_topic_share:.0%} of one topic", "add data")):
+        if bad:
+            got = ", ".join(f"{share:.0%} in {name!r}" if bad is full else f"{share} in {name!r}" for name, share in bad.items())
+            value = f"{max(bad.values()):.2f}" if bad is full else f"{min(bad.values())}"
+            says = f"data.{key}: expected {wanted} in every split, got {got}, of {rows} rows; {of}, name fewer splits in data.splits, or set data.{key}: {value}"
+            if bad is full and sure and max(full.values()) < 1:
+                return [says]
+            raise GateError(says)
+    return []
