@@ -4,6 +4,7 @@ splits get, what is lost.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -104,7 +105,7 @@ def _sizes(data: Data, splits: Mapping[str, Sequence[Group]], rows: int, *, sure
                                  ("max_topic_share", full, f"at most {data.max_topic_share:.0%} of one topic", "add data")):
         if bad:
             got = ", ".join(f"{share:.0%} in {name!r}" if bad is full else f"{share} in {name!r}" for name, share in bad.items())
-            value = f"{max(bad.values()):.2f}" if bad is full else f"{min(bad.values())}"
+            value = f"{math.ceil(100 * max(bad.values())) / 100:g}" if bad is full else f"{min(bad.values())}"
             says = f"data.{key}: expected {wanted} in every split, got {got}, of {rows} rows; {of}, name fewer splits in data.splits, or set data.{key}: {value}"
             if bad is full and sure and max(full.values()) < 1:
                 return [says]

@@ -29,8 +29,7 @@ PAIRS = [{"prompt": f"what is {i}?", "chosen": f"it is {i}", "rejected": "go awa
 FIRST = [{"messages": [{"role": "assistant", "content": "hi"}, {"role": "user", "content": f"what is {i}?"}, {"role": "assistant", "content": f"it is {i}"}]} for i in range(40)]
 TWICE = [{"messages": [{"role": "user", "content": f"what is {i}?"}, {"role": "user", "content": "well?"}, {"role": "assistant", "content": "it is"}]} for i in range(40)]
 SOLVED = [{"prompt": f"what is {i} + 1?", "answer": f"that makes {i + 1} eggs" if i % 8 == 0 else f"{i + 1}"} for i in range(40)]
-TOPICS = [{"messages": [{"role": "system", "content": f"About {('cats', 'stars', 'bread', 'rivers')[i % 4]}."}, *CHAT[i % 40]["messages"][:1],
-                        {"role": "assistant", "content": f"answer {i}"}]} for i in range(80)]
+TOPICS = [{"prompt": f"what is {i}?", "completion": f"it is {i}", "topic": ("red kites", "old trains", "deep sea", "warm bread")[i % 4]} for i in range(80)]
 LATIN = b"".join(json.dumps({"prompt": f"{i}?", "completion": "caf\u00e9"}, ensure_ascii=False).encode("latin-1") + b"\n" for i in range(9))
 
 CASES: dict[str, tuple[str, Mapping[str, Any], str]] = {
@@ -109,15 +108,14 @@ def test_rows_behind_the_first_ones_count_where_these_will_not_do(tmp_path: Path
 
 
 def test_topics_behind_the_first_rows_count_where_these_are_of_one(tmp_path: Path) -> None:
-    rows = [{"messages": [{"role": "system", "content": f"Topic {chr(97 + i // HEAD) * 5}"}, {"role": "user", "content": f"what is {i}?"},
-                          {"role": "assistant", "content": f"it is {i}"}]} for i in range(8 * HEAD)]
+    names = "cats stars bread rivers trains kites music glass".split()
+    rows = [{"prompt": f"what is {i}?", "completion": f"it is {i}", "topic": names[i // HEAD]} for i in range(8 * HEAD)]
     checked = check_files(load(written(tmp_path, "sft", {"d.jsonl": rows, "splits": {"sft": 1, "sft_validation": 1, "evaluate": 1}}))[0])
     assert checked.whole and sum(checked.groups.values()) == 8 * HEAD and not checked.warnings
 
 
 def test_a_large_share_of_a_topic_is_a_warning_since_long_rows_may_go(tmp_path: Path) -> None:
-    rows = [{"messages": [{"role": "system", "content": TOPICS[0 if i % 20 else 1 + i // 20 % 3]["messages"][0]["content"]}, {"role": "user", "content": f"what is {i}?"},
-                          {"role": "assistant", "content": f"it is {i}"}]} for i in range(120)]
+    rows = [{**TOPICS[0 if i % 20 else 1 + i % 3], "prompt": f"what is {i}?"} for i in range(120)]
     one = written(tmp_path, "sft", {"d.jsonl": rows, "splits": {"sft": 1, "sft_validation": None, "evaluate": None}})
     recipe = load(one, overrides=["sft.validation=null", "evaluate=null", "register=null"])[0]
     (warning,) = check_files(recipe).warnings
@@ -145,8 +143,8 @@ def test_splits_that_nothing_reads_are_never_filled_silently(tmp_path: Path) -> 
 
 
 def test_check_prints_sizes_and_losses(tmp_path: Path) -> None:
-    rows = [*LABELS[:37], *({"prompt": f"what is {i}?", "completion": "", "label": True} for i in range(3))]
-    file = written(tmp_path, "sft", {"d.jsonl": rows, "max_dropped": 0.2})
+    rows = [*LABELS, *({**row, "prompt": f"and {row['prompt']}"} for row in LABELS), *({"prompt": f"{i}?", "completion": "", "label": True} for i in range(6))]
+    file = written(tmp_path, "sft", {"d.jsonl": rows})
 
     def check(*more: str) -> str:
         done = CliRunner().invoke(app, ["recipes", "check", str(file), *more], catch_exceptions=False)
@@ -154,8 +152,8 @@ def test_check_prints_sizes_and_losses(tmp_path: Path) -> None:
         return done.output
 
     first, read, groups, left_out, warning = check().splitlines()
-    assert (first, read) == (f"{file}: ok", "  read: 37 rows as `completion`") and groups.startswith("  groups: sft ")
-    assert "parse: the answer is empty 3" in left_out and "build sft: its label is false " in left_out
-    assert warning.startswith("  warning: 3 of 40 records (7.5%) are lost before the split; by step: parse: the answer is empty")
+    assert (first, read) == (f"{file}: ok", "  read: 80 rows as `completion`") and groups.startswith("  groups: sft ")
+    assert "parse: the answer is empty 6" in left_out and "build sft: its label is false " in left_out
+    assert warning.startswith("  warning: 6 of 86 records (7.0%) are lost before the split; by step: parse: the answer is empty")
     found = json.loads(check("--json"))[str(file)]
-    assert found["check"] == "ok" and found["layouts"] == {"as `completion`": 37} and found["left_out"]["parse: the answer is empty"] == 3 and len(found["warnings"]) == 1
+    assert found["check"] == "ok" and found["layouts"] == {"as `completion`": 80} and found["left_out"]["parse: the answer is empty"] == 6 and len(found["warnings"]) == 1

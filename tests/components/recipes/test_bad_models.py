@@ -72,3 +72,7 @@ def test_a_bad_model_folder_is_one_sentence(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", GOOD)
 def test_a_whole_model_folder_passes(case: str, tmp_path: Path) -> None:
     check_files(load(given(tmp_path, *GOOD[case]))[0])
+
+
+def test_a_model_of_an_earlier_run_passes(tiny_model: Path, tmp_path: Path) -> None:
+    check_files(load(given(tmp_path, {}, {"source": f"path:{tiny_model}"}))[0])
