@@ -108,7 +108,7 @@ def test_rows_behind_the_first_ones_count_where_these_will_not_do(tmp_path: Path
 
 
 def test_topics_behind_the_first_rows_count_where_these_are_of_one(tmp_path: Path) -> None:
-    names = "cats stars bread rivers trains kites music glass".split()
+    names = ["cats", "stars", "bread", "rivers", "trains", "kites", "music", "glass"]
     rows = [{"prompt": f"what is {i}?", "completion": f"it is {i}", "topic": names[i // HEAD]} for i in range(8 * HEAD)]
     checked = check_files(load(written(tmp_path, "sft", {"d.jsonl": rows, "splits": {"sft": 1, "sft_validation": 1, "evaluate": 1}}))[0])
     assert checked.whole and sum(checked.groups.values()) == 8 * HEAD and not checked.warnings
