@@ -71,7 +71,7 @@ def check_records(recipe: Recipe, read: set[str]) -> Checked:
         files = [file for path, one in zip(paths, data.every_source, strict=True) for _, file in published(path, one.config, one.splits)]
         whole = most is None or len(parsed.kept) + len(parsed.dropped) < HEAD or not any(True for file in files for _ in islice(read_rows(file), HEAD, HEAD + 1))
         left_out = Counter({f"{step['step']}: {reason}": number for step in made.steps for reason, number in step["dropped"].items()})
-        warnings += unread({name: len(part) for name, part in made.parts.items()}, read, "{:,} records")
+        warnings += unread({name: len(part) for name, part in made.parts.items()}, read, "{:,} records" if whole else f"{{:,}} of the first {len(parsed.kept):,} records")
         return Checked([*made.warnings, *warnings], whole, _layouts(parsed.changed), {name: len(groups) for name, groups in made.splits.items()}, left_out)
     raise AssertionError("not reached: the second pass returns or raises")
 

@@ -137,6 +137,9 @@ def test_splits_that_nothing_reads_are_never_filled_silently(tmp_path: Path) -> 
     assert warnings(**example["data"]) == ()
     (warning,) = warnings()
     assert warning == ("data.splits: no section reads 'reward' (16 records), 40% of the data; write `data: {splits: {reward: null}}` and the other splits share it")
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps({"prompt": f"what is {i}?", "chosen": f"it is {i}", "rejected": "go away"}) + "\n" for i in range(HEAD + 1)))
+    (many,) = warnings()
+    assert f"'reward' (200 of the first {HEAD} records), 40% of the data" in many
     (elsewhere,) = warnings(source="hub:datasets/org/pairs")
     assert "no section reads 'reward' (share 0.4), 40% of the data" in elsewhere
     assert not check_files(load("instruct_dpo")[0]).warnings, "recipes that ship share their splits on purpose"
