@@ -46,7 +46,7 @@ UNITS = {  # metric → how a reader calls it, number of decimals or per cent
     "distinct_1": ("distinct words", ".3f"), "distinct_2": ("distinct word pairs", ".3f"), "self_bleu": ("self-BLEU", ".3f"),
     "embedding_spread": ("spread of meaning", ".3f"), "perplexity": ("perplexity on the data's replies", ".2f"),
     "gold": ("gold score", ".3f"), "gold.error": ("standard error of the gold score", ".3f"), "kl": ("KL to SFT, nats an answer (drawn answers)", ".2f"), "entropy": ("entropy, nats a token", ".2f"),
-    "rate": ("rate", ".1%"), "responses": ("responses", ".0f"), "round": ("round", ".0f"),
+    "rate": ("rate", ".1%"), "responses": ("responses", ".0f"), "equal_rewards": ("prompts with equal rewards", ".1%"), "round": ("round", ".0f"),
 }
 
 
@@ -221,8 +221,10 @@ def _slices(rows: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict[str, 
 
 
 def _rounds(rows: list[Mapping[str, Any]]) -> dict[str, Any]:
-    names = list(dict.fromkeys(name for row in rows for name, value in row.items() if isinstance(value, int | float)))
-    return {"names": names, "rows": [[row.get(name) for name in names] for row in rows]}
+    """Table with a row a metric and a column a round: there are more metrics than a page is wide."""
+    names = dict.fromkeys(name for row in rows for name, value in row.items() if isinstance(value, int | float) and name != "round")
+    return {"titles": [number(row.get("round"), "round") for row in rows],
+            "rows": [(label(name), [number(row.get(name), name) for row in rows]) for name in names]}
 
 
 def _inline(path: Path) -> dict[str, Any]:

@@ -76,19 +76,24 @@ def load(recipe: str | Path, *, overrides: Sequence[str] = (), profile: str | No
 
 def _over_base(path: Path) -> dict[str, Any]:
     """A recipe merged over its base: one of `bases/`, a shipped recipe, or a file next to it. The latter two may
-    themselves have a base in `bases/`.
+    themselves have a base in `bases/`. Name and claim belong to the base alone, and so do a shipped recipe's `about`
+    and `paper`, whose words are about its own data.
     """
     raw = _read(path)
     if not raw.get("base"):
         return raw
     base = _base(path, str(raw["base"]))
     under = _read(base)
+    shipped = base.parent == folder()
+    own = ("name", "claim", *(("about", "paper") if shipped else ()))
+    if shipped:
+        raw = {"about": f"{raw.get('name') or path.stem}, over {base.stem}.", **raw}
     if under.get("base"):
         lowest = folder() / "bases" / f"{under['base']}.yaml"
         if not lowest.exists():
-            raise RecipeError(f"{path.name}: its base {raw['base']!r} has the base {under['base']!r}, expected one of {', '.join(_bases())}; "
-                              "use one of these as the base")
-        under = merge(_read(lowest), {key: value for key, value in under.items() if key not in ("name", "claim")})
+            raise RecipeError(f"{path.name}: its base {raw['base']!r} has the base {under['base']!r}, which is itself a recipe; copy {base} to a file "
+                              f"of your own and change that, or use {under['base']!r} or one of {', '.join(_bases())} as the base")
+        under = merge(_read(lowest), {key: value for key, value in under.items() if key not in own})
     return merge(under, raw)
 
 

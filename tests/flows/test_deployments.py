@@ -455,7 +455,8 @@ def test_cancelled_run_ends_its_remote_stage_and_resumes(prefect: dict[str, str]
     with workers(tmp_path, prefect | {"RATCHET_TEST_MARK": mark}, "local", "far") as started:
         first = start()
         eventually(lambda: list(far.glob("store/.work/sft-*/progress/checkpoint-*")), 300, "a checkpoint on the other worker")
-        (leader,) = (run for run in post(prefect, "flow_runs/filter", {}) if run["name"] == "sft")
+        (run,) = (path.name for path in near.glob("runs/sft-*"))
+        (leader,) = (found for found in post(prefect, "flow_runs/filter", {}) if found["name"] == run)
         ours = {w.pid for w in started.values()}
         theirs, asked = {*marked(mark, "RATCHET_TEST_MARK")} - ours, time.monotonic()
         post(prefect, f"flow_runs/{leader['id']}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}, "force": False})
@@ -485,6 +486,7 @@ def test_run_from_the_command_line_is_cancelled_in_the_prefect_ui(prefect: dict[
     try:
         eventually(lambda: list(home.glob("store/.work/sft-*/progress/checkpoint-*")), 300, "a checkpoint")
         (leader,) = post(prefect, "flow_runs/filter", {})
+        assert [leader["name"]] == [path.name for path in home.glob("runs/*")]
         theirs, asked = {*marked(mark, "RATCHET_TEST_MARK")}, time.monotonic()
         assert len(theirs) > 1, "the stage's process among them"
         post(prefect, f"flow_runs/{leader['id']}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}, "force": False})

@@ -55,6 +55,7 @@ def test_run_then_nothing_to_do(fresh_home: Callable[[str], Path]) -> None:
     names = {r.data.tags["mlflow.runName"]: r for r in runs}
     assert {"sft", "evaluate", "curated"} <= set(names)
     parent = next(r for r in runs if "mlflow.parentRunId" not in r.data.tags)
+    assert parent.data.tags["mlflow.runName"] == run.name, "one name in MLflow, Prefect and under runs/"
     assert all(r.data.tags["mlflow.parentRunId"] == parent.info.run_id for n, r in names.items() if n in ("sft", "evaluate"))
     assert names["sft"].inputs.dataset_inputs, "the data that SFT read is not on its page"
     read = {i.dataset.name for i in parent.inputs.dataset_inputs}

@@ -3,6 +3,8 @@
 import base64
 import hashlib
 import re
+import shutil
+import subprocess
 from html.parser import HTMLParser
 
 import numpy as np
@@ -95,6 +97,29 @@ def test_every_member_of_an_ensemble_shows_its_certificate(tmp_path):
 
 def test_same_results_same_bytes(tmp_path):
     assert write_report(tmp_path / "a", results()).read_bytes() == write_report(tmp_path / "b", results()).read_bytes()
+
+
+def test_rounds_are_columns(tmp_path):
+    page = " ".join(write_report(tmp_path, results()).read_text().split())
+    assert "<table> <tr><th>round</th><th>1</th><th>2</th><th>3</th></tr>" in page
+    assert '<tr><td>length, tokens</td><td data-th="round 1">12.0</td><td data-th="round 2">13.0</td><td data-th="round 3">14.0</td></tr>' in page
+    assert "human" not in page, "the data may be anybody's"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("chromium"), reason="needs chromium")
+@pytest.mark.parametrize("width", [1280, 390])
+def test_no_table_is_wider_than_the_screen(tmp_path, width):
+    whole = verified_results()
+    more = dict.fromkeys(("responses", "truncated", "entropy", "distinct_1", "equal_rewards", "gold.error", "reward.length_controlled"), 0.123)
+    whole["rounds"] = [row | more for row in whole["rounds"]]
+    page = re.sub(r"<meta http-equiv[^>]*>", "", write_report(tmp_path, whole).read_text())  # which refuses the script that measures
+    (tmp_path / "page.html").write_text(page.replace("</body>", """<script>addEventListener("load", () => { parent.document.title = "wide: " +
+        [...document.querySelectorAll("html, .scroll, pre")].filter(e => e.scrollWidth > e.clientWidth).map(e => e.textContent.slice(0, 80)) + ";" })</script></body>"""))
+    (tmp_path / "frame.html").write_text(f'<title></title><iframe src="page.html" style="border: 0; width: {width}px; height: 900px"></iframe>')
+    shown = subprocess.run(["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files", "--dump-dom",
+                            f"--user-data-dir={tmp_path / 'profile'}", f"file://{tmp_path}/frame.html"], capture_output=True, text=True, timeout=120).stdout
+    assert "<title>wide: ;</title>" in shown, re.findall("<title>.*?</title>", shown, re.S)
 
 
 def test_missing_parts_omit_their_sections(tmp_path):

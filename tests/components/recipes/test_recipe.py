@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from ratchet.components.recipes.check import check
 from ratchet.components.recipes.plan import plan
 from ratchet.components.recipes.recipe import dump, for_round, load, load_profile, merge, names
 from ratchet.components.recipes.schema import Recipe
+from ratchet.components.training.loop import optimised_rewards
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -119,11 +121,39 @@ def test_base_may_be_a_file_but_not_one_based_on_a_recipe(tmp_path: Path) -> Non
     assert first.online == shipped.online and (first.name, first.claim, first.data.source) == ("mine", None, f"path:{tmp_path}/rows.jsonl")
     (tmp_path / "below").mkdir()
     second = tmp_path / "below" / "second.yaml"
-    second.write_text("schema: 1\nbase: ../mine.yaml\n")
-    with pytest.raises(RecipeError, match=r"second\.yaml: .*'\.\./mine\.yaml'.*'online_dpo'.*chat"):
-        load(second)
+    for base, under in (("dpo_hh", "reward_hh"), ("../mine.yaml", "online_dpo")):
+        second.write_text(f"schema: 1\nbase: {base}\n")
+        with pytest.raises(RecipeError, match=rf"second\.yaml: its base '{re.escape(base)}' has the base '{under}'.*; copy \S*{Path(base).stem}\.yaml to "
+                                              rf"a file of your own and change that, or use '{under}' or one of .*chat"):
+            load(second)
     write(tmp_path, own.read_text().replace("online_dpo", "online").replace("its method, my data", "mine") + "online: {fit: {updates: {policy: [likelihood]}}}\n")
     assert load(second)[0].data.source == f"path:{tmp_path}/rows.jsonl", "a path is relative to the file that names it"
+
+
+def test_words_of_a_shipped_recipe_stay_with_it(tmp_path: Path) -> None:
+    """`about` and `paper` stand in the report, MLflow, Prefect and the model card, whatever the data of the user is."""
+    own, none, words = (tmp_path / f"{name}.yaml" for name in ("own", "none", "words"))
+    own.write_text("schema: 1\nbase: sft_gsm8k\n")
+    assert (load(own)[0].about, load(own)[0].paper) == ("own, over sft_gsm8k.", "")
+    words.write_text("schema: 1\nbase: sft_gsm8k\nabout: My own words.\npaper: arXiv:2203.02155\n")
+    assert (load(words)[0].about, load(words)[0].paper) == ("My own words.", "arXiv:2203.02155")
+    none.write_text("schema: 1\nbase: sft\n")
+    assert load(none)[0].about == "Supervised fine-tuning on conversations.", "of a base: true for any data"
+
+
+# Shipped recipes that learn from rewards without watching `equal_rewards`, and why.
+UNWATCHED = {
+    **dict.fromkeys(("instruct", "instruct_offline"), "a verifier labels each pair: the reward model only proposes it"),
+    "instruct_reward_labels": "a control of `instruct` has its health rules",
+    "instruct_rlvr": "drop_constant leaves prompts of equal rewards out; a control of `instruct` has its health rules",
+}
+
+
+def test_recipes_that_learn_from_rewards_watch_equal_rewards() -> None:
+    """500 steps on a reward of 0 teach nothing and look like any other run."""
+    learn = {name: one.online.health for name in names() if (one := load(name)[0]).online and optimised_rewards(one.online.annotate, one.online.select)}
+    assert {name for name, rules in learn.items() if "equal_rewards" not in rules} <= set(UNWATCHED) <= set(learn)
+    assert {"online_dpo", "raft", "reward_ensemble", "rlvr_grpo", "ppo", "rloo", "chat"} <= set(learn)
 
 
 def test_column_written_twice_is_an_error(tmp_path: Path) -> None:

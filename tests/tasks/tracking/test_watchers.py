@@ -55,6 +55,17 @@ def test_a_table_the_pictures_themselves_and_where_the_report_is(tmp_path: Path,
     assert str(tmp_path / "report.html") in made["markdown report"]["markdown"]
 
 
+def test_the_flow_run_gets_the_run_s_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    from contextlib import nullcontext
+
+    named: list[tuple[str, str]] = []
+    client = SimpleNamespace(update_flow_run=lambda number, name: named.append((number, name)))
+    monkeypatch.setattr("prefect.client.orchestration.get_client", lambda sync_client: nullcontext(client))
+    monkeypatch.setattr("prefect.runtime.flow_run", SimpleNamespace(id="number"))
+    PrefectPage().begin("sft-1a2b3c4d")
+    assert named == [("number", "sft-1a2b3c4d")]
+
+
 def test_prefect_takes_every_key(tmp_path: Path, made: dict[str, dict[str, Any]]) -> None:
     stage, artifact = evaluated(tmp_path)
     (tmp_path / "plots" / "slices_instruction.family.png").write_bytes(b"png")
