@@ -146,6 +146,7 @@ UNWATCHED = {
     **dict.fromkeys(("instruct", "instruct_offline"), "a verifier labels each pair: the reward model only proposes it"),
     "instruct_reward_labels": "a control of `instruct` has its health rules",
     "instruct_rlvr": "drop_constant leaves prompts of equal rewards out; a control of `instruct` has its health rules",
+    "rlvr_gsm8k": "its own `online` section sets no health rules so far",
 }
 
 
