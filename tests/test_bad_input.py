@@ -195,7 +195,7 @@ def test_damaged_artifact_is_recomputed_with_gpu_slots(fresh_home: Callable[[str
 def test_damaged_checkpoint_restarts_the_stage(fresh_home: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch,
                                                                             caplog: pytest.LogCaptureFixture) -> None:
     """Both that of a step and the best one, which nothing but the whole stage can make again."""
-    options = ["sft.limit=32", "sft.fit.save_every=1", "sft.fit.validate_every=1", "sft.fit.epochs=2", "sft.fit.learning_rate=0.03", "sft.fit.min_ended=0.0"]
+    options = ["sft.limit=32", "sft.fit.save_every=1", "sft.fit.validate_every=1", "sft.fit.epochs=2", "sft.fit.learning_rate=0.3", "sft.fit.min_ended=0.0"]
 
     def made(home: Path) -> tuple[str, dict[str, object]]:
         pipeline = Pipeline.open("sft", home=home, profile="test", overrides=options)

@@ -15,6 +15,7 @@ from ratchet.components.recipes.check_records import Checked, check_records, unr
 from ratchet.components.recipes.reward_models import certified
 from ratchet.components.recipes.schema import Recipe
 from ratchet.components.recipes.sections import PAIRS, SHARES, SINGLE, kind_of
+from ratchet.components.recipes.yaml_files import folder
 
 
 def check_files(recipe: Recipe) -> Checked:
@@ -25,7 +26,6 @@ def check_files(recipe: Recipe) -> Checked:
     from ratchet.components.data.generate import check_name
     from ratchet.components.data.published import home_of, published, share_of, wanted
     from ratchet.components.data.sources import check_address, local
-    from ratchet.components.recipes.recipe import folder
     from ratchet.components.stages.fetch import REGISTRY
 
     for name, model in recipe.models.items():

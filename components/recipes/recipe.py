@@ -23,15 +23,10 @@ from ratchet.components.recipes.profile import Profile
 from ratchet.components.recipes.ranges import Count
 from ratchet.components.recipes.schema import SCHEMA, Online, Recipe
 from ratchet.components.recipes.smoke import limited
-from ratchet.components.recipes.yaml_files import parse_yaml, read_yaml
+from ratchet.components.recipes.yaml_files import folder, parse_yaml, read_yaml
 
 YAML = (".yaml", ".yml")  # a name with this suffix is a file
 OF_BYTES = ("sha256", "base", "base_sha256", "format", "shape", "remote_code")  # keys that apply to the base's source only
-
-
-def folder() -> Path:
-    """Folder of the shipped recipes."""
-    return Path(__file__).resolve().parents[2] / "flows" / "recipes"
 
 
 def names() -> list[str]:

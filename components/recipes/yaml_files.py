@@ -10,6 +10,12 @@ import yaml
 
 from ratchet.components.errors import RecipeError
 
+
+def folder() -> Path:
+    """Folder of the shipped recipes."""
+    return Path(__file__).resolve().parents[2] / "flows" / "recipes"
+
+
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 

@@ -144,9 +144,7 @@ def test_words_of_a_shipped_recipe_stay_with_it(tmp_path: Path) -> None:
 # Shipped recipes that learn from rewards without watching `equal_rewards`, and why.
 UNWATCHED = {
     **dict.fromkeys(("instruct", "instruct_offline"), "a verifier labels each pair: the reward model only proposes it"),
-    "instruct_reward_labels": "a control of `instruct` has its health rules",
-    "instruct_rlvr": "drop_constant leaves prompts of equal rewards out; a control of `instruct` has its health rules",
-    "rlvr_gsm8k": "its own `online` section sets no health rules so far",
+    "instruct_reward_labels": "a reward model gives no two answers one reward; its certificate bounds ties",
 }
 
 
