@@ -129,7 +129,7 @@ class PackedPlan:
 
     def cached_keys(self, layer: int, slot: int, length: int) -> tuple[Tensor, Tensor]:
         """Keys and values (1, kv heads, length, d) of the first `length` tokens in `slot`."""
-        raise NotImplementedError("a plan whose rows continue cached tokens needs a cache")
+        raise ContractError("rows that continue cached tokens need a plan with a cache; use PrefillPlan")
 
     def _mask(self, prefix: int, length: int, like: Tensor) -> Tensor:
         """(length, prefix + length): causal mask of tokens after a prefix, 0 where allowed, -inf for future tokens."""
