@@ -38,9 +38,9 @@ def check_folder(path: Path, name: str, model: Source, *, base: bool = False) ->
     if base:
         return config
     if not any((path / file).is_file() for file in (*TOKENIZERS, *(["vocab.txt"] if name == "encoder" else []))):
-        raise SourceError(f"{path} holds no tokenizer; expected tokenizer.json beside config.json: tokenizer.save_pretrained writes it")
+        raise SourceError(f"{path} has no tokenizer; expected tokenizer.json next to config.json: tokenizer.save_pretrained writes it")
     if name != "encoder" and not _has_template(path):
-        raise SourceError(f"{path}: the tokenizer has no chat template; put a chat_template.jinja beside tokenizer.json, or use an instruct model")
+        raise SourceError(f"{path}: the tokenizer has no chat template; put a chat_template.jinja next to tokenizer.json, or use an instruct model")
     if model.role == "reward" and not (path / REWARD_HEAD).is_file():
         classes, labels = config.get("architectures") or ["no architecture"], config.get("num_labels") or len(config.get("id2label") or (0, 1))
         if labels != 1 or not any(str(name).endswith("ForSequenceClassification") for name in classes):

@@ -56,7 +56,7 @@ def contract(tokenizer: Any, config: Any, dtype: str = "float32", *, generates: 
     """
     name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
     if not tokenizer.chat_template:
-        raise ContractError(f"{name}: the tokenizer has no chat template; put a chat_template.jinja beside tokenizer.json")
+        raise ContractError(f"{name}: the tokenizer has no chat template; put a chat_template.jinja next to tokenizer.json")
     if generates and tokenizer.eos_token_id is None:
         raise ContractError(f"{name}: the tokenizer has no eos_token; set it to the token that ends a turn in the template")
     if generates and (tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id):

@@ -29,7 +29,7 @@ def but(*without: str, **files: str) -> dict[str, str]:
 BAD: dict[str, tuple[Mapping[str, str], Mapping[str, Any], str]] = {
     "a readme alone": ({"readme.md": "x"}, {}, "holds no config.json; expected a Hugging Face model directory"),
     "broken config": (but(**{"config.json": "{"}), {}, "config.json is not valid JSON"),
-    "no tokenizer": (but("tokenizer.json"), {}, "holds no tokenizer; expected tokenizer.json beside config.json"),
+    "no tokenizer": (but("tokenizer.json"), {}, "has no tokenizer; expected tokenizer.json next to config.json"),
     "no chat template": (but("chat_template.jinja", **{"tokenizer_config.json": "{}"}), {}, "the tokenizer has no chat template"),
     "pickled weights": (but("model.safetensors", **{"pytorch_model.bin": ""}), {}, "holds no *.safetensors (pickles such as pytorch_model.bin are never read)"),
     "a missing shard": (but("model.safetensors", **{"model.safetensors.index.json": SHARDS, "model-1.safetensors": ""}), {},
@@ -65,8 +65,8 @@ def test_a_bad_model_folder_is_one_sentence(case: str, tmp_path: Path) -> None:
     files, model, says = BAD[case]
     with pytest.raises(RatchetError) as refused:
         check_files(load(given(tmp_path, files, model))[0])
-    told = str(refused.value)
-    assert told.startswith(f"models.{'mine' if model.get('role') else 'policy'}.source: ") and says in told and "\n" not in told
+    message = str(refused.value)
+    assert message.startswith(f"models.{'mine' if model.get('role') else 'policy'}.source: ") and says in message and "\n" not in message
 
 
 @pytest.mark.parametrize("case", GOOD)
