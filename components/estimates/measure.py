@@ -16,6 +16,7 @@ from typing import Any
 
 from ratchet.components.inference.choose import engine_of
 from ratchet.components.models.load import load_tokenizer
+from ratchet.components.models.products import set_precision
 from ratchet.components.stages.train import make_learner
 from ratchet.components.storage.store import write_atomic
 from ratchet.components.training.packing import pack
@@ -31,6 +32,7 @@ def measure(model: Path, profile: Mapping[str, Any], adapters: Mapping[str, Mapp
     """Throughput as in `ratchet.components.estimates.rates.Rates`. Texts are random tokens of `length`, half of them
     in the loss mask; prompts of `prompt` tokens get `each` answers, with as many rows as the profile decodes at once.
     """
+    set_precision(profile["precision"])
     texts, engine_rates = _measure_engine(model, profile, length=length, prompt=prompt, each=each)
     learn = {}
     for name, adapter in adapters.items():

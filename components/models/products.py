@@ -1,4 +1,5 @@
-"""Float32 matrix products on CPU through oneDNN where it is faster than torch's default BLAS.
+"""Matrix products of float32 models: in float32 or mixed precision, on CPU through oneDNN where it is faster than
+torch's default BLAS.
 
 torch uses MKL for float32, whose AVX-512 kernels are for Intel CPUs only. oneDNN, bundled with torch for bfloat16,
 uses AVX-512 on any CPU: on two Zen 5 cores it is about twice as fast, and three times for few rows times the
@@ -17,6 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+MIXED = False
+"""Whether the layers of this process's models multiply in bfloat16, see `set_precision`."""
 CACHED = "32"
 """Capacity of the primitive caches of oneDNN and of torch's layer over it: more than the distinct shapes of a training step. An entry
 takes 0.7 MB and the default is 1,000 entries each, which batches of varying length would fill."""
@@ -30,6 +33,32 @@ def onednn_is_faster() -> bool:
     return torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability().startswith("AVX512")
 
 
+@functools.cache
+def has_bfloat16() -> bool:
+    """Whether bfloat16 products are computed in hardware here, not emulated."""
+    return torch.cuda.is_bf16_supported(including_emulation=False) if torch.cuda.is_available() else torch.cpu._is_avx512_bf16_supported()
+
+
+def set_precision(precision: str) -> None:
+    """Precision of the layers' matrix products in this process. `bfloat16`: mixed precision, where hardware has it:
+    the layers of float32 models convert the operands to bfloat16 and the product back, as torch.autocast does; weights,
+    gradients, residuals, norms, attention, softmax and heads stay float32.
+    """
+    global MIXED
+    MIXED = precision == "bfloat16" and has_bfloat16()
+
+
+@contextmanager
+def float32_products() -> Iterator[None]:
+    """Context without mixed precision, for comparisons that must be exact."""
+    before = MIXED
+    set_precision("float32")
+    try:
+        yield
+    finally:
+        globals()["MIXED"] = before
+
+
 def product(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """rows (…, K) · weight (N, K)ᵀ + bias (N,): (…, N), as `F.linear`, differentiable. Either matrix may be a
     transposed view.
@@ -40,13 +69,16 @@ def product(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 class Linear(nn.Linear):
-    """`nn.Linear` computed by `product`."""
+    """`nn.Linear` of a layer, computed by `product` or in mixed precision."""
 
     packed: Tensor | None = None
 
     def forward(self, input: Tensor) -> Tensor:
         if self.packed is not None and not torch.is_grad_enabled():
-            return _onednn(input, self.packed, self.bias)
+            out = _onednn(input.to(self.packed.dtype), self.packed).to(input.dtype)
+            return out if self.bias is None else out.add_(self.bias)
+        if MIXED and input.dtype == self.weight.dtype == torch.float32 and input.numel():
+            return _MixedProduct.apply(input, self.weight, self.bias)
         return product(input, self.weight, self.bias)
 
 
@@ -60,11 +92,13 @@ def speed_up(model: nn.Module) -> None:
 @contextmanager
 def packed(model: nn.Module, rows: int) -> Iterator[None]:
     """Context for many products of about `rows` rows with weights that do not change: every `Linear` also holds its
-    weight in oneDNN's own layout, to which it is otherwise converted in every product. Results are the same.
+    weight in oneDNN's own layout (and precision, see `set_precision`), to which it is otherwise converted in every product.
+    Results are the same.
     """
     layers = [layer for layer in model.modules() if isinstance(layer, Linear) and layer.weight.dtype == torch.float32 and layer.weight.device.type == "cpu"]
     for layer in layers if onednn_is_faster() else []:
-        layer.packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), rows)
+        weight = layer.weight.detach()
+        layer.packed = torch.ops.mkldnn._reorder_linear_weight(weight.bfloat16() if MIXED else weight, rows)
     try:
         yield
     finally:
@@ -97,3 +131,30 @@ class _Product(torch.autograd.Function):
             None if rows is None else _onednn(flat.t(), rows.reshape(-1, rows.shape[-1]).t()),
             flat.sum(0) if ctx.needs_input_grad[2] else None,
         )
+
+
+class _MixedProduct(torch.autograd.Function):
+    """`_Product` of float32 matrices through bfloat16. The bias and its gradient are not rounded."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        needs_rows, needs_weight, _ = ctx.needs_input_grad
+        half, other = rows.bfloat16(), weight.bfloat16()
+        ctx.save_for_backward(half if needs_weight else None, other if needs_rows else None)
+        out = _bfloat16(half, other).float()
+        return out if bias is None else out.add_(bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor):
+        rows, weight = ctx.saved_tensors
+        half = grads[0].bfloat16()
+        flat = half.reshape(-1, half.shape[-1])
+        return (
+            None if weight is None else _bfloat16(half, weight.t()).float(),
+            None if rows is None else _bfloat16(flat.t(), rows.reshape(-1, rows.shape[-1]).t()).float(),
+            grads[0].reshape(flat.shape).sum(0) if ctx.needs_input_grad[2] else None,
+        )
+
+
+def _bfloat16(rows: Tensor, weight: Tensor) -> Tensor:
+    return _onednn(rows, weight) if rows.device.type == "cpu" and torch.backends.mkldnn.is_available() else F.linear(rows, weight)

@@ -55,7 +55,7 @@ class Profile:
     zero_stage: Literal[0, 1, 2, 3] = 2  # DeepSpeed ZeRO
     offload_optimizer: Bool = False  # optimiser state in host memory
     offload_parameters: Bool = False  # parameters in host memory; ZeRO 3
-    precision: Literal["float32", "bfloat16"] = "float32"  # of training
+    precision: Literal["float32", "bfloat16"] = "float32"  # bfloat16: mixed precision
     engine: Literal["torch", "vllm"] = "torch"  # inference engine for sampling
     threads: Count | None = 2  # CPU threads per process; null: PyTorch's default
     tokens_per_microbatch: Count = 2048  # packed tokens per forward pass and rank
@@ -71,7 +71,6 @@ class Profile:
             f"ranks: {self.ranks} with `learner: torch`, which is a single process; use `learner: deepspeed`": torch and self.ranks > 1,
             f"ranks: {self.ranks} on `machines: {self.machines}`; every machine starts the same number of ranks: use a multiple of {self.machines}":
                 self.ranks % self.machines > 0,
-            "precision: bfloat16 with `learner: torch`, which trains in float32; use `learner: deepspeed`": torch and self.precision != "float32",
             f"precision: bfloat16 with `zero_stage: {zero}`, which keeps no float32 weights and gradients; use 2 or 3":
                 not torch and zero < 2 and self.precision != "float32",
             "offload_* requires `learner: deepspeed`, got `learner: torch`":

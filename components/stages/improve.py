@@ -19,7 +19,7 @@ from ratchet.components.models.lora import AdapterDisabledReference
 from ratchet.components.piece import build
 from ratchet.components.stages.experience import context_of
 from ratchet.components.stages.job import Job
-from ratchet.components.stages.probe import agree, verify_saved
+from ratchet.components.stages.probe import agree, verify_saved, weights_precision
 from ratchet.components.stages.train import make_learner
 from ratchet.components.stages.watch import Health
 from ratchet.components.storage.checkpoints import Log, latest, load_checkpoint, save_checkpoint
@@ -139,7 +139,7 @@ def improve(job: Job) -> dict[str, Any]:
         ranks.once(lambda: write_groups(job.work.product / "last_groups.parquet", chosen))
     summary["probe"] = {"ended": 1 - numbers["truncated"], "sampler_difference": difference}
     summary["reload_difference"] = verify_saved(job.work.product, learner, last[:2], kind="policy", tokens=profile["tokens_per_microbatch"],
-                                                precision=profile["precision"])
+                                                precision=weights_precision(profile))
     return summary
 
 

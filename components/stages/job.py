@@ -35,7 +35,7 @@ class Job:
 
 
 def run_job(function: Callable[[Job], Mapping[str, Any] | None], request: Mapping[str, Any]) -> dict[str, Any]:
-    """Set up the process (threads, determinism), check that the inputs share a token contract, run the stage
+    """Set up the process (threads, precision, determinism), check that the inputs share a token contract, run the stage
     function, return its metadata.
     """
     profile = request["options"].get("profile")
@@ -45,10 +45,13 @@ def run_job(function: Callable[[Job], Mapping[str, Any] | None], request: Mappin
         import torch
         from transformers.utils import logging
 
+        from ratchet.components.models.products import set_precision
+
         logging.disable_progress_bar()
         deterministic()
         if profile["threads"]:
             torch.set_num_threads(profile["threads"])
+        set_precision(profile["precision"])
     inputs = {
         name: Artifact(a["kind"], Path(a["path"]), a["digest"], tuple(a["parents"]), a["meta"])
         for name, a in request["inputs"].items()

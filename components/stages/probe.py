@@ -13,6 +13,7 @@ from ratchet.components.errors import ContractError
 from ratchet.components.inference.agreement import as_groups, gap, require_agreement
 from ratchet.components.inference.torch import TorchEngine
 from ratchet.components.models.load import load_tokenizer, trusted
+from ratchet.components.models.products import float32_products
 from ratchet.components.models.reward import FILE as REWARD_HEAD
 from ratchet.components.models.reward import is_token_classifier, load_reward_head
 from ratchet.components.training import ranks
@@ -31,10 +32,17 @@ SPARE = 8
 LOCAL = {"local_files_only": True, "use_safetensors": True}
 
 
+def weights_precision(profile: Mapping[str, Any]) -> str:
+    """Precision of a learner's weights: with `learner: torch` float32, also in mixed precision."""
+    return "float32" if profile["learner"] == "torch" else str(profile["precision"])
+
+
+@float32_products()
 def verify_saved(path: Path, learner: Any, groups: Sequence[Group], *, kind: str, tokens: int, precision: str = "float32",
                  inspect: Callable[[Any], None] | None = None) -> float:
     """Largest difference between the learner and the saved directory as loaded by transformers: log-probs of
-    masked-in tokens for a policy, scores for a reward model. `ContractError` above 1e-4 (for float32).
+    masked-in tokens for a policy, scores for a reward model. `ContractError` above the tolerance of `precision`, that of
+    the weights; products are in float32.
 
     `inspect` is called with the loaded model (a `SavedReward`) on rank 0.
     """
@@ -127,6 +135,7 @@ class SavedReward:
         return {"padding_side": tokenizer.padding_side, "padding_difference": found}
 
 
+@float32_products()
 def probe(path: Path, learner: Any, groups: Sequence[Group], profile: Mapping[str, Any], *, seed: int, min_ended: float) -> dict[str, float]:
     """Sample a few answers with the saved weights and check the share that ends and the log-prob agreement with the
     learner.
@@ -140,7 +149,7 @@ def probe(path: Path, learner: Any, groups: Sequence[Group], profile: Mapping[st
                 for i, (g, start) in enumerate(zip(groups, prompts, strict=True))]
     answers = ranks.once(lambda: TorchEngine(path, rows=len(groups), threads=profile["threads"]).generate(requests))
     found = {"ended": sum(a[0].stop != "length" for a in answers) / len(answers),
-             "sampler_difference": agree(learner, as_groups(requests, answers), {**profile, "engine": "torch"})}
+             "sampler_difference": agree(learner, as_groups(requests, answers), {**profile, "engine": "torch", "precision": weights_precision(profile)})}
     require_ended(found["ended"], len(answers), min_ended)
     return found
 

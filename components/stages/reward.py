@@ -21,10 +21,11 @@ from ratchet.components.inference.answers import reward_model_scores
 from ratchet.components.inference.torch import TorchEngine
 from ratchet.components.models.forward import reward_states
 from ratchet.components.models.load import load_tokenizer, new_reward, save_model
+from ratchet.components.models.products import float32_products
 from ratchet.components.models.reward import MeanReward
 from ratchet.components.stages import progress
 from ratchet.components.stages.job import Job
-from ratchet.components.stages.probe import RELOAD_TOLERANCE
+from ratchet.components.stages.probe import RELOAD_TOLERANCE, weights_precision
 from ratchet.components.stages.train import encoded, learn
 from ratchet.components.storage.store import write_atomic
 from ratchet.components.training import ranks
@@ -71,10 +72,10 @@ def reward(job: Job) -> dict[str, Any]:
 
 
 def limits_of(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The certificate's limits, with the reload tolerance widened to the learner's precision."""
+    """The certificate's limits, with the reload tolerance widened to the precision of the learner's weights."""
     limits = dict(options["certificate"])
     if limits.get("reload_tolerance", 0.0) is not None:
-        limits["reload_tolerance"] = max(limits.get("reload_tolerance", 0.0), RELOAD_TOLERANCE[options["profile"]["precision"]])
+        limits["reload_tolerance"] = max(limits.get("reload_tolerance", 0.0), RELOAD_TOLERANCE[weights_precision(options["profile"])])
     return limits
 
 
@@ -135,6 +136,7 @@ def texts_of(pairs: Sequence[Group]) -> tuple[list[Group], np.ndarray]:
     return groups, np.array([[number[tuple(t.inputs["tokens"])] for t in pair.trajectories] for pair in pairs])
 
 
+@float32_products()
 def examine(path: Path, pairs: Sequence[Group], trained: Sequence[Sequence[float]], limits: Any, *, threads: int | None,
             cross_validated: Interval | None = None, answers: Sequence[Group] = (), truth: str = "", **padding: Any) -> dict[str, Any]:
     """Certificate of a saved reward model on held-out pairs, reloaded as online training will load it. `trained`:
@@ -160,6 +162,7 @@ def uneven(pairs: Sequence[Group]) -> list[Group]:
     return [ordered[0], ordered[-1]]
 
 
+@float32_products()
 def score_in_memory(learner: Any, pairs: Sequence[Group], tokens: int) -> list[list[float]]:
     """Chosen and rejected score of each pair by the learner's model."""
     with torch.no_grad():

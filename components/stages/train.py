@@ -14,7 +14,7 @@ from ratchet.components.errors import ContractError, DataError, GateError
 from ratchet.components.models.load import load_tokenizer
 from ratchet.components.piece import build
 from ratchet.components.stages.job import Job
-from ratchet.components.stages.probe import probe, verify_saved
+from ratchet.components.stages.probe import probe, verify_saved, weights_precision
 from ratchet.components.text.chat import count_tokens, encode_group
 from ratchet.components.training import ranks
 from ratchet.components.training.deepspeed import DeepSpeedLearner
@@ -71,7 +71,7 @@ def learn(job: Job, policy: Path, groups: Sequence[Group], validation: Sequence[
     if isinstance(learner, TorchLearner):
         learner.release_optimiser()  # before the saved model is read beside it
     summary["reload_difference"] = verify_saved(job.work.product, learner, groups[:4], kind=kind, tokens=profile["tokens_per_microbatch"],
-                                                precision=profile["precision"], inspect=inspect_saved)
+                                                precision=weights_precision(profile), inspect=inspect_saved)
     if inspect is not None:
         inspect(learner)
     if kind != "reward":

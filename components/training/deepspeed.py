@@ -22,6 +22,7 @@ from ratchet.components.errors import ContractError, RecipeError, TrainingError
 from ratchet.components.models.forward import model_outputs, output_head
 from ratchet.components.models.load import load_model, load_tokenizer, save_model
 from ratchet.components.models.lora import FOLDER, save_adapter
+from ratchet.components.models.products import has_bfloat16
 from ratchet.components.models.value import PolicyWithValue
 from ratchet.components.training import ranks
 from ratchet.components.training.torch import Schedule, rate
@@ -269,13 +270,6 @@ class Rows(nn.Module):
 
     def forward(self, batch: Batch, outputs: frozenset[str]) -> dict[str, Tensor]:
         return dict(model_outputs(self.model, self.kind, batch, outputs).by_name)
-
-
-def has_bfloat16() -> bool:
-    """Whether the hardware computes bfloat16 natively: GPUs from Ampere on, CPUs with AVX512-BF16."""
-    if torch.cuda.is_available():
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    return torch.cpu._is_avx512_bf16_supported()
 
 
 def _deepspeed() -> Any:

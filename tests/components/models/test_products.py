@@ -19,6 +19,14 @@ def by_onednn(monkeypatch):
     monkeypatch.setattr(products, "onednn_is_faster", lambda: True)
 
 
+@pytest.fixture
+def mixed(monkeypatch):
+    monkeypatch.setattr(products, "has_bfloat16", lambda: True)
+    products.set_precision("bfloat16")
+    yield
+    products.set_precision("float32")
+
+
 @pytest.mark.parametrize("shape", [(7, 24), (1, 7, 24), (2, 3, 24), (1, 24), (0, 24)])
 @pytest.mark.parametrize(("bias", "learns"), [(b, learns) for b in (True, False) for learns in (("rows",), ("weight",), ("rows", "weight"))]
                          + [(True, ("rows", "weight", "bias"))])
@@ -77,6 +85,56 @@ def test_loaded_policy_uses_fast_matmul_with_equal_outputs(tiny_model, monkeypat
     layer = ours.get_submodule(changed[0])
     rows = torch.randn(3, layer.in_features)
     torch.testing.assert_close(layer(rows), plain.get_submodule(changed[0])(rows), rtol=1e-5, atol=1e-5)
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_mixed_precision_equals_autocast(bias, mixed):
+    torch.manual_seed(0)
+    layer, rows, wanted = nn.Linear(24, 10, bias=bias), torch.randn(2, 7, 24), torch.randn(2, 7, 10)
+    found = []
+    for own in (False, True):
+        given = rows.clone().requires_grad_()
+        layer.zero_grad()
+        if own:
+            speed_up(layer)
+            out = layer(given)
+        else:
+            with torch.autocast("cpu", torch.bfloat16):
+                out = layer(given)
+        out.float().backward(wanted)
+        found.append([out.float().detach(), given.grad, *(p.grad.clone() for p in layer.parameters())])
+    for mine, theirs in zip(found[1], found[0], strict=True):
+        assert mine.dtype == torch.float32
+        torch.testing.assert_close(mine, theirs, rtol=2e-2, atol=6e-2)  # bfloat16 has 8 significant bits
+    exact = nn.functional.linear(rows, layer.weight, layer.bias).detach()
+    assert 0 < (found[1][0] - exact).abs().max() < 0.05, "rounded, unlike float32"
+
+
+def test_float32_products_and_float32_models_alone_are_exempt(mixed):
+    layer, rows = nn.Linear(24, 10), torch.randn(7, 24)
+    speed_up(layer)
+    exact = F.linear(rows, layer.weight, layer.bias)
+    with products.float32_products():
+        torch.testing.assert_close(layer(rows), exact, rtol=1e-5, atol=1e-5)
+    assert products.MIXED and not torch.allclose(layer(rows), exact, rtol=1e-5, atol=1e-5)
+    assert layer.double()(rows.double()).dtype == torch.float64
+    products.set_precision("float32")
+    torch.testing.assert_close(layer.float()(rows), exact, rtol=1e-5, atol=1e-5)
+
+
+def test_packed_weights_change_little_in_mixed_precision(mixed):
+    layer, rows = nn.Linear(24, 10), torch.randn(7, 24)
+    speed_up(layer)
+    with torch.no_grad():
+        expected = layer(rows)
+        with products.packed(layer, 7):
+            assert layer.packed is not None and layer.packed.dtype == torch.bfloat16
+            torch.testing.assert_close(layer(rows), expected, rtol=1e-2, atol=1e-2)
+
+
+def test_hardware_that_emulates_bfloat16_keeps_float32(monkeypatch, mixed):
+    monkeypatch.setattr(products, "has_bfloat16", lambda: False)
+    products.set_precision("bfloat16")
+    assert not products.MIXED
 
 
 def test_other_layer_classes_are_unchanged():

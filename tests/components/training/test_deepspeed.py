@@ -235,7 +235,7 @@ def test_reference_is_the_model_with_the_adapter_disabled(models: dict[str, str]
 
 
 def test_bfloat16_needs_hardware_support(models: dict[str, str], tmp_path: Path) -> None:
-    from ratchet.components.training.deepspeed import has_bfloat16
+    from ratchet.components.models.products import has_bfloat16
 
     if has_bfloat16():
         pytest.skip("this machine has it")
