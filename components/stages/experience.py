@@ -13,6 +13,7 @@ from ratchet.components.evaluation.certificate import require
 from ratchet.components.evaluation.gold import GoldMeasure
 from ratchet.components.evaluation.health import ACTIONS, check
 from ratchet.components.inference.choose import engine_of
+from ratchet.components.models.load import load_tokenizer
 from ratchet.components.models.reward import is_reward_model
 from ratchet.components.models.value import FILE as VALUE_HEAD
 from ratchet.components.piece import build
@@ -26,6 +27,7 @@ from ratchet.components.training.loop import (
     round_metrics,
     select_groups,
     texts_read,
+    tokenised,
 )
 from ratchet.components.training.postconditions import check_rollout
 from ratchet.components.types import Context, Group
@@ -108,21 +110,22 @@ def select(job: Job) -> dict[str, Any]:
         raise DataError(f"round {options['round']}: no group is left after selection ({counts}); usually all answers to each prompt have "
                         "the same reward. Raise the temperature or responses_per_prompt, or inspect the rewards")
     progress.expect("texts", texts_read(options["prepare"]) * _answers(chosen))
+    chosen = tokenised(chosen, load_tokenizer(job.path("policy")))
     write_groups(job.work.product / "groups.parquet", prepare_groups(chosen, pieces("annotate", options["prepare"]), context))
     return {"counts": counts}
 
 
 def prepare_offline(job: Job) -> dict[str, Any]:
     """Groups from disk, tokenised for the policy, with the columns that the objective reads."""
-    from ratchet.components.models.load import load_tokenizer
     from ratchet.components.stages.train import encoded
 
-    options = job.options
-    groups, read, warnings = encoded(job, "offline", load_tokenizer(job.path("policy")))
+    options, tokenizer = job.options, load_tokenizer(job.path("policy"))
+    groups, read, warnings = encoded(job, "offline", tokenizer)
     context = context_of(job)
     progress.expect("texts", texts_read([*options["annotate"], *options["prepare"]]) * _answers(groups))
     marked, scored = annotate_groups(groups, pieces("annotate", options["annotate"]), context, max_failed=options["max_failed"])
     chosen, counts = select_groups(marked, pieces("select", options["select"]), context)
+    chosen = tokenised(chosen, tokenizer)
     write_groups(job.work.product / "groups.parquet", prepare_groups(chosen, pieces("annotate", options["prepare"]), context))
     return {"counts": {**read, **scored, **counts}, "warnings": warnings}
 

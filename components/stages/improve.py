@@ -33,6 +33,7 @@ from ratchet.components.training.loop import (
     round_metrics,
     select_groups,
     stateful_pieces,
+    tokenised,
 )
 from ratchet.components.training.objectives import parts
 from ratchet.components.training.packing import order
@@ -102,7 +103,7 @@ def improve(job: Job) -> dict[str, Any]:
         held = health(number, numbers, state)
         line |= {f"rollout/{k}": v for k, v in numbers.items()} | {"health/held": float(held)}
         chosen, selected = ([], {}) if held else select_groups(marked, select, ctx)
-        chosen = prepare_groups(chosen, prepare, ctx)
+        chosen = prepare_groups(tokenised(chosen, learner.tokenizer), prepare, ctx)
         line["select/groups"] = float(len(chosen))
         line |= {f"rollout/{k}": float(v) for k, v in counts.items()} | {f"select/{k}": float(v) for k, v in selected.items()}
         state["counts"] = dict(Counter(state["counts"]) + Counter(counts) + Counter(selected))

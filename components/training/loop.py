@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, final
 from ratchet.components.errors import DataError
 from ratchet.components.piece import build, describe
 from ratchet.components.protocols import Memory
+from ratchet.components.text.chat import encode
 from ratchet.components.training import ranks
 from ratchet.components.types import OK, Columns, Context, Group
 
@@ -135,6 +136,11 @@ def select_groups(groups: Sequence[Group], selectors: Sequence[Named], ctx: Cont
         chosen = [*earlier, *chosen]
         counts["groups of earlier rounds"] = len(earlier)
     return chosen, dict(counts)
+
+
+def tokenised(groups: Sequence[Group], tokenizer: Any) -> list[Group]:
+    """Groups with the tokens of the answers that a selector wrote as text; sampled tokens are unchanged."""
+    return [group.replace([encode(tokenizer, group.prompt, trajectory) for trajectory in group.trajectories]) for group in groups]
 
 
 def prepare_groups(groups: Sequence[Group], annotators: Sequence[Named], ctx: Context) -> list[Group]:

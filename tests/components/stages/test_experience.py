@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForSequenceClassification
 
-from ratchet.components.data.groups import read_groups
+from ratchet.components.data.groups import read_groups, write_groups
 from ratchet.components.errors import ContractError
 from ratchet.components.inference.torch import TorchEngine
 from ratchet.components.models.load import load_tokenizer, new_reward, save_model
 from ratchet.components.pieces.rewards.reward_model import reward_model
 from ratchet.components.recipes.profile import Profile
 from ratchet.components.recipes.recipe import plain
-from ratchet.components.stages.experience import context_of
+from ratchet.components.stages.experience import context_of, select
 from ratchet.components.stages.job import Job
 from ratchet.components.storage.store import Workspace
 from ratchet.components.training.loop import round_metrics
@@ -48,3 +48,23 @@ def test_a_round_of_the_initial_policy_is_at_no_distance_from_it(tiny_home: Path
     initial = TorchEngine(pipeline.artifact("model_policy").path, threads=1)
     groups = read_groups(pipeline.artifact("annotate_1").path / "groups.parquet")
     assert abs(round_metrics(groups, [], reference=initial, kl_prompts=4)["kl"]) < 1e-4, "asked, the same weights say the same"
+
+
+def test_answers_that_a_selector_wrote_are_tokenised_before_they_are_scored(tiny_model: Path, tmp_path: Path) -> None:
+    """As `echo` does in a round: text without tokens, beside a sampled answer that keeps its own."""
+    prompt = Prompt("p", ({"role": "user", "content": "hi"},))
+    engine = TorchEngine(tiny_model, threads=1)
+    written = Trajectory(({"role": "assistant", "content": "Say hi."},))
+    (sampled,) = engine.encode(Group(prompt, (Trajectory(({"role": "assistant", "content": "Hello!"},)),))).trajectories
+    (tmp_path / "scored").mkdir()
+    write_groups(tmp_path / "scored" / "groups.parquet", [Group(prompt, (sampled, written))])
+    work = Workspace(tmp_path / "work")
+    work.product.mkdir(parents=True)
+    options = {"profile": plain(Profile(threads=1)), "seed": 0, "round": 1, "select": (), "prepare": ({"name": "scoring.logprobs", "model": "reference"},)}
+    model = Artifact("weights", tiny_model, "k")
+    select(Job(options, {"groups": Artifact("groups", tmp_path / "scored", "g"), "policy": model, "reference": model}, work))
+    (made,) = read_groups(work.product / "groups.parquet")
+    assert list(made.trajectories[0].inputs["tokens"]) == list(sampled.inputs["tokens"])
+    (expected,) = engine.score([made], frozenset({"logprobs"}))
+    assert [len(row) for row in made.columns["logprobs.reference"]] == [len(t.mask) for t in made.trajectories]
+    assert made.columns["logprobs.reference"][1] == pytest.approx(expected["logprobs"][1], abs=1e-4)
