@@ -18,10 +18,10 @@ from ratchet.components.recipes.sections import PAIRS, SHARES, SINGLE, kind_of
 from ratchet.components.recipes.yaml_files import folder
 
 
-def check_files(recipe: Recipe) -> Checked:
+def check_files(recipe: Recipe, show: int = 0) -> Checked:
     """Check every address in the recipe: `path:` models must be complete and fit the recipe's sizes, `path:` data must
     have the records and published splits it reads. Raises `SourceError`, `DataError`, `GateError` or `RecipeError`
-    for the first problem.
+    for the first problem. `show`: examples of each split of `path:` data in the result.
     """
     from ratchet.components.data.generate import check_name
     from ratchet.components.data.published import home_of, published, share_of, wanted
@@ -56,7 +56,7 @@ def check_files(recipe: Recipe) -> Checked:
         have -= {"benchmark"}
         home_of(wanted(recipe.data.splits), have if have == {""} else {split or "train" for split in have})
     if all(one.source.startswith("path:") for one in recipe.data.every_source):
-        return check_records(recipe, read_splits(recipe))
+        return check_records(recipe, read_splits(recipe), show)
     shipped = "".join(file.read_text(encoding="utf-8") for file in folder().rglob("*.yaml"))
     if all(one.source in shipped for one in recipe.data.every_source):
         return Checked()  # recipes that are compared share the splits of their data, though not all of them read every split

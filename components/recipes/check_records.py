@@ -9,14 +9,47 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Any
 
 from ratchet.components.errors import DataError, GateError, RecipeError
 from ratchet.components.recipes.schema import Recipe
 from ratchet.components.recipes.sections import PROMPT_SECTIONS, Data, kind_of
-from ratchet.components.types import Group
+from ratchet.components.types import Group, Message
 
 HEAD = 500
 """Rows of each file checked first; all rows are read only if these fail, for an exact message."""
+
+
+LONGEST = 400
+"""Characters of a message that `Example.lines` prints."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """A group of a split as the recipe's sections get it, before tokenisation. `answers` are chosen and rejected in a split of pairs, else
+    one or none; `trained`: whether their assistant messages are in a loss, as in SFT and in pairs. In a split of prompts they are not.
+    """
+
+    messages: Sequence[Message]
+    answers: Sequence[Sequence[Message]]
+    trained: bool
+    reference: str | None = None
+    columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # per answer, such as ratings and labels
+
+    def lines(self) -> list[str]:
+        """A line per message; `>` marks what is in a loss, with two answers `+` the chosen and `-` the rejected one."""
+        marks = ("+", "-") if len(self.answers) == 2 else (">",) * len(self.answers)
+        said = [self._line(" ", message) for message in self.messages]
+        for mark, answer in zip(marks, self.answers, strict=True):
+            said += [self._line(mark if self.trained and message["role"] == "assistant" else " ", message) for message in answer]
+        if self.reference is not None:
+            said.append(self._line(" ", {"role": "reference", "content": self.reference}))
+        return [*said, *(f"  {name}: {', '.join(map(str, values))}" for name, values in self.columns.items())]
+
+    def _line(self, mark: str, message: Message) -> str:
+        text = " ".join(str(message["content"]).split())
+        more = f" … ({len(text):,} characters)" if len(text) > LONGEST else ""
+        return f"{mark} {message['role']}: {text[:LONGEST]}{more}"
 
 
 @dataclass(frozen=True)
@@ -30,6 +63,7 @@ class Checked:
     layouts: Mapping[str, int] = field(default_factory=dict)  # rows by the parser that read them
     groups: Mapping[str, int] = field(default_factory=dict)  # by split
     left_out: Mapping[str, int] = field(default_factory=dict)  # records by step and reason
+    examples: Mapping[str, Sequence[Example]] = field(default_factory=dict)  # the first groups of each split, as asked for
 
     def lines(self) -> list[str]:
         """For people: at most a few lines."""
@@ -42,12 +76,15 @@ class Checked:
             worst = Counter(self.left_out).most_common()
             more = sum(number for _, number in worst[3:])
             said.append("left out: " + "; ".join(f"{why} {number:,}" for why, number in worst[:3]) + (f"; for other reasons {more:,}" if more else ""))
+        for name, examples in self.examples.items():
+            for i, example in enumerate(examples, 1):
+                said += [f"{name}, {i} of {self.groups[name]:,}:", *("  " + line for line in example.lines())]
         return [*said, *(f"warning: {one}" for one in self.warnings)]
 
 
-def check_records(recipe: Recipe, read: set[str]) -> Checked:
+def check_records(recipe: Recipe, read: set[str], show: int = 0) -> Checked:
     """Curate the local data of a recipe whose sections read the splits `read`: the errors of curation, of wrong reference answers and of
-    splits that are too small.
+    splits that are too small. `show`: examples of each split.
     """
     from ratchet.components.data.curate import curate_records
     from ratchet.components.data.files import read_rows
@@ -72,8 +109,14 @@ def check_records(recipe: Recipe, read: set[str]) -> Checked:
         whole = most is None or len(parsed.kept) + len(parsed.dropped) < HEAD or not any(True for file in files for _ in islice(read_rows(file), HEAD, HEAD + 1))
         left_out = Counter({f"{step['step']}: {reason}": number for step in made.steps for reason, number in step["dropped"].items()})
         warnings += unread({name: len(part) for name, part in made.parts.items()}, read, "{:,} records" if whole else f"{{:,}} of the first {len(parsed.kept):,} records")
-        return Checked([*made.warnings, *warnings], whole, _layouts(parsed.changed), {name: len(groups) for name, groups in made.splits.items()}, left_out)
+        return Checked([*made.warnings, *warnings], whole, _layouts(parsed.changed), {name: len(groups) for name, groups in made.splits.items()}, left_out,
+                       {name: [_example(name, group) for group in groups[:show]] for name, groups in made.splits.items() if show})
     raise AssertionError("not reached: the second pass returns or raises")
+
+
+def _example(split: str, group: Group) -> Example:
+    kind, answers = kind_of(split), [trajectory.messages for trajectory in group.trajectories]
+    return Example(group.prompt.messages, answers, kind not in PROMPT_SECTIONS, group.prompt.answer if kind in PROMPT_SECTIONS else None, dict(group.columns))
 
 
 def unread(sizes: Mapping[str, float], read: set[str], what: str) -> list[str]:

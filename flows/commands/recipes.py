@@ -43,9 +43,11 @@ def explain(recipe: RecipeName, set: Set = [], profile: ProfileOption = None, as
 @app.command("check")
 def check_recipes(recipe: Annotated[str | None, typer.Argument(help="A name or file; all that ship when left out.")] = None,
                   set: Set = [], profile: ProfileOption = None, home: Home = OUT, limit: Limit = None,  # noqa: B006
+                  show: Annotated[int, typer.Option("--show", min=0, help="Print this many examples of each split of local data, as they were read.")] = 0,
                   as_json: Json = False) -> None:
     """Check a recipe: keys, pieces, options, the flow of columns, the files and registered models that it names.
-    Of local data, prints the size of each split, what is left out, and warnings.
+    Of local data, prints the size of each split, what is left out, and warnings; with --show the first examples of
+    each split, what is in a loss marked `>` (`+` chosen, `-` rejected).
     """
     from ratchet.components.recipes.check_data import check_files
     from ratchet.components.recipes.check_records import Checked
@@ -55,7 +57,7 @@ def check_recipes(recipe: Annotated[str | None, typer.Argument(help="A name or f
     found: dict[str, Checked] = {}
     for name in [recipe] if recipe else names():
         loaded, chosen = load(name, overrides=set, profile=profile, limit=limit)
-        found[name] = check_files(loaded) if recipe else Checked()
+        found[name] = check_files(loaded, show) if recipe else Checked()
         if recipe:
             resolved(loaded, chosen, home)
         if not as_json:

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from ratchet.components.errors import RatchetError
 from ratchet.components.recipes.check_data import check_files
-from ratchet.components.recipes.check_records import HEAD
+from ratchet.components.recipes.check_records import HEAD, LONGEST
 from ratchet.components.recipes.recipe import load
 from ratchet.flows.cli import app
 
@@ -160,3 +160,27 @@ def test_check_prints_sizes_and_losses(tmp_path: Path) -> None:
     assert warning.startswith("  warning: 6 of 86 records (7.0%) are lost before the split; by step: parse: the answer is empty")
     found = json.loads(check("--json"))[str(file)]
     assert found["check"] == "ok" and found["layouts"] == {"as `completion`": 80} and found["left_out"]["parse: the answer is empty"] == 6 and len(found["warnings"]) == 1
+
+
+def test_check_shows_the_first_groups_as_sections_get_them(tmp_path: Path) -> None:
+    def lines(base: str, rows: list[Any], *more: str) -> str:
+        done = CliRunner().invoke(app, ["recipes", "check", str(written(tmp_path, base, {"d.jsonl": rows})), "--show", "1", *more], catch_exceptions=False)
+        assert done.exit_code == 0
+        return done.output
+
+    long = "so " * LONGEST
+    rows = [{"messages": [{"role": "system", "content": "short"}, {"role": "user", "content": f"what is {i}?"}, {"role": "assistant", "content": f"it is\n{i}"},
+                          {"role": "user", "content": long}, {"role": "assistant", "content": "yes"}], "topic": f"t{i % 20}"} for i in range(120)]
+    found = lines("sft", rows)
+    number = found.partition("sft, 1 of ")[2].partition("user: what is ")[2].partition("?")[0]
+    shown = found.partition("  sft, 1 of ")[2].splitlines()[1:6]
+    assert shown == ["      system: short", f"      user: what is {number}?", f"    > assistant: it is {number}",
+                     f"      user: {long[:LONGEST]} … ({len(long) - 1:,} characters)", "    > assistant: yes"]
+    pairs = [{"prompt": f"what is {i}?", "chosen": f"it is {i}", "rejected": "go away"} for i in range(120)]
+    one = lines("dpo", pairs)
+    assert "    + assistant: it is " in one and "    - assistant: go away\n" in one
+    found = json.loads(lines("dpo", pairs, "--json"))
+    (split, *_) = (examples for examples in next(iter(found.values()))["examples"].values() if examples and examples[0]["trained"])
+    assert [answer[-1]["content"] for answer in split[0]["answers"]][1] == "go away"
+    prompts = next(iter(found.values()))["examples"]["evaluate"][0]
+    assert not prompts["trained"] and prompts["reference"].startswith("it is ")
