@@ -74,11 +74,11 @@ def fetch(address: str, destination: Path, *, sha256: str | None = None, base: P
     return ready
 
 
-def check_address(address: str) -> None:
-    """`SourceError` for a malformed address; nothing is accessed."""
+def check_address(address: str, *more: str) -> None:
+    """`SourceError` for a malformed address; nothing is accessed. `more`: schemes that are known here too."""
     scheme, _, rest = address.partition(":")
     if scheme not in ("path", *_FETCHERS) or not rest:
-        hint = nearest(scheme, ["path", *_FETCHERS]) if rest else "; write scheme:what, e.g. path:data/chats.jsonl"
+        hint = nearest(scheme, ["path", *_FETCHERS, *more]) if rest else "; write scheme:what, e.g. path:data/chats.jsonl"
         raise SourceError(f"{address!r} is not a source address{hint}")
     inner = PurePosixPath(rest.partition("!")[2])
     if scheme != "path" and (inner.is_absolute() or ".." in inner.parts):

@@ -38,7 +38,7 @@ def check_files(recipe: Recipe, show: int = 0) -> Checked:
         for key, address in (("source", model.source), ("base", model.base)):
             if address and not address.startswith((REGISTRY, "generate:")):
                 with _at(f"models.{name}.{key}"):
-                    check_address(address)
+                    check_address(address, REGISTRY.rstrip(":"))
                     config = check_folder(local(address), name, model, base=key == "base") if address.startswith("path:") else {}
                 if name == "policy":
                     check_model(recipe, config, f"models.{name}.{key}")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -97,6 +98,11 @@ def test_a_round_that_is_changed_is_planned_anew_and_none_before_it(change: str,
 def test_recipes_explain_is_the_resolved_recipe(tmp_path: Path) -> None:
     done = ratchet("recipes", "explain", "dpo", cwd=tmp_path)
     assert "preference.dpo" in done.stdout and "label_smoothing" not in done.stdout and "save_every" in done.stdout
+
+
+def test_explain_takes_overrides() -> None:
+    done = CliRunner().invoke(app, ["recipes", "explain", "dpo", "--set", "offline.fit.batch=3"])
+    assert yaml.safe_load(done.output.partition("\nquantity")[0])["recipe"]["offline"]["fit"]["batch"] == 3
 
 
 def test_an_explained_recipe_is_yaml_whole() -> None:

@@ -51,6 +51,11 @@ def test_a_mapping_merges_a_list_replaces_another_piece_replaces() -> None:
     assert merge(base, {"p": {"name": "tree"}})["p"] == {"name": "tree"}
 
 
+def test_a_file_without_its_ending_is_not_taken_for_a_name(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"a file name must end in \.yaml"):
+        load(tmp_path / "mine")
+
+
 @pytest.mark.parametrize(("change", "message"), [
     ("onlin: {}", "unknown key 'onlin'; did you mean 'online'"),
     ("online: {rolout: {name: sample}}", "online.rolout: unknown key 'rolout'; did you mean 'rollout'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from pathlib import Path
 
@@ -121,6 +122,15 @@ def test_non_finite_gradient_stops_without_an_update(tiny: Path) -> None:
     with pytest.raises(TrainingError, match="gradient norm"):
         learner.step()
     assert all(torch.equal(p, before[n]) for n, p in learner.parameters.items())
+
+
+@pytest.mark.parametrize("limit", [None, 0.25])
+def test_gradients_are_clipped_only_with_a_limit(tiny: Path, limit: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    learner, seen = TorchLearner(tiny, max_grad_norm=limit), []
+    monkeypatch.setattr(learner.optimiser, "step", lambda: seen.append(math.sqrt(sum(float(p.grad.square().sum()) for p in learner.parameters.values() if p.grad is not None))))
+    learner.backward(-10 * learner(batch(), OUTPUTS).logprobs.sum())
+    norm = learner.step()["grad_norm"]
+    assert norm > 1 and seen == [pytest.approx(norm if limit is None else limit, rel=1e-3)]
 
 
 def test_values_start_at_zero_learn_and_are_saved(tiny: Path, tmp_path: Path) -> None:
