@@ -121,7 +121,7 @@ def _check_preferences(recipe: Recipe, section: Preferences) -> None:
                           f"got {recipe.reward.data!r} and {recipe.reward.validation!r}")
 
 
-PAIRS_BY = {"contrast": "contrast", "pass_fail": "contrast", "form": "unasked_form", "echo": "echo"}
+PAIRS_BY = {"contrast": "contrast", "pass_fail": "contrast", "form": "unasked_form", "echo": "echo", "off_topic": "off_topic"}
 """Kind of pair -> selector that makes it."""
 
 

@@ -200,7 +200,7 @@ class Limits:
     """Limits of a reward model's certificate; null: not required. Accuracies are compared by the lower end of their 95 % interval, ties count half."""
 
     min_accuracy: Share | None = 0.5  # lower end of the held-out accuracy, never below chance; null: not required
-    min_accuracy_by_kind: Mapping[Literal["contrast", "echo", "form", "pass_fail", "sampled"], Share] | None = None  # lower end of the accuracy on the pairs of a kind
+    min_accuracy_by_kind: Mapping[Literal["contrast", "echo", "form", "off_topic", "pass_fail", "sampled"], Share] | None = None  # lower end of the accuracy on the pairs of a kind
     best_of_n_rises: Bool | None = None  # true: the true rate must rise with n, by its lower end
     min_pairs: Natural | None = 1  # held-out pairs
     max_ties: Share | None = 0.05  # share of pairs with equal scores

@@ -14,6 +14,7 @@ from ratchet.components.pieces.selectors.contrast import contrast
 from ratchet.components.pieces.selectors.echo import echo
 from ratchet.components.pieces.selectors.flip_labels import flip_labels
 from ratchet.components.pieces.selectors.largest_margins import largest_margins
+from ratchet.components.pieces.selectors.off_topic import off_topic
 from ratchet.components.pieces.selectors.unasked_form import unasked_form
 from ratchet.components.pieces.selectors.verified import verified
 from ratchet.components.types import Context, Group, Prompt, Trajectory
@@ -118,6 +119,26 @@ def test_echo_rejects_the_instruction_in_a_trained_wording_or_the_question() -> 
     wordings = {instruction_text(family.name, wording, {"n": 5}) for wording in family.seen_wordings}
     assert {texts(p)[0] for p in made} == {"I eat rice."} and ctx.counts["pairs of kind echo"] == len(made) == 60
     assert {texts(p)[1] for p in made} == wordings | {f"{wording} I eat rice." for wording in wordings} | {"What do you eat?"}
+
+
+def test_off_topic_rejects_an_answer_to_another_question_with_an_instruction_of_the_same_family() -> None:
+    def about(group: Group, name: str, question: str, *more: str) -> Group:
+        there = dataclasses.replace(group.prompt, id=name, meta={**group.prompt.meta, "question": question})
+        return Group(there, (*(answer(text) for text in more), group.trajectories[1]), {"reward.instructions": [1.0] * len(more) + [0.0]})
+
+    groups = [about(SHORT, "a", "q", "I eat rice."), about(SHORT, "a2", "q", "I eat jam."), about(SHORT, "c", "r", "I am six."),
+              about(LONG, "d", "q", "I eat rice, beans and bread today."), about(LONG, "e", "q", "I eat fish, beans and bread today.")]
+    pairs, ctx = contrast(groups, Context(), per_prompt=1, share=0.0), Context()
+    made = off_topic(pairs, ctx)
+    assert [p for p in made if p.prompt.meta["pair"]["kind"] != "off_topic"] == pairs
+    found = {p.prompt.id: texts(p) for p in made if p.prompt.meta["pair"]["kind"] == "off_topic"}
+    assert ctx.counts["pairs of kind off_topic"] == len(found) == 5
+    assert found["a"] == ["I eat rice.", "I am six."] and found["a2"] == ["I eat jam.", "I am six."], "not one of the same question"
+    assert found["c"][0] == "I am six." and found["c"][1] in ("I eat rice.", "I eat jam.")
+    assert found["d"] == ["I eat rice, beans and bread today.", "I am six."], "of another family where the family has one question"
+    assert all(p.columns["margin"] == [1.0, 1.0] and not t.inputs for p in made[1::2] for t in p.trajectories)
+    alone = contrast([SHORT, LONG], Context(), per_prompt=1, share=0.0)
+    assert off_topic(alone, Context()) == alone
 
 
 def test_by_prompt_puts_the_pairs_of_a_prompt_in_one_group() -> None:
