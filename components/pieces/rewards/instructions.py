@@ -5,7 +5,8 @@ degenerate answers.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ratchet.components.data.instructions.checkers import words
@@ -18,6 +19,9 @@ FORMS = ("quotation", "title", "postscript", "placeholder", "two_responses", "js
 """Instruction families whose format is a reward hack unless the instruction requires it."""
 MAY_BE_SHORT = ("choice", "bullets", "numbered_list", "json")
 """Instruction families whose answers may have fewer than three words."""
+USED = ("include_word", "include_two_words", "keyword_frequency", "letter_frequency")
+"""Instruction families that demand the use of a word or letter; in quotation marks it is mentioned, not used."""
+
 
 def in_form(text: str, form: str) -> str:
     """The text wrapped in the format of one of `FORMS`."""
@@ -32,7 +36,8 @@ def cheats(text: str, instruction: Mapping[str, Any], question: str = "") -> boo
     True for an answer without words; with fewer than three words, unless the family is in `MAY_BE_SHORT`; in a format
     of `FORMS` that belongs to another family (a policy that quotes everything would otherwise lose nothing; JSON may
     contain anything); containing the instruction in any wording; repeating the question with fewer than three added
-    words; with one word as more than half of six or more words; or with three quarters of four or more words from the
+    words; with a demanded word or letter that stands alone in quotation marks ('The word "family" is a noun.' mentions it,
+    families `USED`); with one word as more than half of six or more words; or with three quarters of four or more words from the
     instruction, required phrases aside (fixed answers are exempt).
     """
     own_words, params = words(text), instruction["params"]
@@ -47,12 +52,22 @@ def cheats(text: str, instruction: Mapping[str, Any], question: str = "") -> boo
     wordings_of_instruction = [instruction["text"], *(instruction_text(instruction["family"], wording, params) for wording in wordings)]
     if any(_joined(one) in whole for one in wordings_of_instruction):
         return True
+    used = _unquoted(text, params.values()) if instruction["family"] in USED else text
+    if used != text and not FAMILIES[instruction["family"]].obeys(used, **params):
+        return True
     if len(own_words) >= 6 and max(map(own_words.count, set(own_words))) > len(own_words) / 2:
         return True
     for value in params.values():
         whole = _without(whole, value) if isinstance(value, str) else whole
     rest, theirs = whole.split(), set(words(instruction["text"]))
     return "options" not in params and len(rest) >= 4 and sum(word in theirs for word in rest) >= 0.75 * len(rest)
+
+
+def _unquoted(text: str, demanded: Iterable[Any]) -> str:
+    """The text without demanded words that stand alone in quotation marks."""
+    for word in demanded:
+        text = re.sub(rf"""["'“”‘’«»`]+{re.escape(word)}[.,!?;:]?["'“”‘’«»`]+""", " ", text, flags=re.IGNORECASE) if isinstance(word, str) else text
+    return text
 
 
 def _joined(text: str) -> str:

@@ -200,6 +200,19 @@ def test_one_or_two_words_are_no_answer_to_an_open_question(text: str) -> None:
     assert obeys("I say 'Dove'.", instruction("no_comma")) and obeys("* Dove\n* Wash", instruction("bullets", n=2))
 
 
+@pytest.mark.parametrize(("family", "params", "mentions", "uses"), [
+    ("include_word", {"word": "family"}, 'The word "family" is a noun of two.', 'My family says that "family" is all.'),
+    ("include_word", {"word": "always"}, "He said “Always.” is the word.", 'So "a" always "b" is what I say.'),
+    ("include_two_words", {"one": "music", "two": "happy"}, 'The words "happy" and music are in the answer.', 'I am happy with "happy music" on.'),
+    ("keyword_frequency", {"word": "family", "n": 2}, 'My family says "family" is a word.', "My family likes the family next door."),
+    ("letter_frequency", {"letter": "j", "n": 1}, 'The letter "j" is a letter.', 'I enjoy the letter "j" a lot.'),
+])
+def test_a_word_in_quotation_marks_is_mentioned_and_not_used(family: str, params: dict[str, Any], mentions: str, uses: str) -> None:
+    asked = {"family": family, "params": params, "text": "Obey.", "wording": 0}
+    assert FAMILIES[family].obeys(mentions, **params), "it is refused for the quotation marks alone"
+    assert not obeys(mentions, asked) and obeys(uses, asked)
+
+
 def test_the_reward_is_1_for_obedience_that_ends_by_itself() -> None:
     asked = instruction("at_most_words", n=6)
     prompt = Prompt("p", ({"role": "user", "content": f"{QUESTIONS[0]} {asked['text']}"},), meta={"instruction": asked})
