@@ -16,7 +16,7 @@ from typing import Any
 
 from ratchet.components.inference.choose import engine_of
 from ratchet.components.models.load import load_tokenizer
-from ratchet.components.models.products import set_precision
+from ratchet.components.models.products import product_precision
 from ratchet.components.stages.train import make_learner
 from ratchet.components.storage.store import write_atomic
 from ratchet.components.training.packing import pack
@@ -32,7 +32,6 @@ def measure(model: Path, profile: Mapping[str, Any], adapters: Mapping[str, Mapp
     """Throughput as in `ratchet.components.estimates.rates.Rates`. Texts are random tokens of `length`, half of them
     in the loss mask; prompts of `prompt` tokens get `each` answers, with as many rows as the profile decodes at once.
     """
-    set_precision(profile["precision"])
     texts, engine_rates = _measure_engine(model, profile, length=length, prompt=prompt, each=each)
     learn = {}
     for name, adapter in adapters.items():
@@ -82,5 +81,7 @@ def _rate(count: int, work: Any) -> float:
 
 if __name__ == "__main__":
     request = json.loads(Path(sys.argv[1]).read_text())
-    found = measure(Path(request.pop("model")), request.pop("profile"), request.pop("adapters"), **request)
+    profile = request.pop("profile")
+    with product_precision(profile["precision"]):
+        found = measure(Path(request.pop("model")), profile, request.pop("adapters"), **request)
     write_atomic(Path(sys.argv[2]), json.dumps(found))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ratchet.components.errors import ContractError
 from ratchet.components.models.attention import PackedPlan
 from ratchet.components.models.logprobs import chosen_logprobs
-from ratchet.components.models.products import float32_products
+from ratchet.components.models.products import product_precision
 from ratchet.components.models.reward import MeanReward
 from ratchet.components.models.value import PolicyWithValue
 from ratchet.components.types import Batch, Outputs
@@ -76,7 +76,7 @@ def _read(head: nn.Module, states: Tensor) -> Tensor:
     """Apply a head with one output to states (N, H): (N,), in the head's dtype, which may be more precise than the
     model's, without mixed precision.
     """
-    with float32_products():
+    with product_precision("float32"):
         return head(states.to(next(head.parameters()).dtype))[:, 0]
 
 

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 MIXED = False
-"""Whether the layers of this process's models multiply in bfloat16, see `set_precision`."""
+"""Whether the layers of this process's models multiply in bfloat16, see `product_precision`."""
 CACHED = "32"
 """Capacity of the primitive caches of oneDNN and of torch's layer over it: more than the distinct shapes of a training step. An entry
 takes 0.7 MB and the default is 1,000 entries each, which batches of varying length would fill."""
@@ -39,24 +39,18 @@ def has_bfloat16() -> bool:
     return torch.cuda.is_bf16_supported(including_emulation=False) if torch.cuda.is_available() else torch.cpu._is_avx512_bf16_supported()
 
 
-def set_precision(precision: str) -> None:
-    """Precision of the layers' matrix products in this process. `bfloat16`: mixed precision, where hardware has it:
-    the layers of float32 models convert the operands to bfloat16 and the product back, as torch.autocast does; weights,
-    gradients, residuals, norms, attention, softmax and heads stay float32.
+@contextmanager
+def product_precision(precision: str) -> Iterator[None]:
+    """Context (or decorator) of the precision of the layers' matrix products in this process. `bfloat16`: mixed precision,
+    where hardware has it: the layers of float32 models convert the operands to bfloat16 and the product back, as
+    torch.autocast does; weights, gradients, residuals, norms, attention, softmax and heads stay float32.
     """
     global MIXED
-    MIXED = precision == "bfloat16" and has_bfloat16()
-
-
-@contextmanager
-def float32_products() -> Iterator[None]:
-    """Context without mixed precision, for comparisons that must be exact."""
-    before = MIXED
-    set_precision("float32")
+    before, MIXED = MIXED, precision == "bfloat16" and has_bfloat16()
     try:
         yield
     finally:
-        globals()["MIXED"] = before
+        MIXED = before
 
 
 def product(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -92,7 +86,7 @@ def speed_up(model: nn.Module) -> None:
 @contextmanager
 def packed(model: nn.Module, rows: int) -> Iterator[None]:
     """Context for many products of about `rows` rows with weights that do not change: every `Linear` also holds its
-    weight in oneDNN's own layout (and precision, see `set_precision`), to which it is otherwise converted in every product.
+    weight in oneDNN's own layout (and precision, see `product_precision`), to which it is otherwise converted in every product.
     Results are the same.
     """
     layers = [layer for layer in model.modules() if isinstance(layer, Linear) and layer.weight.dtype == torch.float32 and layer.weight.device.type == "cpu"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import resource
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,19 +40,20 @@ def run_job(function: Callable[[Job], Mapping[str, Any] | None], request: Mappin
     function, return its metadata.
     """
     profile = request["options"].get("profile")
+    products: AbstractContextManager[None] = nullcontext()
     if profile:
         if request["does"] in SAMPLE:
             ready(profile)
         import torch
         from transformers.utils import logging
 
-        from ratchet.components.models.products import set_precision
+        from ratchet.components.models.products import product_precision
 
         logging.disable_progress_bar()
         deterministic()
         if profile["threads"]:
             torch.set_num_threads(profile["threads"])
-        set_precision(profile["precision"])
+        products = product_precision(profile["precision"])
     inputs = {
         name: Artifact(a["kind"], Path(a["path"]), a["digest"], tuple(a["parents"]), a["meta"])
         for name, a in request["inputs"].items()
@@ -59,7 +61,7 @@ def run_job(function: Callable[[Job], Mapping[str, Any] | None], request: Mappin
     work = Workspace(Path(request["work"]))
     agreed = agree(request["does"], inputs, request["options"])
     before = _processor_seconds()
-    with progress.report_progress(work.steps):
+    with progress.report_progress(work.steps), products:
         meta = function(Job(request["options"], inputs, work)) or {}
     spent = {"cpu_seconds": round(_processor_seconds() - before, 2), "peak_gb": round(_peak_bytes() / 1e9, 3)}
     return {**meta, **record(work.product, agreed), "spent": spent}

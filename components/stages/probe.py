@@ -13,7 +13,7 @@ from ratchet.components.errors import ContractError
 from ratchet.components.inference.agreement import as_groups, gap, require_agreement
 from ratchet.components.inference.torch import TorchEngine
 from ratchet.components.models.load import load_tokenizer, trusted
-from ratchet.components.models.products import float32_products
+from ratchet.components.models.products import product_precision
 from ratchet.components.models.reward import FILE as REWARD_HEAD
 from ratchet.components.models.reward import is_token_classifier, load_reward_head
 from ratchet.components.training import ranks
@@ -37,7 +37,7 @@ def weights_precision(profile: Mapping[str, Any]) -> str:
     return "float32" if profile["learner"] == "torch" else str(profile["precision"])
 
 
-@float32_products()
+@product_precision("float32")
 def verify_saved(path: Path, learner: Any, groups: Sequence[Group], *, kind: str, tokens: int, precision: str = "float32",
                  inspect: Callable[[Any], None] | None = None) -> float:
     """Largest difference between the learner and the saved directory as loaded by transformers: log-probs of
@@ -135,7 +135,7 @@ class SavedReward:
         return {"padding_side": tokenizer.padding_side, "padding_difference": found}
 
 
-@float32_products()
+@product_precision("float32")
 def probe(path: Path, learner: Any, groups: Sequence[Group], profile: Mapping[str, Any], *, seed: int, min_ended: float) -> dict[str, float]:
     """Sample a few answers with the saved weights and check the share that ends and the log-prob agreement with the
     learner.

@@ -21,7 +21,7 @@ from ratchet.components.inference.answers import reward_model_scores
 from ratchet.components.inference.torch import TorchEngine
 from ratchet.components.models.forward import reward_states
 from ratchet.components.models.load import load_tokenizer, new_reward, save_model
-from ratchet.components.models.products import float32_products
+from ratchet.components.models.products import product_precision
 from ratchet.components.models.reward import MeanReward
 from ratchet.components.stages import progress
 from ratchet.components.stages.job import Job
@@ -136,7 +136,7 @@ def texts_of(pairs: Sequence[Group]) -> tuple[list[Group], np.ndarray]:
     return groups, np.array([[number[tuple(t.inputs["tokens"])] for t in pair.trajectories] for pair in pairs])
 
 
-@float32_products()
+@product_precision("float32")
 def examine(path: Path, pairs: Sequence[Group], trained: Sequence[Sequence[float]], limits: Any, *, threads: int | None,
             cross_validated: Interval | None = None, answers: Sequence[Group] = (), truth: str = "", **padding: Any) -> dict[str, Any]:
     """Certificate of a saved reward model on held-out pairs, reloaded as online training will load it. `trained`:
@@ -162,7 +162,7 @@ def uneven(pairs: Sequence[Group]) -> list[Group]:
     return [ordered[0], ordered[-1]]
 
 
-@float32_products()
+@product_precision("float32")
 def score_in_memory(learner: Any, pairs: Sequence[Group], tokens: int) -> list[list[float]]:
     """Chosen and rejected score of each pair by the learner's model."""
     with torch.no_grad():

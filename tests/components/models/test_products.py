@@ -22,9 +22,8 @@ def by_onednn(monkeypatch):
 @pytest.fixture
 def mixed(monkeypatch):
     monkeypatch.setattr(products, "has_bfloat16", lambda: True)
-    products.set_precision("bfloat16")
-    yield
-    products.set_precision("float32")
+    with products.product_precision("bfloat16"):
+        yield
 
 
 @pytest.mark.parametrize("shape", [(7, 24), (1, 7, 24), (2, 3, 24), (1, 24), (0, 24)])
@@ -109,16 +108,14 @@ def test_mixed_precision_equals_autocast(bias, mixed):
     assert 0 < (found[1][0] - exact).abs().max() < 0.05, "rounded, unlike float32"
 
 
-def test_float32_products_and_float32_models_alone_are_exempt(mixed):
+def test_float32_contexts_and_float64_models_are_exempt(mixed):
     layer, rows = nn.Linear(24, 10), torch.randn(7, 24)
     speed_up(layer)
     exact = F.linear(rows, layer.weight, layer.bias)
-    with products.float32_products():
+    with products.product_precision("float32"):
         torch.testing.assert_close(layer(rows), exact, rtol=1e-5, atol=1e-5)
     assert products.MIXED and not torch.allclose(layer(rows), exact, rtol=1e-5, atol=1e-5)
     assert layer.double()(rows.double()).dtype == torch.float64
-    products.set_precision("float32")
-    torch.testing.assert_close(layer.float()(rows), exact, rtol=1e-5, atol=1e-5)
 
 
 def test_packed_weights_change_little_in_mixed_precision(mixed):
@@ -133,8 +130,9 @@ def test_packed_weights_change_little_in_mixed_precision(mixed):
 
 def test_hardware_that_emulates_bfloat16_keeps_float32(monkeypatch, mixed):
     monkeypatch.setattr(products, "has_bfloat16", lambda: False)
-    products.set_precision("bfloat16")
-    assert not products.MIXED
+    with products.product_precision("bfloat16"):
+        assert not products.MIXED
+    assert products.MIXED, "as before"
 
 
 def test_other_layer_classes_are_unchanged():

@@ -10,12 +10,13 @@ from transformers import AutoModelForSequenceClassification
 from ratchet.components.data.groups import read_groups, write_groups
 from ratchet.components.errors import ContractError
 from ratchet.components.inference.torch import TorchEngine
+from ratchet.components.models import products
 from ratchet.components.models.load import load_tokenizer, new_reward, save_model
 from ratchet.components.pieces.rewards.reward_model import reward_model
 from ratchet.components.recipes.profile import Profile
 from ratchet.components.recipes.recipe import plain
 from ratchet.components.stages.experience import context_of, select
-from ratchet.components.stages.job import Job
+from ratchet.components.stages.job import Job, run_job
 from ratchet.components.storage.store import Workspace
 from ratchet.components.training.loop import round_metrics
 from ratchet.components.types import Artifact, Group, Prompt, Trajectory
@@ -68,3 +69,12 @@ def test_answers_that_a_selector_wrote_are_tokenised_before_they_are_scored(tiny
     (expected,) = engine.score([made], frozenset({"logprobs"}))
     assert [len(row) for row in made.columns["logprobs.reference"]] == [len(t.mask) for t in made.trajectories]
     assert made.columns["logprobs.reference"][1] == pytest.approx(expected["logprobs"][1], abs=1e-4)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_stage_multiplies_in_the_precision_of_its_profile(precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "has_bfloat16", lambda: True)
+    (tmp_path / "product").mkdir()
+    request = {"does": "annotate", "options": {"profile": plain(Profile(threads=1, precision=precision))}, "inputs": {}, "work": str(tmp_path)}
+    found = run_job(lambda job: {"mixed": products.MIXED}, request)
+    assert found["mixed"] is (precision == "bfloat16") and not products.MIXED
