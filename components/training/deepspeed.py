@@ -297,6 +297,3 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(before or logging.WARNING)
-
-
-__all__ = ["DeepSpeedLearner", "config"]

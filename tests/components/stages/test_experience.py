@@ -52,7 +52,7 @@ def test_a_round_of_the_initial_policy_is_at_no_distance_from_it(tiny_home: Path
 
 
 def test_answers_that_a_selector_wrote_are_tokenised_before_they_are_scored(tiny_model: Path, tmp_path: Path) -> None:
-    """As `echo` does in a round: text without tokens, beside a sampled answer that keeps its own."""
+    """As `echo` does in a round: the rejected answer is text without tokens; the sampled one keeps its tokens."""
     prompt = Prompt("p", ({"role": "user", "content": "hi"},))
     engine = TorchEngine(tiny_model, threads=1)
     written = Trajectory(({"role": "assistant", "content": "Say hi."},))

@@ -13,10 +13,11 @@ import torch
 
 from ratchet.components.errors import ContractError, HealthError
 from ratchet.components.inference.torch import TorchEngine
+from ratchet.components.models import products
 from ratchet.components.models.load import load_policy, load_tokenizer, save_model
 from ratchet.components.recipes.profile import Profile
 from ratchet.components.recipes.recipe import plain
-from ratchet.components.stages.probe import probe
+from ratchet.components.stages.probe import probe, verify_saved
 from ratchet.components.stages.run import as_request, execute
 from ratchet.components.stages.watch import ENOUGH, Health
 from ratchet.components.storage.checkpoints import latest
@@ -96,6 +97,19 @@ def test_saved_weights_that_differ_from_the_learner_stop_the_round(tiny_model: P
     assert probe(tiny_model, learner, groups, profile, seed=0, min_ended=0.05)["sampler_difference"] < 1e-4
     with pytest.raises(ContractError, match="nats"):
         probe(mute, learner, groups, profile, seed=0, min_ended=0.0)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_saved_weights_are_compared_in_float32_whatever_the_precision_of_training(precision: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "has_bfloat16", lambda: True)
+    learner, engine = TorchLearner(tiny_model, learning_rate=1e-3, threads=1), TorchEngine(tiny_model, threads=1)
+    group = engine.encode(Group(Prompt("p", ({"role": "user", "content": "3 + 4 ="},)), (Trajectory(({"role": "assistant", "content": "7 and 8 and 9"},)),)))
+    sample, mixed = TorchEngine.generate, list[bool]()
+    monkeypatch.setattr(TorchEngine, "generate", lambda self, requests: mixed.append(products.MIXED) or sample(self, requests))
+    with products.product_precision(precision):
+        assert verify_saved(tiny_model, learner, [group], kind="policy", tokens=64) < 1e-4
+        assert probe(tiny_model, learner, [group], plain(Profile(threads=1, precision=precision)), seed=0, min_ended=0.0)["sampler_difference"] < 1e-4
+    assert mixed == [False]
 
 
 @pytest.mark.parametrize(("recipe", "stage", "changes"), [("raft", "optimise_1", ROUNDS[:2]), ("rlvr_grpo", "improve", STEPS)])
