@@ -138,7 +138,8 @@ def _certificates(add: Any, recipe: Recipe, examples: str, data: str) -> dict[st
 
 def _demonstrations(add: Any, recipe: Recipe, section: Demonstrate, base: str, data: str) -> str:
     """Data sets from the base model's answers, validated as curated ones."""
-    unread = ["reward_validation"] if recipe.preferences and not certified(recipe) else []  # certificates use the policy's own pairs
+    held_out = recipe.reward and not recipe.preferences  # with `preferences`, the certificate is of the policy's own pairs
+    unread = [] if held_out or certified(recipe) else ["reward_validation"]
     made = add("demonstrated", "demonstrate", "groups", {**plain(section), "unread": unread}, {"policy": base, "data": data})
     return _validated(add, recipe, "demonstrations", made, [kind for kind in ("sft", "reward") if getattr(section, kind)], unread)
 

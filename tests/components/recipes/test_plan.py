@@ -41,6 +41,15 @@ def test_preferences_without_a_reward_model_make_no_pairs_to_certify_one() -> No
     assert stages["compared"].options["unread"] == ["reward_validation"] and "reward_validation" not in stages["preferences"].options["section"]["splits"]
 
 
-def test_a_control_shares_every_stage_that_it_does_alike() -> None:
-    whole, control = (plan(*load(name)) for name in ("instruct", "instruct_dpo"))
-    assert {name for name in control if control[name].key != whole[name].key} == {"evaluate"}
+@pytest.mark.parametrize(("name", "own"), [
+    ("instruct_dpo", {"evaluate"}), ("instruct_best_of_n", {"evaluate"}), ("instruct_rlvr", {"improve", "evaluate"}),
+    ("instruct_offline", {f"{step}_{i}" for step in ("rollout", "annotate", "select", "optimise") for i in (2, 3)} | {"evaluate"}),
+])
+def test_a_control_shares_every_stage_that_it_does_alike(name: str, own: set[str]) -> None:
+    whole, control = (plan(*load(recipe)) for recipe in ("instruct", name))
+    assert {stage for stage in control if stage not in whole or control[stage].key != whole[stage].key} == own
+
+
+def test_demonstrations_have_pairs_to_certify_the_reward_model_that_they_train() -> None:
+    whole = plan(*load("instruct", overrides=["preferences=null", "offline=null", "online=null", "evaluate=null", "register=null", "claim=null"]))
+    assert "reward_validation" in whole["demonstrations"].options["section"]["splits"]
