@@ -8,7 +8,7 @@
       distinct_2_ratio:    {limit: 0.6, action: hold}    # diversity relative to the first round; lower trips
       equal_rewards:       {limit: 0.9, action: warn}    # share of prompts whose answers all have the same reward (no learning signal)
       reward_without_gold: {limit: 0.5, action: hold}    # reward rose by more than this, gold by less than its standard error
-      gold_drop:           {limit: 0.05, action: hold}   # gold fell below the best round by more than this and its standard error
+      gold_drop:           {limit: 0.05, action: hold}   # gold fell below the best round by more than this and than chance (95 %)
 
 In rounds, every round is evaluated. In on-policy steps (`components/stages/watch.py`), every step of at least 64
 answers, or as many steps as make 64. The gold score exists in rounds only.
@@ -111,11 +111,15 @@ def reward_without_gold(first: Metrics, now: Metrics, limit: float) -> tuple[boo
 
 
 def gold_drop(best: Metrics, now: Metrics, limit: float) -> tuple[bool, float, str]:
-    """Late over-optimisation: the gold score falls below its best round, whatever the reward does."""
+    """Late over-optimisation: the gold score falls below its best round, whatever the reward does.
+
+    The rounds have prompts of their own, so the fall must also be larger than the half width of its 95 % interval: by one standard error,
+    and from the best of the rounds, every third run of three rounds would be held by chance.
+    """
     fall = best["gold"] - now["gold"]
-    noise = math.hypot(best["gold.error"], now["gold.error"])
-    return (fall > max(limit, noise), fall,
-            f"the gold score is {fall:.3g} below the best round's (over {limit:g}), and the standard error of the difference is {noise:.2g}")
+    reach = 1.96 * math.hypot(best["gold.error"], now["gold.error"])
+    return (fall > max(limit, reach), fall,
+            f"the gold score is {fall:.3g} [{fall - reach:.3g}, {fall + reach:.3g}] below the best round's; allowed is {limit:g}")
 
 
 def _gold(round_metrics: Metrics) -> float:

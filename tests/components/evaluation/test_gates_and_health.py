@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from ratchet.components.errors import RecipeError
@@ -103,9 +104,17 @@ def test_gold_drop_is_measured_from_the_best_round() -> None:
     rule = {"gold_drop": {"limit": 0.05, "action": "hold"}}
     assert not check(rounds[:1], rule) and not check(rounds[:2], rule)
     (found,) = check(rounds, rule)
-    assert found.value == pytest.approx(0.07) and "0.07 below the best round's" in found.reason
-    assert not check([*rounds[:2], {**rounds[2], "gold.error": 0.08}], rule), "within one standard error"
+    assert found.value == pytest.approx(0.07) and "0.07 [0.0146, 0.125] below the best round's" in found.reason
+    assert not check([*rounds[:2], {**rounds[2], "gold.error": 0.03}], rule), "the interval of the fall, 0.036 * 1.96 on each side, holds 0"
     assert not check([*rounds[:2], {**rounds[2], "gold": 0.36}], rule), "within the limit"
+
+
+def test_gold_drop_rarely_holds_a_policy_that_stays_as_it_is() -> None:
+    """Three rounds of 128 prompts and a true rate of 0.5 in each, a standard deviation of 0.38 a prompt: by one standard error a third of the runs is held."""
+    rng, error = np.random.default_rng(0), 0.38 / 128 ** 0.5
+    rule = {"gold_drop": {"limit": 0.05, "action": "hold"}}
+    runs = [[{**FIRST, "gold": gold, "gold.error": error} for gold in rng.normal(0.5, error, 3)] for _ in range(2000)]
+    assert sum(bool(check(run[:2], rule) or check(run, rule)) for run in runs) / 2000 < 0.08
 
 
 def test_nan_trips_and_missing_is_reported():
