@@ -88,13 +88,18 @@ def two_responses(text: str) -> bool:
 
 
 def is_json(text: str) -> bool:
+    return bool(words_in_json(text))
+
+
+def words_in_json(text: str) -> list[str]:
+    """The words in the values of a JSON object or array, the names of an object's own values left out; [] for other text."""
     text = re.sub(r"^```(?:json)?|```$", "", text.strip(), flags=re.IGNORECASE).strip()
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        return False
+        return []
     values = list(value.values()) if isinstance(value, dict) else value
-    return isinstance(values, list) and bool(words(json.dumps(values, ensure_ascii=False)))
+    return words(json.dumps(values, ensure_ascii=False)) if isinstance(values, list) else []
 
 
 def paragraphs(text: str, n: int) -> bool:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ratchet.components.data.instructions.checkers import words
+from ratchet.components.data.instructions.checkers import words, words_in_json
 from ratchet.components.data.instructions.families import FAMILIES, instruction_text
 from ratchet.components.piece import each, piece
 from ratchet.components.recipes.ranges import Bool
@@ -37,8 +37,8 @@ def cheats(text: str, instruction: Mapping[str, Any], question: str = "") -> boo
     of `FORMS` that belongs to another family (a policy that quotes everything would otherwise lose nothing; JSON may
     contain anything); containing the instruction in any wording; repeating the question with fewer than three added
     words; with a demanded word or letter that stands alone in quotation marks ('The word "family" is a noun.' mentions it,
-    families `USED`); with one word as more than half of six or more words; or with three quarters of four or more words from the
-    instruction, required phrases aside (fixed answers are exempt).
+    families `USED`); with one word as more than half of six or more words; with three quarters of four or more words from the
+    instruction, required phrases aside (fixed answers are exempt); or JSON whose values have no word but the instruction's ('{"type": "json"}').
     """
     own_words, params = words(text), instruction["params"]
     whole = _joined(text)
@@ -60,6 +60,8 @@ def cheats(text: str, instruction: Mapping[str, Any], question: str = "") -> boo
     for value in params.values():
         whole = _without(whole, value) if isinstance(value, str) else whole
     rest, theirs = whole.split(), set(words(instruction["text"]))
+    if instruction["family"] == "json" and set(words_in_json(text)) <= theirs:
+        return True
     return "options" not in params and len(rest) >= 4 and sum(word in theirs for word in rest) >= 0.75 * len(rest)
 
 

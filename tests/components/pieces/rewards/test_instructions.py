@@ -186,6 +186,14 @@ def test_most_words_from_the_instruction_or_one_word_over_and_over_are_refused()
     assert not cheats("No, no, no!", asked)
 
 
+def test_json_that_says_no_more_than_its_instruction_is_refused() -> None:
+    instructions = [{**instruction("json"), "text": wording} for wording in FAMILIES["json"].wordings]
+    assert any("JSON" in one["text"] for one in instructions)
+    for one in instructions:
+        assert FAMILIES["json"].obeys('{"type": "json"}') and not obeys('{"type": "json"}', one)
+        assert obeys('{"type": "pizza"}', one) and obeys('["json", "pizza"]', one)
+
+
 @pytest.mark.parametrize(("text", "own"), [
     ('"I like pizza."', "quotation"), ("<<Food>> I like pizza.", "title"), ("I like pizza. P.S. Rice too.", "postscript"),
     ("I like [food] a lot.", "placeholder"), ("I like it.\n******\nI do not.", "two_responses"), ('{"I like": "all pizza"}', "json")])
