@@ -36,16 +36,19 @@ def describe_quality(results: dict[str, Any], answers: Mapping[str, list[Group]]
             results["measure_name"] = "verified " + results["measure"].removeprefix("reward.").replace("_", " ")
         results["rates"] = {title: mean_interval([average(row) for row in rows]) for title, rows in rates.items()}
         results["slices"] = slices(answers["policy"], rates, by)
-        results["proxy_gold"] = proxy_gold(results["rounds"])
+        results["proxy_gold"] = proxy_gold(results["rounds"], reward_models)
 
 
-def proxy_gold(rounds: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
-    """Optimised reward and gold score by round, with a 95 % interval of the gold score."""
+def proxy_gold(rounds: Sequence[Mapping[str, float]], reward_models: Sequence[str]) -> list[dict[str, float]]:
+    """The reward model's score (without one, the optimised reward) and the gold score by round, with a 95 % interval of the
+    gold score.
+    """
     found = []
     for row in rounds:
-        if "reward" in row and "gold" in row:
+        proxy = next((row[f"reward.{name}"] for name in reward_models if f"reward.{name}" in row), row.get("reward"))
+        if proxy is not None and "gold" in row:
             reach = 1.96 * row.get("gold.error", 0.0)
-            found.append({"round": row["round"], "proxy": row["reward"], "gold": row["gold"],
+            found.append({"round": row["round"], "proxy": proxy, "gold": row["gold"],
                           "gold_low": row["gold"] - reach, "gold_high": row["gold"] + reach})
     return found
 

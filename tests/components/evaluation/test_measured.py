@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ratchet.components.evaluation.measured import ENDS, measured
+from ratchet.components.evaluation.results import proxy_gold
 from ratchet.components.recipes.plan import plan
 from ratchet.components.recipes.recipe import load
 from ratchet.components.stages import evaluate as stage
@@ -65,3 +66,10 @@ def test_measured_names_equal_the_evaluations_metrics(name: str, changes: list[s
     said = measured(recipe)
     assert set(written) == {metric for metric, interval in said.items() if not interval} | {
         f"{metric}.{end}" for metric, interval in said.items() if interval for end in ENDS}
+
+
+def test_the_proxy_is_the_reward_models_score_and_not_a_reward_that_contains_the_gold_score() -> None:
+    rounds = [{"round": 1, "reward": 21.0, "reward.judge": 1.0, "gold": 0.5, "gold.error": 0.1}, {"round": 2, "reward": 3.0}]
+    (row,) = proxy_gold(rounds, ["judge"])
+    assert row == {"round": 1, "proxy": 1.0, "gold": 0.5, "gold_low": pytest.approx(0.304), "gold_high": pytest.approx(0.696)}
+    assert proxy_gold(rounds, [])[0]["proxy"] == 21.0
