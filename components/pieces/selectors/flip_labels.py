@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 from ratchet.components.piece import piece
-from ratchet.components.pieces.selectors.pairs import part
 from ratchet.components.recipes.ranges import Share
 from ratchet.components.types import Context, Group
 
@@ -17,7 +17,8 @@ def flip_labels(groups: Sequence[Group], ctx: Context, *, share: Share = 0.0) ->
     """
     made = []
     for number, group in enumerate(groups):
-        if part(f"{ctx.seed}/flip/{group.prompt.id}/{number}") < share:
+        drawn = int.from_bytes(hashlib.sha256(f"{ctx.seed}/flip/{group.prompt.id}/{number}".encode()).digest()[:8]) / 2**64
+        if drawn < share:
             ctx.counts["labels flipped"] += 1
             group = Group(group.prompt, group.trajectories[::-1], group.columns)
         made.append(group)

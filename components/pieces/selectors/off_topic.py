@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from ratchet.components.piece import piece
-from ratchet.components.pieces.selectors.pairs import bare, drawn, of_kind, pair, part
-from ratchet.components.recipes.ranges import PositiveShare
+from ratchet.components.pieces.selectors.pairs import bare, drawn, of_kind, pair
 from ratchet.components.types import Context, Group, Trajectory
 
 
 @piece(reads=("margin",), writes=("margin",), makes="pairs", paper="arXiv:2309.16155")
-def off_topic(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.instructions", share: PositiveShare = 1.0) -> list[Group]:
-    """Adds one pair of kind `off_topic` to a `share` of the prompts: the first chosen answer against an answer that was chosen for
+def off_topic(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.instructions") -> list[Group]:
+    """Adds one pair of kind `off_topic` per prompt: the first chosen answer against an answer that was chosen for
     another question (`meta["question"]`), with an instruction of the same family if there is one, so that only the
     question distinguishes the two. Otherwise a policy optimised against a verifier learns answers that obey and fit any question
     ('{"type": "json"}'). The choice depends on seed and prompt id only.
@@ -31,7 +30,7 @@ def off_topic(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.in
         first, own = pairs[0], _question(pairs[0])
         family = chosen[first.prompt.meta["instruction"]["family"]]
         others = [t for question, t in family if question != own] or [t for question, t in everything if question != own]
-        if others and part(f"{ctx.seed}/off_topic/{first.prompt.id}") < share:
+        if others:
             index = drawn(range(len(others)), f"{ctx.seed}/{first.prompt.id}")[0]
             found = pair(Group(first.prompt, (bare(first.trajectories[0]), others[index])), 0, 1, [1.0, 0.0], ctx, reward)
             made += [of_kind(one, "off_topic") for one in found]

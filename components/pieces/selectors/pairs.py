@@ -82,8 +82,3 @@ def of_kind(group: Group, kind: str) -> Group:
 def drawn(values: Iterable[T], key: str) -> list[T]:
     """The values in pseudo-random order, a function of `key` only."""
     return sorted(values, key=lambda value: hashlib.sha256(f"{key}/{value}".encode()).digest())
-
-
-def part(key: str) -> float:
-    """A pseudo-random number in [0, 1), a function of `key` only."""
-    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8]) / 2**64

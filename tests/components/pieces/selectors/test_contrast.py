@@ -139,11 +139,6 @@ def test_off_topic_rejects_an_answer_to_another_question_with_an_instruction_of_
     assert all(p.columns["margin"] == [1.0, 1.0] and not t.inputs for p in made[1::2] for t in p.trajectories)
     alone = contrast([SHORT, LONG], Context(), per_prompt=1, share=0.0)
     assert off_topic(alone, Context()) == alone
-    many = contrast([about(SHORT, f"p{i}", f"q{i}", f"I eat rice {i}.") for i in range(400)], Context(), per_prompt=1, share=0.0)
-    some = off_topic(many, Context(), share=0.33)
-    assert 100 < len(some) - len(many) < 164, "a binomial of 400 with p 0.33 is within 3.4 standard deviations"
-    kept = {p.prompt.id for p in some if p.prompt.meta["pair"]["kind"] == "off_topic"}
-    assert kept < {p.prompt.id for p in off_topic(many, Context(), share=0.66) if p.prompt.meta["pair"]["kind"] == "off_topic"}, "of the same prompts and more"
 
 
 def test_by_prompt_puts_the_pairs_of_a_prompt_in_one_group() -> None:
