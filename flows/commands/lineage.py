@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from io import StringIO
 from pathlib import Path
 from textwrap import fill
 from typing import Annotated, Any
@@ -20,10 +21,8 @@ def lineage(model: Model, home: Home = OUT,
             as_json: Json = False) -> None:
     """Show the provenance of a checkpoint: data digests, recipe, code, packages, parent models, metrics."""
     from ratchet.flows.display import open_console
-    from ratchet.tasks.registry.drawing import draw
     from ratchet.tasks.registry.lineage import resolve
     from ratchet.tasks.registry.registry import events
-    from ratchet.tasks.tracking.outcome import headline
 
     made, version = resolve(model, home)
     if as_json:
@@ -40,10 +39,20 @@ def lineage(model: Model, home: Home = OUT,
             console.print(f"{'history':<10} {event['at'][:16]} {event['action']} ({event['alias']}) by {event['by']}: {event['why']}",
                           markup=False)
     console.print(tree(made), soft_wrap=False)
-    notes = {name: headline(stage.get("meta", {})) for name, stage in made["stages"].items()}
     folder = home / "runs" / made["run"] if made["run"] and (home / "runs" / made["run"]).is_dir() else Path(".")
-    target = picture or folder / "lineage" / f"{made['product']}.svg"
-    console.print(f"picture    {draw(made, target, title, notes)}")
+    file = picture or folder / "lineage" / f"{made['product']}.svg"
+    console.print(f"picture    {draw(made, file, title)}")
+
+
+def draw(made: Mapping[str, Any], path: Path, title: str) -> Path:
+    """Write the tree to an SVG file."""
+    from rich.console import Console
+
+    console = Console(record=True, file=StringIO(), width=140)
+    console.print(tree(made))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    console.save_svg(str(path), title=f"{title}: recipe {made['recipe']}, run {made['run']}, code {made['revision'][:12]}")
+    return path
 
 
 def facts(made: Mapping[str, Any]) -> list[tuple[str, str]]:
