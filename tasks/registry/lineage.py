@@ -119,7 +119,7 @@ def find(model: str, home: Path) -> Version:
     """The registered version of `name`, `name:version` or `name@alias`."""
     name, alias = model.rpartition("@")[::2] if "@" in model else (model, "")
     name, number = name.rpartition(":")[::2] if ":" in name else (name, "")
-    versions = history(name, home=home)
+    versions = [] if "/" in name else history(name, home=home)  # a path
     if not versions:
         raise RecipeError(f"{model!r} is neither a finished stage's directory nor a registered model; runs register their models "
                           "at the end; `ratchet show` lists stages")

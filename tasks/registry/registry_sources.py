@@ -56,24 +56,30 @@ def bring(source: str, weights: str | None, folder: Path, home: Path) -> None:
     version = version_of(source, home)
     if version.path and Path(version.path).is_dir() and _link(Path(version.path), folder, weights):
         return
+    location = download(version, home, folder.with_name("download"))
+    if not _link(location, folder, weights):
+        raise StoreError(f"{source}: expected weights with digest {weights}, got other weights from {location}; the registry's copy is damaged")
+
+
+def download(version: Version, home: Path, folder: Path) -> Path:
+    """Directory with a version's files: the registry's own if it is on this machine, else downloaded into `folder`.
+    `StoreError` if the registry has none.
+    """
     if version.external:
-        raise StoreError(f"{source}: this version has no bytes in the registry, and {version.path} is gone or changed; make it again with "
-                         f"`ratchet reproduce {version.name}:{version.version} --into FOLDER`, or name a version with bytes")
+        raise StoreError(f"registry:{version.name}/{version.version}: this version has no bytes in the registry, and {version.path} is gone or "
+                         f"changed; make it again with `ratchet reproduce {version.name}:{version.version} --into FOLDER`, or name a version with bytes")
     with service(f"reading {version.name} version {version.version}", home) as mlflow:
         location = mlflow.get_model_version_download_uri(version.name, version.version)
         if location.startswith("models:/"):
             location = mlflow.get_logged_model(version.model_id).artifact_location
-        parts, place = urlparse(location), folder.with_name("download")
+        parts = urlparse(location)
         if parts.scheme in ("", "file"):
-            place = Path(unquote(parts.path))
-        else:
-            from mlflow.artifacts import download_artifacts
+            return Path(unquote(parts.path))
+        from mlflow.artifacts import download_artifacts
 
-            shutil.rmtree(place, ignore_errors=True)
-            place.mkdir(parents=True)
-            place = Path(download_artifacts(location, dst_path=str(place), tracking_uri=tracking_uri(home)))
-    if not _link(place, folder, weights):
-        raise StoreError(f"{source}: expected weights with digest {weights}, got other weights from {location}; the registry's copy is damaged")
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        return Path(download_artifacts(location, dst_path=str(folder), tracking_uri=tracking_uri(home)))
 
 
 def version_of(source: str, home: Path, where: str = "") -> Version:

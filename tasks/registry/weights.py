@@ -7,13 +7,12 @@ import json
 import shutil
 import tempfile
 from pathlib import Path
-from urllib.parse import unquote, urlparse
 
-from ratchet.components.errors import RecipeError, StoreError, nearest
+from ratchet.components.errors import RecipeError, nearest
 from ratchet.components.storage.store import read_manifest
 from ratchet.tasks.registry.lineage import find
 from ratchet.tasks.registry.registry import Version, models
-from ratchet.tasks.tracking.server import service, tracking_uri
+from ratchet.tasks.registry.registry_sources import download
 
 ROLES = {"base": "base", "initial": "SFT", "policy": "final"}  # input of the evaluation -> title in the report
 TRAINED = ("sft", "optimise", "improve")  # stages that train a policy
@@ -75,16 +74,6 @@ def _of_version(version: Version, home: Path) -> Path:
     """Files of a registered version: in the store, in a local registry, or downloaded until the process exits."""
     if (Path(version.path) / "config.json").is_file():
         return _model(Path(version.path))
-    if version.external:
-        raise StoreError(f"{version.name} version {version.version} has no bytes in the registry, and {version.path} is gone; make it again "
-                         f"with `ratchet reproduce {version.name}:{version.version} --into FOLDER`")
-    with service(f"reading {version.name} version {version.version}", home) as mlflow:
-        location = mlflow.get_logged_model(version.model_id).artifact_location
-        parts = urlparse(location)
-        if parts.scheme in ("", "file"):
-            return _model(Path(unquote(parts.path)))
-        from mlflow.artifacts import download_artifacts
-
-        folder = tempfile.mkdtemp(prefix="ratchet-model-")
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        return _model(Path(download_artifacts(location, dst_path=folder, tracking_uri=tracking_uri(home))))
+    folder = tempfile.mkdtemp(prefix="ratchet-model-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return _model(download(version, home, Path(folder)))

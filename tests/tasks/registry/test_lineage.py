@@ -65,6 +65,7 @@ def test_a_registered_version_explains_itself_without_its_store(chain, tmp_path,
     for name in ("policy", "policy:1", "policy@champion"):
         found, which = resolve(name, tmp_path)
         assert found == made and which is not None and which.version == version
-    for name, says in (("polic", "registered model"), ("policy:7", "no version 7"), ("policy@champ", "did you mean 'champion'")):
+    for name, says in (("polic", "registered model"), ("policy:7", "no version 7"), ("policy@champ", "did you mean 'champion'"),
+                       ("runs/one/stages/stf", "neither a finished stage's directory nor a registered model")):
         with pytest.raises(RecipeError, match=says):
             resolve(name, tmp_path)
