@@ -38,8 +38,8 @@ def tiny_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     own, shared = tmp_path_factory.mktemp("home"), tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         shared = shared.parent
-    made = Pipeline.open("sft", home=shared / "tiny", profile="test").make("model_policy").path
-    shutil.copytree(made, own / "store" / made.name)
+    model = Pipeline.open("sft", home=shared / "tiny", profile="test").make("model_policy").path
+    shutil.copytree(model, own / "store" / model.name)
     return own
 
 

@@ -83,8 +83,8 @@ def test_a_conversation_of_5000_turns_is_cut_and_counted(tmp_path: Path, tiny_ho
     file = recipe(tmp_path, f"data: {{source: 'path:{tmp_path}/long.jsonl', transforms: [{{name: length, max_tokens: 200}}]}}\n")
     pipeline = Pipeline.open(file, home=tiny_home, profile="test")
     for name in ("raw", "model_policy", "drafts"):
-        made = pipeline.make(name)
-    step = next(s for s in made.meta["summary"]["steps"] if s["step"] == "length")
+        pipeline_of = pipeline.make(name)
+    step = next(s for s in pipeline_of.meta["summary"]["steps"] if s["step"] == "length")
     assert step["changed"] == {"truncated": 1}
 
 
@@ -111,7 +111,7 @@ def test_a_pickled_model_is_never_loaded(tmp_path: Path, tiny_home: Path, tiny_m
     assert not (tmp_path / "pwned").exists()
 
 
-@pytest.mark.parametrize(("changes", "says"), [
+@pytest.mark.parametrize(("changes", "message"), [
     (["sft.fit.updates.policy=[{name: likelihood, reduce: token_mean, weight: {name: linear, start: 1.0, end: 1.0e+60, steps: 2}}]"],
      r"the loss term 'likelihood' is inf on prompts (?P<prompts>[\w-]+(, [\w-]+){4}); the last checkpoint is kept\. "
      r"Lower the learning rate or inspect these records"),
@@ -119,7 +119,7 @@ def test_a_pickled_model_is_never_loaded(tmp_path: Path, tiny_home: Path, tiny_m
      r"the gradient norm of update 2 is nan; the weights were not touched\. Lower the learning rate or inspect the records of this step "
      r"\(prompts (?P<prompts>[\w-]+(, [\w-]+){4})\)"),
 ])
-def test_non_finite_loss_is_an_error_and_keeps_the_checkpoint(changes: list[str], says: str, tiny_home: Path) -> None:
+def test_non_finite_loss_is_an_error_and_keeps_the_checkpoint(changes: list[str], message: str, tiny_home: Path) -> None:
     pipeline = Pipeline.open("sft", home=tiny_home, profile="test", overrides=["sft.limit=32", "sft.fit.save_every=1", *changes])
 
     def work() -> dict[str, bytes]:
@@ -131,12 +131,12 @@ def test_non_finite_loss_is_an_error_and_keeps_the_checkpoint(changes: list[str]
         with pytest.raises(TrainingError) as stopped:
             for name in pipeline.stages:
                 pipeline.make(name)
-        said = re.fullmatch(says, str(stopped.value))
-        assert said, str(stopped.value)
+        match = re.fullmatch(message, str(stopped.value))
+        assert match, str(stopped.value)
         kept.append(work())
     assert kept[0] == kept[1] and {"product/metrics.jsonl", "progress/checkpoint-1/tensors.safetensors"} < set(kept[0]), "step 1 was made twice"
     known = {group.prompt.id for group in read_groups(pipeline.artifact("curated").path / "sft.parquet")}
-    assert set(said["prompts"].split(", ")) <= known
+    assert set(match["prompts"].split(", ")) <= known
 
 
 def test_a_full_disk(tmp_path: Path) -> None:
@@ -148,20 +148,20 @@ def test_a_full_disk(tmp_path: Path) -> None:
 
 def test_damaged_artifact_is_recomputed(fresh_home: Callable[[str], Path], caplog: pytest.LogCaptureFixture,
                                                         monkeypatch: pytest.MonkeyPatch) -> None:
-    def made() -> Pipeline:
+    def pipeline_of() -> Pipeline:
         pipeline = Pipeline.open("sft", home=fresh, profile="test")
         pipeline.make("raw")
         return pipeline
 
     fresh = fresh_home("damaged")
-    file = next(p for p in made().artifact("raw").path.iterdir() if p.name.startswith("source"))
+    file = next(p for p in pipeline_of().artifact("raw").path.iterdir() if p.name.startswith("source"))
     good = file.read_bytes()
     for number, bad in enumerate((good[:-1] + bytes([good[-1] ^ 1]), good + b"x"), 1):  # of the right size, and not
         file.write_bytes(bad)
-        pipeline = made()
+        pipeline = pipeline_of()
         assert file.read_bytes() == good and pipeline.status()[1].state == "done"
-        said = [record.message for record in caplog.records if "is damaged" in record.message]
-        assert len(said) == number and said[-1].startswith(f"{file} is damaged: ")
+        messages = [record.message for record in caplog.records if "is damaged" in record.message]
+        assert len(messages) == number and messages[-1].startswith(f"{file} is damaged: ")
     assert pipeline.status()[1].stage.name == "raw"
     file.write_bytes(bad)
     assert pipeline.status()[1].state == "run"
@@ -173,11 +173,11 @@ def test_damaged_artifact_is_recomputed(fresh_home: Callable[[str], Path], caplo
 
 def test_damaged_artifact_is_recomputed_with_gpu_slots(fresh_home: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """A finished artifact needs no slots, but one whose bytes changed only looks finished."""
-    asked: list[int] = []
+    requested: list[int] = []
 
     @contextlib.contextmanager
     def slots(number: int) -> Iterator[tuple[str, ...]]:
-        asked.append(number)
+        requested.append(number)
         yield ()
 
     monkeypatch.setattr(flow, "gpu_slots", slots)
@@ -189,7 +189,7 @@ def test_damaged_artifact_is_recomputed_with_gpu_slots(fresh_home: Callable[[str
             file = pipeline.artifact("raw").path / "source.jsonl"
             file.write_bytes(file.read_bytes()[:-2] + b"x\n")
         flow.make_on_gpus(pipeline, "raw", 2)
-    assert asked == [2, 0, 2]
+    assert requested == [2, 0, 2]
 
 
 def test_damaged_checkpoint_restarts_the_stage(fresh_home: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch,
@@ -197,14 +197,14 @@ def test_damaged_checkpoint_restarts_the_stage(fresh_home: Callable[[str], Path]
     """Both that of a step and the best one, which nothing but the whole stage can make again."""
     options = ["sft.limit=32", "sft.fit.save_every=1", "sft.fit.validate_every=1", "sft.fit.epochs=2", "sft.fit.learning_rate=0.3", "sft.fit.min_ended=0.0"]
 
-    def made(home: Path) -> tuple[str, dict[str, object]]:
+    def pipeline_of(home: Path) -> tuple[str, dict[str, object]]:
         pipeline = Pipeline.open("sft", home=home, profile="test", overrides=options)
         for name in list(pipeline.stages)[:-1]:
             pipeline.make(name)
         artifact = pipeline.artifact("sft")
         return file_digest(artifact.path / "model.safetensors"), {k: v for k, v in artifact.meta.items() if k in ("steps", "best_step")}
 
-    truth = made(fresh_home("undisturbed"))
+    truth = pipeline_of(fresh_home("undisturbed"))
     assert truth[1]["best_step"] != truth[1]["steps"], "the best state is read at the end"
     saved = ratchet.components.training.trainer.save_checkpoint
 
@@ -217,11 +217,11 @@ def test_damaged_checkpoint_restarts_the_stage(fresh_home: Callable[[str], Path]
         home = fresh_home(name)
         with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
             patched.setattr(ratchet.components.training.trainer, "save_checkpoint", killed)
-            made(home)
+            pipeline_of(home)
         (folder,) = home.glob(f"store/.work/sft-*/progress/{name}")
         file = folder / "tensors.safetensors"
         file.write_bytes(file.read_bytes()[:-1] + b"x")
         caplog.clear()
-        assert made(home) == truth
-        (said,) = [record.message for record in caplog.records if "is damaged" in record.message]
-        assert said.startswith(f"the checkpoint at {folder} is damaged: ") and "sft restarts" in said
+        assert pipeline_of(home) == truth
+        (warning,) = [record.message for record in caplog.records if "is damaged" in record.message]
+        assert warning.startswith(f"the checkpoint at {folder} is damaged: ") and "sft restarts" in warning

@@ -25,15 +25,15 @@ from ratchet.tasks.process.launch import ENVIRONMENT
 def inputs(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The works' inputs on small talk of the tiny model's kind."""
     folder, dice = tmp_path_factory.mktemp("inputs"), random.Random(7)
-    talks, asked = [], []
+    talks, prompts = [], []
     for number in range(200):
         messages = conversation(dice)
         first = next(i for i, m in enumerate(messages) if m["role"] == "assistant")
         prompt = Prompt(str(number), tuple(messages[:first]))
         talks.append(Group(prompt, (Trajectory(tuple(messages[first:])),)))
-        asked.append(Group(prompt, (Trajectory((messages[first],)),)))
+        prompts.append(Group(prompt, (Trajectory((messages[first],)),)))
     write_groups(folder / "sft.parquet", talks)
-    write_groups(folder / "prompts.parquet", asked)
+    write_groups(folder / "prompts.parquet", prompts)
     found = collect("tiny", tiny_model, folder, folder)
     (folder / "tiny.json").write_text(json.dumps(found))
     return {**found, "file": str(folder / "tiny.json")}
@@ -101,23 +101,23 @@ def test_failed_process_is_reported() -> None:
     assert "no such thing" in child([sys.executable, "-c", "raise SystemExit('no such thing')"], os.environ)["error"]
 
 
-def made(seconds: float, loss: float, peak: float) -> Result:
+def result(seconds: float, loss: float, peak: float) -> Result:
     return {"seconds": [seconds], "tokens": [100], "checks": {"loss": [loss]}, "peak_mib": peak}
 
 
 def test_the_best_setting_that_agrees_is_the_one_compared_with() -> None:
-    asked: list[tuple[str, str]] = []
-    answers = {("ours", "default"): [made(1.0, 2.0, 300), made(2.0, 2.0, 330)],
-               ("trl", "slow"): [made(4.0, 2.0, 600), made(6.0, 2.00001, 600)],
-               ("trl", "slower"): [made(5.0, 2.0, 500)], ("trl", "wrong"): [made(0.5, 2.1, 100)], ("trl", "lean"): [made(8.0, 2.0, 310), made(8.0, 2.0, 310)]}
+    calls: list[tuple[str, str]] = []
+    answers = {("ours", "default"): [result(1.0, 2.0, 300), result(2.0, 2.0, 330)],
+               ("trl", "slow"): [result(4.0, 2.0, 600), result(6.0, 2.00001, 600)],
+               ("trl", "slower"): [result(5.0, 2.0, 500)], ("trl", "wrong"): [result(0.5, 2.1, 100)], ("trl", "lean"): [result(8.0, 2.0, 310), result(8.0, 2.0, 310)]}
 
     def measure(side: str, work: str, setting: str) -> Result:
-        asked.append((side, setting))
+        calls.append((side, setting))
         return answers[side, setting].pop(0)
 
     peers = [Peer("trl", ("slow", "slower", "wrong"), 3.0, 0.6), Peer("trl", ("lean",))]
     rows, kept = compare(Work("sft", "a step", ()), peers, measure, repeats=2, say=lambda line: None)
-    assert asked == [("ours", "default"), *(("trl", s) for s in ("slow", "slower", "wrong", "lean")), ("ours", "default"), ("trl", "slow"), ("trl", "lean")]
+    assert calls == [("ours", "default"), *(("trl", s) for s in ("slow", "slower", "wrong", "lean")), ("ours", "default"), ("trl", "slow"), ("trl", "lean")]
     row, lean = rows
     assert row.setting == "slow" and (row.speed, row.speed_low, row.speed_high) == pytest.approx((3.5, 3.0, 4.0))
     assert row.memory == pytest.approx((300 / 600 + 330 / 600) / 2) and row.verdict == "reached" and len(kept) == 8
@@ -126,7 +126,7 @@ def test_the_best_setting_that_agrees_is_the_one_compared_with() -> None:
 
 def test_a_comparison_that_disagrees_is_no_result(tmp_path: Path) -> None:
     def measure(side: str, work: str, setting: str) -> Result:
-        return made(1.0, 2.0, 300) if side == "ours" else made(9.0, 2.001, 900)
+        return result(1.0, 2.0, 300) if side == "ours" else result(9.0, 2.001, 900)
 
     rows, kept = compare(Work("sft", "a step", ()), [Peer("trl", ("padded",), 2.0, 0.6)], measure, repeats=1, say=lambda line: None)
     report.write(tmp_path, "peers", rows, kept, "here")

@@ -82,8 +82,8 @@ online:
         return done.stdout
 
     assert "squared: ok" in python("-m", "ratchet.flows.cli", "recipes", "check", "squared")
-    told = python("-m", "pytest", "--import-mode=importlib", "-q", "-rA", "-k", "not a_new_method", *GENERAL)
-    assert "test_every_objective_has_an_oracle[squared]" in told and "test_masked_tokens_do_not_affect_the_loss[999.0-squared]" in told
+    output = python("-m", "pytest", "--import-mode=importlib", "-q", "-rA", "-k", "not a_new_method", *GENERAL)
+    assert "test_every_objective_has_an_oracle[squared]" in output and "test_masked_tokens_do_not_affect_the_loss[999.0-squared]" in output
     shutil.copytree(tiny_model, tmp_path / "home" / "store" / tiny_model.name)
     code = ("import sys; from pathlib import Path; from ratchet.tasks.pipeline import Pipeline\n"
             "run = Pipeline.open('squared', home=Path('home'), profile='test', overrides=['online.rounds=2', 'evaluate.prompts=4'])\n"

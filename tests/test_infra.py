@@ -65,20 +65,20 @@ def test_images_are_pinned_to_a_full_version(image: str) -> None:
 def test_hadolint_has_nothing_to_say() -> None:
     hadolint = shutil.which("hadolint", path=Path(sys.executable).parent) or shutil.which("hadolint")
     assert hadolint, "pip install -e .[dev] brings it"
-    said = subprocess.run([hadolint, INFRA / "Containerfile"], capture_output=True, text=True)
-    assert said.returncode == 0, said.stdout + said.stderr
+    result = subprocess.run([hadolint, INFRA / "Containerfile"], capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 def stages() -> dict[str, list[tuple[str, str]]]:
     """The instructions of each stage, those of the stage it is built from before its own."""
-    made: dict[str, list[tuple[str, str]]] = {}
+    instructions: dict[str, list[tuple[str, str]]] = {}
     for word, rest in INSTRUCTIONS:
         if word == "FROM":
             parent, stage = rest.split(" AS ")
-            made[stage] = list(made.get(parent, []))
+            instructions[stage] = list(instructions.get(parent, []))
         else:
-            made[stage].append((word, rest))
-    return made
+            instructions[stage].append((word, rest))
+    return instructions
 
 
 def test_a_build_without_a_target_gives_the_small_image() -> None:
@@ -120,10 +120,10 @@ def test_containers_do_not_run_as_root_and_install_what_is_locked() -> None:
 
 def test_no_image_takes_gpus_by_itself() -> None:
     """Where NVIDIA's runtime is the default one it gives every GPU to an image that says `all`, and to one that says CUDA_VERSION alone."""
-    said = {target: dict(pair.split("=", 1) for word, rest in stages()[target] if word == "ENV" for pair in rest.split() if "=" in pair)
+    environment = {target: dict(pair.split("=", 1) for word, rest in stages()[target] if word == "ENV" for pair in rest.split() if "=" in pair)
             for target in TARGETS}
-    assert not [name for env in said.values() for name in env if name in ("NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "CUDA_VERSION")]
-    wanted = {target: set(filter(None, env.get("NVIDIA_DRIVER_CAPABILITIES", "").split(","))) for target, env in said.items()}
+    assert not [name for env in environment.values() for name in env if name in ("NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "CUDA_VERSION")]
+    wanted = {target: set(filter(None, env.get("NVIDIA_DRIVER_CAPABILITIES", "").split(","))) for target, env in environment.items()}
     assert wanted == {"cpu": set(), "gpu": {"compute", "utility"}, "vllm": {"compute", "utility"}}, "NVML, which tells GPUs apart, is a utility"
 
 
@@ -153,9 +153,9 @@ def test_the_image_for_sampling_has_vllm_where_profiles_look_for_it() -> None:
     words = stages()["vllm"]
     (copied,) = [rest.split()[-1] for word, rest in words if word == "COPY" and "install-vllm" in rest]
     (link,) = [rest.split()[-1] for word, rest in words if word == "RUN" and rest.startswith(f"ln -s {copied} ")]
-    asked = {python for path in (ROOT / "flows" / "recipes" / "profiles").glob("*.yaml")
+    pythons = {python for path in (ROOT / "flows" / "recipes" / "profiles").glob("*.yaml")
              if (python := yaml.safe_load(path.read_text()).get("vllm", {}).get("python"))}
-    assert asked == {f"{link}/bin/python"}
+    assert pythons == {f"{link}/bin/python"}
     assert [rest for word, rest in words if word == "WORKDIR"] == ["/work"]
 
 
@@ -196,9 +196,9 @@ def test_compose_asks_for_every_secret_and_holds_none() -> None:
     assert len(secrets) > 6
     for name, value in secrets.items():
         assert re.search(r"\$\{\w+:\?[^}]+\}", value), f"{name} is not asked for"
-    made = set(re.findall(r"^for name in (.*); do", (INFRA / "new-secrets").read_text(), re.M)[0].split())
-    asked = set(re.findall(r"\$\{(\w+):\?", (INFRA / "compose.yaml").read_text()))
-    assert made == asked, "infra/new-secrets makes other names than compose.yaml asks for"
+    names = set(re.findall(r"^for name in (.*); do", (INFRA / "new-secrets").read_text(), re.M)[0].split())
+    required = set(re.findall(r"\$\{(\w+):\?", (INFRA / "compose.yaml").read_text()))
+    assert names == required, "infra/new-secrets makes other names than compose.yaml asks for"
 
 
 def test_workers_reach_the_store_where_stages_exchange_products() -> None:
@@ -228,9 +228,9 @@ def test_compose_names_what_it_defines() -> None:
 def test_new_secrets_are_private_and_never_overwritten(tmp_path: Path) -> None:
     script = shutil.copy(INFRA / "new-secrets", tmp_path)
     subprocess.run([script], check=True, capture_output=True)
-    made = tmp_path / ".env"
-    values = [line.split("=")[1] for line in made.read_text().splitlines()]
-    assert made.stat().st_mode & 0o777 == 0o600 and len(set(values)) == len(values)
+    file = tmp_path / ".env"
+    values = [line.split("=")[1] for line in file.read_text().splitlines()]
+    assert file.stat().st_mode & 0o777 == 0o600 and len(set(values)) == len(values)
     assert all(re.fullmatch(r"[0-9a-f]{48}", value) for value in values)
     again = subprocess.run([script], capture_output=True, text=True)
     assert again.returncode == 1 and "there already" in again.stderr
@@ -320,11 +320,11 @@ def test_work_pools_are_what_prefect_takes(path: Path) -> None:
     """The schema is one; defaults keep to it; placeholders and variables match; keys are those of Prefect's own template."""
     import importlib.util
 
-    made = template(path)
-    schema = made["variables"]
+    workload = template(path)
+    schema = workload["variables"]
     jsonschema.Draft202012Validator.check_schema(schema)
     jsonschema.validate({k: v["default"] for k, v in schema["properties"].items() if "default" in v}, schema)
-    used = set(re.findall(r"\{\{ (\w+) \}\}", json.dumps(made["job_configuration"])))
+    used = set(re.findall(r"\{\{ (\w+) \}\}", json.dumps(workload["job_configuration"])))
     assert used == set(schema["properties"])
     spec = importlib.util.find_spec("prefect")  # found, not imported: 3 s
     assert spec is not None and spec.origin is not None
@@ -332,16 +332,16 @@ def test_work_pools_are_what_prefect_takes(path: Path) -> None:
     name = path.stem if path.stem == "process" else f"prefect-{path.stem}"
     theirs = shipped["prefect" if name == "process" else name][path.stem]["default_base_job_configuration"]
     newer = {"container_create_kwargs"}  # of prefect-docker since 0.6; Prefect ships an older template
-    assert set(made["job_configuration"]) <= set(theirs["job_configuration"]) | newer
+    assert set(workload["job_configuration"]) <= set(theirs["job_configuration"]) | newer
 
 
 @pytest.mark.parametrize("path", POOLS, ids=lambda p: p.stem)
 def test_prefect_s_server_takes_the_work_pools(path: Path) -> None:
     from prefect.server.schemas.actions import WorkPoolCreate
 
-    made = template(path)
-    WorkPoolCreate(name=path.stem, type=path.stem, base_job_template=made)
-    unknown = {**made, "job_configuration": {**made["job_configuration"], "command": "{{ comand }}"}}
+    workload = template(path)
+    WorkPoolCreate(name=path.stem, type=path.stem, base_job_template=workload)
+    unknown = {**workload, "job_configuration": {**workload["job_configuration"], "command": "{{ comand }}"}}
     with pytest.raises(ValueError, match="comand"):
         WorkPoolCreate(name=path.stem, type=path.stem, base_job_template=unknown)
 
@@ -363,22 +363,22 @@ def configuration(pool: str, block: str = "", **variables: Any) -> Any:
 
 def test_a_kubernetes_job_fits_its_schema() -> None:
     """With what the worker itself adds and splits: a name, a command, a list of variables."""
-    made = configuration("kubernetes", name="run", labels={"a": "b"}, command="prefect flow-run execute", gpus=2, memory_limit="64Gi",
+    job = configuration("kubernetes", name="run", labels={"a": "b"}, command="prefect flow-run execute", gpus=2, memory_limit="64Gi",
                          node_selector={"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"})
-    (container,) = made.job_manifest["spec"]["template"]["spec"]["containers"]
+    (container,) = job.job_manifest["spec"]["template"]["spec"]["containers"]
     container["args"] = container["args"].split()
     container["env"] = [{"name": name, "value": value} for name, value in container["env"].items()]
-    kubernetes_validate.validate(made.job_manifest, kubernetes_validate.latest_version(), strict=True)
+    kubernetes_validate.validate(job.job_manifest, kubernetes_validate.latest_version(), strict=True)
     container["resorces"] = {}
     with pytest.raises(kubernetes_validate.ValidationError, match="resorces"):
-        kubernetes_validate.validate(made.job_manifest, kubernetes_validate.latest_version(), strict=True)
+        kubernetes_validate.validate(job.job_manifest, kubernetes_validate.latest_version(), strict=True)
 
 
 def test_a_docker_container_is_asked_for_in_docker_s_words() -> None:
     from docker.models.containers import RUN_CREATE_KWARGS, RUN_HOST_CONFIG_KWARGS
 
-    made = configuration("docker")
-    assert made.container_create_kwargs.keys() <= {*RUN_CREATE_KWARGS, *RUN_HOST_CONFIG_KWARGS}
+    job = configuration("docker")
+    assert job.container_create_kwargs.keys() <= {*RUN_CREATE_KWARGS, *RUN_HOST_CONFIG_KWARGS}
     assert template(INFRA / "work_pools" / "docker.json")["variables"]["properties"]["networks"]["default"] == [f"{COMPOSE['name']}_default"]
 
 
@@ -407,10 +407,10 @@ def test_a_kubernetes_run_asks_for_gpus_shared_memory_and_secrets_by_reference()
 
 
 def test_a_docker_run_is_unprivileged_and_refers_to_its_secrets() -> None:
-    made = template(INFRA / "work_pools" / "docker.json")
-    extra = made["job_configuration"]["container_create_kwargs"]
+    job = template(INFRA / "work_pools" / "docker.json")
+    extra = job["job_configuration"]["container_create_kwargs"]
     assert extra["user"] == "10001:10001" and extra["cap_drop"] == ["ALL"] and "shm_size" in extra and "device_requests" in extra
-    env = made["variables"]["properties"]["env"]["default"]
+    env = job["variables"]["properties"]["env"]["default"]
     assert all(value.startswith(("{{ prefect.blocks.secret.", "{{ $")) for name, value in env.items() if SECRET.search(name))
 
 

@@ -101,8 +101,8 @@ def test_masked_tokens_do_not_affect_the_loss(piece, garbage):
     for fill in (0.0, garbage):
         batch, model = make_batch(list(range(8)), garbage=fill, read=describe("objective", piece).named("reads", {})), Bigram()
         out = model(batch)
-        asked = {k: v if k == "scores" else torch.where(batch.mask, v, fill) for k, v in out.by_name.items()}
-        loss = reduce(reduction, objective(Outputs(asked), batch).loss, batch, count(batch, unit))
+        outputs = {k: v if k == "scores" else torch.where(batch.mask, v, fill) for k, v in out.by_name.items()}
+        loss = reduce(reduction, objective(Outputs(outputs), batch).loss, batch, count(batch, unit))
         loss.backward()
         found.append((float(loss.detach()), [torch.zeros(1) if p.grad is None else p.grad for p in model.parameters()]))
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-9)

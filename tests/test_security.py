@@ -98,9 +98,9 @@ def test_pickles_next_to_safetensors_are_ignored(tmp_path: Path, tiny_home: Path
         (model / name).write_bytes(malicious(mark))
     file = tmp_path / "mine.yaml"
     file.write_text(f"schema: 1\nabout: mine\nbase: sft\nmodels: {{policy: {{source: 'path:{model}', format: huggingface}}}}\n")
-    made = Pipeline.open(file, home=tiny_home, profile="test").make("model_policy")
-    assert not {p.name for p in made.path.iterdir()} & set(evil)
-    for folder in (model, made.path):
+    artifact = Pipeline.open(file, home=tiny_home, profile="test").make("model_policy")
+    assert not {p.name for p in artifact.path.iterdir()} & set(evil)
+    for folder in (model, artifact.path):
         load_policy(folder)
         load_tokenizer(folder)
         new_reward(folder)
@@ -201,17 +201,17 @@ def test_permitted_remote_code_is_copied_to_trained_models(own: tuple[Path, Path
 
     model, mark = own
     (model / "pytorch_model.bin").write_bytes(malicious(tmp_path / "pwned"))
-    made = Pipeline.open(recipe_of(model, ", remote_code: true"), home=tiny_home, profile="test").make("model_policy")
-    assert {REMOTE_CODE, "modeling_own.py"} <= set((read_manifest(made.path) or {})["files"]) and "contract" in made.meta
-    TorchLearner(made.path).save(tmp_path / "trained")
-    for folder in (made.path, tmp_path / "trained"):
+    artifact = Pipeline.open(recipe_of(model, ", remote_code: true"), home=tiny_home, profile="test").make("model_policy")
+    assert {REMOTE_CODE, "modeling_own.py"} <= set((read_manifest(artifact.path) or {})["files"]) and "contract" in artifact.meta
+    TorchLearner(artifact.path).save(tmp_path / "trained")
+    for folder in (artifact.path, tmp_path / "trained"):
         mark.unlink(missing_ok=True)
         for name in [name for name in sys.modules if name.startswith("transformers_modules.")]:
             del sys.modules[name]
         assert type(load_policy(folder)).__name__ == "OwnForCausalLM" and mark.exists()
         assert not (tmp_path / "pwned").exists() and not (folder / "pytorch_model.bin").exists()
     with pytest.raises(SourceError, match="AutoModelForSequenceClassification"):
-        new_reward(made.path)
+        new_reward(artifact.path)
     (tmp_path / "trained" / REMOTE_CODE).unlink()
     with pytest.raises(SourceError, match=r"remote_code|code of its own"):
         load_policy(tmp_path / "trained")
@@ -221,8 +221,8 @@ def test_remote_code_is_only_in_stages_of_its_model(tiny_model: Path, tmp_path: 
     from ratchet.components.recipes.plan import plan
 
     assert "remote_code" not in plan(*load("sft"))["model_policy"].options
-    asked = plan(*load("chat", overrides=["models.policy.remote_code=true"]))
-    assert [name for name, stage in asked.items() if stage.options.get("remote_code")] == ["model_policy"]
+    stages = plan(*load("chat", overrides=["models.policy.remote_code=true"]))
+    assert [name for name, stage in stages.items() if stage.options.get("remote_code")] == ["model_policy"]
     save_model(load_policy(tiny_model), load_tokenizer(tiny_model), tmp_path)
     assert not (tmp_path / REMOTE_CODE).exists()
 
@@ -291,8 +291,8 @@ def test_errors_of_other_programs_are_redacted(tmp_path: Path, monkeypatch: pyte
     watch_data(pipeline)
     monkeypatch.setattr("prefect.artifacts.create_markdown_artifact", lambda markdown, key: page.append(markdown))
     PrefectPage().failed(pipeline.stages["raw"], error)
-    said = [capsys.readouterr().err, caplog.text, *page]
-    assert all("401 for https://***@host/api" in text for text in said) and len(said) == 3 and not leaks(tmp_path, *said)
+    texts = [capsys.readouterr().err, caplog.text, *page]
+    assert all("401 for https://***@host/api" in text for text in texts) and len(texts) == 3 and not leaks(tmp_path, *texts)
 
 
 TOKEN = SECRETS["HF_TOKEN"]
@@ -343,10 +343,10 @@ def test_planted_secret_leaks_nowhere_with_unreachable_server(fresh_home: Callab
     assert refused.returncode == 2 and refused.stderr.startswith("error: about: contains the value of"), refused.stderr
     assert not leaks(home, refused.stdout, refused.stderr)
     done = subprocess.run(command, cwd=home, env=away, capture_output=True, text=True)
-    said = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert done.returncode == 1 and len(said) == 1 and "Traceback" not in done.stderr, done.stderr
-    assert said[0].startswith("error: all stages are finished, but nothing is registered yet: ") and "http://" in said[0]
-    assert "run again" in said[0] and "Nothing is lost" in done.stdout
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert done.returncode == 1 and len(errors) == 1 and "Traceback" not in done.stderr, done.stderr
+    assert errors[0].startswith("error: all stages are finished, but nothing is registered yet: ") and "http://" in errors[0]
+    assert "run again" in errors[0] and "Nothing is lost" in done.stdout
     assert next(home.glob("store/sft-*/model.safetensors")).exists() and (home / "prefect").is_dir()
     sent = subprocess.run([sys.executable, "-m", "ratchet.flows.cli", "sync", "--home", str(home)], cwd=home, env=env, capture_output=True, text=True)
     assert sent.returncode == 0 and "uploaded" in sent.stdout, sent.stderr

@@ -33,14 +33,14 @@ def written(folder: Path, **alerts: Any) -> Path:
     return folder / "deployments.yaml"
 
 
-@pytest.mark.parametrize(("alert", "said"), [
+@pytest.mark.parametrize(("alert", "message"), [
     ({"url_from": "https://hooks.example/x"}, "alerts.people.url_from: the address of a webhook is a secret; name the environment variable"),
     ({"url_from": "URL", "on": ["fialed"]}, "'fialed' is not one of failed, late, drift, health, cancelled; did you mean 'failed'"),
     ({"url_from": "URL", "on": []}, "alerts.people.on: no events"),
     ({"url_form": "URL"}, "unknown key 'url_form'; did you mean 'url_from'"),
 ])
-def test_invalid_alerts_are_errors(alert: dict[str, Any], said: str, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=said):
+def test_invalid_alerts_are_errors(alert: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=message):
         read(written(tmp_path, people=alert))
 
 
@@ -74,13 +74,13 @@ def test_alert_text(event: dict[str, Any], text: str) -> None:
 @pytest.fixture
 def webhook() -> Iterator[tuple[str, list[str]]]:
     """A web server on loopback: its address, with a secret in the path, and the texts it was sent."""
-    told: list[str] = []
+    received: list[str] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             if self.path.endswith(SECRET) and self.headers["Content-Type"] == "application/json":
-                told.append(json.loads(body)["text"])
+                received.append(json.loads(body)["text"])
             self.send_response(200)
             self.end_headers()
 
@@ -89,7 +89,7 @@ def webhook() -> Iterator[tuple[str, list[str]]]:
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}/{SECRET}", told
+    yield f"http://127.0.0.1:{server.server_address[1]}/{SECRET}", received
     server.shutdown()
 
 
@@ -114,7 +114,7 @@ except ValueError:
 
 @pytest.mark.slow
 def test_prefect_posts_alerts_of_failures_drift_and_health(webhook: tuple[str, list[str]], tmp_path: Path) -> None:
-    address, told = webhook
+    address, received = webhook
     port = free_port()
     env = {**os.environ, "PREFECT_HOME": str(tmp_path / "prefect"), "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
            "PYTHONPATH": str(ROOT / "infra" / "package"), "RATCHET_ALERT_URL": address, "PREFECT_LOGGING_LEVEL": "INFO"}
@@ -125,25 +125,25 @@ def test_prefect_posts_alerts_of_failures_drift_and_health(webhook: tuple[str, l
     try:
         wait_for(f"http://127.0.0.1:{port}/api/health", server, log, 300)
         file = written(tmp_path, people={"url_from": "RATCHET_ALERT_URL", "on": ["failed", "drift", "health"]})
-        said = ""
+        output = ""
 
         def ratchet(*more: str) -> str:
-            nonlocal said
+            nonlocal output
             done = subprocess.run([sys.executable, "-m", "ratchet.flows.cli", "deploy", "--file", str(file), *more], env=env, capture_output=True, text=True)
-            said += done.stdout + done.stderr
-            assert done.returncode == 0, said
+            output += done.stdout + done.stderr
+            assert done.returncode == 0, output
             return done.stdout
 
         assert "create  alert       people" in ratchet("--dry-run") and "create  alert       people" in ratchet()
         assert ratchet().endswith("Nothing to change.\n")
         subprocess.run([sys.executable, "-c", TELL], env=env, cwd=ROOT, check=True, capture_output=True)
         end = time.monotonic() + 180
-        while time.monotonic() < end and len(told) < 3:
+        while time.monotonic() < end and len(received) < 3:
             time.sleep(0.5)
     finally:
         os.killpg(server.pid, signal.SIGTERM)
         server.wait(30)
-    assert 'data moved: "rating" 7 -> 5' in told, told
-    assert any(text.startswith("toy-1: ") and "the run was stopped: round 2 was stopped: KL is 41" in text for text in told), told
-    assert any("prefect.flow-run.Failed" in text and "the disk is on fire" in text for text in told), told
-    assert SECRET not in said + log.read_text() + file.read_text(), "the address of the webhook was printed"
+    assert 'data moved: "rating" 7 -> 5' in received, received
+    assert any(text.startswith("toy-1: ") and "the run was stopped: round 2 was stopped: KL is 41" in text for text in received), received
+    assert any("prefect.flow-run.Failed" in text and "the disk is on fire" in text for text in received), received
+    assert SECRET not in output + log.read_text() + file.read_text(), "the address of the webhook was printed"

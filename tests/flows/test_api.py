@@ -40,20 +40,20 @@ RESULTS = {"metrics": {"final.length": 3.0, "gain.mean": 0.2, "gain.low": 0.1, "
 @pytest.fixture
 def run(tmp_path: Path) -> ratchet.Run:
     """A finished run, written by hand: an annotated round, two training steps, an evaluation; `reward` is planned and not made."""
-    store, made = Store(tmp_path), RunDirectory(tmp_path, "dpo-0123abcd")
+    store, run_directory = Store(tmp_path), RunDirectory(tmp_path, "dpo-0123abcd")
     keys = {name: f"{number}" * 64 for number, name in enumerate(("annotate_1", "optimise_1", "evaluate", "reward"))}
 
     def publish(name: str, kind: str, write: Callable[[Path], Any], **meta: Any) -> None:
         with store.working(name, keys[name]) as work:
             write(work.product)
-            made.link(name, store.publish(work, name, keys[name], kind, [], meta).path)
+            run_directory.link(name, store.publish(work, name, keys[name], kind, [], meta).path)
 
     publish("annotate_1", "groups", lambda product: write_groups(product / "groups.parquet", GROUPS), seconds=1.5)
     lines = [{"step": 1, "time": 0.0, "metrics": {"policy/loss": 0.5}}, {"step": 2, "time": 60.0, "metrics": {"policy/loss": 0.25, "x": 1.0}}]
     publish("optimise_1", "weights", lambda product: (product / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines)))
     publish("evaluate", "report", lambda product: (product / "results.json").write_text(json.dumps(RESULTS)))
-    made.open("recipe: {}\n")
-    made.record(recipe="dpo", state="finished", stages=keys, started=0.0)
+    run_directory.open("recipe: {}\n")
+    run_directory.record(recipe="dpo", state="finished", stages=keys, started=0.0)
     return ratchet.load_run("dpo-0123abcd", home=tmp_path)
 
 
@@ -124,7 +124,7 @@ def test_groups_have_a_row_an_answer(run: ratchet.Run) -> None:
     assert found["mask"][1] is None and found["reward.right"][:2].tolist() == [1.0, 0.0] and np.isnan(found["reward.right"][2])
 
 
-@pytest.mark.parametrize(("ask", "says"), [
+@pytest.mark.parametrize(("ask", "message"), [
     (lambda run: run.groups("annotate_2"), "run dpo-0123abcd has no stage 'annotate_2'; did you mean 'annotate_1'?"),
     (lambda run: run.groups("reward"), "run dpo-0123abcd has not finished stage 'reward' yet"),
     (lambda run: run.groups("evaluate"), "stage 'evaluate' of run dpo-0123abcd wrote no prompts and answers"),
@@ -134,10 +134,10 @@ def test_groups_have_a_row_an_answer(run: ratchet.Run) -> None:
     (lambda run: ratchet.load_run("dpp", home=run.home), "no run 'dpp'"),
     (lambda run: ratchet.Run(run.home), "is no run"),
 ])
-def test_missing_names_are_one_sentence(run: ratchet.Run, ask: Callable[[ratchet.Run], object], says: str) -> None:
+def test_missing_names_are_one_sentence(run: ratchet.Run, ask: Callable[[ratchet.Run], object], message: str) -> None:
     with pytest.raises(RecipeError) as refused:
         ask(run)
-    assert says in str(refused.value) and "\n" not in str(refused.value)
+    assert message in str(refused.value) and "\n" not in str(refused.value)
 
 
 def test_reward_model_scores_as_transformers_does(tiny_model: Path, tmp_path: Path) -> None:
@@ -149,18 +149,18 @@ def test_reward_model_scores_as_transformers_does(tiny_model: Path, tmp_path: Pa
     save_model(new_reward(tiny_model, seed=1), load_tokenizer(tiny_model), tmp_path / "reward")
     reward, tokenizer = ratchet.RewardModel(tmp_path / "reward"), AutoTokenizer.from_pretrained(tmp_path / "reward")
     module = AutoModelForSequenceClassification.from_pretrained(tmp_path / "reward").eval()
-    asked: list[Any] = ["What does a dog do?", [{"role": "user", "content": "Hello."}], "Why?"]
+    prompts: list[Any] = ["What does a dog do?", [{"role": "user", "content": "Hello."}], "Why?"]
     expected = []
-    for prompt, answer in zip(asked[:2], ("A dog barks.", "Hello!"), strict=True):
+    for prompt, answer in zip(prompts[:2], ("A dog barks.", "Hello!"), strict=True):
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         tokens = tokenizer.apply_chat_template([*messages, {"role": "assistant", "content": answer}], return_tensors="pt", return_dict=True)["input_ids"]
         end = (tokens[0] == tokenizer.eos_token_id).nonzero()[-1].item()  # the answer's end of turn; templates may write a newline behind it
         with torch.no_grad():
             expected.append(module(input_ids=tokens[:, : end + 1]).logits.item())
-    found = reward.score(asked, ["A dog barks.", "Hello!", " "])
+    found = reward.score(prompts, ["A dog barks.", "Hello!", " "])
     assert found[:2] == pytest.approx(expected, abs=1e-4) and np.isnan(found[2]) and found.dtype == float
     with pytest.raises(DataError, match=r"3 prompts.*1 answer"):
-        reward.score(asked, ["one"])
+        reward.score(prompts, ["one"])
 
 
 def failing(error: Exception) -> Callable[..., dict[str, Any]]:
@@ -179,11 +179,11 @@ def failing(error: Exception) -> Callable[..., dict[str, Any]]:
     return flow
 
 
-@pytest.mark.parametrize(("error", "kind", "says"), [
+@pytest.mark.parametrize(("error", "kind", "message"), [
     (StageError("stage 'sft' was killed by SIGKILL; the machine probably ran out of memory"), StageError, "stage 'sft' was killed by SIGKILL"),
     (OSError(errno.ENOSPC, "No space left on device", "/out/store"), ServiceError, "No space left on device: /out/store; finished work is kept"),
 ])
-def test_failed_run_raises_without_prefect_frames(error: Exception, kind: type[Exception], says: str, tmp_path: Path,
+def test_failed_run_raises_without_prefect_frames(error: Exception, kind: type[Exception], message: str, tmp_path: Path,
                                                              monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib
 
@@ -192,7 +192,7 @@ def test_failed_run_raises_without_prefect_frames(error: Exception, kind: type[E
     monkeypatch.setattr(importlib.import_module("ratchet.flows.post_training"), "post_training", failing(error))
     with pytest.raises(kind) as raised:
         ratchet.run(ratchet.load_recipe("sft", profile="test"), home=tmp_path, progress=False)
-    assert str(raised.value).startswith(says) and raised.value.__cause__ is None and raised.value.__suppress_context__
+    assert str(raised.value).startswith(message) and raised.value.__cause__ is None and raised.value.__suppress_context__
     shown = "".join(traceback.format_exception(raised.value))
     assert "in engine" not in shown and "of the engine" not in shown and shown.count("Traceback") == 1
 

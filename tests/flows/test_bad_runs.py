@@ -30,7 +30,7 @@ ROWS = [{"prompt": f"what is {i} and {i * 7}?", "completion": f"it is {i * 8}, s
 @dataclass(frozen=True)
 class Done:
     code: int
-    said: str
+    output: str
     errors: list[str]
 
 
@@ -74,7 +74,7 @@ def recipe(folder: Path, source: str, more: str = "") -> Path:
 
 def refused(done: Done) -> str:
     """The one sentence of a run that was refused."""
-    assert done.code == 1 and len(done.errors) == 1 and "Traceback" not in done.said, done.said
+    assert done.code == 1 and len(done.errors) == 1 and "Traceback" not in done.output, done.output
     return done.errors[0]
 
 
@@ -94,22 +94,22 @@ def written(folder: Path, name: str, content: Any) -> str:
     return f"path:{name}"
 
 
-@pytest.mark.parametrize(("name", "content", "says"), [
+@pytest.mark.parametrize(("name", "content", "message"), [
     ("absent.jsonl", None, "path:{0}: there is no file or folder {0}; relative paths start at the folder of the recipe"),
     ("empty.jsonl", [], "path:{0} holds no usable record: it is empty"),
     ("bad.parquet", b"PAR1 this is not parquet PAR1", "path:{0} is not a readable Parquet file: "),
 ])
-def test_unusable_source_is_an_error(name: str, content: Any, says: str, folder: Path, ratchet: Ratchet) -> None:
+def test_unusable_source_is_an_error(name: str, content: Any, message: str, folder: Path, ratchet: Ratchet) -> None:
     source = f"path:{name}" if content is None else written(folder, name, content)
     file, home = recipe(folder, source), folder / "home"
     parts = [ratchet("stage", part, str(file)) for part in ("fetch", "curate")]
     failed = next(done for done in parts if done.code)
-    assert refused(failed).startswith("error: " + says.format(folder / name)), refused(failed)
+    assert refused(failed).startswith("error: " + message.format(folder / name)), refused(failed)
     assert not list(home.glob("store/drafts-*"))
     written(folder, name, ROWS)  # what the sentence asks for: then the same command goes on
     for part in ("fetch", "curate"):
         done = ratchet("stage", part, str(file))
-        assert done.code == 0, done.said
+        assert done.code == 0, done.output
     assert len(list(home.glob("store/model_policy-*"))) == 1 and len(list(home.glob("store/drafts-*"))) == 1
 
 
@@ -119,13 +119,13 @@ def test_corrupt_row_is_quarantined_and_counted(folder: Path, ratchet: Ratchet) 
     file = recipe(folder, source)
     for part in ("fetch", "curate"):
         done = ratchet("stage", part, str(file))
-        assert done.code == 0, done.said
+        assert done.code == 0, done.output
     (drafts,) = (folder / "home").glob("store/drafts-*")
     (line,) = (drafts / "quarantine.jsonl").read_text().splitlines()
     summary = json.loads((drafts / "summary.json").read_text())
     assert "completion" in line and summary["steps"][0] == {**summary["steps"][0], "in": 81, "out": 80}
-    said = refused(ratchet("stage", "curate", str(file), "--set", "data.max_dropped=0.0"))
-    assert "1 of 81 records (1.2%) are lost before the split, at most 0.0% allowed" in said and "quarantine.jsonl" in said, "where none may be"
+    message = refused(ratchet("stage", "curate", str(file), "--set", "data.max_dropped=0.0"))
+    assert "1 of 81 records (1.2%) are lost before the split, at most 0.0% allowed" in message and "quarantine.jsonl" in message, "where none may be"
 
 
 def test_a_model_without_a_tokenizer(folder: Path, tiny_model: Path, ratchet: Ratchet) -> None:
@@ -140,7 +140,7 @@ def test_conversation_of_5000_turns_without_truncation(folder: Path, ratchet: Ra
     file = recipe(folder, written(folder, "long.jsonl", [{"messages": turns}, *ROWS]))
     for part in ("fetch", "curate"):
         done = ratchet("stage", part, str(file))
-        assert done.code == 0, done.said
+        assert done.code == 0, done.output
     (drafts,) = (folder / "home").glob("store/drafts-*")
     assert max(len(g.prompt.messages) for split in drafts.glob("sft*.parquet") for g in read_groups(split)) < 100
     summary = json.loads((drafts / "summary.json").read_text())
@@ -163,21 +163,21 @@ def test_non_finite_loss_stops_the_run(folder: Path, ratchet: Ratchet) -> None:
     file = recipe(folder, source, OVERFLOWS)
     for part in ("fetch", "curate"):
         done = ratchet("stage", part, str(file))
-        assert done.code == 0, done.said
+        assert done.code == 0, done.output
     before = {made.name: made.stat().st_ino for made in (home / "store").glob("[!.]*")}
     done = apart("run", str(file), "--until", "train", cwd=folder)
-    said = re.fullmatch(r"error: (the loss term 'likelihood' is inf on prompts (?P<prompts>.+); the last checkpoint is kept\. "
+    match = re.fullmatch(r"error: (the loss term 'likelihood' is inf on prompts (?P<prompts>.+); the last checkpoint is kept\. "
                         r"Lower the learning rate or inspect these records)", refused(done))
-    assert said and "a watcher failed" not in done.said, done.said
+    assert match and "a watcher failed" not in done.output, done.output
     pipeline = Pipeline.open(file, home=home, profile="test")
-    assert set(said["prompts"].split(", ")) < {group.prompt.id for group in read_groups(pipeline.artifact("curated").path / "sft.parquet")}
+    assert set(match["prompts"].split(", ")) < {group.prompt.id for group in read_groups(pipeline.artifact("curated").path / "sft.parquet")}
     state = json.loads((pipeline.run.path / "run.json").read_text())
-    assert state["state"] == "failed" and said[1] in state["error"]
+    assert state["state"] == "failed" and match[1] in state["error"]
     assert load_state(next((home / "store/.work").glob("sft-*/progress/checkpoint-*")))["state"]["step"] == 1
     assert {made.name: made.stat().st_ino for made in (home / "store").glob("[!.]*")} == before
 
     recipe(folder, source, "sft: {fit: {batch: 8}}")
-    would = dict(line.split()[:2] for line in ratchet("plan", str(file)).said.splitlines() if line.split()[1:2] in (["keep"], ["make"]))
+    would = dict(line.split()[:2] for line in ratchet("plan", str(file)).output.splitlines() if line.split()[1:2] in (["keep"], ["make"]))
     assert would == {"model_policy": "keep", "raw": "keep", "drafts": "keep", "curated": "keep", "sft": "make", "evaluate": "make"}
     assert Pipeline.open(file, home=home, profile="test").make("sft").meta["steps"] > 1
 
@@ -186,9 +186,9 @@ def test_a_full_disk(folder: Path, ratchet: Ratchet) -> None:
     file = recipe(folder, written(folder, "rows.jsonl", ROWS))
     assert ratchet("stage", "fetch", str(file)).code == 0
     before = {p.name for p in (folder / "home" / "store").glob("[!.]*")}
-    said = refused(ratchet("stage", "curate", str(file), largest_file=4096))
-    assert "too large" in said.lower() or "disk" in said, said
+    message = refused(ratchet("stage", "curate", str(file), largest_file=4096))
+    assert "too large" in message.lower() or "disk" in message, message
     assert {p.name for p in (folder / "home" / "store").glob("[!.]*")} == before
     done = ratchet("stage", "curate", str(file))
-    assert done.code == 0, done.said
-    assert all((made / "manifest.json").exists() for made in (folder / "home" / "store").glob("[!.]*"))
+    assert done.code == 0, done.output
+    assert all((artifact / "manifest.json").exists() for artifact in (folder / "home" / "store").glob("[!.]*"))

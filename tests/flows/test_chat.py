@@ -52,9 +52,9 @@ def sum_of(model: Path) -> str:
 
 
 def test_once_as_json(tiny_model: Path) -> None:
-    made = json.loads(ratchet(str(tiny_model), "--once", "What is 3 + 4?", "--json", "--temperature", "0", "--seed", "1"))
-    assert made["prompt"] == "What is 3 + 4?" and made["seed"] == 1
-    [answer] = made["answers"]
+    reply = json.loads(ratchet(str(tiny_model), "--once", "What is 3 + 4?", "--json", "--temperature", "0", "--seed", "1"))
+    assert reply["prompt"] == "What is 3 + 4?" and reply["seed"] == 1
+    [answer] = reply["answers"]
     assert answer["model"] == tiny_model.name and answer["stop"] == "end" and answer["text"].isdigit()
     with pytest.raises(RecipeError, match="add --once"):
         ratchet(str(tiny_model), "--json")
@@ -124,9 +124,9 @@ class Terminal:
 
 @pytest.fixture
 def terminal(tiny_model: Path) -> Iterator[Terminal]:
-    made = Terminal(100, str(tiny_model), "--temperature", "0", "--seed", "1")
-    yield made
-    os.close(made.file)
+    session = Terminal(100, str(tiny_model), "--temperature", "0", "--seed", "1")
+    yield session
+    os.close(session.file)
 
 
 def test_person_asks_sets_and_leaves(terminal: Terminal, tiny_model: Path) -> None:
@@ -164,11 +164,11 @@ def test_ctrl_c_stops_the_answer_and_the_next_question_is_answered(tiny_model: P
         person.expect("hi\n")
         time.sleep(0.1)
         person.type("\x03")
-        said = person.expect("> ")
-        if "(stopped)" in said:
+        output = person.expect("> ")
+        if "(stopped)" in output:
             break
         person.expect("> ")
-    assert "(stopped)" in said
+    assert "(stopped)" in output
     person.type("/temperature 0\r/tokens 30\r/reset\rWhat is 3 + 4?\r")
     person.expect("forgotten")
     person.expect(sum_of(tiny_model))
@@ -182,6 +182,6 @@ def test_answers_stand_side_by_side_where_the_terminal_is_wide_enough(columns: i
     (tmp_path / "twin").symlink_to(tiny_model)
     person = Terminal(columns, str(tiny_model), str(tmp_path / "twin"), "--temperature", "0", "--once", "What is 3 + 4?")
     screen = person.rest()
-    said = sum_of(tiny_model)
-    assert re.search(titles.format(re.escape(tiny_model.name), said), screen) and screen.count(said) >= 2
+    output = sum_of(tiny_model)
+    assert re.search(titles.format(re.escape(tiny_model.name), output), screen) and screen.count(output) >= 2
     assert person.code() == 0

@@ -41,9 +41,9 @@ def home(publish, run_of, tmp_path, monkeypatch) -> Path:
 
 
 def test_lineage_prints_a_tree_and_draws(home: Path) -> None:
-    said = ratchet("lineage", str(home / "runs" / "one" / "stages" / "sft"), "--home", str(home))
-    assert "recipe     fake" in said and "code       abc" in said and "torch 2" in said and "kl 1" in said
-    assert "├── model_policy as policy weights" in said and "└── curated data" in said and "3 steps" in said
+    output = ratchet("lineage", str(home / "runs" / "one" / "stages" / "sft"), "--home", str(home))
+    assert "recipe     fake" in output and "code       abc" in output and "torch 2" in output and "kl 1" in output
+    assert "├── model_policy as policy weights" in output and "└── curated data" in output and "3 steps" in output
     assert (home / "runs" / "one" / "lineage" / "sft.svg").read_text().startswith("<svg")
     ratchet("lineage", str(home / "runs" / "two" / "stages" / "sft"), "--home", str(home), "--picture", str(home / "p.svg"))
     assert (home / "p.svg").exists()
@@ -57,12 +57,12 @@ def test_reproduce_needs_a_recipe(home: Path) -> None:
 @pytest.mark.parametrize("state", ["identical", "differs"])
 def test_reproduce_prints_json(home: Path, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = [reproduce.Outcome("raw", "data", "brought", "aa", "aa"), reproduce.Outcome("sft", "weights", state, "bb", "cc", ("model.safetensors",))]
-    monkeypatch.setattr(reproduce, "reproduce", lambda made, into, **_: (into.mkdir(), iter(found))[1])
-    monkeypatch.setattr(reproduce, "surroundings", lambda made: ["code: abc then, def now"])
+    monkeypatch.setattr(reproduce, "reproduce", lambda lineage, into, **_: (into.mkdir(), iter(found))[1])
+    monkeypatch.setattr(reproduce, "surroundings", lambda lineage: ["code: abc then, def now"])
     done = CliRunner().invoke(app, ["reproduce", str(home / "runs" / "one" / "stages" / "sft"), "--home", str(home), "--json"])
-    said = json.loads(done.stdout)
-    assert done.exit_code == (state == "differs") and said["identical"] == (state == "identical") and said["surroundings"] == ["code: abc then, def now"]
-    assert [stage["state"] for stage in said["stages"]] == ["brought", state] and said["run"] == "one" and said["product"] == "sft"
+    output = json.loads(done.stdout)
+    assert done.exit_code == (state == "differs") and output["identical"] == (state == "identical") and output["surroundings"] == ["code: abc then, def now"]
+    assert [stage["state"] for stage in output["stages"]] == ["brought", state] and output["run"] == "one" and output["product"] == "sft"
 
 
 @pytest.mark.parametrize("command", ["show", "runs", "compare", "lineage", "reproduce", "doctor", "plan", "gc", "certify", "deploy", "lm-eval", "chat",
@@ -77,15 +77,15 @@ def test_reading_commands_have_json(command: str) -> None:
 def test_gc_shows_first_and_removes_on_yes(home: Path) -> None:
     assert "Would free 0 bytes in 0 directories." in ratchet("gc", "--home", str(home))
     only = ("gc", "--home", str(home), "--keep-days", "0", "--keep-last", "1")
-    said = ratchet(*only)
-    assert "would go" in said and "store/sft-" in said and "in 2 directories. Add --yes" in said and "stays: 4 products" in said
+    output = ratchet(*only)
+    assert "would go" in output and "store/sft-" in output and "in 2 directories. Add --yes" in output and "stays: 4 products" in output
     assert len(list((home / "store").glob("sft-*"))) == 2
     assert "Freed" in ratchet(*only, "--yes") and len(list((home / "store").glob("sft-*"))) == 1
 
 
 def test_compare_two_runs(home: Path) -> None:
-    said = ratchet("compare", "one", "two", "--home", str(home))
-    assert "recipe: no difference" in said and "source code" in said and "+1 [+1, +1], 2 prompts" in said
+    output = ratchet("compare", "one", "two", "--home", str(home))
+    assert "recipe: no difference" in output and "source code" in output and "+1 [+1, +1], 2 prompts" in output
     with pytest.raises(RecipeError, match="'three'"):
         ratchet("compare", "one", "three", "--home", str(home))
     with pytest.raises(RecipeError, match=r"'one'.*3"):
@@ -99,8 +99,8 @@ def test_compare_rejects_invalid_arguments_before_running(tmp_path: Path, monkey
     with pytest.raises(RecipeError, match="reward_model"):
         ratchet("compare", "sft", "reward_model", "--home", str(tmp_path))
     (tmp_path / "results.json").write_text(json.dumps({"per_prompt": {"win_rate": [1.0, 0.0], "final.gold": [0.5, 0.25]}}))
-    made = SimpleNamespace(artifact=lambda _: SimpleNamespace(path=tmp_path))
-    monkeypatch.setattr("ratchet.flows.compare.Pipeline", SimpleNamespace(open=lambda *_, **__: made))
+    pipeline = SimpleNamespace(artifact=lambda _: SimpleNamespace(path=tmp_path))
+    monkeypatch.setattr("ratchet.flows.compare.Pipeline", SimpleNamespace(open=lambda *_, **__: pipeline))
     monkeypatch.setattr(importlib.import_module("ratchet.flows.post_training"), "post_training", lambda *_, **__: None)
     assert compare(["sft"], seeds=[0], home=tmp_path, metric="final.gold")["arms"]["sft"]["by_seed"] == [0.375]
     with pytest.raises(RecipeError, match=r"--metric: .*'win_rat'.*'win_rate'"):
@@ -156,11 +156,11 @@ def test_an_estimate_measures_this_machine_once(fresh_home, monkeypatch: pytest.
 
     home = fresh_home("estimated")
     ask = ("plan", "online_dpo", "--estimate", "--profile", "test", "--home", str(home))
-    said = ratchet(*ask)
-    assert "million parameters" in said and "sampled tokens a second, measured on this machine" in said and "rollout_1" in said
-    assert "cost       unknown: the profile states no hardware.price_per_hour" in said
+    output = ratchet(*ask)
+    assert "million parameters" in output and "sampled tokens a second, measured on this machine" in output and "rollout_1" in output
+    assert "cost       unknown: the profile states no hardware.price_per_hour" in output
     monkeypatch.setattr(calibration, "_measured", lambda ask: pytest.fail("measured again"))
-    assert ratchet(*ask) == said, "the same machine, other numbers"
+    assert ratchet(*ask) == output, "the same machine, other numbers"
 
 
 def test_a_profile_of_this_machine_is_measured_and_each_stage_priced(fresh_home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,18 +180,18 @@ def test_a_profile_of_this_machine_is_measured_and_each_stage_priced(fresh_home,
     monkeypatch.setattr(calibration, "_measured", lambda ask: rates)
     stated = {"tflops": 1.0, "bandwidth_gb": 10.0, "memory_gb": 4.0, "price_per_hour": 36.0, "currency": "CHF"}
 
-    def said(device: str) -> list[list[str]]:
+    def estimate(device: str) -> list[list[str]]:
         file = home / "mine.yaml"
         file.write_text(yaml.safe_dump({**plain(dataclasses.replace(load_profile("test"), name="mine")), "hardware": {**stated, "device": device}}))
         return [line.split() for line in ratchet("plan", "raft", "--estimate", "--profile", str(file), "--home", str(home)).splitlines()]
 
-    here = said(machine())
+    here = estimate(machine())
     assert " ".join(here[-1]).endswith("20 sampled tokens a second, measured on this machine")
     assert next(line for line in here if line[0] == "stage")[-3:] == ["time", "CHF", "largest"]
-    rollout, made = (next(line for line in here if line[0] == name) for name in ("rollout_1", "model_policy"))
+    rollout, model = (next(line for line in here if line[0] == name) for name in ("rollout_1", "model_policy"))
     seconds = 12 * 4 * 24 / 20 + 12 * 256 / 200 + 3.0  # longest answers sampled, prompts of at most 256 tokens read, one model loaded
-    assert f"{seconds / 3600 * 36:.2f}" in rollout and made[-1] == "done", "what is finished costs no more"
-    other = " ".join(said("H100 80GB")[-1])
+    assert f"{seconds / 3600 * 36:.2f}" in rollout and model[-1] == "done", "what is finished costs no more"
+    other = " ".join(estimate("H100 80GB")[-1])
     assert other.endswith("computed from the profile's figures for H100 80GB, not measured (this machine has 0 of 1 × H100 80GB)")
 
 

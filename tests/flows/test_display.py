@@ -51,22 +51,22 @@ def test_in_a_log_nothing_stands_behind_the_last_word_of_a_line(capsys: pytest.C
     print_plan(console, Pipeline.open("online_dpo", home=tmp_path, profile="test"), full=True)
     with Display(console) as display:
         for counts in ({}, SELECT):
-            made = Artifact("groups", Path(), "k", meta={"counts": counts})
-            display.finished(Stage("select_1", "select", "groups", {}), made, reused=True, seconds=0.0)
+            artifact = Artifact("groups", Path(), "k", meta={"counts": counts})
+            display.finished(Stage("select_1", "select", "groups", {}), artifact, reused=True, seconds=0.0)
         console.print(display.table())
     console.print("[bold]a[/bold] [/done] ", markup=False)
     console.print()
-    said = capsys.readouterr().out.splitlines()
-    assert [line for line in said if line != line.rstrip()] == []
-    assert {"stage would key from", "reward models 1", "stage seconds result"} <= {" ".join(line.split()) for line in said}
-    assert said[-2:] == ["[bold]a[/bold] [/done]", ""] and any("59 groups after best_worst" in line for line in said)
+    output = capsys.readouterr().out.splitlines()
+    assert [line for line in output if line != line.rstrip()] == []
+    assert {"stage would key from", "reward models 1", "stage seconds result"} <= {" ".join(line.split()) for line in output}
+    assert output[-2:] == ["[bold]a[/bold] [/done]", ""] and any("59 groups after best_worst" in line for line in output)
 
 
 def test_show_prints_the_records_and_mlflow_gets_every_count(publish, run_of, tmp_path: Path) -> None:
     run_of("one", drafts=publish("drafts", kind="data", counts=DRAFTS), sft=publish("sft", counts={"records": 290, "over the limit": 130}))
-    said = " ".join(CliRunner().invoke(app, ["show", "one", "--home", str(tmp_path)]).output.split())
+    shown = " ".join(CliRunner().invoke(app, ["show", "one", "--home", str(tmp_path)]).output.split())
     for one in ("3,151 parse: has 1", "1,749 length: truncated", "290 records; 130 over"):
-        assert one in said
+        assert one in shown
     assert numbers_of({"counts": DRAFTS})["counts.length: truncated"] == 1749.0
 
 

@@ -70,8 +70,8 @@ def workspace(fresh_home: Callable[[str], Path], tmp_path: Path, monkeypatch: py
 
 def test_both_orders_make_the_same_versions(workspace: Path, prefect: None, tmp_path: Path, tiny_model: Path) -> None:
     dvc(workspace, "repro")
-    made = locked(workspace)
-    assert list(made) == ["data/raw", "data/curated", "data/quarantined", "data/rounds", "metrics.json", "plots"]
+    versions = locked(workspace)
+    assert list(versions) == ["data/raw", "data/curated", "data/quarantined", "data/rounds", "metrics.json", "plots"]
     git(workspace, "add", "-A")
     git(workspace, "commit", "-qm", "by dvc repro")
 

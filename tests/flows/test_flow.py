@@ -107,8 +107,8 @@ def test_explain_takes_overrides() -> None:
 
 def test_an_explained_recipe_is_yaml_whole() -> None:
     """Addresses are longer than a line of 80 columns: a piped recipe is read back as it was written."""
-    said = CliRunner().invoke(app, ["recipes", "explain", "chat"]).output
-    assert said.startswith(dump(*load("chat"))) and max(map(len, said.splitlines())) > 80
+    text = CliRunner().invoke(app, ["recipes", "explain", "chat"]).output
+    assert text.startswith(dump(*load("chat"))) and max(map(len, text.splitlines())) > 80
 
 
 def test_a_log_has_a_line_an_event(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -122,10 +122,10 @@ def test_a_log_has_a_line_an_event(capsys: pytest.CaptureFixture[str], monkeypat
         display.progressed(stage, {"step": 3, "of": 8, "metrics": {"dpo/margin": 0.25}})
         display.finished(stage, Artifact("groups", tmp_path, "k", (), {"headline": long}), reused=False, seconds=24.0)
         display.console.print(display.table())
-    said = capsys.readouterr().out.splitlines()
-    assert said[:4] == ["annotate 1: started", "annotate 1: 120 of 384 answers", "annotate 1: step 3 of 8  margin 0.25",
+    output = capsys.readouterr().out.splitlines()
+    assert output[:4] == ["annotate 1: started", "annotate 1: 120 of 384 answers", "annotate 1: step 3 of 8  margin 0.25",
                         f"annotate 1: done in 24 s  {long}"]
-    assert len(said) == 6 and long in said[5]
+    assert len(output) == 6 and long in output[5]
     assert open_console(force_terminal=True).width == Console(force_terminal=True).width, "a terminal keeps its own"
 
 
@@ -143,10 +143,10 @@ def test_what_is_not_there_is_not_named(capsys: pytest.CaptureFixture[str], tmp_
     pipeline = Pipeline.open("sft", home=tmp_path, profile="test")  # as after `run --until curate`
     pipeline.run.open("recipe: {}\n")
     _where(open_console(), pipeline)
-    said = capsys.readouterr().out
-    assert str(pipeline.run.path) in said and "model" not in said and "report" not in said
-    made = tmp_path / "store" / "sft"
-    made.mkdir(parents=True)
-    pipeline.run.link("sft", made)
+    output = capsys.readouterr().out
+    assert str(pipeline.run.path) in output and "model" not in output and "report" not in output
+    folder = tmp_path / "store" / "sft"
+    folder.mkdir(parents=True)
+    pipeline.run.link("sft", folder)
     _where(open_console(), pipeline)
     assert f"model      {pipeline.run.path / 'stages' / 'sft'}\n" in capsys.readouterr().out

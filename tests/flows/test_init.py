@@ -34,8 +34,8 @@ def init(folder: Path, rows: list[Any], *more: str) -> str:
 @pytest.mark.parametrize("layout", ROWS)
 def test_each_kind_of_data_gets_a_recipe_that_passes_the_check(layout: str, tmp_path: Path) -> None:
     row, base, split = ROWS[layout]
-    said = init(tmp_path, [row(i) for i in range(200)], "--model", "generate:tiny?seed=0")
-    assert f"in the layout `{layout}`" in said and f"over `{base}`" in said and list(tmp_path.glob("*.yaml")) == [tmp_path / "mine.yaml"]
+    output = init(tmp_path, [row(i) for i in range(200)], "--model", "generate:tiny?seed=0")
+    assert f"in the layout `{layout}`" in output and f"over `{base}`" in output and list(tmp_path.glob("*.yaml")) == [tmp_path / "mine.yaml"]
     recipe, _ = load(tmp_path / "mine.yaml")
     check_files(recipe)
     assert recipe.models["policy"].source == "generate:tiny?seed=0" and recipe.register and recipe.register.model == "mine"

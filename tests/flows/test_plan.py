@@ -11,8 +11,8 @@ DEVICE = {"training ranks": "1", "tokens per forward pass and rank": "2048"}
 
 
 def table(name: str, *overrides: str, profile: str | None = None) -> dict[str, str]:
-    made = sizes(*load(name, overrides=overrides, profile=profile))
-    return dict(zip(*(column.cells for column in made.columns), strict=True))
+    result = sizes(*load(name, overrides=overrides, profile=profile))
+    return dict(zip(*(column.cells for column in result.columns), strict=True))
 
 
 @pytest.mark.parametrize(("name", "expected"), [

@@ -61,9 +61,9 @@ def hh(folder: Path) -> Path:
 
 
 def opened(recipe: str, folder: Path, home: Path, *changes: str) -> Pipeline:
-    made = gsm8k(folder / "gsm8k") if "gsm8k" in recipe else hh(folder / "hh-rlhf" / "helpful-base")
+    data_folder = gsm8k(folder / "gsm8k") if "gsm8k" in recipe else hh(folder / "hh-rlhf" / "helpful-base")
     small = {"gsm8k": ["sft.fit.epochs=1"], "hh": ["reward.fit.batch=8", "reward.certificate.min_accuracy=null", "reward.fit.learning_rate=1e-3"]}[recipe.rpartition("_")[2]]
-    pipeline = Pipeline.open(recipe, home=home, profile="test", overrides=[f"data.source=path:{made}", f"models.policy={json.dumps(TINY)}", *small, *changes])
+    pipeline = Pipeline.open(recipe, home=home, profile="test", overrides=[f"data.source=path:{data_folder}", f"models.policy={json.dumps(TINY)}", *small, *changes])
     pipeline.begin()
     return pipeline
 
@@ -86,12 +86,12 @@ def test_a_published_data_set_is_trained_on_by_its_train_file_alone(recipe: str,
             break
         pipeline.make(name)
     curated = pipeline.artifact("curated").path
-    asked = {split.stem: {g.prompt.messages[-1]["content"] for g in read_groups(split)} for split in curated.glob("*.parquet") if split.stem != "statistics"}
+    prompts = {split.stem: {g.prompt.messages[-1]["content"] for g in read_groups(split)} for split in curated.glob("*.parquet") if split.stem != "statistics"}
     published = {f"What is {a} + {b}?" for a in range(7, 10) for b in range(10)} if "gsm8k" in recipe else {f"What is {i % 10} + {i // 10}?\nPlease." for i in range(76, 100)}
-    held = set(asked) - SPLITS[recipe]
-    assert held == ({"evaluate"} if "gsm8k" in recipe else {"evaluate", "reward_validation"} & set(asked)) and SPLITS[recipe] <= set(asked)
-    assert all(asked[name] <= published for name in held) and set().union(*(asked[name] for name in held)) == published
-    assert not any(asked[name] & published for name in SPLITS[recipe])
+    held_out = set(prompts) - SPLITS[recipe]
+    assert held_out == ({"evaluate"} if "gsm8k" in recipe else {"evaluate", "reward_validation"} & set(prompts)) and SPLITS[recipe] <= set(prompts)
+    assert all(prompts[name] <= published for name in held_out) and set().union(*(prompts[name] for name in held_out)) == published
+    assert not any(prompts[name] & published for name in SPLITS[recipe])
     trained = [s for s in pipeline.stages.values() if s.does in ("sft", "optimise", "improve", "reward")]
     assert trained and all(pipeline.artifact(stage.name).meta["steps"] > 0 for stage in trained)
     if "gsm8k" in recipe:

@@ -85,13 +85,13 @@ def test_ctrl_c_stops_cleanly_and_the_same_command_continues(fresh_home: Callabl
         time.sleep(0.01)
     family = psutil.Process(child.pid).children(recursive=True)
     os.killpg(child.pid, signal.SIGINT)  # what a terminal does: everything in the foreground hears it
-    said, _ = child.communicate(timeout=60)
-    assert child.returncode == 130, said
-    assert "the same command resumes" in said and "Traceback" not in said, said
+    output, _ = child.communicate(timeout=60)
+    assert child.returncode == 130, output
+    assert "the same command resumes" in output and "Traceback" not in output, output
     assert not psutil.wait_procs(family, timeout=10)[1], "a process was left behind"
     assert not list((home / "store").glob("sft-*")), "the interrupt came too late to test anything"
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    made = weights(home, "sft", settings, "sft", "cpu")
+    digest = weights(home, "sft", settings, "sft", "cpu")
     shutil.rmtree(next((home / "store").glob("sft-*")))
     Pipeline.open("sft", home=home, profile="cpu", overrides=settings).make("sft")  # at one go
-    assert made and made == weights(home, "sft", settings, "sft", "cpu")
+    assert digest and digest == weights(home, "sft", settings, "sft", "cpu")

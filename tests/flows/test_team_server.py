@@ -134,7 +134,7 @@ def call(address: str, body: Any, login: str | None, method: str = "POST") -> An
         return json.loads(answer.read() or "true")
 
 
-def asked(env: dict[str, str], method: str, path: str, body: Any = None) -> Any:
+def response(env: dict[str, str], method: str, path: str, body: Any = None) -> Any:
     """JSON response of the Prefect API; None if it is unreachable."""
     try:
         return call(env["PREFECT_API_URL"] + path, body, env["PREFECT_API_AUTH_STRING"], method)
@@ -234,11 +234,11 @@ def test_the_pipeline_on_a_team_server(team: dict[str, str], fresh_home: Callabl
                               stdout=log, stderr=log, start_new_session=True)
 
     def start(name: str) -> str:
-        deployment = asked(team, "GET", f"/deployments/name/post_training/{name}")["id"]
-        return asked(team, "POST", f"/deployments/{deployment}/create_flow_run", {"state": {"type": "SCHEDULED"}})["id"]
+        deployment = response(team, "GET", f"/deployments/name/post_training/{name}")["id"]
+        return response(team, "POST", f"/deployments/{deployment}/create_flow_run", {"state": {"type": "SCHEDULED"}})["id"]
 
     def state(run: str) -> str:
-        return asked(team, "GET", f"/flow_runs/{run}")["state"]["type"]
+        return response(team, "GET", f"/flow_runs/{run}")["state"]["type"]
 
     try:
         # 1. a worker makes a run to its end, and everything is where the team looks for it
@@ -277,7 +277,7 @@ def test_the_pipeline_on_a_team_server(team: dict[str, str], fresh_home: Callabl
         before = marked(str(tmp_path))
         assert len(before) > 3, f"worker, flow, fork server, stage; seen: {before}"
         stage, begun = stage_of(before), time.monotonic()
-        asked(team, "POST", f"/flow_runs/{run}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}, "force": False})
+        response(team, "POST", f"/flow_runs/{run}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}, "force": False})
         eventually(lambda: stage not in marked(str(tmp_path)), 30, "the end of the training child")
         took = time.monotonic() - begun
         eventually(lambda: state(run) == "CANCELLED", 180, "cancelling")

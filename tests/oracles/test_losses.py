@@ -146,7 +146,7 @@ def test_packing(case):
     groups = [Group(Prompt(str(i), ()), (Trajectory((), {"tokens": [i] * n}, [True] * n),)) for i, n in enumerate(case["lengths"])]
     batches = pack(groups, unit="row", tokens=case["capacity"])
     assert [i for batch in batches for i in batch.ids] == [str(i) for i in range(len(groups))]
-    held = [[len(tokens) for tokens in batch.inputs["tokens"]] for batch in batches]
-    assert [n for lengths in held for n in lengths] == case["lengths"]
-    assert all(sum(lengths) <= case["capacity"] or len(lengths) == 1 for lengths in held)
-    assert all(sum(lengths) + after[0] > case["capacity"] for lengths, after in pairwise(held))  # none is begun before the last is full
+    token_counts = [[len(tokens) for tokens in batch.inputs["tokens"]] for batch in batches]
+    assert [n for lengths in token_counts for n in lengths] == case["lengths"]
+    assert all(sum(lengths) <= case["capacity"] or len(lengths) == 1 for lengths in token_counts)
+    assert all(sum(lengths) + after[0] > case["capacity"] for lengths, after in pairwise(token_counts))  # none is begun before the last is full

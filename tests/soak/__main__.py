@@ -44,10 +44,10 @@ def soak(home: Home = OUT,
     names = fault or [name for name in FAULTS if engines or not FAULTS[name].engine]
     for name in (n for n in pipeline.stages if n.startswith("model_")):
         pipeline.make(name)
-    told = [arg for one in overrides for arg in ("--set", one)]
+    arguments = [arg for one in overrides for arg in ("--set", one)]
 
     def run(at: Path) -> list[str]:
-        return [sys.executable, "-m", "ratchet.flows.cli", "run", recipe, "--home", str(at), "--profile", profile, *told]
+        return [sys.executable, "-m", "ratchet.flows.cli", "run", recipe, "--home", str(at), "--profile", profile, *arguments]
 
     def sync(at: Path) -> list[str]:
         return [sys.executable, "-m", "ratchet.flows.cli", "sync", "--home", str(at)]

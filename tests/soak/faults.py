@@ -82,10 +82,10 @@ def kill_engine(trial: Trial) -> str | None:
     if not inside:
         return None
     pid = trial.random.choice(inside)
-    said = _said(pid)
+    description = _said(pid)
     with contextlib.suppress(OSError):
         os.kill(pid, signal.SIGKILL)
-    return f"engine {pid} ({said})"
+    return f"engine {pid} ({description})"
 
 
 def _command(pid: int) -> bytes:
@@ -215,11 +215,11 @@ def wait_for_none(trial: Trial, seconds: float = 20.0) -> list[str]:
         if trial.process is not None:
             trial.process.poll()
         time.sleep(0.1)
-    told = [f"{pid} ({_said(pid)})" for pid in left]
+    descriptions = [f"{pid} ({_said(pid)})" for pid in left]
     for pid in left:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    return told
+    return descriptions
 
 
 FAULTS: dict[str, Fault] = {

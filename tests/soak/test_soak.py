@@ -135,7 +135,7 @@ def test_an_unsound_program_does_not(fault: str, sound: str, broken: str, compla
     found: list[str] = []
     for _, complaints, _ in toy_soak(tmp_path, TOY.replace(sound, broken)).trials([fault], MANY):
         found += complaints
-        if any(re.search(complaint, said) for said in complaints):
+        if any(re.search(complaint, complaint_text) for complaint_text in complaints):
             return
     raise AssertionError(found)
 
@@ -147,8 +147,8 @@ def base(tiny_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     home = tmp_path_factory.mktemp("base") / "home"
     pipeline = Pipeline.open("sft", home=home, profile=PROFILE, overrides=OPTIONS)
-    made = Pipeline.open("sft", home=tiny_home, profile="test").artifact("model_policy").path
-    shutil.copytree(made, home / "store" / made.name)
+    model = Pipeline.open("sft", home=tiny_home, profile="test").artifact("model_policy").path
+    shutil.copytree(model, home / "store" / model.name)
     for name in ("model_policy", "raw", "drafts", "curated"):
         pipeline.make(name)
     return home
@@ -165,12 +165,12 @@ def test_a_small_soak(base: Path, tmp_path: Path) -> None:
 def test_a_line_that_is_no_metric_is_complained_of(tmp_path: Path) -> None:
     """Otherwise a flipped byte in a key would end the whole soak with a KeyError."""
     store = Store(tmp_path)
-    for text, said in (('{"stap": 1, "metrics": {}}', "KeyError"), ("{", "JSONDecodeError"), ("[1]", "TypeError")):
+    for text, error in (('{"stap": 1, "metrics": {}}', "KeyError"), ("{", "JSONDecodeError"), ("[1]", "TypeError")):
         with store.working("sft", digest(text)) as work:
             work.metrics.write_text(text)
             (work.product / "model.safetensors").write_text("x")
             RunDirectory(tmp_path, "run").link("sft", store.publish(work, "sft", digest(text), "weights", [], {}).path)
-        with pytest.raises(StoreError, match=rf"a line is not a step and its metrics .{said}"):
+        with pytest.raises(StoreError, match=rf"a line is not a step and its metrics .{error}"):
             _look(tmp_path)
 
 

@@ -69,10 +69,10 @@ class Soak:
         """The run every trial is compared with; its duration is what random moments are drawn from."""
         trial = self.trial("undisturbed", random.Random(self.seed))
         begun = time.monotonic()
-        code, said = self.go(trial, self.run, limit=3600.0)
+        code, output = self.go(trial, self.run, limit=3600.0)
         self.seconds = time.monotonic() - begun
         if code or wait_for_none(trial):
-            raise StageError(f"the undisturbed run failed, there is nothing to compare with: {said[-600:]}")
+            raise StageError(f"the undisturbed run failed, there is nothing to compare with: {output[-600:]}")
         self.truth = self.settle(trial)
         return self.truth
 
@@ -118,11 +118,11 @@ class Soak:
         complaints += [f"process {one} was left behind" for one in wait_for_none(trial)]
         complaints += _unexplained(trial.process.returncode, log, fault.kills and bool(trial.notes.get("struck")), tally)
         fault.mend(trial)
-        code, said = self.go(trial, self.run, limit=limit)
+        code, output = self.go(trial, self.run, limit=limit)
         complaints += [f"process {one} was left behind by the resumed run" for one in wait_for_none(trial)]
         if code:
-            return [*complaints, f"the run could not be resumed: {said[-400:]}"]
-        tally.sentences.update(found := DAMAGE.findall(said))
+            return [*complaints, f"the run could not be resumed: {output[-400:]}"]
+        tally.sentences.update(found := DAMAGE.findall(output))
         if "damaged" in trial.notes and not found:
             complaints.append(f"nothing was said of the damage to {trial.notes['damaged']}")
         assert self.truth is not None
@@ -165,9 +165,9 @@ class Soak:
     def settle(self, trial: Trial) -> Truth:
         """Ship what MLflow does not have yet, then look."""
         if self.sync:
-            code, said = self.go(trial, self.sync, limit=PATIENCE * self.seconds + 120)
+            code, output = self.go(trial, self.sync, limit=PATIENCE * self.seconds + 120)
             if code:
-                raise StageError(f"`ratchet sync` failed: {said[-400:]}")
+                raise StageError(f"`ratchet sync` failed: {output[-400:]}")
         database = self.servers.database if self.servers else trial.home / "mlflow.db"
         return Truth(*_look(trial.home), points=_points(database, trial.home) if self.sync else frozenset())
 
@@ -176,12 +176,12 @@ def _unexplained(code: int, log: Path, killed: bool, tally: Tally) -> list[str]:
     """A run that ended badly by itself says why, in one line and without a traceback."""
     if not code or killed:
         return []
-    said = log.read_text(errors="replace")
-    sentences = SENTENCE.findall(said)
+    text = log.read_text(errors="replace")
+    sentences = SENTENCE.findall(text)
     tally.sentences.update(sentences)
-    if len(sentences) == 1 and "Traceback (most recent call last)" not in said:
+    if len(sentences) == 1 and "Traceback (most recent call last)" not in text:
         return []
-    return [f"it ended with {code} and {len(sentences)} sentences why: {said[-600:]}"]
+    return [f"it ended with {code} and {len(sentences)} sentences why: {text[-600:]}"]
 
 
 def _look(home: Path) -> tuple[dict[str, str], frozenset[tuple[str, int, str]]]:

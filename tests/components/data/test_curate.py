@@ -149,19 +149,19 @@ def test_every_generated_source_fills_its_splits(tmp_path, address, splits):
     source = fetch(address, tmp_path / "raw")
     summary = curate({}, source, words, tmp_path / "out", 0)
     assert set(summary["splits"]) == splits
-    asked = {name: {prompt_digest(g.prompt.messages) for g in read_groups(tmp_path / f"out/{name}.parquet")} for name in splits}
-    assert sum(map(len, asked.values())) == len(set().union(*asked.values()))
+    prompts = {name: {prompt_digest(g.prompt.messages) for g in read_groups(tmp_path / f"out/{name}.parquet")} for name in splits}
+    assert sum(map(len, prompts.values())) == len(set().union(*prompts.values()))
 
 
 def test_a_bad_section_or_empty_outcome_is_one_sentence(tmp_path):
     source = write(corpus(), tmp_path / "rows.jsonl")
-    for section, says in [
+    for section, message in [
         ({"transfroms": []}, "unknown key 'transfroms'; did you mean 'transforms'"),
         ({"splits": {"stf": 1.0}}, r"data.splits.stf: unknown key"), ({"reward": {"min_gab": 1}}, "data.reward.min_gab: unknown key 'min_gab'; did you mean 'min_gap'"),
         ({"transforms": ["normalize"]}, r"no transform piece named 'normalize'"),
         ({"splits": {"sft": 0}}, "data.splits.sft: expected a number above 0, got 0"),
     ]:
-        with pytest.raises(RecipeError, match=says):
+        with pytest.raises(RecipeError, match=message):
             curate(section, source, words, tmp_path / "out", 0)
     with pytest.raises(DataError, match=r"'sft'.*min_rating"):
         curate({"splits": {"sft": 1.0}, "sft": {"min_rating": 11.0}}, source, words, tmp_path / "out", 0)
@@ -190,9 +190,9 @@ def test_losing_too_many_records_stops_with_the_step_and_the_share(tmp_path):
 
 def test_statistics_see_what_is_wrong():
     def one(key, prompt, *completions, **columns):
-        asked = tuple({"role": r, "content": c} for r, c in prompt)
+        messages = tuple({"role": r, "content": c} for r, c in prompt)
         paths = tuple(Trajectory(tuple({"role": r, "content": c} for r, c in path)) for path in completions)
-        return Group(Prompt(key, asked, meta={"topic": key[0]}), paths, columns)
+        return Group(Prompt(key, messages, meta={"topic": key[0]}), paths, columns)
 
     user, reply = ("user", "hi"), ("assistant", "hello")
     long = " ".join(f"w{i}" for i in range(40))
@@ -206,14 +206,14 @@ def test_statistics_see_what_is_wrong():
     table = {row["id"]: row for row in statistics(splits, words, {"sft": 20, "gold": None}).to_pylist()}
     assert table["sft/0"]["roles_alternate"] and not table["sft/0"]["leaked_prompt"] and table["sft/0"]["tokens"] == 4
 
-    def said(flag, value):
+    def rows_with(flag, value):
         return [key for key, row in table.items() if row[flag] is value]
 
-    assert said("last_is_assistant", False) == ["sft/1"] and said("roles_alternate", False) == ["sft/2"]
-    assert said("within_token_bound", False) == ["sft/3"] and said("duplicate", True) == ["sft/4"]
-    assert said("chosen_ne_rejected", False) == ["gold/0"] and said("leaked_topic", True) == ["gold/1"]
-    assert said("leaked_prompt", True) == ["gold/0", "gold/2"] and said("has_personal_data", True) == ["gold/1"]
-    assert said("no_empty_turn", False) == ["gold/1"] and said("near_duplicate_across_splits", True) == ["gold/2"]
+    assert rows_with("last_is_assistant", False) == ["sft/1"] and rows_with("roles_alternate", False) == ["sft/2"]
+    assert rows_with("within_token_bound", False) == ["sft/3"] and rows_with("duplicate", True) == ["sft/4"]
+    assert rows_with("chosen_ne_rejected", False) == ["gold/0"] and rows_with("leaked_topic", True) == ["gold/1"]
+    assert rows_with("leaked_prompt", True) == ["gold/0", "gold/2"] and rows_with("has_personal_data", True) == ["gold/1"]
+    assert rows_with("no_empty_turn", False) == ["gold/1"] and rows_with("near_duplicate_across_splits", True) == ["gold/2"]
     assert table["gold/1"]["rating_gap"] == -2.0
 
 

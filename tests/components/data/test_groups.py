@@ -109,19 +109,19 @@ def test_unwritable_value_error_names_the_column(tmp_path):
     assert not path.exists()
 
 
-@pytest.mark.parametrize(("column", "value", "says"), [
+@pytest.mark.parametrize(("column", "value", "message"), [
     ("prompt", None, "'prompt' is null"), ("index", 5, "index is 5"), ("meta", "{oops", "Expecting property"),
     ("mask", [True], "differ in length"), ("stop", "bored", "stop is 'bored'"),
     ("completion", [{"role": "robot", "content": "x"}], "a message needs"),
 ])
-def test_a_bad_row_is_named(tmp_path, column, value, says):
+def test_a_bad_row_is_named(tmp_path, column, value, message):
     path = write_groups(tmp_path / "g.parquet", [pair(), pair("p2")])
     table = pq.read_table(path)
     values = table[column].to_pylist()
     values[2] = value
     at = table.schema.get_field_index(column)
     pq.write_table(table.set_column(at, table.schema.field(at), pa.array(values, table.schema.field(at).type)), path)
-    with pytest.raises(DataError, match=rf"row 2: .*{says}"):
+    with pytest.raises(DataError, match=rf"row 2: .*{message}"):
         read_groups(path)
 
 

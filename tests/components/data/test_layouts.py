@@ -171,15 +171,15 @@ def test_undesirable_answers_are_not_used_for_sft(tmp_path):
 
 
 def test_chitchat_turns(tmp_path):
-    def said(*pairs):
+    def turns(*pairs):
         return [[{"text": text, "timestamp": "t", "sender": sender}] for sender, text in pairs]
 
     rest = {"prompt": "", "ratings": {}, "start": ""}
     data = {
-        "good": {"messages": said(("b", "hi"), ("b", "there "), ("a", "hello"), ("b", " "), ("a", "you?")),
+        "good": {"messages": turns(("b", "hi"), ("b", "there "), ("a", "hello"), ("b", " "), ("a", "you?")),
                  "prompt": "What if pigs could fly?", "ratings": {"witty": 1, "upbeat": 2, "interesting": 6}, "start": ""},
-        "alone": {"messages": said(("b", "hi"), ("b", "anyone?")), **rest}, "crowd": {"messages": said(("a", "1"), ("b", "2"), ("c", "3")), **rest},
-        "broken": {"messages": [[{"text": None, "sender": "a"}]], **rest}, "no topic": {"messages": said(("a", "1"), ("b", "2")), **rest},
+        "alone": {"messages": turns(("b", "hi"), ("b", "anyone?")), **rest}, "crowd": {"messages": turns(("a", "1"), ("b", "2"), ("c", "3")), **rest},
+        "broken": {"messages": [[{"text": None, "sender": "a"}]], **rest}, "no topic": {"messages": turns(("a", "1"), ("b", "2")), **rest},
     }
     path = tmp_path / "dataset.json"
     path.write_text(json.dumps(data))
@@ -232,7 +232,7 @@ def test_unknown_layout_error_names_the_nearest_layout_and_the_row(tmp_path):
                columns={"answer": "reward_model.ground_truth"}).answer == "2"
 
 
-@pytest.mark.parametrize(("row", "says"), [
+@pytest.mark.parametrize(("row", "expected"), [
     ({"messages": [{"role": "robot", "content": "hi"}]}, "a message needs a role"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "a part of type 'image_url'"),
     ({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "weight": 0}]}, "weight 0"),
@@ -248,10 +248,10 @@ def test_unknown_layout_error_names_the_nearest_layout_and_the_row(tmp_path):
     ({"text": "Once upon a time."}, "no turn markers"),
     ([], "the row is a list"),
 ])
-def test_invalid_row_is_dropped_with_a_reason(tmp_path, row, says):
+def test_invalid_row_is_dropped_with_a_reason(tmp_path, row, expected):
     sifted = parse(written(tmp_path, {"prompt": "hi", "completion": "hello"}, row))
     (lost,) = sifted.dropped
-    assert says in lost.reason and "line 2" in lost.reason and len(sifted.kept) == 1
+    assert expected in lost.reason and "line 2" in lost.reason and len(sifted.kept) == 1
 
 
 def test_invalid_json_line_is_dropped(tmp_path):

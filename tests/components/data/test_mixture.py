@@ -23,7 +23,7 @@ def source(folder, name, count, **more):
     return path
 
 
-def made(tmp_path, out, paths, seed=0, **each):
+def curated(tmp_path, out, paths, seed=0, **each):
     section = {"sources": [{"source": f"path:{path}", **each.get(path.stem, {})} for path in paths], "near_threshold": None,
                "splits": {"sft": 0.8, "evaluate": 0.2}}
     summary = curate(section, paths, words, tmp_path / out, seed)
@@ -33,7 +33,7 @@ def made(tmp_path, out, paths, seed=0, **each):
 def test_weights_are_proportions_and_each_row_knows_its_source(tmp_path):
     paths = [source(tmp_path, "chat", 90), source(tmp_path, "code", 60, source="github"), source(tmp_path, "math", 60)]
     weights = {"chat": {"weight": 3}, "code": {"weight": 1}, "math": {"weight": 0.5}}
-    summary, splits = made(tmp_path, "out", paths, **weights)
+    summary, splits = curated(tmp_path, "out", paths, **weights)
     rows = [group.prompt for groups in splits.values() for group in groups]
     count = {label: sum(prompt.source == label for prompt in rows) for label in ("chat.jsonl", "code.jsonl", "math.jsonl")}
     assert count == {"chat.jsonl": 90, "code.jsonl": 30, "math.jsonl": 15}  # chat runs out first: 30 records a unit of weight
@@ -45,7 +45,7 @@ def test_weights_are_proportions_and_each_row_knows_its_source(tmp_path):
 
 def test_a_mixture_is_the_same_for_a_seed_and_another_for_another(tmp_path):
     paths = [source(tmp_path, "chat", 40), source(tmp_path, "code", 60)]
-    (_, first), (_, again), (_, other) = (made(tmp_path, out, paths, seed, code={"limit": 10}) for out, seed in (("a", 0), ("b", 0), ("c", 1)))
+    (_, first), (_, again), (_, other) = (curated(tmp_path, out, paths, seed, code={"limit": 10}) for out, seed in (("a", 0), ("b", 0), ("c", 1)))
     ids = [{group.prompt.id for groups in splits.values() for group in groups if group.prompt.source == "code.jsonl"} for splits in (first, again, other)]
     assert ids[0] == ids[1] != ids[2] and all(len(one) == 10 for one in ids)
     assert (tmp_path / "a/sft.parquet").read_bytes() == (tmp_path / "b/sft.parquet").read_bytes()
@@ -53,7 +53,7 @@ def test_a_mixture_is_the_same_for_a_seed_and_another_for_another(tmp_path):
 
 def test_one_source_is_held_out_and_not_capped(tmp_path):
     paths = [source(tmp_path, "chat", 40), source(tmp_path, "held", 20)]
-    summary, splits = made(tmp_path, "out", paths, chat={"limit": 12, "weight": 1}, held={"splits": {"test": "*"}, "limit": 5})
+    summary, splits = curated(tmp_path, "out", paths, chat={"limit": 12, "weight": 1}, held={"splits": {"test": "*"}, "limit": 5})
     assert {p.prompt.source for p in splits["evaluate"]} == {"held.jsonl"} and len(splits["evaluate"]) == 20 and len(splits["sft"]) == 12
     assert summary["splits"]["sft"]["published"] == "train"
 
@@ -70,9 +70,9 @@ def test_sources_in_recipes(tmp_path):
     assert load(mine, overrides=["data.sources.0.limit=9"])[0].data.sources[0].limit == 9
     assert load(mine, overrides=["data.sources.1.source=generate:tiny_corpus?seed=4", "data.sources.0.source=generate:tiny_corpus?seed=5"])[0].data.labels == [
         "tiny_corpus-1", "tiny_corpus-2"]
-    for change, says in [("data.sources.0.weight=1", "only some sources have a `weight`"), ("data.sources.0.wieght=1", "did you mean 'weight'"),
+    for change, message in [("data.sources.0.weight=1", "only some sources have a `weight`"), ("data.sources.0.wieght=1", "did you mean 'weight'"),
                          ("data.sources.0.weight=0", r"data.sources\[0\].weight: expected a number above 0, got 0"), ("data.sources=[]", "data: needs 'source'"),
                          ("data={source: a, sources: [{source: b}]}", "got both `source` and `sources`"), ("data.sources.1.parser=mesages", "did you mean 'messages'"),
                          ("data.sources.0.splits={tset: x}", "unknown key 'tset'; did you mean 'test'")]:
-        with pytest.raises(RecipeError, match=says):
+        with pytest.raises(RecipeError, match=message):
             load(mine, overrides=[change])

@@ -89,8 +89,8 @@ def test_unreachable_hub_uses_the_last_download(hub: dict[str, str | None], tmp_
     for age, commit in ((100, SECOND), (200, FIRST)):
         with store.working("raw", commit) as work:
             (work.product / "rows").write_text("x")
-            made = store.publish(work, "raw", commit, "data", [], {"source": f"hub:org/chats@{commit}!rows"})
-        os.utime(made.path / "manifest.json", (age, age))
+            artifact = store.publish(work, "raw", commit, "data", [], {"source": f"hub:org/chats@{commit}!rows"})
+        os.utime(artifact.path / "manifest.json", (age, age))
     for branch, commit in (("org/chats", SECOND), ("org/chats@old", SECOND), ("org/chats", FIRST), ("org/chats", "c" * 40), ("org/chats@new", FIRST)):
         hub[f"{branch}!rows"] = commit
         pins._pin(f"hub:{branch}!rows", None, tmp_path, "raw")

@@ -104,9 +104,9 @@ def test_source_lists_its_published_splits(tmp_path):
     found = published(tmp_path, splits={"train": ["train_sft", "a.jsonl"], "test": "b*.jsonl"})
     assert [(split, file.name) for split, file in found] == [("train", "train_sft.jsonl"), ("train", "a.jsonl"), ("test", "b1.jsonl"), ("test", "b2.jsonl")]
     assert published(tmp_path / "a.jsonl", splits={"test": "*"}) == [("test", tmp_path / "a.jsonl")]
-    for splits, says in [({"train": "traim_sft"}, "'traim_sft'.* did you mean 'train_sft'"),
+    for splits, message in [({"train": "traim_sft"}, "'traim_sft'.* did you mean 'train_sft'"),
                          ({"train": "*", "test": "a.jsonl"}, "a.jsonl into both train and test")]:
-        with pytest.raises(DataError, match=says):
+        with pytest.raises(DataError, match=message):
             published(tmp_path, splits=splits)
 
 
@@ -141,7 +141,7 @@ def test_train_and_test_are_never_mixed(tmp_path):
 
 def test_unknown_published_split_is_an_error_before_the_run(tmp_path):
     folder = gsm8k(tmp_path)
-    for change, says in [
+    for change, message in [
         ("data.source=path:{}", "data.source: .* its card has the configurations main, socratic"),
         ("data.sources=[{{source: 'path:{}', config: main, splits: {{train: tran}}}}]", r"data.sources\[0\]: .* names 'tran'"),
         ("data.sources=[{{source: 'path:{}', config: main, splits: {{train: train}}}}]", ""),
@@ -150,8 +150,8 @@ def test_unknown_published_split_is_an_error_before_the_run(tmp_path):
         ("data={{source: 'path:{}', config: main, splits: {{sft: 1, sft_validation: 1, evaluate: {{split: test}}}}}}", ""),
     ]:
         recipe = load("sft", overrides=[change.format(folder)])[0]
-        if says:
-            with pytest.raises(RatchetError, match=says):
+        if message:
+            with pytest.raises(RatchetError, match=message):
                 check_files(recipe)
         else:
             check_files(recipe)

@@ -44,12 +44,12 @@ def index(tmp_path, monkeypatch):
 
 
 def test_pypi_is_pinned_unpacked_kept_and_reused_offline(index, tmp_path):
-    made = wheel(index, {"tiny_data/rows.jsonl": '{"prompt": "hi"}\n', "tiny_data/more/x.txt": "x", "other/y.txt": "y"})
-    pin = hashlib.sha256(made.read_bytes()).hexdigest()
+    archive = wheel(index, {"tiny_data/rows.jsonl": '{"prompt": "hi"}\n', "tiny_data/more/x.txt": "x", "other/y.txt": "y"})
+    pin = hashlib.sha256(archive.read_bytes()).hexdigest()
     found = fetch("pypi:tiny-data==1.0!tiny_data/rows.jsonl", tmp_path / "raw", sha256=pin)
     assert found.read_text() == '{"prompt": "hi"}\n'
     assert not list((tmp_path / "raw").rglob("y.txt"))  # only what was selected
-    made.unlink()
+    archive.unlink()
     assert fetch("pypi:tiny-data==1.0!tiny_data/rows.jsonl", tmp_path / "raw", sha256=pin) == found
     found.write_text("longer than before, so not the finished content")
     with pytest.raises(SourceError, match=r"tiny-data==1\.0"):
@@ -127,7 +127,7 @@ HUB = {"config.json": b'{"model_type": "llama"}', "data/rows.jsonl": b'{"prompt"
 class Hub(http.server.BaseHTTPRequestHandler):
     """As much of the hub's protocol as a download needs."""
 
-    asked: list[str] = []  # noqa: RUF012
+    requests: list[str] = []  # noqa: RUF012
     pause = 0.0  # seconds after each megabyte
 
     def log_message(self, *args):
@@ -137,7 +137,7 @@ class Hub(http.server.BaseHTTPRequestHandler):
         self.do_GET()
 
     def do_GET(self):
-        self.asked.append(self.path)
+        self.requests.append(self.path)
         path = self.path.split("?")[0]
         for kind in ("models", "datasets"):
             for revision in ("main", "v1", COMMIT):
@@ -183,7 +183,7 @@ def hub(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    Hub.asked.clear()
+    Hub.requests.clear()
     yield server
     server.shutdown()
     server.server_close()
@@ -196,9 +196,9 @@ def test_hub_snapshot_file_revision_and_offline_reuse(hub, tmp_path):
     one = fetch("hub:datasets/org/tiny@v1!data/rows.jsonl", tmp_path / "one",
                 sha256=hashlib.sha256(HUB["data/rows.jsonl"]).hexdigest())
     assert one.read_bytes() == HUB["data/rows.jsonl"]
-    assert any(path.startswith("/datasets/org/tiny/resolve/v1/") for path in Hub.asked)
-    before = len(Hub.asked)
-    assert fetch("hub:org/tiny", tmp_path / "whole") == whole and len(Hub.asked) == before
+    assert any(path.startswith("/datasets/org/tiny/resolve/v1/") for path in Hub.requests)
+    before = len(Hub.requests)
+    assert fetch("hub:org/tiny", tmp_path / "whole") == whole and len(Hub.requests) == before
 
 
 CARD = b"---\nconfigs:\n- config_name: main\n  data_files: [{split: train, path: main/train-*}, {split: test, path: main/test-*}]\n---\n"
@@ -212,8 +212,8 @@ def test_hub_downloads_one_configuration_or_folder(hub, tmp_path, monkeypatch, a
     monkeypatch.setattr(sys.modules[__name__], "HUB", CONFIGURED)
     found = fetch(address, tmp_path / "raw", config=config)
     assert {p.relative_to(found).as_posix() for p in found.rglob("*") if p.is_file()} == arrives
-    for inner, name, says in [("!sub", None, "has no file or folder 'sub'"), ("", "mian", "^hub:datasets/org/tiny: its card .* got mian; did you mean 'main'")]:
-        with pytest.raises(SourceError, match=says):
+    for inner, name, message in [("!sub", None, "has no file or folder 'sub'"), ("", "mian", "^hub:datasets/org/tiny: its card .* got mian; did you mean 'main'")]:
+        with pytest.raises(SourceError, match=message):
             fetch(f"hub:datasets/org/tiny{inner}", tmp_path / "no", config=name)
 
 
@@ -229,23 +229,23 @@ def test_download_reports_progress(address, name, hub, tmp_path, monkeypatch):
     served = f"http://127.0.0.1:{hub.server_port}/simple"
     for setting, value in {"PIP_CONFIG_FILE": "/dev/null", "PIP_INDEX_URL": served, "PIP_NO_CACHE_DIR": "1"}.items():
         monkeypatch.setenv(setting, value)
-    told, write = [], progress._write
-    monkeypatch.setattr(progress, "_write", lambda count: (told.append((count.unit, count.of, count.done)), write(count)))
+    reports, write = [], progress._write
+    monkeypatch.setattr(progress, "_write", lambda count: (reports.append((count.unit, count.of, count.done)), write(count)))
     with progress.report_progress(tmp_path / "steps.json"):
         fetch(address, tmp_path / "raw")
-    assert {(unit, of) for unit, of, _ in told} == {("MB", None)}
-    done = [number for _, _, number in told]
+    assert {(unit, of) for unit, of, _ in reports} == {("MB", None)}
+    done = [number for _, _, number in reports]
     assert done == sorted(done) and done[0] == 0 and len(done) > 4 and 5 <= done[-1] <= 10, done
 
 
 def test_hub_errors_are_one_sentence(hub, tmp_path, monkeypatch):
-    for address, says in {
+    for address, message in {
         "hub:org/none": "no model repository 'org/none'",
         "hub:org/tiny@v9": "no revision 'v9'",
         "hub:org/tiny!weights.bin": "no file 'weights.bin'",
         "hub:tiny": "hub:org/name",
     }.items():
-        with pytest.raises(SourceError, match=says) as raised:
+        with pytest.raises(SourceError, match=message) as raised:
             fetch(address, tmp_path / "x")
         assert "\n" not in str(raised.value)
     with pytest.raises(SourceError, match="SHA-256"):
@@ -258,7 +258,7 @@ def test_hub_errors_are_one_sentence(hub, tmp_path, monkeypatch):
 
 def test_hub_revision_is_resolved_to_a_commit(hub, monkeypatch):
     assert commit("org/tiny") == commit("datasets/org/tiny@v1!data/rows.jsonl") == COMMIT
-    assert not any("resolve" in path for path in Hub.asked), "something was downloaded"
+    assert not any("resolve" in path for path in Hub.requests), "something was downloaded"
     with pytest.raises(SourceError, match="org/none"):
         commit("org/none")
     with pytest.raises(SourceError, match="'v9'"):
@@ -335,7 +335,7 @@ def test_generate_reasoning_gym_is_verifiable_and_repeatable(tmp_path):
 def test_generate_tiny_language(tmp_path):
     assert len(parse(fetch("generate:tiny_corpus?size=20", tmp_path / "a")).kept) == 20
     assert all(record.rejected for record in parse(fetch("generate:tiny_pairs?size=20", tmp_path / "b")).kept)
-    for what, says in {"tiny_corpus?sise=3": "no option 'sise'; did you mean 'size'", "chain_sums": "did you mean 'chain_sum'",
+    for what, message in {"tiny_corpus?sise=3": "no option 'sise'; did you mean 'size'", "chain_sums": "did you mean 'chain_sum'",
                        "chain_sum?max_term=3": "did you mean 'max_terms'", "tiny_pairs?size=0": "no rows"}.items():
-        with pytest.raises(SourceError, match=says):
+        with pytest.raises(SourceError, match=message):
             fetch(f"generate:{what}", tmp_path / "c")

@@ -25,9 +25,9 @@ def test_answers_that_the_verifier_never_counts_as_right_stop_the_run_with_three
     worked = [f"She sold {n}/2 clips.\n#### {n}" for n in range(4)]
     with pytest.raises(GateError) as found:
         check_gold([*prompts(*map(str, range(16))), *prompts(*worked)], [EXACT])
-    told = str(found.value)
-    assert "rewards.exact_answer gives the data's own answer full reward for 16 of 20 prompts (80.0%), expected at least 95.0%" in told
-    assert told.count("question") == 3 and "question 0" in told and "#### 0" in told and "#### 3" not in told
+    message = str(found.value)
+    assert "rewards.exact_answer gives the data's own answer full reward for 16 of 20 prompts (80.0%), expected at least 95.0%" in message
+    assert message.count("question") == 3 and "question 0" in message and "#### 0" in message and "#### 3" not in message
 
 
 def test_a_twentieth_may_be_wrong():

@@ -121,8 +121,8 @@ def attacked(program: str) -> tuple[str, int]:
     ("import ctypes\nfork = ctypes.CDLL(None).fork\nwhile True: fork()", "CPU time"),
 ])
 def test_sandbox_prevents_forks(program: str, why: str) -> None:
-    said, most = attacked(program)
-    assert said.startswith("still here: Verdict(passed=False") and why in said and most == 1
+    output, most = attacked(program)
+    assert output.startswith("still here: Verdict(passed=False") and why in output and most == 1
 
 
 def test_process_count_detects_a_second_process() -> None:
@@ -142,8 +142,8 @@ def test_process_count_detects_a_second_process() -> None:
 @pytest.mark.parametrize("program", ["import os\nos.kill(os.getppid(), 9)", "import os\nos.kill(PARENT, 9)", "import os\nos.killpg(os.getpgid(PARENT), 9)",
                                      "import signal\nsignal.pidfd_send_signal(__import__('os').pidfd_open(PARENT), 9)"])
 def test_sandbox_cannot_kill_its_parent(program: str) -> None:
-    said, most = attacked(program)
-    assert most == 1 and said.startswith("still here: Verdict(passed=False, reason='PermissionError")
+    output, most = attacked(program)
+    assert most == 1 and output.startswith("still here: Verdict(passed=False, reason='PermissionError")
 
 
 def test_honest_code_passes_with_the_standard_library() -> None:

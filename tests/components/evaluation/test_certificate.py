@@ -24,7 +24,7 @@ from ratchet.components.evaluation.certificate import (
 from ratchet.components.types import Group, Prompt, Trajectory
 
 
-def made(scores, lengths=None, **changes):
+def certificate_of(scores, lengths=None, **changes):
     scores = np.asarray(scores, float)
     lengths = np.tile([10.0, 9.0], (len(scores), 1)) if lengths is None else lengths
     return certify(scores=scores, lengths=lengths, **{"trained": scores[:2], "alone": scores[:2], **changes})
@@ -38,7 +38,7 @@ def honest(n=4000, seed=0):
 
 
 def test_certificate_values_match_a_hand_computation():
-    certificate = made([[2, 1], [0, 1], [1, 1], [3, 0]])
+    certificate = certificate_of([[2, 1], [0, 1], [1, 1], [3, 0]])
     assert certificate["accuracy"]["mean"] == pytest.approx(2.5 / 4)
     assert certificate["ties"] == 0.25
     brier = np.mean([(1 - expit(d)) ** 2 for d in (1, -1, 0, 3)])
@@ -90,31 +90,31 @@ def test_length_covariate_agrees_with_scikit_learn():
 
 def test_reload_and_batches_are_bounded():
     scores = np.array([[2.0, 1], [3, 0], [1, 0]] * 4)
-    assert made(scores)["passed"]
-    assert "loading" in made(scores, trained=scores[:2] + 1e-3)["reasons"][0]
-    assert "batch" in made(scores, alone=scores[:1] + 0.01)["reasons"][0]
-    assert not made(scores, alone=scores[:1] * np.nan)["passed"]
+    assert certificate_of(scores)["passed"]
+    assert "loading" in certificate_of(scores, trained=scores[:2] + 1e-3)["reasons"][0]
+    assert "batch" in certificate_of(scores, alone=scores[:1] + 0.01)["reasons"][0]
+    assert not certificate_of(scores, alone=scores[:1] * np.nan)["passed"]
 
 
 @pytest.mark.parametrize("wrong", [0.2, np.nan])
 def test_padding_sensitivity_fails_on_the_padding_side_and_is_noted_on_the_other(wrong):
     scores = [[2.0, 1], [3, 0]] * 4
-    whole = made(scores, padding_side="right", padding_difference={"left": 1e-6, "right": 1e-3})
+    whole = certificate_of(scores, padding_side="right", padding_difference={"left": 1e-6, "right": 1e-3})
     assert whole["passed"] and whole["notes"] == [] and whole["padding_difference"] == {"left": 1e-6, "right": 1e-3}
-    noted = made(scores, padding_side="right", padding_difference={"left": wrong, "right": 0.0})
+    noted = certificate_of(scores, padding_side="right", padding_difference={"left": wrong, "right": 0.0})
     assert noted["passed"] and noted["reasons"] == []
     assert re.fullmatch(r"not safe to pad on the left, while its tokenizer pads on the right: .* by (0\.2|inf), expected at most 0\.001", noted["notes"][0])
-    failed = made(scores, padding_side="left", padding_difference={"left": wrong, "right": 0.0})
+    failed = certificate_of(scores, padding_side="left", padding_difference={"left": wrong, "right": 0.0})
     assert not failed["passed"] and failed["notes"] == []
     assert failed["reasons"][0].startswith("not safe to pad on the left, as its tokenizer pads")
-    assert made(scores, padding_side="left", padding_difference={"left": 0.2, "right": 0.0}, limits={"padding_tolerance": None})["passed"]
-    assert made(scores)["padding_difference"] is None
+    assert certificate_of(scores, padding_side="left", padding_difference={"left": 0.2, "right": 0.0}, limits={"padding_tolerance": None})["passed"]
+    assert certificate_of(scores)["padding_difference"] is None
 
 
 def test_windows_of_one_conversation_do_not_narrow_the_interval():
     """85 of 138 pairs of 117 conversations: Wilson's interval of 58 trials reaches below chance, that of 138 does not."""
     scores = [[1.0, 0]] * 85 + [[0, 1.0]] * 53
-    alone, clustered = made(scores), made(scores, conversations=117)
+    alone, clustered = certificate_of(scores), certificate_of(scores, conversations=117)
     assert alone["accuracy"]["n"] == 138 and (alone["accuracy"]["low"], alone["accuracy"]["high"]) == pytest.approx((0.5327, 0.6929), abs=1e-4)
     assert clustered["accuracy"]["n"] == 58 and clustered["accuracy"]["mean"] == 85 / 138
     assert (clustered["accuracy"]["low"], clustered["accuracy"]["high"]) == pytest.approx((0.4873, 0.7302), abs=1e-4)
@@ -123,7 +123,7 @@ def test_windows_of_one_conversation_do_not_narrow_the_interval():
     lengths = np.tile([10.0, 10.0], (138, 1))
     for near, trials in ((138, 58), (100, 58), (40, 40)):  # of pairs of like length, some; no more trials than they are
         lengths[near:] = [10.0, 20.0]
-        assert made(scores, lengths, conversations=117, limits={"min_accuracy": None})["length"]["matched"]["n"] == trials
+        assert certificate_of(scores, lengths, conversations=117, limits={"min_accuracy": None})["length"]["matched"]["n"] == trials
     assert independent(3, 1) == 1 and independent(3, 100) == 3
 
 
@@ -141,22 +141,22 @@ def test_conversations_are_identified_by_id_or_first_turn():
 def test_certificate_is_decided_by_the_intervals_lower_bound():
     """16 of 20: 80 % [58.4 %, 91.9 %]."""
     scores = [[1.0, 0]] * 16 + [[0, 1.0]] * 4
-    assert made(scores)["passed"] and made(scores, limits={"min_accuracy": 0.58})["passed"]
-    (reason,) = made(scores, limits={"min_accuracy": 0.59})["reasons"]
+    assert certificate_of(scores)["passed"] and certificate_of(scores, limits={"min_accuracy": 0.58})["passed"]
+    (reason,) = certificate_of(scores, limits={"min_accuracy": 0.59})["reasons"]
     assert reason == "held-out accuracy is 80.0% [58.4%, 91.9%]; expected a lower bound above 59.0% (the floor)"
-    assert not made(scores, limits={"min_pairs": 21})["passed"]
+    assert not certificate_of(scores, limits={"min_pairs": 21})["passed"]
     with pytest.raises(RecipeError, match="min_accuracy"):
-        made(scores, limits={"min_acuracy": 0.7})
+        certificate_of(scores, limits={"min_acuracy": 0.7})
 
 
 @pytest.mark.parametrize("floor", [0.0, 0.5])
 def test_accuracy_not_above_chance_fails_regardless_of_min_accuracy(floor):
-    coin = made([[1.0, 0]] * 15 + [[0, 1.0]] * 14, limits={"min_accuracy": floor})
+    coin = certificate_of([[1.0, 0]] * 15 + [[0, 1.0]] * 14, limits={"min_accuracy": floor})
     assert not coin["passed"] and "expected a lower bound above 50.0% (chance)" in coin["reasons"][0]
 
 
 def test_certificate_notes_that_accuracy_is_not_required():
-    waived = made([[0.0, 1]] * 4, limits={"min_accuracy": None})
+    waived = certificate_of([[0.0, 1]] * 4, limits={"min_accuracy": None})
     assert waived["passed"] and "accuracy was not required" in waived["notes"][0]
 
 
@@ -164,13 +164,13 @@ def test_separate_limits_for_contrast_pairs_and_best_of_n():
     scores, limits = [[1.0, 0]] * 20, {"min_accuracy_by_kind": {"contrast": 0.5}, "best_of_n_rises": True}
     good, coin = share(0.8, 40), share(0.55, 40)
     rising, flat = {"1": good, "8": good, "rises": good}, {"1": good, "8": good, "rises": {**good, "low": -0.01}}
-    assert made(scores, by_kind={"contrast": good, "pass_fail": coin}, best_of_n=rising, limits=limits)["passed"]
-    assert made(scores, by_kind={"contrast": coin}, best_of_n=flat)["passed"], "no limit, no reason"
-    assert "accuracy on pairs of kind contrast is 55.0%" in made(scores, by_kind={"contrast": coin}, best_of_n=rising, limits=limits)["reasons"][0]
+    assert certificate_of(scores, by_kind={"contrast": good, "pass_fail": coin}, best_of_n=rising, limits=limits)["passed"]
+    assert certificate_of(scores, by_kind={"contrast": coin}, best_of_n=flat)["passed"], "no limit, no reason"
+    assert "accuracy on pairs of kind contrast is 55.0%" in certificate_of(scores, by_kind={"contrast": coin}, best_of_n=rising, limits=limits)["reasons"][0]
     both = {**limits, "min_accuracy_by_kind": {"contrast": 0.5, "pass_fail": 0.5}}
-    assert "of kind pass_fail is 55.0%" in made(scores, by_kind={"contrast": good, "pass_fail": coin}, best_of_n=rising, limits=both)["reasons"][0]
-    assert "best of 1" in made(scores, by_kind={"contrast": good}, best_of_n=flat, limits=limits)["reasons"][0]
-    assert [reason.split(",")[0].rpartition(" ")[2] for reason in made(scores, limits=limits)["reasons"]] == ["measured", "measured"]
+    assert "of kind pass_fail is 55.0%" in certificate_of(scores, by_kind={"contrast": good, "pass_fail": coin}, best_of_n=rising, limits=both)["reasons"][0]
+    assert "best of 1" in certificate_of(scores, by_kind={"contrast": good}, best_of_n=flat, limits=limits)["reasons"][0]
+    assert [reason.split(",")[0].rpartition(" ")[2] for reason in certificate_of(scores, limits=limits)["reasons"]] == ["measured", "measured"]
 
 
 def test_accuracy_by_kind_uses_only_pairs_of_that_kind():
@@ -184,18 +184,18 @@ def test_accuracy_by_kind_uses_only_pairs_of_that_kind():
 
 
 def test_require_refuses_missing_and_failed_certificates():
-    good = made([[1.0, 0]] * 8)
+    good = certificate_of([[1.0, 0]] * 8)
     assert require(good) is good
     for nothing in (None, {}):
         with pytest.raises(ContractError, match="certificate"):
             require(nothing)
     with pytest.raises(ContractError, match="accuracy"):
-        require(made([[0.0, 1], [0, 1]]))
+        require(certificate_of([[0.0, 1], [0, 1]]))
 
 
 def test_broken_scores_and_shapes_are_refused():
     with pytest.raises(ContractError, match="1 of 2"):
-        made([[np.nan, 1], [2, 1]])
+        certificate_of([[np.nan, 1], [2, 1]])
     for wrong in ([], [[1.0, 2, 3]]):
         with pytest.raises(DataError):
-            made(wrong)
+            certificate_of(wrong)

@@ -122,8 +122,8 @@ def test_nan_trips_and_missing_is_reported():
     assert check([FIRST, {**FIRST, "kl": math.nan}], rule)[0].action == "hold"
     without = {k: v for k, v in FIRST.items() if k != "kl"}
     assert check([without], rule) == []  # before the first update there is nothing to measure
-    said = check([FIRST, without], rule)
-    assert said[0].action == "warn" and "cannot be evaluated" in said[0].reason
+    verdicts = check([FIRST, without], rule)
+    assert verdicts[0].action == "warn" and "cannot be evaluated" in verdicts[0].reason
 
 
 def test_rule_set_to_null_is_disabled():

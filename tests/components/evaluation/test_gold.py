@@ -43,12 +43,12 @@ def window(rng, warm, turns=4):
 
 def pairs(count, topics, seed):
     rng = np.random.default_rng(seed)
-    made = []
+    groups = []
     for i in range(count):
         topic = topics[i % len(topics)]
         prompt = Prompt(f"{topic}-{i}", (say("system", topic),), meta={"topic": topic})
-        made.append(Group(prompt, (Trajectory(window(rng, 0.7)), Trajectory(window(rng, 0.3)))))
-    return made
+        groups.append(Group(prompt, (Trajectory(window(rng, 0.7)), Trajectory(window(rng, 0.3)))))
+    return groups
 
 
 @pytest.fixture(scope="module")
@@ -83,13 +83,13 @@ def relevant_pairs(count, topics, seed):
     better.
     """
     rng = np.random.default_rng(seed)
-    made = []
+    pairs = []
     for i in range(count):
-        asked, other = rng.choice(topics, 2, replace=False)
+        topic, other = rng.choice(topics, 2, replace=False)
         filler = " ".join(rng.choice(PLAIN, 2))
-        sides = [Trajectory((say("user", f"tell {asked} {asked}"), say("assistant", f"{filler} {named} {named}"))) for named in (asked, other)]
-        made.append(Group(Prompt(f"{asked}-{i}", (), meta={"topic": str(asked)}), tuple(sides)))
-    return made
+        sides = [Trajectory((say("user", f"tell {topic} {topic}"), say("assistant", f"{filler} {named} {named}"))) for named in (topic, other)]
+        pairs.append(Group(Prompt(f"{topic}-{i}", (), meta={"topic": str(topic)}), tuple(sides)))
+    return pairs
 
 
 def test_gold_measure_uses_the_prompt(encoder_path, tmp_path):
@@ -97,8 +97,8 @@ def test_gold_measure_uses_the_prompt(encoder_path, tmp_path):
     certificate = train_gold(relevant_pairs(600, topics, 0), relevant_pairs(200, topics, 1), encoder_path, tmp_path)
     assert certificate["passed"] and certificate["accuracy"]["mean"] > 0.6
     measure = GoldMeasure.load(tmp_path, encoder_path)
-    scores = {(asked, named): measure.score_replies([[say("user", f"tell {asked} {asked}"), say("assistant", f"rain {named} {named}")]])[0]
-              for asked in topics[:4] for named in topics[:4]}
+    scores = {(topic, named): measure.score_replies([[say("user", f"tell {topic} {topic}"), say("assistant", f"rain {named} {named}")]])[0]
+              for topic in topics[:4] for named in topics[:4]}
     right = [scores[a, a] > scores[a, b] for a in topics[:4] for b in topics[:4] if a != b]
     assert np.mean(right) > 0.6, "the same replies, ordered by the prompt"
 

@@ -51,21 +51,21 @@ class Anything:
 ])
 def test_measured_names_equal_the_evaluations_metrics(name: str, changes: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe, profile = load(name, overrides=changes)
-    made = plan(recipe, profile)["evaluate"]
-    inputs = {role: Artifact("weights", tmp_path, key, meta={"certificate": {"passed": True}, "round_metrics": {}}) for role, key in made.inputs.items()}
+    planned = plan(recipe, profile)["evaluate"]
+    inputs = {role: Artifact("weights", tmp_path, key, meta={"certificate": {"passed": True}, "round_metrics": {}}) for role, key in planned.inputs.items()}
     answers = [Group(g.prompt, tuple(Trajectory(({"role": "assistant", "content": f"answer {i} of mine"},), {"tokens": [1, 2, 3]},
                                                 [False, True, True], [0.0, -1.0, -1.0]) for i in range(2))) for g in HELD_OUT]
-    others = {role: Anything() for role in made.inputs if role != "base"}
+    others = {role: Anything() for role in planned.inputs if role != "base"}
     for what, fake in {"read_groups": lambda path: HELD_OUT, "engine_of": lambda *_: Anything(), "GoldMeasure": Anything(), "Encoder": lambda *_: Anything.encoder,
                        "sample": lambda *_: answers, "context_of": lambda *_, **__: Context(models=others), "write_report": lambda *_: None}.items():
         monkeypatch.setattr(stage, what, fake)
     work = Workspace(tmp_path)
     work.product.mkdir(parents=True)
-    stage.evaluate(Job(made.options, inputs, work))
+    stage.evaluate(Job(planned.options, inputs, work))
     written = json.loads((work.product / "results.json").read_text())["metrics"]
-    said = measured(recipe)
-    assert set(written) == {metric for metric, interval in said.items() if not interval} | {
-        f"{metric}.{end}" for metric, interval in said.items() if interval for end in ENDS}
+    description = measured(recipe)
+    assert set(written) == {metric for metric, interval in description.items() if not interval} | {
+        f"{metric}.{end}" for metric, interval in description.items() if interval for end in ENDS}
 
 
 def test_the_proxy_is_the_reward_models_score_and_not_a_reward_that_contains_the_gold_score() -> None:

@@ -85,8 +85,8 @@ def test_answer_rates_by_hand():
     texts = ["I like tea.", "", "As an AI language model I have no taste", "no " * 10, "I'm sorry, but I can't help with that."]
     rates = answer_rates(texts, ["end", "end", "length", "length", "error"])
     assert rates == {"ended": 0.4, "truncated": 0.4, "failed": 0.2, "empty": 0.2, "refusal_like": 0.4, "repetitive": 0.2, "personal_data": 0.0}
-    told = answer_rates(["Write to jo@example.org", "Ask @jo_smith or call +44 20 7946 0018", "At 3 @ the park"], ["end"] * 3)
-    assert told["personal_data"] == 2 / 3
+    measured_rates = answer_rates(["Write to jo@example.org", "Ask @jo_smith or call +44 20 7946 0018", "At 3 @ the park"], ["end"] * 3)
+    assert measured_rates["personal_data"] == 2 / 3
     assert answer_rates(["I'm sorry you lost your dog"], ["end"])["refusal_like"] == 0
     with pytest.raises(DataError):
         answer_rates(["a"], [])

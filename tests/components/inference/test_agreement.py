@@ -41,13 +41,13 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_a_server_that_kept_other_weights_is_found_at_its_first_answer(two: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """A torch engine that may ignore `load` stands in for vLLM."""
     first, later = two
-    held = TorchEngine(first, threads=1)
-    monkeypatch.setattr(choose, "sampler", lambda profile, path: held)
+    torch_engine = TorchEngine(first, threads=1)
+    monkeypatch.setattr(choose, "sampler", lambda profile, path: torch_engine)
     engine = choose.engine_of(profile(), first)
     requests = [Request(engine.encode_prompt([{"role": "user", "content": f"{i} + 1 ="}]), count=2, max_tokens=8, seed=i) for i in range(6)]
     answers = engine.generate(requests)
     assert answers == TorchEngine(first, threads=1).generate(requests) and engine.generate([]) == []
-    monkeypatch.setattr(TorchEngine, "load", lambda self, path, load=TorchEngine.load: None if self is held else load(self, path))
+    monkeypatch.setattr(TorchEngine, "load", lambda self, path, load=TorchEngine.load: None if self is torch_engine else load(self, path))
     engine.load(later)
     with pytest.raises(ContractError, match=r"\S+ nats"):
         engine.generate(requests)

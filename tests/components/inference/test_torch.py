@@ -26,8 +26,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def prompts(engine: TorchEngine) -> list[list[int]]:
-    said = ["What is 3 + 4?", "hi", "tell me about the sea", "9 + 9 =", "do you like dogs?"]
-    return [engine.encode_prompt([{"role": "user", "content": text}]) for text in said]
+    texts = ["What is 3 + 4?", "hi", "tell me about the sea", "9 + 9 =", "do you like dogs?"]
+    return [engine.encode_prompt([{"role": "user", "content": text}]) for text in texts]
 
 
 def test_greedy_tokens_equal_transformers(tiny: Path) -> None:

@@ -80,13 +80,13 @@ class Echo:
 
     def __init__(self) -> None:
         self.loaded: list[str] = []
-        self.asked: list[Any] = []
+        self.requests: list[Any] = []
 
     def load(self, path: Path, weights: str) -> None:
         self.loaded.append(weights)
 
-    def answer(self, rows: Any, asked: Any) -> list[Answer]:
-        self.asked += zip(rows, asked, strict=True)
+    def answer(self, rows: Any, settings: Any) -> list[Answer]:
+        self.requests += zip(rows, settings, strict=True)
         return [Answer((5,), (-1.0,), tuple(-float(i) for i in range(len(row)))) for row in rows]
 
     def close(self) -> None: ...
@@ -181,11 +181,11 @@ def test_samples_come_back_in_order_with_their_stop(tiny: Path) -> None:
     (eos,) = engine.contract.eos
     answers = engine.generate([Request([1, 2], count=2, seed=3, stop_tokens=(5,), max_tokens=7, temperature=0.5), Request([3], count=1, seed=3)])
     assert [[s.stop for s in group] for group in answers] == [["end", "end"], ["length"]]
-    assert [row for row, _ in backend.asked] == [[1, 2], [1, 2], [3]]
-    asked = [one for _, one in backend.asked]
-    assert asked[0] == parameters(Request([9], seed=3, max_tokens=7, temperature=0.5), 0, sorted({5, eos}))
-    assert len({one["seed"] for one in asked}) == 2, "sample 0 of seed 3 is the same draw whatever the prompt"
-    assert asked[0]["seed"] == asked[2]["seed"] != asked[1]["seed"]
+    assert [row for row, _ in backend.requests] == [[1, 2], [1, 2], [3]]
+    parameter_list = [one for _, one in backend.requests]
+    assert parameter_list[0] == parameters(Request([9], seed=3, max_tokens=7, temperature=0.5), 0, sorted({5, eos}))
+    assert len({one["seed"] for one in parameter_list}) == 2, "sample 0 of seed 3 is the same draw whatever the prompt"
+    assert parameter_list[0]["seed"] == parameter_list[2]["seed"] != parameter_list[1]["seed"]
     assert all(0 <= parameters(Request([1], seed=s), n, [])["seed"] < 2**31 for s in (0, 2**31 - 1) for n in range(3))
     with pytest.raises(ContractError, match="max_tokens"):
         engine.generate([Request([])])
@@ -333,14 +333,14 @@ def where(mode: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module", params=["process", "server", "running server"])
 def engine(request: pytest.FixtureRequest, tiny: Path) -> Iterator[VllmEngine]:
-    made = sampler(where(request.param), tiny)
-    yield made
-    made.close()
+    vllm_engine = sampler(where(request.param), tiny)
+    yield vllm_engine
+    vllm_engine.close()
 
 
 def prompts(engine: Any) -> list[list[int]]:
-    said = ["What is 3 + 4?", "hi", "tell me about the sea", "9 + 9 =", "do you like dogs?"]
-    return [engine.encode_prompt([{"role": "user", "content": text}]) for text in said]
+    texts = ["What is 3 + 4?", "hi", "tell me about the sea", "9 + 9 =", "do you like dogs?"]
+    return [engine.encode_prompt([{"role": "user", "content": text}]) for text in texts]
 
 
 def as_groups(tokens: list[list[int]], answers: list) -> list[Group]:

@@ -55,8 +55,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     config = policy / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "hidden_act": "gelu"}))
     torch.manual_seed(0)
-    made = {"policy_with_value": load_model(policy, "policy_with_value"), "last": new_reward(policy), "mean": new_reward(policy, pool="mean")}
-    for kind, model in made.items():
+    by_kind = {"policy_with_value": load_model(policy, "policy_with_value"), "last": new_reward(policy), "mean": new_reward(policy, pool="mean")}
+    for kind, model in by_kind.items():
         head: Any = model.value_head if kind == "policy_with_value" else model.score
         nn.init.normal_(head.weight)
         save_model(model, load_tokenizer(policy), paths[kind])
@@ -76,8 +76,8 @@ def aligned(owner: Any) -> Any:
 
 
 def groups() -> list[Group]:
-    return [Group(Prompt(said, ({"role": "user", "content": said},)), tuple(
-        Trajectory(({"role": "assistant", "content": text},)) for text in ("Hello!", "Hello! How are you?", "7"))) for said in SAID]
+    return [Group(Prompt(answer, ({"role": "user", "content": answer},)), tuple(
+        Trajectory(({"role": "assistant", "content": text},)) for text in ("Hello!", "Hello! How are you?", "7"))) for answer in SAID]
 
 
 @pytest.mark.parametrize("kind", list(OUTPUTS))
@@ -91,9 +91,9 @@ def test_scores_on_gpu_equal_cpu(models: dict[str, Path], kind: str) -> None:
 
 def requests(engine: TorchEngine) -> list[Request]:
     settings = [(1.0, 0, 1.0), (0.0, 0, 1.0), (0.7, 0, 1.0), (0.7, 5, 1.0), (1.3, 0, 0.4)]
-    return [Request(engine.encode_prompt([{"role": "user", "content": said}]), count=1 + (i == 4), max_tokens=[1, 9, 2, 9, 9][i], seed=i,
+    return [Request(engine.encode_prompt([{"role": "user", "content": answer}]), count=1 + (i == 4), max_tokens=[1, 9, 2, 9, 9][i], seed=i,
                     temperature=temperature, top_k=top_k, top_p=top_p)
-            for i, (said, (temperature, top_k, top_p)) in enumerate(zip(SAID, settings, strict=True))]
+            for i, (answer, (temperature, top_k, top_p)) in enumerate(zip(SAID, settings, strict=True))]
 
 
 @pytest.mark.parametrize("kind", ["policy", "policy_with_value"])
@@ -119,13 +119,13 @@ def test_learner_on_gpu_trains_and_saves_as_on_cpu(models: dict[str, Path], tmp_
 
     def learn(out: Path) -> Any:
         learner = aligned(TorchLearner(models[kind], kind="reward" if "scores" in outputs else kind, adapter=adapter, learning_rate=1e-2))
-        told = []
+        losses = []
 
         def update() -> None:
             given = learner(batch, outputs).by_name
             assert all(type(values) is Tensor for values in given.values()), "losses are computed on the host"
             learner.backward(sum((values.square() - values).sum() for values in given.values()))
-            told.append(({output: values.tolist() for output, values in given.items()}, learner.step()))
+            losses.append(({output: values.tolist() for output, values in given.items()}, learner.step()))
 
         update(), update()
         state = learner.state()
@@ -134,13 +134,13 @@ def test_learner_on_gpu_trains_and_saves_as_on_cpu(models: dict[str, Path], tmp_
         learner.save(out)
         learner.restore(state)
         update()
-        assert told[2] == told[3]
-        return told, kept, state, {type(p.data) for p in learner.parameters.values()}
+        assert losses[2] == losses[3]
+        return losses, kept, state, {type(p.data) for p in learner.parameters.values()}
 
-    told, kept, state, _ = learn(tmp_path / "host")
+    losses, kept, state, _ = learn(tmp_path / "host")
     with pretended():
         there = learn(tmp_path / "there")
-    assert there[0] == told and there[3] == {There}
+    assert there[0] == losses and there[3] == {There}
     flat = [torch.utils._pytree.tree_leaves(given) for given in (kept, state, *there[1:3])]
     assert all(type(value) is Tensor and torch.equal(value, first) if isinstance(first, Tensor) else value == first
                for given in flat[1:] for first, value in zip(flat[0], given, strict=True))
@@ -183,9 +183,9 @@ def test_half_precision_is_used_on_gpu_only_and_not_for_heads(models: dict[str, 
             answers = engine.generate(requests(engine))
             written = [Group(Prompt("p", ()), (Trajectory((), {"tokens": [*r.tokens, *s.tokens]}, [False] * len(r.tokens) + [True] * len(s.tokens)),))
                        for r, samples in zip(requests(engine), answers, strict=True) for s in samples]
-            said = [row["logprobs"][0][-len(s.tokens):] for row, s in
+            sampled_logprobs = [row["logprobs"][0][-len(s.tokens):] for row, s in
                     zip(engine.score(written, frozenset({"logprobs"})), (s for samples in answers for s in samples), strict=True)]
-            for ours, sample in zip(said, (s for samples in answers for s in samples), strict=True):
+            for ours, sample in zip(sampled_logprobs, (s for samples in answers for s in samples), strict=True):
                 assert ours == pytest.approx(sample.logprobs, abs=0.05)
                 assert any(p != float(torch.tensor(p).bfloat16()) for p in sample.logprobs), "the softmax was taken in half precision"
     for row, other in zip(scored, exact.score(groups(), outputs), strict=True):

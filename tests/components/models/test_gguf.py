@@ -74,9 +74,9 @@ def test_converted_gguf_gives_the_models_logits(tiny_model: Path, tmp_path: Path
     convert_gguf(write(tiny_model, tmp_path / "tiny.gguf"), tmp_path / "out")
     assert len(opened) == 1 and gguf.GGUFReader is reader, "its index, which takes seconds to read, is read once"
     ours, theirs = load_tokenizer(tmp_path / "out"), load_tokenizer(tiny_model)
-    said = [{"role": "user", "content": "tell me about the sea"}]
-    text = ours.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
-    assert text == theirs.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
+    messages = [{"role": "user", "content": "tell me about the sea"}]
+    text = ours.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert text == theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     tokens = ours(text, add_special_tokens=False)["input_ids"]
     assert tokens == theirs(text, add_special_tokens=False)["input_ids"]
     assert contract_of(tmp_path / "out") == contract_of(tiny_model) and ours.pad_token == "<|pad|>"

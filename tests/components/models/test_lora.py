@@ -63,12 +63,12 @@ def fetched(source: str, work: Path, **options: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("options", [{}, {"use_dora": True}, {"use_rslora": True}, {"task_type": "SEQ_CLS"}])
 def test_merged_adapter_equals_peft(base: Path, tmp_path: Path, options: dict[str, Any]) -> None:
-    made = adapter(base, tmp_path / "adapter", **options)
-    assert is_adapter(made) and base_of(made) == f"path:{base}" == base_address(f"path:{made}", None)
-    found = fetched(f"path:{made}", tmp_path / "work")
+    lora_model = adapter(base, tmp_path / "adapter", **options)
+    assert is_adapter(lora_model) and base_of(lora_model) == f"path:{base}" == base_address(f"path:{lora_model}", None)
+    found = fetched(f"path:{lora_model}", tmp_path / "work")
     reward = "task_type" in options
     auto, more = (AutoModelForSequenceClassification, {"num_labels": 1}) if reward else (AutoModelForCausalLM, {})
-    peft = PeftModel.from_pretrained(auto.from_pretrained(base, pad_token_id=0, **more), str(made)).eval()
+    peft = PeftModel.from_pretrained(auto.from_pretrained(base, pad_token_id=0, **more), str(lora_model)).eval()
     plain = auto.from_pretrained(base, pad_token_id=0, **more)
     ours = auto.from_pretrained(tmp_path / "work" / "product")
     with torch.no_grad():
@@ -80,9 +80,9 @@ def test_merged_adapter_equals_peft(base: Path, tmp_path: Path, options: dict[st
 
 
 def test_merged_weights_equal_w_plus_scaled_ba(base: Path, tmp_path: Path) -> None:
-    made = adapter(base, tmp_path / "adapter")
-    fetched(f"path:{made}", tmp_path / "work")
-    tensors, name = load_file(made / "adapter_model.safetensors"), "model.layers.1.mlp.up_proj"
+    lora_model = adapter(base, tmp_path / "adapter")
+    fetched(f"path:{lora_model}", tmp_path / "work")
+    tensors, name = load_file(lora_model / "adapter_model.safetensors"), "model.layers.1.mlp.up_proj"
     a, b = (tensors[f"base_model.model.{name}.lora_{part}.weight"] for part in "AB")
     before, after = (load_file(path / "model.safetensors")[f"{name}.weight"] for path in (base, tmp_path / "work" / "product"))
     torch.testing.assert_close(after, before + 8 / 2 * b @ a)
@@ -101,28 +101,28 @@ def test_saved_adapter_is_independent_of_the_base_path(base: Path, tmp_path: Pat
 
 
 def test_recipe_base_overrides_adapter_config(base: Path, tmp_path: Path) -> None:
-    made = adapter(base, tmp_path / "adapter")
-    config = json.loads((made / "adapter_config.json").read_text())
-    (made / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": "/gone/away"}))
+    lora_model = adapter(base, tmp_path / "adapter")
+    config = json.loads((lora_model / "adapter_config.json").read_text())
+    (lora_model / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": "/gone/away"}))
     with pytest.raises(SourceError, match=r"'/gone/away', .*models\.<name>\.base"):
-        fetched(f"path:{made}", tmp_path / "first")
-    assert fetched(f"path:{made}", tmp_path / "second", base=f"path:{base}")["base"] == f"path:{base}"
-    (made / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": "org/name", "revision": "v1"}))
-    assert base_of(made) == "hub:org/name@v1"
+        fetched(f"path:{lora_model}", tmp_path / "first")
+    assert fetched(f"path:{lora_model}", tmp_path / "second", base=f"path:{base}")["base"] == f"path:{base}"
+    (lora_model / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": "org/name", "revision": "v1"}))
+    assert base_of(lora_model) == "hub:org/name@v1"
 
 
 def test_unmergeable_adapter_is_refused(base: Path, tmp_path: Path) -> None:
-    made = adapter(base, tmp_path / "adapter")
-    weights, tensors = made / "adapter_model.safetensors", load_file(made / "adapter_model.safetensors")
+    lora_model = adapter(base, tmp_path / "adapter")
+    weights, tensors = lora_model / "adapter_model.safetensors", load_file(lora_model / "adapter_model.safetensors")
     save_file({key.replace("layers.1.", "layers.7."): tensor for key, tensor in tensors.items()}, weights)
     with pytest.raises(SourceError, match=r"base_model\.model\.model\.layers\.1"):
-        fetched(f"path:{made}", tmp_path / "other")
-    weights.rename(made / "adapter_model.bin")
+        fetched(f"path:{lora_model}", tmp_path / "other")
+    weights.rename(lora_model / "adapter_model.bin")
     with pytest.raises(SourceError, match="pickle"):
-        fetched(f"path:{made}", tmp_path / "pickled")
-    config = json.loads((made / "adapter_config.json").read_text())
-    (made / "adapter_config.json").write_text(json.dumps({**config, "peft_type": "PROMPT_TUNING"}))
+        fetched(f"path:{lora_model}", tmp_path / "pickled")
+    config = json.loads((lora_model / "adapter_config.json").read_text())
+    (lora_model / "adapter_config.json").write_text(json.dumps({**config, "peft_type": "PROMPT_TUNING"}))
     with pytest.raises(SourceError, match=r"PROMPT_TUNING"):
-        fetched(f"path:{made}", tmp_path / "prompt")
+        fetched(f"path:{lora_model}", tmp_path / "prompt")
     with pytest.raises(SourceError, match="LoRA"):
         fetched(f"path:{base}", tmp_path / "plain", base="hub:org/name")

@@ -33,13 +33,13 @@ SAID = [("hello there", "what a lovely day"), ("how are you", "fine thanks"), ("
 @pytest.fixture
 def pairs(tiny_model):
     tokenizer = load_tokenizer(tiny_model)
-    made = []
+    groups = []
     for i, (first, second) in enumerate(SAID):
         sides = [Trajectory(({"role": "user", "content": first}, {"role": "assistant", "content": text}), meta={"conversation": str(i // 2)})
                  for text in (second, second[::-1] + first)]
         group, _ = encode_group(tokenizer, Group(Prompt(f"p{i}", (), meta={"topic": str(i)}), tuple(sides)), 128)
-        made.append(group)
-    return made
+        groups.append(group)
+    return groups
 
 
 @pytest.fixture
@@ -123,8 +123,8 @@ def test_learned_position_embeddings_make_left_padding_unsafe(tiny_model, pairs,
     assert found["padding_side"] == side
     assert found["padding_difference"]["right"] < 1e-4 and found["padding_difference"]["left"] > 0.01
     certificate = examine(tmp_path / "reward", pairs, score_in_memory(learner, pairs, 256), {"min_accuracy": None}, threads=1, **found)
-    said = [note for note in certificate["notes"] if "accuracy" not in note] if side == "right" else certificate["reasons"]
-    assert certificate["passed"] == (side == "right") and len(said) == 1 and said[0].startswith("not safe to pad on the left")
+    remarks = [note for note in certificate["notes"] if "accuracy" not in note] if side == "right" else certificate["reasons"]
+    assert certificate["passed"] == (side == "right") and len(remarks) == 1 and remarks[0].startswith("not safe to pad on the left")
 
 
 def test_padding_check_uses_pairs_of_different_length(pairs):
@@ -192,10 +192,10 @@ def test_certificate_compares_saved_and_in_memory_scores(saved, pairs):
 def test_arms_scored_together_score_as_arm_by_arm(saved):
     """Each prompt is read once for all arms. An empty answer has no score and counts as the worst of all arms."""
     context = Context(models={"reward_model": TorchEngine(saved, kind="reward")}, seed=0)
-    said = {"base": [["yes", "no"], ["maybe"]], "policy": [["", "yes"], ["a long story follows", "fine"]]}
+    replies = {"base": [["yes", "no"], ["maybe"]], "policy": [["", "yes"], ["a long story follows", "fine"]]}
     answers = {arm: [Group(Prompt(str(i), ({"role": "user", "content": SAID[i][0]},)),
                            tuple(Trajectory(({"role": "assistant", "content": text},)) for text in texts))
-                     for i, texts in enumerate(rows)] for arm, rows in said.items()}
+                     for i, texts in enumerate(rows)] for arm, rows in replies.items()}
     together = rewards_of(answers, context, ["reward_model"])
     for arm, groups in answers.items():
         alone = rewards_of({arm: groups}, context, ["reward_model"])[arm]["reward.reward_model"]

@@ -81,11 +81,11 @@ def written(folder: Path, base: str, given: Mapping[str, Any]) -> Path:
 
 @pytest.mark.parametrize("case", CASES)
 def test_bad_data_is_one_sentence(case: str, tmp_path: Path) -> None:
-    base, given, says = CASES[case]
+    base, given, message = CASES[case]
     file, started = written(tmp_path, base, given), time.process_time()
     with pytest.raises(RatchetError) as refused:
         check_files(load(file)[0])
-    assert says in str(refused.value) and "\n" not in str(refused.value)
+    assert message in str(refused.value) and "\n" not in str(refused.value)
     assert time.process_time() - started < 2
 
 

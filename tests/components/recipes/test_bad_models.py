@@ -62,11 +62,11 @@ def given(folder: Path, files: Mapping[str, str | None], model: Mapping[str, Any
 
 @pytest.mark.parametrize("case", BAD)
 def test_a_bad_model_folder_is_one_sentence(case: str, tmp_path: Path) -> None:
-    files, model, says = BAD[case]
+    files, model, error_text = BAD[case]
     with pytest.raises(RatchetError) as refused:
         check_files(load(given(tmp_path, files, model))[0])
     message = str(refused.value)
-    assert message.startswith(f"models.{'mine' if model.get('role') else 'policy'}.source: ") and says in message and "\n" not in message
+    assert message.startswith(f"models.{'mine' if model.get('role') else 'policy'}.source: ") and error_text in message and "\n" not in message
 
 
 @pytest.mark.parametrize("case", GOOD)

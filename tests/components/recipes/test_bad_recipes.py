@@ -19,10 +19,10 @@ def test_there_are_a_hundred() -> None:
     assert len({(recipe, change) for recipe, change, _ in CASES}) == len(CASES) >= 100
 
 
-@pytest.mark.parametrize(("recipe", "change", "says"), CASES)
-def test_a_bad_recipe_is_one_sentence(recipe: str, change: str, says: str) -> None:
+@pytest.mark.parametrize(("recipe", "change", "message"), CASES)
+def test_a_bad_recipe_is_one_sentence(recipe: str, change: str, message: str) -> None:
     started = time.process_time()
     with pytest.raises(RatchetError) as refused:
         check_files(load(recipe, overrides=[change])[0])
-    assert says in str(refused.value) and "\n" not in str(refused.value)
+    assert message in str(refused.value) and "\n" not in str(refused.value)
     assert time.process_time() - started < 2

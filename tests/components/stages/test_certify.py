@@ -60,7 +60,7 @@ def recipe(folder: Path, path: Path, floor: str = "null", **_: str) -> Path:
     return file
 
 
-def made(pipeline: Pipeline, until: str) -> Pipeline:
+def completed(pipeline: Pipeline, until: str) -> Pipeline:
     pipeline.begin()
     for name in list(pipeline.stages)[: list(pipeline.stages).index(until) + 1]:
         pipeline.make(name)
@@ -68,7 +68,7 @@ def made(pipeline: Pipeline, until: str) -> Pipeline:
 
 
 def test_a_published_reward_model_scores_as_transformers_does_and_is_optimised_against(published: Path, tiny_home: Path, tmp_path: Path) -> None:
-    pipeline = made(Pipeline.open(recipe(tmp_path, published), home=tiny_home, profile="test"), "annotate_1")
+    pipeline = completed(Pipeline.open(recipe(tmp_path, published), home=tiny_home, profile="test"), "annotate_1")
     certificate = pipeline.artifact("certified_mine").meta["certificate"]
     assert certificate["passed"] and certificate["pairs"] > 50 and "accuracy was not required" in certificate["notes"][0]
     assert certificate["reload_difference"] < 1e-4, "the loop's engine against transformers alone"
@@ -83,7 +83,7 @@ def test_a_published_reward_model_scores_as_transformers_does_and_is_optimised_a
 
 
 def test_reward_model_not_above_chance_is_refused_before_sampling(published: Path, tiny_home: Path, tmp_path: Path) -> None:
-    pipeline = made(Pipeline.open(recipe(tmp_path, published, "0.99"), home=tiny_home, profile="test"), "certified_mine")
+    pipeline = completed(Pipeline.open(recipe(tmp_path, published, "0.99"), home=tiny_home, profile="test"), "certified_mine")
     with pytest.raises(ContractError, match=r"'mine'.*99\.0%"):
         pipeline.make("rollout_1")
 
@@ -91,8 +91,8 @@ def test_reward_model_not_above_chance_is_refused_before_sampling(published: Pat
 def test_a_product_of_an_earlier_run_is_a_source(tiny_home: Path, tmp_path: Path) -> None:
     first = Pipeline.open("reward_model", home=tiny_home, profile="test", overrides=[
         "reward.limit=48", "reward.limit_validation=24", "reward.certificate.min_accuracy=null"])
-    product = made(first, "reward").artifact("reward").path
-    second = made(Pipeline.open(recipe(tmp_path, product), home=tiny_home, profile="test"), "certified_mine")
+    product = completed(first, "reward").artifact("reward").path
+    second = completed(Pipeline.open(recipe(tmp_path, product), home=tiny_home, profile="test"), "certified_mine")
     again = second.artifact("model_mine")
     assert json.loads((again.path / "manifest.json").read_text())["stage"] == "model_mine" and not (again.path / "published_reward_model.txt").exists()
     assert second.artifact("certified_mine").meta["certificate"]["reload_difference"] < 1e-4
@@ -101,15 +101,15 @@ def test_a_product_of_an_earlier_run_is_a_source(tiny_home: Path, tmp_path: Path
 def test_other_models_are_refused_at_download(tiny_model: Path, tiny_home: Path, tmp_path: Path) -> None:
     pipeline = Pipeline.open(recipe(tmp_path, tiny_model), home=tiny_home, profile="test")
     with pytest.raises(SourceError, match="`role: reward`"):
-        made(pipeline, "model_mine")
+        completed(pipeline, "model_mine")
 
 
-@pytest.mark.parametrize(("change", "says"), [
+@pytest.mark.parametrize(("change", "message"), [
     ("models.mine.role=null", r"models\.mine\.role: training optimises this model"),
     ("models.mine.certificate.best_of_n_rises=true", r"models\.mine\.certificate\.best_of_n_rises: expected a `demonstrate` section"),
 ])
-def test_recipe_without_certification_pairs_is_refused(change: str, says: str, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=says):
+def test_recipe_without_certification_pairs_is_refused(change: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=message):
         load(recipe(tmp_path, tmp_path), overrides=[change])
 
 

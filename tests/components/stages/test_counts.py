@@ -55,21 +55,21 @@ def test_encoding_counts_truncated_dropped_and_over_the_limit(tiny_model: Path, 
     short, long = talk("hi"), talk("word " * 40)
     bound = len(encode(tokenizer, short.prompt, short.trajectories[0]).mask) + 5
     write_groups(tmp_path / "sft.parquet", [short, long, talk("hi", "word " * 40), short, short, long])
-    def asked(**options: object) -> tuple[list[Group], dict[str, int], list[str]]:
+    def encode_with(**options: object) -> tuple[list[Group], dict[str, int], list[str]]:
         given = {"data": "sft", "max_tokens": bound, "max_dropped": None, "limit": None, **options}
         return encoded(cast(Job, SimpleNamespace(options=given, path=lambda _: tmp_path)), "sft", tokenizer)
 
-    groups, counts, _ = asked(limit=3)
+    groups, counts, _ = encode_with(limit=3)
     assert counts == {"records": 6, "kept": 3, "cut": 1, "dropped": 1, "over the limit": 2}
     assert [len(g.trajectories[0].messages) for g in groups] == [1, 1, 1]
-    _, counts, warnings = asked()
+    _, counts, warnings = encode_with()
     assert counts == {"records": 6, "kept": 4, "cut": 1, "dropped": 2, "over the limit": 0}
     length = len(encode(tokenizer, long.prompt, long.trajectories[0]).mask)
-    said = rf"sft.max_tokens: 2 of 6 records of split 'sft' \(33.3%\) are longer than {bound} tokens and dropped \(95% have at most \d+\)"
-    assert len(warnings) == 1 and re.match(said + r"; raise sft.max_tokens if they matter", warnings[0])
-    with pytest.raises(GateError, match=said + r".*25\.0%.*sft\.max_dropped"):
-        asked(max_dropped=0.25)
-    assert asked(max_dropped=0.0, max_tokens=2 * length)[1:] == ({"records": 6, "kept": 6, "cut": 0, "dropped": 0, "over the limit": 0}, [])
+    warning = rf"sft.max_tokens: 2 of 6 records of split 'sft' \(33.3%\) are longer than {bound} tokens and dropped \(95% have at most \d+\)"
+    assert len(warnings) == 1 and re.match(warning + r"; raise sft.max_tokens if they matter", warnings[0])
+    with pytest.raises(GateError, match=warning + r".*25\.0%.*sft\.max_dropped"):
+        encode_with(max_dropped=0.25)
+    assert encode_with(max_dropped=0.0, max_tokens=2 * length)[1:] == ({"records": 6, "kept": 6, "cut": 0, "dropped": 0, "over the limit": 0}, [])
 
 
 @pytest.mark.parametrize(("recipe", "stage", "changes"), [
@@ -90,12 +90,12 @@ def test_validation_records_are_counted_as_well(recipe: str, stage: str, changes
 
 def test_offline_training_uses_the_recipes_max_failed(tiny_home: Path) -> None:
     """Pairs have no reference answer, so each reward fails."""
-    for rate, says in ((None, "10%"), (0.25, "25%")):
+    for rate, percentage in ((None, "10%"), (0.25, "25%")):
         pipeline = Pipeline.open("dpo", home=tiny_home, profile="test", overrides=[
             "offline.limit=32", "offline.annotate=[{name: rewards.exact_answer}]", *([f"offline.max_failed={rate}"] if rate else [])])
         for name in list(pipeline.stages)[: list(pipeline.stages).index("pairs")]:
             pipeline.make(name)
-        with pytest.raises(DataError, match=rf"rewards\.exact_answer: 64 of 64 .*{says}"):
+        with pytest.raises(DataError, match=rf"rewards\.exact_answer: 64 of 64 .*{percentage}"):
             pipeline.make("pairs")
 
 
@@ -111,9 +111,9 @@ def test_offline_pairs_are_counted(tiny_home: Path) -> None:
 def test_answers_are_counted(tiny_home: Path) -> None:
     pipeline = Pipeline.open("online_dpo", home=tiny_home, profile="test", overrides=["online.prompts_per_round=6", "online.rollout.max_tokens=1"])
     for name in ("model_policy", "raw", "drafts", "curated", "rollout_1"):
-        made = pipeline.make(name)
-    cut = [t.stop for g in read_groups(made.path / "groups.parquet") for t in g.trajectories].count("length")
-    assert made.meta["counts"] == {"prompts": 6, "responses": 24, "responses cut at max_tokens": cut, "responses that failed": 0} and cut
+        artifact = pipeline.make(name)
+    cut = [t.stop for g in read_groups(artifact.path / "groups.parquet") for t in g.trajectories].count("length")
+    assert artifact.meta["counts"] == {"prompts": 6, "responses": 24, "responses cut at max_tokens": cut, "responses that failed": 0} and cut
 
 
 def test_steps_are_counted_together_and_across_a_restart(tiny_home: Path, tmp_path: Path) -> None:

@@ -55,18 +55,18 @@ def test_demonstrations_are_verified_answers_and_pairs_of_one_prompt(tiny_home: 
     pipeline.begin()
     for name in list(pipeline.stages)[: list(pipeline.stages).index("sft") + 1]:
         pipeline.make(name)
-    made = pipeline.artifact("demonstrations").path
+    folder = pipeline.artifact("demonstrations").path
     answers = {g.prompt.id: g for g in read_groups(pipeline.artifact("demonstrated").path / "answers.parquet")}
-    demonstrations, pairs = read_groups(made / "sft.parquet"), read_groups(made / "reward.parquet")
+    demonstrations, pairs = read_groups(folder / "sft.parquet"), read_groups(folder / "reward.parquet")
     assert answers and demonstrations and pairs
     for group in demonstrations:
         (shown,) = group.trajectories
         assert shown.text.strip()[-1] in ".!?" and shown.text in [t.text for t in answers[group.prompt.id].trajectories]
     for group in pairs:
         assert group.columns["reward.format"] == [1.0, 0.0]
-    validation = {g.prompt.id for g in read_groups(made / "sft_validation.parquet")}
+    validation = {g.prompt.id for g in read_groups(folder / "sft_validation.parquet")}
     assert validation and not validation & set(answers)
-    assert (made / "validation.json").exists() and pipeline.artifact("sft").meta["counts"]["kept"] == len(demonstrations)
+    assert (folder / "validation.json").exists() and pipeline.artifact("sft").meta["counts"]["kept"] == len(demonstrations)
     counts = pipeline.artifact("demonstrated").meta["counts"]
     assert counts["sft: prompts without a verified answer"] == len(answers) - len(demonstrations)
 
@@ -114,11 +114,11 @@ def test_pairs_of_the_base_model_teach_the_reward_model_too_and_certify_nothing(
     for name in list(pipeline.stages)[: list(pipeline.stages).index("reward") + 1]:
         pipeline.make(name)
     own, base = (read_groups(pipeline.artifact(name).path / "reward.parquet") for name in ("preferences", "demonstrations"))
-    made = pipeline.artifact("reward").meta
-    assert (made["counts"]["kept"], made["counts"]["of the base model: kept"]) == (len(own), len(base)) and min(len(own), len(base)) > 0
-    assert made["steps"] == -(-len({g.prompt.id for g in [*own, *base]}) // 8)
+    reward_meta = pipeline.artifact("reward").meta
+    assert (reward_meta["counts"]["kept"], reward_meta["counts"]["of the base model: kept"]) == (len(own), len(base)) and min(len(own), len(base)) > 0
+    assert reward_meta["steps"] == -(-len({g.prompt.id for g in [*own, *base]}) // 8)
     assert not (pipeline.artifact("demonstrations").path / "reward_validation.parquet").exists(), "a split that nothing reads could stop the run"
-    assert made["certificate"]["pairs"] == len(read_groups(pipeline.artifact("preferences").path / "reward_validation.parquet"))
+    assert reward_meta["certificate"]["pairs"] == len(read_groups(pipeline.artifact("preferences").path / "reward_validation.parquet"))
 
 
 @pytest.mark.parametrize(("more", "where"), [

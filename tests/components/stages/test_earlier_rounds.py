@@ -32,10 +32,10 @@ online:
 def pipeline(tiny_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
     recipe = tmp_path_factory.mktemp("recipe") / "keeping.yaml"
     recipe.write_text(RECIPE)
-    made = Pipeline.open(recipe, home=tiny_home, profile="test")
-    for name in list(made.stages)[: list(made.stages).index("select_3") + 1]:
-        made.make(name)
-    return made
+    run = Pipeline.open(recipe, home=tiny_home, profile="test")
+    for name in list(run.stages)[: list(run.stages).index("select_3") + 1]:
+        run.make(name)
+    return run
 
 
 def test_pairs_of_earlier_rounds_occur_once(pipeline: Pipeline) -> None:

@@ -29,8 +29,8 @@ def test_metric_without_values_is_omitted_and_counted(tiny_home: Path) -> None:
         "sft.limit=48", "evaluate.prompts=6", "evaluate.responses_per_prompt=2", "evaluate.max_tokens=8",
         "evaluate.metrics=[{name: rewards.instructions}, {name: rewards.length}]"])
     for name in pipeline.stages:
-        made = pipeline.make(name)
-    counts = made.meta["counts"]
+        artifact = pipeline.make(name)
+    counts = artifact.meta["counts"]
     assert counts["prompts"] == 6 and counts["answers"] == 24 and counts["answers without reward.instructions"] == 24
-    metrics = json.loads((made.path / "results.json").read_text())["metrics"]
+    metrics = json.loads((artifact.path / "results.json").read_text())["metrics"]
     assert "final.reward.length" in metrics and not [name for name in metrics if "instructions" in name]

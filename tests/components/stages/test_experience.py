@@ -64,11 +64,11 @@ def test_answers_that_a_selector_wrote_are_tokenised_before_they_are_scored(tiny
     options = {"profile": plain(Profile(threads=1)), "seed": 0, "round": 1, "select": (), "prepare": ({"name": "scoring.logprobs", "model": "reference"},)}
     model = Artifact("weights", tiny_model, "k")
     select(Job(options, {"groups": Artifact("groups", tmp_path / "scored", "g"), "policy": model, "reference": model}, work))
-    (made,) = read_groups(work.product / "groups.parquet")
-    assert list(made.trajectories[0].inputs["tokens"]) == list(sampled.inputs["tokens"])
-    (expected,) = engine.score([made], frozenset({"logprobs"}))
-    assert [len(row) for row in made.columns["logprobs.reference"]] == [len(t.mask) for t in made.trajectories]
-    assert made.columns["logprobs.reference"][1] == pytest.approx(expected["logprobs"][1], abs=1e-4)
+    (group,) = read_groups(work.product / "groups.parquet")
+    assert list(group.trajectories[0].inputs["tokens"]) == list(sampled.inputs["tokens"])
+    (expected,) = engine.score([group], frozenset({"logprobs"}))
+    assert [len(row) for row in group.columns["logprobs.reference"]] == [len(t.mask) for t in group.trajectories]
+    assert group.columns["logprobs.reference"][1] == pytest.approx(expected["logprobs"][1], abs=1e-4)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

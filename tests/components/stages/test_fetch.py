@@ -17,7 +17,7 @@ from ratchet.components.types import Artifact
 CONFIG = LlamaConfig(vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, num_labels=1)
 
 
-def made(store: Store, role: str | None) -> Artifact:
+def artifact_of(store: Store, role: str | None) -> Artifact:
     """A product as a stage publishes it: with a manifest, metrics and, of a reward model, its certificate."""
     with store.working("reward" if role else "sft", "1" * 64) as work:
         (LlamaForSequenceClassification if role else LlamaForCausalLM)(CONFIG).save_pretrained(work.product)
@@ -30,7 +30,7 @@ def made(store: Store, role: str | None) -> Artifact:
 @pytest.mark.parametrize("role", [None, "reward"])
 def test_earlier_stage_output_is_accepted_as_a_model_source(tmp_path: Path, role: str | None) -> None:
     torch.manual_seed(0)
-    store, earlier = Store(tmp_path / "next"), made(Store(tmp_path / "first"), role)
+    store, earlier = Store(tmp_path / "next"), artifact_of(Store(tmp_path / "first"), role)
     with store.working("model_mine", "2" * 64) as work:
         meta = fetch_model(SimpleNamespace(options={"source": f"path:{earlier.path}", "sha256": None, "format": "auto", "role": role}, work=work))
         artifact = store.publish(work, "model_mine", "2" * 64, "weights", [], meta)

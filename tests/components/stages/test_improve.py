@@ -68,8 +68,8 @@ def test_lora_reference_logprobs_equal_the_initial_policy(tiny_home: Path, tmp_p
     assert abs(steps[0]["policy/kl/kl"]) < 1e-4 and len(steps) == 2
     groups = read_groups(tmp_path / "product" / "last_groups.parquet")
     reference = pipeline.artifact("model_policy").path
-    said = TorchEngine(reference, threads=1).score(groups, frozenset({"logprobs"}))
-    assert max(abs(p - q) for g, row in zip(groups, said, strict=True)
+    scores = TorchEngine(reference, threads=1).score(groups, frozenset({"logprobs"}))
+    assert max(abs(p - q) for g, row in zip(groups, scores, strict=True)
                for mine, theirs in zip(g.columns["logprobs.reference"], row["logprobs"], strict=True)
                for p, q in zip(mine, theirs, strict=True)) < 1e-4
 

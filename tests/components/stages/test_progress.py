@@ -19,7 +19,7 @@ from ratchet.tasks.pipeline import Pipeline
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def reports(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """All progress counts of this test."""
     lines: list[dict[str, Any]] = []
     write = progress._write
@@ -33,7 +33,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return lines
 
 
-def test_progress_counts_done_and_expected(tmp_path: Path, told: list[dict[str, Any]]) -> None:
+def test_progress_counts_done_and_expected(tmp_path: Path, reports: list[dict[str, Any]]) -> None:
     file = tmp_path / "steps.json"
     file.write_text("of an attempt that was killed")
     with progress.report_progress(file):
@@ -50,9 +50,9 @@ def test_progress_counts_done_and_expected(tmp_path: Path, told: list[dict[str, 
         progress.advance(2)
     progress.expect("after the end", 3)
     progress.advance()
-    assert [(line["step"], line["of"], line["unit"]) for line in told] == [
+    assert [(line["step"], line["of"], line["unit"]) for line in reports] == [
         (0, 5, "answers"), (1, 5, "answers"), (4, 5, "answers"), (5, 5, "answers"), (0, None, "texts"), (2, None, "texts")]
-    assert all(line["metrics"] == {} for line in told), "a count is no metric"
+    assert all(line["metrics"] == {} for line in reports), "a count is no metric"
 
 
 def test_full_disk_does_not_stop_the_stage(tmp_path: Path) -> None:
@@ -62,16 +62,16 @@ def test_full_disk_does_not_stop_the_stage(tmp_path: Path) -> None:
     assert not (tmp_path / "gone").exists(), "there was nowhere to write to"
 
 
-def test_progress_is_written_rarely(tmp_path: Path, told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_written_rarely(tmp_path: Path, reports: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "EVERY", 3600.0)
     with progress.report_progress(tmp_path / "steps.json"):
         progress.expect("answers", 1000)
         for _ in range(1000):
             progress.advance()
-    assert [line["step"] for line in told] == [0, 1000]
+    assert [line["step"] for line in reports] == [0, 1000]
 
 
-def test_long_stages_report_progress_to_the_end(fresh_home: Callable[[str], Path], told: list[dict[str, Any]],
+def test_long_stages_report_progress_to_the_end(fresh_home: Callable[[str], Path], reports: list[dict[str, Any]],
                                                         monkeypatch: pytest.MonkeyPatch) -> None:
     """Curation, linear probe, the stages of two rounds and the evaluation each report progress in one unit up to the
     total.
@@ -84,14 +84,14 @@ def test_long_stages_report_progress_to_the_end(fresh_home: Callable[[str], Path
         "evaluate.prompts=5", "evaluate.perplexity_rows=3", "evaluate.metrics=[{name: rewards.length}]"])
     expected: dict[str, tuple[str, int | None]] = {}
     for name in pipeline.stages:
-        told.clear()
+        reports.clear()
         pipeline.make(name)
-        if not told:
+        if not reports:
             continue
-        assert len({(line["unit"], line["of"]) for line in told}) == 1, name
-        done = [line["step"] for line in told]
-        assert done == sorted(done) and done[0] == 0 and done[-1] == told[-1]["of"] and len(done) > 2, (name, done)
-        expected[name] = told[-1]["unit"], told[-1]["of"]
+        assert len({(line["unit"], line["of"]) for line in reports}) == 1, name
+        done = [line["step"] for line in reports]
+        assert done == sorted(done) and done[0] == 0 and done[-1] == reports[-1]["of"] and len(done) > 2, (name, done)
+        expected[name] = reports[-1]["unit"], reports[-1]["of"]
         assert not (pipeline.artifact(name).path / "steps.json").exists()
     rounds = {f"{stage}_{i}" for i in (1, 2) for stage in ("rollout", "annotate", "select")}
     assert set(expected) == {"drafts", "reward", "evaluate", *rounds}, "a fit logs its own steps"
@@ -101,31 +101,31 @@ def test_long_stages_report_progress_to_the_end(fresh_home: Callable[[str], Path
     assert expected["annotate_2"] == ("texts", 2 * answers + 5), "and five of them for the KL"
     pairs = pipeline.artifact("select_2").meta["counts"]["groups after best_worst"]
     assert expected["select_2"] == ("texts", 2 * pairs) and 0 < pairs <= 6, "by the reference"
-    said = pipeline.artifact("evaluate").meta["counts"]["answers"]
-    assert expected["evaluate"] == ("texts", 3 * said + 3 * 2), "sampled, scored, measured; people's replies by both arms"
+    answer_count = pipeline.artifact("evaluate").meta["counts"]["answers"]
+    assert expected["evaluate"] == ("texts", 3 * answer_count + 3 * 2), "sampled, scored, measured; people's replies by both arms"
 
 
-def test_unit_test_rewards_report_progress(tmp_path: Path, told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unit_test_rewards_report_progress(tmp_path: Path, reports: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ratchet.components.pieces.rewards.unit_tests.execute", lambda *_, **__: Verdict(True))
     prompt = Prompt("p", (), meta={"test_list": ["assert f() == 1"]})
     group = Group(prompt, tuple(Trajectory(({"role": "assistant", "content": f"def f(): return {i}"},)) for i in range(3)))
     with progress.report_progress(tmp_path / "steps.json"):
         progress.expect("texts", 3)
         unit_tests([group], Context())
-    assert [line["step"] for line in told] == [0, 1, 2, 3]
+    assert [line["step"] for line in reports] == [0, 1, 2, 3]
 
 
-def test_download_progress_is_measured_from_the_directory(tmp_path: Path, told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_download_progress_is_measured_from_the_directory(tmp_path: Path, reports: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Counts only megabytes added since the start."""
     monkeypatch.setattr(progress, "POLL", 0.01)
     (tmp_path / "before").write_bytes(bytes(5 * 10**6))
 
     def wait(megabytes: int) -> None:
         for _ in range(500):
-            if told[-1]["step"] == megabytes:
+            if reports[-1]["step"] == megabytes:
                 return
             time.sleep(0.01)
-        raise AssertionError(f"{told[-1]} where {megabytes} MB lie")
+        raise AssertionError(f"{reports[-1]} where {megabytes} MB lie")
 
     with progress.report_progress(tmp_path / "steps.json"), progress.watch_download(tmp_path):
         (tmp_path / "deep").mkdir()
@@ -135,7 +135,7 @@ def test_download_progress_is_measured_from_the_directory(tmp_path: Path, told: 
         (tmp_path / "deep" / "1").unlink()
         (tmp_path / "deep" / "3").write_bytes(bytes(3 * 10**6))
         wait(5)
-    assert [line["step"] for line in told] == sorted(line["step"] for line in told) and told[-1]["of"] is None
+    assert [line["step"] for line in reports] == sorted(line["step"] for line in reports) and reports[-1]["of"] is None
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -25,17 +25,17 @@ def test_a_reward_model_is_published_with_its_certificate_and_pictures(pool: str
     pipeline = Pipeline.open("reward_model", home=tiny_home, profile="test", overrides=[
         f"reward.pool={pool}", "reward.limit=48", "reward.limit_validation=24", "reward.certificate.min_accuracy=null"])
     for name in pipeline.stages:
-        made = pipeline.make(name)
-    certificate = json.loads((made.path / "certificate.json").read_text())
-    assert certificate == made.meta["certificate"] and certificate["passed"] and len(certificate["notes"]) == 1 and "accuracy was not required" in certificate["notes"][0]
+        artifact = pipeline.make(name)
+    certificate = json.loads((artifact.path / "certificate.json").read_text())
+    assert certificate == artifact.meta["certificate"] and certificate["passed"] and len(certificate["notes"]) == 1 and "accuracy was not required" in certificate["notes"][0]
     assert certificate["padding_side"] == "right" and set(certificate["padding_difference"]) == {"left", "right"}
     assert max(certificate["padding_difference"].values()) < 1e-4
-    assert {p.name for p in (made.path / "plots").iterdir()} == PICTURES
+    assert {p.name for p in (artifact.path / "plots").iterdir()} == PICTURES
     for name, again in plots.certificate(certificate, tmp_path).items():
-        assert again.read_bytes() == (made.path / "plots" / f"{name}.png").read_bytes()
-    model, loading = auto.from_pretrained(made.path, output_loading_info=True)
+        assert again.read_bytes() == (artifact.path / "plots" / f"{name}.png").read_bytes()
+    model, loading = auto.from_pretrained(artifact.path, output_loading_info=True)
     assert not any(loading.values())
-    batch = AutoTokenizer.from_pretrained(made.path)(["hello", "how are you today?"], padding=True, return_tensors="pt")
+    batch = AutoTokenizer.from_pretrained(artifact.path)(["hello", "how are you today?"], padding=True, return_tensors="pt")
     with torch.no_grad():
         assert model(**batch).logits.isfinite().all()
 

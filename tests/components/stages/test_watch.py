@@ -118,8 +118,8 @@ def test_policy_without_end_of_turn_stops_the_run(recipe: str, stage: str, chang
     others = {name: Artifact("weights", mute, "mute") for name in ("policy", "reference")}
     with pytest.raises(ContractError, match=r"0% of \d+ .*`fit\.min_ended`.*5%"):
         work(prepared(recipe, tiny_home, stage, *changes), stage, tmp_path / "strict", **others)
-    asked = prepared(recipe, tiny_home, stage, *changes, "online.fit.min_ended=0.0", "online.select=[]")
-    meta, _ = work(asked, stage, tmp_path / "told", **others)
+    job = prepared(recipe, tiny_home, stage, *changes, "online.fit.min_ended=0.0", "online.select=[]")
+    meta, _ = work(job, stage, tmp_path / "told", **others)
     assert meta["probe"]["ended"] == 0.0, "a recipe whose answers have no end may say so"
 
 

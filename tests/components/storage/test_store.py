@@ -27,17 +27,17 @@ def make(store: Store, text: str = "hello", key: str = KEY):
 def test_publish_then_get(tmp_path: Path) -> None:
     store = Store(tmp_path)
     assert store.get("sft", KEY) is None
-    made = make(store)
+    artifact = make(store)
     again = store.get("sft", KEY)
-    assert again == made and again.meta == {"loss": 1.0} and again.parents == ("parent",)
-    store.verify(made)
+    assert again == artifact and again.meta == {"loss": 1.0} and again.parents == ("parent",)
+    store.verify(artifact)
     assert not list((store.root / ".work").glob("sft-*/*"))  # progress is gone, the lock file alone stays
 
 
 def test_a_directory_without_manifest_is_not_an_artifact(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    made = make(store)
-    (made.path / MANIFEST).unlink()
+    artifact = make(store)
+    (artifact.path / MANIFEST).unlink()
     assert store.get("sft", KEY) is None
     remade = make(store, "anew")
     assert (remade.path / "deep" / "file.txt").read_text() == "anew"
@@ -55,17 +55,17 @@ def test_unpublished_progress_is_kept_for_the_next_attempt(tmp_path: Path) -> No
 
 def test_damage_is_found(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    made = make(store)
-    file = made.path / "deep" / "file.txt"
+    artifact = make(store)
+    file = artifact.path / "deep" / "file.txt"
     file.write_text("jello")  # same size: only the digest tells
     with pytest.raises(DamageError, match=r"file\.txt"):
-        store.verify(made)
+        store.verify(artifact)
     assert store.get("sft", KEY) and store.intact("sft", KEY) is None
     file.write_text("shorter"[:3])
     with pytest.raises(DamageError, match=r"expected 5 bytes.*3"):
         store.get("sft", KEY)
     assert store.intact("sft", KEY) is None
-    assert make(store) == made == store.intact("sft", KEY)
+    assert make(store) == artifact == store.intact("sft", KEY)
     (aside,) = store.root.glob(".replaced-sft-*")
     assert (aside / "deep" / "file.txt").read_text() == "sho"
 
@@ -73,18 +73,18 @@ def test_damage_is_found(tmp_path: Path) -> None:
 def test_recomputed_artifact_must_equal_the_damaged_one(tmp_path: Path) -> None:
     """Otherwise downstream artifacts would no longer follow from their inputs, unnoticed."""
     store = Store(tmp_path)
-    made = make(store)
-    (made.path / "deep" / "file.txt").write_text("jello")
-    with pytest.raises(StoreError, match=rf"{made.path}"):
+    artifact = make(store)
+    (artifact.path / "deep" / "file.txt").write_text("jello")
+    with pytest.raises(StoreError, match=rf"{artifact.path}"):
         make(store, "another")
-    assert (made.path / "deep" / "file.txt").read_text() == "jello" and not list(store.root.glob(".replaced-*"))
+    assert (artifact.path / "deep" / "file.txt").read_text() == "jello" and not list(store.root.glob(".replaced-*"))
     with store.working("sft", KEY) as work:
         assert (work.product / "deep" / "file.txt").read_text() == "another", "the work is kept for whoever accepts it"
         shutil.rmtree(work.product)
         work.product.mkdir()
-    text = (made.path / MANIFEST).read_text()
-    (made.path / MANIFEST).write_text(text.replace('"sha256": "', '"sha256": "0', 1))  # a manifest that contradicts itself proves nothing
-    assert make(store, "another").path == made.path and (made.path / "deep" / "file.txt").read_text() == "another"
+    text = (artifact.path / MANIFEST).read_text()
+    (artifact.path / MANIFEST).write_text(text.replace('"sha256": "', '"sha256": "0', 1))  # a manifest that contradicts itself proves nothing
+    assert make(store, "another").path == artifact.path and (artifact.path / "deep" / "file.txt").read_text() == "another"
 
 
 def test_recomputed_report_may_differ(tmp_path: Path) -> None:
@@ -93,9 +93,9 @@ def test_recomputed_report_may_differ(tmp_path: Path) -> None:
     for text in ("60 s", "61 s"):
         with store.working("evaluate", KEY) as work:
             (work.product / "report.html").write_text(text)
-            made = store.publish(work, "evaluate", KEY, "report", [], {})
-        assert (made.path / "report.html").read_text() == text
-        (made.path / "report.html").write_text("none")
+            artifact = store.publish(work, "evaluate", KEY, "report", [], {})
+        assert (artifact.path / "report.html").read_text() == text
+        (artifact.path / "report.html").write_text("none")
 
 
 def test_stage_workspace_is_exclusive(tmp_path: Path) -> None:
@@ -127,12 +127,12 @@ def test_write_atomic_replaces(tmp_path: Path) -> None:
 
 
 def test_a_run_directory_links_into_the_store(tmp_path: Path) -> None:
-    made = make(Store(tmp_path))
+    artifact = make(Store(tmp_path))
     run = RunDirectory(tmp_path, "chat-1")
     run.open("recipe: chat\n")
-    run.link("sft", made.path)
-    run.link("sft", made.path)
+    run.link("sft", artifact.path)
+    run.link("sft", artifact.path)
     run.record(state="running")
     run.record(state="finished", extra=1)
-    assert run.stages() == {"sft": made.path}
+    assert run.stages() == {"sft": artifact.path}
     assert '"state": "finished"' in (run.path / "run.json").read_text()

@@ -54,13 +54,13 @@ def groups(path: Path) -> Artifact:
     return Artifact("groups", path, "groups", meta=record(path / "none", contract_of(path)))
 
 
-@pytest.mark.parametrize(("change", "says"), [(other_template, "template"), (other_eos, "eos"), (other_vocabulary, "vocabulary")])
+@pytest.mark.parametrize(("change", "message"), [(other_template, "template"), (other_eos, "eos"), (other_vocabulary, "vocabulary")])
 @pytest.mark.parametrize("name", ["reference", "initial", "previous", "groups", "teacher"])
-def test_tokenizer_that_differs_from_the_policys_is_refused(change: Callable[[Any], None], says: str, name: str, tmp_path: Path) -> None:
+def test_tokenizer_that_differs_from_the_policys_is_refused(change: Callable[[Any], None], message: str, name: str, tmp_path: Path) -> None:
     mine, theirs = save(tmp_path / "mine"), save(tmp_path / "theirs", change)
     inputs = {"policy": weights(mine), name: groups(theirs) if name == "groups" else weights(theirs)}
     options = {"prepare": [{"name": "scoring.logprobs", "model": name}]}
-    with pytest.raises(ContractError, match=rf"select: '{name}' .*theirs.* and 'policy' .*{says}: expected .*, got "):
+    with pytest.raises(ContractError, match=rf"select: '{name}' .*theirs.* and 'policy' .*{message}: expected .*, got "):
         agree("select", inputs, options)
 
 
@@ -71,15 +71,15 @@ def test_rounded_policy_is_refused_and_float32_training_accepted(name: str, tmp_
 
     def agreed(policy: torch.dtype, other: torch.dtype) -> str:
         met = groups(paths[other]) if name == "groups" else weights(paths[other])
-        made = agree("optimise", {"policy": weights(paths[policy]), name: met}, {})
-        assert made
-        return made.dtype
+        contract = agree("optimise", {"policy": weights(paths[policy]), name: met}, {})
+        assert contract
+        return contract.dtype
 
     for other in paths:
         assert agreed(torch.float32, other) == "float32" and agreed(other, other) == str(other).removeprefix("torch.")
     for policy, other in ((torch.bfloat16, torch.float32), (torch.float16, torch.float32), (torch.float16, torch.bfloat16)):
-        says = str(policy).removeprefix("torch."), str(other).removeprefix("torch.")
-        with pytest.raises(ContractError, match=rf"optimise: '{name}' .* and 'policy' .*dtype: expected '{says[0]}', got '{says[1]}'"):
+        names = str(policy).removeprefix("torch."), str(other).removeprefix("torch.")
+        with pytest.raises(ContractError, match=rf"optimise: '{name}' .* and 'policy' .*dtype: expected '{names[0]}', got '{names[1]}'"):
             agreed(policy, other)
 
 

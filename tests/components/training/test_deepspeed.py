@@ -254,6 +254,6 @@ def test_deepspeed_knows_every_key_of_the_configuration(stage: int) -> None:
 
     from ratchet.components.training.deepspeed import config
 
-    made = config(zero_stage=stage, precision="bfloat16" if stage > 1 else "float32", max_grad_norm=1.0)
-    assert int(DeepSpeedZeroConfig(**made["zero_optimization"]).stage) == stage  # an unknown key is an error
-    assert "auto" not in json.dumps(made), "`auto` is of one integration, DeepSpeed itself refuses it"
+    settings = config(zero_stage=stage, precision="bfloat16" if stage > 1 else "float32", max_grad_norm=1.0)
+    assert int(DeepSpeedZeroConfig(**settings["zero_optimization"]).stage) == stage  # an unknown key is an error
+    assert "auto" not in json.dumps(settings), "`auto` is of one integration, DeepSpeed itself refuses it"

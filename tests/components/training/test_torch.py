@@ -152,11 +152,11 @@ def test_moments_and_gradients_are_freed_after_training(tiny: Path) -> None:
     learner = TorchLearner(tiny)
     update(learner)
     learner.backward(-learner(batch(), OUTPUTS).logprobs.sum())
-    held = [weakref.ref(moment) for state in learner.optimiser.state.values() for moment in state.values() if moment.dim()]
-    held += [weakref.ref(p.grad) for p in learner.parameters.values() if p.grad is not None]
-    assert len(held) == 3 * len(learner.parameters) and all(one() is not None for one in held)
+    tensors = [weakref.ref(moment) for state in learner.optimiser.state.values() for moment in state.values() if moment.dim()]
+    tensors += [weakref.ref(p.grad) for p in learner.parameters.values() if p.grad is not None]
+    assert len(tensors) == 3 * len(learner.parameters) and all(one() is not None for one in tensors)
     learner.release_optimiser()
-    assert [one() for one in held] == [None] * len(held)
+    assert [one() for one in tensors] == [None] * len(tensors)
 
 
 def test_learning_rate_schedule_by_hand() -> None:

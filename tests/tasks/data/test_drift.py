@@ -101,20 +101,20 @@ def pipeline(tmp_path: Path) -> Any:
 
 
 def test_run_records_alerts_and_shows_drift(pipeline: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    told: list[Any] = []
-    monkeypatch.setattr(alerts, "emit_alert", lambda *what: told.append(what))
+    emitted: list[Any] = []
+    monkeypatch.setattr(alerts, "emit_alert", lambda *what: emitted.append(what))
     last = last_run(pipeline)
     assert last is not None and last.name == "toy-last"
     (moved,) = watch_data(pipeline)
-    assert moved.what == "length in tokens" and len(told) == 1 and told[0][0] == drift.EVENT and "mean 1" in told[0][2]
+    assert moved.what == "length in tokens" and len(emitted) == 1 and emitted[0][0] == drift.EVENT and "mean 1" in emitted[0][2]
     written = json.loads((pipeline.run.path / "drift.json").read_text())["data"]
     assert written["against"] == "toy-last" and written["moved"] == [str(moved)] and Shift(**written["compared"][0])
     from typer.testing import CliRunner
 
     from ratchet.flows.cli import app
 
-    said = CliRunner().invoke(app, ["show", "toy-now", "--home", str(tmp_path)]).output
-    assert f"drift      data against toy-last: {moved}" in said.replace("\n", " ")
+    shown = CliRunner().invoke(app, ["show", "toy-now", "--home", str(tmp_path)]).output
+    assert f"drift      data against toy-last: {moved}" in shown.replace("\n", " ")
 
 
 def test_drift_errors_never_stop_a_run(pipeline: Any, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:

@@ -20,10 +20,10 @@ def words(messages):
     return sum(1 + len(m["content"].split()) for m in messages)
 
 
-def group(key, asked, *completions, topic=None, **columns):
+def group(key, question, *completions, topic=None, **columns):
     paths = tuple(Trajectory(tuple({"role": r, "content": c} for r, c in path)) for path in completions)
     meta = {"topic": topic} if topic else {}
-    return Group(Prompt(key, tuple({"role": r, "content": c} for r, c in asked), meta=meta), paths, columns)
+    return Group(Prompt(key, tuple({"role": r, "content": c} for r, c in question), meta=meta), paths, columns)
 
 
 def sft(key, topic="kites", reply="hello"):
@@ -117,25 +117,25 @@ def test_too_many_failures_stop_the_run_and_leave_the_evidence(tmp_path):
     assert not json.loads((tmp_path / "out/validation.json").read_text())["success"]
 
 
-@pytest.mark.parametrize(("section", "says"), [
+@pytest.mark.parametrize(("section", "message"), [
     ({"min_groups": 9}, r"every split has enough groups \(data.min_groups\): expected at least 9, got 8 in 'reward'"),
     ({"max_topic_share": 0.65}, r"no topic fills a split \(data.max_topic_share\): expected at most 0.65, got 0.667 in 'sft'"),
     ({"min_topics": 3}, r"enough topics \(data.min_topics\): expected at least 3, got 2 in 'reward', 2 in 'sft'"),
     ({"splits": {"sft": 1, "gold": 1}}, "split 'gold' of the recipe is not in"),
 ])
-def test_expectations_of_whole_splits_stop(tmp_path, section, says):
-    with pytest.raises(GateError, match=says):
+def test_expectations_of_whole_splits_stop(tmp_path, section, message):
+    with pytest.raises(GateError, match=message):
         validate_data(write(tmp_path / "in", good()), section, tmp_path / "out", data_docs=False)
 
 
-@pytest.mark.parametrize(("topics", "says"), [
+@pytest.mark.parametrize(("topics", "message"), [
     (["kites"] * 20, r"enough topics \(data.min_topics\): expected at least 2, got 1 in 'sft'"),
     (["kites"] * 19 + ["trains"], r"no topic fills a split \(data.max_topic_share\): expected at most 0.9, got 0.95 in 'sft'"),
     (["kites"] * 18 + ["trains"] * 2, None), ([None] * 20, None),
 ])
-def test_what_is_out_of_balance_is_refused_without_a_word_in_the_recipe(tmp_path, topics, says):
+def test_what_is_out_of_balance_is_refused_without_a_word_in_the_recipe(tmp_path, topics, message):
     folder = write(tmp_path / "in", {"sft": [sft(f"s{i}", topic=topic) for i, topic in enumerate(topics)]})
-    with pytest.raises(GateError, match=says) if says else contextlib.nullcontext():
+    with pytest.raises(GateError, match=message) if message else contextlib.nullcontext():
         validate_data(folder, {}, tmp_path / "out", data_docs=False)
 
 
@@ -169,9 +169,9 @@ def test_damage_is_named(tmp_path):
 
 
 def test_the_suite_follows_the_section():
-    says = {check.says for check in expectations(Data())}
-    assert "no personal data is left" not in says
-    assert {c.says for c in expectations(Data(transforms=[{"name": "scrub"}], languages=["en"]))} - says == {
+    descriptions = {check.says for check in expectations(Data())}
+    assert "no personal data is left" not in descriptions
+    assert {c.says for c in expectations(Data(transforms=[{"name": "scrub"}], languages=["en"]))} - descriptions == {
         "no personal data is left", "the language is one of the recipe's"}
 
 

@@ -20,7 +20,7 @@ def git(where, *arguments):
     subprocess.run(["git", "-C", where, *arguments], check=True, capture_output=True)
 
 
-def made(folder, text):
+def folder_with(folder, text):
     (folder / "deep").mkdir(parents=True)
     (folder / "a.txt").write_text(text)
     (folder / "deep" / "b.txt").write_text("b")
@@ -28,7 +28,7 @@ def made(folder, text):
 
 
 def test_publish_commit_push_and_pull_round_trip(workspace, tmp_path):
-    publish(made(tmp_path / "v1", "first"), workspace / "data" / "raw")
+    publish(folder_with(tmp_path / "v1", "first"), workspace / "data" / "raw")
     publish(tmp_path / "v1" / "a.txt", workspace / "data" / "one.txt")
     (workspace / "metrics.json").write_text(json.dumps({"win_rate": 0.5}))
     outs = commit(workspace)
@@ -40,7 +40,7 @@ def test_publish_commit_push_and_pull_round_trip(workspace, tmp_path):
     git(workspace, "add", "-A")
     git(workspace, "commit", "-qm", "one")
 
-    publish(made(tmp_path / "v2", "second"), workspace / "data" / "raw")
+    publish(folder_with(tmp_path / "v2", "second"), workspace / "data" / "raw")
     (workspace / "metrics.json").write_text(json.dumps({"win_rate": 0.75}))
     assert commit(workspace)["data/raw"] != outs["data/raw"]
     difference = json.loads(dvc(workspace, "metrics", "diff", "--json"))["metrics.json"]["win_rate"]
@@ -55,7 +55,7 @@ def test_publish_commit_push_and_pull_round_trip(workspace, tmp_path):
 
 def test_earlier_version_is_restored_from_the_remote(workspace, tmp_path):
     for text in ("first", "second"):
-        publish(made(tmp_path / text, text), workspace / "data" / "raw")
+        publish(folder_with(tmp_path / text, text), workspace / "data" / "raw")
         publish(tmp_path / text / "a.txt", workspace / "data" / "one.txt")
         (workspace / "metrics.json").write_text("{}")
         commit(workspace)
@@ -77,7 +77,7 @@ def test_earlier_version_is_restored_from_the_remote(workspace, tmp_path):
 
 def test_publish_replaces_and_never_writes_through_a_link(tmp_path):
     target, cache = tmp_path / "data", tmp_path / "cache"
-    publish(made(tmp_path / "v1", "first"), target)
+    publish(folder_with(tmp_path / "v1", "first"), target)
     assert not publish(tmp_path / "v1", target)  # equal: untouched
     cache.hardlink_to(target / "a.txt")
     cache.chmod(0o444)
@@ -95,7 +95,7 @@ def test_version_depends_on_content_only(tmp_path):
     """A product's manifest, metrics and pages tell the time of its making; what a user's own data calls so is data."""
     target, versions_seen = tmp_path / "data", set()
     for time in ("monday", "tuesday"):
-        product = made(tmp_path / time, "first")
+        product = folder_with(tmp_path / time, "first")
         (product / "deep" / "manifest.json").write_text("the user's")
         for name in ("manifest.json", "metrics.jsonl", "data_docs/index.html"):
             (product / name).parent.mkdir(exist_ok=True)
@@ -115,12 +115,12 @@ def test_commit_without_a_dvc_workspace_is_skipped_with_a_message(tmp_path, capl
 
 
 def test_commit_waits_for_a_locked_workspace_then_fails(workspace):
-    held = (
+    expected = (
         "import sys, time, zc.lockfile\n"
         "lock = zc.lockfile.LockFile(sys.argv[1]); print('held', flush=True); time.sleep(60)\n"
     )
     (workspace / ".dvc" / "tmp").mkdir(exist_ok=True)
-    holder = subprocess.Popen([sys.executable, "-c", held, workspace / ".dvc" / "tmp" / "lock"], stdout=subprocess.PIPE)
+    holder = subprocess.Popen([sys.executable, "-c", expected, workspace / ".dvc" / "tmp" / "lock"], stdout=subprocess.PIPE)
     try:
         holder.stdout.readline()
         with pytest.raises(ServiceError, match="DVC"):
@@ -147,7 +147,7 @@ def test_dvc_and_store_agree_on_stale_stages(workspace, tmp_path):
         (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, workspace / name)
     shutil.copy(ROOT / ".dvcignore", workspace)
     for name in ("raw", "curated", "quarantined", "rounds"):
-        made(workspace / "data" / name, name)
+        folder_with(workspace / "data" / name, name)
     (workspace / "plots").mkdir()
     (workspace / "plots" / "rounds.png").write_bytes(b"png")
     (workspace / "metrics.json").write_text("{}")

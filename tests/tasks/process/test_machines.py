@@ -84,8 +84,8 @@ class Place:
         return self.started[-1]
 
     def lead(self, epochs: int = 3, **env: str) -> subprocess.Popen[str]:
-        asked = request(self.home, self.inputs, epochs, learner="deepspeed", ranks=2, machines=2, zero_stage=2)
-        (self.folder / "request.json").write_text(json.dumps(asked))
+        job = request(self.home, self.inputs, epochs, learner="deepspeed", ranks=2, machines=2, zero_stage=2)
+        (self.folder / "request.json").write_text(json.dumps(job))
         return self.start("lead", "-c", LEAD, str(self.folder / "request.json"), str(self.folder / "log"), **env)
 
     def join(self, first: str = "was()", code: Path = ROOT) -> subprocess.Popen[str]:
@@ -93,7 +93,7 @@ class Place:
         (self.folder / "sitecustomize.py").write_text(OTHERWISE.format(first))
         return self.start("join", "-m", "ratchet.flows.cli", "join", "--home", str(self.home), code=code, PYTHONPATH=f"{self.folder}{os.pathsep}{code}")
 
-    def said(self, name: str) -> str:
+    def output(self, name: str) -> str:
         return (self.folder / f"{name}.out").read_text()
 
     def ranks(self) -> list[int]:
@@ -124,27 +124,27 @@ def gone(pids: list[int]) -> bool:
 
 @pytest.fixture
 def place(tmp_path: Path, inputs: dict[str, Artifact]) -> Iterator[Place]:
-    made = Place(tmp_path, inputs)
-    yield made
-    for process in made.started:
+    cluster = Place(tmp_path, inputs)
+    yield cluster
+    for process in cluster.started:
         process.kill()
         process.wait()
-    until(lambda: gone(made.ranks()))
+    until(lambda: gone(cluster.ranks()))
 
 
 @two_machines
 def test_two_nodes_train_the_same_weights_as_one_process(place: Place) -> None:
     joined, leader = place.join(), place.lead()
-    assert leader.wait(LONG) == 0 and place.said("lead") == "made\n", place.said("lead")
+    assert leader.wait(LONG) == 0 and place.output("lead") == "made\n", place.output("lead")
     assert place.steps() == list(range(1, 13)) and gone(place.ranks()) and len(place.ranks()) == 2
     assert not (place.work / JOB).exists() and joined.poll() is None
-    until(lambda: place.said("join").count("stage 'sft'") == 2)
-    assert re.search(r"stage 'sft' of \S+: 1 of 2 ranks here \(log: .*\)\n.*: done", place.said("join")), place.said("join")
+    until(lambda: place.output("join").count("stage 'sft'") == 2)
+    assert re.search(r"stage 'sft' of \S+: 1 of 2 ranks here \(log: .*\)\n.*: done", place.output("join")), place.output("join")
     launch(request(place.folder / "alone", place.inputs), place.folder / "log", inline=True)
     ours, theirs = (load_policy(home / "store/.work/sft-a/product").state_dict() for home in (place.home, place.folder / "alone"))
     assert max(float((ours[name] - theirs[name]).abs().max()) for name in theirs) < 1e-4
     joined.terminate()
-    assert joined.wait(LONG) == 130 and "Stopped." in place.said("join")
+    assert joined.wait(LONG) == 130 and "Stopped." in place.output("join")
 
 
 @two_machines
@@ -156,12 +156,12 @@ def test_lost_node_ends_the_stage_and_the_next_run_resumes(place: Place, sign: i
     joined.send_signal(sign)
     joined.wait(LONG)
     leader.wait(LONG)
-    assert re.match(rf"StageError: stage 'sft': .*{why}.*; the other ranks were stopped; run again to continue", place.said("lead")), place.said("lead")
+    assert re.match(rf"StageError: stage 'sft': .*{why}.*; the other ranks were stopped; run again to continue", place.output("lead")), place.output("lead")
     until(lambda: gone(place.ranks()))
     before = place.steps()
     assert list((place.work / "progress").glob("checkpoint-*")) and len(before) < 80
     place.join()
-    assert place.lead(epochs=20).wait(LONG) == 0 and place.said("lead") == "made\n"
+    assert place.lead(epochs=20).wait(LONG) == 0 and place.output("lead") == "made\n"
     assert place.steps() == list(range(1, 81)), "a step is missing or stands twice"
 
 
@@ -174,7 +174,7 @@ def test_error_names_the_host_of_a_killed_remote_rank(place: Place) -> None:
     number, pid = re.findall(r"rank (\d) of 2: process (\d+)", (place.folder / JOINED).read_text())[-1]
     os.kill(int(pid), signal.SIGKILL)
     leader.wait(LONG)
-    assert re.match(rf"StageError: stage 'sft': rank {number} of 2 on {socket.gethostname()} was killed by SIGKILL; .*{JOINED}\)$", place.said("lead"))
+    assert re.match(rf"StageError: stage 'sft': rank {number} of 2 on {socket.gethostname()} was killed by SIGKILL; .*{JOINED}\)$", place.output("lead"))
     assert gone(place.ranks())
 
 
@@ -183,9 +183,9 @@ def test_error_names_the_host_of_a_killed_remote_rank(place: Place) -> None:
 def test_remote_rank_error_is_the_stages_error(place: Place) -> None:
     place.join(first="was(); raise ContractError('this machine alone disagrees')")
     place.lead().wait(LONG)
-    assert place.said("lead") == "ContractError: this machine alone disagrees\n" and gone(place.ranks())
-    until(lambda: place.said("join").rstrip().endswith(": failed"))
-    assert len(place.said("join").splitlines()) == 3, "what it waits for, what it runs, how that ended"
+    assert place.output("lead") == "ContractError: this machine alone disagrees\n" and gone(place.ranks())
+    until(lambda: place.output("join").rstrip().endswith(": failed"))
+    assert len(place.output("join").splitlines()) == 3, "what it waits for, what it runs, how that ended"
 
 
 @two_machines
@@ -197,7 +197,7 @@ def test_killed_leader_leaves_no_ranks_and_the_node_joins_the_next_run(place: Pl
     leader.wait()
     until(lambda: gone(place.ranks()))
     assert (place.work / JOB).exists() and joined.poll() is None, "what is tested is a job that nobody withdrew"
-    assert place.lead(epochs=20).wait(LONG) == 0 and place.said("lead") == "made\n"
+    assert place.lead(epochs=20).wait(LONG) == 0 and place.output("lead") == "made\n"
     assert place.steps() == list(range(1, 81)), "a step is missing or stands twice"
 
 
@@ -206,7 +206,7 @@ def test_killed_leader_leaves_no_ranks_and_the_node_joins_the_next_run(place: Pl
 def test_connection_timeout_names_the_environment_variable(place: Place) -> None:
     place.join(first="time.sleep(60)")
     place.lead(RATCHET_CONNECT_SECONDS="3").wait(LONG)
-    assert re.match(r"StageError: stage 'sft': rank \d of 2 on \S+ could not connect to all ranks within 3 s; GLOO_SOCKET_IFNAME", place.said("lead"))
+    assert re.match(r"StageError: stage 'sft': rank \d of 2 on \S+ could not connect to all ranks within 3 s; GLOO_SOCKET_IFNAME", place.output("lead"))
     assert gone(place.ranks())
 
 
@@ -219,8 +219,8 @@ def test_nodes_with_different_code_are_refused(place: Place) -> None:
     (other / "tasks" / "process" / "ranks.py").open("a").write("# changed\n")
     place.join(code=other)
     place.lead().wait(LONG)
-    assert re.match(r"ContractError: ratchet is \w+ on \S+ and \w+ on \S+; all machines of a stage need the same version", place.said("lead"))
-    assert code_versions()["ratchet"] in place.said("lead")
+    assert re.match(r"ContractError: ratchet is \w+ on \S+ and \w+ on \S+; all machines of a stage need the same version", place.output("lead"))
+    assert code_versions()["ratchet"] in place.output("lead")
 
 
 # --- without processes ----------------------------------------------------------------------------------------------------
@@ -230,9 +230,9 @@ def test_too_few_nodes_is_an_error_with_the_join_command(tmp_path: Path, inputs:
                                                       capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("RATCHET_ADDRESS", "127.0.0.1")
     monkeypatch.setattr("ratchet.tasks.process.ranks.JOIN_SECONDS", 1)
-    asked = request(tmp_path, inputs, learner="deepspeed", ranks=6, machines=3)
+    job = request(tmp_path, inputs, learner="deepspeed", ranks=6, machines=3)
     with pytest.raises(StageError, match=r"'sft'.*3 machines.*1 s.*ratchet join") as caught:
-        execute_on_ranks(asked, str(tmp_path / "log"))
+        execute_on_ranks(job, str(tmp_path / "log"))
     assert not caught.value.retryable and f"waiting for 2 more machines: run `ratchet join --home {tmp_path}` on each" in capsys.readouterr().out
     assert not jobs(tmp_path), "the job is withdrawn"
 

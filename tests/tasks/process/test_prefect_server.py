@@ -56,9 +56,9 @@ print(urllib.request.urlopen(os.environ["PREFECT_API_URL"] + "/health").read().d
 def test_second_home_copies_the_migrated_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     run = "from prefect import flow\nflow(name='work')(lambda: None)()"
-    said = served(tmp_path / "one", run).split()
-    assert said[:4] == ["migrates", "held", "free", "true"], "a second server waits until the first has made the database: two would end each other"
-    assert not Path(f"/proc/{said[4]}").exists(), "it ends with its process"
+    output = served(tmp_path / "one", run).split()
+    assert output[:4] == ["migrates", "held", "free", "true"], "a second server waits until the first has made the database: two would end each other"
+    assert not Path(f"/proc/{output[4]}").exists(), "it ends with its process"
     assert tables(tmp_path / "one" / "prefect.db")["flow_run"] == 1 and tables(kept())["flow_run"] == 0
     assert served(tmp_path / "two", run).split()[:4] == ["copied", "free", "free", "true"]
     assert tables(tmp_path / "two" / "prefect.db")["flow_run"] == 1 and tables(kept())["flow_run"] == 0

@@ -25,13 +25,13 @@ def chain(publish, run_of):
 
 def test_lineage_lists_every_ancestor_with_its_provenance(chain, tmp_path):
     base, _, sft = chain
-    made, version = resolve(str(tmp_path / "runs" / "one" / "stages" / "sft"), tmp_path)
-    assert version is None and list(made["stages"]) == ["model_policy", "curated", "sft"]
-    assert made["stages"]["sft"]["inputs"] == {"policy": "model_policy", "data": "curated"}
-    assert made["stages"]["sft"]["key"] == sft.digest and made["stages"]["sft"]["meta"]["steps"] == 3
-    assert (made["product"], made["run"], made["recipe"], made["revision"]) == ("sft", "one", "fake", "abc")
-    assert made["packages"] == {"torch": "2"} and made["resolved"] == "recipe: {}\n" and made["results"]["metrics"] == {"win_rate": 0.6}
-    assert set(made["data"]) == {"curated"} and set(made["weights"]) == {"model_policy", "sft"}
+    lineage, version = resolve(str(tmp_path / "runs" / "one" / "stages" / "sft"), tmp_path)
+    assert version is None and list(lineage["stages"]) == ["model_policy", "curated", "sft"]
+    assert lineage["stages"]["sft"]["inputs"] == {"policy": "model_policy", "data": "curated"}
+    assert lineage["stages"]["sft"]["key"] == sft.digest and lineage["stages"]["sft"]["meta"]["steps"] == 3
+    assert (lineage["product"], lineage["run"], lineage["recipe"], lineage["revision"]) == ("sft", "one", "fake", "abc")
+    assert lineage["packages"] == {"torch": "2"} and lineage["resolved"] == "recipe: {}\n" and lineage["results"]["metrics"] == {"win_rate": 0.6}
+    assert set(lineage["data"]) == {"curated"} and set(lineage["weights"]) == {"model_policy", "sft"}
     assert of_product(base.path)["results"] == {}  # the evaluation was of another
 
 
@@ -46,11 +46,11 @@ def test_content_digest_ignores_timestamps(publish, tmp_path):
 def test_an_ancestor_that_is_gone_is_named(chain, tmp_path):
     _, data, sft = chain
     shutil.rmtree(data.path)
-    made = of_product(sft.path)
-    assert made["stages"]["curated"] == {"key": data.digest, "missing": True, "inputs": {}}
-    made["stages"]["sft"]["meta"]["headline"] = "a <note>"
-    text = " ".join("".join(ET.parse(draw(made, tmp_path / "l.svg", "policy 1")).getroot().itertext()).split())
-    assert all(name in text for name in made["stages"]) and "no longer in the store" in text and "a <note>" in text
+    lineage = of_product(sft.path)
+    assert lineage["stages"]["curated"] == {"key": data.digest, "missing": True, "inputs": {}}
+    lineage["stages"]["sft"]["meta"]["headline"] = "a <note>"
+    text = " ".join("".join(ET.parse(draw(lineage, tmp_path / "l.svg", "policy 1")).getroot().itertext()).split())
+    assert all(name in text for name in lineage["stages"]) and "no longer in the store" in text and "a <note>" in text
     shutil.rmtree(sft.path)
     with pytest.raises(StoreError, match="finished"):
         of_product(sft.path)
@@ -58,14 +58,14 @@ def test_an_ancestor_that_is_gone_is_named(chain, tmp_path):
 
 def test_a_registered_version_explains_itself_without_its_store(chain, tmp_path, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    made = of_product(chain[2].path)
-    version = register(chain[2].path, "policy", lineage=made, home=tmp_path)
+    recorded = of_product(chain[2].path)
+    version = register(chain[2].path, "policy", lineage=recorded, home=tmp_path)
     promote("policy", version, {"passed": True}, home=tmp_path)
     shutil.rmtree(tmp_path / "store")
     for name in ("policy", "policy:1", "policy@champion"):
         found, which = resolve(name, tmp_path)
-        assert found == made and which is not None and which.version == version
-    for name, says in (("polic", "registered model"), ("policy:7", "no version 7"), ("policy@champ", "did you mean 'champion'"),
+        assert found == recorded and which is not None and which.version == version
+    for name, message in (("polic", "registered model"), ("policy:7", "no version 7"), ("policy@champ", "did you mean 'champion'"),
                        ("runs/one/stages/stf", "neither a finished stage's directory nor a registered model")):
-        with pytest.raises(RecipeError, match=says):
+        with pytest.raises(RecipeError, match=message):
             resolve(name, tmp_path)

@@ -91,14 +91,14 @@ def test_recipe_sets_score_and_error_rate_of_the_comparison(version, home, tmp_p
         assert found is not None and (found.score, found.level) == ("length", 1 - 0.005) and not found.better
     assert not with_evidence(name, better, PASSED, rule=strict, home=home)["champion"]
     assert with_evidence(name, better, PASSED, rule=Champion(), home=home)["champion"], "by the gold measure it is better"
-    asked = against_champion(name, better, score="gold", home=home)
-    assert asked is not None and asked.better and asked.level == 1 - spent(2, 0.01)
+    comparison = against_champion(name, better, score="gold", home=home)
+    assert comparison is not None and comparison.better and comparison.level == 1 - spent(2, 0.01)
 
 
 def test_champion_options_are_validated_and_change_only_the_report():
-    for wrong, said in (("{alpha: 0}", "register.champion.alpha: expected a number above 0, got 0"), ("{alfa: 0.1}", "did you mean 'alpha'"),
+    for wrong, message in (("{alpha: 0}", "register.champion.alpha: expected a number above 0, got 0"), ("{alfa: 0.1}", "did you mean 'alpha'"),
                         ("{score: reward.reward_model}", "register.champion.score: .* 'reward.reward_model'.*did you mean|known")):
-        with pytest.raises(RecipeError, match=said):
+        with pytest.raises(RecipeError, match=message):
             load("sft", overrides=[f"register.champion={wrong}"])
     plain, changed = (plan(*load("sft", overrides=more)) for more in ([], ["register.champion={score: length, alpha: 0.01}"]))
     assert {name for name in plain if plain[name].key != changed[name].key} <= {"evaluate"}, "the report alone shows it"
@@ -121,8 +121,8 @@ def test_rollback_restores_previous_champions_and_persists(version, home, tmp_pa
         promote_by_hand(name, three, "again", home=home)
     promote_by_hand(name, three, "the filter is in place now", force=True, home=home)
     assert champion(name, home=home).version == three
-    told = [e["action"] for e in events({v.version: v for v in history(name, home=home)}[two]) if e["alias"] == "champion"]
-    assert told == ["promoted", "replaced", "rolled back to", "replaced"]
+    actions = [e["action"] for e in events({v.version: v for v in history(name, home=home)}[two]) if e["alias"] == "champion"]
+    assert actions == ["promoted", "replaced", "rolled back to", "replaced"]
 
 
 def test_a_rollback_to_a_version_that_is_gone_changes_nothing(version, home, tmp_path):

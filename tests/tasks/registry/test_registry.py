@@ -143,8 +143,8 @@ def test_versions_have_metrics_and_parent_versions(tmp_path, monkeypatch):
     stages = {name: Stage(name, name.split("_")[0], "weights" if name in weights else "data", {}, {one: one for one in inputs})
               for name, inputs in reads.items()}
     metas = {"sft": {"best_validation_loss": 3.5, "stopped_early": False, "probe": {"ended": 0.5}}, "optimise_2": {"steps": 8}}
-    made = {name: Artifact("weights", model(tmp_path / name, name), "", meta=metas.get(name, {})) for name in weights}
-    line = SimpleNamespace(recipe=SimpleNamespace(register=Register("m")), stages=stages, artifact=made.__getitem__,
+    artifacts = {name: Artifact("weights", model(tmp_path / name, name), "", meta=metas.get(name, {})) for name in weights}
+    line = SimpleNamespace(recipe=SimpleNamespace(register=Register("m")), stages=stages, artifact=artifacts.__getitem__,
                            store=SimpleNamespace(home=tmp_path), run=SimpleNamespace(record=lambda **_: None))
     mlflow = client(tmp_path)
     numbers = registration.register_run(line, mlflow.create_run(experiment_id(mlflow, tmp_path)).info.run_id)["versions"]
@@ -225,7 +225,7 @@ def test_registry_requests_hold_the_lock(act, tmp_path, monkeypatch):
 
     from ratchet.tasks.registry import promotion, registration
 
-    turn, asked = [], []
+    turn, requested = [], []
 
     @contextlib.contextmanager
     def registry_lock(home):
@@ -234,7 +234,7 @@ def test_registry_requests_hold_the_lock(act, tmp_path, monkeypatch):
         turn.remove(home)
 
     def ask(home):
-        asked.append(home in turn)
+        requested.append(home in turn)
         raise ConnectionError("away")
 
     for module in (promotion, registration):
@@ -249,4 +249,4 @@ def test_registry_requests_hold_the_lock(act, tmp_path, monkeypatch):
     else:
         with pytest.raises(ServiceError, match="away"):
             promotion.promote_by_hand("race", "1", "why", home=tmp_path) if act == "promote" else promotion.rollback("race", "why", home=tmp_path)
-    assert asked and all(asked)
+    assert requested and all(requested)

@@ -45,8 +45,8 @@ def test_an_alias_is_pinned_to_its_version_and_the_digest_of_its_weights(home: P
     weights = directory_digest(home / "model0")
     assert (pipeline.recipe.models["policy"].source, pipeline.recipe.models["policy"].sha256) == ("registry:small/1", weights)
     assert yaml.safe_load(dump(pipeline.recipe, pipeline.profile))["recipe"]["models"]["policy"]["source"] == "registry:small/1"
-    made = pipeline.make("model_policy")
-    assert directory_digest(made.path) == weights and made.meta["source"] == "registry:small/1"
+    artifact = pipeline.make("model_policy")
+    assert directory_digest(artifact.path) == weights and artifact.meta["source"] == "registry:small/1"
     assert opened(home, "registry:small@champion").stages["model_policy"].key == opened(home, "registry:small/1").stages["model_policy"].key
     assert trained_from(pipeline, "sft") == ["model_policy"]
 
@@ -54,10 +54,10 @@ def test_an_alias_is_pinned_to_its_version_and_the_digest_of_its_weights(home: P
 def test_the_registry_gives_the_files_where_the_store_has_them_no_more(home: Path) -> None:
     (home / "model0").rename(home / "gone")
     try:
-        made = opened(home, "registry:small/1", "seed=7").make("model_policy")
+        artifact = opened(home, "registry:small/1", "seed=7").make("model_policy")
     finally:
         (home / "gone").rename(home / "model0")
-    assert directory_digest(made.path) == directory_digest(home / "model0"), "files that MLflow wrote beside the model came along"
+    assert directory_digest(artifact.path) == directory_digest(home / "model0"), "files that MLflow wrote beside the model came along"
 
 
 def test_an_external_version_whose_directory_was_changed_is_refused(home: Path) -> None:

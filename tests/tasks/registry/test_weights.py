@@ -19,9 +19,9 @@ def model(publish, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
 
     def make(stage: str, inputs: dict[str, Artifact] | None = None, architecture: str = "LlamaForCausalLM") -> Artifact:
-        made = publish(stage, inputs)
-        (made.path / "config.json").write_text(json.dumps({"architectures": [architecture]}))
-        return made
+        artifact = publish(stage, inputs)
+        (artifact.path / "config.json").write_text(json.dumps({"architectures": [architecture]}))
+        return artifact
 
     return make
 
@@ -45,10 +45,10 @@ def test_evaluated_run_opens_the_models_of_its_report(model, publish, run_of, tm
 @pytest.mark.parametrize(("initial", "policy", "titles"), [("model_policy", "sft", ["base", "final"]), ("sft", "sft", ["base", "final"]),
                                                            ("model_policy", "model_policy", ["base"])])
 def test_each_model_of_a_run_opens_once(initial: str, policy: str, titles: list[str], model, publish, run_of, tmp_path: Path) -> None:
-    made = {"model_policy": model("model_policy")}
-    made["sft"] = model("sft", {"policy": made["model_policy"]})
-    report = publish("evaluate", {"base": made["model_policy"], "initial": made[initial], "policy": made[policy]}, kind="report", results={})
-    run_of("short", **made, evaluate=report)
+    artifacts = {"model_policy": model("model_policy")}
+    artifacts["sft"] = model("sft", {"policy": artifacts["model_policy"]})
+    report = publish("evaluate", {"base": artifacts["model_policy"], "initial": artifacts[initial], "policy": artifacts[policy]}, kind="report", results={})
+    run_of("short", **artifacts, evaluate=report)
     assert list(weights_of("short", tmp_path)) == titles
 
 
@@ -62,25 +62,25 @@ def test_unevaluated_run_opens_its_finished_models(model, run_of, tmp_path: Path
 
 
 def test_registered_version_is_in_the_store_and_afterwards_in_the_registry(model, tmp_path: Path) -> None:
-    made = model("sft")
-    version = register(made.path, "policy", lineage={"data": {}}, home=tmp_path)
-    assert weights_of("policy", tmp_path) == weights_of(f"policy:{version}", tmp_path) == {"policy:1": made.path}
-    text = (made.path / "model.safetensors").read_text()
-    shutil.rmtree(made.path)
+    artifact = model("sft")
+    version = register(artifact.path, "policy", lineage={"data": {}}, home=tmp_path)
+    assert weights_of("policy", tmp_path) == weights_of(f"policy:{version}", tmp_path) == {"policy:1": artifact.path}
+    text = (artifact.path / "model.safetensors").read_text()
+    shutil.rmtree(artifact.path)
     assert (weights_of("policy", tmp_path)["policy:1"] / "model.safetensors").read_text() == text
 
 
 def test_external_version_whose_store_is_gone_names_the_remedy(model, tmp_path: Path) -> None:
-    made = model("sft")
-    register(made.path, "policy", lineage={"data": {}}, external=True, home=tmp_path)
-    shutil.rmtree(made.path)
+    artifact = model("sft")
+    register(artifact.path, "policy", lineage={"data": {}}, external=True, home=tmp_path)
+    shutil.rmtree(artifact.path)
     with pytest.raises(StoreError, match="ratchet reproduce policy:1"):
         weights_of("policy", tmp_path)
 
 
 def test_other_models_are_refused_by_kind(model, publish, run_of, tmp_path: Path) -> None:
     run_of("chat-1")
-    for name, says in ((str(model("reward", architecture="LlamaForSequenceClassification").path), "is a reward model"),
+    for name, message in ((str(model("reward", architecture="LlamaForSequenceClassification").path), "is a reward model"),
                        (str(publish("curated", kind="data").path), "its stage made data"), ("chat-2", "did you mean 'chat-1'")):
-        with pytest.raises(RecipeError, match=says):
+        with pytest.raises(RecipeError, match=message):
             weights_of(name, tmp_path)

@@ -32,14 +32,14 @@ def there(exchange: Path) -> list[str]:
 
 
 def test_push_and_pull_preserve_every_byte(tmp_path: Path) -> None:
-    made, exchange = product(tmp_path / "here"), Exchange(str(tmp_path / "between"))
+    artifact, exchange = product(tmp_path / "here"), Exchange(str(tmp_path / "between"))
     other = Store(tmp_path / "there")
-    assert exchange.pull(other, "sft", made.digest) is None, "nobody has sent it"
-    exchange.push(made)
-    exchange.push(made)
-    arrived = exchange.pull(other, "sft", made.digest)
-    assert arrived is not None and (arrived.kind, arrived.digest, arrived.parents, arrived.meta) == (made.kind, made.digest, made.parents, made.meta)
-    before, after = read_manifest(made.path) or {}, read_manifest(arrived.path) or {}
+    assert exchange.pull(other, "sft", artifact.digest) is None, "nobody has sent it"
+    exchange.push(artifact)
+    exchange.push(artifact)
+    arrived = exchange.pull(other, "sft", artifact.digest)
+    assert arrived is not None and (arrived.kind, arrived.digest, arrived.parents, arrived.meta) == (artifact.kind, artifact.digest, artifact.parents, artifact.meta)
+    before, after = read_manifest(artifact.path) or {}, read_manifest(arrived.path) or {}
     assert (after["files"], after["content"], after["made_with"]) == (before["files"], before["content"], before["made_with"])
     assert (arrived.path / "nested/empty").read_text() == ""
     assert len(there(tmp_path / "between")) == 3, "two files by content, one manifest, and no half of anything"
@@ -58,7 +58,7 @@ def test_equal_files_are_stored_and_downloaded_once(tmp_path: Path) -> None:
 
 
 def test_interrupted_push_is_completed_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made, exchange = product(tmp_path / "here", a="1", b="2"), Exchange(str(tmp_path / "between"))
+    artifact, exchange = product(tmp_path / "here", a="1", b="2"), Exchange(str(tmp_path / "between"))
     put, sent = exchange._put, list[str]()
 
     def once(file: Path, where: str) -> None:
@@ -69,101 +69,101 @@ def test_interrupted_push_is_completed_by_the_next(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(exchange, "_put", once)
     with pytest.raises(KeyboardInterrupt):
-        exchange.push(made)
+        exchange.push(artifact)
     other = Exchange(str(tmp_path / "between"))
-    assert other.pull(Store(tmp_path / "there"), "sft", made.digest) is None, "half a product was taken for a whole one"
-    other.push(made)
-    assert other.pull(Store(tmp_path / "there"), "sft", made.digest) is not None
+    assert other.pull(Store(tmp_path / "there"), "sft", artifact.digest) is None, "half a product was taken for a whole one"
+    other.push(artifact)
+    assert other.pull(Store(tmp_path / "there"), "sft", artifact.digest) is not None
 
 
 def test_pull_ignores_partial_work_of_the_same_stage(tmp_path: Path) -> None:
-    made, exchange, other = product(tmp_path / "here", a="1"), Exchange(str(tmp_path / "between")), Store(tmp_path / "there")
-    exchange.push(made)
-    with other.working("sft", made.digest) as work:
+    artifact, exchange, other = product(tmp_path / "here", a="1"), Exchange(str(tmp_path / "between")), Store(tmp_path / "there")
+    exchange.push(artifact)
+    with other.working("sft", artifact.digest) as work:
         (work.product / "left").write_text("by a killed stage")
     (file,) = (tmp_path / "between/files").iterdir()
     file.rename(tmp_path / "aside")
-    assert exchange.pull(other, "sft", made.digest) is None
-    with other.working("sft", made.digest) as work:
+    assert exchange.pull(other, "sft", artifact.digest) is None
+    with other.working("sft", artifact.digest) as work:
         assert (work.product / "left").read_text() == "by a killed stage", "which would have gone on from there"
     (tmp_path / "aside").rename(file)
-    arrived = exchange.pull(other, "sft", made.digest)
+    arrived = exchange.pull(other, "sft", artifact.digest)
     assert arrived is not None and sorted(p.name for p in arrived.path.iterdir()) == ["a", "manifest.json"]
 
 
-@pytest.mark.parametrize(("damage", "said"), [
+@pytest.mark.parametrize(("damage", "message"), [
     (lambda manifest: manifest["files"].update({"../../escape": next(iter(manifest["files"].values()))}), "names '../../escape', which leads out"),
     (lambda manifest: manifest["files"].update({"/etc/escape": next(iter(manifest["files"].values()))}), "names '/etc/escape', which leads out"),
     (lambda manifest: manifest.update(key="0" * 64), "invalid manifest"),
     (lambda manifest: manifest.pop("files"), "invalid manifest"),
 ])
-def test_pull_rejects_an_invalid_manifest(damage: Any, said: str, tmp_path: Path) -> None:
-    made, exchange = product(tmp_path / "here", a="1"), Exchange(str(tmp_path / "between"))
-    exchange.push(made)
+def test_pull_rejects_an_invalid_manifest(damage: Any, message: str, tmp_path: Path) -> None:
+    artifact, exchange = product(tmp_path / "here", a="1"), Exchange(str(tmp_path / "between"))
+    exchange.push(artifact)
     (file,) = (tmp_path / "between/products").iterdir()
     manifest = json.loads(file.read_text())
     damage(manifest)
     file.write_text(json.dumps(manifest))
-    with pytest.raises(StoreError, match=said):
-        exchange.pull(Store(tmp_path / "there"), "sft", made.digest)
-    assert not list((tmp_path / "there").rglob("escape")) and Store(tmp_path / "there").get("sft", made.digest) is None
+    with pytest.raises(StoreError, match=message):
+        exchange.pull(Store(tmp_path / "there"), "sft", artifact.digest)
+    assert not list((tmp_path / "there").rglob("escape")) and Store(tmp_path / "there").get("sft", artifact.digest) is None
 
 
 def test_pull_detects_a_changed_byte(tmp_path: Path) -> None:
-    made, exchange = product(tmp_path / "here", a="12345"), Exchange(str(tmp_path / "between"))
-    exchange.push(made)
+    artifact, exchange = product(tmp_path / "here", a="12345"), Exchange(str(tmp_path / "between"))
+    exchange.push(artifact)
     (file,) = (tmp_path / "between/files").iterdir()
     file.write_text("12346")
     there = Store(tmp_path / "there")
     with pytest.raises(StoreError, match=rf"{file.name} .*SHA-256"):
-        exchange.pull(there, "sft", made.digest)
-    assert there.get("sft", made.digest) is None
+        exchange.pull(there, "sft", artifact.digest)
+    assert there.get("sft", artifact.digest) is None
     file.unlink()
-    assert exchange.pull(there, "sft", made.digest) is None
-    exchange.push(made)
-    arrived = exchange.pull(there, "sft", made.digest)
+    assert exchange.pull(there, "sft", artifact.digest) is None
+    exchange.push(artifact)
+    arrived = exchange.pull(there, "sft", artifact.digest)
     assert arrived is not None and (arrived.path / "a").read_text() == "12345"
 
 
 def test_pull_replaces_a_damaged_local_artifact(tmp_path: Path) -> None:
     """A worker's own store may contain a damaged copy of an input."""
-    made, exchange, there = product(tmp_path / "here", a="12345"), Exchange(str(tmp_path / "between")), Store(tmp_path / "there")
-    exchange.push(made)
+    artifact, exchange, there = product(tmp_path / "here", a="12345"), Exchange(str(tmp_path / "between")), Store(tmp_path / "there")
+    exchange.push(artifact)
     for bad in ("12346", "123456"):
-        arrived = exchange.pull(there, "sft", made.digest)
+        arrived = exchange.pull(there, "sft", artifact.digest)
         assert arrived is not None and (arrived.path / "a").read_text() == "12345"
         (arrived.path / "a").write_text(bad)
-    arrived = exchange.pull(there, "sft", made.digest)
-    assert arrived is not None and arrived == there.intact("sft", made.digest)
+    arrived = exchange.pull(there, "sft", artifact.digest)
+    assert arrived is not None and arrived == there.intact("sft", artifact.digest)
 
 
-@pytest.mark.parametrize(("address", "said"), [
+@pytest.mark.parametrize(("address", "message"), [
     ("artifacts", "is a different folder for each worker"),
     ("s4://bucket/folder", "unknown file system 's4'; did you mean 's3'"),
     ("s3://me:hunter22@bucket/folder", r"s3://\*\*\*@bucket/folder: addresses must not contain passwords"),
 ])
-def test_invalid_exchange_address_is_an_error(address: str, said: str) -> None:
-    with pytest.raises(RecipeError, match=said):
+def test_invalid_exchange_address_is_an_error(address: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
         Exchange(address)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("s3fs") is None, reason="s3fs comes with the extra `team`")
 def test_push_and_pull_through_an_object_store(object_store: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    made = product(tmp_path / "here", a="1" * 100_000, **{"nested/b": ""})
+    artifact = product(tmp_path / "here", a="1" * 100_000, **{"nested/b": ""})
     exchange = Exchange("s3://ratchet/artifacts")
-    assert exchange.pull(Store(tmp_path / "there"), "sft", made.digest) is None
-    exchange.push(made)
-    arrived = Exchange("s3://ratchet/artifacts").pull(Store(tmp_path / "there"), "sft", made.digest)
-    assert arrived is not None and (read_manifest(arrived.path) or {})["files"] == (read_manifest(made.path) or {})["files"]
+    assert exchange.pull(Store(tmp_path / "there"), "sft", artifact.digest) is None
+    exchange.push(artifact)
+    arrived = Exchange("s3://ratchet/artifacts").pull(Store(tmp_path / "there"), "sft", artifact.digest)
+    assert arrived is not None and (read_manifest(arrived.path) or {})["files"] == (read_manifest(artifact.path) or {})["files"]
     import boto3
 
-    (entry,) = [e for n, e in (read_manifest(made.path) or {})["files"].items() if n == "a"]
+    (entry,) = [e for n, e in (read_manifest(artifact.path) or {})["files"].items() if n == "a"]
     boto3.client("s3").put_object(Bucket="ratchet", Key=f"artifacts/files/{entry['sha256']}", Body=b"2" * 100_000)
     with pytest.raises(StoreError, match="SHA-256"):
-        Exchange("s3://ratchet/artifacts").pull(Store(tmp_path / "elsewhere"), "sft", made.digest)
+        Exchange("s3://ratchet/artifacts").pull(Store(tmp_path / "elsewhere"), "sft", artifact.digest)
     with pytest.raises(ServiceError, match="s3://nobody/artifacts"):
-        Exchange("s3://nobody/artifacts").push(made)
+        Exchange("s3://nobody/artifacts").push(artifact)
     object_store.kill()
     object_store.wait()
     with pytest.raises(ServiceError, match=r"s3://ratchet/artifacts"):
-        exchange.pull(Store(tmp_path / "later"), "sft", made.digest)
+        exchange.pull(Store(tmp_path / "later"), "sft", artifact.digest)

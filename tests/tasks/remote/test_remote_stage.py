@@ -35,7 +35,7 @@ class Server:
 
     def __init__(self, *states: State[Any], worker: Any = None) -> None:
         self.states, self.worker = list(states), worker
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
         self.cancelled: list[str] = []
         self.living: list[Any] = []
 
@@ -54,14 +54,14 @@ class Server:
         if now.is_cancelled():
             self.living = []
         if now.is_completed() and self.worker:
-            self.worker(self.asked[-1] if self.asked else None)
+            self.worker(self.requests[-1] if self.requests else None)
         return SimpleNamespace(state=now)
 
     def set_flow_run_state(self, run: str, state: State[Any], **_: Any) -> None:
         self.cancelled.append(f"{run} {state.name}")
 
     def run_deployment(self, name: str, **given: Any) -> Any:
-        self.asked.append({"name": name, **given})
+        self.requests.append({"name": name, **given})
         return SimpleNamespace(id="run-1", parameters=given["parameters"])
 
 
@@ -99,38 +99,38 @@ DONE, RUNNING, WAITING = state(StateType.COMPLETED), state(StateType.RUNNING), s
 def test_the_stage_is_sent_for_its_inputs_are_there_and_the_product_is_taken(tmp_path: Path, pipeline: Pipeline, meet: Any) -> None:
     exchange = Exchange(str(tmp_path / "between"))
 
-    def worker(asked: Any) -> None:
+    def worker(request: Any) -> None:
         far = Store(tmp_path / "far")
         assert exchange.pull(far, "raw", "a" * 64), "the input did not lie there"
-        exchange.push(finish(far, "sft", asked["parameters"]["key"]))
+        exchange.push(finish(far, "sft", request["parameters"]["key"]))
         (tmp_path / "system.jsonl").write_text("".join(json.dumps({"step": s, "time": 1060.4 + s, "metrics": {"system/x": s}}) + "\n" for s in (0, 10)))
-        exchange.put_note("sft", asked["parameters"]["key"], tmp_path / "system.jsonl")
+        exchange.put_note("sft", request["parameters"]["key"], tmp_path / "system.jsonl")
 
     ours = samples_of(pipeline.run.path)
     ours.parent.mkdir(parents=True)
     ours.write_text(json.dumps({"step": 0, "time": 1000.0, "metrics": {}}) + "\n")
     server = meet(Server(WAITING, RUNNING, DONE, worker=worker))
     pipeline.remote["sft"] = RemoteStage(exchange, "one_stage/nightly.sft")
-    made = pipeline.make("sft")
-    assert made.path == pipeline.store.path("sft", "b" * 64) == pipeline.run.stages()["sft"] and (made.path / "file").read_text() == "sft"
-    (asked,) = server.asked
-    assert asked["name"] == "one_stage/nightly.sft" and asked["tags"] == [f"key:{'b' * 16}"]
-    assert {k: v for k, v in asked["parameters"].items() if k != "recipe"} == {
+    artifact = pipeline.make("sft")
+    assert artifact.path == pipeline.store.path("sft", "b" * 64) == pipeline.run.stages()["sft"] and (artifact.path / "file").read_text() == "sft"
+    (request,) = server.requests
+    assert request["name"] == "one_stage/nightly.sft" and request["tags"] == [f"key:{'b' * 16}"]
+    assert {k: v for k, v in request["parameters"].items() if k != "recipe"} == {
         "stage": "sft", "key": "b" * 64, "run": "sft-1", "artifacts": str(tmp_path / "between")}
-    assert pipeline.make("sft") == made and len(server.asked) == 1
+    assert pipeline.make("sft") == artifact and len(server.requests) == 1
     seen = [json.loads(line) for line in samples_of(pipeline.run.path, "sft").read_text().splitlines()]
     assert [(line["step"], line["time"], line["metrics"]["system/x"]) for line in seen] == [(60, 1060.4, 0), (70, 1070.4, 10)], "not on our clock"
 
 
-@pytest.mark.parametrize("told", ["", "{", '{"metrics": {}}\n', None])
-def test_invalid_note_does_not_discard_the_artifact(told: str | None, tmp_path: Path, pipeline: Pipeline, meet: Any,
+@pytest.mark.parametrize("note", ["", "{", '{"metrics": {}}\n', None])
+def test_invalid_note_does_not_discard_the_artifact(note: str | None, tmp_path: Path, pipeline: Pipeline, meet: Any,
                                                                      monkeypatch: pytest.MonkeyPatch) -> None:
     exchange = Exchange(str(tmp_path / "between"))
     exchange.push(finish(Store(tmp_path / "far"), "sft", "b" * 64))
-    if told is None:
+    if note is None:
         monkeypatch.setattr(exchange, "get_note", Mock(side_effect=ServiceError("away")))
     else:
-        (tmp_path / "system.jsonl").write_text(told)
+        (tmp_path / "system.jsonl").write_text(note)
         exchange.put_note("sft", "b" * 64, tmp_path / "system.jsonl")
     pipeline.remote["sft"] = RemoteStage(exchange, "one_stage/nightly.sft")
     assert pipeline.make("sft").path.exists() and not samples_of(pipeline.run.path, "sft").exists()
@@ -142,26 +142,26 @@ def test_resumed_flow_submits_no_second_run(tmp_path: Path, pipeline: Pipeline, 
     server = meet(Server(RUNNING, DONE, worker=lambda _: exchange.push(finish(Store(tmp_path / "far"), "sft", "b" * 64))))
     server.living = [SimpleNamespace(id="run-0", parameters={"run": "sft-1", "artifacts": exchange.address})]
     pipeline.make("sft")
-    assert not server.asked, "one was under way"
+    assert not server.requests, "one was under way"
     finished = meet(Server())
     again = Pipeline(pipeline.recipe, pipeline.profile, pipeline.stages, Store(tmp_path / "third"), RunDirectory(tmp_path / "third", "sft-1"))
     finish(again.store, "raw", "a" * 64)
     again.remote["sft"] = RemoteStage(exchange, "one_stage/nightly.sft")
     again.make("sft")
-    assert not finished.asked, "it lay at the exchange"
+    assert not finished.requests, "it lay at the exchange"
 
 
-@pytest.mark.parametrize(("ended", "said", "again"), [
+@pytest.mark.parametrize(("ended", "message", "again"), [
     (state(StateType.FAILED, "Flow run encountered an exception: TrainingError: the loss is not finite"),
      "stage 'sft' on one_stage/x: Failed: TrainingError: the loss is not finite", False),
     (state(StateType.CRASHED, "Flow run process exited with status code -9"), "Crashed: .*-9", True),
     (state(StateType.CANCELLED), "Cancelled: no reason given", False),
     (DONE, "reports success, but the output is not at", False),
 ])
-def test_remote_failure_is_reported(ended: State[Any], said: str, again: bool, tmp_path: Path, pipeline: Pipeline, meet: Any) -> None:
+def test_remote_failure_is_reported(ended: State[Any], message: str, again: bool, tmp_path: Path, pipeline: Pipeline, meet: Any) -> None:
     meet(Server(ended))
     pipeline.remote["sft"] = RemoteStage(Exchange(str(tmp_path / "between")), "one_stage/x")
-    with pytest.raises(StageError, match=said) as error:
+    with pytest.raises(StageError, match=message) as error:
         pipeline.make("sft")
     assert error.value.retryable == again
 
@@ -191,7 +191,7 @@ def test_remote_run_with_another_exchange_is_not_reused(tmp_path: Path, pipeline
     server = meet(Server(DONE, worker=lambda _: exchange.push(finish(Store(tmp_path / "far"), "sft", "b" * 64))))
     server.living = [SimpleNamespace(id="run-0", parameters={"run": "other-2", "artifacts": "s3://bucket/of-another-deployment"})]
     pipeline.make("sft")
-    assert len(server.asked) == 1
+    assert len(server.requests) == 1
 
 
 def test_two_runs_that_need_the_same_stage_do_not_end_each_other(tmp_path: Path, pipeline: Pipeline, meet: Any) -> None:
@@ -204,13 +204,13 @@ def test_two_runs_that_need_the_same_stage_do_not_end_each_other(tmp_path: Path,
         pipeline.make("sft")
     assert not server.cancelled, "we ended what another run waits for"
 
-    def gone(asked: Any) -> None:
+    def gone(request: Any) -> None:
         exchange.push(finish(Store(tmp_path / "far"), "sft", "b" * 64))
 
     server = meet(Server(RUNNING, state(StateType.CANCELLED), DONE, worker=gone))
     server.living = [theirs]
     pipeline.make("sft")
-    assert [asked["parameters"]["run"] for asked in server.asked] == ["sft-1"], "theirs was cancelled, and ours not asked for"
+    assert [request["parameters"]["run"] for request in server.requests] == ["sft-1"], "theirs was cancelled, and ours not asked for"
 
 
 def test_a_server_that_is_away_and_a_deployment_that_is_not_there(tmp_path: Path, pipeline: Pipeline, meet: Any) -> None:
@@ -218,11 +218,11 @@ def test_a_server_that_is_away_and_a_deployment_that_is_not_there(tmp_path: Path
     from prefect.exceptions import ObjectNotFound
 
     pipeline.remote["sft"] = RemoteStage(Exchange(str(tmp_path / "between")), "one_stage/x")
-    for raised, said in ((ConnectError("refused"), "does not answer about one_stage/x: ConnectError: refused"),
+    for raised, message in ((ConnectError("refused"), "does not answer about one_stage/x: ConnectError: refused"),
                          (ObjectNotFound(Exception()), "has no deployment one_stage/x; create it with `ratchet deploy`")):
         server = meet(Server())
         server.read_flow_runs = lambda raised=raised, **_: (_ for _ in ()).throw(raised)  # type: ignore[method-assign]
-        with pytest.raises(ServiceError, match=said):
+        with pytest.raises(ServiceError, match=message):
             pipeline.make("sft")
 
 
@@ -239,8 +239,8 @@ def test_worker_of_another_revision_refuses(tmp_path: Path) -> None:
     assert not (tmp_path / "far" / "runs").exists()
     with pytest.raises(ContractError, match=r"'sft'.*model_policy"):
         one_stage.fn(stage="sft", key=ours, **given)
-    (told,) = (tmp_path / "far" / "runs").glob("*/run.json")
-    assert json.loads(told.read_text())["state"] == "failed"
+    (state_file,) = (tmp_path / "far" / "runs").glob("*/run.json")
+    assert json.loads(state_file.read_text())["state"] == "failed"
 
 
 def test_worker_samples_system_metrics_during_a_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +252,7 @@ def test_worker_samples_system_metrics_during_a_stage(tmp_path: Path, monkeypatc
     key = opened.stages["raw"].key
     one_stage.fn(dump(opened.recipe, opened.profile), stage="raw", key=key, run="sft-1", artifacts=between, home=str(tmp_path / "far"))
     assert Exchange(between).pull(Store(tmp_path / "third"), "raw", key)
-    told = Exchange(between).get_note("raw", key, "system.jsonl")
-    assert told and told == samples_of(tmp_path / "far" / "runs" / "sft-1.raw").read_text()
-    samples = [json.loads(line) for line in told.splitlines()]
+    note = Exchange(between).get_note("raw", key, "system.jsonl")
+    assert note and note == samples_of(tmp_path / "far" / "runs" / "sft-1.raw").read_text()
+    samples = [json.loads(line) for line in note.splitlines()]
     assert len(samples) >= 2 and samples[0]["metrics"]["system/run_memory_usage_megabytes"] > 0

@@ -35,12 +35,12 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def pipeline(tmp_path: Path) -> Pipeline:
     """A started run of `online_dpo`: everything up to the first rollout is finished, `optimise_1` is running."""
-    made = Pipeline.open("online_dpo", home=tmp_path / "store", profile="test")
-    made.begin()
-    for name in (*(n for n in made.stages if n.startswith("model_")), "raw", "drafts", "curated", "rollout_1", "annotate_1", "select_1"):
-        publish(made, name)
-    write(work(made, "optimise_1"), range(5))
-    return made
+    run = Pipeline.open("online_dpo", home=tmp_path / "store", profile="test")
+    run.begin()
+    for name in (*(n for n in run.stages if n.startswith("model_")), "raw", "drafts", "curated", "rollout_1", "annotate_1", "select_1"):
+        publish(run, name)
+    write(work(run, "optimise_1"), range(5))
+    return run
 
 
 def publish(pipeline: Pipeline, name: str, **meta: Any) -> None:

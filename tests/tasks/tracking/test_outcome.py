@@ -25,16 +25,16 @@ def ratchet(*arguments: str) -> str:
 
 
 def run(home: Path, name: str, **state: object) -> RunDirectory:
-    made = RunDirectory(home, name)
-    made.open("profile: {hardware: {currency: CHF}}\n")
-    made.record(**{"recipe": "mine", "state": "finished", "started": 1_700_000_000.0, "stages": {"sft": "k" * 64}, **state})
-    return made
+    run_directory = RunDirectory(home, name)
+    run_directory.open("profile: {hardware: {currency: CHF}}\n")
+    run_directory.record(**{"recipe": "mine", "state": "finished", "started": 1_700_000_000.0, "stages": {"sft": "k" * 64}, **state})
+    return run_directory
 
 
 def test_failed_gates_come_first_with_their_figures(tmp_path: Path) -> None:
     run(tmp_path, "mine-1", verdict=VERDICT, champion=False, registered={"sft": "mine:1", "reward": "mine-reward:4", "optimise_1": "mine:2"})
-    said = ratchet("show", "--home", str(tmp_path)).splitlines()
-    assert [line for line in said if "gates" in line or "✗" in line or "✓" in line or line.startswith(("registered", "champion"))] == [
+    output = ratchet("show", "--home", str(tmp_path)).splitlines()
+    assert [line for line in output if "gates" in line or "✗" in line or "✓" in line or line.startswith(("registered", "champion"))] == [
         "gates      1 of 2 failed", "           ✗ ending: the low end of its interval -0.3 is not over -0.02", "           ✓ win_rate: its value 0.61 is over 0.5",
         "registered mine version 1 (sft), 2 (optimise_1); mine-reward version 4 (reward)", "champion   no: 1 of 2 gates failed (ending)"]
 
@@ -50,19 +50,19 @@ def test_champion_or_result_of_the_comparison(tmp_path: Path, state: dict, verdi
 
 
 def test_gates_are_known_before_anything_is_registered(tmp_path: Path) -> None:
-    made = run(tmp_path, "mine-1", postponed="no server")
-    (made.path / "stages" / "evaluate").mkdir(parents=True)
-    (made.path / "stages" / "evaluate" / "results.json").write_text(json.dumps({"verdict": VERDICT}))
-    assert lines_of(outcome(made.path))[0] == ("gates", "1 of 2 failed") and ("registered", "not yet: no server") in lines_of(outcome(made.path))
+    run_directory = run(tmp_path, "mine-1", postponed="no server")
+    (run_directory.path / "stages" / "evaluate").mkdir(parents=True)
+    (run_directory.path / "stages" / "evaluate" / "results.json").write_text(json.dumps({"verdict": VERDICT}))
+    assert lines_of(outcome(run_directory.path))[0] == ("gates", "1 of 2 failed") and ("registered", "not yet: no server") in lines_of(outcome(run_directory.path))
 
 
 def test_a_failed_run_says_its_error_and_its_log(tmp_path: Path) -> None:
-    made = run(tmp_path, "mine-1", state="failed", error="StageError: out of\nmemory", failed_stage="sft")
-    (made.path / "logs").mkdir()
-    (made.path / "logs" / "sft.log").write_text("...")
-    said = ratchet("show", "mine-1", "--home", str(tmp_path))
-    assert "error      StageError: out of memory (stage sft)" in said and f"log        {made.path.resolve()}/logs/sft.log" in said
-    assert verdict_of(outcome(made.path)) == "failed at sft"
+    run_directory = run(tmp_path, "mine-1", state="failed", error="StageError: out of\nmemory", failed_stage="sft")
+    (run_directory.path / "logs").mkdir()
+    (run_directory.path / "logs" / "sft.log").write_text("...")
+    output = ratchet("show", "mine-1", "--home", str(tmp_path))
+    assert "error      StageError: out of memory (stage sft)" in output and f"log        {run_directory.path.resolve()}/logs/sft.log" in output
+    assert verdict_of(outcome(run_directory.path)) == "failed at sft"
 
 
 def test_runs_are_listed_and_a_dead_one_is_not_running(tmp_path: Path) -> None:

@@ -36,35 +36,35 @@ def test_identical_then_tampered(tiny_home: Path, tmp_path: Path) -> None:
     pipeline.begin()
     for name in pipeline.stages:
         pipeline.make(name)
-    made = lineage(pipeline, "sft")
-    assert surroundings(made) == []
+    recorded = lineage(pipeline, "sft")
+    assert surroundings(recorded) == []
 
-    same = list(reproduce(made, tmp_path / "fresh", home=tiny_home))
+    same = list(reproduce(recorded, tmp_path / "fresh", home=tiny_home))
     assert {o.stage: o.state for o in same} == {"model_policy": "brought", "raw": "brought", "drafts": "identical",
                                                 "curated": "identical", "sft": "identical"}
     assert not any(o.changed for o in same)
 
-    tampered = copy.deepcopy(made)
+    tampered = copy.deepcopy(recorded)
     tampered["stages"]["drafts"]["content"] = "0" * 64
     found = list(reproduce(tampered, tmp_path / "second", home=tiny_home))
     assert [o.state for o in found] == ["brought", "brought", "differs"] and found[-1].stage == "drafts"
 
-    tampered = copy.deepcopy(made)
+    tampered = copy.deepcopy(recorded)
     tampered["resolved"] = tampered["resolved"].replace("limit: 32", "limit: 16")
     found = list(reproduce(tampered, tmp_path / "third", home=tiny_home))
     assert found[-1].stage == "sft" and found[-1].state == "differs" and found[-1].changed
     assert found[-1].files == ("model.safetensors",)
     with pytest.raises(RecipeError, match="not empty"):
-        next(reproduce(made, tmp_path / "third", home=tiny_home))
+        next(reproduce(recorded, tmp_path / "third", home=tiny_home))
 
 
 def test_inputs_are_fetched_where_no_store_has_them(tiny_home: Path, tmp_path: Path) -> None:
     pipeline = Pipeline.open("sft", home=tiny_home, profile="test")
     pipeline.begin()
     pipeline.make("raw")
-    made = lineage(pipeline, "raw")
+    recorded = lineage(pipeline, "raw")
     for anew, home in ((True, tiny_home), (False, tmp_path / "nowhere")):
-        (outcome,) = reproduce(made, tmp_path / f"{anew}", home=home, anew=anew)
+        (outcome,) = reproduce(recorded, tmp_path / f"{anew}", home=home, anew=anew)
         assert outcome.state == "identical"
 
 

@@ -24,7 +24,7 @@ KINDS = ("image", "link", "markdown", "table")
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Any]]:
+def prefect_artifacts(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Any]]:
     """Artifacts on the Prefect page by kind and key; for a progress artifact, the shares shown."""
     found: dict[str, dict[str, Any]] = {}
     for kind in KINDS:
@@ -46,13 +46,13 @@ def evaluated(path: Path) -> tuple[Stage, Artifact]:
     return Stage("evaluate", "evaluate", "report", {}, key="k" * 64), Artifact("report", path, "k" * 64, (), {"win_rate": 0.684})
 
 
-def test_a_table_the_pictures_themselves_and_where_the_report_is(tmp_path: Path, made: dict[str, dict[str, Any]]) -> None:
+def test_a_table_the_pictures_themselves_and_where_the_report_is(tmp_path: Path, prefect_artifacts: dict[str, dict[str, Any]]) -> None:
     PrefectPage().finished(*evaluated(tmp_path), reused=False, seconds=3.0)
-    assert set(made) == {"table result-evaluate", "image plot-evaluate-win-rates", "markdown report"}
-    image = made["image plot-evaluate-win-rates"]
+    assert set(prefect_artifacts) == {"table result-evaluate", "image plot-evaluate-win-rates", "markdown report"}
+    image = prefect_artifacts["image plot-evaluate-win-rates"]
     assert image["image_url"] == "data:image/png;base64," + base64.b64encode(b"png").decode() and image["description"] == "evaluate: win rates"
-    assert {"number": "win_rate", "value": "0.684"} in made["table result-evaluate"]["table"]
-    assert str(tmp_path / "report.html") in made["markdown report"]["markdown"]
+    assert {"number": "win_rate", "value": "0.684"} in prefect_artifacts["table result-evaluate"]["table"]
+    assert str(tmp_path / "report.html") in prefect_artifacts["markdown report"]["markdown"]
 
 
 def test_the_flow_run_gets_the_run_s_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,28 +66,28 @@ def test_the_flow_run_gets_the_run_s_name(monkeypatch: pytest.MonkeyPatch) -> No
     assert named == [("number", "sft-1a2b3c4d")]
 
 
-def test_prefect_takes_every_key(tmp_path: Path, made: dict[str, dict[str, Any]]) -> None:
+def test_prefect_takes_every_key(tmp_path: Path, prefect_artifacts: dict[str, dict[str, Any]]) -> None:
     stage, artifact = evaluated(tmp_path)
     (tmp_path / "plots" / "slices_instruction.family.png").write_bytes(b"png")
     PrefectPage().finished(stage, artifact, reused=False, seconds=3.0)
-    keys = {key.partition(" ")[2] for key in made}
+    keys = {key.partition(" ")[2] for key in prefect_artifacts}
     assert {ArtifactCreate(key=key).key for key in keys} == keys and "plot-evaluate-slices-instruction-family" in keys
 
 
-def test_the_page_links_to_the_recipes_paper_once(tmp_path: Path, made: dict[str, dict[str, Any]]) -> None:
+def test_the_page_links_to_the_recipes_paper_once(tmp_path: Path, prefect_artifacts: dict[str, dict[str, Any]]) -> None:
     page, finished = PrefectPage(paper="arXiv:2405.07863"), evaluated(tmp_path)
     page.finished(*finished, reused=False, seconds=3.0)
-    assert made.pop("link paper")["link"] == "https://arxiv.org/abs/2405.07863"
+    assert prefect_artifacts.pop("link paper")["link"] == "https://arxiv.org/abs/2405.07863"
     page.finished(*finished, reused=False, seconds=3.0)
-    assert "link paper" not in made
+    assert "link paper" not in prefect_artifacts
 
 
-def test_unreachable_prefect_server_is_retried_rarely(tmp_path: Path, made: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_prefect_server_is_retried_rarely(tmp_path: Path, prefect_artifacts: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Prefect's client waits a minute before it fails: a run of twenty stages would lose most of an hour."""
-    asked, now = [], [1000.0]
+    calls, now = [], [1000.0]
 
     def away(**given: Any) -> None:
-        asked.append(given["key"])
+        calls.append(given["key"])
         raise httpx.ConnectError("refused")
 
     monkeypatch.setattr(time, "monotonic", lambda: now[0])  # to the end: the real clock may be smaller, seconds after a boot
@@ -98,30 +98,30 @@ def test_unreachable_prefect_server_is_retried_rarely(tmp_path: Path, made: dict
             page.finished(stage, artifact, reused=False, seconds=3.0)
         page.finished(stage, artifact, reused=False, seconds=3.0)
         page.failed(stage, ValueError())
-        assert len(asked) == 1 and not made
+        assert len(calls) == 1 and not prefect_artifacts
         now[0] += AWAY_SECONDS
         with pytest.raises(httpx.ConnectError):
             page.finished(stage, artifact, reused=False, seconds=3.0)
-        assert len(asked) == 2
+        assert len(calls) == 2
     now[0] += AWAY_SECONDS
     page.finished(stage, artifact, reused=False, seconds=3.0)
-    assert "table result-evaluate" in made, "it is back"
+    assert "table result-evaluate" in prefect_artifacts, "it is back"
 
 
-def test_the_report_is_linked_where_a_browser_can_follow(tmp_path: Path, made: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_is_linked_where_a_browser_can_follow(tmp_path: Path, prefect_artifacts: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     """A page served over http may not open file://, and a server elsewhere has no such file: MLflow's page of the artifact it is."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://me:secret@mlflow.team/base/")
     tracking = Tracking(tmp_path / "run", tmp_path)
     tracking.ids = {"": "r1"}
     tracking.uploader = SimpleNamespace(link=lambda name: f"#/experiments/7/runs/r1/artifacts/{name}?workflowType=machine_learning")  # type: ignore[assignment]
     PrefectPage(tracking).finished(*evaluated(tmp_path / "made"), reused=False, seconds=3.0)
-    link = made["link report"]
+    link = prefect_artifacts["link report"]
     assert link["link"] == "https://mlflow.team/base/#/experiments/7/runs/r1/artifacts/report.html?workflowType=machine_learning", "and no password on a page"
-    assert str(tmp_path / "made" / "report.html") in link["description"] and "file://" not in str(made)
-    assert "markdown report" not in made
+    assert str(tmp_path / "made" / "report.html") in link["description"] and "file://" not in str(prefect_artifacts)
+    assert "markdown report" not in prefect_artifacts
 
 
-def test_progress_is_shown_of_long_tasks_and_ends_whole(tmp_path: Path, made: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_shown_of_long_tasks_and_ends_whole(tmp_path: Path, prefect_artifacts: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     page, stage = PrefectPage(), Stage("optimise_1", "optimise", "weights", {})
@@ -130,22 +130,22 @@ def test_progress_is_shown_of_long_tasks_and_ends_whole(tmp_path: Path, made: di
         now[0] += seconds
         page.progressed(stage, {"step": 1, "of": 8, "metrics": {}})
         page.finished(stage, Artifact("weights", tmp_path, "k"), reused=False, seconds=seconds)
-    assert "progress-optimise-1" not in made
+    assert "progress-optimise-1" not in prefect_artifacts
     page.started(stage, tmp_path)
     for step in (2, 6, 7, 8):
         now[0] += 1.0 if step == 7 else 11.0 if step < 8 else 2.0
         page.progressed(stage, {"step": step, "of": 8, "metrics": {}})
-    assert made["progress-optimise-1"]["shares"] == [25.0, 75.0]
+    assert prefect_artifacts["progress-optimise-1"]["shares"] == [25.0, 75.0]
     page.finished(stage, Artifact("weights", tmp_path, "k"), reused=False, seconds=40.0)
-    assert made["progress-optimise-1"] == {"description": "optimise 1", "shares": [25.0, 75.0, 100.0]}
+    assert prefect_artifacts["progress-optimise-1"] == {"description": "optimise 1", "shares": [25.0, 75.0, 100.0]}
 
 
 def test_watchers_get_the_latest_step_and_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fit appends steps, other work overwrites a count; whichever was written last is reported once."""
-    now, heard = [100.0], []
+    now, reported = [100.0], []
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     steps, count = tmp_path / "metrics.jsonl", tmp_path / "steps.json"
-    tick = _follow((steps, count), Stage("reward", "reward", "weights", {}), lambda event, stage, line: heard.append((event, line["step"])))
+    tick = _follow((steps, count), Stage("reward", "reward", "weights", {}), lambda event, stage, line: reported.append((event, line["step"])))
 
     def write(file: Path, text: str) -> None:
         now[0] += 2.0
@@ -162,14 +162,14 @@ def test_watchers_get_the_latest_step_and_count(tmp_path: Path, monkeypatch: pyt
     now[0] += 2.0
     tick()
     write(count, '{"step": 96}\n')
-    assert heard == [("progressed", step) for step in (40, 80, 1, 2, 96)]
+    assert reported == [("progressed", step) for step in (40, 80, 1, 2, 96)]
 
 
 def test_artifact_made_by_another_run_is_reported_as_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, heard = tmp_path / "source.jsonl", []
+    source, reported = tmp_path / "source.jsonl", []
     source.write_text('{"prompt": "a", "completion": "b"}\n')
     ours, theirs = (Pipeline.open("sft", home=tmp_path / "home", profile="test", overrides=[f"data.source=path:{source}"]) for _ in range(2))
-    ours.watchers = [SimpleNamespace(started=pytest.fail, finished=lambda *_, **how: heard.append(how))]  # type: ignore[list-item]
+    ours.watchers = [SimpleNamespace(started=pytest.fail, finished=lambda *_, **how: reported.append(how))]  # type: ignore[list-item]
     wait = ours.store.working
 
     def working(*stage: str) -> Any:
@@ -177,7 +177,7 @@ def test_artifact_made_by_another_run_is_reported_as_reused(tmp_path: Path, monk
         return wait(*stage)
 
     monkeypatch.setattr(ours.store, "working", working)
-    assert ours.make("raw") == theirs.artifact("raw") and heard == [{"reused": True, "seconds": 0.0}]
+    assert ours.make("raw") == theirs.artifact("raw") and reported == [{"reused": True, "seconds": 0.0}]
 
 
 def test_metrics_file_removed_by_a_retry_is_tolerated() -> None:
@@ -198,9 +198,9 @@ def test_numbers_that_people_compare_come_first_and_counters_stand_apart() -> No
     assert tracked("evaluate", {"final.length": 4.0, "win_rate_vs_sft.mean": 0.6}) == {"final.length": 4.0, "win_rate_vs_sft.mean": 0.6}
 
 
-def test_prefect_page_shows_the_outcome(tmp_path: Path, made: dict[str, dict[str, Any]]) -> None:
+def test_prefect_page_shows_the_outcome(tmp_path: Path, prefect_artifacts: dict[str, dict[str, Any]]) -> None:
     pipeline = Pipeline.open("sft", home=tmp_path, profile="test")
     pipeline.begin()
     pipeline.end("finished")
     PrefectPage().summary(pipeline)
-    assert made["markdown run"]["markdown"].startswith(f"**{pipeline.run.name}** (finished): {pipeline.recipe.about}")
+    assert prefect_artifacts["markdown run"]["markdown"].startswith(f"**{pipeline.run.name}** (finished): {pipeline.recipe.about}")

@@ -17,8 +17,8 @@ def gae(one, **options):
 
 
 def test_scalar_reward_is_assigned_to_the_last_policy_token():
-    made = gae(group([2.0], [[False, True, True, False]], [[0.0] * 4]), gae_lambda=1.0, gamma=0.5, whiten=False)
-    assert made["returns"] == [[[0.0, 1.0, 2.0, 0.0]]]
+    result = gae(group([2.0], [[False, True, True, False]], [[0.0] * 4]), gae_lambda=1.0, gamma=0.5, whiten=False)
+    assert result["returns"] == [[[0.0, 1.0, 2.0, 0.0]]]
 
 
 def test_gae_ignores_environment_tokens():

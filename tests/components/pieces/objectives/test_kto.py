@@ -28,8 +28,8 @@ LABELS = [True, False, True, True, False, False]
 def answered(number: int, label: bool, prompt: int | None = None) -> Group:
     """A prompt of 2 tokens and an answer of `number` + 1."""
     tokens = [90, 10 + (number if prompt is None else prompt), *range(30 + number, 31 + 2 * number)]
-    said = ({"role": "assistant", "content": f"answer {number}"},)
-    return Group(Prompt(f"p{number}", ()), (Trajectory(said, {"tokens": tokens}, [False] * 2 + [True] * (number + 1)),), {"label": [float(label)]})
+    messages = ({"role": "assistant", "content": f"answer {number}"},)
+    return Group(Prompt(f"p{number}", ()), (Trajectory(messages, {"tokens": tokens}, [False] * 2 + [True] * (number + 1)),), {"label": [float(label)]})
 
 
 def prepared(**columns: list) -> list[Group]:
@@ -41,10 +41,10 @@ def prepared(**columns: list) -> list[Group]:
 def test_mismatched_answers_have_no_loss() -> None:
     groups = [answered(i, label) for i, label in enumerate(LABELS)]
     counts: Counter[str] = Counter()
-    made = build("select", {"name": "mismatched"})(groups, Context(seed=3, counts=counts))
+    result = build("select", {"name": "mismatched"})(groups, Context(seed=3, counts=counts))
     assert counts == {"answers with label true": 3, "answers with label false": 3}
     others = []
-    for group, before in zip(made, groups, strict=True):
+    for group, before in zip(result, groups, strict=True):
         own, other = group.trajectories
         assert own == before.trajectories[0] and group.columns == {"label": [before.columns["label"][0], None], "trained": [True, False]}
         assert list(other.inputs["tokens"])[:2] == list(own.inputs["tokens"])[:2] and list(other.mask)[:2] == [False, False]
@@ -61,8 +61,8 @@ def test_single_prompt_has_no_reference_point() -> None:
     with pytest.raises(DataError, match="3 answers"):
         build("select", {"name": "mismatched"})([answered(i, True, prompt=0) for i in range(3)], Context())
     same = [answered(0, True, 1), answered(1, False, 1), answered(2, True, 2)]
-    made = build("select", {"name": "mismatched"})(same, Context())
-    assert [g.trajectories[1].text for g in made][:2] == ["answer 2"] * 2, "never the other answer to its own prompt"
+    result = build("select", {"name": "mismatched"})(same, Context())
+    assert [g.trajectories[1].text for g in result][:2] == ["answer 2"] * 2, "never the other answer to its own prompt"
 
 
 class Table:
@@ -195,28 +195,28 @@ PAIRED = [f'{{"prompt": "question {i}", "chosen": "good {i}", "rejected": "bad {
 def test_rows_with_a_label_become_single_answers_with_it(tmp_path: Path) -> None:
     chat = '{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}], "label": false}'
     records = parse(rows(tmp_path, *LABELLED[:2], chat, PAIRED[0], '{"prompt": "q", "completion": "a"}')).kept
-    made = labelled_answers(records, count, Labelled())
-    assert [(g.trajectories[0].text, g.columns["label"]) for g in made.kept] == [("answer 0", [0.0]), ("answer 1", [1.0]), ("a", [0.0])]
-    assert [g.prompt.messages[-1]["content"] for g in made.kept] == ["question 0", "question 1", "q"]
-    assert made.reasons() == {"a preference pair, not an answer with a label": 1, "it has no label": 1}
+    result = labelled_answers(records, count, Labelled())
+    assert [(g.trajectories[0].text, g.columns["label"]) for g in result.kept] == [("answer 0", [0.0]), ("answer 1", [1.0]), ("a", [0.0])]
+    assert [g.prompt.messages[-1]["content"] for g in result.kept] == ["question 0", "question 1", "q"]
+    assert result.reasons() == {"a preference pair, not an answer with a label": 1, "it has no label": 1}
     assert preference_pairs(records, count, Pairs()).reasons() == {"a single labelled answer, not a pair": 3, "not a pair, and no topic to pair it by": 1}
 
 
 def test_a_groups_file_with_labels_keeps_them(tmp_path: Path) -> None:
     """Otherwise SFT would train on undesirable answers."""
-    made = labelled_answers(parse(rows(tmp_path, *LABELLED)).kept, count, Labelled())
-    again = parse(write_groups(tmp_path / "groups.parquet", made.kept)).kept
+    result = labelled_answers(parse(rows(tmp_path, *LABELLED)).kept, count, Labelled())
+    again = parse(write_groups(tmp_path / "groups.parquet", result.kept)).kept
     assert [record.label for record in again] == [i % 2 == 1 for i in range(8)]
     assert read_groups(tmp_path / "groups.parquet")[0].columns == {"label": [0.0]}
 
 
-@pytest.mark.parametrize(("lines", "split", "says"), [
+@pytest.mark.parametrize(("lines", "split", "message"), [
     (LABELLED, "reward", "data.splits.reward: expected preference pairs (chosen and rejected), got 8 single answers with a `label`; train on these "
                          "with the objective `kto` and a split `labelled`"),
     (PAIRED, "labelled", "data.splits.labelled: expected answers with a `label`, true or false, got 8 preference pairs; train on these with preference.dpo"),
     (['{"prompt": "q 1", "completion": "a"}', '{"prompt": "q 2", "completion": "b"}'], "labelled", "got none; provide rows with prompt, completion and label"),
 ])
-def test_pairs_and_labels_are_distinguished(lines: list[str], split: str, says: str, tmp_path: Path) -> None:
+def test_pairs_and_labels_are_distinguished(lines: list[str], split: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(DataError) as refused:
         curate({"source": "path:x", "splits": {split: 1.0}}, rows(tmp_path, *lines), count, tmp_path / "out", 0)
-    assert says in str(refused.value) and "\n" not in str(refused.value)
+    assert message in str(refused.value) and "\n" not in str(refused.value)

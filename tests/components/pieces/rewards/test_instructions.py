@@ -83,7 +83,7 @@ def every_wording(family: str) -> list[dict[str, Any]]:
     return [instruction(family, wording, **CASES[family][0]) for wording in range(len(FAMILIES[family].wordings))]
 
 
-def said(text: str, **kw: Any) -> Trajectory:
+def reply(text: str, **kw: Any) -> Trajectory:
     return Trajectory((Message(role="assistant", content=text),), **kw)
 
 
@@ -95,8 +95,8 @@ def score(prompt: Prompt, *answers: Trajectory, **options: Any) -> tuple[list[fl
 def test_every_trained_family_has_a_written_example_that_obeys() -> None:
     assert set(EXAMPLES) == {name for name, family in FAMILIES.items() if not family.held_out}
     for name, (params, answer) in EXAMPLES.items():
-        told = {"family": name, "wording": 0, "params": params, "text": instruction_text(name, 0, params), "kind": "seen"}
-        assert obeys(answer, told, EXAMPLE_QUESTION), name
+        spec = {"family": name, "wording": 0, "params": params, "text": instruction_text(name, 0, params), "kind": "seen"}
+        assert obeys(answer, spec, EXAMPLE_QUESTION), name
 
 
 def test_the_cases_are_of_every_family() -> None:
@@ -107,22 +107,22 @@ def test_the_cases_are_of_every_family() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_checker_tells_answers_that_obey_from_near_misses(family: str) -> None:
     _, good, bad = CASES[family]
-    for asked in every_wording(family):
-        assert [text for text in good if not obeys(text, asked, QUESTIONS[0])] == []
-        assert [text for text in bad if obeys(text, asked, QUESTIONS[0])] == []
+    for wording in every_wording(family):
+        assert [text for text in good if not obeys(text, wording, QUESTIONS[0])] == []
+        assert [text for text in bad if obeys(text, wording, QUESTIONS[0])] == []
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_answer_without_content_or_made_of_the_instruction_is_refused(family: str) -> None:
-    for asked in every_wording(family):
-        text = asked["text"]
+    for wording in every_wording(family):
+        text = wording["text"]
         dressed = [text, f'"{text}"', text.upper(), text.lower().replace(",", ""), f"{text} {text}",
                    f"* {text}\n* {text}", f"{text}!",
                    f"{QUESTIONS[0]} {text}", f"<<A>> {text} *a* [b]\n\nP.S. c?", json.dumps({"answer": text})]
         empty = ["", " \n", "...", '""', "* ", "!"]
-        assert [answer for answer in [*empty, *dressed] if obeys(answer, asked, QUESTIONS[0])] == []
+        assert [answer for answer in [*empty, *dressed] if obeys(answer, wording, QUESTIONS[0])] == []
         others = [other["text"] for other in every_wording(family)]
-        assert [answer for answer in others if obeys(answer, asked)] == [], "another wording of the same instruction"
+        assert [answer for answer in others if obeys(answer, wording)] == [], "another wording of the same instruction"
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -172,18 +172,18 @@ def test_sentences_are_counted(text: str, number: int) -> None:
 
 
 def test_repeating_the_question_is_refused() -> None:
-    asked = instruction("end_question")
-    assert not obeys("What is your favorite food?", asked, QUESTIONS[0])
-    assert not obeys("Well, what is your favorite food?", asked, QUESTIONS[0])
-    assert obeys("I like pizza best. What is your favorite food?", asked, QUESTIONS[0])
+    prompt = instruction("end_question")
+    assert not obeys("What is your favorite food?", prompt, QUESTIONS[0])
+    assert not obeys("Well, what is your favorite food?", prompt, QUESTIONS[0])
+    assert obeys("I like pizza best. What is your favorite food?", prompt, QUESTIONS[0])
 
 
 def test_most_words_from_the_instruction_or_one_word_over_and_over_are_refused() -> None:
-    asked = instruction("include_word", word="music")
-    assert cheats('The word "music" in your answer: include music', asked)
-    assert not cheats("Music makes the answer to your life", asked)
-    assert cheats("really really really really music music", asked)
-    assert not cheats("No, no, no!", asked)
+    prompt = instruction("include_word", word="music")
+    assert cheats('The word "music" in your answer: include music', prompt)
+    assert not cheats("Music makes the answer to your life", prompt)
+    assert cheats("really really really really music music", prompt)
+    assert not cheats("No, no, no!", prompt)
 
 
 def test_json_that_says_no_more_than_its_instruction_is_refused() -> None:
@@ -216,25 +216,25 @@ def test_one_or_two_words_are_no_answer_to_an_open_question(text: str) -> None:
     ("letter_frequency", {"letter": "j", "n": 1}, 'The letter "j" is a letter.', 'I enjoy the letter "j" a lot.'),
 ])
 def test_a_word_in_quotation_marks_is_mentioned_and_not_used(family: str, params: dict[str, Any], mentions: str, uses: str) -> None:
-    asked = {"family": family, "params": params, "text": "Obey.", "wording": 0}
+    spec = {"family": family, "params": params, "text": "Obey.", "wording": 0}
     assert FAMILIES[family].obeys(mentions, **params), "it is refused for the quotation marks alone"
-    assert not obeys(mentions, asked) and obeys(uses, asked)
+    assert not obeys(mentions, spec) and obeys(uses, spec)
 
 
 def test_the_reward_is_1_for_obedience_that_ends_by_itself() -> None:
-    asked = instruction("at_most_words", n=6)
-    prompt = Prompt("p", ({"role": "user", "content": f"{QUESTIONS[0]} {asked['text']}"},), meta={"instruction": asked})
+    spec = instruction("at_most_words", n=6)
+    prompt = Prompt("p", ({"role": "user", "content": f"{QUESTIONS[0]} {spec['text']}"},), meta={"instruction": spec})
     long = "I love pizza and pasta and rice."
-    answers = said("Pizza, as always."), said("Pizza, as always.", stop="length"), said(long), said("")
+    answers = reply("Pizza, as always."), reply("Pizza, as always.", stop="length"), reply(long), reply("")
     assert score(prompt, *answers) == ([1.0, 0.0, 0.0, 0.0], ["ok"] * 4)
     assert score(prompt, *answers, must_end=False) == ([1.0, 1.0, 0.0, 0.0], ["ok"] * 4)
-    assert score(prompt, said(QUESTIONS[0])) == ([0.0], ["ok"]), "the question alone is no answer"
+    assert score(prompt, reply(QUESTIONS[0])) == ([0.0], ["ok"]), "the question alone is no answer"
 
 
 def test_a_prompt_without_an_instruction_fails_the_reward() -> None:
-    values, status = score(Prompt("p7", ({"role": "user", "content": "Hi?"},)), said("Hello."))
+    values, status = score(Prompt("p7", ({"role": "user", "content": "Hi?"},)), reply("Hello."))
     assert values == [None] and status[0].startswith("failed: ValueError: prompt 'p7'")
-    values, status = score(Prompt("p", (), meta={"instruction": {**instruction("json"), "family": "jsn"}}), said("{}"))
+    values, status = score(Prompt("p", (), meta={"instruction": {**instruction("json"), "family": "jsn"}}), reply("{}"))
     assert values == [None] and status[0].startswith("failed: KeyError")
 
 
@@ -242,14 +242,14 @@ def test_a_prompt_without_an_instruction_fails_the_reward() -> None:
 def test_no_text_breaks_a_checker_and_no_wrapped_instruction_passes(text: str, family: str, seed: int) -> None:
     rng = random.Random(seed)
     wording, params = rng.randrange(len(FAMILIES[family].wordings)), FAMILIES[family].draw(rng, text)
-    asked = instruction(family, wording, **params)
-    assert obeys(text, asked, QUESTIONS[0]) in (True, False)
-    assert not obeys(f"{text} {asked['text']} {text}", asked)
+    prompt = instruction(family, wording, **params)
+    assert obeys(text, prompt, QUESTIONS[0]) in (True, False)
+    assert not obeys(f"{text} {prompt['text']} {text}", prompt)
 
 
 @given(st.lists(st.sampled_from(["pizza", "rice", "soup", "tea", "milk"]), max_size=12), st.integers(1, 12))
-def test_word_bounds_meet(said: list[str], n: int) -> None:
-    text = ", ".join(said)
+def test_word_bounds_meet(answers: list[str], n: int) -> None:
+    text = ", ".join(answers)
     most, least, exact = (FAMILIES[name].obeys(text, **params) for name, params in (
         ("at_most_words", {"n": n}), ("at_least_words", {"n": n}), ("words_between", {"low": n, "high": n})))
-    assert (most and least) == exact == (len(said) == n) and (most or least)
+    assert (most and least) == exact == (len(answers) == n) and (most or least)

@@ -8,12 +8,12 @@ from ratchet.components.piece import build, each
 from ratchet.components.types import Context, Group, Message, Prompt, Trajectory
 
 
-def said(text, **kw):
+def reply(text, **kw):
     return Trajectory((Message(role="assistant", content=text),), **kw)
 
 
 def score(name, prompt, *texts, **options):
-    written = build("annotate", {"name": name, **options})([Group(prompt, tuple(map(said, texts)))], Context())
+    written = build("annotate", {"name": name, **options})([Group(prompt, tuple(map(reply, texts)))], Context())
     (column,) = [n for n in written if not n.endswith(".status")]
     return written[column][0], written[f"{column}.status"][0]
 
@@ -61,7 +61,7 @@ def test_failed_reward_is_not_zero():
     def broken(prompt, trajectory):
         raise RuntimeError("no network")
 
-    assert broken([Group(Prompt("p", ()), (said("x"),))], Context()) == {
+    assert broken([Group(Prompt("p", ()), (reply("x"),))], Context()) == {
         "reward.broken": [[None]], "reward.broken.status": [["failed: RuntimeError: no network"]]}
 
 
@@ -83,7 +83,7 @@ class Scorer:
 
 
 def test_reward_model_uses_its_own_template_and_skips_empty_answers():
-    group = Group(Prompt("p", ()), (said("abc", inputs={"tokens": [9] * 50}), said("  "), said("a")))
+    group = Group(Prompt("p", ()), (reply("abc", inputs={"tokens": [9] * 50}), reply("  "), reply("a")))
     written = build("annotate", {"name": "rewards.reward_model"})([group], Context(models={"reward_model": Scorer()}))
     assert written["reward.reward_model"] == [[3.0, None, 1.0]]
     assert written["reward.reward_model.status"][0] == ["ok", "skipped: the answer is empty", "ok"]
@@ -92,7 +92,7 @@ def test_reward_model_uses_its_own_template_and_skips_empty_answers():
 
 
 def test_ensemble():
-    group = Group(Prompt("p", ()), (said("a"), said("abc")))
+    group = Group(Prompt("p", ()), (reply("a"), reply("abc")))
     models = {"a": Scorer(1.0), "b": Scorer(3.0)}
     context = Context(models=models)
 
@@ -107,7 +107,7 @@ def test_ensemble():
 
 
 def test_combinations():
-    group = Group(Prompt("p", ()), (said("x", mask=[False, True, True]),), {"reward.reward_model": [2.0], "reward.format": [1.0]})
+    group = Group(Prompt("p", ()), (reply("x", mask=[False, True, True]),), {"reward.reward_model": [2.0], "reward.format": [1.0]})
     both = build("annotate", {"name": "rewards.combine", "rewards": ["reward.reward_model", "reward.format"], "weights": [1.0, 0.5]})
     assert both([group], Context()) == {"reward.combined": [[2.5]]}
     short = build("annotate", {"name": "rewards.combine.length_penalised", "penalty": 0.1})
@@ -122,7 +122,7 @@ def test_length_control_returns_the_residual():
     lengths, noise = rng.integers(1, 60, size=(20, 5)), rng.normal(size=(20, 5))
     prompts = rng.normal(size=(20, 1))
     rewards = 2.0 * np.log(lengths) + prompts + noise
-    groups = [Group(Prompt(str(i), ()), tuple(said("x", mask=[True] * int(n)) for n in row), {"reward.reward_model": rewards[i].tolist()})
+    groups = [Group(Prompt(str(i), ()), tuple(reply("x", mask=[True] * int(n)) for n in row), {"reward.reward_model": rewards[i].tolist()})
               for i, row in enumerate(lengths)]
     controlled = build("annotate", {"name": "rewards.combine.length_controlled"})(groups, Context())["reward.length_controlled"]
     x = np.log(lengths) - np.log(lengths).mean(1, keepdims=True)

@@ -22,13 +22,13 @@ def path(schedule, kls):
 
 
 def test_paths():
-    made = {name: build("schedule", {"name": name, **options}) for name, options in SPECS.items()}
-    assert path(made["constant"], [1, 2]) == [0.3, 0.3]
-    assert path(made["linear"], [0] * 6) == [0.75, 0.5, 0.25, 0.0, 0.0, 0.0]
-    assert path(made["cosine"], [0] * 5) == pytest.approx([0.853553, 0.5, 0.146447, 0, 0], abs=1e-6)
-    assert path(made["adaptive_kl"], [200.0, 2.0, 1.8]) == pytest.approx([0.11, 0.11, 0.11 * 0.95])
+    schedules = {name: build("schedule", {"name": name, **options}) for name, options in SPECS.items()}
+    assert path(schedules["constant"], [1, 2]) == [0.3, 0.3]
+    assert path(schedules["linear"], [0] * 6) == [0.75, 0.5, 0.25, 0.0, 0.0, 0.0]
+    assert path(schedules["cosine"], [0] * 5) == pytest.approx([0.853553, 0.5, 0.146447, 0, 0], abs=1e-6)
+    assert path(schedules["adaptive_kl"], [200.0, 2.0, 1.8]) == pytest.approx([0.11, 0.11, 0.11 * 0.95])
     with pytest.raises(RecipeError, match="policy/kl/kl"):
-        made["adaptive_kl"].update({"policy/kl/k": 1.0})
+        schedules["adaptive_kl"].update({"policy/kl/k": 1.0})
 
 
 @pytest.mark.parametrize("name", sorted(catalogue("schedule")))

@@ -100,25 +100,25 @@ def test_an_unasked_form_is_rejected_once_a_prompt_and_never_where_it_is_asked_f
     quoted = Group(prompt("q", "quotation"), (answer('"I eat rice."'), answer("I eat rice.")), {"reward.instructions": [1.0, 0.0]})
     ctx = Context()
     pairs = contrast([SHORT, LONG, quoted], Context(), per_prompt=1, share=0.0)
-    made = unasked_form(pairs, ctx)
-    forms = {p.prompt.id: texts(p) for p in made if p.prompt.meta["pair"]["kind"] == "form"}
-    assert ctx.counts["pairs of kind form"] == len(forms) == len(made) - len(pairs) and {"a", "b"} <= set(forms)
+    result = unasked_form(pairs, ctx)
+    forms = {p.prompt.id: texts(p) for p in result if p.prompt.meta["pair"]["kind"] == "form"}
+    assert ctx.counts["pairs of kind form"] == len(forms) == len(result) - len(pairs) and {"a", "b"} <= set(forms)
     for chosen, rejected in forms.values():
         assert chosen in rejected and len(rejected) > len(chosen)
     assert forms == {p.prompt.id: texts(p) for p in unasked_form(pairs, Context()) if p.prompt.meta["pair"]["kind"] == "form"}
-    drawn = {unasked_form([dataclasses.replace(made[0], prompt=prompt(f"p{i}", "at_most_words", n=9))], Context())[-1].trajectories[1].text for i in range(60)}
+    drawn = {unasked_form([dataclasses.replace(result[0], prompt=prompt(f"p{i}", "at_most_words", n=9))], Context())[-1].trajectories[1].text for i in range(60)}
     assert len(drawn) == len(FORMS), "every form is drawn"
 
 
 def test_echo_rejects_the_instruction_in_a_trained_wording_or_the_question() -> None:
-    asked = [dataclasses.replace(SHORT, prompt=dataclasses.replace(SHORT.prompt, id=f"p{i}", messages=({"role": "user", "content": "What do you eat? Be brief."},),
+    groups = [dataclasses.replace(SHORT, prompt=dataclasses.replace(SHORT.prompt, id=f"p{i}", messages=({"role": "user", "content": "What do you eat? Be brief."},),
              meta={"question": "q", "instruction": {**instruction("at_most_words", n=5), "text": "Be brief."}})) for i in range(60)]
     ctx = Context()
-    made = [p for p in echo(contrast(asked, Context(), per_prompt=1, share=0.0), ctx) if p.prompt.meta["pair"]["kind"] == "echo"]
+    result = [p for p in echo(contrast(groups, Context(), per_prompt=1, share=0.0), ctx) if p.prompt.meta["pair"]["kind"] == "echo"]
     family = FAMILIES["at_most_words"]
     wordings = {instruction_text(family.name, wording, {"n": 5}) for wording in family.seen_wordings}
-    assert {texts(p)[0] for p in made} == {"I eat rice."} and ctx.counts["pairs of kind echo"] == len(made) == 60
-    assert {texts(p)[1] for p in made} == wordings | {f"{wording} I eat rice." for wording in wordings} | {"What do you eat?"}
+    assert {texts(p)[0] for p in result} == {"I eat rice."} and ctx.counts["pairs of kind echo"] == len(result) == 60
+    assert {texts(p)[1] for p in result} == wordings | {f"{wording} I eat rice." for wording in wordings} | {"What do you eat?"}
 
 
 def test_off_topic_rejects_an_answer_to_another_question_with_an_instruction_of_the_same_family() -> None:
@@ -129,14 +129,14 @@ def test_off_topic_rejects_an_answer_to_another_question_with_an_instruction_of_
     groups = [about(SHORT, "a", "q", "I eat rice."), about(SHORT, "a2", "q", "I eat jam."), about(SHORT, "c", "r", "I am six."),
               about(LONG, "d", "q", "I eat rice, beans and bread today."), about(LONG, "e", "q", "I eat fish, beans and bread today.")]
     pairs, ctx = contrast(groups, Context(), per_prompt=1, share=0.0), Context()
-    made = off_topic(pairs, ctx)
-    assert [p for p in made if p.prompt.meta["pair"]["kind"] != "off_topic"] == pairs
-    found = {p.prompt.id: texts(p) for p in made if p.prompt.meta["pair"]["kind"] == "off_topic"}
+    result = off_topic(pairs, ctx)
+    assert [p for p in result if p.prompt.meta["pair"]["kind"] != "off_topic"] == pairs
+    found = {p.prompt.id: texts(p) for p in result if p.prompt.meta["pair"]["kind"] == "off_topic"}
     assert ctx.counts["pairs of kind off_topic"] == len(found) == 5
     assert found["a"] == ["I eat rice.", "I am six."] and found["a2"] == ["I eat jam.", "I am six."], "not one of the same question"
     assert found["c"][0] == "I am six." and found["c"][1] in ("I eat rice.", "I eat jam.")
     assert found["d"] == ["I eat rice, beans and bread today.", "I am six."], "of another family where the family has one question"
-    assert all(p.columns["margin"] == [1.0, 1.0] and not t.inputs for p in made[1::2] for t in p.trajectories)
+    assert all(p.columns["margin"] == [1.0, 1.0] and not t.inputs for p in result[1::2] for t in p.trajectories)
     alone = contrast([SHORT, LONG], Context(), per_prompt=1, share=0.0)
     assert off_topic(alone, Context()) == alone
 

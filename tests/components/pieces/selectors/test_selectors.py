@@ -18,11 +18,11 @@ def select(name, *groups, ctx=None, **options):
 
 
 def test_best_worst_pairs_and_their_origin():
-    (made,) = select("best_worst", group([0.2, 0.9, -0.5, 0.9]), group([1.0, 1.0]))
-    assert [t.text for t in made.trajectories] == ["answer 1", "answer 2"]
-    assert made.columns["margin"] == pytest.approx([1.4, 1.4])
-    assert made.columns["reward.reward_model"] == [0.9, -0.5]
-    assert made.prompt.meta["pair"] == {"policy": "w1", "policy_rejected": "w1", "reward": "reward.reward_model", "reward_models": {}, "seed": 3, "round": 2,
+    (result,) = select("best_worst", group([0.2, 0.9, -0.5, 0.9]), group([1.0, 1.0]))
+    assert [t.text for t in result.trajectories] == ["answer 1", "answer 2"]
+    assert result.columns["margin"] == pytest.approx([1.4, 1.4])
+    assert result.columns["reward.reward_model"] == [0.9, -0.5]
+    assert result.prompt.meta["pair"] == {"policy": "w1", "policy_rejected": "w1", "reward": "reward.reward_model", "reward_models": {}, "seed": 3, "round": 2,
                                         "decoding": {"temperature": 0.7}, "margin": pytest.approx(1.4), "responses": 4}
     assert select("best_worst", group([0.2, 0.9]), min_margin=0.8) == []
     (short,) = select("best_worst", group([1.0, 0.9], lengths=[10, 2]), length_penalty=0.1)
@@ -108,8 +108,8 @@ def test_new_labels_confirm_reverse_or_drop_a_proposed_pair() -> None:
 
     good, bad = "I like rice and hot tea.", "I like rice, beans and tea."
     ctx = Context(seed=3, round=2)
-    made = select("labelled", proposed("a", good, bad), proposed("b", bad, good), proposed("c", good, "I like tea and hot rice."), ctx=ctx)
-    assert [(g.prompt.id, *(t.text for t in g.trajectories)) for g in made] == [("a", good, bad), ("b", good, bad)]
-    assert [g.columns["margin"] for g in made] == [[1.0, 1.0]] * 2 and made[1].columns["reward.reward_model"] == [1.0, 2.0]
-    assert made[0].prompt.meta["pair"]["reward"] == "reward.instructions"
+    result = select("labelled", proposed("a", good, bad), proposed("b", bad, good), proposed("c", good, "I like tea and hot rice."), ctx=ctx)
+    assert [(g.prompt.id, *(t.text for t in g.trajectories)) for g in result] == [("a", good, bad), ("b", good, bad)]
+    assert [g.columns["margin"] for g in result] == [[1.0, 1.0]] * 2 and result[1].columns["reward.reward_model"] == [1.0, 2.0]
+    assert result[0].prompt.meta["pair"]["reward"] == "reward.instructions"
     assert (ctx.counts["pairs confirmed"], ctx.counts["pairs reversed"], ctx.counts["ties"]) == (1, 1, 1)

@@ -25,7 +25,7 @@ def talk(*turns, key="c1", **more):
                         **more)
 
 
-def asks(number):
+def question_records(number):
     return [talk(f"What do you like about city number {i}?", key=f"q{i}", opening=1, topic="cities",
                  topic_as_system=False)
             for i in range(number)]
@@ -75,33 +75,33 @@ def test_questions_keep_to_their_bounds():
 
 
 def test_instruct_appends_one_trained_instruction():
-    (record,) = asks(1)
-    (made,) = instruct([record], count).kept
-    told = made.meta["instruction"]
-    assert made.messages == ({"role": "user", "content": f"{record.messages[0]['content']} {told['text']}"},)
-    assert told["text"] == instruction_text(told["family"], told["wording"], told["params"])
-    assert (made.id, made.opening, made.meta["question"], told["kind"]) == ("q0", 1, "q0", "seen")
-    assert json.loads(json.dumps(made.meta)) == made.meta and made.head == ()
+    (record,) = question_records(1)
+    (instructed,) = instruct([record], count).kept
+    spec = instructed.meta["instruction"]
+    assert instructed.messages == ({"role": "user", "content": f"{record.messages[0]['content']} {spec['text']}"},)
+    assert spec["text"] == instruction_text(spec["family"], spec["wording"], spec["params"])
+    assert (instructed.id, instructed.opening, instructed.meta["question"], spec["kind"]) == ("q0", 1, "q0", "seen")
+    assert json.loads(json.dumps(instructed.meta)) == instructed.meta and instructed.head == ()
 
 
 def test_instruct_touches_the_last_user_message_only():
     record = talk("Hi.", "Hello.", "What do you like to eat?", key="long")
-    made = instruct([record, talk("Hi.", "Hello.", key="answered")], count)
-    (kept,) = made.kept
+    result = instruct([record, talk("Hi.", "Hello.", key="answered")], count)
+    (kept,) = result.kept
     assert kept.messages[:2] == record.messages[:2] and kept.opening == 3
-    assert [(d.id, d.reason) for d in made.dropped] == [("answered", "the last message is not the user's")]
+    assert [(d.id, d.reason) for d in result.dropped] == [("answered", "the last message is not the user's")]
 
 
 def test_instruct_follows_from_seed_and_ids_alone():
-    records = asks(40)
-    made = instruct(records, count, held_out=0.3, seed=1).kept
-    assert instruct(records[::-1], count, held_out=0.3, seed=1).kept == made[::-1]
-    assert instruct(records, count, held_out=0.3, seed=2).kept != made
+    records = question_records(40)
+    records_kept = instruct(records, count, held_out=0.3, seed=1).kept
+    assert instruct(records[::-1], count, held_out=0.3, seed=1).kept == records_kept[::-1]
+    assert instruct(records, count, held_out=0.3, seed=2).kept != records_kept
 
 
 @pytest.mark.parametrize("each", [1, 3])
 def test_families_are_drawn_evenly(each: int):
-    families = [r.meta["instruction"]["family"] for r in instruct(asks(50), count, per_question=each).kept]
+    families = [r.meta["instruction"]["family"] for r in instruct(question_records(50), count, per_question=each).kept]
     assert len(families) == 50 * each
     numbers = [families.count(name) for name in TRAINED]
     assert max(numbers) - min(numbers) <= 2
@@ -110,43 +110,43 @@ def test_families_are_drawn_evenly(each: int):
 
 
 def test_instruct_draws_evenly_and_trains_on_nothing_held_out():
-    made = [r.meta["instruction"] for r in instruct(asks(3000), count).kept]
-    families = Counter(told["family"] for told in made)
-    assert set(families) == set(TRAINED) and {told["kind"] for told in made} == {"seen"}
+    specs = [r.meta["instruction"] for r in instruct(question_records(3000), count).kept]
+    families = Counter(spec["family"] for spec in specs)
+    assert set(families) == set(TRAINED) and {spec["kind"] for spec in specs} == {"seen"}
     assert 3000 / len(TRAINED) * 0.6 < min(families.values()) <= max(families.values()) < 3000 / len(TRAINED) * 1.5
-    assert all(told["wording"] in FAMILIES[told["family"]].seen_wordings for told in made)
+    assert all(spec["wording"] in FAMILIES[spec["family"]].seen_wordings for spec in specs)
 
 
 def test_held_out_is_half_new_families_and_half_new_wordings():
-    sifted = instruct(asks(2000), count, held_out=0.5)
-    made = [r.meta["instruction"] for r in sifted.kept]
-    kinds = Counter(told["kind"] for told in made)
+    sifted = instruct(question_records(2000), count, held_out=0.5)
+    specs = [r.meta["instruction"] for r in sifted.kept]
+    kinds = Counter(spec["kind"] for spec in specs)
     assert kinds["seen"] == pytest.approx(1000, abs=90) and kinds["new_family"] == pytest.approx(500, abs=80)
     assert dict(sifted.changed) == {f"instruction: {kind}": number for kind, number in kinds.items()}
-    for told in made:
-        family = FAMILIES[told["family"]]
-        assert family.held_out == (told["kind"] == "new_family")
-        new = told["wording"] in family.new_wordings
-        assert told["kind"] == "new_family" or new == (told["kind"] == "new_wording")
-    assert {told["family"] for told in made} == set(FAMILIES)
-    assert {r.meta["instruction"]["kind"] for r in instruct(asks(50), count, held_out=1.0).kept} == {"new_family",
+    for spec in specs:
+        family = FAMILIES[spec["family"]]
+        assert family.held_out == (spec["kind"] == "new_family")
+        new = spec["wording"] in family.new_wordings
+        assert spec["kind"] == "new_family" or new == (spec["kind"] == "new_wording")
+    assert {spec["family"] for spec in specs} == set(FAMILIES)
+    assert {r.meta["instruction"]["kind"] for r in instruct(question_records(50), count, held_out=1.0).kept} == {"new_family",
                                                                                                      "new_wording"}
 
 
 @given(st.integers(2, len(HELD_OUT)), st.integers(0, 1000), st.sampled_from([0.0, 0.5, 1.0]))
 def test_instructions_of_one_question_are_of_different_families(number, seed, held_out):
-    made = instruct(asks(3), count, held_out=held_out, per_question=number, seed=seed).kept
-    assert [r.id for r in made] == [f"q{i}-{n}" for i in range(3) for n in range(1, number + 1)]
+    records_kept = instruct(question_records(3), count, held_out=held_out, per_question=number, seed=seed).kept
+    assert [r.id for r in records_kept] == [f"q{i}-{n}" for i in range(3) for n in range(1, number + 1)]
     for i in range(3):
-        own = [r for r in made if r.meta["question"] == f"q{i}"]
+        own = [r for r in records_kept if r.meta["question"] == f"q{i}"]
         assert len(own) == len({r.meta["instruction"]["family"] for r in own}) == number
 
 
 def test_records_of_one_question_stay_in_one_split():
     records = [talk(f"What do you like about city number {i}?", key=f"q{i}", opening=1) for i in range(60)]
-    made = instruct(records, count, per_question=2).kept
-    assert all(r.head == () for r in made)
-    parts = split(made, {"prompts": 0.5, "evaluate": 0.5}, seed=0)
+    records_kept = instruct(records, count, per_question=2).kept
+    assert all(r.head == () for r in records_kept)
+    parts = split(records_kept, {"prompts": 0.5, "evaluate": 0.5}, seed=0)
     train, held = ({r.meta["question"] for r in part} for part in parts.values())
     assert train and held and not train & held
 
@@ -154,7 +154,7 @@ def test_records_of_one_question_stay_in_one_split():
 @pytest.mark.parametrize("options", [{"held_out": 1.5}, {"held_out": -0.1}, {"per_question": 0}, {"per_question": 9}])
 def test_instruct_refuses_options_out_of_range(options):
     with pytest.raises(RecipeError, match=next(iter(options))):
-        instruct(asks(1), count, **options)
+        instruct(question_records(1), count, **options)
 
 
 def test_both_transforms_are_pieces():
