@@ -139,7 +139,7 @@ def test_non_finite_loss_is_an_error_and_keeps_the_checkpoint(changes: list[str]
     assert set(match["prompts"].split(", ")) <= known
 
 
-def test_a_full_disk(tmp_path: Path) -> None:
+def test_full_disk_is_a_store_error(tmp_path: Path) -> None:
     import errno
 
     with pytest.raises(StoreError, match="disk is full"), disk_errors("saving"):

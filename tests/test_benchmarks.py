@@ -47,7 +47,7 @@ def transformers_alone() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("work", "setting"), [("sft", "default"), ("score", "16"), ("score_single", "one")])
-def test_transformers_alone_finds_the_same_numbers(work: str, setting: str, inputs: dict[str, Any], transformers_alone: dict[str, Any]) -> None:
+def test_losses_equal_plain_transformers(work: str, setting: str, inputs: dict[str, Any], transformers_alone: dict[str, Any]) -> None:
     mine, theirs = ours.WORKS[work](inputs, "default"), transformers_alone[work](inputs, setting)
     assert agrees(mine, theirs, TRAINING), disagreements(mine, theirs, TRAINING)
     assert mine["tokens"] == theirs["tokens"] and len(mine["seconds"]) == len(mine["tokens"])
@@ -61,19 +61,19 @@ def test_greedy_answers_are_the_same(inputs: dict[str, Any], transformers_alone:
 
 
 @pytest.mark.parametrize("wrong", [{"learning_rate": 5e-5}, {"max_grad_norm": 1e-6}, {"weight_decay": 10.0}])
-def test_another_update_is_found_out(wrong: dict[str, float], inputs: dict[str, Any], transformers_alone: dict[str, Any]) -> None:
+def test_different_update_is_detected(wrong: dict[str, float], inputs: dict[str, Any], transformers_alone: dict[str, Any]) -> None:
     mine, theirs = ours.WORKS["sft"](inputs, "default"), transformers_alone["sft"]({**inputs, **wrong}, "default")
     assert not agrees(mine, theirs, TRAINING)
 
 
 @pytest.mark.parametrize("work", ["dpo", "grpo", "reward"])
 @pytest.mark.parametrize("setting", ["apart", "full_logits", "unpacked"])
-def test_switching_a_trick_off_changes_only_the_time(work: str, setting: str, inputs: dict[str, Any]) -> None:
+def test_disabling_an_optimisation_changes_only_the_time(work: str, setting: str, inputs: dict[str, Any]) -> None:
     few = {**inputs, "pairs": inputs["pairs"][:2], "groups": inputs["groups"][:2]}
     assert agrees(ours.WORKS[work](few, "default"), ours.WORKS[work](few, setting), TRAINING)
 
 
-def test_a_trick_is_back_after_its_measurement(inputs: dict[str, Any]) -> None:
+def test_optimisation_is_restored_after_its_measurement(inputs: dict[str, Any]) -> None:
     from ratchet.components.models import attention
 
     before = attention.SHARED
@@ -82,7 +82,7 @@ def test_a_trick_is_back_after_its_measurement(inputs: dict[str, Any]) -> None:
     assert before == attention.SHARED
 
 
-def test_a_process_of_its_own_reports_its_own_peak(inputs: dict[str, Any]) -> None:
+def test_child_process_reports_its_own_peak_memory(inputs: dict[str, Any]) -> None:
     found = runner({}, Path(inputs["file"]), 1)("transformers", "score_single", "8")
     assert found["peak_mib"] > 100 and found["threads"] == 1 and set(found["versions"]) == {"torch", "transformers"}
 
@@ -90,7 +90,7 @@ def test_a_process_of_its_own_reports_its_own_peak(inputs: dict[str, Any]) -> No
 @pytest.mark.parametrize(("side", "setting", "given"), [
     ("ours", "default", {"GLIBC_TUNABLES", "GOMP_SPINCOUNT"}), ("ours", "memory_returned", {"GOMP_SPINCOUNT"}),
     ("ours", "awake", {"GLIBC_TUNABLES"}), ("trl", "default", set())])
-def test_only_our_side_gets_the_stage_environment(side: str, setting: str, given: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stage_environment_is_set_only_for_ratchet(side: str, setting: str, given: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ENVIRONMENT:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("benchmarks.compare.child", lambda command, environment: dict(environment))
@@ -105,7 +105,7 @@ def result(seconds: float, loss: float, peak: float) -> Result:
     return {"seconds": [seconds], "tokens": [100], "checks": {"loss": [loss]}, "peak_mib": peak}
 
 
-def test_the_best_setting_that_agrees_is_the_one_compared_with() -> None:
+def test_best_agreeing_setting_is_compared() -> None:
     calls: list[tuple[str, str]] = []
     answers = {("ours", "default"): [result(1.0, 2.0, 300), result(2.0, 2.0, 330)],
                ("trl", "slow"): [result(4.0, 2.0, 600), result(6.0, 2.00001, 600)],
@@ -124,7 +124,7 @@ def test_the_best_setting_that_agrees_is_the_one_compared_with() -> None:
     assert lean.setting == "lean" and lean.speed == pytest.approx(6.0) and lean.verdict == ""
 
 
-def test_a_comparison_that_disagrees_is_no_result(tmp_path: Path) -> None:
+def test_disagreeing_comparison_is_invalid(tmp_path: Path) -> None:
     def measure(side: str, work: str, setting: str) -> Result:
         return result(1.0, 2.0, 300) if side == "ours" else result(9.0, 2.001, 900)
 
@@ -136,11 +136,11 @@ def test_a_comparison_that_disagrees_is_no_result(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("a", "b"), [([1.0, 2.0], [1.0]), ([], []), ([float("nan")], [float("nan")]), ([0.0, float("nan")], [0.0, 1.0]), ([0.0], [2e-4])])
-def test_missing_and_undefined_numbers_never_agree(a: list[float], b: list[float]) -> None:
+def test_nan_and_missing_losses_disagree(a: list[float], b: list[float]) -> None:
     assert not agrees({"tokens": [1], "checks": {"loss": a}}, {"tokens": [1], "checks": {"loss": b}}, {})
 
 
-def test_growth_varies_one_thing_at_a_time() -> None:
+def test_growth_varies_one_dimension_at_a_time() -> None:
     points = growth.points("smollm2")
     assert {p["axis"] for p in points} == {"tokens a row", "rows a step", "completions a prompt", "million parameters"}
     point = next(p for p in points if p["axis"] == "completions a prompt" and p["work"] == "group" and p["value"] == 4)

@@ -23,7 +23,7 @@ GENERAL = ["tests/test_catalogue.py", "tests/test_laws.py", "tests/test_boundari
 """Tests of whatever pieces and recipes there are."""
 
 
-def test_the_recipes_that_were_promised_ship() -> None:
+def test_every_promised_method_has_a_recipe() -> None:
     assert not set(METHODS) - set(names())
 
 

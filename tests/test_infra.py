@@ -62,7 +62,7 @@ def test_images_are_pinned_to_a_full_version(image: str) -> None:
 # --- container file --------------------------------------------------------------------------------------------------
 
 
-def test_hadolint_has_nothing_to_say() -> None:
+def test_hadolint_passes() -> None:
     hadolint = shutil.which("hadolint", path=Path(sys.executable).parent) or shutil.which("hadolint")
     assert hadolint, "pip install -e .[dev] brings it"
     result = subprocess.run([hadolint, INFRA / "Containerfile"], capture_output=True, text=True)
@@ -81,12 +81,12 @@ def stages() -> dict[str, list[tuple[str, str]]]:
     return instructions
 
 
-def test_a_build_without_a_target_gives_the_small_image() -> None:
+def test_default_build_target_is_the_small_image() -> None:
     assert set(TARGETS) <= set(stages()) and list(stages())[-1] == "cpu"
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_an_image_says_what_it_was_built_from(target: str) -> None:
+def test_images_record_their_revision(target: str) -> None:
     """As `ratchet.tasks.machine.provenance` reads it; the build lines hand it over."""
     words = stages()[target]
     assert words.index(("ENV", "RATCHET_REVISION=$REVISION")) > words.index(("ARG", "REVISION"))
@@ -102,7 +102,7 @@ def image(target: str) -> str:
     return f"ratchet:{tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']['version']}-{target}"
 
 
-def test_images_of_ours_are_ones_that_are_built() -> None:
+def test_own_images_are_build_targets() -> None:
     assert {one for one in images() if one.startswith("ratchet:")} <= {image(target) for target in TARGETS}
 
 
@@ -118,7 +118,7 @@ def test_containers_do_not_run_as_root_and_install_what_is_locked() -> None:
     assert copied == allowed
 
 
-def test_no_image_takes_gpus_by_itself() -> None:
+def test_images_do_not_request_gpus() -> None:
     """Where NVIDIA's runtime is the default one it gives every GPU to an image that says `all`, and to one that says CUDA_VERSION alone."""
     environment = {target: dict(pair.split("=", 1) for word, rest in stages()[target] if word == "ENV" for pair in rest.split() if "=" in pair)
             for target in TARGETS}
@@ -127,7 +127,7 @@ def test_no_image_takes_gpus_by_itself() -> None:
     assert wanted == {"cpu": set(), "gpu": {"compute", "utility"}, "vllm": {"compute", "utility"}}, "NVML, which tells GPUs apart, is a utility"
 
 
-def test_what_the_images_install_is_locked() -> None:
+def test_images_install_locked_versions() -> None:
     import tomllib
 
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -139,7 +139,7 @@ def test_what_the_images_install_is_locked() -> None:
 # --- vLLM ------------------------------------------------------------------------------------------------------------
 
 
-def test_every_file_means_the_same_vllm() -> None:
+def test_vllm_version_is_equal_in_all_files() -> None:
     page = (ROOT / "docs" / "vllm.md").read_text()
     (build,) = re.findall(r"vllm==([\d.]+)", (INFRA / "Containerfile").read_text())
     (make,) = re.findall(r"\$\(VLLM\)==([\d.]+)", (ROOT / "Makefile").read_text())
@@ -159,7 +159,7 @@ def test_the_image_for_sampling_has_vllm_where_profiles_look_for_it() -> None:
     assert [rest for word, rest in words if word == "WORKDIR"] == ["/work"]
 
 
-def test_the_server_for_sampling_has_the_options_that_our_client_needs() -> None:
+def test_vllm_server_has_the_options_the_client_needs() -> None:
     line = re.search(r"^VLLM_SERVER_DEV_MODE=1 vllm serve MODEL (.*)$", (ROOT / "docs" / "vllm.md").read_text(), re.M)
     assert line
     wanted = {option.strip().replace(" ", "=") for option in re.findall(r"--[\w-]+(?: [^-]\S*)?", line[1])}
@@ -190,7 +190,7 @@ def test_the_databases_are_reached_by_the_services_alone() -> None:
     assert kinds == {"ClusterIP"} and any(one["kind"] == "NetworkPolicy" for one in MANIFESTS)
 
 
-def test_compose_asks_for_every_secret_and_holds_none() -> None:
+def test_compose_requires_every_secret_and_contains_none() -> None:
     secrets = {name: value for service in COMPOSE["services"].values() for name, value in service.get("environment", {}).items()
                if SECRET.search(name)}
     assert len(secrets) > 6
@@ -207,7 +207,7 @@ def test_workers_reach_the_store_where_stages_exchange_products() -> None:
     assert {"AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"} <= worker.keys()
 
 
-def test_servers_want_a_password() -> None:
+def test_servers_require_a_password() -> None:
     services = COMPOSE["services"]
     assert "PREFECT_SERVER_API_AUTH_STRING" in services["prefect"]["environment"]
     for command in (services["mlflow"]["command"], *(c["command"] for w in WORKLOADS if w["metadata"]["name"] == "mlflow"
@@ -215,7 +215,7 @@ def test_servers_want_a_password() -> None:
         assert command[command.index("--app-name") + 1] == "basic-auth" and "--serve-artifacts" in command
 
 
-def test_compose_names_what_it_defines() -> None:
+def test_compose_references_are_defined() -> None:
     for name, service in COMPOSE["services"].items():
         for other in service.get("depends_on", {}):
             assert other in COMPOSE["services"], f"{name} waits for {other}"
@@ -290,7 +290,7 @@ def test_kustomize_builds(folder: str) -> None:
             assert one["metadata"]["labels"]["app"] == "vllm-sampling", "it would answer for the server beside it"
 
 
-def test_settings_of_prefect_are_ones_that_it_has() -> None:
+def test_prefect_settings_exist() -> None:
     """Prefect ignores misspelt settings."""
     from prefect import settings
 
@@ -302,7 +302,7 @@ def test_settings_of_prefect_are_ones_that_it_has() -> None:
     assert len(ours) > 8 and not {name for name in ours if not hasattr(settings, name)}
 
 
-def test_the_cluster_s_worker_cancels_what_waits_for_a_pod_within_seconds() -> None:
+def test_kubernetes_worker_cancels_pending_pods_within_seconds() -> None:
     """Prefect's default is never: only a run that has begun watches for its own cancelling."""
     from prefect.settings.models.worker import WorkerSettings
 
@@ -316,7 +316,7 @@ def test_the_cluster_s_worker_cancels_what_waits_for_a_pod_within_seconds() -> N
 
 
 @pytest.mark.parametrize("path", POOLS, ids=lambda p: p.stem)
-def test_work_pools_are_what_prefect_takes(path: Path) -> None:
+def test_work_pool_templates_are_valid_in_prefect(path: Path) -> None:
     """The schema is one; defaults keep to it; placeholders and variables match; keys are those of Prefect's own template."""
     import importlib.util
 
@@ -336,7 +336,7 @@ def test_work_pools_are_what_prefect_takes(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", POOLS, ids=lambda p: p.stem)
-def test_prefect_s_server_takes_the_work_pools(path: Path) -> None:
+def test_prefect_server_accepts_the_work_pools(path: Path) -> None:
     from prefect.server.schemas.actions import WorkPoolCreate
 
     workload = template(path)
@@ -374,7 +374,7 @@ def test_a_kubernetes_job_fits_its_schema() -> None:
         kubernetes_validate.validate(job.job_manifest, kubernetes_validate.latest_version(), strict=True)
 
 
-def test_a_docker_container_is_asked_for_in_docker_s_words() -> None:
+def test_docker_jobs_use_dockers_options() -> None:
     from docker.models.containers import RUN_CREATE_KWARGS, RUN_HOST_CONFIG_KWARGS
 
     job = configuration("docker")
@@ -382,7 +382,7 @@ def test_a_docker_container_is_asked_for_in_docker_s_words() -> None:
     assert template(INFRA / "work_pools" / "docker.json")["variables"]["properties"]["networks"]["default"] == [f"{COMPOSE['name']}_default"]
 
 
-def test_a_docker_run_gets_its_credentials_by_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_docker_runs_get_credentials_by_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
         monkeypatch.setenv(name, f"the worker's {name}")
     env, store = configuration("docker", block="of the block").env, COMPOSE["services"]["worker"]["environment"]
@@ -395,7 +395,7 @@ def test_a_docker_run_gets_its_credentials_by_reference(monkeypatch: pytest.Monk
     assert configuration("docker").env["AWS_SESSION_TOKEN"] == "", "boto takes it for none"
 
 
-def test_a_kubernetes_run_asks_for_gpus_shared_memory_and_secrets_by_reference() -> None:
+def test_kubernetes_runs_request_gpus_shared_memory_and_secrets() -> None:
     manifest = template(INFRA / "work_pools" / "kubernetes.json")["job_configuration"]["job_manifest"]
     pod = manifest["spec"]["template"]["spec"]
     check_pod(pod)

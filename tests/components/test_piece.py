@@ -28,13 +28,13 @@ def test_wrong_kind_of_value() -> None:
         resolve("objective", {"name": "clip", "low": "much"})
 
 
-def test_columns_are_filled_from_options() -> None:
+def test_column_placeholders_are_filled_from_options() -> None:
     piece = describe("annotate", "scoring.logprobs")
     assert "logprobs.reference" in piece.named("writes", {"model": "reference"})
 
 
 @pytest.mark.parametrize("slot", SLOTS)
-def test_every_piece_can_be_imported_under_the_name_its_source_gives(slot: str) -> None:
+def test_every_piece_is_importable_by_its_name(slot: str) -> None:
     for name, piece in catalogue(slot).items():
         function = getattr(importlib.import_module(piece.module), piece.function)
         assert callable(function), name
@@ -47,7 +47,7 @@ def test_resolved_specs_hold_every_default_and_build() -> None:
     assert callable(build("objective", spec))
 
 
-def test_a_failing_reward_is_failed_and_none_is_skipped() -> None:
+def test_failing_reward_is_failed_and_none_is_skipped() -> None:
     @each
     def shaky(prompt: Prompt, trajectory: Trajectory) -> float | None:
         if trajectory.text == "bad":
@@ -72,5 +72,5 @@ def test_every_number_that_a_piece_takes_has_a_range(slot: str) -> None:
             assert option.kind is not Any or option.annotation == "Any", f"{name}.{option.name}: {option.annotation} is not checked"
 
 
-def test_a_number_is_one_however_it_is_spelt() -> None:
+def test_equal_numbers_give_equal_options_in_every_spelling() -> None:
     assert resolve("rollout", {"name": "sample", "temperature": 1}) == resolve("rollout", "sample") == resolve("rollout", {"name": "sample", "top_p": None})

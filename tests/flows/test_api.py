@@ -91,7 +91,7 @@ def test_check_names_a_file_that_is_not_there(tmp_path: Path) -> None:
         recipe.check(home=tmp_path)
 
 
-def test_a_run_is_listed_and_described(run: ratchet.Run) -> None:
+def test_runs_are_listed_with_their_state(run: ratchet.Run) -> None:
     assert [one.path for one in ratchet.runs(run.home)] == [run.path] == [ratchet.load_run(home=run.home).path]
     assert (run.name, run.state, run.error, run.log, run.report) == ("dpo-0123abcd", "finished", None, None, None)
     assert repr(run) == "Run('dpo-0123abcd', finished, 1 of 1 gates failed)"

@@ -182,7 +182,7 @@ def test_non_finite_loss_stops_the_run(folder: Path, ratchet: Ratchet) -> None:
     assert Pipeline.open(file, home=home, profile="test").make("sft").meta["steps"] > 1
 
 
-def test_a_full_disk(folder: Path, ratchet: Ratchet) -> None:
+def test_full_disk_is_one_sentence_and_the_run_resumes(folder: Path, ratchet: Ratchet) -> None:
     file = recipe(folder, written(folder, "rows.jsonl", ROWS))
     assert ratchet("stage", "fetch", str(file)).code == 0
     before = {p.name for p in (folder / "home" / "store").glob("[!.]*")}

@@ -129,7 +129,7 @@ def terminal(tiny_model: Path) -> Iterator[Terminal]:
     os.close(session.file)
 
 
-def test_person_asks_sets_and_leaves(terminal: Terminal, tiny_model: Path) -> None:
+def test_interactive_session_answers_sets_options_and_quits(terminal: Terminal, tiny_model: Path) -> None:
     terminal.expect("Ctrl-D ends")
     terminal.expect("> ")
     terminal.type("What is 3 + 5\x7f4?\r")  # with a key corrected
@@ -178,7 +178,7 @@ def test_ctrl_c_stops_the_answer_and_the_next_question_is_answered(tiny_model: P
 
 
 @pytest.mark.parametrize(("columns", "titles"), [(120, r"{0} +twin"), (60, r"{0}\s+{1}\s+twin")])
-def test_answers_stand_side_by_side_where_the_terminal_is_wide_enough(columns: int, titles: str, tiny_model: Path, tmp_path: Path) -> None:
+def test_answers_are_side_by_side_on_a_wide_terminal(columns: int, titles: str, tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "twin").symlink_to(tiny_model)
     person = Terminal(columns, str(tiny_model), str(tmp_path / "twin"), "--temperature", "0", "--once", "What is 3 + 4?")
     screen = person.rest()

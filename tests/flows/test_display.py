@@ -45,7 +45,7 @@ def test_the_table_at_the_end_and_the_log_name_the_records() -> None:
     assert headline({"counts": SELECT, "steps": 3}) == "3 steps" and headline({"steps": 0}) == "", "a linear probe takes none"
 
 
-def test_in_a_log_nothing_stands_behind_the_last_word_of_a_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_log_lines_have_no_trailing_spaces(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """The table before a run, the one after it, and a row that is a terminal's width twice over."""
     console = open_console()
     print_plan(console, Pipeline.open("online_dpo", home=tmp_path, profile="test"), full=True)
@@ -70,7 +70,7 @@ def test_show_prints_the_records_and_mlflow_gets_every_count(publish, run_of, tm
     assert numbers_of({"counts": DRAFTS})["counts.length: truncated"] == 1749.0
 
 
-def test_in_80_columns_stand_stage_step_rate_and_time_left() -> None:
+def test_progress_fits_80_columns() -> None:
     console = Console(file=io.StringIO(), width=80, force_terminal=True)
     with Display(console) as display:
         display.started(Stage("optimise_3", "optimise", "weights", {}), Path())

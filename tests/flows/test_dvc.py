@@ -68,7 +68,7 @@ def workspace(fresh_home: Callable[[str], Path], tmp_path: Path, monkeypatch: py
     return where
 
 
-def test_both_orders_make_the_same_versions(workspace: Path, prefect: None, tmp_path: Path, tiny_model: Path) -> None:
+def test_dvc_repro_and_the_flow_write_the_same_versions(workspace: Path, prefect: None, tmp_path: Path, tiny_model: Path) -> None:
     dvc(workspace, "repro")
     versions = locked(workspace)
     assert list(versions) == ["data/raw", "data/curated", "data/quarantined", "data/rounds", "metrics.json", "plots"]

@@ -76,7 +76,7 @@ def test_plan_changes_nothing(tmp_path: Path) -> None:
     ("fit.learning_rate=1e-5", ["optimise_2"]),
     ("rollout.temperature=0.7", ["rollout_2", "annotate_2", "select_2", "optimise_2"]),
 ])
-def test_a_round_that_is_changed_is_planned_anew_and_none_before_it(change: str, makes: list[str], fresh_home: Callable[[str], Path]) -> None:
+def test_changed_round_replans_it_and_later_rounds_only(change: str, makes: list[str], fresh_home: Callable[[str], Path]) -> None:
     home = fresh_home("home")
     pipeline = Pipeline.open("online_dpo", home=home, profile="test", overrides=["online.rounds=3"])
     for stage in [s.stage for s in pipeline.status() if s.state != "done"]:  # a finished run, without the work
@@ -105,13 +105,13 @@ def test_explain_takes_overrides() -> None:
     assert yaml.safe_load(done.output.partition("\nquantity")[0])["recipe"]["offline"]["fit"]["batch"] == 3
 
 
-def test_an_explained_recipe_is_yaml_whole() -> None:
+def test_explained_recipe_is_valid_yaml() -> None:
     """Addresses are longer than a line of 80 columns: a piped recipe is read back as it was written."""
     text = CliRunner().invoke(app, ["recipes", "explain", "chat"]).output
     assert text.startswith(dump(*load("chat"))) and max(map(len, text.splitlines())) > 80
 
 
-def test_a_log_has_a_line_an_event(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_log_has_one_line_per_event(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     stage, long = Stage("annotate_1", "annotate", "groups", {}), "answers " * 30 + "end"
     with Display(open_console()) as display:
@@ -139,7 +139,7 @@ def test_terminal_shows_progress() -> None:
         assert (task.completed, task.total, task.fields["count"]) == (120, 384, "120/384 answers")
 
 
-def test_what_is_not_there_is_not_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_missing_outputs_are_not_printed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     pipeline = Pipeline.open("sft", home=tmp_path, profile="test")  # as after `run --until curate`
     pipeline.run.open("recipe: {}\n")
     _where(open_console(), pipeline)

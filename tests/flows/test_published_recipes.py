@@ -79,7 +79,7 @@ SPLITS = {"sft_gsm8k": {"sft", "sft_validation"}, "rlvr_gsm8k": {"sft", "sft_val
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_published_data_set_is_trained_on_by_its_train_file_alone(recipe: str, tmp_path: Path, tiny_home: Path) -> None:
+def test_published_test_files_are_never_trained_on(recipe: str, tmp_path: Path, tiny_home: Path) -> None:
     pipeline = opened(recipe, tmp_path, tiny_home, *CHANGES[recipe])
     for name in pipeline.stages:
         if name == "evaluate":
@@ -102,7 +102,7 @@ def test_a_published_data_set_is_trained_on_by_its_train_file_alone(recipe: str,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_it_runs_to_its_report(recipe: str, tmp_path: Path, tiny_home: Path) -> None:
+def test_published_recipe_runs_to_its_report(recipe: str, tmp_path: Path, tiny_home: Path) -> None:
     pipeline = opened(recipe, tmp_path, tiny_home, *CHANGES[recipe])
     for name in pipeline.stages:
         pipeline.make(name)

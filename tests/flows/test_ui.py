@@ -22,7 +22,7 @@ class Mlflow(BaseHTTPRequestHandler):
         pass
 
 
-def test_the_page_that_is_named_shows_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ui_prints_the_address_of_the_training_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME", raising=False)
     with HTTPServer(("127.0.0.1", 0), Mlflow) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

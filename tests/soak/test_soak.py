@@ -1,4 +1,4 @@
-"""A small soak test, and proof that it detects unsound programs. (Killed flow: test_resume.py. Killed stage:
+"""A small soak test, and proof that it detects unsound programs. (Killed flow: test_schedules_resume_from_their_state.py. Killed stage:
 test_launch.py.)
 """
 
@@ -101,7 +101,7 @@ def toy_soak(folder: Path, program: str = TOY) -> Soak:
     return Soak(folder, lambda home: [sys.executable, "-c", program, str(home)], None, folder / "base", env={"PYTHONPATH": str(ROOT / "infra" / "package")})
 
 
-def test_a_sound_program_survives_every_fault_of_bytes_disk_and_death(tmp_path: Path) -> None:
+def test_resumable_program_survives_every_fault(tmp_path: Path) -> None:
     """The soak itself, on a program of milliseconds that keeps the store's rules."""
     soak = toy_soak(tmp_path)
     for names, count, sentences in ((["flow"], 2, ""), (["disk"], MANY, "the disk is full|ulimit -f"), (["checkpoint"], MANY, "the checkpoint at"),
@@ -114,7 +114,7 @@ def test_a_sound_program_survives_every_fault_of_bytes_disk_and_death(tmp_path: 
             assert not sentences and tally.tried >= 1, f"{name}: {tally}"
 
 
-def test_a_run_that_was_over_before_its_moment_came_is_struck_once_more(tmp_path: Path) -> None:
+def test_trial_is_repeated_if_the_run_ended_before_the_fault(tmp_path: Path) -> None:
     """On a busy machine the undisturbed run may be slower than the trial; a trial without a fault proves nothing."""
     soak = toy_soak(tmp_path)
     soak.undisturbed()
@@ -130,7 +130,7 @@ def test_a_run_that_was_over_before_its_moment_came_is_struck_once_more(tmp_path
     ("flow", 'state = json.loads(body)', 'state = {**json.loads(body), "lines": []}', "values are lost"),
     ("disk", "except RatchetError as error", "except ZeroDivisionError as error", "0 sentences why"),
 ])
-def test_an_unsound_program_does_not(fault: str, sound: str, broken: str, complaint: str, tmp_path: Path) -> None:
+def test_program_without_resume_is_detected(fault: str, sound: str, broken: str, complaint: str, tmp_path: Path) -> None:
     assert sound in TOY
     found: list[str] = []
     for _, complaints, _ in toy_soak(tmp_path, TOY.replace(sound, broken)).trials([fault], MANY):
@@ -154,7 +154,7 @@ def base(tiny_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-def test_a_small_soak(base: Path, tmp_path: Path) -> None:
+def test_small_soak_passes(base: Path, tmp_path: Path) -> None:
     soak = Soak(tmp_path, lambda home: [sys.executable, "-c", RUN, str(home), *OPTIONS], None, base, env={"PYTHONPATH": str(ROOT / "infra" / "package")})
     ((_, complaints, tally),) = soak.trials(["checkpoint"], 1)
     assert soak.truth is not None and len(soak.truth.weights) == 2 and soak.truth.steps
@@ -162,7 +162,7 @@ def test_a_small_soak(base: Path, tmp_path: Path) -> None:
     assert any("the checkpoint at" in sentence and "restarts" in sentence for sentence in tally.sentences), tally.sentences
 
 
-def test_a_line_that_is_no_metric_is_complained_of(tmp_path: Path) -> None:
+def test_invalid_metrics_line_is_reported(tmp_path: Path) -> None:
     """Otherwise a flipped byte in a key would end the whole soak with a KeyError."""
     store = Store(tmp_path)
     for text, error in (('{"stap": 1, "metrics": {}}', "KeyError"), ("{", "JSONDecodeError"), ("[1]", "TypeError")):
@@ -174,7 +174,7 @@ def test_a_line_that_is_no_metric_is_complained_of(tmp_path: Path) -> None:
             _look(tmp_path)
 
 
-def test_the_points_of_a_home_are_its_works_not_its_clocks(tmp_path: Path) -> None:
+def test_metric_comparison_ignores_timestamps(tmp_path: Path) -> None:
     with contextlib.closing(sqlite3.connect(tmp_path / "mlflow.db")) as base, base:
         base.executescript("create table runs (run_uuid, name); create table tags (run_uuid, key, value); create table metrics (run_uuid, key, step);"
                            "insert into runs values (1, 'mine'), (2, 'other'); insert into metrics values (1, 'loss', 3), (1, 'system/cpu', 30), (2, 'loss', 4);"
@@ -182,7 +182,7 @@ def test_the_points_of_a_home_are_its_works_not_its_clocks(tmp_path: Path) -> No
     assert _points(tmp_path / "mlflow.db", tmp_path) == {("mine", "loss", 3)}
 
 
-def test_it_would_notice(tmp_path: Path) -> None:
+def test_soak_detects_a_planted_failure(tmp_path: Path) -> None:
     truth = Truth({"sft/model.safetensors": "a"}, frozenset({("sft", 1, "loss"), ("sft", 2, "loss")}), frozenset({("sft", "loss", 1)}))
     assert not _differences(truth, truth)
     assert "weights differ" in _differences(truth, Truth({"sft/model.safetensors": "b"}, truth.steps, truth.points))[0]
@@ -209,7 +209,7 @@ def test_terminated_soak_leaves_no_ram_disk(tmp_path: Path) -> None:
     assert child.wait(20) == 128 + signal.SIGTERM and not home.is_mount()
 
 
-def test_an_orphan_is_known_by_its_mark_and_a_flipped_byte_is_one(tmp_path: Path) -> None:
+def test_orphans_are_found_by_their_mark_and_flips_change_one_byte(tmp_path: Path) -> None:
     orphan = subprocess.Popen(["cat"], env={**os.environ, MARK: "here"}, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     os.write(orphan.stdin.fileno(), b"x")  # its echo: between fork and exec its environment is not yet readable
     os.read(orphan.stdout.fileno(), 1)
@@ -228,7 +228,7 @@ def test_an_orphan_is_known_by_its_mark_and_a_flipped_byte_is_one(tmp_path: Path
     assert orphan.wait(10) and sum(b.bit_count() for b in file.read_bytes()) == 1 and not wait_for_none(trial, 0.0)
 
 
-def test_an_engine_is_the_session_of_a_vllm_and_any_process_of_it_may_die() -> None:
+def test_engine_fault_kills_any_process_of_the_vllm_session() -> None:
     """Two processes of one session, the first named as vLLM's server is, beside one of another session that must live on."""
     ended = {}
     for seed in range(8):
@@ -258,7 +258,7 @@ def _end(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def test_a_soak_of_engines_wants_a_profile_that_starts_one(tmp_path: Path) -> None:
+def test_engine_faults_need_a_profile_with_vllm(tmp_path: Path) -> None:
     from ratchet.components.errors import RecipeError
     from tests.soak.__main__ import soak
 
@@ -272,7 +272,7 @@ def test_fault_option_selects_faults() -> None:
 
 
 @pytest.mark.slow
-def test_a_larger_soak_with_real_servers(tmp_path: Path) -> None:
+def test_soak_with_real_servers(tmp_path: Path) -> None:
     """Every fault against the whole online pipeline: as `make soak` runs it."""
     done = subprocess.run([sys.executable, "-m", "tests.soak", "--home", str(tmp_path), "--tries", "2"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
@@ -281,7 +281,7 @@ def test_a_larger_soak_with_real_servers(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not os.environ.get("RATCHET_VLLM_PYTHON"), reason="RATCHET_VLLM_PYTHON names no environment with vllm")
-def test_a_vllm_that_is_killed(tmp_path: Path) -> None:
+def test_soak_kills_vllm(tmp_path: Path) -> None:
     """One round that vLLM samples; its server, or what computes behind it, dies while it does."""
     profile = tmp_path / "vllm.yaml"
     profile.write_text(VLLM.format(python=os.environ["RATCHET_VLLM_PYTHON"]))

@@ -59,7 +59,7 @@ def test_near_duplicate_across_splits_leaves_the_later_one():
     assert homes[stays] == "sft" and lost.reason == f"near duplicate across splits: of {stays} in {homes[stays]}" and lost.id not in homes
 
 
-def test_alike_topics_go_together_and_missing_topics_by_their_opening():
+def test_similar_topics_share_a_split_and_missing_topics_use_the_first_turn():
     records = [talk(f"{i}{t}", "hello", "hi", topic=t) for i in range(3)
                for t in ("what if all the big pigs could fly today", "What if all the big pigs could fly, today?",
                          "what if all the big pigs could fly", "smells", "films", None)]
@@ -188,7 +188,7 @@ def test_losing_too_many_records_stops_with_the_step_and_the_share(tmp_path):
         curate(section, rows, words, tmp_path / "stopped", 0)
 
 
-def test_statistics_see_what_is_wrong():
+def test_statistics_mark_every_planted_fault():
     def one(key, prompt, *completions, **columns):
         messages = tuple({"role": r, "content": c} for r, c in prompt)
         paths = tuple(Trajectory(tuple({"role": r, "content": c} for r, c in path)) for path in completions)
@@ -217,7 +217,7 @@ def test_statistics_see_what_is_wrong():
     assert table["gold/1"]["rating_gap"] == -2.0
 
 
-def test_alternation():
+def test_roles_alternate_by_hand():
     roles = lambda text: [{"role": {"s": "system", "u": "user", "a": "assistant", "t": "tool"}[c], "content": "x"} for c in text]  # noqa: E731
     assert all(alternates(roles(r)) for r in ("sua", "ua", "uaua", "u", "s", "uata", "uattaua"))
     assert not any(alternates(roles(r)) for r in ("au", "uua", "uaa", "usa"))

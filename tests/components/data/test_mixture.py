@@ -43,7 +43,7 @@ def test_weights_are_proportions_and_each_row_knows_its_source(tmp_path):
     assert summary["steps"][1]["dropped"] == {"over the weight of code.jsonl": 30, "over the weight of math.jsonl": 45}
 
 
-def test_a_mixture_is_the_same_for_a_seed_and_another_for_another(tmp_path):
+def test_mixture_is_determined_by_the_seed(tmp_path):
     paths = [source(tmp_path, "chat", 40), source(tmp_path, "code", 60)]
     (_, first), (_, again), (_, other) = (curated(tmp_path, out, paths, seed, code={"limit": 10}) for out, seed in (("a", 0), ("b", 0), ("c", 1)))
     ids = [{group.prompt.id for groups in splits.values() for group in groups if group.prompt.source == "code.jsonl"} for splits in (first, again, other)]

@@ -21,7 +21,7 @@ def test_right_answers_pass_and_so_do_prompts_without_one():
     assert check_gold(prompts("72"), []) == {}
 
 
-def test_answers_that_the_verifier_never_counts_as_right_stop_the_run_with_three_examples():
+def test_verifier_that_rejects_reference_answers_stops_the_run_with_examples():
     worked = [f"She sold {n}/2 clips.\n#### {n}" for n in range(4)]
     with pytest.raises(GateError) as found:
         check_gold([*prompts(*map(str, range(16))), *prompts(*worked)], [EXACT])
@@ -30,11 +30,11 @@ def test_answers_that_the_verifier_never_counts_as_right_stop_the_run_with_three
     assert message.count("question") == 3 and "question 0" in message and "#### 0" in message and "#### 3" not in message
 
 
-def test_a_twentieth_may_be_wrong():
+def test_verifier_may_reject_five_percent_of_reference_answers():
     assert check_gold(prompts(*map(str, range(19)), "no number 7 here"), [EXACT]) == {"rewards.exact_answer": [19, 20]}
 
 
-def test_only_verifiers_are_asked_and_the_plan_hands_them_to_curation():
+def test_only_verifiers_are_run_on_reference_answers():
     recipe, profile = load("rlvr_grpo")
     assert [spec["name"] for spec in verifiers(recipe)] == ["rewards.exact_answer"]
     stages = plan(recipe, profile)

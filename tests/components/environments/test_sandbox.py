@@ -154,7 +154,7 @@ def test_honest_code_passes_with_the_standard_library() -> None:
     assert verdict.passed, verdict.reason
 
 
-def test_wrong_code_fails_in_its_own_words() -> None:
+def test_failing_code_reports_its_own_error() -> None:
     assert execute("assert 1 == 2, 'one is not two'").reason == "AssertionError: one is not two"
     assert execute("def f(:").reason.startswith("SyntaxError")
 
@@ -193,7 +193,7 @@ def test_broken_confinement_is_detected() -> None:
         confinement.verify_confinement()  # here, unconfined
 
 
-def test_a_confined_program_does_not_outlive_its_caller() -> None:
+def test_sandboxed_program_exits_with_its_caller() -> None:
     script = "from ratchet.components.environments.sandbox import execute\nexecute('while True: pass', cpu_seconds=600, wall_seconds=600)"
     caller = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT)
     children = Path(f"/proc/{caller.pid}/task/{caller.pid}/children")

@@ -36,7 +36,7 @@ def test_tied_scores_share_their_value():
     assert expected_best([2.0, 1.0, 2.0], [1, 0, 0], 2) == pytest.approx(brute_force([2.0, 1.0, 2.0], [1, 0, 0], 2)) == 0.5
 
 
-def test_a_good_model_rises_an_inverted_one_falls_and_the_difference_is_paired():
+def test_best_of_n_curve_rises_for_a_good_and_falls_for_an_inverted_reward_model():
     rng = np.random.default_rng(0)
     truths = rng.integers(0, 2, (60, 8)).astype(float)
     good, inverted = best_of_n(truths + rng.normal(0, 0.5, (60, 8)), truths), best_of_n(-truths, truths)
@@ -49,7 +49,7 @@ def test_a_good_model_rises_an_inverted_one_falls_and_the_difference_is_paired()
     assert coin["rises"]["low"] < 0 < coin["rises"]["high"]
 
 
-def test_prompts_short_of_answers_are_left_out_and_one_answer_is_refused():
+def test_best_of_n_omits_prompts_with_too_few_answers_and_needs_two():
     found = best_of_n([[0, 1, 2, 3], [5, 4]], [[0, 0, 0, 1], [1, 1]])
     assert list(found) == ["1", "2", "4", "rises"] and found["4"]["mean"] == 1 and found["1"]["n"] == 1
     with pytest.raises(DataError, match="at least 2 answers"):

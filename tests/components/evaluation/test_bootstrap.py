@@ -8,7 +8,7 @@ from ratchet.components.errors import DataError
 from ratchet.components.evaluation.bootstrap import counts, difference, mean_interval, wilson, win_rate
 
 
-def test_the_numbers_of_a_seed_stay() -> None:
+def test_resampling_uses_numpys_generator_of_the_seed() -> None:
     """Published intervals are reproducible: resampling uses numpy's generator of the seed."""
     data = np.random.default_rng(0).exponential(size=60)
     means = data[np.random.default_rng(7).integers(60, size=(10_000, 60))].mean(1)
@@ -24,7 +24,7 @@ def test_percentile_matches_the_normal_closed_form_for_many_units():
     assert interval["high"] == pytest.approx(data.mean() + half, abs=0.003)
 
 
-def test_seed_alone_decides():
+def test_bootstrap_depends_only_on_the_seed():
     data = np.random.default_rng(5).normal(size=30)
     assert mean_interval(data, seed=3) == mean_interval(data, seed=3) != mean_interval(data, seed=4)
 
@@ -46,7 +46,7 @@ def test_pairing_removes_prompt_variance():
         difference([1, 2], [1])
 
 
-def test_three_wins_of_three_are_not_certainty():
+def test_interval_of_three_wins_of_three_excludes_certainty():
     interval = win_rate([1, 1, 1])
     assert interval["mean"] == 1 and interval["low"] < 0.5
     assert win_rate([0.5, 0.5])["mean"] == 0.5
@@ -60,6 +60,6 @@ def test_bad_values_are_refused(bad):
         win_rate([1.5, 0])
 
 
-def test_counts_draw_as_many_units_as_there_are():
+def test_resample_counts_sum_to_the_number_of_units():
     drawn = counts(7, 500, 0)
     assert drawn.shape == (500, 7) and (drawn.sum(1) == 7).all() and drawn.mean() == 1

@@ -73,7 +73,7 @@ def test_each_health_rule_trips_on_its_own_condition(name):
     assert [v.rule for v in tripped] == [name] and tripped[0].action == "stop" and tripped[0].limit == limit
 
 
-def test_the_chat_recipe_watches_by_every_rule_and_a_run_that_was_well_trips_none():
+def test_chat_recipe_has_every_health_rule_and_a_healthy_run_trips_none():
     """The panels of its first and last round, seed 0."""
     health = plain(load("chat")[0])["online"]["health"]
     assert set(health) == set(RULES)
@@ -83,7 +83,7 @@ def test_the_chat_recipe_watches_by_every_rule_and_a_run_that_was_well_trips_non
     assert [v.rule for v in check([rounds[0], {**rounds[1], "entropy": 0.1}], health)] == ["entropy"]
 
 
-def test_length_may_not_collapse_either_and_gold_that_rises_is_well():
+def test_length_rule_trips_on_collapse_and_gold_rule_ignores_a_rise():
     assert check([FIRST, {**FIRST, "length": 13.0}], {"length_ratio": {"limit": 1.5, "action": "hold"}})[0].action == "hold"
     rule = {"reward_without_gold": {"limit": 0.5, "action": "warn"}}
     assert not check([FIRST, {**FIRST, "reward": 3.0, "gold": 0.2}], rule)

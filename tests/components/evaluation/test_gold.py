@@ -65,7 +65,7 @@ def test_gold_measure_generalises_to_new_topics(trained):
     assert certificate["cross_validated"] > 0.6 and certificate["topics_fitted"] == 8
 
 
-def test_it_scores_one_reply_after_a_fixed_context(trained, encoder_path):
+def test_gold_measure_scores_one_reply_after_a_fixed_context(trained, encoder_path):
     measure = GoldMeasure.load(trained[0], encoder_path)
     context = [say("system", "topic3"), say("user", "the dog today walk"), say("assistant", "rain music"), say("user", "bread house")]
     better, worse = [*context, say("assistant", "tell lovely story")], [*context, say("assistant", "whatever bye no")]

@@ -55,7 +55,7 @@ def test_perplexity_of_a_uniform_model_is_its_vocabulary():
         perplexity([[-1.0], [-1.0]], [[True], [False]])
 
 
-def test_the_tax_weighs_tokens_not_replies():
+def test_alignment_tax_is_weighted_by_tokens():
     ours, theirs = [[-2.0] * 3, [-1.0]], [[-1.0] * 3, [-1.0]]
     ratio = perplexity_ratio(ours, theirs)
     assert ratio["mean"] == pytest.approx(math.exp(3 / 4)) == pytest.approx(perplexity(ours) / perplexity(theirs))
@@ -92,7 +92,7 @@ def test_answer_rates_by_hand():
         answer_rates(["a"], [])
 
 
-def test_what_only_the_proxies_see():
+def test_proxy_over_gold_gap_by_hand():
     """Two reward models and the gold measure on two prompts, by hand; the base model's wins are another question."""
     won = {"win_rate": [0.5, 0.5], "win_rate_reward_model_1": [1.0, 0.5], "win_rate_reward_model_2": [1.0, 1.0], "win_rate_reward_model_1_base": [0.0, 0.0],
            "win_rate_safety": [0.0, 0.0]}

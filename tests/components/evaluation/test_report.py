@@ -175,7 +175,7 @@ def test_a_recipe_without_gates_has_failed_none(tmp_path):
     assert '<span class="badge">no gates</span>' in page and "not passed" not in page
 
 
-def test_answers_say_in_words_whether_they_pass(tmp_path):
+def test_transcripts_state_whether_the_answer_passes(tmp_path):
     parser = Wellformed()
     parser.feed(write_report(tmp_path, verified_results()).read_text())
     assert parser.text.count("✓ passes") == 3 + 3 and parser.text.count("✗ fails") == 2 + 2
@@ -196,7 +196,7 @@ def test_transcripts_carry_what_the_filters_need_with_counts(tmp_path):
     assert "were chosen for the final model's lowest" in options and "not chosen by anybody" not in options
 
 
-def test_patterns_that_no_transcript_fits_are_left_out():
+def test_filter_patterns_without_a_transcript_are_omitted():
     plain = {"prompt": [], "answers": {"final": "x"}}
     assert prepared([plain])["patterns"] == [] and prepared([])["talks"] == []
     assert prepared([plain, {**plain, "verified": {"final": False}}])["patterns"] == [("final fails", 1)]
@@ -227,7 +227,7 @@ def test_names_and_numbers_for_readers():
     assert (number(0.031, "truncated"), number(21.44, "perplexity"), number(None), number("ok"), number(0.0004)) == ("3.1%", "21.44", "–", "ok", "0.0004")
 
 
-def test_pictures_are_pictures_and_hold_their_numbers(tmp_path):
+def test_figures_are_valid_images_of_their_numbers(tmp_path):
     rows = {"final vs SFT": {"mean": 0.61, "low": 0.55, "high": 0.67}}
     vector = plots.win_rates(rows, tmp_path / "w.svg")
     assert "<svg" in vector.read_text()
@@ -235,7 +235,7 @@ def test_pictures_are_pictures_and_hold_their_numbers(tmp_path):
     assert plots.win_rates({"x": {"mean": 0.2, "low": 0.1, "high": 0.3}}, tmp_path / "v.svg").read_bytes() != vector.read_bytes()
 
 
-def test_several_sources_stand_with_their_counts(tmp_path):
+def test_report_lists_sources_with_their_counts(tmp_path):
     sources = {"<b>chat": {"source": "path:chat.jsonl", "records": 120, "groups": {"sft": 90, "evaluate": 30}}, "code": {"source": "path:code.jsonl", "records": 7, "groups": {}}}
     page = write_report(tmp_path, {"sources": sources}).read_text()
     assert "The sources of its data" in page and "&lt;b&gt;chat" in page and ">120</td>" in page and "sft 90, evaluate 30" in page and ">none</td>" in page

@@ -62,7 +62,7 @@ def test_swapping_the_arms_mirrors_both_rates():
         assert one[kind]["mean"] == pytest.approx(1 - two[kind]["mean"], abs=1e-6)
 
 
-def test_a_sweep_stays_finite_and_ties_are_a_half():
+def test_win_rate_of_a_sweep_is_finite_and_of_ties_one_half():
     swept = compare([1.0] * 20, [0.0] * 20, [5] * 20, [4] * 20)
     assert 0.9 < swept["length_controlled"]["mean"] < 1 and swept["raw"]["low"] > 0.8
     tied = compare([1.0] * 8, [1.0] * 8, [5] * 8, [4] * 8)

@@ -38,7 +38,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return first, later
 
 
-def test_a_server_that_kept_other_weights_is_found_at_its_first_answer(two: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stale_server_weights_are_detected_at_the_first_answer(two: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """A torch engine that may ignore `load` stands in for vLLM."""
     first, later = two
     torch_engine = TorchEngine(first, threads=1)
@@ -55,7 +55,7 @@ def test_a_server_that_kept_other_weights_is_found_at_its_first_answer(two: tupl
     assert engine.generate(requests) == answers
 
 
-def test_a_gap_is_over_chosen_steps_of_answers_that_kept_their_logprobs() -> None:
+def test_logprob_gap_uses_only_masked_steps_with_sampler_logprobs() -> None:
     paths = (Trajectory((), mask=[False, True, True], logprobs=[0.0, -1.0, -2.0]), Trajectory((), mask=[False, True, True]))
     rows = [[9.0, -1.5, -2.25], [9.0, 9.0, 9.0]]
     assert gap([Group(Prompt("p", ()), paths)], [{"logprobs": rows}]) == Gap(0.5, 0.375)

@@ -68,7 +68,7 @@ def test_answers_are_independent_of_the_batch(tiny: Path) -> None:
     assert [len(group) for group in together] == [r.count for r in requests]
 
 
-def test_prompts_that_begin_alike_are_prefilled_once_and_answered_as_alone(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_common_prefixes_are_prefilled_once_with_equal_answers(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = TorchEngine(tiny, rows=2)
     begins = [engine.encode_prompt([{"role": "user", "content": text}]) for text in ("tell me about the sea and the sky", "what do you like to do?")]
     prompts = [begin + end for end in ([], [9, 8, 7], [9, 8, 7, 6], [5]) for begin in begins]

@@ -491,7 +491,7 @@ def test_killed_server_restarts_with_its_weights_and_leaves_no_process(tiny: Pat
 
 
 @pytest.mark.slow
-def test_a_server_dies_with_its_owner(tiny: Path, tmp_path: Path) -> None:
+def test_vllm_server_exits_with_its_parent(tiny: Path, tmp_path: Path) -> None:
     code = ("import json, sys, time; from pathlib import Path; from ratchet.components.inference.choose import sampler; from ratchet.components.types import Request;"
             "e = sampler(json.loads(sys.argv[1]), Path(sys.argv[2])); e.generate([Request([1, 2, 3], max_tokens=2)]);"
             "print(e.backend.child.pid, flush=True); time.sleep(600)")

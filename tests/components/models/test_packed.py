@@ -57,7 +57,7 @@ def test_packed_equals_padded_forward_and_backward(kind: str) -> None:
         torch.testing.assert_close(p.grad, q.grad, atol=2e-5, rtol=1e-4, msg=lambda m, name=name: f"{name}: {m}")
 
 
-def test_what_rows_begin_with_is_packed_once_at_every_depth() -> None:
+def test_common_prefixes_are_packed_once_at_every_depth() -> None:
     system, question, answer = list(range(10, 20)), list(range(20, 30)), list(range(30, 40))
     rows = [[*system, *question, *answer, 1], [*system, 2], [*system, *question, 3], [*system, *question, *answer, 4, 5], [6, 7]]
     plan = PackedPlan([torch.tensor(row) for row in rows])
@@ -66,7 +66,7 @@ def test_what_rows_begin_with_is_packed_once_at_every_depth() -> None:
     assert [plan.positions[0][i].tolist() for i in plan.index] == [list(range(len(row))) for row in rows]
 
 
-def test_a_short_beginning_in_common_is_not_stored_apart() -> None:
+def test_short_common_prefixes_are_not_shared() -> None:
     plan = PackedPlan([torch.tensor([5, 6, 7]), torch.tensor([5, 6, 8])])
     assert plan.tokens[0].tolist() == [5, 6, 7, 5, 6, 8] and [segment.before for segment in plan.segments] == [(), ()]
 
@@ -88,7 +88,7 @@ def test_prefixes_at_three_depths_change_neither_logprobs_nor_gradients() -> Non
         torch.testing.assert_close(p.grad, q.grad, atol=2e-5, rtol=1e-4, msg=lambda m, name=name: f"{name}: {m}")
 
 
-def test_the_head_reads_equal_rows_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_layer_runs_once_for_equal_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     read, model_ = [], model("llama", "ratchet")
     monkeypatch.setattr(forward, "chosen_logprobs", lambda hidden, *a, **k: read.append(len(hidden)) or chosen_logprobs(hidden, *a, **k))
     chosen, rejected = [*range(1, 11), 7, 8], [[*range(1, 11), 9], [*range(1, 11), 7, 9]]

@@ -74,7 +74,7 @@ def test_score_is_the_head_on_the_mean_of_the_answers_hidden_states(tiny_model, 
             assert float(ours[row]) == pytest.approx(float(x @ model.score.weight[0]), abs=1e-4)
 
 
-def test_a_type_of_model_without_a_token_classifier_is_saved_as_its_body(tiny_model, pairs, tmp_path):
+def test_reward_model_without_a_transformers_class_is_saved_as_its_body(tiny_model, pairs, tmp_path):
     config = Olmo2Config(vocab_size=len(load_tokenizer(tiny_model)), hidden_size=16, intermediate_size=16, num_hidden_layers=1,
                          num_attention_heads=2, attn_implementation="ratchet")
     model = MeanReward(AutoModel.from_config(config), StandardisedHead(16)).eval()

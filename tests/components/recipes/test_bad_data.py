@@ -99,7 +99,7 @@ def test_no_server_starts_and_torch_is_not_imported(command: tuple[str, ...], tm
     assert done.stdout == "loaded []\n" and not list(tmp_path.glob("out/*.db"))
 
 
-def test_rows_behind_the_first_ones_count_where_these_will_not_do(tmp_path: Path) -> None:
+def test_check_reads_further_rows_if_the_first_do_not_fill_the_splits(tmp_path: Path) -> None:
     rows: list[Any] = [{"foo": i} for i in range(HEAD)]
     rows += [{"prompt": f"what is {i}?", "completion": "it is"} for i in range(4 * HEAD)]
     check_files(load(written(tmp_path, "sft", {"d.jsonl": rows}))[0])
@@ -107,14 +107,14 @@ def test_rows_behind_the_first_ones_count_where_these_will_not_do(tmp_path: Path
         check_files(load(written(tmp_path, "sft", {"d.jsonl": rows[:HEAD]}))[0])
 
 
-def test_topics_behind_the_first_rows_count_where_these_are_of_one(tmp_path: Path) -> None:
+def test_check_reads_further_rows_if_the_first_have_one_topic(tmp_path: Path) -> None:
     names = ["cats", "stars", "bread", "rivers", "trains", "kites", "music", "glass"]
     rows = [{"prompt": f"what is {i}?", "completion": f"it is {i}", "topic": names[i // HEAD]} for i in range(8 * HEAD)]
     checked = check_files(load(written(tmp_path, "sft", {"d.jsonl": rows, "splits": {"sft": 1, "sft_validation": 1, "evaluate": 1}}))[0])
     assert checked.whole and sum(checked.groups.values()) == 8 * HEAD and not checked.warnings
 
 
-def test_a_large_share_of_a_topic_is_a_warning_since_long_rows_may_go(tmp_path: Path) -> None:
+def test_large_topic_share_is_a_warning(tmp_path: Path) -> None:
     rows = [{**TOPICS[0 if i % 20 else 1 + i % 3], "prompt": f"what is {i}?"} for i in range(120)]
     one = written(tmp_path, "sft", {"d.jsonl": rows, "splits": {"sft": 1, "sft_validation": None, "evaluate": None}})
     recipe = load(one, overrides=["sft.validation=null", "evaluate=null", "register=null"])[0]

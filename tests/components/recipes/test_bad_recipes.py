@@ -15,7 +15,7 @@ from ratchet.components.recipes.recipe import load
 CASES = [(recipe, *case) for recipe, cases in yaml.safe_load((Path(__file__).parent / "bad_recipes.yaml").read_text()).items() for case in cases]
 
 
-def test_there_are_a_hundred() -> None:
+def test_there_are_at_least_100_bad_recipes() -> None:
     assert len({(recipe, change) for recipe, change, _ in CASES}) == len(CASES) >= 100
 
 

@@ -28,7 +28,7 @@ def objectives(recipe: Recipe) -> list:
     return list(recipe.online.fit.updates["policy"])
 
 
-def test_policy_gradients_are_corrected_and_the_rest_is_left_alone() -> None:
+def test_only_policy_gradients_get_the_sampler_correction() -> None:
     recipe, _ = load("ppo")
     after = corrected(recipe, VLLM)
     assert prepared(after) == ["scoring.logprobs", "scoring.logprobs.old", "scoring.importance"]
@@ -53,14 +53,14 @@ def test_objectives_that_correct_themselves_are_left_alone() -> None:
     assert corrected(recipe, VLLM) == recipe
 
 
-def test_the_cap_comes_from_the_profile_and_a_term_a_row_gets_a_weight_a_row() -> None:
+def test_correction_cap_comes_from_the_profile_and_row_terms_get_row_weights() -> None:
     recipe, _ = load("rlvr_grpo", overrides=["online.fit.updates={policy: [{name: clip.row, old: sampled}]}"])
     after = corrected(recipe, Profile(engine="vllm", vllm=Vllm(importance_cap=5.0)))
     assert after.online and plain(after.online.prepare[-1]) == {"name": "scoring.importance.row", "cap": 5.0, "limit": 0.5}
     assert objectives(after)[0]["weight_column"] == "importance.row"
 
 
-def test_a_round_of_its_own_is_corrected_too() -> None:
+def test_overridden_rounds_are_corrected_too() -> None:
     change = "online.by_round={2: {fit: {updates: {policy: [{name: reinforce}]}}}}"
     recipe, _ = load("rloo", overrides=["online.cadence=round", "online.rounds=2", "online.prompts={name: disjoint}", change])
     after = corrected(recipe, VLLM)
@@ -78,7 +78,7 @@ def test_a_profile_that_samples_with_vllm_corrects_what_it_loads(tmp_path, monke
     ("{name: reinforce, weight_column: importance}", r"'reinforce.weight_column' reads \['importance'\], which no earlier piece writes"),
     ("{name: preference.dpo, weight_column: advantages}", "`weight_column`"),
 ])
-def test_a_factor_that_cannot_be_is_said_in_the_recipe(spec: str, message: str) -> None:
+def test_impossible_correction_factor_is_a_recipe_error(spec: str, message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         load("rloo", overrides=[f"online.fit.updates={{policy: [{spec}]}}", "online.prepare=[{name: scoring.logprobs}]"])
 

@@ -45,7 +45,7 @@ def test_preferences_without_a_reward_model_make_no_pairs_to_certify_one() -> No
     ("instruct_dpo", {"evaluate"}), ("instruct_best_of_n", {"evaluate"}), ("instruct_rlvr", {"improve", "evaluate"}),
     ("instruct_offline", {f"{step}_{i}" for step in ("rollout", "annotate", "select", "optimise") for i in (2, 3)} | {"evaluate"}),
 ])
-def test_a_control_shares_every_stage_that_it_does_alike(name: str, own: set[str]) -> None:
+def test_control_recipe_shares_all_equal_stages(name: str, own: set[str]) -> None:
     whole, control = (plan(*load(recipe)) for recipe in ("instruct", name))
     assert {stage for stage in control if stage not in whole or control[stage].key != whole[stage].key} == own
 

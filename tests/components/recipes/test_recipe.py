@@ -44,7 +44,7 @@ def test_every_recipe_that_ships_loads(name: str) -> None:
     assert again["recipe"]["name"] == name
 
 
-def test_a_mapping_merges_a_list_replaces_another_piece_replaces() -> None:
+def test_overrides_merge_mappings_and_replace_lists_and_pieces() -> None:
     base = {"a": {"x": 1, "y": [1, 2]}, "p": {"name": "sample", "count": 8}}
     assert merge(base, {"a": {"y": [3]}}) == {"a": {"x": 1, "y": [3]}, "p": {"name": "sample", "count": 8}}
     assert merge(base, {"p": {"name": "sample", "max": 1}})["p"] == {"name": "sample", "count": 8, "max": 1}
@@ -135,7 +135,7 @@ def test_base_may_be_a_file_but_not_one_based_on_a_recipe(tmp_path: Path) -> Non
     assert load(second)[0].data.source == f"path:{tmp_path}/rows.jsonl", "a path is relative to the file that names it"
 
 
-def test_words_of_a_shipped_recipe_stay_with_it(tmp_path: Path) -> None:
+def test_about_and_paper_are_not_inherited_from_a_shipped_recipe(tmp_path: Path) -> None:
     """`about` and `paper` stand in the report, MLflow, Prefect and the model card, whatever the data of the user is."""
     own, none, words = (tmp_path / f"{name}.yaml" for name in ("own", "none", "words"))
     own.write_text("schema: 1\nbase: sft_gsm8k\n")
@@ -167,7 +167,7 @@ def test_column_written_twice_is_an_error(tmp_path: Path) -> None:
         load(write(tmp_path, yaml.safe_dump(whole)))
 
 
-def test_a_model_of_ones_own_may_score_the_evaluation(tmp_path: Path) -> None:
+def test_evaluation_accepts_an_additional_reward_model(tmp_path: Path) -> None:
     """A safety classifier, say: its mean is `final.reward.safety`, which a gate reads."""
     own = {"models": {"safety": {"source": f"path:{tmp_path}", "format": "huggingface", "sha256": None}},
            "evaluate": {"metrics": [{"name": "rewards.reward_model", "model": "safety"}]}}
@@ -235,7 +235,7 @@ def test_overrides_and_a_missing_file(tmp_path: Path) -> None:
         load(write(tmp_path, "a: [1"))
 
 
-def test_a_round_is_one_whether_a_file_or_the_command_line_names_it(tmp_path: Path) -> None:
+def test_one_round_is_equal_from_a_file_and_from_the_command_line(tmp_path: Path) -> None:
     """YAML reads 2 as a number, `--set online.by_round.2…` is a word."""
     file = write(tmp_path, f"{ONLINE}  by_round: {{2: {{fit: {{learning_rate: 1.0e-5}}}}}}\n")
     recipe, _ = load(file, overrides=["online.by_round.2.fit.epochs=2"])
@@ -298,7 +298,7 @@ def test_gold_health_rules_need_online_watch_gold() -> None:
         load("chat", overrides=blind[:1])
 
 
-def test_another_number_of_rounds_keeps_the_rounds_there_are() -> None:
+def test_changing_the_number_of_rounds_keeps_existing_rounds() -> None:
     shorter, longer = (plan(*load("chat", overrides=[f"online.rounds={n}"])) for n in (2, 3))
     both = {name for name, stage in shorter.items() if name in longer and longer[name].key == stage.key}
     assert set(shorter) - both == {"evaluate"} and longer["rollout_1"].options["rounds"] == 3
@@ -306,7 +306,7 @@ def test_another_number_of_rounds_keeps_the_rounds_there_are() -> None:
     assert other["rollout_1"].key != shorter["rollout_1"].key
 
 
-def test_another_source_takes_its_base_s_hash_format_and_shape_away():
+def test_changing_a_source_clears_the_inherited_hash_format_and_shape():
     """They belong to the base's model: the hash would reject any other model, and `format: tiny` would generate one."""
     model = load("chat", overrides=["models.policy.source=hub:org/mine"])[0].models["policy"]
     assert (model.sha256, model.format, model.shape) == (None, "auto", None)

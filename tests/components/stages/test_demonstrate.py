@@ -71,7 +71,7 @@ def test_demonstrations_are_verified_answers_and_pairs_of_one_prompt(tiny_home: 
     assert counts["sft: prompts without a verified answer"] == len(answers) - len(demonstrations)
 
 
-def test_the_certificate_tells_best_of_n_on_the_verified_answers_and_a_failed_one_stops_before_sampling(tiny_home: Path, tmp_path: Path) -> None:
+def test_certificate_reports_best_of_n_and_a_failed_one_stops_before_sampling(tiny_home: Path, tmp_path: Path) -> None:
     pipeline = Pipeline.open(recipe_file(tmp_path), home=tiny_home, profile="test", overrides=[
         "reward.certificate={min_accuracy: 0.99, best_of_n_rises: true}", "reward.fit.max_steps=2", "sft=null", "demonstrate.sft=[]"])
     pipeline.begin()
@@ -108,7 +108,7 @@ def test_preferences_are_pairs_of_the_sft_policys_answers(tiny_home: Path, tmp_p
     assert pipeline.artifact("reward").meta["counts"]["kept"] == len(pairs)
 
 
-def test_pairs_of_the_base_model_teach_the_reward_model_too_and_certify_nothing(tiny_home: Path, tmp_path: Path) -> None:
+def test_base_model_pairs_train_but_do_not_certify_the_reward_model(tiny_home: Path, tmp_path: Path) -> None:
     pipeline = Pipeline.open(recipe_file(tmp_path), home=tiny_home, profile="test", overrides=[*PREFERENCES, "reward.by_prompt=true", "reward.fit.batch=8", "reward.fit.epochs=1"])
     pipeline.begin()
     for name in list(pipeline.stages)[: list(pipeline.stages).index("reward") + 1]:

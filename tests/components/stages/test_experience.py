@@ -24,7 +24,7 @@ from ratchet.tasks.pipeline import Pipeline
 
 
 @pytest.mark.parametrize("kind", ["ours", "transformers"])
-def test_a_reward_model_of_ones_own_measures_but_is_not_optimised_against(kind: str, tiny_model: Path, tmp_path: Path) -> None:
+def test_additional_reward_model_is_measured_and_not_optimised(kind: str, tiny_model: Path, tmp_path: Path) -> None:
     if kind == "ours":
         save_model(new_reward(tiny_model, layers=1, pool="mean"), load_tokenizer(tiny_model), tmp_path)
     else:
@@ -38,7 +38,7 @@ def test_a_reward_model_of_ones_own_measures_but_is_not_optimised_against(kind: 
         reward_model([group], context_of(job), model="safety")
 
 
-def test_a_round_of_the_initial_policy_is_at_no_distance_from_it(tiny_home: Path) -> None:
+def test_first_round_has_zero_kl_to_the_initial_policy(tiny_home: Path) -> None:
     """Round 1 records KL 0 without computing it, round 2 computes it."""
     pipeline = Pipeline.open("raft", home=tiny_home, profile="test", overrides=[
         "online.watch={kl_prompts: 4}", "online.prompts_per_round=8", "online.fit.learning_rate=1e-2", "online.rounds=2"])

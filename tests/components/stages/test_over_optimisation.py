@@ -50,7 +50,7 @@ def test_a_hacked_reward_holds_the_round_and_returns_the_weights_before_it(tiny_
     assert weights["optimise_2"] == weights["model_policy"] != weights["optimise_1"]
 
 
-def test_a_hacked_reward_stops_the_run_where_the_rule_says_so(tiny_home: Path, tmp_path: Path) -> None:
+def test_hacked_reward_stops_the_run_if_the_rule_is_stop(tiny_home: Path, tmp_path: Path) -> None:
     pipeline = pipeline_of(tmp_path, tiny_home, "online.health.reward_without_gold.action=stop")
     with pytest.raises(HealthError, match="gold score"):
         make(pipeline, "annotate_2")

@@ -211,7 +211,7 @@ def test_hold_restores_the_last_healthy_weights() -> None:
     assert run["held"] == 2
 
 
-def test_few_answers_wait_for_more_and_are_tested_by_their_mean() -> None:
+def test_health_rules_pool_small_steps_and_test_their_mean() -> None:
     health, run = Health({"health": {"length_ratio": {"limit": 1.5, "action": "hold"}}, "fit": {"min_ended": 0.2}}, Counted()), {"updates": 0, "held": 0}
     tripped = [health(i, round_metrics(ENOUGH / 4, length=length), run) for i, length in enumerate([20.0] * 4 + [60.0, 20.0, 20.0, 36.0], start=1)]
     assert tripped == [False] * 7 + [True], "one long step alone says nothing; the mean of four, 34 against 20, does"

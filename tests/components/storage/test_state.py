@@ -49,7 +49,7 @@ def test_save_replaces_and_damage_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["tensors.safetensors", "state.json"])
-def test_one_flipped_bit_is_noticed(tmp_path: Path, name: str) -> None:
+def test_one_flipped_bit_is_detected(tmp_path: Path, name: str) -> None:
     save_state(tmp_path / "c", {"weights": torch.ones(8), "step": 17})
     file = tmp_path / "c" / name
     content = bytearray(file.read_bytes())

@@ -53,7 +53,7 @@ def test_unpublished_progress_is_kept_for_the_next_attempt(tmp_path: Path) -> No
         assert (work.progress / "checkpoint-3").is_dir()
 
 
-def test_damage_is_found(tmp_path: Path) -> None:
+def test_damaged_artifact_is_detected(tmp_path: Path) -> None:
     store = Store(tmp_path)
     artifact = make(store)
     file = artifact.path / "deep" / "file.txt"

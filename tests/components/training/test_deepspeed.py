@@ -47,20 +47,20 @@ LORA = {"name": "lora", "rank": 4, "alpha": 8.0}
 
 
 def groups(objective: str) -> list[Group]:
-    """Seven groups of made-up rows of unequal length, some with a long common prefix: no split over two ranks is even."""
-    dice, made = random.Random(0), []
+    """Seven groups of random rows of unequal length, some with a long common prefix: no split over two ranks is even."""
+    dice, groups = random.Random(0), []
     for number in range(7):
         prompt = [1, *(dice.randrange(3, 200) for _ in range(dice.randint(2, 9)))]
         rows = [[dice.randrange(3, 200) for _ in range(dice.randint(1, 12))] for _ in range(ROWS[objective])]
         paths = tuple(Trajectory((), {"tokens": [*prompt, *row]}, [False] * len(prompt) + [True] * len(row),
                                  logprobs=[0.0] * len(prompt) + [-5.0 - dice.random()] * len(row)) for row in rows)
         steps = [[0.0] * len(prompt) + [-5.0 - dice.random() for _ in row] for row in rows]
-        made.append(Group(Prompt(str(number), ()), paths, {
+        groups.append(Group(Prompt(str(number), ()), paths, {
             "logprobs.reference": steps, "advantages": [dice.gauss(0, 1) for _ in rows],
             "returns": [[1.0] * len(step) for step in steps], "values.old": [[0.1] * len(step) for step in steps],
             **({"label": [float(number % 3 == 0), None], "trained": [True, False],  # the second row is the mismatched answer
                 "logprobs.reference": [[x - 3.0 if x else x for x in step] for step in steps]} if objective == "kto" else {})}))
-    return made
+    return groups
 
 
 def learner_of(job: Mapping[str, Any], where: str) -> Any:

@@ -58,7 +58,7 @@ def test_restore_resumes_bit_for_bit(tiny: Path, adapter) -> None:
 
 
 @pytest.mark.parametrize("adapter", [None, lora], ids=["full", "lora"])
-def test_the_saved_directory_is_the_trained_model(tiny: Path, tmp_path: Path, adapter) -> None:
+def test_saved_directory_loads_as_the_trained_model(tiny: Path, tmp_path: Path, adapter) -> None:
     learner = TorchLearner(tiny, adapter=adapter, learning_rate=1e-2)
     for _ in range(3):
         update(learner)
@@ -102,7 +102,7 @@ def test_loss_without_logits_trains_the_embedding(tiny: Path) -> None:
     assert set(moved) == {1, 20, 30, 40, 41, 42, 50}, "the tokens that precede a chosen one"
 
 
-def test_only_the_adapters_parameters_change(tiny: Path) -> None:
+def test_only_adapter_parameters_are_trained(tiny: Path) -> None:
     learner = TorchLearner(tiny, adapter=lambda m: top_layers(m, count=1), learning_rate=1e-2)
     before = {n: p.clone() for n, p in learner.model.named_parameters()}
     update(learner)

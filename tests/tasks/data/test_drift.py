@@ -32,7 +32,7 @@ def rows(seed: int, *, count: int = 400, mean: float = 100.0, rating: float = 7.
              "topic": draw.choice(topics), "language": "en"} for _ in range(count)]
 
 
-def test_the_index_by_hand() -> None:
+def test_stability_index_by_hand() -> None:
     p, q = [(10 + 0.5) / 41, (30 + 0.5) / 41], [(30 + 0.5) / 41, (10 + 0.5) / 41]
     assert stability([10, 30], [30, 10]) == pytest.approx(sum((b - a) * math.log(b / a) for a, b in zip(p, q, strict=True)))
     assert stability([10, 30], [10, 30]) == 0 and stability([10, 30], [30, 10]) == pytest.approx(2 * (20 / 41) * math.log(30.5 / 10.5))
@@ -57,7 +57,7 @@ def test_exactly_the_shifted_columns_are_reported(change: dict[str, Any], what: 
     assert {s.what for s in found} == {"length in tokens", "turns", "rating", "topic", "language"}, "unrated gaps are not compared"
 
 
-def test_what_great_expectations_counted() -> None:
+def test_drift_of_failed_expectations() -> None:
     def report(failed: int) -> dict[str, Any]:
         return {"groups": 1000, "expectations": [{"of": "rows", "says": "no turn is empty", "failed": failed},
                                                  {"of": "splits", "says": "every split has enough groups", "failed": 0}]}

@@ -133,13 +133,13 @@ def test_expectations_of_whole_splits_stop(tmp_path, section, message):
     (["kites"] * 19 + ["trains"], r"no topic fills a split \(data.max_topic_share\): expected at most 0.9, got 0.95 in 'sft'"),
     (["kites"] * 18 + ["trains"] * 2, None), ([None] * 20, None),
 ])
-def test_what_is_out_of_balance_is_refused_without_a_word_in_the_recipe(tmp_path, topics, message):
+def test_default_limits_refuse_unbalanced_topics(tmp_path, topics, message):
     folder = write(tmp_path / "in", {"sft": [sft(f"s{i}", topic=topic) for i, topic in enumerate(topics)]})
     with pytest.raises(GateError, match=message) if message else contextlib.nullcontext():
         validate_data(folder, {}, tmp_path / "out", data_docs=False)
 
 
-def test_the_balance_of_chat_is_one_that_data_can_break():
+def test_chat_recipe_refuses_small_and_unbalanced_splits():
     """Its splits as they are pass; a split of one topic, of one topic mostly, or of a few groups does not."""
     checks = [c for c in expectations(load("chat")[0].data) if c.of == "splits"]
     def failed(**split):
@@ -149,7 +149,7 @@ def test_the_balance_of_chat_is_one_that_data_can_break():
     assert failed(groups=39) == ["groups"] and failed(topics=1.0) == ["topics"] and failed(max_topic_share=0.61) == ["max_topic_share"]
 
 
-def test_damage_is_named(tmp_path):
+def test_damaged_files_are_named(tmp_path):
     with pytest.raises(SourceError, match="curat"):
         validate_data(tmp_path, {}, tmp_path / "out")
     folder = write(tmp_path / "in", good())
@@ -168,7 +168,7 @@ def test_damage_is_named(tmp_path):
         validate_data(folder, {}, tmp_path / "out")
 
 
-def test_the_suite_follows_the_section():
+def test_expectation_suite_follows_the_data_section():
     descriptions = {check.says for check in expectations(Data())}
     assert "no personal data is left" not in descriptions
     assert {c.says for c in expectations(Data(transforms=[{"name": "scrub"}], languages=["en"]))} - descriptions == {

@@ -130,7 +130,7 @@ def test_commit_waits_for_a_locked_workspace_then_fails(workspace):
         holder.wait()
 
 
-def test_the_repository_pipeline_has_the_promised_stages():
+def test_dvc_yaml_has_the_documented_stages():
     stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
     assert list(stages) == ["fetch", "curate", "train", "evaluate"]
     assert versioning._stages(ROOT)["curate"] == ["data/curated", "data/quarantined"]

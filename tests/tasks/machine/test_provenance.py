@@ -31,7 +31,7 @@ def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     provenance.revision.cache_clear()
 
 
-def test_a_checkout_says_its_commit_and_whether_it_was_changed(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_revision_of_a_checkout_is_its_commit_and_marks_changes(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     git(code, "init", "-q")
     git(code, "add", ".")
     git(code, "commit", "-qm", "one")
@@ -44,13 +44,13 @@ def test_a_checkout_says_its_commit_and_whether_it_was_changed(code: Path, monke
     assert changed == git(code, "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+changes"), "what an image is built with"
 
 
-def test_an_image_says_what_it_was_built_from_without_git(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_revision_of_an_image_comes_from_its_environment(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("RATCHET_REVISION", COMMIT)
     assert provenance.revision() == COMMIT
 
 
-def test_installed_code_does_not_take_the_revision_of_the_repository_around_it(code: Path) -> None:
+def test_installed_package_ignores_a_surrounding_repository(code: Path) -> None:
     git(code.parent, "init", "-q")
     git(code.parent, "add", ".")
     git(code.parent, "commit", "-qm", "somebody's project, with a virtual environment in it")

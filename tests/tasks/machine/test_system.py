@@ -48,11 +48,11 @@ def test_missing_gpu_metric_does_not_affect_others(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("pynvml", [None, binding(nvmlInit=refuse)], ids=["no binding", "no driver"])
-def test_a_machine_without_a_gpu_is_sampled_all_the_same(monkeypatch: pytest.MonkeyPatch, pynvml: Any) -> None:
+def test_system_metrics_without_a_gpu(monkeypatch: pytest.MonkeyPatch, pynvml: Any) -> None:
     assert gpu_metrics(monkeypatch, pynvml) == {}
 
 
-def test_the_binding_that_is_installed_has_these_calls() -> None:
+def test_installed_nvml_has_the_functions_used() -> None:
     pynvml = pytest.importorskip("pynvml")
     for name, call in vars(binding()).items():
         real = getattr(pynvml, name)

@@ -104,7 +104,7 @@ print(json.dumps(os.environ["CUDA_VISIBLE_DEVICES"]))
 """
 
 
-def test_a_stage_and_what_it_starts_see_the_gpus_it_is_given(tmp_path: Path) -> None:
+def test_stage_and_its_children_see_only_its_gpus(tmp_path: Path) -> None:
     """Without any, those that the flow sees; the next stage of the same fork server sees nothing of it. `inline` gives way."""
     (tmp_path / "spy.py").write_text(SPY)
     root = Path(__file__).resolve().parents[3]

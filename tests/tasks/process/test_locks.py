@@ -177,7 +177,7 @@ def test_two_runs_with_remote_stages_do_not_deadlock(lead: Callable[..., Any]) -
     assert one.keys() == two.keys() and min(one["optimise_2"], two["optimise_2"]) > 0
 
 
-def test_a_stage_is_given_the_gpus_that_are_held_for_it(lead: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stage_runs_on_the_gpus_locked_for_it(lead: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
     lead("home", gpus=1)
     assert lead.seen["reward"] == lead.seen["optimise_2"] == ("4",) and lead.seen["raw"] == lead.seen["curated"] == ()
@@ -310,7 +310,7 @@ def test_concurrent_gpu_locks_are_exclusive(tmp_path: Path, monkeypatch: pytest.
     assert max(most) == 4
 
 
-def test_every_user_of_the_machine_can_hold_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_locks_work_for_every_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locks, "GPU_LOCKS", tmp_path / "gpus")
     umask = os.umask(0o077)
     try:
@@ -396,7 +396,7 @@ def test_gpu_uuid_prefix_is_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
     assert visible_gpus() == {"GPU-8932f937-d72c": "GPU-8932"}
 
 
-def test_without_the_binding_gpus_must_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_without_nvml_must_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(system, "DRIVER", tmp_path / "nvidiactl")
@@ -408,14 +408,14 @@ def test_without_the_binding_gpus_must_be_listed(tmp_path: Path, monkeypatch: py
     assert visible_gpus() == {"0": "0", "1": "1"}
 
 
-def test_the_binding_that_is_installed_has_these_calls() -> None:
+def test_installed_nvml_has_the_functions_used() -> None:
     pynvml = pytest.importorskip("pynvml")
     assert all(callable(getattr(pynvml, name)) for name in vars(binding()))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("if_running", ["wait", "refuse"])
-def test_two_runs_of_one_recipe(if_running: str, fresh_home: Callable[[str], Path]) -> None:
+def test_second_run_of_a_recipe_waits_or_is_refused(if_running: str, fresh_home: Callable[[str], Path]) -> None:
     """The command as a user types it, twice at once: one product, and the second waits or says in one sentence why not."""
     home = fresh_home("two")
     command = [sys.executable, "-m", "ratchet.flows.cli", "run", "sft", "--profile", "test", "--home", str(home), "--set", "sft.limit=32",

@@ -247,7 +247,7 @@ def test_join_reports_why_a_node_is_rejected(tmp_path: Path, inputs: dict[str, A
     assert f"{job.endpoint} does not answer" in rejection_reason(file, job), "the job of a dead leader"
 
 
-def test_the_oldest_job_comes_first_and_other_files_are_skipped(tmp_path: Path) -> None:
+def test_jobs_are_ordered_by_age_and_other_files_are_skipped(tmp_path: Path) -> None:
     for name, since in (("b", 2), ("a", 3), ("c", 1)):
         (tmp_path / "store/.work" / name).mkdir(parents=True)
         (tmp_path / "store/.work" / name / JOB).write_text(json.dumps({**dataclasses.asdict(Job({}, "", 2, 2, "")), "since": since}))

@@ -52,7 +52,7 @@ with servers(forks=True):
 """
 
 
-def test_a_fork_server_that_is_still_loading_ends_with_its_killed_flow(tmp_path: Path) -> None:
+def test_loading_fork_server_exits_with_its_killed_flow(tmp_path: Path) -> None:
     """By itself it would look for its parent only once torch and the rest are loaded: half a minute on a busy machine."""
     (tmp_path / "slow_to_load.py").write_text("import time\ntime.sleep(600)\n")
     process = subprocess.Popen([sys.executable, "-c", LOADING], cwd=ROOT, text=True, stdout=subprocess.PIPE, env={

@@ -127,7 +127,7 @@ def test_rank_error_is_the_stages_error(inputs: dict[str, Artifact], tmp_path: P
         launch(request(tmp_path / "work", inputs, data="gold", learner="deepspeed", ranks=2), tmp_path / "log")
 
 
-def test_one_sentence_says_which_rank_and_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_names_the_rank_and_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ratchet.tasks.process.ranks.REPORT_SECONDS", 0.0)
 
     def of(exitcode: int, machines: int = 1, last: int = 1, **errors: tuple[str, str]) -> RatchetError:
@@ -198,7 +198,7 @@ def test_invalid_rank_profile_is_an_error(profile: dict[str, Any], why: str) -> 
         conform(Profile, {"name": "mine", **profile}, "profile mine")
 
 
-def test_without_deepspeed_a_profile_that_needs_it_is_one_sentence(tmp_path: Path) -> None:
+def test_profile_that_needs_deepspeed_without_it_is_an_error(tmp_path: Path) -> None:
     hidden = tmp_path / "deepspeed.py"
     hidden.write_text("raise ImportError('not here')")
     code = ("from ratchet.components.training.deepspeed import DeepSpeedLearner\nfrom ratchet.components.errors import RecipeError\n"

@@ -77,7 +77,7 @@ def test_a_task_over_a_local_file_is_scored_as_transformers_scores_it(model: Pat
         evaluate(str(model), ["local_wrods"], home=tmp_path, folder=folder)
 
 
-def test_a_harness_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_lm_eval_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(RecipeError, match=r"ratchet-rlhf\[lm-eval\]"):
         evaluate("model", ["ifeval"], home=tmp_path)

@@ -43,7 +43,7 @@ def test_content_digest_ignores_timestamps(publish, tmp_path):
     assert of_product(publish("sft", text="other").path)["stages"]["sft"]["content"] != first["stages"]["sft"]["content"]
 
 
-def test_an_ancestor_that_is_gone_is_named(chain, tmp_path):
+def test_missing_ancestor_is_marked(chain, tmp_path):
     _, data, sft = chain
     shutil.rmtree(data.path)
     lineage = of_product(sft.path)
@@ -56,7 +56,7 @@ def test_an_ancestor_that_is_gone_is_named(chain, tmp_path):
         of_product(sft.path)
 
 
-def test_a_registered_version_explains_itself_without_its_store(chain, tmp_path, monkeypatch):
+def test_registered_version_has_its_lineage_without_the_store(chain, tmp_path, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     recorded = of_product(chain[2].path)
     version = register(chain[2].path, "policy", lineage=recorded, home=tmp_path)

@@ -90,7 +90,7 @@ def walk(tmp_path, home):
     return mlflow, versions[final], versions[middle]
 
 
-def test_the_registry_on_sqlite(tmp_path, home, monkeypatch):
+def test_registry_on_sqlite(tmp_path, home, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     mlflow, final, middle = walk(tmp_path, home)
     names = [a.path for a in mlflow.list_logged_model_artifacts(final.model_id)]
@@ -99,7 +99,7 @@ def test_the_registry_on_sqlite(tmp_path, home, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_registry_on_a_server(tmp_path, server, monkeypatch):
+def test_registry_on_a_server(tmp_path, server, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
     _, final, _ = walk(tmp_path, tmp_path / "home")
     from mlflow.artifacts import download_artifacts
@@ -193,7 +193,7 @@ else:
 
 
 @pytest.mark.slow
-def test_two_processes_register_once_and_no_promotion_is_forgotten(tmp_path, monkeypatch):
+def test_concurrent_registration_creates_one_version_and_keeps_all_promotions(tmp_path, monkeypatch):
     """Without the lock both read before either writes: two versions of the same weights, and a champion event without
     `replaced`.
     """

@@ -51,7 +51,7 @@ def test_an_alias_is_pinned_to_its_version_and_the_digest_of_its_weights(home: P
     assert trained_from(pipeline, "sft") == ["model_policy"]
 
 
-def test_the_registry_gives_the_files_where_the_store_has_them_no_more(home: Path) -> None:
+def test_registry_files_are_used_if_the_store_has_none(home: Path) -> None:
     (home / "model0").rename(home / "gone")
     try:
         artifact = opened(home, "registry:small/1", "seed=7").make("model_policy")
@@ -82,7 +82,7 @@ def test_a_version_that_is_not_there_is_refused_before_anything_starts(home: Pat
         opened(home, source)
 
 
-def test_an_unfinished_run_continues_with_the_version_it_began_with(home: Path) -> None:
+def test_unfinished_run_keeps_its_resolved_version(home: Path) -> None:
     first = opened(home, "registry:small@champion", "seed=9")
     first.begin()
     small = {version.version: version for version in history("small", home=home)}
@@ -101,14 +101,14 @@ def test_an_unfinished_run_continues_with_the_version_it_began_with(home: Path) 
         promote("small", "1", {"passed": True}, home=home)
 
 
-def test_a_version_without_a_flavour_is_its_own_files(tmp_path: Path) -> None:
+def test_version_without_a_flavour_links_all_files(tmp_path: Path) -> None:
     """A mean-pooled reward model has no MLmodel file; its lineage is stored next to the weights."""
     for file in ("config.json", "reward_head.st", "requirements.txt", "lineage.json"):
         (tmp_path / file).touch()
     assert sorted(name for _, name in _model_files(tmp_path)) == ["config.json", "requirements.txt", "reward_head.st"]
 
 
-def test_a_model_that_mlflow_logged_itself_is_one_flat_directory(tmp_path: Path) -> None:
+def test_model_logged_by_mlflow_becomes_a_flat_directory(tmp_path: Path) -> None:
     """Its transformers flavour keeps weights and tokenizer in folders of their own."""
     for file in ("model/config.json", "model/model.safetensors", "components/tokenizer/tokenizer.json", "requirements.txt"):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)

@@ -26,7 +26,7 @@ def model(publish, monkeypatch):
     return make
 
 
-def test_directory_is_itself(model, tmp_path: Path) -> None:
+def test_directory_resolves_to_itself(model, tmp_path: Path) -> None:
     base = model("model_policy")
     assert weights_of(str(base.path), tmp_path) == {base.path.name: base.path}
 
@@ -70,7 +70,7 @@ def test_registered_version_is_in_the_store_and_afterwards_in_the_registry(model
     assert (weights_of("policy", tmp_path)["policy:1"] / "model.safetensors").read_text() == text
 
 
-def test_external_version_whose_store_is_gone_names_the_remedy(model, tmp_path: Path) -> None:
+def test_external_version_without_files_is_an_error_with_the_command(model, tmp_path: Path) -> None:
     artifact = model("sft")
     register(artifact.path, "policy", lineage={"data": {}}, external=True, home=tmp_path)
     shutil.rmtree(artifact.path)

@@ -96,7 +96,7 @@ def finish(store: Store, stage: str, key: str) -> Artifact:
 DONE, RUNNING, WAITING = state(StateType.COMPLETED), state(StateType.RUNNING), state(StateType.SCHEDULED)
 
 
-def test_the_stage_is_sent_for_its_inputs_are_there_and_the_product_is_taken(tmp_path: Path, pipeline: Pipeline, meet: Any) -> None:
+def test_remote_stage_uploads_inputs_and_downloads_the_output(tmp_path: Path, pipeline: Pipeline, meet: Any) -> None:
     exchange = Exchange(str(tmp_path / "between"))
 
     def worker(request: Any) -> None:
@@ -194,7 +194,7 @@ def test_remote_run_with_another_exchange_is_not_reused(tmp_path: Path, pipeline
     assert len(server.requests) == 1
 
 
-def test_two_runs_that_need_the_same_stage_do_not_end_each_other(tmp_path: Path, pipeline: Pipeline, meet: Any) -> None:
+def test_cancelling_one_run_does_not_cancel_a_shared_remote_stage(tmp_path: Path, pipeline: Pipeline, meet: Any) -> None:
     exchange = Exchange(str(tmp_path / "between"))
     pipeline.remote["sft"] = RemoteStage(exchange, "one_stage/x")
     theirs = SimpleNamespace(id="run-0", parameters={"run": "other-2", "artifacts": exchange.address})
@@ -213,7 +213,7 @@ def test_two_runs_that_need_the_same_stage_do_not_end_each_other(tmp_path: Path,
     assert [request["parameters"]["run"] for request in server.requests] == ["sft-1"], "theirs was cancelled, and ours not asked for"
 
 
-def test_a_server_that_is_away_and_a_deployment_that_is_not_there(tmp_path: Path, pipeline: Pipeline, meet: Any) -> None:
+def test_unreachable_server_and_missing_deployment_are_errors(tmp_path: Path, pipeline: Pipeline, meet: Any) -> None:
     from httpx import ConnectError
     from prefect.exceptions import ObjectNotFound
 
@@ -226,7 +226,7 @@ def test_a_server_that_is_away_and_a_deployment_that_is_not_there(tmp_path: Path
             pipeline.make("sft")
 
 
-def test_worker_of_another_revision_refuses(tmp_path: Path) -> None:
+def test_worker_with_another_revision_is_an_error(tmp_path: Path) -> None:
     from ratchet.components.recipes.recipe import dump
 
     opened = Pipeline.open("sft", home=tmp_path, profile="test")

@@ -132,7 +132,7 @@ def test_a_run_that_another_process_uploads_is_uploaded_afterwards(home: Path, p
 
 
 @pytest.mark.parametrize("kind", ["dead", "frozen"])
-def test_a_server_that_is_away_stops_nothing_and_loses_nothing(home: Path, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_unreachable_mlflow_server_loses_nothing(home: Path, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     run = pipeline.run.path
     with contextlib.closing(socket.socket()) as server:
         server.bind(("127.0.0.1", 0))
@@ -158,12 +158,12 @@ def test_a_server_that_is_away_stops_nothing_and_loses_nothing(home: Path, pipel
         assert client(home).get_run(uploader.sent[ROOT].id).info.status == "FINISHED" and len(losses(home, uploader.sent[STEP].id)) == 5
 
 
-def test_a_directory_that_is_no_run_is_refused(home: Path, tmp_path: Path) -> None:
+def test_directory_without_a_run_is_an_error(home: Path, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="is not a run"):
         sync(tmp_path, home)
 
 
-def test_a_value_of_the_users_environment_is_kept(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+def test_users_mlflow_settings_are_kept(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "77")
     client(home)
     assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "77" and os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "1"
@@ -180,7 +180,7 @@ def test_failed_run_keeps_finished_stages_finished(pipeline: Pipeline) -> None:
     assert runs["online"].end == runs[STEP].end > runs[STEP].start
 
 
-def test_the_stages_of_a_round_share_a_run_that_names_the_data_they_read(pipeline: Pipeline) -> None:
+def test_stages_of_a_round_share_one_mlflow_run_with_their_data_sets(pipeline: Pipeline) -> None:
     runs = mlflow_runs(pipeline.run.path)
     assert {name for name, _ in runs[STEP].inputs} == {"curated", "rollout_1", "annotate_1"}
     publish(pipeline, "optimise_1", steps=4)
@@ -195,7 +195,7 @@ def test_system_metrics_of_another_machine_are_on_the_run_of_its_stage(pipeline:
     assert [key for key, run in mlflow_runs(pipeline.run.path).items() if seen in run.files] == [STEP]
 
 
-def test_the_description_is_the_verdict_and_a_table_of_stages(pipeline: Pipeline) -> None:
+def test_mlflow_description_has_the_verdict_and_a_table_of_stages(pipeline: Pipeline) -> None:
     note = mlflow_runs(pipeline.run.path)[ROOT].tags["mlflow.note.content"]
     assert note.startswith(f"**{pipeline.run.name}** (running)") and pipeline.recipe.about in note
     pipeline.run.record(state="finished", ended=1.0, champion=False, registered={"optimise_2": "online_dpo:1"},
@@ -205,7 +205,7 @@ def test_the_description_is_the_verdict_and_a_table_of_stages(pipeline: Pipeline
     assert "| curated |" in note
 
 
-def test_names_and_texts_are_within_the_limits_of_mlflow() -> None:
+def test_names_and_texts_fit_mlflows_limits() -> None:
     assert flatten({"a": {"b": 1, "c": [1, 2]}, "d": [{"e": "x"}], "f,g": {}}) == {
         "a.b": "1", "a.c": "[1, 2]", "d.0.e": "x", "f_g": "{}"}
     assert len(cut("x" * 9000, 6000)) == 6000 and cut("x" * 9000, 6000).endswith("[cut, 9000 characters]")

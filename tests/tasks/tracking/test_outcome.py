@@ -56,7 +56,7 @@ def test_gates_are_known_before_anything_is_registered(tmp_path: Path) -> None:
     assert lines_of(outcome(run_directory.path))[0] == ("gates", "1 of 2 failed") and ("registered", "not yet: no server") in lines_of(outcome(run_directory.path))
 
 
-def test_a_failed_run_says_its_error_and_its_log(tmp_path: Path) -> None:
+def test_failed_run_shows_its_error_and_log(tmp_path: Path) -> None:
     run_directory = run(tmp_path, "mine-1", state="failed", error="StageError: out of\nmemory", failed_stage="sft")
     (run_directory.path / "logs").mkdir()
     (run_directory.path / "logs" / "sft.log").write_text("...")
@@ -65,7 +65,7 @@ def test_a_failed_run_says_its_error_and_its_log(tmp_path: Path) -> None:
     assert verdict_of(outcome(run_directory.path)) == "failed at sft"
 
 
-def test_runs_are_listed_and_a_dead_one_is_not_running(tmp_path: Path) -> None:
+def test_runs_lists_a_dead_run_as_interrupted(tmp_path: Path) -> None:
     assert "there is no run" in ratchet("runs", "--home", str(tmp_path))
     run(tmp_path, "mine-1", state="running")
     alive = run(tmp_path, "mine-2", state="running")

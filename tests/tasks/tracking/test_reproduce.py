@@ -20,7 +20,7 @@ from ratchet.tasks.tracking.reproduce import reproduce, surroundings
 
 
 @pytest.mark.parametrize("name", names())
-def test_a_dumped_recipe_is_planned_alike(name: str) -> None:
+def test_dumped_recipe_has_the_same_plan(name: str) -> None:
     recipe, profile = load(name, profile="test")
     again = reread(dump(recipe, profile))
     assert {n: s.key for n, s in plan(*again).items()} == {n: s.key for n, s in plan(recipe, profile).items()}
@@ -31,7 +31,7 @@ def test_a_recipe_that_was_not_dumped_is_refused() -> None:
         reread("schema: 1\n")
 
 
-def test_identical_then_tampered(tiny_home: Path, tmp_path: Path) -> None:
+def test_reproduction_is_identical_and_detects_tampering(tiny_home: Path, tmp_path: Path) -> None:
     pipeline = Pipeline.open("sft", home=tiny_home, profile="test", overrides=["sft.limit=32", "evaluate=null", "register=null"])
     pipeline.begin()
     for name in pipeline.stages:
@@ -58,7 +58,7 @@ def test_identical_then_tampered(tiny_home: Path, tmp_path: Path) -> None:
         next(reproduce(recorded, tmp_path / "third", home=tiny_home))
 
 
-def test_inputs_are_fetched_where_no_store_has_them(tiny_home: Path, tmp_path: Path) -> None:
+def test_missing_inputs_are_downloaded(tiny_home: Path, tmp_path: Path) -> None:
     pipeline = Pipeline.open("sft", home=tiny_home, profile="test")
     pipeline.begin()
     pipeline.make("raw")
@@ -68,7 +68,7 @@ def test_inputs_are_fetched_where_no_store_has_them(tiny_home: Path, tmp_path: P
         assert outcome.state == "identical"
 
 
-def test_data_that_has_moved_on_comes_from_the_remote_of_dvc(workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_data_is_restored_from_the_dvc_remote(workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The source is overwritten, the store is gone, data/ holds the next version: git and DVC still know the one that was used."""
     monkeypatch.chdir(workspace)
     source, recorded = tmp_path / "chats.jsonl", {}

@@ -20,7 +20,7 @@ METAS = {"sft": {"seconds": 1800.0, "spent": {"cpu_seconds": 3600.0, "peak_gb": 
          "evaluate": {"seconds": 1800.0, "spent": {"cpu_seconds": 1800.0, "peak_gb": 3.0}, "win_rate_vs_sft.mean": 0.60}}
 
 
-def test_sums_and_cost_per_point() -> None:
+def test_spending_sums_and_cost_per_point() -> None:
     spent = spent_on(METAS, Hardware(price_per_hour=5.0, watts=200.0))
     assert spent == {"hours": 1.0, "cpu_hours": 1.5, "peak_gb": 3.0, "cost": 5.0, "energy_kwh": 0.2, "hours_per_point": 0.1,
                      "cpu_hours_per_point": 0.15, "cost_per_point": 0.5, "energy_kwh_per_point": 0.02}
@@ -66,7 +66,7 @@ def test_unsampled_power_is_not_estimated(tmp_path: Path) -> None:
     assert gpu_kwh(sampled_power(tmp_path / "shared.jsonl", (100, [100, 90]), (110, [100, 90])), 100, 110, 1) == {}, "which of two is ours?"
 
 
-def test_sampled_energy_stands_before_the_stated_watts_where_every_stage_has_it() -> None:
+def test_sampled_energy_takes_precedence_over_stated_watts() -> None:
     metas = {name: {**meta, "spent": {**meta["spent"], "gpu_kwh": kwh}} for (name, meta), kwh in zip(METAS.items(), (0.3, 0.1), strict=True)}
     spent = spent_on(metas, Hardware(watts=200.0))
     assert spent["gpu_kwh"] == 0.4 and spent["gpu_kwh_per_point"] == 0.04 and "energy_kwh" not in spent
@@ -74,7 +74,7 @@ def test_sampled_energy_stands_before_the_stated_watts_where_every_stage_has_it(
     assert spent_on({**metas, "sft": METAS["sft"]}, Hardware(watts=200.0))["energy_kwh"] == 0.2, "one stage was not sampled"
 
 
-def test_a_stage_keeps_what_its_gpus_took(tmp_path: Path) -> None:
+def test_stage_metadata_has_its_gpu_energy(tmp_path: Path) -> None:
     source = tmp_path / "source.jsonl"
     source.write_text('{"prompt": "a", "completion": "b"}\n')
     pipeline = Pipeline.open("sft", home=tmp_path / "home", profile="test", overrides=[f"data.source=path:{source}"])
@@ -104,7 +104,7 @@ def test_system_sampling_covers_the_run_and_resumes(tmp_path: Path) -> None:
     assert sample_until(len(first) + 1)[-1]["step"] >= 100, "steps began anew: MLflow would drop them"
 
 
-def test_a_sample_costs_next_to_nothing() -> None:
+def test_system_sample_takes_milliseconds() -> None:
     """Of one sample every 10 s; a bound a hundred times what a quiet machine takes."""
     sample([])
     began = time.process_time()
@@ -113,7 +113,7 @@ def test_a_sample_costs_next_to_nothing() -> None:
     assert (time.process_time() - began) / 20 < 0.1
 
 
-def test_a_stage_counts_its_processor_time_and_its_peak(tmp_path: Path) -> None:
+def test_stage_metadata_has_cpu_time_and_peak_memory(tmp_path: Path) -> None:
     from ratchet.components.stages.run import as_request, execute
 
     source = tmp_path / "source.jsonl"

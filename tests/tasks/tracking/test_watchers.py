@@ -46,7 +46,7 @@ def evaluated(path: Path) -> tuple[Stage, Artifact]:
     return Stage("evaluate", "evaluate", "report", {}, key="k" * 64), Artifact("report", path, "k" * 64, (), {"win_rate": 0.684})
 
 
-def test_a_table_the_pictures_themselves_and_where_the_report_is(tmp_path: Path, prefect_artifacts: dict[str, dict[str, Any]]) -> None:
+def test_finished_stage_gets_a_table_figures_and_the_report_path(tmp_path: Path, prefect_artifacts: dict[str, dict[str, Any]]) -> None:
     PrefectPage().finished(*evaluated(tmp_path), reused=False, seconds=3.0)
     assert set(prefect_artifacts) == {"table result-evaluate", "image plot-evaluate-win-rates", "markdown report"}
     image = prefect_artifacts["image plot-evaluate-win-rates"]
@@ -66,7 +66,7 @@ def test_the_flow_run_gets_the_run_s_name(monkeypatch: pytest.MonkeyPatch) -> No
     assert named == [("number", "sft-1a2b3c4d")]
 
 
-def test_prefect_takes_every_key(tmp_path: Path, prefect_artifacts: dict[str, dict[str, Any]]) -> None:
+def test_artifact_keys_are_valid_in_prefect(tmp_path: Path, prefect_artifacts: dict[str, dict[str, Any]]) -> None:
     stage, artifact = evaluated(tmp_path)
     (tmp_path / "plots" / "slices_instruction.family.png").write_bytes(b"png")
     PrefectPage().finished(stage, artifact, reused=False, seconds=3.0)
@@ -74,7 +74,7 @@ def test_prefect_takes_every_key(tmp_path: Path, prefect_artifacts: dict[str, di
     assert {ArtifactCreate(key=key).key for key in keys} == keys and "plot-evaluate-slices-instruction-family" in keys
 
 
-def test_the_page_links_to_the_recipes_paper_once(tmp_path: Path, prefect_artifacts: dict[str, dict[str, Any]]) -> None:
+def test_paper_is_linked_once(tmp_path: Path, prefect_artifacts: dict[str, dict[str, Any]]) -> None:
     page, finished = PrefectPage(paper="arXiv:2405.07863"), evaluated(tmp_path)
     page.finished(*finished, reused=False, seconds=3.0)
     assert prefect_artifacts.pop("link paper")["link"] == "https://arxiv.org/abs/2405.07863"
@@ -108,7 +108,7 @@ def test_unreachable_prefect_server_is_retried_rarely(tmp_path: Path, prefect_ar
     assert "table result-evaluate" in prefect_artifacts, "it is back"
 
 
-def test_the_report_is_linked_where_a_browser_can_follow(tmp_path: Path, prefect_artifacts: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_is_linked_with_an_http_address(tmp_path: Path, prefect_artifacts: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     """A page served over http may not open file://, and a server elsewhere has no such file: MLflow's page of the artifact it is."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://me:secret@mlflow.team/base/")
     tracking = Tracking(tmp_path / "run", tmp_path)
@@ -121,7 +121,7 @@ def test_the_report_is_linked_where_a_browser_can_follow(tmp_path: Path, prefect
     assert "markdown report" not in prefect_artifacts
 
 
-def test_progress_is_shown_of_long_tasks_and_ends_whole(tmp_path: Path, prefect_artifacts: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_artifact_ends_at_100_percent(tmp_path: Path, prefect_artifacts: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     page, stage = PrefectPage(), Stage("optimise_1", "optimise", "weights", {})
@@ -188,7 +188,7 @@ def test_metrics_file_removed_by_a_retry_is_tolerated() -> None:
     assert tick() is None
 
 
-def test_numbers_that_people_compare_come_first_and_counters_stand_apart() -> None:
+def test_compared_metrics_have_plain_names_and_counters_a_prefix() -> None:
     meta = {"counts": {"cut": 3}, "seconds": 2.0, "spent": {"cpu_seconds": 1.0}, "round_metrics": {"reward.reward_model": 1.5}, "reward_model/loss": 0.5, "steps": 8,
             "certificate": {"accuracy": {"mean": 0.7, "n": 55}, "limits": {"max_ties": 0.05}, "reload_difference": 1e-6}}
     found = tracked("reward", meta)

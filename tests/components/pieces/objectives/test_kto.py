@@ -110,7 +110,7 @@ def test_reference_point_is_independent_of_microbatch_splits(theta: float, token
                                                              rel=1e-6)
 
 
-def test_two_ranks_give_the_step_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_ranks_equal_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two threads as ranks; one has a third of the groups and repeats a batch with weight zero."""
     update = parts([{"name": "kto", "weight": 1.0, "reduce": "unit_mean", "label": "kto"}])
     alone, meter = Table(0.5), Meter()

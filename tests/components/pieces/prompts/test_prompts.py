@@ -26,7 +26,7 @@ def test_disjoint():
 
 
 @pytest.mark.parametrize("name", [f.stem for f in Path(ratchet.components.pieces.prompts.__path__[0]).glob("[a-z]*.py")])
-def test_the_number_of_rounds_chooses_nothing(name):
+def test_prompt_choice_is_independent_of_the_number_of_rounds(name):
     """A run with more or fewer rounds reuses its finished rounds: `rounds` is not part of their keys."""
     few, many = ([p.id for p in build("prompts", {"name": name})(PROMPTS, count=4, round=2, rounds=n, seed=0)] for n in (2, 5))
     assert few == many and len(few) == 4

@@ -215,7 +215,7 @@ def test_one_or_two_words_are_no_answer_to_an_open_question(text: str) -> None:
     ("keyword_frequency", {"word": "family", "n": 2}, 'My family says "family" is a word.', "My family likes the family next door."),
     ("letter_frequency", {"letter": "j", "n": 1}, 'The letter "j" is a letter.', 'I enjoy the letter "j" a lot.'),
 ])
-def test_a_word_in_quotation_marks_is_mentioned_and_not_used(family: str, params: dict[str, Any], mentions: str, uses: str) -> None:
+def test_quoted_word_does_not_count_as_used(family: str, params: dict[str, Any], mentions: str, uses: str) -> None:
     spec = {"family": family, "params": params, "text": "Obey.", "wording": 0}
     assert FAMILIES[family].obeys(mentions, **params), "it is refused for the quotation marks alone"
     assert not obeys(mentions, spec) and obeys(uses, spec)
@@ -239,7 +239,7 @@ def test_a_prompt_without_an_instruction_fails_the_reward() -> None:
 
 
 @given(st.text(alphabet=string.printable, max_size=200), st.sampled_from(sorted(FAMILIES)), st.integers(0, 10**6))
-def test_no_text_breaks_a_checker_and_no_wrapped_instruction_passes(text: str, family: str, seed: int) -> None:
+def test_checkers_accept_any_text_and_reject_wrapped_instructions(text: str, family: str, seed: int) -> None:
     rng = random.Random(seed)
     wording, params = rng.randrange(len(FAMILIES[family].wordings)), FAMILIES[family].draw(rng, text)
     prompt = instruction(family, wording, **params)

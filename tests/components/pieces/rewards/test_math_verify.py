@@ -38,16 +38,16 @@ def score(answer: str | None, *texts: str, question: str = "How many?", **option
 
 
 @pytest.mark.parametrize(("answer", "text"), RIGHT)
-def test_the_right_answer_is_right_however_it_is_written(answer: str, text: str) -> None:
+def test_equivalent_spellings_of_the_answer_are_correct(answer: str, text: str) -> None:
     assert score(answer, text, seconds=60.0) == ([1.0], ["ok"])
 
 
 @pytest.mark.parametrize(("answer", "text"), WRONG)
-def test_lists_unfinished_sums_and_other_numbers_are_wrong(answer: str, text: str) -> None:
+def test_lists_unfinished_sums_and_other_numbers_are_incorrect(answer: str, text: str) -> None:
     assert score(answer, text) == ([0.0], ["ok"])
 
 
-def test_a_number_in_the_prompt_alone_is_no_answer() -> None:
+def test_number_only_in_the_prompt_is_not_an_answer() -> None:
     assert score("72", "I am thinking of it.", question="Is it 72?") == ([0.0], ["ok"])
 
 
@@ -56,7 +56,7 @@ def test_a_prompt_without_an_answer_is_a_failed_reward() -> None:
     assert values == [None] and status[0].startswith("failed: ValueError: prompt 'p' has no answer")
 
 
-def test_an_expression_that_takes_for_ever_is_wrong_and_the_next_one_is_compared() -> None:
+def test_timeout_of_one_expression_does_not_affect_the_next() -> None:
     equal("1", "1", 60.0)  # the process is up
     began = time.monotonic()
     assert score("72", r"\boxed{9^{9^{9^{9^{9}}}}}", seconds=0.5) == ([0.0], ["ok"])
@@ -68,7 +68,7 @@ def test_an_expression_that_takes_for_ever_is_wrong_and_the_next_one_is_compared
     assert found == [([1.0], ["ok"])]
 
 
-def test_a_process_that_died_is_started_again() -> None:
+def test_dead_comparison_process_is_restarted() -> None:
     compare = Comparer()
     assert compare("x", "x", 60.0) and compare.process is not None
     compare.process.kill()

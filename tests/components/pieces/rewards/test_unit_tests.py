@@ -22,7 +22,7 @@ def rewarded(prompt: Prompt, *texts: str):
     return written["reward.unit_tests"][0], written["reward.unit_tests.status"][0]
 
 
-def test_the_forms_an_answer_takes() -> None:
+def test_code_is_extracted_from_every_answer_format() -> None:
     values, status = rewarded(
         PROBLEM,
         "    return a + b\n",                                                            # continues the prompt
@@ -35,21 +35,21 @@ def test_the_forms_an_answer_takes() -> None:
     assert values == [1.0] * 4 + [0.0] * 5 and set(status) == {"ok"}
 
 
-def test_an_attack_earns_nothing_and_this_process_lives_on() -> None:
+def test_attack_on_the_unit_tests_scores_zero_and_the_process_survives() -> None:
     """Never run outside the sandbox."""
     bomb, killer = ("```python\nimport os\ndef add(a, b):\n    " + body + "\n    return a + b\n```"
                     for body in ("while True: os.fork()", "os.kill(os.getppid(), 9)"))
     assert rewarded(PROBLEM, bomb, killer, "    return a + b\n") == ([0.0, 0.0, 1.0], ["ok"] * 3)
 
 
-def test_mbpp_and_a_prompt_without_tests() -> None:
+def test_mbpp_solutions_are_checked_and_a_prompt_without_tests_fails() -> None:
     mbpp = Prompt("m", ({"role": "user", "content": "Write twice(x)."},), meta={"test_list": ["assert twice(2) == 4", "assert twice(0) == 0"]})
     assert rewarded(mbpp, "def twice(x): return 2 * x", "def twice(x): return x + 2")[0] == [1.0, 0.0]
     assert rewarded(Prompt("p", ({"role": "user", "content": "Hi"},)), "x")[1] == [
         "failed: prompt 'p' has no tests: expected meta.test with meta.entry_point, or meta.test_list"]
 
 
-def test_a_machine_that_cannot_confine_stops_the_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_sandbox_stops_the_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object, **__: object) -> None:
         raise SandboxError("model-written code cannot be run safely")
 

@@ -61,7 +61,7 @@ def test_a_written_example_helps_until_an_answer_is_verified() -> None:
     assert hard.trajectories[1].text == "I like pasta and bread and cheese." and dict(ctx.counts) == {"answers with written example": 2, "answers with found example": 2}
 
 
-def test_tokens_and_mask_are_those_of_the_prompt_without_its_example() -> None:
+def test_tokens_and_mask_exclude_the_example() -> None:
     (_, hard), *_ = drawn([prompt_of("free"), prompt_of("hard")])
     plain, *shown = hard.trajectories
     assert plain.logprobs is not None and "example" not in plain.meta

@@ -21,7 +21,7 @@ def path(schedule, kls):
     return values
 
 
-def test_paths():
+def test_schedule_values_by_hand():
     schedules = {name: build("schedule", {"name": name, **options}) for name, options in SPECS.items()}
     assert path(schedules["constant"], [1, 2]) == [0.3, 0.3]
     assert path(schedules["linear"], [0] * 6) == [0.75, 0.5, 0.25, 0.0, 0.0, 0.0]
@@ -32,7 +32,7 @@ def test_paths():
 
 
 @pytest.mark.parametrize("name", sorted(catalogue("schedule")))
-def test_resume(name):
+def test_schedules_resume_from_their_state(name):
     spec, kls = {"name": name, **SPECS.get(name, {})}, [1.0, 5.0, 1.9, 2.2]
     whole = path(build("schedule", spec), kls)
     first, second = build("schedule", spec), build("schedule", spec)

@@ -86,7 +86,7 @@ def test_flip_labels_exchanges_the_sides_of_a_share_of_pairs(share: float, expec
 
 
 @pytest.mark.parametrize(("share", "kept"), [(1.0, [0, 1, 2, 3, 4]), (0.5, [1, 2, 3]), (0.2, [3]), (0.41, [1, 2, 3])])
-def test_largest_margins_keeps_the_surest_pairs_in_their_order(share: float, kept: list[int]) -> None:
+def test_largest_margins_keeps_the_pairs_of_largest_margin_in_order(share: float, kept: list[int]) -> None:
     pairs = [Group(Prompt(f"p{i}", SHORT.prompt.messages), SHORT.trajectories, {"margin": [m, m]}) for i, m in enumerate([0.1, 2.0, 0.5, 3.0, 0.5])]
     assert [int(g.prompt.id[1:]) for g in largest_margins(pairs, Context(), share=share)] == kept
 
