@@ -112,7 +112,7 @@ def test_a_pickled_model_is_never_loaded(tmp_path: Path, tiny_home: Path, tiny_m
 
 
 @pytest.mark.parametrize(("changes", "message"), [
-    (["sft.fit.updates.policy=[{name: likelihood, reduce: token_mean, weight: {name: linear, start: 1.0, end: 1.0e+60, steps: 2}}]"],
+    (["sft.fit.updates.policy=[{name: likelihood, reduce: token_mean, weight: {name: anneal, start: 1.0, end: 1.0e+60, steps: 2}}]"],
      r"the loss term 'likelihood' is inf on prompts (?P<prompts>[\w-]+(, [\w-]+){4}); the last checkpoint is kept\. "
      r"Lower the learning rate or inspect these records"),
     (["sft.fit.weight_decay=1e30", "sft.fit.warmup=0.0", "sft.fit.max_grad_norm=1e30"],

@@ -153,7 +153,7 @@ sft:
   fit:
     save_every: 1
     batch: 8
-    updates: {policy: [{name: likelihood, reduce: token_mean, weight: {name: linear, start: 1.0, end: 1.0e+60, steps: 2}}]}
+    updates: {policy: [{name: likelihood, reduce: token_mean, weight: {name: anneal, start: 1.0, end: 1.0e+60, steps: 2}}]}
 """
 
 

@@ -6,9 +6,7 @@ from ratchet.components.errors import RecipeError
 from ratchet.components.piece import build, catalogue
 
 SPECS = {
-    "constant": {"at": 0.3},
-    "linear": {"start": 1.0, "end": 0.0, "steps": 4},
-    "cosine": {"start": 1.0, "end": 0.0, "steps": 4},
+    "anneal": {"start": 1.0, "end": 0.0, "steps": 4},
     "adaptive_kl": {"target": 2.0, "initial": 0.1, "gain": 0.5},
 }
 
@@ -23,9 +21,9 @@ def path(schedule, kls):
 
 def test_schedule_values_by_hand():
     schedules = {name: build("schedule", {"name": name, **options}) for name, options in SPECS.items()}
-    assert path(schedules["constant"], [1, 2]) == [0.3, 0.3]
-    assert path(schedules["linear"], [0] * 6) == [0.75, 0.5, 0.25, 0.0, 0.0, 0.0]
-    assert path(schedules["cosine"], [0] * 5) == pytest.approx([0.853553, 0.5, 0.146447, 0, 0], abs=1e-6)
+    cosine = build("schedule", {"name": "anneal", **SPECS["anneal"], "shape": "cosine"})
+    assert path(schedules["anneal"], [0] * 6) == [0.75, 0.5, 0.25, 0.0, 0.0, 0.0]
+    assert path(cosine, [0] * 5) == pytest.approx([0.853553, 0.5, 0.146447, 0, 0], abs=1e-6)
     assert path(schedules["adaptive_kl"], [200.0, 2.0, 1.8]) == pytest.approx([0.11, 0.11, 0.11 * 0.95])
     with pytest.raises(RecipeError, match="policy/kl/kl"):
         schedules["adaptive_kl"].update({"policy/kl/k": 1.0})
