@@ -161,7 +161,7 @@ def switched_off(setting: str) -> Iterator[None]:
     """Context in which one optimisation is replaced by its plain equivalent."""
     kept, strict = (attention.SHARED, forward.chosen_logprobs, products.onednn_is_faster), torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(setting != "not_deterministic")
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
     if setting == "apart":
         attention.SHARED = 1 << 30
     if setting == "full_logits":

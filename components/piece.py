@@ -249,7 +249,7 @@ def resolve(slot: str, spec: Mapping[str, Any] | str, *, where: str = "", reserv
     return full
 
 
-def build(slot: str, spec: Mapping[str, Any], *, reserved: Iterable[str] = ()) -> Callable[..., Any]:
+def build(slot: str, spec: Mapping[str, Any], *, reserved: Iterable[str] = ()) -> Any:
     """Import a piece and bind its options: classes are constructed, functions partially applied."""
     full = resolve(slot, spec, reserved=reserved)
     description = describe(slot, full["name"])

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ratchet.components.protocols import Engine
 
 Stop = Literal["end", "length", "environment", "error"]
 """Why a trajectory ended: end-of-turn token, token limit, environment, or failure."""
@@ -231,7 +230,7 @@ class Context:
     adds what it drops, by reason, for the stage's summary.
     """
 
-    models: Mapping[str, Engine] = field(default_factory=dict)
+    models: Mapping[str, Any] = field(default_factory=dict)  # engines by name; the encoder of sentences is a function of texts
     environment: Any = None
     seed: int = 0
     round: int = 0

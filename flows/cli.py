@@ -36,7 +36,7 @@ app = typer.Typer(help="Post-training pipelines: data → SFT → reward model �
                   no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(recipes_app, name="recipes")
 _displayed = TyperOption.display_type_rich
-TyperOption.display_type_rich = lambda option, ctx: "" if option.is_flag else _displayed(option, ctx)  # else help says `--yes <bool>`
+TyperOption.display_type_rich = lambda option, ctx: "" if option.is_flag else _displayed(option, ctx)  # pyright: ignore[reportAttributeAccessIssue]  else help says `--yes <bool>`
 
 
 def _print_version(value: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from ratchet.components.data.published import share_of
@@ -28,7 +28,7 @@ def default_shares(records: Sequence[Conversation], read: Collection[str], parse
     return {name: share for name, share in SHARES.items() if kind_of(name) in kinds and (name in read or not read)}
 
 
-def split_records(records: Sequence[Conversation], shares: Mapping[str, Any], homes: Mapping[str, str], steps: Sequence[Mapping[str, Any]],
+def split_records(records: Sequence[Conversation], shares: Mapping[Any, Any], homes: Mapping[str, str], steps: Sequence[Mapping[str, Any]],
            seed: int) -> tuple[dict[str, list[Conversation]], list[Rejected]]:
     """Divide the records of each published split among the splits made from it; returns them and the unused records
     as rejected.
@@ -48,7 +48,7 @@ def split_records(records: Sequence[Conversation], shares: Mapping[str, Any], ho
     return {name: parts[name] for name in shares}, unread
 
 
-def refuse_other_preferences(shares: Mapping[str, float], records: Sequence[Conversation]) -> None:
+def refuse_other_preferences(shares: Iterable[str], records: Sequence[Conversation]) -> None:
     """`DataError` if a split needs pairs but the data has labelled single answers, or the reverse."""
     labelled, paired = sum(record.label is not None for record in records), sum(bool(record.rejected) for record in records)
     for name in shares:

@@ -31,7 +31,7 @@ TESTS = ("test", "entry_point", "canonical_solution", "test_list")  # columns of
 
 
 def parse(path: Path, parser: str | Mapping[str, Any] = "auto", columns: Mapping[str, str] | None = None, *, config: str | None = None,
-          splits: Mapping[str, str | Sequence[str]] | None = None, most: int | None = None) -> FilterResult:
+          splits: Mapping[Any, str | Sequence[str]] | None = None, most: int | None = None) -> FilterResult:
     """Records of a file or folder; unreadable rows are dropped with a reason. `columns` maps a layout's column names
     to the file's; `config` and `splits` as in `published`; `most` limits the rows per file. `DataError` if no row is
     usable, `RecipeError` for an unknown parser.

@@ -29,7 +29,7 @@ TRAINING = ("", "train")
 Files = list[tuple[str, Path]]
 
 
-def published(path: Path, config: str | None = None, splits: Mapping[str, str | Sequence[str]] | None = None) -> Files:
+def published(path: Path, config: str | None = None, splits: Mapping[Any, str | Sequence[str]] | None = None) -> Files:
     """(split, file) of every data file; the split is "" if the data has no published splits. `config`: a
     configuration of the card, or a folder. `splits`: which published splits or files (names, or patterns such as
     `*test*`) are `train`, `validation`, `test` or `benchmark`; others are not read. Raises `SourceError` or
@@ -78,7 +78,7 @@ def home_of(wanted: Mapping[str, str | None], have: Collection[str]) -> dict[str
     return homes
 
 
-def wanted(splits: Mapping[str, Any]) -> dict[str, str | None]:
+def wanted(splits: Mapping[Any, Any]) -> dict[str, str | None]:
     """The published split named by each entry of `data.splits`, None for a plain share."""
     return {name: getattr(entry, "split", None) for name, entry in splits.items()}
 
@@ -140,7 +140,7 @@ def _name(file: Path) -> str:
     return next((name for name in (own, *(SHARD.sub("", part) for part in reversed(file.parts[:-1]))) if NAMED.search(name)), own)
 
 
-def _chosen(path: Path, files: Files, splits: Mapping[str, str | Sequence[str]]) -> Files:
+def _chosen(path: Path, files: Files, splits: Mapping[Any, str | Sequence[str]]) -> Files:
     chosen: dict[Path, str] = {}
     for split, given in splits.items():
         for pattern in [given] if isinstance(given, str) else given:

@@ -190,7 +190,7 @@ def length_bias(deltas: np.ndarray, lengths: np.ndarray, trials: int | None = No
     slope = float((deltas * gaps).sum()) / energy if energy else 0.0
     varied = energy > 0 and np.ptp(np.abs(deltas)) + np.abs(deltas).max() > 0
     pearson = float((deltas * gaps).sum() / math.sqrt((deltas**2).sum() * energy)) if varied else 0.0
-    spearman = float(spearmanr(np.r_[deltas, -deltas], np.r_[gaps, -gaps]).statistic) if varied else 0.0
+    spearman = float(spearmanr(np.r_[deltas, -deltas], np.r_[gaps, -gaps]).statistic) if varied else 0.0  # pyright: ignore[reportAttributeAccessIssue]
     near = np.abs(gaps) < math.log1p(MATCHED)
     score_weight, length_weight = _logistic(deltas, gaps)
     return {
@@ -226,7 +226,7 @@ def _failures(measured: Mapping[str, Any], bounds: Mapping[str, float | None]) -
                                            if bound is not None and (got < bound if how == "at least" else got > bound)]
 
 
-def _uncertain(measured: Mapping[str, Any], bounds: Mapping[str, float | None]) -> list[str]:
+def _uncertain(measured: Mapping[str, Any], bounds: Mapping[str, Any]) -> list[str]:
     """Reasons for each interval whose lower bound does not exceed its limit."""
     rises = measured["best_of_n"] and measured["best_of_n"]["rises"]
     floor = bounds["min_accuracy"]

@@ -12,7 +12,7 @@ from ratchet.components.evaluation.bootstrap import mean_interval
 Rows = Sequence[Sequence[float]]
 
 
-def sequence_kl(sampled: Rows, reference: Rows, masks: Sequence[Sequence[bool]] | None = None) -> float:
+def sequence_kl(sampled: Sequence[Sequence[float] | None], reference: Rows, masks: Sequence[Sequence[bool]] | None = None) -> float:
     """KL in nats per sequence: mean over answers of Σ_t (log π − log π_ref), unbiased (estimator k1 of Schulman, 2020).
 
     Rows (T_b,) are log-probs at temperature 1 of the same sampled tokens under both models. For answers sampled at a

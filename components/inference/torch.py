@@ -223,7 +223,7 @@ class _Decoding:
         transposed product.
         """
         logits = product(self.weight, hidden.float())
-        return logits if self.bias is None else logits.add_(self.bias[:, None])
+        return logits if self.bias is None else logits.add_(self.bias[:, None])  # pyright: ignore[reportIndexIssue]
 
     def _take(self, rows: Sequence[Row], logits: Tensor) -> None:
         """Sample and append one token per row."""

@@ -227,7 +227,7 @@ class InProcess:
         check_lengths(rows, params, self.arguments["max_model_len"])
         with _vllm_settings():
             self._refresh()
-            from vllm import SamplingParams
+            from vllm import SamplingParams  # pyright: ignore[reportAttributeAccessIssue]
 
             outputs = self.llm.generate([{"prompt_token_ids": list(row)} for row in rows],
                                         [SamplingParams(**one) for one in params], use_tqdm=False)
@@ -248,7 +248,7 @@ class InProcess:
         if self.llm is not None and self.shape != shape(self.path):
             self.close()
         if self.llm is None:
-            from vllm import LLM
+            from vllm import LLM  # pyright: ignore[reportAttributeAccessIssue]
 
             self.llm = LLM(model=str(self.path), trust_remote_code=trusted(self.path), skip_tokenizer_init=True, disable_log_stats=True,
                            **self.arguments)

@@ -94,7 +94,7 @@ def backbone(language: nn.Module) -> nn.Module:
 
 def output_head(language: nn.Module) -> nn.Module:
     """The output layer (lm_head). `ContractError` for models that transform logits after it."""
-    config = language.config.get_text_config()
+    config = language.config.get_text_config()  # pyright: ignore[reportAttributeAccessIssue]
     for name in SCALED:
         if getattr(config, name, None) not in (None, 1, 1.0):
             raise ContractError(f"{type(language).__name__}: config.{name} = {getattr(config, name)} transforms logits after the output "

@@ -52,7 +52,7 @@ def trusted(path: Path) -> bool:
 
 def _own_classes(path: Path) -> dict[str, str]:
     """`auto_map` of a model type unknown to transformers: loader -> its own class."""
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES  # pyright: ignore[reportPrivateImportUsage]
 
     file = Path(path) / "config.json"
     config = json.loads(file.read_text()) if file.is_file() else {}
@@ -91,7 +91,7 @@ def convert_gguf(file: Path, out: Path) -> None:
     tokenizer.pad_token = pad
     config = model.config
     if hasattr(config, "quantization_config"):
-        del config.quantization_config
+        del config.quantization_config  # pyright: ignore[reportAttributeAccessIssue]
     model.hf_quantizer = None
     model.is_quantized = False
     if hasattr(model, "quantization_method"):
@@ -158,11 +158,11 @@ def load_reward(path: Path, *, attention: str = "ratchet", dtype: torch.dtype = 
 
     if (Path(path) / REWARD_HEAD).is_file():
         backbone = load_from(AutoModel, Path(path), attention, dtype)
-        return MeanReward(backbone, load_reward_head(Path(path), backbone.config.hidden_size)).eval()
+        return MeanReward(backbone, load_reward_head(Path(path), backbone.config.hidden_size)).eval()  # pyright: ignore[reportAttributeAccessIssue]
     model = load_from(AutoModelForSequenceClassification, Path(path), attention, dtype)
-    if model.config.num_labels != 1 or not hasattr(model, "score"):
+    if model.config.num_labels != 1 or not hasattr(model, "score"):  # pyright: ignore[reportAttributeAccessIssue]
         raise SourceError(f"{path}: expected a sequence classifier with one label and a linear head `score`, as transformers builds for decoders; "
-                          f"got {type(model).__name__} with num_labels {model.config.num_labels}")
+                          f"got {type(model).__name__} with num_labels {model.config.num_labels}")  # pyright: ignore[reportAttributeAccessIssue]
     model.score.float()
     return model
 
@@ -177,7 +177,7 @@ def load_model(path: Path, kind: str, *, attention: str = "ratchet", dtype: torc
     if kind == "policy":
         return policy
     if kind == "policy_with_value":
-        return PolicyWithValue(policy, load_value_head(Path(path), policy.config.hidden_size))
+        return PolicyWithValue(policy, load_value_head(Path(path), policy.config.hidden_size))  # pyright: ignore[reportAttributeAccessIssue]
     raise ValueError(f"kind of model {kind!r}; expected policy, policy_with_value or reward")
 
 
@@ -203,8 +203,8 @@ def new_reward(policy_path: Path, *, layers: int | None = None, pool: Literal["l
         return MeanReward(load_from(AutoModel, policy_path, attention, torch.float32, config=config), StandardisedHead(config.hidden_size)).eval()
     model = load_from(AutoModelForSequenceClassification, policy_path, attention, torch.float32, config=config)
     with torch.no_grad():
-        drawn = torch.randn(model.score.weight.shape, generator=torch.Generator().manual_seed(seed))
-        model.score.weight.copy_(drawn / (config.hidden_size + 1) ** 0.5)
+        drawn = torch.randn(model.score.weight.shape, generator=torch.Generator().manual_seed(seed))  # pyright: ignore[reportAttributeAccessIssue]
+        model.score.weight.copy_(drawn / (config.hidden_size + 1) ** 0.5)  # pyright: ignore[reportAttributeAccessIssue]
     return model
 
 

@@ -72,7 +72,7 @@ def deterministic() -> None:
     import torch
 
     torch.use_deterministic_algorithms(True, warn_only=torch.cuda.is_available())  # the attention backward on GPU has no deterministic version
-    torch.utils.deterministic.fill_uninitialized_memory = False  # costs a pass over each new tensor
+    torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]  costs a pass over each new tensor
 
 
 def _processor_seconds() -> float:

@@ -36,7 +36,7 @@ def join() -> None:
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         distributed.init_process_group(backend, timeout=TIMEOUT)
     else:
-        distributed.init_process_group(backend, store=distributed.HashStore(), rank=0, world_size=1)
+        distributed.init_process_group(backend, store=distributed.HashStore(), rank=0, world_size=1)  # pyright: ignore[reportPrivateImportUsage]
     atexit.register(_leave)
 
 

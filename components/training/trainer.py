@@ -67,7 +67,7 @@ def measure(learner: Learner, update: Sequence[Part], groups: Sequence[Group], *
             loss = None
             for part in update:
                 terms = part(out, batch)
-                weight = part.weight if isinstance(part.weight, float) else part.weight.value()
+                weight = part.weight if isinstance(part.weight, float) else part.weight.value()  # pyright: ignore[reportAttributeAccessIssue]
                 term = weight * reduce(part.reduce, terms.loss, batch, totals[part.label])
                 if not math.isfinite(float(term.detach())):
                     raise TrainingError(f"the loss term {part.label!r} is {float(term.detach())} on prompts {_first_ids(batch.ids)}; "

@@ -62,7 +62,7 @@ class Chat:
                             answers[title] = next(streams[title])
                         refresh()
                     for title in waiting:
-                        streams[title].close()
+                        streams[title].close()  # pyright: ignore[reportAttributeAccessIssue]
                         answers[title].stop = "stopped"
                 if stopped():
                     break

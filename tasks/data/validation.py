@@ -174,7 +174,7 @@ def run_checks(tables: Mapping[str, pd.DataFrame], checks: list[Check], docs: Pa
 
     logging.getLogger("great_expectations").setLevel(logging.WARNING)  # it logs every folder it creates
     context = gx.get_context(mode="ephemeral")
-    context.variables.progress_bars = {"globally": False}
+    context.variables.progress_bars = {"globally": False}  # pyright: ignore[reportAttributeAccessIssue]
     source = context.data_sources.add_pandas(name="curated")
     results: dict[str, list[dict[str, Any]]] = {}
     for name, frame in tables.items():

@@ -85,7 +85,7 @@ def execute_on_ranks(request: Mapping[str, Any], log: str) -> dict[str, Any]:
     """Run the stage on all ranks and return rank 0's metadata. Raises the `RatchetError` of the rank that failed
     first, or a `StageError` naming the rank that died and its machine, also if too few machines join.
     """
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
 
