@@ -59,7 +59,7 @@ class Kind:
 
 
 KINDS = {
-    "preference": Kind("preference pairs", "dpo", "reward", {"reward": 0.9, "reward_validation": None, "prompts": None, "evaluate": 0.1}, PREFERENCE),
+    "preference": Kind("preference pairs", "dpo", "reward", {"reward": 0.9, "evaluate": 0.1}, PREFERENCE),
     "label": Kind("answers with a label", "kto", "labelled", {"labelled": 0.9, "evaluate": 0.1}, LABEL),
     "answer": Kind("prompts with a reference answer", "rlvr_grpo", "prompts", {"prompts": 0.9, "evaluate": 0.1}, ANSWER),
     "reply": Kind("conversations", "sft", "sft", {"sft": 0.85, "sft_validation": 0.05, "evaluate": 0.1}, SFT),

@@ -17,6 +17,7 @@ from ratchet.components.recipes.schema import Claim
 from ratchet.flows.cli import app
 from ratchet.flows.compare import compare, verdict
 from ratchet.tasks.machine import doctor
+from ratchet.tasks.registry import lineage
 from ratchet.tasks.tracking import reproduce
 
 
@@ -47,6 +48,15 @@ def test_lineage_prints_a_tree_and_draws(home: Path) -> None:
     assert (home / "runs" / "one" / "lineage" / "sft.svg").read_text().startswith("<svg")
     ratchet("lineage", str(home / "runs" / "two" / "stages" / "sft"), "--home", str(home), "--picture", str(home / "p.svg"))
     assert (home / "p.svg").exists()
+
+
+def test_lineage_folds_long_lines(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run has some 20 packages, 350 characters."""
+    resolve, packages = lineage.resolve, {f"package-{i}": f"{i}.0.1" for i in range(30)}
+    monkeypatch.setattr(lineage, "resolve", lambda model, home: ({**(found := resolve(model, home))[0], "packages": packages}, found[1]))
+    said = ratchet("lineage", str(home / "runs" / "one" / "stages" / "sft"), "--home", str(home))
+    lines = said.partition("packages   ")[2].partition("\nsft")[0].splitlines()
+    assert len(lines) > 3 and max(map(len, lines)) <= 120 and all(line.startswith(" " * 11) for line in lines[1:4])
 
 
 def test_reproduce_needs_a_recipe(home: Path) -> None:

@@ -102,7 +102,9 @@ def test_recipes_explain_is_the_resolved_recipe(tmp_path: Path) -> None:
 
 def test_explain_takes_overrides() -> None:
     done = CliRunner().invoke(app, ["recipes", "explain", "dpo", "--set", "offline.fit.batch=3"])
-    assert yaml.safe_load(done.output.partition("\nquantity")[0])["recipe"]["offline"]["fit"]["batch"] == 3
+    said = yaml.safe_load(done.output.partition("\nquantity")[0])["recipe"]
+    assert said["offline"]["fit"]["batch"] == 3
+    assert (said["data"]["near_threshold"], said["data"]["min_groups"], said["data"]["reward"]["max_tokens"]) == (0.8, 2, 512), "defaults of `data`"
 
 
 def test_explained_recipe_is_valid_yaml() -> None:

@@ -39,6 +39,7 @@ def test_each_kind_of_data_gets_a_recipe_that_passes_the_check(layout: str, tmp_
     recipe, _ = load(tmp_path / "mine.yaml")
     check_files(recipe)
     assert recipe.models["policy"].source == "generate:tiny?seed=0" and recipe.register and recipe.register.model == "mine"
+    assert {"final.ended", "final.repetitive"} <= set(recipe.register.gates)
     if recipe.offline and base == "kto":
         (update,) = recipe.offline.fit.updates["policy"]
         assert (update["desirable"], update["undesirable"]) == (3.0, 1.0), "three answers with label false for one with true"

@@ -256,6 +256,14 @@ def test_rows_that_validation_would_refuse_are_dropped_and_counted(tmp_path):
         curate({**section, "max_dropped": 0.05}, source, words, tmp_path / "stopped", 0)
 
 
+def test_several_pairs_for_one_prompt_are_valid(tmp_path):
+    """The prompt is the same and so is the chosen answer: only a whole copy is a duplicate."""
+    pairs = [{"prompt": f"question number {i}", "chosen": "yes indeed", "rejected": worse} for i in range(10) for worse in ("no", "never", "not at all")]
+    section = {"splits": {"pairs": 1.0}, "pairs": {"max_tokens": 20}, "near_threshold": None}
+    assert curate(section, rows(tmp_path, *pairs), words, tmp_path / "out", 0)["splits"]["pairs"]["groups"] == 30
+    assert validate_data(tmp_path / "out", {**section, "min_topics": None}, tmp_path / "judged", data_docs=False)["quarantined"] == 0
+
+
 def test_too_little_data_is_an_error(tmp_path):
     talks = [{"prompt": f"question {i}", "completion": f"answer {i}"} for i in range(3)]
     with pytest.raises(DataError, match=r"4 splits \(sft, sft_validation, prompts, evaluate\)"):

@@ -12,6 +12,7 @@ import yaml
 
 from ratchet.components.errors import RecipeError
 from ratchet.components.recipes.check import check
+from ratchet.components.recipes.check_data import read_splits
 from ratchet.components.recipes.plan import plan
 from ratchet.components.recipes.recipe import dump, for_round, load, load_profile, merge, names
 from ratchet.components.recipes.schema import Recipe
@@ -158,6 +159,22 @@ def test_recipes_that_learn_from_rewards_watch_equal_rewards() -> None:
     learn = {name: one.online.health for name in names() if (one := load(name)[0]).online and optimised_rewards(one.online.annotate, one.online.select)}
     assert {name for name, rules in learn.items() if "equal_rewards" not in rules} <= set(UNWATCHED) <= set(learn)
     assert {"online_dpo", "raft", "reward_ensemble", "rlvr_grpo", "ppo", "rloo", "chat"} <= set(learn)
+
+
+def test_every_split_that_a_recipe_makes_is_read() -> None:
+    """A split that nothing reads loses its share of the data. The controls of a recipe share its splits, and so its prompts."""
+    shared = read_splits(load("instruct")[0])
+    for name in names():
+        recipe, _ = load(name)
+        lost = set(recipe.data.splits or ()) - read_splits(recipe)
+        assert lost <= (shared if name.startswith("instruct_") else set()), f"{name}: {lost}"
+
+
+def test_gates_on_endings_and_repetition() -> None:
+    """A reward can rise while answers are cut off or repeat themselves: no such version becomes champion."""
+    gates = {name: set(one.register.gates) for name in ("chat", "instruct", "instruct_rlvr") if (one := load(name)[0]).register}
+    assert {"final.ended", "final.repetitive"} <= gates["chat"] and all({"ending_vs_base", "repetition_vs_base"} <= gates[name]
+                                                                        for name in ("instruct", "instruct_rlvr"))
 
 
 def test_column_written_twice_is_an_error(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def test_saved_weights_are_compared_in_float32_whatever_the_precision_of_trainin
 def test_policy_without_end_of_turn_stops_the_run(recipe: str, stage: str, changes: list[str], mute: Path, tiny_home: Path,
                                                             tmp_path: Path) -> None:
     others = {name: Artifact("weights", mute, "mute") for name in ("policy", "reference")}
-    with pytest.raises(ContractError, match=r"0% of \d+ .*`fit\.min_ended`.*5%"):
+    with pytest.raises(ContractError, match=r"0% of \d+ .*`fit\.min_ended`.*5%.*steps \(`fit\.epochs`\)"):
         work(prepared(recipe, tiny_home, stage, *changes), stage, tmp_path / "strict", **others)
     job = prepared(recipe, tiny_home, stage, *changes, "online.fit.min_ended=0.0", "online.select=[]")
     meta, _ = work(job, stage, tmp_path / "told", **others)

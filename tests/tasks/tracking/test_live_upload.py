@@ -202,7 +202,11 @@ def test_mlflow_description_has_the_verdict_and_a_table_of_stages(pipeline: Pipe
                         verdict={"passed": False, "gates": {"ending": False}, "reasons": ["ending: failed, its value -0.3 is not over -0.02"]})
     note = mlflow_runs(pipeline.run.path)[ROOT].tags["mlflow.note.content"]
     assert "(finished, 1 of 1 gates failed)" in note and "ending: its value -0.3 is not over -0.02" in note and "online_dpo version 1 (optimise_2)" in note
-    assert "| curated |" in note
+    assert "| curated |" in note and "Evaluation report" not in note
+    publish(pipeline, "evaluate")
+    (pipeline.run.path / "stages" / "evaluate" / "report.html").write_text("")
+    note = mlflow_runs(pipeline.run.path, "http://here/report.html")[ROOT].tags["mlflow.note.content"]
+    assert f"{pipeline.recipe.about} [Evaluation report](http://here/report.html)" in note
 
 
 def test_names_and_texts_fit_mlflows_limits() -> None:

@@ -28,6 +28,10 @@ def test_spending_sums_and_cost_per_point() -> None:
                                   "point of win rate 0.1 hours, 0.15 processor hours, 0.5 EUR, 0.02 kWh at the stated watts")
 
 
+def test_less_than_an_hour_is_in_minutes_or_seconds() -> None:
+    assert describe_spending({"hours": 0.5, "cpu_hours": 0.005}, "EUR") == "30 minutes, 18 processor seconds"
+
+
 def test_unknown_quantities_are_omitted() -> None:
     assert set(spent_on(METAS, Hardware())) == {"hours", "cpu_hours", "peak_gb", "hours_per_point", "cpu_hours_per_point"}
     old = {**METAS, "reward": {"seconds": 60.0}}

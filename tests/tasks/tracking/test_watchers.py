@@ -201,6 +201,13 @@ def test_compared_metrics_have_plain_names_and_counters_a_prefix() -> None:
 def test_prefect_page_shows_the_outcome(tmp_path: Path, prefect_artifacts: dict[str, dict[str, Any]]) -> None:
     pipeline = Pipeline.open("sft", home=tmp_path, profile="test")
     pipeline.begin()
+    stage = pipeline.stages["curated"]
+    with pipeline.store.working(stage.name, stage.key) as workspace:
+        pipeline.store.publish(workspace, stage.name, stage.key, stage.kind, [], {"seconds": 3.0, "headline": "40 pairs"}, {"does": stage.does, "options": {}, "inputs": {}})
+    pipeline.take(stage)
+    pipeline.run.record(verdict={"passed": True, "gates": {"ending": True}, "reasons": ["ending: passed, its value 0 is over -0.02"]})
     pipeline.end("finished")
     PrefectPage().summary(pipeline)
-    assert prefect_artifacts["markdown run"]["markdown"].startswith(f"**{pipeline.run.name}** (finished): {pipeline.recipe.about}")
+    page = prefect_artifacts["markdown run"]["markdown"]
+    assert page.startswith(f"**{pipeline.run.name}** (finished, gates passed): {pipeline.recipe.about}")
+    assert "| stage | seconds | result |\n|---|---|---|\n| curated | 3.0 | 40 pairs |" in page
