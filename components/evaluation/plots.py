@@ -77,14 +77,17 @@ def win_rates(rows: Mapping[str, Mapping[str, float]], path: Path) -> Path:
 
 @_styled
 def rounds(rows: Sequence[Mapping[str, float]], path: Path) -> Path:
-    """One small plot each for reward, gold score, KL, length and diversity by round; metrics without values are
-    omitted.
+    """One small plot each for reward, gold score, KL, length and diversity by round, two beside each other, which a
+    phone can show; metrics without values are omitted.
     """
     wanted = [("reward", "Reward", BLUE), ("gold", "Gold score", GREEN), ("kl", "KL to SFT (nats)", RED),
               ("length", "Length (tokens)", ORANGE), ("distinct_2", "Distinct word pairs", GREY)]
     shown = [w for w in wanted if any(w[0] in row for row in rows)]
-    figure, panels = _figure(2.5 * max(len(shown), 1), 2.7, columns=max(len(shown), 1))
-    for axes, (key, title, colour) in zip(panels, shown, strict=False):
+    columns, lines = min(len(shown), 2) or 1, max(1, -(-len(shown) // 2))
+    figure, panels = _figure(3.1 * columns, 2.3 * lines, lines, columns)
+    for axes in panels.flat[len(shown):]:
+        axes.remove()
+    for axes, (key, title, colour) in zip(panels.flat, shown, strict=False):
         points = [(row.get("round", i + 1), row[key]) for i, row in enumerate(rows) if key in row]
         axes.plot(*zip(*points, strict=True), "o-", color=colour)
         axes.set(title=title, xlabel="round")
@@ -219,14 +222,14 @@ def _interval(axes: Any, row: Mapping[str, float], at: float, *, colour: str, ma
     axes.plot(at, row["mean"], marker, color=colour, markersize=6)
 
 
-def _figure(width: float, height: float, columns: int = 0) -> tuple[Any, Any]:
-    """A figure without pyplot state; with `columns`, a list of axes side by side."""
+def _figure(width: float, height: float, lines: int = 0, columns: int = 0) -> tuple[Any, Any]:
+    """A figure without pyplot state and its axes; with `lines` and `columns`, an array of axes."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    return figure, list(figure.subplots(1, columns, squeeze=False)[0]) if columns else figure.subplots()
+    return figure, figure.subplots(lines, columns, squeeze=False) if columns else figure.subplots()
 
 
 def _save(figure: Any, path: Path) -> Path:

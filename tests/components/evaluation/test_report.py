@@ -109,13 +109,13 @@ def test_rounds_are_columns(tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("chromium"), reason="needs chromium")
 @pytest.mark.parametrize("width", [1280, 390])
-def test_no_table_is_wider_than_the_screen(tmp_path, width):
+def test_no_table_or_picture_is_wider_than_the_screen(tmp_path, width):
     whole = verified_results()
     more = dict.fromkeys(("responses", "truncated", "entropy", "distinct_1", "equal_rewards", "gold.error", "reward.length_controlled"), 0.123)
     whole["rounds"] = [row | more for row in whole["rounds"]]
     page = re.sub(r"<meta http-equiv[^>]*>", "", write_report(tmp_path, whole).read_text())  # which refuses the script that measures
     (tmp_path / "page.html").write_text(page.replace("</body>", """<script>addEventListener("load", () => { parent.document.title = "wide: " +
-        [...document.querySelectorAll("html, .scroll, pre")].filter(e => e.scrollWidth > e.clientWidth).map(e => e.textContent.slice(0, 80)) + ";" })</script></body>"""))
+        [...document.querySelectorAll("html, .scroll, .picture, pre")].filter(e => e.scrollWidth > e.clientWidth).map(e => e.closest("section")?.textContent.slice(0, 80)) + ";" })</script></body>"""))
     (tmp_path / "frame.html").write_text(f'<title></title><iframe src="page.html" style="border: 0; width: {width}px; height: 900px"></iframe>')
     shown = subprocess.run(["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files", "--dump-dom",
                             f"--user-data-dir={tmp_path / 'profile'}", f"file://{tmp_path}/frame.html"], capture_output=True, text=True, timeout=120).stdout
