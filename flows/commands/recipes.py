@@ -1,4 +1,4 @@
-"""`ratchet recipes`: list, explain, check."""
+"""`ratchet recipes`: list, explain, check, schema."""
 
 from __future__ import annotations
 
@@ -64,3 +64,11 @@ def check_recipes(recipe: Annotated[str | None, typer.Argument(help="A name or f
             typer.echo("\n  ".join([f"{name}: ok", *found[name].lines()]))
     if as_json:
         print_json({name: {"check": "ok", **plain(checked)} for name, checked in found.items()})
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of recipe files, for completion and hints in editors (docs/recipes.md)."""
+    from ratchet.components.recipes.json_schema import recipe_schema
+
+    print_json(recipe_schema())

@@ -14,7 +14,7 @@ from ratchet.components.errors import RatchetError, ServiceError
 DEFAULTS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20", "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "0",
             "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}
 """Defaults for this process: MLflow's own retry for minutes. Variables set by the user take precedence."""
-KIND = {"mlflow.experimentKind": "custom_model_development"}  # the experiment page then shows runs, not traces
+KIND = {"mlflow.experimentKind": "custom_model_development"}  # MLflow 3.17 opens on runs by the URL alone (TRAINING)
 TRAINING = "workflowType=machine_learning"  # URL parameter that selects this view
 
 

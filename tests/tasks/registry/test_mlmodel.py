@@ -13,9 +13,11 @@ import torch
 
 from ratchet.components.models.load import load_tokenizer, new_reward, save_model
 from ratchet.flows.ui import free_port, wait_for
+from ratchet.tasks.registry.exporting import export
 from ratchet.tasks.registry.registry import history, promote, register
 from ratchet.tasks.tracking.server import client, tracking_uri
 
+VLLM = os.environ.get("RATCHET_VLLM_PYTHON", "")
 MESSAGES = [{"role": "user", "content": "Hello there"}]
 
 
@@ -93,20 +95,48 @@ def test_a_directory_that_transformers_has_no_class_for_is_registered_without_a_
     assert sorted(file.path for file in made) == ["config.json", "lineage.json"]
 
 
-@pytest.mark.slow
-def test_mlflow_models_serve_answers_over_http(registry, home, answer):
-    port = free_port()
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # where MLflow looks for uvicorn
-    with open(home / "serve.log", "w") as out:
-        process = subprocess.Popen([sys.executable, "-m", "mlflow", "models", "serve", "-m", "models:/tiny@champion", "--env-manager", "local",
-                                    "--port", str(port), "--workers", "1"], env={**os.environ, "PATH": path}, stdout=out, stderr=out, start_new_session=True)
+@contextlib.contextmanager
+def serving(command, log, alive, seconds, **variables):
+    """A server of its own process group, which answers at `alive`."""
+    with open(log, "w") as out:
+        process = subprocess.Popen(command, env={**os.environ, **variables}, stdout=out, stderr=out, start_new_session=True)
     try:
-        wait_for(f"http://127.0.0.1:{port}/ping", process, home / "serve.log", 120)
-        asked = urllib.request.Request(f"http://127.0.0.1:{port}/invocations", headers={"Content-Type": "application/json"},
-                                       data=json.dumps({"messages": MESSAGES, "max_tokens": 8}).encode())
-        with urllib.request.urlopen(asked, timeout=60) as said:
-            assert json.load(said)[0]["choices"][0]["message"]["content"] == answer
+        wait_for(alive, process, log, seconds)
+        yield
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, 15)
         process.wait(100)
+
+
+def post(url, body):
+    asked = urllib.request.Request(url, headers={"Content-Type": "application/json"}, data=json.dumps(body).encode())
+    with urllib.request.urlopen(asked, timeout=60) as said:
+        return json.load(said)
+
+
+@pytest.mark.slow
+def test_mlflow_models_serve_answers_over_http(registry, home, answer):
+    at = f"http://127.0.0.1:{(port := free_port())}"
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # where MLflow looks for uvicorn
+    command = [sys.executable, "-m", "mlflow", "models", "serve", "-m", "models:/tiny@champion", "--env-manager", "local", "--port", str(port), "--workers", "1"]
+    with serving(command, home / "serve.log", f"{at}/ping", 120, PATH=path):
+        assert post(f"{at}/invocations", {"messages": MESSAGES, "max_tokens": 8})[0]["choices"][0]["message"]["content"] == answer
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not VLLM, reason="RATCHET_VLLM_PYTHON names no environment with vllm")
+@pytest.mark.parametrize("made", ["registered", "exported"])
+def test_vllm_serves_a_version_and_its_export(registry, home, answer, made, tmp_path):
+    """vLLM's own server over the OpenAI API: the greedy answer is that of transformers."""
+    from mlflow.artifacts import download_artifacts
+
+    place = download_artifacts("models:/tiny@champion") if made == "registered" else export("tiny@champion", tmp_path / "out", home=home)
+    assert (Path(place) / "MLmodel").exists() == (made == "registered")
+    at = f"http://127.0.0.1:{(port := free_port())}"
+    command = [VLLM, "-m", "vllm.entrypoints.openai.api_server", "--model", str(place), "--served-model-name", "tiny", "--dtype", "float32", "--enforce-eager",
+               "--max-model-len", "256", "--max-num-seqs", "2", "--host", "127.0.0.1", "--port", str(port)]
+    with serving(command, tmp_path / "log", f"{at}/health", 300, VLLM_CPU_KVCACHE_SPACE="1", VLLM_CPU_OMP_THREADS_BIND="nobind", VLLM_NO_USAGE_STATS="1",
+                 HF_HUB_OFFLINE="1", PYTHONPATH=""):
+        said = post(f"{at}/v1/chat/completions", {"model": "tiny", "messages": MESSAGES, "max_tokens": 8, "temperature": 0})
+    assert said["choices"][0]["message"]["content"].strip() == answer.strip()
