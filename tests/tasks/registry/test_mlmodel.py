@@ -127,11 +127,11 @@ def test_mlflow_models_serve_answers_over_http(registry, home, answer):
 @pytest.mark.slow
 @pytest.mark.skipif(not VLLM, reason="RATCHET_VLLM_PYTHON names no environment with vllm")
 @pytest.mark.parametrize("made", ["registered", "exported"])
-def test_vllm_serves_a_version_and_its_export(registry, home, answer, made, tmp_path):
+def test_vllm_serves_versions_and_exports(registry, home, tiny_model, answer, made, tmp_path):
     """vLLM's own server over the OpenAI API: the greedy answer is that of transformers."""
     from mlflow.artifacts import download_artifacts
 
-    place = download_artifacts("models:/tiny@champion") if made == "registered" else export("tiny@champion", tmp_path / "out", home=home)
+    place = download_artifacts("models:/tiny@champion") if made == "registered" else export(str(tiny_model), tmp_path / "out", home=home)
     assert (Path(place) / "MLmodel").exists() == (made == "registered")
     at = f"http://127.0.0.1:{(port := free_port())}"
     command = [VLLM, "-m", "vllm.entrypoints.openai.api_server", "--model", str(place), "--served-model-name", "tiny", "--dtype", "float32", "--enforce-eager",
