@@ -32,7 +32,7 @@ def test_every_recipe_that_ships_is_valid(editor: Draft202012Validator) -> None:
 
 @pytest.mark.parametrize("change", [
     {"sft": None}, {"data": {"splits": {"reward": None}}}, {"online": {"annotate": {"0": "rewards.length"}}}, {"online": {"select": ["drop_constant"]}},
-    {"offline": {"fit": {"updates": {"policy": [{"name": "preference.dpo", "beta": {"name": "linear", "start": 0.1, "end": 0.2}}]}}}}])
+    {"offline": {"fit": {"updates": {"policy": [{"name": "preference.dpo", "beta": {"name": "anneal", "start": 0.1, "end": 0.2, "steps": 9}}]}}}}])
 def test_what_a_recipe_over_a_base_may_say_is_valid(editor: Draft202012Validator, change: dict[str, Any]) -> None:
     assert editor.is_valid({"schema": 1, "base": "online"} | change)
 
