@@ -39,7 +39,9 @@ def test_the_control_has_the_sizes_of_what_it_controls() -> None:
 
 
 def test_plan_shows_profile_and_fit_quantities() -> None:
-    many = table("dpo", "offline.limit=500", "offline.fit.max_steps=9", "reward={fit: {updates: {reward_model: [{name: ranking.margin}]}, batch: 4}}", profile="node")
+    many = table("dpo", "offline.limit=500", "offline.fit.max_steps=9",
+                 "data.splits={reward: 0.6, reward_validation: 0.2, evaluate: 0.2}",
+                 "reward={fit: {updates: {reward_model: [{name: ranking.margin}]}, batch: 4}}", profile="node")
     assert many["training ranks"] == "8" and many["tokens per forward pass and rank"] == "16384"
     assert many["max offline pairs"] == "500" and many["max offline steps"] == "9"
     assert many["reward pairs per step"] == "4" and many["reward epochs"] == "1"
