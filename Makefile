@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: help install run test test-slow soak check docs bench vllm ui clean
+.PHONY: help install run test test-slow soak format check docs bench vllm ui clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -29,8 +29,12 @@ test-slow: install  ## run the tests that need real models and servers
 soak: install  ## fault injection: kill flow, stages and servers, fill the disk, flip bytes, cut the network; resume and compare
 	$(BIN)/python -m tests.soak $(SOAK)
 
-check: install  ## ruff and pyright
+format: install  ## ruff format
+	$(BIN)/ruff format flows tasks components benchmarks tests docs
+
+check: install  ## ruff, its formatter and pyright
 	$(BIN)/ruff check flows tasks components benchmarks tests docs
+	$(BIN)/ruff format --check flows tasks components benchmarks tests docs
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 docs: install  ## build the documentation into out/site, with a link check; refresh the generated blocks of README.md

@@ -1,4 +1,6 @@
-"""`python -m benchmarks`: the tasks of `works.py` against other libraries, scaling, and orchestration overhead."""
+"""`python -m benchmarks`: the tasks of `works.py` against other libraries, scaling, and orchestration
+overhead.
+"""
 
 from __future__ import annotations
 
@@ -22,22 +24,47 @@ OWN = ("transformers",)  # peers installed in this project's environment
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--work", default=",".join([*WORKS, *OTHERS]), help="which, with commas between (default: all): " + ", ".join([*WORKS, *OTHERS]))
+    parser.add_argument(
+        "--work",
+        default=",".join([*WORKS, *OTHERS]),
+        help="which, with commas between (default: all): " + ", ".join([*WORKS, *OTHERS]),
+    )
     parser.add_argument("--model", choices=("smollm2", "tiny"), default="smollm2")
-    parser.add_argument("--repeats", type=int, default=3, help="rounds of ours and peer in turn; the first also finds the peer's best setting")
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        default=3,
+        help="rounds of ours and peer in turn; the first also finds the peer's best setting",
+    )
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--tricks", action="store_true", help="also ours against ours with each trick switched off")
+    parser.add_argument(
+        "--tricks", action="store_true", help="also ours against ours with each trick switched off"
+    )
     parser.add_argument("--without", default="", help="peers to leave out, with commas between")
-    parser.add_argument("--python", action="append", default=[], metavar="PEER=PATH", help="an environment that is there already")
-    parser.add_argument("--home", type=Path, default=Path("out"), help="whose store holds model and data, or will")
+    parser.add_argument(
+        "--python",
+        action="append",
+        default=[],
+        metavar="PEER=PATH",
+        help="an environment that is there already",
+    )
+    parser.add_argument(
+        "--home", type=Path, default=Path("out"), help="whose store holds model and data, or will"
+    )
     parser.add_argument("--out", type=Path, default=Path("out/benchmarks"))
     parser.add_argument("--environments", type=Path, default=Path(".venv-benchmarks"))
-    parser.add_argument("--default-run-seconds", type=float, default=1140.0, help="how long `ratchet run chat` takes here")
+    parser.add_argument(
+        "--default-run-seconds", type=float, default=1140.0, help="how long `ratchet run chat` takes here"
+    )
     given = parser.parse_args()
     wanted = given.work.split(",")
     unknown = [name for name in wanted if name not in (*WORKS, *OTHERS)]
     if unknown or given.repeats < 1:
-        parser.error(f"--work {', '.join(unknown)} does not exist; there are {', '.join((*WORKS, *OTHERS))}" if unknown else "--repeats is at least 1")
+        parser.error(
+            f"--work {', '.join(unknown)} does not exist; there are {', '.join((*WORKS, *OTHERS))}"
+            if unknown
+            else "--repeats is at least 1"
+        )
     try:
         measure_all(given, wanted)
     except (RatchetError, RuntimeError) as error:
@@ -45,20 +72,38 @@ def main() -> None:
 
 
 def measure_all(given: argparse.Namespace, wanted: list[str]) -> None:
-    """Run the selected benchmarks. Each result is written as soon as it is measured, so an interrupted run keeps its
-    results.
+    """Run the selected benchmarks. Each result is written as soon as it is measured, so an interrupted run
+    keeps its results.
     """
     out, without = given.out / given.model, given.without.split(",")
     environment = {**os.environ, "OMP_NUM_THREADS": str(given.threads), "MKL_NUM_THREADS": str(given.threads)}
-    head = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {given.threads} threads, model {given.model}, float32\n"
+    head = (
+        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {given.threads} "
+        f"threads, model {given.model}, float32\n"
+    )
     compared = [WORKS[name] for name in wanted if name in WORKS]
     out.mkdir(parents=True, exist_ok=True)
     if compared:
         pythons = {k: Path(v).absolute() for k, _, v in (pair.partition("=") for pair in given.python)}
-        for name in sorted({peer.name for work in compared for peer in work.peers} - {*OWN, *pythons, *without}):
+        for name in sorted(
+            {peer.name for work in compared for peer in work.peers} - {*OWN, *pythons, *without}
+        ):
             pythons[name] = python_of(name, given.environments.absolute())
-        subprocess.run([sys.executable, "-m", "benchmarks.inputs", "--model", given.model, "--home", str(given.home.absolute()),
-                        "--folder", str((given.out / "inputs").absolute())], cwd=ROOT, check=True)
+        subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "benchmarks.inputs",
+                "--model",
+                given.model,
+                "--home",
+                str(given.home.absolute()),
+                "--folder",
+                str((given.out / "inputs").absolute()),
+            ],
+            cwd=ROOT,
+            check=True,
+        )
         measure = runner(pythons, given.out / "inputs" / f"{given.model}.json", given.threads)
         rows, kept, worth, worth_kept = [], [], [], []
         for work in compared:
@@ -77,7 +122,13 @@ def measure_all(given: argparse.Namespace, wanted: list[str]) -> None:
             report.save_csv(out / "growth.csv", points)
             report.curves(out / "growth.png", points)
     if "orchestration" in wanted:
-        found = orchestration.measured(out / "orchestration", environment, repeats=given.repeats, run_seconds=given.default_run_seconds, say=say)
+        found = orchestration.measured(
+            out / "orchestration",
+            environment,
+            repeats=given.repeats,
+            run_seconds=given.default_run_seconds,
+            say=say,
+        )
         text = orchestration.table(found)
         (out / "orchestration.md").write_text(head + "\n" + text)
         print(text)

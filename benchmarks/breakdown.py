@@ -1,7 +1,7 @@
 """Profile of one training step: `python -m benchmarks.breakdown --work sft --inputs FILE --threads N`.
 
-Time in operators (torch profiler), grouped by purpose; matmuls are distinguished by their shapes. The rest is Python
-and waiting.
+Time in operators (torch profiler), grouped by purpose; matmuls are distinguished by their shapes. The rest is
+Python and waiting.
 """
 
 from __future__ import annotations
@@ -13,9 +13,22 @@ from typing import Any
 
 from benchmarks.child import main
 
-KINDS = (("scaled_dot_product", "attention"), ("flash_attention", "attention"), ("adam", "AdamW"), ("norm", "norms and clipping"), ("exp", "softmax of the output layer"),
-         ("index", "gather and scatter"), ("gather", "gather and scatter"), ("scatter", "gather and scatter"), ("embedding", "embedding"), ("copy_", "copies"), ("cat", "copies"),
-         ("repeat_interleave", "copies"), ("fill_", "fills"), ("zero_", "fills"))
+KINDS = (
+    ("scaled_dot_product", "attention"),
+    ("flash_attention", "attention"),
+    ("adam", "AdamW"),
+    ("norm", "norms and clipping"),
+    ("exp", "softmax of the output layer"),
+    ("index", "gather and scatter"),
+    ("gather", "gather and scatter"),
+    ("scatter", "gather and scatter"),
+    ("embedding", "embedding"),
+    ("copy_", "copies"),
+    ("cat", "copies"),
+    ("repeat_interleave", "copies"),
+    ("fill_", "fills"),
+    ("zero_", "fills"),
+)
 
 
 def kind(name: str, shapes: list[Any], config: Any) -> str:
@@ -39,12 +52,26 @@ def step(work: str, inputs: dict[str, Any]) -> dict[str, Any]:
     from ratchet.components.training.trainer import one_step
 
     deterministic()
-    learner = TorchLearner(Path(inputs["reward_model" if work == "reward" else "model"]), kind="reward" if work == "reward" else "policy", learning_rate=1e-6)
+    learner = TorchLearner(
+        Path(inputs["reward_model" if work == "reward" else "model"]),
+        kind="reward" if work == "reward" else "policy",
+        learning_rate=1e-6,
+    )
     update = parts([{**UPDATES[work], "weight": 1.0, "label": work}])
     first, second, third = steps_of(work, inputs)[:3]
     if work != "sft":
-        first, second, third = ([g.with_columns(advantages=[1.0] * len(g.trajectories), **{"logprobs.reference": [[0.0] * len(t.mask) for t in g.trajectories]})
-                                 for g in as_sampled(learner, groups)] if work != "reward" else groups for groups in (first, second, third))
+        first, second, third = (
+            [
+                g.with_columns(
+                    advantages=[1.0] * len(g.trajectories),
+                    **{"logprobs.reference": [[0.0] * len(t.mask) for t in g.trajectories]},
+                )
+                for g in as_sampled(learner, groups)
+            ]
+            if work != "reward"
+            else groups
+            for groups in (first, second, third)
+        )
     one_step({"policy": learner}, {"policy": update}, first, tokens=TOKENS)
     started = time.perf_counter()
     one_step({"policy": learner}, {"policy": update}, second, tokens=TOKENS)
@@ -59,12 +86,23 @@ def step(work: str, inputs: dict[str, Any]) -> dict[str, Any]:
         spent[kind(event.key, event.input_shapes, learner.model.config)] += event.self_cpu_time_total / 1e6
         operators[event.key] += event.self_cpu_time_total / 1e6
     total = sum(spent.values())
-    return {"seconds": [plain], "tokens": [sum(len(t.mask) for g in second for t in g.trajectories)], "checks": {}, "profiled_seconds": wall,
-            "shares": {name: round(seconds / total, 3) for name, seconds in sorted(spent.items(), key=lambda s: -s[1])},
-            "operators": {name: round(seconds, 3) for name, seconds in sorted(operators.items(), key=lambda s: -s[1])[:25]}}
+    return {
+        "seconds": [plain],
+        "tokens": [sum(len(t.mask) for g in second for t in g.trajectories)],
+        "checks": {},
+        "profiled_seconds": wall,
+        "shares": {
+            name: round(seconds / total, 3) for name, seconds in sorted(spent.items(), key=lambda s: -s[1])
+        },
+        "operators": {
+            name: round(seconds, 3) for name, seconds in sorted(operators.items(), key=lambda s: -s[1])[:25]
+        },
+    }
 
 
-WORKS = {work: lambda inputs, setting, work=work: step(work, inputs) for work in ("sft", "reward", "dpo", "grpo")}
+WORKS = {
+    work: lambda inputs, setting, work=work: step(work, inputs) for work in ("sft", "reward", "dpo", "grpo")
+}
 
 if __name__ == "__main__":
     main(WORKS, ("torch", "transformers"))

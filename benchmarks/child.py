@@ -1,7 +1,7 @@
 """Shared by all measured processes: inputs, clock, peak memory, one line of JSON as result.
 
-Standard library only, since peers import it from environments without this project's packages. A process measures one
-task once, so its peak memory (VmHWM) includes model, optimiser, activations and the libraries.
+Standard library only, since peers import it from environments without this project's packages. A process
+measures one task once, so its peak memory (VmHWM) includes model, optimiser, activations and the libraries.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ class Clock:
 
 def memory() -> dict[str, float]:
     """Resident memory of this process in MiB, current and peak."""
-    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
+    lines = dict(
+        line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line
+    )
     return {"mib": int(lines["VmRSS"].split()[0]) / 1024, "peak_mib": int(lines["VmHWM"].split()[0]) / 1024}
 
 
@@ -42,11 +44,13 @@ def versions(*names: str) -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in names}
 
 
-def main(works: Mapping[str, Callable[[dict[str, Any], str], dict[str, Any]]], packages: tuple[str, ...]) -> None:
+def main(
+    works: Mapping[str, Callable[[dict[str, Any], str], dict[str, Any]]], packages: tuple[str, ...]
+) -> None:
     """`--work W --setting S --inputs FILE --threads N`: do the task once and print the measurements.
 
-    A task returns `seconds` and `tokens` (one number per timed part, without warm-up) and `checks`: lists of numbers
-    that every library must reproduce.
+    A task returns `seconds` and `tokens` (one number per timed part, without warm-up) and `checks`: lists of
+    numbers that every library must reproduce.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("--work", required=True, choices=sorted(works))
@@ -60,4 +64,9 @@ def main(works: Mapping[str, Callable[[dict[str, Any], str], dict[str, Any]]], p
         torch.set_num_threads(given.threads)
     inputs = json.loads(given.inputs.read_text())
     found = works[given.work](inputs, given.setting)
-    print("RESULT " + json.dumps({**found, **memory(), "threads": torch.get_num_threads(), "versions": versions(*packages)}))
+    print(
+        "RESULT "
+        + json.dumps(
+            {**found, **memory(), "threads": torch.get_num_threads(), "versions": versions(*packages)}
+        )
+    )

@@ -21,7 +21,9 @@ def python_of(name: str, folder: Path) -> Path:
     needs = HERE / f"requirements-{name}.txt"
     constraints = HERE.parent / "infra" / "constraints.txt"
     place, python = folder / name, folder / name / "bin" / "python"
-    asked = hashlib.sha256(needs.read_bytes() + (constraints.read_bytes() if name in CONSTRAINED else b"")).hexdigest()
+    asked = hashlib.sha256(
+        needs.read_bytes() + (constraints.read_bytes() if name in CONSTRAINED else b"")
+    ).hexdigest()
     done = place / "made-from"
     if done.exists() and done.read_text() == asked:
         return python
@@ -39,5 +41,8 @@ def python_of(name: str, folder: Path) -> Path:
 def _run(name: str, command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        raise SourceError(f"the environment of {name} could not be made: {' '.join(command[1:])} ended with {done.returncode}:\n"
-                          f"{done.stderr[-2000:]}\nLeave this peer out with --without {name}")
+        raise SourceError(
+            f"the environment of {name} could not be made: {' '.join(command[1:])} ended with "
+            f"{done.returncode}:\n"
+            f"{done.stderr[-2000:]}\nLeave this peer out with --without {name}"
+        )

@@ -1,9 +1,9 @@
-"""Scaling of throughput (tokens/s) with sequence length, batch size, completions per prompt, and model size from 1M
-to 135M.
+"""Scaling of throughput (tokens/s) with sequence length, batch size, completions per prompt, and model size
+from 1M to 135M.
 
-Every point is a separate process on random tokens. Models are randomly initialised Llamas; the largest has the shape
-of SmolLM2-135M. `step`: a likelihood step; `group`: the same on siblings that share half of their tokens (length is
-of a whole row); `sample`: answers of half the length to prompts of the other half.
+Every point is a separate process on random tokens. Models are randomly initialised Llamas; the largest has
+the shape of SmolLM2-135M. `step`: a likelihood step; `group`: the same on siblings that share half of their
+tokens (length is of a whole row); `sample`: answers of half the length to prompts of the other half.
 """
 
 from __future__ import annotations
@@ -19,23 +19,40 @@ from benchmarks.child import Clock, main
 from benchmarks.compare import child
 
 # name -> hidden, layers, heads, key-value heads, intermediate, vocabulary
-SHAPES = {"1M": (160, 4, 5, 5, 480, 512), "5M": (256, 6, 4, 2, 768, 2048), "20M": (384, 10, 6, 2, 1024, 8192),
-          "60M": (512, 16, 8, 4, 1408, 24576), "135M": (576, 30, 9, 3, 1536, 49152)}
+SHAPES = {
+    "1M": (160, 4, 5, 5, 480, 512),
+    "5M": (256, 6, 4, 2, 768, 2048),
+    "20M": (384, 10, 6, 2, 1024, 8192),
+    "60M": (512, 16, 8, 4, 1408, 24576),
+    "135M": (576, 30, 9, 3, 1536, 49152),
+}
 MILLIONS = {"1M": 1, "5M": 5, "20M": 20, "60M": 60, "135M": 135}
 LIMITS = {"tiny": ("1M",), "smollm2": tuple(SHAPES)}
 
 
 def points(model: str) -> list[dict[str, Any]]:
-    """The measured points: one dimension varied at a time around 8 rows of 128 tokens of the largest allowed model."""
+    """The measured points: one dimension varied at a time around 8 rows of 128 tokens of the largest allowed
+    model.
+    """
     sizes = LIMITS[model]
     middle: dict[str, Any] = {"size": sizes[-1], "length": 128, "batch": 8, "completions": 8}
-    wanted = [("tokens a row", "length", (32, 64, 128, 256, 512, 1024), ("step", "sample")), ("rows a step", "batch", (1, 2, 4, 8, 16, 32), ("step", "sample")),
-              ("completions a prompt", "completions", (1, 2, 4, 8, 16), ("group", "sample")), ("million parameters", "size", sizes, ("step", "sample"))]
+    wanted = [
+        ("tokens a row", "length", (32, 64, 128, 256, 512, 1024), ("step", "sample")),
+        ("rows a step", "batch", (1, 2, 4, 8, 16, 32), ("step", "sample")),
+        ("completions a prompt", "completions", (1, 2, 4, 8, 16), ("group", "sample")),
+        ("million parameters", "size", sizes, ("step", "sample")),
+    ]
     found = []
     for axis, key, values, works in wanted:
         for work in works:
             for value in values:
-                point = {**middle, key: value, "work": work, "axis": axis, "value": MILLIONS.get(value, value)}
+                point = {
+                    **middle,
+                    key: value,
+                    "work": work,
+                    "axis": axis,
+                    "value": MILLIONS.get(value, value),
+                }
                 if key == "completions":
                     point["batch"] = 16
                 if key == "length" and work == "sample" and value > 256:
@@ -44,20 +61,40 @@ def points(model: str) -> list[dict[str, Any]]:
     return found
 
 
-def measured(model: str, folder: Path, threads: int, environment: dict[str, str], say: Callable[[str], None]) -> list[dict[str, Any]]:
+def measured(
+    model: str, folder: Path, threads: int, environment: dict[str, str], say: Callable[[str], None]
+) -> list[dict[str, Any]]:
     """Every point with `tokens_per_second` and `peak_mib`; a failed point is reported and omitted."""
     import json
 
     found, file = [], folder / "growth-point.json"
     for point in points(model):
         file.write_text(json.dumps({**point, "learning_rate": 1e-5}))
-        result = child([sys.executable, "-m", "benchmarks.growth", "--work", point["work"], "--inputs", str(file.resolve()), "--threads", str(threads)], environment)
+        result = child(
+            [
+                sys.executable,
+                "-m",
+                "benchmarks.growth",
+                "--work",
+                point["work"],
+                "--inputs",
+                str(file.resolve()),
+                "--threads",
+                str(threads),
+            ],
+            environment,
+        )
         if "error" in result:
             say(f"growth {point}: {result['error'].splitlines()[-1]}")
             continue
         speed = sum(result["tokens"]) / sum(result["seconds"])
-        say(f"growth {point['work']:7s} {point['axis']:22s} {point['value']:6} {speed:10.1f} tokens/s {result['peak_mib']:7.0f} MiB")
-        found.append({**point, "tokens_per_second": round(speed, 2), "peak_mib": round(result["peak_mib"], 1)})
+        say(
+            f"growth {point['work']:7s} {point['axis']:22s} {point['value']:6} {speed:10.1f} tokens/s "
+            f"{result['peak_mib']:7.0f} MiB"
+        )
+        found.append(
+            {**point, "tokens_per_second": round(speed, 2), "peak_mib": round(result["peak_mib"], 1)}
+        )
     file.unlink(missing_ok=True)
     return found
 
@@ -71,10 +108,21 @@ def fresh(size: str, folder: Path) -> Path:
 
     hidden, layers, heads, kv, intermediate, vocabulary = SHAPES[size]
     tokenizer = _tokenizer(0)
-    model = LlamaForCausalLM(LlamaConfig(
-        vocab_size=vocabulary, hidden_size=hidden, intermediate_size=intermediate, num_hidden_layers=layers, num_attention_heads=heads,
-        num_key_value_heads=kv, max_position_embeddings=4096, tie_word_embeddings=True, pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id, bos_token_id=None))
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=vocabulary,
+            hidden_size=hidden,
+            intermediate_size=intermediate,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=kv,
+            max_position_embeddings=4096,
+            tie_word_embeddings=True,
+            pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            bos_token_id=None,
+        )
+    )
     save_model(model, tokenizer, folder)
     return folder
 
@@ -111,7 +159,10 @@ def _learn(point: dict[str, Any], *, shared: int, siblings: int) -> dict[str, An
         groups.append(Group(Prompt(str(number), ()), tuple(trajectory(prompt, answer) for answer in answers)))
     with tempfile.TemporaryDirectory() as folder:
         learner = TorchLearner(fresh(point["size"], Path(folder)), learning_rate=point["learning_rate"])
-        update, clock = parts([{"name": "likelihood", "reduce": "token_mean", "weight": 1.0, "label": "likelihood"}]), Clock()
+        update, clock = (
+            parts([{"name": "likelihood", "reduce": "token_mean", "weight": 1.0, "label": "likelihood"}]),
+            Clock(),
+        )
         for _ in range(3):
             with clock:
                 one_step({"policy": learner}, {"policy": update}, groups, tokens=TOKENS)
@@ -119,8 +170,8 @@ def _learn(point: dict[str, Any], *, shared: int, siblings: int) -> dict[str, An
 
 
 def sample(point: dict[str, Any], setting: str) -> dict[str, Any]:
-    """Answers of half the length: a random model hardly ever samples end-of-turn, and shorter answers count fewer
-    tokens.
+    """Answers of half the length: a random model hardly ever samples end-of-turn, and shorter answers count
+    fewer tokens.
     """
     from ratchet.components.inference.torch import TorchEngine
     from ratchet.components.types import Request
@@ -128,13 +179,28 @@ def sample(point: dict[str, Any], setting: str) -> dict[str, Any]:
     dice = random.Random(0)
     vocabulary, length = SHAPES[point["size"]][-1], point["length"]
     count = point["completions"] if point["axis"] == "completions a prompt" else 1
-    prompts = [[dice.randrange(3, vocabulary) for _ in range(length - length // 2)] for _ in range(max(point["batch"] // count, 1))]
+    prompts = [
+        [dice.randrange(3, vocabulary) for _ in range(length - length // 2)]
+        for _ in range(max(point["batch"] // count, 1))
+    ]
     with tempfile.TemporaryDirectory() as folder:
-        engine, clock = TorchEngine(fresh(point["size"], Path(folder)), rows=max(point["batch"], count)), Clock()
+        engine, clock = (
+            TorchEngine(fresh(point["size"], Path(folder)), rows=max(point["batch"], count)),
+            Clock(),
+        )
         engine.generate([Request(prompts[0], count=2, max_tokens=2)])
         with clock:
-            found = engine.generate([Request(tokens, count=count, max_tokens=length // 2, seed=i) for i, tokens in enumerate(prompts)])
-    return {"seconds": clock.seconds, "tokens": [sum(len(s.tokens) for answers in found for s in answers)], "checks": {}}
+            found = engine.generate(
+                [
+                    Request(tokens, count=count, max_tokens=length // 2, seed=i)
+                    for i, tokens in enumerate(prompts)
+                ]
+            )
+    return {
+        "seconds": clock.seconds,
+        "tokens": [sum(len(s.tokens) for answers in found for s in answers)],
+        "checks": {},
+    }
 
 
 WORKS = {"step": step, "group": group, "sample": sample}

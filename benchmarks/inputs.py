@@ -1,8 +1,9 @@
-"""Benchmark inputs as token ids, written once for all libraries: conversations, pairs, groups, prompts, and the model.
+"""Benchmark inputs as token ids, written once for all libraries: conversations, pairs, groups, prompts, and
+the model.
 
-Model and conversations come from recipes: `smollm2` from `chat`, `tiny` from `sft`. A pair is a human reply against a
-human reply to another prompt; a group is a prompt with eight answers sampled from the model, with random rewards (the
-work does not depend on them).
+Model and conversations come from recipes: `smollm2` from `chat`, `tiny` from `sft`. A pair is a human reply
+against a human reply to another prompt; a group is a prompt with eight answers sampled from the model, with
+random rewards (the work does not depend on them).
 """
 
 from __future__ import annotations
@@ -20,7 +21,13 @@ STEPS = 3
 RECIPES = {"tiny": ("sft", "test"), "smollm2": ("chat", None)}
 SIZES = {"batch": 8, "prompts_per_step": 4, "completions": 8, "prompts": 64, "max_tokens": 40}
 PROMPT_TOKENS = {"tiny": (4, 160), "smollm2": (48, 96)}
-OPTIMISER = {"learning_rate": 1e-5, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0, "max_grad_norm": 1.0}
+OPTIMISER = {
+    "learning_rate": 1e-5,
+    "betas": [0.9, 0.999],
+    "eps": 1e-8,
+    "weight_decay": 0.0,
+    "max_grad_norm": 1.0,
+}
 
 
 def make(model: str, home: Path, folder: Path) -> Path:
@@ -28,16 +35,26 @@ def make(model: str, home: Path, folder: Path) -> Path:
     file = folder / f"{model}.json"
     if file.exists():
         kept = json.loads(file.read_text())
-        same = len(kept["sft"]) == STEPS and all(kept[name] == value for name, value in {**SIZES, **OPTIMISER}.items())
+        same = len(kept["sft"]) == STEPS and all(
+            kept[name] == value for name, value in {**SIZES, **OPTIMISER}.items()
+        )
         if same and Path(kept["model"]).is_dir() and Path(kept["reward_model"]).is_dir():
             return file
     from ratchet.tasks.pipeline import Pipeline
 
     recipe, profile = RECIPES[model]
     pipeline = Pipeline.open(recipe, home=home, profile=profile)
-    for stage in ("model_policy", *[n for n in pipeline.stages if n.startswith("model_") and n != "model_policy"], "raw", "drafts", "curated"):
+    for stage in (
+        "model_policy",
+        *[n for n in pipeline.stages if n.startswith("model_") and n != "model_policy"],
+        "raw",
+        "drafts",
+        "curated",
+    ):
         pipeline.make(stage)
-    written = collect(model, pipeline.artifact("model_policy").path, pipeline.artifact("curated").path, folder)
+    written = collect(
+        model, pipeline.artifact("model_policy").path, pipeline.artifact("curated").path, folder
+    )
     folder.mkdir(parents=True, exist_ok=True)
     partial = file.with_suffix(".partial")
     partial.write_text(json.dumps(written))
@@ -54,36 +71,66 @@ def collect(model: str, policy: Path, curated: Path, folder: Path) -> dict[str, 
     from ratchet.components.types import Group
 
     tokenizer = load_tokenizer(policy)
-    talks = [done for group in read_groups(curated / "sft.parquet") if (done := encode_group(tokenizer, group, 160)[0]) is not None]
+    talks = [
+        done
+        for group in read_groups(curated / "sft.parquet")
+        if (done := encode_group(tokenizer, group, 160)[0]) is not None
+    ]
     shortest, longest = PROMPT_TOKENS[model]
     asked: list[tuple[list[int], list[int]]] = []  # prompt and human reply
     for group in read_groups(curated / "prompts.parquet"):
-        done, fate = encode_group(tokenizer, group, 400) if len(group.trajectories) == 1 else (None, "dropped")
+        done, fate = (
+            encode_group(tokenizer, group, 400) if len(group.trajectories) == 1 else (None, "dropped")
+        )
         if done is None or fate != "kept":
             continue
         tokens = list(done.trajectories[0].inputs["tokens"])
         prompt = encode_prompt(tokenizer, group.prompt.messages)
-        if shortest <= len(prompt) <= longest and len(tokens) <= longest + 64 and all(done.trajectories[0].mask[len(prompt):]):
-            asked.append((prompt, tokens[len(prompt):]))
+        if (
+            shortest <= len(prompt) <= longest
+            and len(tokens) <= longest + 64
+            and all(done.trajectories[0].mask[len(prompt) :])
+        ):
+            asked.append((prompt, tokens[len(prompt) :]))
     size, count = SIZES["batch"], SIZES["prompts"]
-    pairs = [{"prompt": prompt, "chosen": reply, "rejected": other} for (prompt, reply), (_, other) in pairwise(asked)
-             if reply != other][: size * STEPS]
+    pairs = [
+        {"prompt": prompt, "chosen": reply, "rejected": other}
+        for (prompt, reply), (_, other) in pairwise(asked)
+        if reply != other
+    ][: size * STEPS]
     if len(talks) < (size + 1) * STEPS or len(asked) < count or len(pairs) < size * STEPS:
-        raise DataError(f"{curated}: {len(talks)} conversations, {len(asked)} prompts of {shortest} to {longest} tokens with a reply, {len(pairs)} pairs "
-                        f"of different replies; the benchmarks need {(size + 1) * STEPS}, {count} and {size * STEPS}. Use a recipe with more data")
+        raise DataError(
+            f"{curated}: {len(talks)} conversations, {len(asked)} prompts of {shortest} to {longest} "
+            f"tokens with a reply, {len(pairs)} pairs "
+            f"of different replies; the benchmarks need {(size + 1) * STEPS}, {count} and {size * STEPS}. "
+            "Use a recipe with more data"
+        )
 
     def row(group: Group) -> dict[str, Any]:
-        return {"tokens": list(group.trajectories[0].inputs["tokens"]), "mask": [int(m) for m in group.trajectories[0].mask]}
+        return {
+            "tokens": list(group.trajectories[0].inputs["tokens"]),
+            "mask": [int(m) for m in group.trajectories[0].mask],
+        }
 
     prompts = [prompt for prompt, _ in asked[:count]]
     rewards = new_reward(policy, seed=0)
     save_model(rewards, tokenizer, folder / f"{model}_reward")
     return {
-        "name": model, "model": str(policy.resolve()), "reward_model": str((folder / f"{model}_reward").resolve()), **SIZES, **OPTIMISER,
-        "beta": 0.1, "pad": tokenizer.pad_token_id, "eos": tokenizer.eos_token_id,
-        "sft": _steps([row(group) for group in talks], size), "pairs": _steps(pairs, size),
-        "groups": _steps(_sampled(policy, prompts[: SIZES["prompts_per_step"] * STEPS]), SIZES["prompts_per_step"]),
-        "asked": prompts, "probe": [row(group) for group in talks[size * STEPS : size * STEPS + 4]],
+        "name": model,
+        "model": str(policy.resolve()),
+        "reward_model": str((folder / f"{model}_reward").resolve()),
+        **SIZES,
+        **OPTIMISER,
+        "beta": 0.1,
+        "pad": tokenizer.pad_token_id,
+        "eos": tokenizer.eos_token_id,
+        "sft": _steps([row(group) for group in talks], size),
+        "pairs": _steps(pairs, size),
+        "groups": _steps(
+            _sampled(policy, prompts[: SIZES["prompts_per_step"] * STEPS]), SIZES["prompts_per_step"]
+        ),
+        "asked": prompts,
+        "probe": [row(group) for group in talks[size * STEPS : size * STEPS + 4]],
     }
 
 
@@ -95,10 +142,19 @@ def _sampled(policy: Path, prompts: Sequence[list[int]]) -> list[dict[str, Any]]
     from ratchet.components.inference.torch import TorchEngine
     from ratchet.components.types import Request
 
-    asked = [Request(tokens, count=SIZES["completions"], max_tokens=SIZES["max_tokens"], seed=i) for i, tokens in enumerate(prompts)]
+    asked = [
+        Request(tokens, count=SIZES["completions"], max_tokens=SIZES["max_tokens"], seed=i)
+        for i, tokens in enumerate(prompts)
+    ]
     dice = random.Random(0)
-    return [{"prompt": list(request.tokens), "completions": [list(s.tokens) for s in samples], "rewards": [dice.random() for _ in samples]}
-            for request, samples in zip(asked, TorchEngine(policy).generate(asked), strict=True)]
+    return [
+        {
+            "prompt": list(request.tokens),
+            "completions": [list(s.tokens) for s in samples],
+            "rewards": [dice.random() for _ in samples],
+        }
+        for request, samples in zip(asked, TorchEngine(policy).generate(asked), strict=True)
+    ]
 
 
 if __name__ == "__main__":

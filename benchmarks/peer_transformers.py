@@ -1,5 +1,5 @@
-"""The same tasks in plain transformers: padded batches, full logits, `generate`. Imports only the clock from this
-project.
+"""The same tasks in plain transformers: padded batches, full logits, `generate`. Imports only the clock from
+this project.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from benchmarks.child import WARM_UP, Clock, main
 
 
 def load(inputs: dict[str, Any]) -> Any:
-    return AutoModelForCausalLM.from_pretrained(inputs["model"], dtype=torch.float32, attn_implementation="sdpa").eval()
+    return AutoModelForCausalLM.from_pretrained(
+        inputs["model"], dtype=torch.float32, attn_implementation="sdpa"
+    ).eval()
 
 
 def padded(rows: list[list[int]], pad: int, *, left: bool = False) -> tuple[Tensor, Tensor]:
@@ -22,7 +24,12 @@ def padded(rows: list[list[int]], pad: int, *, left: bool = False) -> tuple[Tens
     longest = max(map(len, rows))
     fill = [[pad] * (longest - len(row)) for row in rows]
     tokens = torch.tensor([f + row if left else row + f for row, f in zip(rows, fill, strict=True)])
-    real = torch.tensor([[0] * len(f) + [1] * len(row) if left else [1] * len(row) + [0] * len(f) for row, f in zip(rows, fill, strict=True)])
+    real = torch.tensor(
+        [
+            [0] * len(f) + [1] * len(row) if left else [1] * len(row) + [0] * len(f)
+            for row, f in zip(rows, fill, strict=True)
+        ]
+    )
     return tokens, real
 
 
@@ -49,8 +56,14 @@ def mean_logprobs(model: Any, rows: list[dict[str, Any]], pad: int) -> list[floa
 def sft(inputs: dict[str, Any], setting: str) -> dict[str, Any]:
     """A plain hand-written training loop."""
     model, clock = load(inputs), Clock()
-    optimiser = torch.optim.AdamW(model.parameters(), lr=inputs["learning_rate"], betas=tuple(inputs["betas"]), eps=inputs["eps"],
-                                  weight_decay=inputs["weight_decay"], fused=True)
+    optimiser = torch.optim.AdamW(
+        model.parameters(),
+        lr=inputs["learning_rate"],
+        betas=tuple(inputs["betas"]),
+        eps=inputs["eps"],
+        weight_decay=inputs["weight_decay"],
+        fused=True,
+    )
     losses, norms = [], []
     for rows in inputs["sft"]:
         with clock:
@@ -62,12 +75,21 @@ def sft(inputs: dict[str, Any], setting: str) -> dict[str, Any]:
             optimiser.step()
             optimiser.zero_grad()
             losses.append(float(loss.detach()))
-    return {"seconds": clock.seconds[WARM_UP:], "tokens": [sum(len(r["tokens"]) for r in rows) for rows in inputs["sft"]][WARM_UP:],
-            "checks": {"loss": losses, "grad_norm": norms, "after": mean_logprobs(model, inputs["probe"], inputs["pad"])}}
+    return {
+        "seconds": clock.seconds[WARM_UP:],
+        "tokens": [sum(len(r["tokens"]) for r in rows) for rows in inputs["sft"]][WARM_UP:],
+        "checks": {
+            "loss": losses,
+            "grad_norm": norms,
+            "after": mean_logprobs(model, inputs["probe"], inputs["pad"]),
+        },
+    }
 
 
 def score(inputs: dict[str, Any], setting: str) -> dict[str, Any]:
-    rows = [(g["prompt"], answer) for step in inputs["groups"][:2] for g in step for answer in g["completions"]]
+    rows = [
+        (g["prompt"], answer) for step in inputs["groups"][:2] for g in step for answer in g["completions"]
+    ]
     return _score(inputs, setting, rows)
 
 
@@ -88,32 +110,65 @@ def _score(inputs: dict[str, Any], setting: str, rows: list[tuple[list[int], lis
                 logprobs = token_logprobs(model, [p + a for p, a in part], inputs["pad"])
                 mask = chosen([[0] * len(p) + [1] * len(a) for p, a in part], logprobs.shape[1])
                 sums += (logprobs * mask).sum(1).tolist()
-    return {"seconds": clock.seconds[WARM_UP:], "tokens": [sum(len(p) + len(a) for p, a in rows)], "checks": {"logprobs": sums}}
+    return {
+        "seconds": clock.seconds[WARM_UP:],
+        "tokens": [sum(len(p) + len(a) for p, a in rows)],
+        "checks": {"logprobs": sums},
+    }
 
 
 @torch.inference_mode()
 def sample(inputs: dict[str, Any], setting: str) -> dict[str, Any]:
     """`setting` is the number of completions sampled together."""
     model, clock = load(inputs), Clock()
-    greedy = [_generate(model, [tokens], inputs, max_new_tokens=16, do_sample=False) for tokens in inputs["asked"][:4]]
+    greedy = [
+        _generate(model, [tokens], inputs, max_new_tokens=16, do_sample=False)
+        for tokens in inputs["asked"][:4]
+    ]
     torch.manual_seed(0)
     at_once, drawn = int(setting) // inputs["completions"], 0
     with clock:
         for at in range(0, len(inputs["asked"]), at_once):
-            answers = _generate(model, inputs["asked"][at : at + at_once], inputs, max_new_tokens=inputs["max_tokens"], do_sample=True, temperature=1.0,
-                                top_k=0, top_p=1.0, num_return_sequences=inputs["completions"])
+            answers = _generate(
+                model,
+                inputs["asked"][at : at + at_once],
+                inputs,
+                max_new_tokens=inputs["max_tokens"],
+                do_sample=True,
+                temperature=1.0,
+                top_k=0,
+                top_p=1.0,
+                num_return_sequences=inputs["completions"],
+            )
             drawn += sum(len(tokens) for tokens, _ in answers)
-    return {"seconds": clock.seconds, "tokens": [drawn],
-            "checks": {"greedy_tokens": [t for a in greedy for t in a[0][0]], "greedy_logprobs": [p for a in greedy for p in a[0][1]]}}
+    return {
+        "seconds": clock.seconds,
+        "tokens": [drawn],
+        "checks": {
+            "greedy_tokens": [t for a in greedy for t in a[0][0]],
+            "greedy_logprobs": [p for a in greedy for p in a[0][1]],
+        },
+    }
 
 
-def _generate(model: Any, prompts: list[list[int]], inputs: dict[str, Any], **options: Any) -> list[tuple[list[int], list[float]]]:
+def _generate(
+    model: Any, prompts: list[list[int]], inputs: dict[str, Any], **options: Any
+) -> list[tuple[list[int], list[float]]]:
     """Tokens up to end-of-turn and their log-probs at temperature 1, per answer."""
     tokens, real = padded(prompts, inputs["pad"], left=True)
-    out = model.generate(input_ids=tokens, attention_mask=real, return_dict_in_generate=True, output_logits=True,
-                         pad_token_id=inputs["pad"], eos_token_id=inputs["eos"], **options)
-    answers = out.sequences[:, tokens.shape[1]:]
-    logprobs = torch.stack([step.log_softmax(-1).gather(1, answers[:, i, None])[:, 0] for i, step in enumerate(out.logits)], 1)
+    out = model.generate(
+        input_ids=tokens,
+        attention_mask=real,
+        return_dict_in_generate=True,
+        output_logits=True,
+        pad_token_id=inputs["pad"],
+        eos_token_id=inputs["eos"],
+        **options,
+    )
+    answers = out.sequences[:, tokens.shape[1] :]
+    logprobs = torch.stack(
+        [step.log_softmax(-1).gather(1, answers[:, i, None])[:, 0] for i, step in enumerate(out.logits)], 1
+    )
     lengths = ((answers == inputs["eos"]).cumsum(1) - (answers == inputs["eos"]).long() == 0).sum(1).tolist()
     return [(a[:n], p[:n]) for a, p, n in zip(answers.tolist(), logprobs.tolist(), lengths, strict=True)]
 

@@ -15,13 +15,20 @@ COLOURS = {"reached": "#2a9d5c", "not reached": "#d1495b", "": "#8a8f98", "inval
 
 def table(rows: Sequence[Row]) -> str:
     """A Markdown table; an invalid comparison shows the reason instead of ratios."""
-    lines = ["| work | against | tokens/s, ours / theirs | times as fast [least, most] | wanted | peak MiB, ours / theirs | of its memory | wanted | largest differences | |",
-             "|---|---|---|---|---|---|---|---|---|---|"]
+    lines = [
+        "| work | against | tokens/s, ours / theirs | times as fast [least, most] | wanted | peak MiB, "
+        "ours / theirs | of its memory | wanted | largest differences | |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
     for r in rows:
         speed = f"{r.speed:.2f} [{r.speed_low:.2f}, {r.speed_high:.2f}]" if r.valid else "invalid"
         memory = f"{r.memory:.2f}" if r.valid else "invalid"
-        lines.append(f"| {r.about} | {r.against}, {r.setting} | {r.ours:.0f} / {r.theirs:.0f} | {speed} | {_goal('≥', r.speed_goal)} "
-                     f"| {r.ours_mib:.0f} / {r.theirs_mib:.0f} | {memory} | {_goal('≤', r.memory_goal)} | {r.worst} | {r.verdict} |")
+        lines.append(
+            f"| {r.about} | {r.against}, {r.setting} | {r.ours:.0f} / {r.theirs:.0f} | {speed} | "
+            f"{_goal('≥', r.speed_goal)} "
+            f"| {r.ours_mib:.0f} / {r.theirs_mib:.0f} | {memory} | {_goal('≤', r.memory_goal)} | "
+            f"{r.worst} | {r.verdict} |"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -32,7 +39,9 @@ def _goal(sign: str, goal: float | None) -> str:
 def write(folder: Path, name: str, rows: Sequence[Row], kept: Sequence[Mapping[str, Any]], head: str) -> None:
     """Write `<name>.md`, `.csv`, `.png`, and every single measurement to `<name>.json`."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.json").write_text(json.dumps({"rows": [plain(r) for r in rows], "measured": list(kept)}, indent=1))
+    (folder / f"{name}.json").write_text(
+        json.dumps({"rows": [plain(r) for r in rows], "measured": list(kept)}, indent=1)
+    )
     (folder / f"{name}.md").write_text(head + "\n" + table(rows))
     if rows:
         save_csv(folder / f"{name}.csv", [plain(r) for r in rows])
@@ -69,8 +78,14 @@ def bars(path: Path, rows: Sequence[Row]) -> None:
         axis.set_title(title, fontsize=10, loc="left")
         axis.spines[["top", "right"]].set_visible(False)
     if shown:
-        left.errorbar([r.speed for r in shown], range(len(shown)), fmt="none", ecolor="#333333", capsize=2,
-                      xerr=[[r.speed - r.speed_low for r in shown], [r.speed_high - r.speed for r in shown]])
+        left.errorbar(
+            [r.speed for r in shown],
+            range(len(shown)),
+            fmt="none",
+            ecolor="#333333",
+            capsize=2,
+            xerr=[[r.speed - r.speed_low for r in shown], [r.speed_high - r.speed for r in shown]],
+        )
     left.set_yticks(range(len(shown)), names, fontsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=130)
@@ -90,11 +105,19 @@ def curves(path: Path, points: Sequence[Mapping[str, Any]]) -> None:
     for panel, axis in zip(panels[0], axes, strict=True):
         for work in dict.fromkeys(p["work"] for p in points if p["axis"] == axis):
             line = [p for p in points if p["axis"] == axis and p["work"] == work]
-            panel.plot([p["value"] for p in line], [p["tokens_per_second"] for p in line], marker="o", markersize=3, label=work)
+            panel.plot(
+                [p["value"] for p in line],
+                [p["tokens_per_second"] for p in line],
+                marker="o",
+                markersize=3,
+                label=work,
+            )
         panel.set(xscale="log", yscale="log", xlabel=axis, ylabel="tokens/s" if axis == axes[0] else "")
         values = sorted({p["value"] for p in points if p["axis"] == axis})
         panel.set_xticks(values, [f"{value:g}" for value in values], fontsize=8)
-        panel.yaxis.set(major_locator=LogLocator(subs=(1, 2, 5)), major_formatter=StrMethodFormatter("{x:,.0f}"))
+        panel.yaxis.set(
+            major_locator=LogLocator(subs=(1, 2, 5)), major_formatter=StrMethodFormatter("{x:,.0f}")
+        )
         for side in (panel.xaxis, panel.yaxis):
             side.set_minor_locator(NullLocator())
         panel.tick_params(axis="y", labelsize=8)

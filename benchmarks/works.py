@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Peer:
-    """Another library doing a task. The comparison uses the fastest of `settings` whose numbers agree. A library may
-    occur twice, for example with slower settings that need less memory.
+    """Another library doing a task. The comparison uses the fastest of `settings` whose numbers agree. A
+    library may occur twice, for example with slower settings that need less memory.
     """
 
     name: str
@@ -35,18 +35,58 @@ class Work:
 
 TRAINING = {"grad_norm": 1e-3}  # sums over 135 M squares in different orders
 
-WORKS: dict[str, Work] = {work.name: work for work in (
-    Work("sft", "SFT step, 8 conversations",
-         (Peer("trl", ("padded", "padding_free", "packed"), 2.0, 0.6), Peer("trl", ("padding_free+checkpointing",)), Peer("transformers", ("default",))),
-         ("kept", "blas", "full_logits", "unpacked", "not_deterministic", "memory_returned"), TRAINING),
-    Work("reward", "reward-model step, 8 pairs", (Peer("trl", ("padded",), 2.0, 0.6), Peer("trl", ("padded+checkpointing",))),
-         ("kept", "blas", "apart", "unpacked", "not_deterministic"), TRAINING),
-    Work("dpo", "DPO step, 8 pairs, reference included", (Peer("trl", ("in_step", "precomputed"), 4.0, 0.4), Peer("trl", ("in_step+checkpointing",))),
-         ("kept", "blas", "apart", "full_logits", "unpacked", "not_deterministic"), TRAINING),
-    Work("grpo", "GRPO update, 4 prompts × 8 completions (given)", (Peer("trl", ("8", "16"), 4.0, 0.6), Peer("trl", ("8+checkpointing",))),
-         ("kept", "blas", "apart", "full_logits", "unpacked", "not_deterministic"), TRAINING),
-    Work("sample", "sampling 64 prompts × 8 completions with log-probs",
-         (Peer("transformers", ("32", "64", "128"), 4.0), Peer("vllm", ("eager", "compiled"), 6.0)), ("blas", "prefill_each", "awake")),
-    Work("score", "scoring 8 prompts × 8 responses", (Peer("transformers", ("one",), 2.0, 0.3), Peer("transformers", ("16",))), ("blas", "apart", "full_logits")),
-    Work("score_single", "scoring 24 responses to 24 prompts", (Peer("transformers", ("one",), 2.0, 0.3), Peer("transformers", ("8",))), ("blas", "full_logits")),
-)}
+WORKS: dict[str, Work] = {
+    work.name: work
+    for work in (
+        Work(
+            "sft",
+            "SFT step, 8 conversations",
+            (
+                Peer("trl", ("padded", "padding_free", "packed"), 2.0, 0.6),
+                Peer("trl", ("padding_free+checkpointing",)),
+                Peer("transformers", ("default",)),
+            ),
+            ("kept", "blas", "full_logits", "unpacked", "not_deterministic", "memory_returned"),
+            TRAINING,
+        ),
+        Work(
+            "reward",
+            "reward-model step, 8 pairs",
+            (Peer("trl", ("padded",), 2.0, 0.6), Peer("trl", ("padded+checkpointing",))),
+            ("kept", "blas", "apart", "unpacked", "not_deterministic"),
+            TRAINING,
+        ),
+        Work(
+            "dpo",
+            "DPO step, 8 pairs, reference included",
+            (Peer("trl", ("in_step", "precomputed"), 4.0, 0.4), Peer("trl", ("in_step+checkpointing",))),
+            ("kept", "blas", "apart", "full_logits", "unpacked", "not_deterministic"),
+            TRAINING,
+        ),
+        Work(
+            "grpo",
+            "GRPO update, 4 prompts × 8 completions (given)",
+            (Peer("trl", ("8", "16"), 4.0, 0.6), Peer("trl", ("8+checkpointing",))),
+            ("kept", "blas", "apart", "full_logits", "unpacked", "not_deterministic"),
+            TRAINING,
+        ),
+        Work(
+            "sample",
+            "sampling 64 prompts × 8 completions with log-probs",
+            (Peer("transformers", ("32", "64", "128"), 4.0), Peer("vllm", ("eager", "compiled"), 6.0)),
+            ("blas", "prefill_each", "awake"),
+        ),
+        Work(
+            "score",
+            "scoring 8 prompts × 8 responses",
+            (Peer("transformers", ("one",), 2.0, 0.3), Peer("transformers", ("16",))),
+            ("blas", "apart", "full_logits"),
+        ),
+        Work(
+            "score_single",
+            "scoring 24 responses to 24 prompts",
+            (Peer("transformers", ("one",), 2.0, 0.3), Peer("transformers", ("8",))),
+            ("blas", "full_logits"),
+        ),
+    )
+}

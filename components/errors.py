@@ -13,7 +13,8 @@
     ├── SandboxError       this machine cannot sandbox model-written code, so none is run
     ├── BusyError          another process holds the run's lock, and waiting was disabled
     ├── ServiceError       a server (tracking, orchestration, engine) cannot be reached   [retryable]
-    └── StageError         a stage's process died or failed; contains the cause           [retryable if it died]
+    └── StageError         a stage's process died or failed; contains the cause           [retryable if it
+    died]
 
 A message says what is wrong, where, what was expected, what was found, and how to fix it.
 """
@@ -25,13 +26,15 @@ import os
 import re
 from collections.abc import Iterable
 
-SECRET_NAME = re.compile(r"TOKEN(?!IZER)|PASSWORD|PASSWD|SECRET|API_KEY|ACCESS_KEY|CREDENTIAL|AUTH_STRING", re.IGNORECASE)
+SECRET_NAME = re.compile(
+    r"TOKEN(?!IZER)|PASSWORD|PASSWD|SECRET|API_KEY|ACCESS_KEY|CREDENTIAL|AUTH_STRING", re.IGNORECASE
+)
 HARMLESS = re.compile(r".{,7}|[A-Za-z]{,15}|[\d.,+-]{,15}|\w+://[^?@]*")
 
 
 def redacted(text: str) -> str:
-    """`text` without URL credentials and without values of environment variables whose names indicate secrets (six
-    characters or more).
+    """`text` without URL credentials and without values of environment variables whose names indicate secrets
+    (six characters or more).
     """
     text = re.sub(r"(?<=://)[^/\s@\"']+@", "***@", text)
     for name, value in os.environ.items():
@@ -41,13 +44,18 @@ def redacted(text: str) -> str:
 
 
 def secret_in(text: str) -> str:
-    """Description of a secret contained in `text`, or "". Stricter than `redacted`, since the caller rejects the
-    text: values under eight characters, words, numbers, addresses and existing files are not secrets.
+    """Description of a secret contained in `text`, or "". Stricter than `redacted`, since the caller rejects
+    the text: values under eight characters, words, numbers, addresses and existing files are not secrets.
     """
     if re.search(r"://[^/\s@\"':]*:[^/\s@\"']+@", text):
         return "an address with a password"
     for name, value in os.environ.items():
-        if SECRET_NAME.search(name) and value in text and not HARMLESS.fullmatch(value) and not os.path.exists(value):
+        if (
+            SECRET_NAME.search(name)
+            and value in text
+            and not HARMLESS.fullmatch(value)
+            and not os.path.exists(value)
+        ):
             return f"the value of the environment variable {name}"
     return ""
 
@@ -122,13 +130,22 @@ def _stage_error(message: str, died: bool) -> StageError:
     return StageError(message, died=died)
 
 
-RENAMED = {"sampler_rows": "max_num_seqs", "tokens_per_batch": "tokens_per_microbatch", "times": "weight_column",
-           "discount": "gamma", "trace": "gae_lambda", "follow": "decay (1 - follow)", "judge": "reward_model"}
+RENAMED = {
+    "sampler_rows": "max_num_seqs",
+    "tokens_per_batch": "tokens_per_microbatch",
+    "times": "weight_column",
+    "discount": "gamma",
+    "trace": "gae_lambda",
+    "follow": "decay (1 - follow)",
+    "judge": "reward_model",
+}
 """Old names of keys, options and models of recipes and profiles."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """A hint: `; did you mean 'clip'?`, the new name of a renamed word, or the known words (at most forty) if none is similar."""
+    """A hint: `; did you mean 'clip'?`, the new name of a renamed word, or the known words (at most forty) if
+    none is similar.
+    """
     known = sorted(known)
     new = RENAMED.get(word, "")
     if new.partition(" ")[0] in known:

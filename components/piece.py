@@ -1,8 +1,9 @@
-"""Registry of pieces (plugins): functions found by file name, described by static analysis without being imported.
+"""Registry of pieces (plugins): functions found by file name, described by static analysis without being
+imported.
 
-`components/pieces/objectives/clip.py` with a function `clip` is what a recipe calls `clip` in the objectives slot;
-another function of that file is `clip.row`; slots with several folders use prefixes: `rewards.length`. `describe`
-parses the source, so recipes are checked in milliseconds, without importing torch.
+`components/pieces/objectives/clip.py` with a function `clip` is what a recipe calls `clip` in the objectives
+slot; another function of that file is `clip.row`; slots with several folders use prefixes: `rewards.length`.
+`describe` parses the source, so recipes are checked in milliseconds, without importing torch.
 """
 
 from __future__ import annotations
@@ -63,9 +64,11 @@ def piece(
     - `models`: models used, in addition to those named by the options `model` and `models`.
     - `unit`: what must not be split between micro-batches.
     - `gold`: a verifier that gives a prompt's own `answer` the reward 1.
-    - `means`: functions of the same file, (outputs, batch) -> (B,), whose means over the step are passed to the objective as columns.
+    - `means`: functions of the same file, (outputs, batch) -> (B,), whose means over the step are passed to
+      the objective as columns.
     - `compares`: needs at least two answers per prompt.
-    - `makes`: groups that a selector returns: preference pairs (chosen first), single answers, or ("") unchanged.
+    - `makes`: groups that a selector returns: preference pairs (chosen first), single answers, or ("")
+      unchanged.
     """
 
     def mark(function: F) -> F:
@@ -86,8 +89,17 @@ class Option:
     @property
     def kind(self) -> Any:
         """The annotation as a type; `Any` (unchecked) if it uses names of the piece's own module."""
-        known = {**vars(builtins), **vars(ranges), "int": ranges.Int, "float": ranges.Finite, "bool": ranges.Bool,
-                 "Any": Any, "Literal": Literal, "Mapping": Mapping, "Sequence": Sequence}
+        known = {
+            **vars(builtins),
+            **vars(ranges),
+            "int": ranges.Int,
+            "float": ranges.Finite,
+            "bool": ranges.Bool,
+            "Any": Any,
+            "Literal": Literal,
+            "Mapping": Mapping,
+            "Sequence": Sequence,
+        }
         try:
             return _type(ast.parse(self.annotation, mode="eval").body, known)
         except (KeyError, SyntaxError):
@@ -135,7 +147,9 @@ class Description:
     memory: bool = False
     options: Mapping[str, Option] = field(default_factory=dict)
 
-    def named(self, which: Literal["reads", "writes", "models"], options: Mapping[str, Any]) -> frozenset[str]:
+    def named(
+        self, which: Literal["reads", "writes", "models"], options: Mapping[str, Any]
+    ) -> frozenset[str]:
         """Declared columns or models with `{option}` filled in; a list option yields one name per entry."""
         names: set[str] = set()
         for template in getattr(self, which):
@@ -171,25 +185,46 @@ def _read(slot: str, folder: str, path: Path) -> dict[str, Description]:
         if not isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             continue
         mark = next(
-            (d for d in node.decorator_list
-             if isinstance(d, ast.Call) and isinstance(d.func, ast.Name) and d.func.id == "piece"),
+            (
+                d
+                for d in node.decorator_list
+                if isinstance(d, ast.Call) and isinstance(d.func, ast.Name) and d.func.id == "piece"
+            ),
             None,
         )
         if mark is None:
             continue
         declared = {k.arg: ast.literal_eval(k.value) for k in mark.keywords if k.arg}
-        signature = node if isinstance(node, ast.FunctionDef) else next(
-            (f for f in node.body if isinstance(f, ast.FunctionDef) and f.name == "__init__"), None
+        signature = (
+            node
+            if isinstance(node, ast.FunctionDef)
+            else next((f for f in node.body if isinstance(f, ast.FunctionDef) and f.name == "__init__"), None)
         )
         name = node.name if isinstance(node, ast.FunctionDef) else _snake(node.name)
         doc = ast.get_docstring(node) or module_doc
         options = _options(signature) if signature else {}
         pieces[name] = Description(
-            slot=slot, name=name, module=f"ratchet.components.pieces.{folder}.{path.stem}", function=node.name, path=path, doc=doc,
-            reads=frozenset(declared.get("reads", ())), writes=frozenset(declared.get("writes", ())),
-            outputs=frozenset(declared.get("outputs", ())), unit=declared.get("unit", "row"), paper=declared.get("paper", ""), gold=declared.get("gold", False),
-            means=frozenset(declared.get("means", ())), compares=declared.get("compares", False), makes=declared.get("makes", ""),
-            models=frozenset([*declared.get("models", ()), *(f"{{{option}}}" for option in ("model", "models") if option in options)]),
+            slot=slot,
+            name=name,
+            module=f"ratchet.components.pieces.{folder}.{path.stem}",
+            function=node.name,
+            path=path,
+            doc=doc,
+            reads=frozenset(declared.get("reads", ())),
+            writes=frozenset(declared.get("writes", ())),
+            outputs=frozenset(declared.get("outputs", ())),
+            unit=declared.get("unit", "row"),
+            paper=declared.get("paper", ""),
+            gold=declared.get("gold", False),
+            means=frozenset(declared.get("means", ())),
+            compares=declared.get("compares", False),
+            makes=declared.get("makes", ""),
+            models=frozenset(
+                [
+                    *declared.get("models", ()),
+                    *(f"{{{option}}}" for option in ("model", "models") if option in options),
+                ]
+            ),
             memory=any(isinstance(f, ast.FunctionDef) and f.name == "restore" for f in node.body),
             options=options,
         )
@@ -220,7 +255,9 @@ def describe(slot: str, name: str, *, where: str = "") -> Description:
     return known[name]
 
 
-def resolve(slot: str, spec: Mapping[str, Any] | str, *, where: str = "", reserved: Iterable[str] = ()) -> dict[str, Any]:
+def resolve(
+    slot: str, spec: Mapping[str, Any] | str, *, where: str = "", reserved: Iterable[str] = ()
+) -> dict[str, Any]:
     """A spec with every default written out. `RecipeError` for unknown or missing options."""
     spec = {"name": spec} if isinstance(spec, str) else dict(spec)
     if "name" not in spec:
@@ -234,17 +271,24 @@ def resolve(slot: str, spec: Mapping[str, Any] | str, *, where: str = "", reserv
     full: dict[str, Any] = {"name": spec["name"]}
     for option in description.options.values():
         if option.required and given.get(option.name) is None:
-            raise RecipeError(f"{where or slot}: {spec['name']!r} needs {option.name!r} ({option.annotation})")
+            raise RecipeError(
+                f"{where or slot}: {spec['name']!r} needs {option.name!r} ({option.annotation})"
+            )
         kind, value = option.kind, given.get(option.name)
         if (value is None and not takes_null(kind)) or option.name not in given:  # null: use the default
             value = option.default
-        elif not (slot == "objective" and isinstance(value, Mapping) and is_number(kind)):  # a schedule in place of a number
+        elif not (
+            slot == "objective" and isinstance(value, Mapping) and is_number(kind)
+        ):  # a schedule in place of a number
             value = conform(kind, value, f"{where or slot}.{option.name}")
         full[option.name] = value
     for name, low in full.items():
         high = full.get(name.replace("min_", "max_")) if name.startswith("min_") else None
         if isinstance(low, (int, float)) and isinstance(high, (int, float)) and low > high:
-            raise RecipeError(f"{where or slot}: {spec['name']!r} keeps nothing: {name} {low} is greater than {name.replace('min_', 'max_')} {high}")
+            raise RecipeError(
+                f"{where or slot}: {spec['name']!r} keeps nothing: {name} {low} is greater than "
+                f"{name.replace('min_', 'max_')} {high}"
+            )
     full.update({k: spec[k] for k in reserved if k in spec})
     return full
 
@@ -261,8 +305,8 @@ def build(slot: str, spec: Mapping[str, Any], *, reserved: Iterable[str] = ()) -
 def each(function: Callable[..., float]) -> Callable[..., Any]:
     """Lift `f(prompt, trajectory, **options) -> float` to a reward over groups.
 
-    An exception or a non-finite number is a failed reward (status `failed: ...`), never 0; `None` is a skipped one.
-    The column is `reward.<function name>`.
+    An exception or a non-finite number is a failed reward (status `failed: ...`), never 0; `None` is a
+    skipped one. The column is `reward.<function name>`.
     """
 
     @functools.wraps(function)

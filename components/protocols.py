@@ -1,4 +1,6 @@
-"""Protocols (interfaces) of the kinds of pieces. Stateful implementations also have `state()` and `restore()`."""
+"""Protocols (interfaces) of the kinds of pieces. Stateful implementations also have `state()` and
+`restore()`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from ratchet.components.types import Batch, Columns, Context, Group, Outputs, Prompt, Request, Sample, Terms, Trajectory
+from ratchet.components.types import (
+    Batch,
+    Columns,
+    Context,
+    Group,
+    Outputs,
+    Prompt,
+    Request,
+    Sample,
+    Terms,
+    Trajectory,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,8 +28,8 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Memory(Protocol):
-    """State saved in checkpoints. `state()` returns nested mappings and lists of tensors, numbers, strings and
-    records of `ratchet.components.types`.
+    """State saved in checkpoints. `state()` returns nested mappings and lists of tensors, numbers, strings
+    and records of `ratchet.components.types`.
     """
 
     def state(self) -> dict[str, Any]: ...
@@ -61,8 +74,8 @@ class Engine(Protocol):
         ...
 
     def score(self, groups: Sequence[Group], outputs: frozenset[str]) -> list[Mapping[str, list[Any]]]:
-        """Per group, requested outputs: one value per trajectory (`logprobs`, `entropy`: a list (T); `scores`: a
-        float).
+        """Per group, requested outputs: one value per trajectory (`logprobs`, `entropy`: a list (T);
+        `scores`: a float).
         """
         ...
 
@@ -105,11 +118,13 @@ class Tracker(Protocol):
 class Prompts(Protocol):
     """Prompt sampler. An adaptive one also has `update(groups)`, called with newly scored groups.
 
-    `rounds`, the planned number, serves to detect early that prompts run out. The choice must not depend on it, so
-    that a run extended by more rounds keeps the finished ones.
+    `rounds`, the planned number, serves to detect early that prompts run out. The choice must not depend on
+    it, so that a run extended by more rounds keeps the finished ones.
     """
 
-    def __call__(self, prompts: Sequence[Prompt], count: int, round: int, rounds: int, seed: int) -> list[Prompt]: ...
+    def __call__(
+        self, prompts: Sequence[Prompt], count: int, round: int, rounds: int, seed: int
+    ) -> list[Prompt]: ...
 
 
 class Environment(Protocol):
@@ -120,6 +135,17 @@ class Environment(Protocol):
 
 
 __all__ = [
-    "Adapter", "Annotator", "Engine", "Environment", "Learner", "Memory", "Objective", "Prompts", "Rollout", "Schedule", "Selector", "Tracker",
+    "Adapter",
+    "Annotator",
+    "Engine",
+    "Environment",
+    "Learner",
+    "Memory",
+    "Objective",
+    "Prompts",
+    "Rollout",
+    "Schedule",
+    "Selector",
+    "Tracker",
     "Trajectory",
 ]

@@ -1,8 +1,10 @@
 """Data model of the pipeline. All classes are frozen; importing this module does not import torch.
 
 Shapes: B rows, T steps (tokens), U units (pairs, groups or rows, as an objective declares).
-Alignment: `logprobs[t]`, `mask[t]` and `advantages[t]` refer to step t; the shift by one lives in the model code.
-Masks are True where a step counts (the loss mask). A column that was not written does not exist; it is never zero.
+Alignment: `logprobs[t]`, `mask[t]` and `advantages[t]` refer to step t; the shift by one lives in the model
+    code.
+Masks are True where a step counts (the loss mask). A column that was not written does not exist; it is never
+zero.
 """
 
 from __future__ import annotations
@@ -53,10 +55,10 @@ class Span:
 class Trajectory:
     """One episode of one actor: a sampled answer, or a human answer read from disk.
 
-    `messages`: everything after the prompt (usually one assistant message). `inputs["tokens"]` (T): token ids of
-    prompt and continuation. `mask` (T): the loss mask, True on the actor's own tokens. Both are empty until encoded.
-    `logprobs` (T): the sampler's log-probs, None if not sampled. `parent`: (sibling, step) from which this trajectory
-    branched.
+    `messages`: everything after the prompt (usually one assistant message). `inputs["tokens"]` (T): token ids
+    of prompt and continuation. `mask` (T): the loss mask, True on the actor's own tokens. Both are empty
+    until encoded. `logprobs` (T): the sampler's log-probs, None if not sampled. `parent`: (sibling, step)
+    from which this trajectory branched.
     """
 
     messages: tuple[Message, ...]
@@ -122,10 +124,11 @@ Columns = Mapping[str, Sequence[Column]]
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Micro-batch of packed rows. `inputs["tokens"]` is ragged, without padding: one LongTensor (T_b,) per row.
+    """Micro-batch of packed rows. `inputs["tokens"]` is ragged, without padding: one LongTensor (T_b,) per
+    row.
 
-    mask (B,T) with T the longest row; columns (B,T,...) or (B,); `group` (B,): group number of each row; `unit` (B,):
-    unit number of each row, from 0; `ids`: prompt ids, for error messages.
+    mask (B,T) with T the longest row; columns (B,T,...) or (B,); `group` (B,): group number of each row;
+    `unit` (B,): unit number of each row, from 0; `ids`: prompt ids, for error messages.
     """
 
     inputs: Mapping[str, Any]
@@ -139,7 +142,9 @@ class Batch:
         try:
             return self.columns[name]
         except KeyError:
-            raise KeyError(f"column {name!r} was never written; this batch has {sorted(self.columns)}") from None
+            raise KeyError(
+                f"column {name!r} was never written; this batch has {sorted(self.columns)}"
+            ) from None
 
     def row_sum(self, steps: Tensor) -> Tensor:
         """(B,T) -> (B,): sum over the loss mask of each row."""
@@ -171,7 +176,9 @@ class Outputs:
         try:
             return self.by_name[name]
         except KeyError:
-            raise AttributeError(f"output {name!r} was not requested; available: {sorted(self.by_name)}") from None
+            raise AttributeError(
+                f"output {name!r} was not requested; available: {sorted(self.by_name)}"
+            ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +192,11 @@ class Terms:
         """Multiply the terms by a weight column, (B,T) or (B,), which is added as a metric of that name."""
         spread = column[:, None] if self.loss.dim() > column.dim() else column
         if spread.dim() != self.loss.dim():
-            raise ValueError(f"weight column {name!r} of shape {tuple(column.shape)} does not fit terms of shape {tuple(self.loss.shape)}: "
-                             "a per-step column needs an objective with one term per step")
+            raise ValueError(
+                f"weight column {name!r} of shape {tuple(column.shape)} does not fit terms of shape "
+                f"{tuple(self.loss.shape)}: "
+                "a per-step column needs an objective with one term per step"
+            )
         return Terms(self.loss * spread, {**self.metrics, name: column})
 
 
@@ -203,7 +213,9 @@ class Artifact:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One generation request: a prompt's token ids, `count` samples. The random numbers depend on `seed` only."""
+    """One generation request: a prompt's token ids, `count` samples. The random numbers depend on `seed`
+    only.
+    """
 
     tokens: Sequence[int]
     count: int = 1
@@ -226,11 +238,13 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Resources of a piece besides its arguments. Pieces must not keep state here. `counts` is write-only: a piece
-    adds what it drops, by reason, for the stage's summary.
+    """Resources of a piece besides its arguments. Pieces must not keep state here. `counts` is write-only: a
+    piece adds what it drops, by reason, for the stage's summary.
     """
 
-    models: Mapping[str, Any] = field(default_factory=dict)  # engines by name; the encoder of sentences is a function of texts
+    models: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # engines by name; the encoder of sentences is a function of texts
     environment: Any = None
     seed: int = 0
     round: int = 0

@@ -1,7 +1,9 @@
-"""Generated parts of the documentation: the reference pages, the table of recipes, and the blocks of README.md.
+"""Generated parts of the documentation: the reference pages, the table of recipes, and the blocks of
+README.md.
 
-MkDocs loads this file as a hook (`.mkdocs.yml`): the reference pages exist in the built site only. `python docs/generate.py` rewrites the
-blocks of README.md between `<!-- begin: NAME -->` and `<!-- end: NAME -->`; a test fails when they are stale.
+MkDocs loads this file as a hook (`.mkdocs.yml`): the reference pages exist in the built site only. `python
+docs/generate.py` rewrites the blocks of README.md between `<!-- begin: NAME -->` and `<!-- end: NAME -->`; a
+test fails when they are stale.
 """
 
 from __future__ import annotations
@@ -30,11 +32,18 @@ from ratchet.components.recipes.sections import Parser, Spec, Split
 
 ROOT = Path(__file__).resolve().parent.parent
 SYMBOLS = {"gt": "> ", "ge": "≥ ", "lt": "< ", "le": "≤ "}
-FAMILIES = ("Supervised fine-tuning", "Reward modelling", "Best-of-n decoding", "Offline preference learning",
-            "Online preference learning, in rounds", "Policy gradient, in on-policy steps")
+FAMILIES = (
+    "Supervised fine-tuning",
+    "Reward modelling",
+    "Best-of-n decoding",
+    "Offline preference learning",
+    "Online preference learning, in rounds",
+    "Policy gradient, in on-policy steps",
+)
 
 
-# --- recipes ---------------------------------------------------------------------------------------------------------
+# --- recipes
+# ---------------------------------------------------------------------------------------------------------
 
 
 def family(recipe: Recipe) -> str:
@@ -48,7 +57,11 @@ def family(recipe: Recipe) -> str:
 
 def by_family() -> dict[str, dict[str, Recipe]]:
     recipes = {name: load(name)[0] for name in names()}
-    return {one: found for one in FAMILIES if (found := {name: recipe for name, recipe in recipes.items() if family(recipe) == one})}
+    return {
+        one: found
+        for one in FAMILIES
+        if (found := {name: recipe for name, recipe in recipes.items() if family(recipe) == one})
+    }
 
 
 def paper(identifier: str) -> str:
@@ -68,17 +81,35 @@ def recipe_table() -> str:
     """One row a recipe, for docs/methods.md."""
     parts = []
     for one, recipes in by_family().items():
-        rows = [f"### {one}", "", "| recipe | what it trains | objectives | paper | claim |", "|---|---|---|---|---|"]
+        rows = [
+            f"### {one}",
+            "",
+            "| recipe | what it trains | objectives | paper | claim |",
+            "|---|---|---|---|---|",
+        ]
         for name, recipe in recipes.items():
-            sections = [section for section in (recipe.online, recipe.offline, recipe.reward, recipe.sft) if section]
-            objectives = {f"`{spec['name']}`": 0 for specs in sections[0].fit.updates.values() for spec in specs} if sections else {}
-            claim = f"{recipe.claim.metric} {recipe.claim.direction} than `{recipe.claim.against}`" if recipe.claim else ""
-            rows.append(f"| `{name}` | {recipe.about} | {', '.join(objectives)} | {paper(recipe.paper)} | {claim} |")
+            sections = [
+                section for section in (recipe.online, recipe.offline, recipe.reward, recipe.sft) if section
+            ]
+            objectives = (
+                {f"`{spec['name']}`": 0 for specs in sections[0].fit.updates.values() for spec in specs}
+                if sections
+                else {}
+            )
+            claim = (
+                f"{recipe.claim.metric} {recipe.claim.direction} than `{recipe.claim.against}`"
+                if recipe.claim
+                else ""
+            )
+            rows.append(
+                f"| `{name}` | {recipe.about} | {', '.join(objectives)} | {paper(recipe.paper)} | {claim} |"
+            )
         parts.append("\n".join(rows))
     return "\n\n".join(parts)
 
 
-# --- recipe keys -----------------------------------------------------------------------------------------------------
+# --- recipe keys
+# -----------------------------------------------------------------------------------------------------
 
 
 def kind(hint: Any) -> str:
@@ -91,8 +122,13 @@ def kind(hint: Any) -> str:
         return "split"
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
-        bounds = [f"{SYMBOLS[name]}{bound:g}" for info in parts[1:] for limit in getattr(info, "metadata", ()) for name in SYMBOLS
-                  if isinstance(bound := getattr(limit, name, None), (int, float))]
+        bounds = [
+            f"{SYMBOLS[name]}{bound:g}"
+            for info in parts[1:]
+            for limit in getattr(info, "metadata", ())
+            for name in SYMBOLS
+            if isinstance(bound := getattr(limit, name, None), (int, float))
+        ]
         return " ".join([kind(parts[0]), ", ".join(bounds)]).strip()
     if origin is Literal:
         return ", ".join(f"`{value}`" for value in parts)
@@ -104,7 +140,9 @@ def kind(hint: Any) -> str:
         return f"list of {kind(parts[0])}"
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return f"[{hint.__name__}](#{hint.__name__.lower()})"
-    return {int: "integer", float: "number", bool: "true or false", str: "text", type(None): "`null`"}.get(hint, "any value")
+    return {int: "integer", float: "number", bool: "true or false", str: "text", type(None): "`null`"}.get(
+        hint, "any value"
+    )
 
 
 def sections(hint: Any, path: str, found: dict[type, list[str]]) -> dict[type, list[str]]:
@@ -120,13 +158,30 @@ def sections(hint: Any, path: str, found: dict[type, list[str]]) -> dict[type, l
 
 
 def notes(section: type) -> dict[str, str]:
-    """The comment beside each key of a section, from its source."""
+    """The comment of each key of a section, beside it or on the lines above it, from its source."""
     source = textwrap.dedent(inspect.getsource(section))
-    comments = {token.start[0]: token.string.lstrip("# ") for token in tokenize.generate_tokens(io.StringIO(source).readline)
-                if token.type == tokenize.COMMENT}
+    lines = source.splitlines()
+    beside = {
+        token.start[0]: token.string.lstrip("# ")
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type == tokenize.COMMENT
+    }
+
+    def comment(node: ast.AnnAssign) -> str | None:
+        if node.end_lineno in beside:
+            return beside[node.end_lineno]
+        first = node.lineno
+        while lines[first - 2].lstrip().startswith("#"):
+            first -= 1
+        return " ".join(beside[line] for line in range(first, node.lineno)) or None
+
     (body,) = [node.body for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
-    return {node.target.id: comments[node.end_lineno] for node in body
-            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.end_lineno in comments}
+    keys = {
+        node.target.id: comment(node)
+        for node in body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+    return {key: text for key, text in keys.items() if text}
 
 
 def default(field: dataclasses.Field[Any]) -> str:
@@ -143,41 +198,69 @@ def cell(text: str) -> str:
 
 
 def recipe_reference() -> str:
-    parts = ["# Recipe keys", "Every key of a recipe and of a hardware profile, with its type and default, generated from `components/recipes/schema.py`, "
-             "`components/recipes/sections.py` and `components/recipes/profile.py`. A *piece* is a mapping with a `name` and options, or the name alone: [Pieces](pieces.md). "
-             "`ratchet recipes explain NAME` writes a recipe out with every default, `ratchet recipes check FILE` checks yours."]
+    parts = [
+        "# Recipe keys",
+        "Every key of a recipe and of a hardware profile, with its type and default, generated from "
+        "`components/recipes/schema.py`, "
+        "`components/recipes/sections.py` and `components/recipes/profile.py`. A *piece* is a mapping "
+        "with a `name` and options, or the name alone: [Pieces](pieces.md). "
+        "`ratchet recipes explain NAME` writes a recipe out with every default, `ratchet recipes check "
+        "FILE` checks yours.",
+    ]
     for section, paths in {**sections(Recipe, "", {}), **sections(Profile, "profile", {})}.items():
         hints, beside = typing.get_type_hints(section, include_extras=True), notes(section)
         doc = inspect.getdoc(section) or ""
-        parts += [f"## {section.__name__}", ", ".join(f"`{path}`" for path in paths if path), "" if doc.startswith(f"{section.__name__}(") else doc,
-                  "| key | type | default | |\n|---|---|---|---|\n" + "\n".join(
-                      f"| `{field.name}` | {cell(kind(hints[field.name]))} | {cell(default(field))} | {cell(beside.get(field.name, ''))} |"
-                      for field in dataclasses.fields(section))]
+        parts += [
+            f"## {section.__name__}",
+            ", ".join(f"`{path}`" for path in paths if path),
+            "" if doc.startswith(f"{section.__name__}(") else doc,
+            "| key | type | default | |\n|---|---|---|---|\n"
+            + "\n".join(
+                f"| `{field.name}` | {cell(kind(hints[field.name]))} | {cell(default(field))} | "
+                f"{cell(beside.get(field.name, ''))} |"
+                for field in dataclasses.fields(section)
+            ),
+        ]
     return "\n\n".join(part for part in parts if part)
 
 
-# --- pieces ----------------------------------------------------------------------------------------------------------
+# --- pieces
+# ----------------------------------------------------------------------------------------------------------
 
 
 def piece_entry(name: str, one: Description) -> str:
-    facts = [f"reads {', '.join(f'`{column}`' for column in sorted(one.reads))}" if one.reads else "",
-             f"writes {', '.join(f'`{column}`' for column in sorted(one.writes))}" if one.writes else "",
-             f"unit {one.unit}" if one.slot == "objective" else "", paper(one.paper) if one.paper else ""]
+    facts = [
+        f"reads {', '.join(f'`{column}`' for column in sorted(one.reads))}" if one.reads else "",
+        f"writes {', '.join(f'`{column}`' for column in sorted(one.writes))}" if one.writes else "",
+        f"unit {one.unit}" if one.slot == "objective" else "",
+        paper(one.paper) if one.paper else "",
+    ]
     prose = one.doc.split(">>>")[0].strip()
-    options = "\n".join(f"* `{option.name}: {option.annotation}`, " + ("required" if option.required else f"default `{option.default}`")
-                        for option in one.options.values())
-    return "\n\n".join(part for part in (f"### {name}", " · ".join(fact for fact in facts if fact), prose, options) if part)
+    options = "\n".join(
+        f"* `{option.name}: {option.annotation}`, "
+        + ("required" if option.required else f"default `{option.default}`")
+        for option in one.options.values()
+    )
+    return "\n\n".join(
+        part for part in (f"### {name}", " · ".join(fact for fact in facts if fact), prose, options) if part
+    )
 
 
 def piece_reference() -> str:
-    parts = ["# Pieces", "What a recipe can name, by slot, generated from the sources: `clip` is `components/pieces/objectives/clip.py`, `clip.row` the function "
-             "`row` of that file. Objectives also take `weight`, `reduce` (how unreduced terms become the loss) and `label`."]
+    parts = [
+        "# Pieces",
+        "What a recipe can name, by slot, generated from the sources: `clip` is "
+        "`components/pieces/objectives/clip.py`, `clip.row` the function "
+        "`row` of that file. Objectives also take `weight`, `reduce` (how unreduced terms become the "
+        "loss) and `label`.",
+    ]
     for slot in SLOTS:
         parts += [f"## {slot}", *(piece_entry(name, one) for name, one in catalogue(slot).items())]
     return "\n\n".join(parts)
 
 
-# --- commands --------------------------------------------------------------------------------------------------------
+# --- commands
+# --------------------------------------------------------------------------------------------------------
 
 
 def command_reference() -> str:
@@ -188,23 +271,39 @@ def command_reference() -> str:
     from ratchet.flows.cli import app
 
     command = get_command(app)
-    return html.unescape(get_docs_for_click(obj=command, ctx=command.make_context("ratchet", [], resilient_parsing=True), name="ratchet"))
+    return html.unescape(
+        get_docs_for_click(
+            obj=command, ctx=command.make_context("ratchet", [], resilient_parsing=True), name="ratchet"
+        )
+    )
 
 
-# --- Python ----------------------------------------------------------------------------------------------------------
+# --- Python
+# ----------------------------------------------------------------------------------------------------------
 
 
 def python_reference() -> str:
-    """Signature and docstring of every name that `ratchet` exports, and of the public members of its classes."""
-    return "\n\n".join(entry for name in ratchet.__all__ for entry in (python_entry(f"### ratchet.{name}", name, getattr(ratchet, name)),
-                                                                      *python_members(getattr(ratchet, name))))
+    """Signature and docstring of every name that `ratchet` exports, and of the public members of its
+    classes.
+    """
+    return "\n\n".join(
+        entry
+        for name in ratchet.__all__
+        for entry in (
+            python_entry(f"### ratchet.{name}", name, getattr(ratchet, name)),
+            *python_members(getattr(ratchet, name)),
+        )
+    )
 
 
 def python_members(value: Any) -> list[str]:
     if not isinstance(value, type) or issubclass(value, Exception):
         return []
-    return [python_entry(f"#### {value.__name__}.{name}", name, member) for name, member in vars(value).items()
-            if not name.startswith("_") and isinstance(member, (types.FunctionType, property))]
+    return [
+        python_entry(f"#### {value.__name__}.{name}", name, member)
+        for name, member in vars(value).items()
+        if not name.startswith("_") and isinstance(member, (types.FunctionType, property))
+    ]
 
 
 class Annotation(str):
@@ -219,12 +318,18 @@ def python_entry(heading: str, name: str, value: Any) -> str:
         code = [f"```python\n{name}: {inspect.signature(value.fget).return_annotation}\n```"]
     elif isinstance(value, types.FunctionType):
         written = inspect.signature(value)
-        parameters = [one.replace(annotation=Annotation(one.annotation)) for one in written.parameters.values() if one.name != "self"]
-        code = [f"```python\n{name}{written.replace(parameters=parameters, return_annotation=Annotation(written.return_annotation))}\n```"]
+        parameters = [
+            one.replace(annotation=Annotation(one.annotation))
+            for one in written.parameters.values()
+            if one.name != "self"
+        ]
+        returned = Annotation(written.return_annotation)
+        code = [f"```python\n{name}{written.replace(parameters=parameters, return_annotation=returned)}\n```"]
     return "\n\n".join([heading, *code, inspect.getdoc(value) or ""]).rstrip()
 
 
-# --- README.md -------------------------------------------------------------------------------------------------------
+# --- README.md
+# -------------------------------------------------------------------------------------------------------
 
 
 def definition(path: str, name: str) -> str:
@@ -236,28 +341,46 @@ def definition(path: str, name: str) -> str:
 
 
 def blocks() -> dict[str, str]:
-    return {"recipe": f"```yaml\n# flows/recipes/rlvr_grpo.yaml\n{(folder() / 'rlvr_grpo.yaml').read_text()}```",
-            "piece": definition("components/pieces/objectives/reinforce.py", "reinforce"), "recipes": recipe_families()}
+    return {
+        "recipe": f"```yaml\n# flows/recipes/rlvr_grpo.yaml\n{(folder() / 'rlvr_grpo.yaml').read_text()}```",
+        "piece": definition("components/pieces/objectives/reinforce.py", "reinforce"),
+        "recipes": recipe_families(),
+    }
 
 
 def filled(text: str) -> str:
     """README.md with its generated blocks up to date."""
     for name, block in blocks().items():
         marks = f"<!-- begin: {name} -->", f"<!-- end: {name} -->"
-        text = re.sub(f"{marks[0]}.*?{marks[1]}", lambda _, b=block, m=marks: f"{m[0]}\n{b}\n{m[1]}", text, flags=re.DOTALL)
+        text = re.sub(
+            f"{marks[0]}.*?{marks[1]}",
+            lambda _, b=block, m=marks: f"{m[0]}\n{b}\n{m[1]}",
+            text,
+            flags=re.DOTALL,
+        )
     return text
 
 
-# --- MkDocs ----------------------------------------------------------------------------------------------------------
+# --- MkDocs
+# ----------------------------------------------------------------------------------------------------------
 
 
 def on_files(files: Any, config: Any) -> Any:
     """README.md becomes the first page, so that its links are checked too; the reference pages are added."""
     from mkdocs.structure.files import File
 
-    home = (ROOT / "README.md").read_text().replace("](docs/", "](").replace("](LICENSE)", "](https://www.apache.org/licenses/LICENSE-2.0)")
-    pages = {"index.md": home, "reference/recipe.md": recipe_reference(), "reference/pieces.md": piece_reference(),
-             "reference/commands.md": command_reference()}
+    home = (
+        (ROOT / "README.md")
+        .read_text()
+        .replace("](docs/", "](")
+        .replace("](LICENSE)", "](https://www.apache.org/licenses/LICENSE-2.0)")
+    )
+    pages = {
+        "index.md": home,
+        "reference/recipe.md": recipe_reference(),
+        "reference/pieces.md": piece_reference(),
+        "reference/commands.md": command_reference(),
+    }
     for path, text in pages.items():
         files.append(File.generated(config, path, content=text))
     return files
@@ -268,7 +391,9 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return markdown.replace("<!-- recipes -->", recipe_table())
     if page.file.src_uri == "python.md":
         example = (ROOT / "docs" / "examples" / "python_api.py").read_text()
-        return markdown.replace("<!-- example -->", f"```python\n{example}```").replace("<!-- api -->", python_reference())
+        return markdown.replace("<!-- example -->", f"```python\n{example}```").replace(
+            "<!-- api -->", python_reference()
+        )
     return markdown
 
 

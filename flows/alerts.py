@@ -3,8 +3,8 @@
     alerts:
       people: {url_from: RATCHET_ALERT_URL, on: [failed, late, drift, health]}
 
-`url_from` is the environment variable with the address, read by `ratchet deploy`. The payload is JSON with one key,
-`text`, as Slack, Mattermost and Teams workflows expect.
+`url_from` is the environment variable with the address, read by `ratchet deploy`. The payload is JSON with
+one key, `text`, as Slack, Mattermost and Teams workflows expect.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ EVENTS: Mapping[str, Sequence[str]] = {
     "health": (HEALTH,),
 }
 # One line: the event's own message if it has one, otherwise run name, event and state message.
-TEXT = ('{"text": {{ (event.payload.get("message") or ("run " ~ event.resource.name ~ ": " ~ event.event ~ " " '
-        '~ (event.payload.get("validated_state", {}).get("message") or "")))[:1500] | trim | tojson }}}')
+TEXT = (
+    '{"text": {{ (event.payload.get("message") or ("run " ~ event.resource.name ~ ": " ~ event.event ~ " " '
+    '~ (event.payload.get("validated_state", {}).get("message") or "")))[:1500] | trim | tojson }}}'
+)
 
 
 @record
@@ -43,7 +45,10 @@ class Alert:
 def check(name: str, alert: Alert) -> None:
     """`RecipeError` for an alert without events, or an address written into the file."""
     if "://" in alert.url_from:
-        raise RecipeError(f"alerts.{name}.url_from: the address of a webhook is a secret; name the environment variable that holds it")
+        raise RecipeError(
+            f"alerts.{name}.url_from: the address of a webhook is a secret; name the environment variable "
+            "that holds it"
+        )
     if not alert.on:
         raise RecipeError(f"alerts.{name}.on: no events; expected some of {', '.join(EVENTS)}")
 
@@ -54,28 +59,47 @@ def wanted(name: str, alert: Alert, block: Any) -> Any:
     from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 
     about: Any = {"prefect.resource.id": ["prefect.flow-run.*", "ratchet.run.*"]}
-    trigger = EventTrigger(expect={event for when in alert.on for event in EVENTS[when]}, match=about,
-                           for_each={"prefect.resource.id"}, posture=Posture.Reactive, threshold=1, within=timedelta(0))
-    return AutomationCore(name=f"ratchet-{name}", description="from flows/deployments.yaml", trigger=trigger,
-                          actions=[CallWebhook(block_document_id=block, payload=TEXT)])
+    trigger = EventTrigger(
+        expect={event for when in alert.on for event in EVENTS[when]},
+        match=about,
+        for_each={"prefect.resource.id"},
+        posture=Posture.Reactive,
+        threshold=1,
+        within=timedelta(0),
+    )
+    return AutomationCore(
+        name=f"ratchet-{name}",
+        description="from flows/deployments.yaml",
+        trigger=trigger,
+        actions=[CallWebhook(block_document_id=block, payload=TEXT)],
+    )
 
 
 def alert_change(name: str, alert: Alert, client: Any, change: Callable[..., Any]) -> Any:
-    """The change that brings this alert to the server. If the address is not in the environment, the stored one is
-    kept; `RecipeError` if there is none.
+    """The change that brings this alert to the server. If the address is not in the environment, the stored
+    one is kept; `RecipeError` if there is none.
     """
     slug, address = f"ratchet-{name}", os.environ.get(alert.url_from, "")
     block = _block(client, slug)
     if block is None and not address:
-        raise RecipeError(f"alerts.{name}: {alert.url_from} is not set in the environment, and the server has no stored address yet")
+        raise RecipeError(
+            f"alerts.{name}: {alert.url_from} is not set in the environment, and the server has no stored "
+            "address yet"
+        )
     known = next(iter(client.read_automations_by_name(slug)), None)
-    spoken = {"on": sorted(e for when in alert.on for e in EVENTS[when]), "text": TEXT,
-              "address": _seen(address) if address else "as it is"}
+    spoken = {
+        "on": sorted(e for when in alert.on for e in EVENTS[when]),
+        "text": TEXT,
+        "address": _seen(address) if address else "as it is",
+    }
     before = None
     if known is not None and block is not None:
         stored = block.data.get("url", "")
-        before = {"on": sorted(known.trigger.expect), "text": known.actions[0].payload,
-                  "address": _seen(stored) if address else "as it is"}
+        before = {
+            "on": sorted(known.trigger.expect),
+            "text": known.actions[0].payload,
+            "address": _seen(stored) if address else "as it is",
+        }
 
     def carry_out() -> None:
         from prefect.blocks.webhook import Webhook

@@ -25,8 +25,9 @@ from ratchet.tasks.tracking.outcome import find_run, run_files
 class Recipe:
     """A recipe with its base merged in and every default filled in, as `load_recipe` returns it.
 
-    `resolved` has one typed attribute a section (`recipe.resolved.online.rounds`), None for a section that the recipe does not have;
-    `profile` is the hardware profile. `str(recipe)` is YAML, as `ratchet recipes explain` prints it.
+    `resolved` has one typed attribute a section (`recipe.resolved.online.rounds`), None for a section that
+    the recipe does not have; `profile` is the hardware profile. `str(recipe)` is YAML, as `ratchet recipes
+    explain` prints it.
     """
 
     resolved: ResolvedRecipe
@@ -42,9 +43,10 @@ class Recipe:
         return self.resolved.name
 
     def check(self, *, home: str | Path = "out") -> list[str]:
-        """Check that the files and registered models which the recipe names exist and are complete, and that local data fill the splits it
-        reads. Returns warnings, such as splits that no section reads. Keys, types, ranges, pieces and columns were checked when it was
-        loaded. Takes seconds, imports no torch, starts nothing.
+        """Check that the files and registered models which the recipe names exist and are complete, and that
+        local data fill the splits it reads. Returns warnings, such as splits that no section reads. Keys,
+        types, ranges, pieces and columns were checked when it was loaded. Takes seconds, imports no torch,
+        starts nothing.
 
         Raises `RecipeError`, `SourceError`, `DataError` or `GateError`.
         """
@@ -63,30 +65,48 @@ class Recipe:
         return f"Recipe({self.name!r}, profile={self.profile.name!r})"
 
 
-def load_recipe(recipe: str | Path, *, set: Mapping[str, object] | Sequence[str] = (), profile: str | None = None,
-                limit: int | None = None) -> Recipe:
+def load_recipe(
+    recipe: str | Path,
+    *,
+    set: Mapping[str, object] | Sequence[str] = (),
+    profile: str | None = None,
+    limit: int | None = None,
+) -> Recipe:
     """Load a recipe by the name of one that ships, or from a YAML file.
 
-    `set` overrides keys: `{"online.rounds": 2}`, or strings as on the command line, `["online.rounds=2"]`. `profile` names the hardware
-    profile (`cpu`, `gpu`, …) or a YAML file; None: the recipe's own. `limit` makes it a smoke test: at most so many rows of each split.
+    `set` overrides keys: `{"online.rounds": 2}`, or strings as on the command line, `["online.rounds=2"]`.
+    `profile` names the hardware profile (`cpu`, `gpu`, …) or a YAML file; None: the recipe's own. `limit`
+    makes it a smoke test: at most so many rows of each split.
 
-    Raises `RecipeError` for an unknown recipe, key or piece, a value out of range, or a column that nothing writes.
+    Raises `RecipeError` for an unknown recipe, key or piece, a value out of range, or a column that nothing
+    writes.
     """
-    overrides = tuple(f"{key}={json.dumps(value)}" for key, value in set.items()) if isinstance(set, Mapping) else tuple(set)
+    overrides = (
+        tuple(f"{key}={json.dumps(value)}" for key, value in set.items())
+        if isinstance(set, Mapping)
+        else tuple(set)
+    )
     resolved, hardware = load(recipe, overrides=overrides, profile=profile, limit=limit)
     return Recipe(resolved, hardware, recipe, overrides, profile, limit)
 
 
-def run(recipe: Recipe | str | Path, *, home: str | Path = "out", until: Until = "register", if_running: IfRunning = "wait",
-        progress: bool = True) -> Run:
+def run(
+    recipe: Recipe | str | Path,
+    *,
+    home: str | Path = "out",
+    until: Until = "register",
+    if_running: IfRunning = "wait",
+    progress: bool = True,
+) -> Run:
     """Run a recipe to its end, or to the stage `until`: "curate", "train", "evaluate" or "register".
 
-    Finished stages are reused from the store under `home`; an interrupted run continues from its last checkpoint. `if_running` says what to
-    do while another process makes the same run: "wait" or "refuse". `progress` prints one line an event. Prefect's own server is started
-    unless PREFECT_API_URL names one, and ends with this process.
+    Finished stages are reused from the store under `home`; an interrupted run continues from its last
+    checkpoint. `if_running` says what to do while another process makes the same run: "wait" or "refuse".
+    `progress` prints one line an event. Prefect's own server is started unless PREFECT_API_URL names one, and
+    ends with this process.
 
-    Raises `RatchetError` (see `ratchet.components.errors` for its kinds) when a stage fails; finished work is kept, and the same call
-    continues. The failed run, with its log, is `ratchet.load_run(home=home)`.
+    Raises `RatchetError` (see `ratchet.components.errors` for its kinds) when a stage fails; finished work is
+    kept, and the same call continues. The failed run, with its log, is `ratchet.load_run(home=home)`.
     """
     from ratchet.components.recipes.check_data import check_files
     from ratchet.flows.display import Display, open_console
@@ -96,7 +116,9 @@ def run(recipe: Recipe | str | Path, *, home: str | Path = "out", until: Until =
 
     one, home = recipe if isinstance(recipe, Recipe) else load_recipe(recipe), Path(home)
     with one_sentence():
-        pipeline = Pipeline.open(one.source, home=home, overrides=one.overrides, profile=one.profile_name, limit=one.limit)
+        pipeline = Pipeline.open(
+            one.source, home=home, overrides=one.overrides, profile=one.profile_name, limit=one.limit
+        )
         checked, console = check_files(pipeline.recipe), open_console(quiet=not progress)
         if finished(pipeline, until):
             return Run(pipeline.run.path)
@@ -109,18 +131,31 @@ def run(recipe: Recipe | str | Path, *, home: str | Path = "out", until: Until =
             from ratchet.flows.post_training import post_training
 
             try:
-                done = post_training(str(one.source), home=str(home), overrides=list(one.overrides), profile=one.profile_name, until=until,
-                                     if_running=if_running, display=display, limit=one.limit)
+                done = post_training(
+                    str(one.source),
+                    home=str(home),
+                    overrides=list(one.overrides),
+                    profile=one.profile_name,
+                    until=until,
+                    if_running=if_running,
+                    display=display,
+                    limit=one.limit,
+                )
             except Abort:
-                raise RatchetError(f"run {pipeline.run.name} was cancelled on its Prefect page; finished work is kept, the same call "
-                                   "resumes") from None
+                raise RatchetError(
+                    f"run {pipeline.run.name} was cancelled on its Prefect page; finished work is kept, "
+                    "the same call "
+                    "resumes"
+                ) from None
         if postponed := done.get("registered", {}).get("postponed"):
             raise ServiceError(f"all stages are finished, but nothing is registered yet: {postponed}")
     return Run(pipeline.run.path)
 
 
 def load_run(name: str | None = None, *, home: str | Path = "out") -> Run:
-    """A run under `home` by its name, or by the path of its directory; the newest without a name. Raises `RecipeError` if there is none."""
+    """A run under `home` by its name, or by the path of its directory; the newest without a name. Raises
+    `RecipeError` if there is none.
+    """
     return Run(find_run(name, Path(home)))
 
 
@@ -130,14 +165,17 @@ def runs(home: str | Path = "out") -> list[Run]:
 
 
 class one_sentence:
-    """Context manager that re-raises a `RatchetError` without the traceback and causes inside Prefect; a full disk or
-    an unreachable server becomes a `ServiceError`. (A class, because contextlib would restore the traceback.)
+    """Context manager that re-raises a `RatchetError` without the traceback and causes inside Prefect; a full
+    disk or an unreachable server becomes a `ServiceError`. (A class, because contextlib would restore the
+    traceback.)
     """
 
     def __enter__(self) -> None:
         return None
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
+    ) -> None:
         from ratchet.flows.running import outside
 
         if isinstance(error, RatchetError):

@@ -1,5 +1,5 @@
-"""Compute and apply the changes that bring a Prefect server into the state described by `flows/deployments.yaml`
-(idempotent).
+"""Compute and apply the changes that bring a Prefect server into the state described by
+`flows/deployments.yaml` (idempotent).
 """
 
 from __future__ import annotations
@@ -17,14 +17,20 @@ from ratchet.tasks.process.locks import REGISTRY
 
 OURS = "ratchet"  # tag of the deployments managed by this file
 FLOW, STAGE_FLOW = "post_training", "one_stage"
-MAKE_SECRET = ("python -c \"from getpass import getpass; from prefect.blocks.system import Secret; "
-               "Secret(value=getpass()).save('{}')\"")  # reads the value from the terminal, so that it is in no shell history
-EPOCH = datetime(2020, 1, 1, tzinfo=UTC)  # fixed anchor of intervals, so that deploying again does not shift them
+MAKE_SECRET = (
+    'python -c "from getpass import getpass; from prefect.blocks.system import Secret; '
+    "Secret(value=getpass()).save('{}')\""
+)  # reads the value from the terminal, so that it is in no shell history
+EPOCH = datetime(
+    2020, 1, 1, tzinfo=UTC
+)  # fixed anchor of intervals, so that deploying again does not shift them
 
 
 @dataclass(frozen=True)
 class Change:
-    """One difference between the file and the server. `carry_out` applies it; None if nothing is to be done."""
+    """One difference between the file and the server. `carry_out` applies it; None if nothing is to be
+    done.
+    """
 
     kind: Literal["work pool", "slots", "deployment", "alert"]
     name: str
@@ -34,71 +40,115 @@ class Change:
 
 
 def changes(plan: Plan, templates: Mapping[str, Any], client: Any, workspace: Path) -> list[Change]:
-    """Compare all work pools, concurrency limits (including the registry's limit of 1), deployments and alerts of the
-    plan with the server, in the order in which to apply them; last, deployments tagged `ratchet` that the file no
-    longer contains.
+    """Compare all work pools, concurrency limits (including the registry's limit of 1), deployments and
+    alerts of the plan with the server, in the order in which to apply them; last, deployments tagged
+    `ratchet` that the file no longer contains.
 
-    `client` is Prefect's synchronous client, `workspace` the working directory of process workers. `RecipeError` if a
-    pool has another type on the server (recreating it would delete its queued runs), or a run would refer to a block
-    that is missing on the server.
+    `client` is Prefect's synchronous client, `workspace` the working directory of process workers.
+    `RecipeError` if a pool has another type on the server (recreating it would delete its queued runs), or a
+    run would refer to a block that is missing on the server.
     """
     _check_blocks(plan, templates, client)
-    wanted = {name for one in plan.deployments for name in (one.name, *(stage_deployment(one, does) for does in one.stages))}
+    wanted = {
+        name
+        for one in plan.deployments
+        for name in (one.name, *(stage_deployment(one, does) for does in one.stages))
+    }
     found = [_pool(name, pool, templates[name], client) for name, pool in plan.work_pools.items()]
     found += [_slots(name, limit, client) for name, limit in {**plan.slots, REGISTRY: 1}.items()]
     for one in plan.deployments:
-        found += [_stage(one, does, plan.work_pools[place.name].type, client, workspace) for does, place in one.stages.items()]
+        found += [
+            _stage(one, does, plan.work_pools[place.name].type, client, workspace)
+            for does, place in one.stages.items()
+        ]
         found.append(_deployment(one, plan.work_pools[one.work_pool.name].type, client, workspace))
     found += [alert_change(name, alert, client, _change) for name, alert in plan.alerts.items()]
     for known in _owned(client):
         if known.name not in wanted:
-            found.append(Change("deployment", known.name, "remove", (), lambda i=known.id: client.delete_deployment(i)))
+            found.append(
+                Change("deployment", known.name, "remove", (), lambda i=known.id: client.delete_deployment(i))
+            )
     return found
 
 
 def _check_blocks(plan: Plan, templates: Mapping[str, Any], client: Any) -> None:
-    """`RecipeError` for a missing block: Prefect resolves blocks only when a worker starts a run, and that run
-    crashes.
+    """`RecipeError` for a missing block: Prefect resolves blocks only when a worker starts a run, and that
+    run crashes.
     """
     for place in (place for one in plan.deployments for place in (one.work_pool, *one.stages.values())):
         for slug, name in sorted(_blocks(templates[place.name], place.job_variables)):
-            if not name or _or_none(client.read_block_document_by_name, name, slug, False) is None:  # False: without its secrets
-                raise RecipeError(f"runs in work pool {place.name!r} refer to the {slug} block {name!r}, which does not exist on the Prefect server; "
-                                  f"make it with: {MAKE_SECRET.format(name) if slug == 'secret' else f'prefect block create {slug}'}")
+            if (
+                not name or _or_none(client.read_block_document_by_name, name, slug, False) is None
+            ):  # False: without its secrets
+                raise RecipeError(
+                    f"runs in work pool {place.name!r} refer to the {slug} block {name!r}, which does not "
+                    "exist on the Prefect server; "
+                    "make it with: "
+                    f"{MAKE_SECRET.format(name) if slug == 'secret' else f'prefect block create {slug}'}"
+                )
 
 
 def _blocks(template: Mapping[str, Any], given: Mapping[str, Any]) -> set[tuple[str, str]]:
-    """(type, name) of all blocks that a run refers to: the template's defaults overridden by the job variables
-    `given`.
+    """(type, name) of all blocks that a run refers to: the template's defaults overridden by the job
+    variables `given`.
     """
     from prefect.utilities.templating import PlaceholderType, find_placeholders
 
-    defaults = {key: one["default"] for key, one in template["variables"]["properties"].items() if "default" in one}
+    defaults = {
+        key: one["default"] for key, one in template["variables"]["properties"].items() if "default" in one
+    }
     dotted = {key.removeprefix("env."): value for key, value in given.items() if key.startswith("env.")}
-    merged = (part for part in (defaults.get("env"), dotted, given.get("env")) if isinstance(part, Mapping))  # later mappings override earlier ones
+    merged = (
+        part for part in (defaults.get("env"), dotted, given.get("env")) if isinstance(part, Mapping)
+    )  # later mappings override earlier ones
     env = {key: value for part in merged for key, value in part.items()}
     found = find_placeholders([template["job_configuration"], {**defaults, **given, "env": env}])
-    parts = [(*one.name.split("."), "") for one in found if one.type is PlaceholderType.BLOCK_DOCUMENT]  # prefect.blocks.TYPE.NAME[.KEY]
+    parts = [
+        (*one.name.split("."), "") for one in found if one.type is PlaceholderType.BLOCK_DOCUMENT
+    ]  # prefect.blocks.TYPE.NAME[.KEY]
     return {(slug, name) for _, _, slug, name, *_ in parts}
 
 
 def _pool(name: str, pool: WorkPool, template: Mapping[str, Any], client: Any) -> Change:
     from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
 
-    wanted = {"description": pool.description, "base_job_template": template, "concurrency_limit": pool.concurrency_limit}
+    wanted = {
+        "description": pool.description,
+        "base_job_template": template,
+        "concurrency_limit": pool.concurrency_limit,
+    }
     known = _or_none(client.read_work_pool, name)
     if known is None:
-        return Change("work pool", name, "create", (), lambda: client.create_work_pool(WorkPoolCreate(name=name, type=pool.type, **wanted)))
+        return Change(
+            "work pool",
+            name,
+            "create",
+            (),
+            lambda: client.create_work_pool(WorkPoolCreate(name=name, type=pool.type, **wanted)),
+        )
     if known.type != pool.type:
-        raise RecipeError(f"work pool {name!r} is of type {known.type} on the server, {pool.type} in the file; give it another name")
-    return _change("work pool", name, {key: getattr(known, key) for key in wanted}, wanted,
-                   lambda: client.update_work_pool(name, WorkPoolUpdate(**wanted)))
+        raise RecipeError(
+            f"work pool {name!r} is of type {known.type} on the server, {pool.type} in the file; give it "
+            "another name"
+        )
+    return _change(
+        "work pool",
+        name,
+        {key: getattr(known, key) for key in wanted},
+        wanted,
+        lambda: client.update_work_pool(name, WorkPoolUpdate(**wanted)),
+    )
 
 
 def _slots(name: str, limit: int, client: Any) -> Change:
     known = _or_none(client.read_global_concurrency_limit_by_name, name)
-    return _change("slots", name, None if known is None else {"limit": known.limit}, {"limit": limit},
-                   lambda: client.upsert_global_concurrency_limit_by_name(name, limit))
+    return _change(
+        "slots",
+        name,
+        None if known is None else {"limit": known.limit},
+        {"limit": limit},
+        lambda: client.upsert_global_concurrency_limit_by_name(name, limit),
+    )
 
 
 def _stage(one: Deployment, does: str, pool: str, client: Any, workspace: Path) -> Change:
@@ -106,12 +156,26 @@ def _stage(one: Deployment, does: str, pool: str, client: Any, workspace: Path) 
     from ratchet.flows.one_stage import one_stage
 
     place, name = one.stages[does], stage_deployment(one, does)
-    wanted = {"description": f"Stages of {one.name} that do `{does}`.", "tags": [OURS], "parameters": {"home": place.home, "gpus": place.gpus},
-              **_flow_there(one_stage, STAGE_FLOW), **_in_pool(place, pool, place.gpus, workspace)}
+    wanted = {
+        "description": f"Stages of {one.name} that do `{does}`.",
+        "tags": [OURS],
+        "parameters": {"home": place.home, "gpus": place.gpus},
+        **_flow_there(one_stage, STAGE_FLOW),
+        **_in_pool(place, pool, place.gpus, workspace),
+    }
     known = _or_none(client.read_deployment_by_name, f"{STAGE_FLOW}/{name}")
-    before = None if known is None else {key: getattr(known, key) for key in wanted} | {"tags": sorted(known.tags)}
-    return _change("deployment", name, before, wanted, lambda: client.create_deployment(
-        flow_id=client.create_flow_from_name(STAGE_FLOW), name=name, **wanted))
+    before = (
+        None if known is None else {key: getattr(known, key) for key in wanted} | {"tags": sorted(known.tags)}
+    )
+    return _change(
+        "deployment",
+        name,
+        before,
+        wanted,
+        lambda: client.create_deployment(
+            flow_id=client.create_flow_from_name(STAGE_FLOW), name=name, **wanted
+        ),
+    )
 
 
 def _deployment(one: Deployment, pool: str, client: Any, workspace: Path) -> Change:
@@ -121,16 +185,36 @@ def _deployment(one: Deployment, pool: str, client: Any, workspace: Path) -> Cha
 
     from ratchet.flows.post_training import post_training
 
-    schedules = [DeploymentScheduleCreate(active=s.active, schedule=(
-        CronSchedule(cron=s.cron, timezone=s.timezone) if s.cron else
-        IntervalSchedule(interval=timedelta(seconds=s.interval or 0), anchor_date=EPOCH, timezone=s.timezone))) for s in one.schedules]
+    schedules = [
+        DeploymentScheduleCreate(
+            active=s.active,
+            schedule=(
+                CronSchedule(cron=s.cron, timezone=s.timezone)
+                if s.cron
+                else IntervalSchedule(
+                    interval=timedelta(seconds=s.interval or 0), anchor_date=EPOCH, timezone=s.timezone
+                )
+            ),
+        )
+        for s in one.schedules
+    ]
     strategy: Any = {"wait": "ENQUEUE", "refuse": "CANCEL_NEW"}[one.if_running]
     wanted = {
-        "description": one.description, "tags": sorted({OURS, *one.tags}),
-        "parameters": {"recipe": one.recipe, "home": one.home, "overrides": list(one.overrides), "profile": one.profile,
-                       "until": one.until, "if_running": one.if_running, "gpus": one.gpus, "artifacts": one.artifacts,
-                       "remote_stages": {does: f"{STAGE_FLOW}/{stage_deployment(one, does)}" for does in one.stages}},
-        **_flow_there(post_training, FLOW), **_in_pool(one.work_pool, pool, one.gpus, workspace),
+        "description": one.description,
+        "tags": sorted({OURS, *one.tags}),
+        "parameters": {
+            "recipe": one.recipe,
+            "home": one.home,
+            "overrides": list(one.overrides),
+            "profile": one.profile,
+            "until": one.until,
+            "if_running": one.if_running,
+            "gpus": one.gpus,
+            "artifacts": one.artifacts,
+            "remote_stages": {does: f"{STAGE_FLOW}/{stage_deployment(one, does)}" for does in one.stages},
+        },
+        **_flow_there(post_training, FLOW),
+        **_in_pool(one.work_pool, pool, one.gpus, workspace),
     }
     if one.paused is not None:
         wanted["paused"] = one.paused
@@ -140,34 +224,63 @@ def _deployment(one: Deployment, pool: str, client: Any, workspace: Path) -> Cha
     if known is not None:
         limit, options = known.global_concurrency_limit, known.concurrency_options
         before = {key: getattr(known, key) for key in wanted} | {
-            "tags": sorted(known.tags), "schedules": _spoken(known.schedules),
-            "if_running": options.collision_strategy.value if limit and limit.limit == 1 and options else None}
-    return _change("deployment", one.name, before, after, lambda: client.create_deployment(
-        flow_id=client.create_flow_from_name(FLOW), name=one.name, schedules=schedules, concurrency_limit=1,
-        concurrency_options=ConcurrencyOptions(collision_strategy=strategy), **wanted))
+            "tags": sorted(known.tags),
+            "schedules": _spoken(known.schedules),
+            "if_running": options.collision_strategy.value
+            if limit and limit.limit == 1 and options
+            else None,
+        }
+    return _change(
+        "deployment",
+        one.name,
+        before,
+        after,
+        lambda: client.create_deployment(
+            flow_id=client.create_flow_from_name(FLOW),
+            name=one.name,
+            schedules=schedules,
+            concurrency_limit=1,
+            concurrency_options=ConcurrencyOptions(collision_strategy=strategy),
+            **wanted,
+        ),
+    )
 
 
 def _flow_there(flow: Any, name: str) -> dict[str, Any]:
     from prefect.utilities.callables import parameter_schema
 
-    return {"entrypoint": f"ratchet.flows.{name}.{name}", "parameter_openapi_schema": parameter_schema(flow).model_dump_for_openapi(),
-            "enforce_parameter_schema": True}
+    return {
+        "entrypoint": f"ratchet.flows.{name}.{name}",
+        "parameter_openapi_schema": parameter_schema(flow).model_dump_for_openapi(),
+        "enforce_parameter_schema": True,
+    }
 
 
 def _in_pool(place: Place, pool: str, gpus: int, workspace: Path) -> dict[str, Any]:
     """Work pool, queue and job variables of a deployment; `pool` is the pool's type."""
-    return {"work_pool_name": place.name, "work_queue_name": place.work_queue_name or "default",
-            "job_variables": {**_for_gpus(pool, gpus), **({"working_dir": str(workspace)} if pool == "process" else {}), **place.job_variables}}
+    return {
+        "work_pool_name": place.name,
+        "work_queue_name": place.work_queue_name or "default",
+        "job_variables": {
+            **_for_gpus(pool, gpus),
+            **({"working_dir": str(workspace)} if pool == "process" else {}),
+            **place.job_variables,
+        },
+    }
 
 
 def _for_gpus(pool: str, count: int) -> dict[str, Any]:
-    """Job variables that request GPUs. Process workers see all GPUs of their machine. Docker's `count: 1` would give
-    every container the first GPU, so containers get all and each stage locks its own (`tasks/process/locks.py`).
-    Kubernetes assigns them exclusively.
+    """Job variables that request GPUs. Process workers see all GPUs of their machine. Docker's `count: 1`
+    would give every container the first GPU, so containers get all and each stage locks its own
+    (`tasks/process/locks.py`). Kubernetes assigns them exclusively.
     """
     if not count or pool == "process":
         return {}
-    return {"gpus": count} if pool == "kubernetes" else {"device_requests": [{"count": -1, "capabilities": [["gpu"]]}]}
+    return (
+        {"gpus": count}
+        if pool == "kubernetes"
+        else {"device_requests": [{"count": -1, "capabilities": [["gpu"]]}]}
+    )
 
 
 def _spoken(schedules: Sequence[Any]) -> list[str]:
@@ -175,24 +288,44 @@ def _spoken(schedules: Sequence[Any]) -> list[str]:
     lines = []
     for one in schedules:
         when = one.schedule
-        text = f"cron {when.cron}" if hasattr(when, "cron") else f"every {when.interval.total_seconds():.0f} s"
+        text = (
+            f"cron {when.cron}" if hasattr(when, "cron") else f"every {when.interval.total_seconds():.0f} s"
+        )
         lines.append(f"{text} {when.timezone}{'' if one.active else ' (off)'}")
     return sorted(lines)
 
 
-def _change(kind: Any, name: str, before: Mapping[str, Any] | None, after: Mapping[str, Any], carry_out: Callable[[], Any]) -> Change:
+def _change(
+    kind: Any,
+    name: str,
+    before: Mapping[str, Any] | None,
+    after: Mapping[str, Any],
+    carry_out: Callable[[], Any],
+) -> Change:
     if before is None:
         return Change(kind, name, "create", (), carry_out)
-    differs = [key if isinstance(after[key], Mapping) and len(str(after[key])) > 200 else f"{key}: {before[key]!r} -> {after[key]!r}"
-               for key in after if before[key] != after[key]]
+    differs = [
+        key
+        if isinstance(after[key], Mapping) and len(str(after[key])) > 200
+        else f"{key}: {before[key]!r} -> {after[key]!r}"
+        for key in after
+        if before[key] != after[key]
+    ]
     return Change(kind, name, "update" if differs else "keep", differs, carry_out if differs else None)
 
 
 def _owned(client: Any) -> list[Any]:
-    from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterTags, FlowFilter, FlowFilterName
+    from prefect.client.schemas.filters import (
+        DeploymentFilter,
+        DeploymentFilterTags,
+        FlowFilter,
+        FlowFilterName,
+    )
 
-    return client.read_deployments(flow_filter=FlowFilter(name=FlowFilterName(any_=[FLOW, STAGE_FLOW])),
-                                   deployment_filter=DeploymentFilter(tags=DeploymentFilterTags(all_=[OURS])))
+    return client.read_deployments(
+        flow_filter=FlowFilter(name=FlowFilterName(any_=[FLOW, STAGE_FLOW])),
+        deployment_filter=DeploymentFilter(tags=DeploymentFilterTags(all_=[OURS])),
+    )
 
 
 def _or_none(read: Callable[..., Any], *named: Any) -> Any:

@@ -32,8 +32,12 @@ from ratchet.flows.running import finished, outside
 from ratchet.flows.startup import quiet_platforms, servers
 from ratchet.tasks.process.locks import IfRunning
 
-app = typer.Typer(help="Post-training pipelines: data → SFT → reward model → online RLHF → evaluation → registry.",
-                  no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    help="Post-training pipelines: data → SFT → reward model → online RLHF → evaluation → registry.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
 app.add_typer(recipes_app, name="recipes")
 _displayed = TyperOption.display_type_rich
 TyperOption.display_type_rich = lambda option, ctx: "" if option.is_flag else _displayed(option, ctx)  # pyright: ignore[reportAttributeAccessIssue]  else help says `--yes <bool>`
@@ -48,14 +52,26 @@ def _print_version(value: bool) -> None:
 
 
 @app.callback()
-def root(version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")] = False) -> None:
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
     pass
 
 
 @app.command()
-def run(recipe: RecipeName, home: Home = OUT, set: Set = [], profile: ProfileOption = None, limit: Limit = None,  # noqa: B006
-        until: Annotated[Until, typer.Option(help="Last part to run.")] = "register",
-        if_running: Annotated[IfRunning, typer.Option(help="If another process is executing this run: wait for it, or fail.")] = "wait") -> None:
+def run(
+    recipe: RecipeName,
+    home: Home = OUT,
+    set: Set = [],  # noqa: B006
+    profile: ProfileOption = None,
+    limit: Limit = None,
+    until: Annotated[Until, typer.Option(help="Last part to run.")] = "register",
+    if_running: Annotated[
+        IfRunning, typer.Option(help="If another process is executing this run: wait for it, or fail.")
+    ] = "wait",
+) -> None:
     """Run a recipe. Finished stages are skipped, an interrupted stage resumes from its last checkpoint."""
     from ratchet.components.recipes.check_data import check_files
     from ratchet.flows.display import Display, open_console
@@ -65,7 +81,9 @@ def run(recipe: RecipeName, home: Home = OUT, set: Set = [], profile: ProfileOpt
     pipeline = Pipeline.open(recipe, home=home, overrides=set, profile=profile, limit=limit)
     checked = check_files(pipeline.recipe)
     if finished(pipeline, until):
-        console.print(f"Nothing to do: all {len(pipeline.stages)} stages of run {pipeline.run.name} are finished.")
+        console.print(
+            f"Nothing to do: all {len(pipeline.stages)} stages of run {pipeline.run.name} are finished."
+        )
         _where(console, pipeline)
         return
     print_plan(console, pipeline)
@@ -78,8 +96,16 @@ def run(recipe: RecipeName, home: Home = OUT, set: Set = [], profile: ProfileOpt
         from ratchet.flows.post_training import post_training
 
         try:
-            done = post_training(recipe, home=str(home), overrides=list(set), profile=profile, until=until,
-                                 if_running=if_running, display=display, limit=limit)
+            done = post_training(
+                recipe,
+                home=str(home),
+                overrides=list(set),
+                profile=profile,
+                until=until,
+                if_running=if_running,
+                display=display,
+                limit=limit,
+            )
         except (KeyboardInterrupt, Abort):  # Ctrl-C, or cancelled in the Prefect UI
             console.print("Stopped. Finished stages and checkpoints are kept; the same command resumes.")
             raise typer.Exit(130) from None
@@ -110,17 +136,45 @@ def ui(home: Home = OUT) -> None:
 
 
 @app.command()
-def stage(part: Annotated[Literal["fetch", "curate", "train", "evaluate"], typer.Argument(help="A stage of dvc.yaml.")],
-          recipe: RecipeName, home: Home = OUT, set: Set = [], profile: ProfileOption = None) -> None:  # noqa: B006
+def stage(
+    part: Annotated[
+        Literal["fetch", "curate", "train", "evaluate"], typer.Argument(help="A stage of dvc.yaml.")
+    ],
+    recipe: RecipeName,
+    home: Home = OUT,
+    set: Set = [],  # noqa: B006
+    profile: ProfileOption = None,
+) -> None:
     """Run one DVC stage of a recipe and write its data where dvc.yaml expects them; called by `dvc repro`."""
     from ratchet.flows.part import run_part
 
     quiet_platforms(home)
-    with servers() if part not in ("fetch", "curate") else contextlib.nullcontext():  # these parts run without a flow
+    with (
+        servers() if part not in ("fetch", "curate") else contextlib.nullcontext()
+    ):  # these parts run without a flow
         run_part(part, recipe, home=home, overrides=set, profile=profile)
 
 
-for command in (init, plan, runs, show, chat, certify, compare, deploy, lineage, export, push, lm_eval, reproduce, promote, rollback, gc, doctor, join):
+for command in (
+    init,
+    plan,
+    runs,
+    show,
+    chat,
+    certify,
+    compare,
+    deploy,
+    lineage,
+    export,
+    push,
+    lm_eval,
+    reproduce,
+    promote,
+    rollback,
+    gc,
+    doctor,
+    join,
+):
     app.command()(command)
 
 
@@ -145,12 +199,19 @@ def _where(console: Any, pipeline: Any) -> None:
     """Print the run's outcome and the paths of its outputs."""
     from ratchet.tasks.tracking.outcome import outcome
 
-    final = next((s for s in reversed(pipeline.stages.values()) if s.kind == "weights" and s.name not in ("gold",)), None)
+    final = next(
+        (s for s in reversed(pipeline.stages.values()) if s.kind == "weights" and s.name not in ("gold",)),
+        None,
+    )
     if (pipeline.run.path / "run.json").exists():
-        print_outcome(console, {**outcome(pipeline.run.path), "error": None}, pipeline.profile.hardware.currency)
+        print_outcome(
+            console, {**outcome(pipeline.run.path), "error": None}, pipeline.profile.hardware.currency
+        )
     console.print(f"run        {pipeline.run.path}", highlight=False, soft_wrap=True)
     if final and (pipeline.run.path / "stages" / final.name).exists():
-        console.print(f"model      {pipeline.run.path / 'stages' / final.name}", highlight=False, soft_wrap=True)
+        console.print(
+            f"model      {pipeline.run.path / 'stages' / final.name}", highlight=False, soft_wrap=True
+        )
     console.print("pages      ratchet ui", highlight=False)
 
 

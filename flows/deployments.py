@@ -1,8 +1,8 @@
-"""Schema and validation of `flows/deployments.yaml`: which recipes run when, in which work pool, and with how many
-GPUs.
+"""Schema and validation of `flows/deployments.yaml`: which recipes run when, in which work pool, and with how
+many GPUs.
 
-The keys are those of prefect.yaml (`deployments`, `work_pool`, `schedules`, `job_variables`, `paused`), with a recipe
-instead of entrypoint and parameters. Applying the file to a server: `flows/changes.py`.
+The keys are those of prefect.yaml (`deployments`, `work_pool`, `schedules`, `job_variables`, `paused`), with
+a recipe instead of entrypoint and parameters. Applying the file to a server: `flows/changes.py`.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ SCHEMA = 1
 class WorkPool:
     """A Prefect work pool: `process` workers, Docker containers or Kubernetes jobs.
 
-    `base_job_template`: JSON file, relative to the deployment file. `concurrency_limit`: maximum number of concurrent
-    runs.
+    `base_job_template`: JSON file, relative to the deployment file. `concurrency_limit`: maximum number of
+    concurrent runs.
     """
 
     type: Literal["process", "docker", "kubernetes"]
@@ -71,11 +71,11 @@ class StagePlace(Place):
 
 @record
 class Deployment:
-    """One recipe on a schedule. `gpus`: slots of the concurrency limit `gpu`, and GPUs of the machine, that a stage
-    holds while it runs.
+    """One recipe on a schedule. `gpus`: slots of the concurrency limit `gpu`, and GPUs of the machine, that a
+    stage holds while it runs.
 
-    `stages`: kind of stage (`sft`, `rollout`, ...) → work pool, for stages that run in another pool than the flow;
-    outputs are exchanged through `artifacts`, a directory or object store reachable by all workers.
+    `stages`: kind of stage (`sft`, `rollout`, ...) → work pool, for stages that run in another pool than the
+    flow; outputs are exchanged through `artifacts`, a directory or object store reachable by all workers.
     """
 
     name: str
@@ -97,8 +97,8 @@ class Deployment:
 
 @record
 class Plan:
-    """The whole file. `slots`: global concurrency limits, for example the number of GPUs that all runs together may
-    hold.
+    """The whole file. `slots`: global concurrency limits, for example the number of GPUs that all runs
+    together may hold.
     """
 
     schema: int
@@ -109,17 +109,26 @@ class Plan:
 
 
 def read(path: Path) -> tuple[Plan, dict[str, Any]]:
-    """Read and validate the file; returns it with the base job template of each pool. `RecipeError` names the key and
-    the nearest valid one.
+    """Read and validate the file; returns it with the base job template of each pool. `RecipeError` names the
+    key and the nearest valid one.
     """
     raw = read_yaml(path, f"no file {path}; run this in the checkout, or give the file with --file")
     if not isinstance(raw, Mapping) or raw.get("schema") != SCHEMA:
-        raise RecipeError(f"{path}: expected a mapping that begins with `schema: {SCHEMA}` and holds deployments, work_pools and slots")
+        raise RecipeError(
+            f"{path}: expected a mapping that begins with `schema: {SCHEMA}` and holds deployments, "
+            "work_pools and slots"
+        )
     try:
         plan = conform(Plan, raw, "")
         if REGISTRY in plan.slots:
-            raise RecipeError(f"slots.{REGISTRY}: this limit is always 1, so that registrations are serialised; remove it")
-        names = [name for one in plan.deployments for name in (one.name, *(stage_deployment(one, does) for does in one.stages))]
+            raise RecipeError(
+                f"slots.{REGISTRY}: this limit is always 1, so that registrations are serialised; remove it"
+            )
+        names = [
+            name
+            for one in plan.deployments
+            for name in (one.name, *(stage_deployment(one, does) for does in one.stages))
+        ]
         if repeated := {name for name in names if names.count(name) > 1}:
             raise RecipeError(f"deployments: the name {min(repeated)!r} occurs twice")
         templates = {name: _template(path.parent, name, pool) for name, pool in plan.work_pools.items()}
@@ -141,7 +150,10 @@ def _check(one: Deployment, plan: Plan, templates: Mapping[str, Any]) -> None:
     for number, schedule in enumerate(one.schedules):
         _check_schedule(schedule, f"{where}: schedules[{number}]")
     try:
-        does = {stage.does for stage in stages_of(*load(one.recipe, overrides=one.overrides, profile=one.profile)).values()}
+        does = {
+            stage.does
+            for stage in stages_of(*load(one.recipe, overrides=one.overrides, profile=one.profile)).values()
+        }
     except RecipeError as error:
         raise RecipeError(f"{where}: {error}") from error
     for name, place in one.stages.items():
@@ -151,10 +163,16 @@ def _check(one: Deployment, plan: Plan, templates: Mapping[str, Any]) -> None:
         _check_place(place, place.gpus, at, plan, templates)
         _check_home(place.home, plan.work_pools[place.name], at)
         if place.name == one.work_pool.name:
-            raise RecipeError(f"{at}: {place.name!r} is also the flow's pool, and the stage would wait forever for a slot held by the flow; use another pool or remove it")
+            raise RecipeError(
+                f"{at}: {place.name!r} is also the flow's pool, and the stage would wait forever for a "
+                "slot held by the flow; use another pool or remove it"
+            )
     if one.stages:
         if one.artifacts is None:
-            raise RecipeError(f"{where}: stages in other pools need `artifacts`, a directory or object store reachable by all workers")
+            raise RecipeError(
+                f"{where}: stages in other pools need `artifacts`, a directory or object store reachable "
+                "by all workers"
+            )
         try:
             check_address(one.artifacts)
         except RecipeError as error:
@@ -175,7 +193,9 @@ def _check_place(place: Place, gpus: int, where: str, plan: Plan, templates: Map
 def _check_home(home: str, pool: WorkPool, where: str) -> None:
     """`RecipeError` if checkpoints and outputs would be written inside the container and lost with it."""
     if pool.type != "process" and not Path(home).is_absolute():
-        raise RecipeError(f"{where}: home {home!r} would be lost with its container; use a mounted directory, such as /data")
+        raise RecipeError(
+            f"{where}: home {home!r} would be lost with its container; use a mounted directory, such as /data"
+        )
 
 
 def _check_schedule(schedule: Schedule, where: str) -> None:
@@ -190,9 +210,13 @@ def _check_schedule(schedule: Schedule, where: str) -> None:
         if error.errors()[0]["loc"] == ("timezone",):
             from zoneinfo import available_timezones
 
-            hint = nearest(schedule.timezone, available_timezones()).partition("; known")[0]  # without the list of all time zones
+            hint = nearest(schedule.timezone, available_timezones()).partition("; known")[
+                0
+            ]  # without the list of all time zones
             raise RecipeError(f"{where}: timezone {schedule.timezone!r} is not valid{hint}") from None
-        raise RecipeError(f"{where}: cron {schedule.cron!r} is not valid; expected five fields, such as 0 2 * * *") from None
+        raise RecipeError(
+            f"{where}: cron {schedule.cron!r} is not valid; expected five fields, such as 0 2 * * *"
+        ) from None
 
 
 def _template(folder: Path, name: str, pool: WorkPool) -> dict[str, Any]:
@@ -204,7 +228,9 @@ def _template(folder: Path, name: str, pool: WorkPool) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise RecipeError(f"{where}: {path} is not JSON: {error}") from None
     if set(template) != {"job_configuration", "variables"}:
-        raise RecipeError(f"{where}: {path} expected the keys job_configuration and variables, got {', '.join(template)}")
+        raise RecipeError(
+            f"{where}: {path} expected the keys job_configuration and variables, got {', '.join(template)}"
+        )
     return template
 
 

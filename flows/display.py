@@ -21,8 +21,8 @@ SHOWN = ("loss", "accuracy", "validation", "margin", "tokens_per_second")
 
 
 class Log(Console):
-    """Console for output that is not a terminal: one unwrapped line per event, address or table row, without trailing
-    spaces.
+    """Console for output that is not a terminal: one unwrapped line per event, address or table row, without
+    trailing spaces.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -42,7 +42,9 @@ def open_console(**options: Any) -> Console:
 
 
 def table_of(*columns: str, right: Collection[str] = (), **each: Any) -> Table:
-    """An empty table without borders. Columns in `right` are right-aligned; `each` are options of every column."""
+    """An empty table without borders. Columns in `right` are right-aligned; `each` are options of every
+    column.
+    """
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", **each)
@@ -62,9 +64,19 @@ class Display:
 
     def __enter__(self) -> Display:
         if self.console.is_terminal:
-            self.live = Progress(SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=10), TextColumn("{task.fields[count]}"),
-                                 TextColumn("{task.fields[note]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
-                                 TimeElapsedColumn(), console=self.console, transient=True, expand=True)
+            self.live = Progress(
+                SpinnerColumn(),
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=10),
+                TextColumn("{task.fields[count]}"),
+                TextColumn(
+                    "{task.fields[note]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")
+                ),
+                TimeElapsedColumn(),
+                console=self.console,
+                transient=True,
+                expand=True,
+            )
             self.live.start()
         return self
 
@@ -78,11 +90,19 @@ class Display:
             self.task = self.live.add_task(stage.title, total=None, count="", note="")
         else:
             self.console.print(f"{stage.title}: started", highlight=False)
-        if steps := [int(path.name.rpartition("-")[2]) for path in (metrics.parent.parent / "progress").glob("checkpoint-*")]:
+        if steps := [
+            int(path.name.rpartition("-")[2])
+            for path in (metrics.parent.parent / "progress").glob("checkpoint-*")
+        ]:
             self.console.print(f"{stage.title}: continues at step {max(steps)}", highlight=False)
 
     def progressed(self, stage: Stage, line: Mapping[str, Any]) -> None:
-        unit, of, pace, note = line.get("unit", "steps"), line.get("of"), self._pace(line), _note(line["metrics"])
+        unit, of, pace, note = (
+            line.get("unit", "steps"),
+            line.get("of"),
+            self._pace(line),
+            _note(line["metrics"]),
+        )
         if self.live and self.task is not None:
             count = " ".join(filter(None, [f"{line['step']}/{of}" if of else f"{line['step']}", unit, *pace]))
             self.live.update(self.task, completed=line["step"], total=of, count=count, note=note)
@@ -90,7 +110,9 @@ class Display:
             self.last_print = time.monotonic()
             step = f"{line['step']}{f' of {of}' if of else ''}"
             count = f"{step} {unit}" if "unit" in line else f"step {step}"
-            self.console.print(f"{stage.title}: {'  '.join(filter(None, [count, ', '.join(pace), note]))}", highlight=False)
+            self.console.print(
+                f"{stage.title}: {'  '.join(filter(None, [count, ', '.join(pace), note]))}", highlight=False
+            )
 
     def _pace(self, line: Mapping[str, Any]) -> list[str]:
         """Rate since this attempt's first count, and the estimated time left; empty while unknown."""
@@ -107,7 +129,11 @@ class Display:
         self._drop()
         self.rows.append((stage.title, "kept" if reused else "made", seconds, result(artifact.meta)))
         if not reused:
-            self.console.print(f"{stage.title}: done in {seconds:.0f} s  {headline(artifact.meta)}", highlight=False, markup=False)
+            self.console.print(
+                f"{stage.title}: done in {seconds:.0f} s  {headline(artifact.meta)}",
+                highlight=False,
+                markup=False,
+            )
             if counted := records(artifact.meta):
                 self.console.print(f"{stage.title}: records: {counted}", highlight=False, markup=False)
 

@@ -1,5 +1,5 @@
-"""The Prefect flow of one remote stage: runs in the work pool that a deployment's `stages` names, on behalf of
-another worker's run.
+"""The Prefect flow of one remote stage: runs in the work pool that a deployment's `stages` names, on behalf
+of another worker's run.
 """
 
 from __future__ import annotations
@@ -18,23 +18,32 @@ from ratchet.tasks.tracking.prefect_page import PrefectPage
 
 
 @flow(name="one_stage", flow_run_name="{run}-{stage}", persist_result=False, validate_parameters=False)
-def one_stage(recipe: str, *, stage: str, key: str, run: str, artifacts: str, home: str = "out", gpus: int = 0) -> None:
+def one_stage(
+    recipe: str, *, stage: str, key: str, run: str, artifacts: str, home: str = "out", gpus: int = 0
+) -> None:
     """Download the stage's inputs from `artifacts`, run the stage, upload its output.
 
-    `recipe` is the run's resolved recipe (`ratchet.components.recipes.recipe.dump`). `ContractError` if this worker's
-    code gives the stage another key than the run's, or an input is missing; otherwise the errors of the stage.
+    `recipe` is the run's resolved recipe (`ratchet.components.recipes.recipe.dump`). `ContractError` if this
+    worker's code gives the stage another key than the run's, or an input is missing; otherwise the errors of
+    the stage.
     """
     pipeline = Pipeline.again(recipe, home=Path(home), run=f"{run}.{stage}")
     planned, exchange = pipeline.stages.get(stage), Exchange(artifacts)
     if planned is None or planned.key != key:
-        raise ContractError(f"stage {stage!r} has the key {planned.key[:16] if planned else 'of no stage'} by this worker's code, "
-                            f"the run's is {key[:16]}; bring both to the same revision")
+        raise ContractError(
+            f"stage {stage!r} has the key {planned.key[:16] if planned else 'of no stage'} by this "
+            "worker's code, "
+            f"the run's is {key[:16]}; bring both to the same revision"
+        )
     pipeline.watchers[:] = [PrefectPage()]
     pipeline.begin()  # before the first download, so that `ratchet gc` keeps the inputs
     try:
         for name in planned.inputs.values():
             if exchange.pull(pipeline.store, name, pipeline.stages[name].key) is None:
-                raise ContractError(f"stage {stage!r} needs {name} {pipeline.stages[name].key[:16]}, which is not at {artifacts}")
+                raise ContractError(
+                    f"stage {stage!r} needs {name} {pipeline.stages[name].key[:16]}, which is not at "
+                    f"{artifacts}"
+                )
         samples = samples_of(pipeline.run.path)
         with sampled(samples):
             with gpu_slots(gpus) as pipeline.devices:
@@ -43,6 +52,8 @@ def one_stage(recipe: str, *, stage: str, key: str, run: str, artifacts: str, ho
         if samples.exists():  # missing on machines without system metrics
             exchange.put_note(stage, key, samples)
     except BaseException as error:
-        pipeline.end("failed" if isinstance(error, Exception) else "stopped", error=f"{type(error).__name__}: {error}")
+        pipeline.end(
+            "failed" if isinstance(error, Exception) else "stopped", error=f"{type(error).__name__}: {error}"
+        )
         raise
     pipeline.end("finished")

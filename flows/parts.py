@@ -1,4 +1,6 @@
-"""Layout of the DVC workspace: data/raw, data/curated, data/quarantined, data/rounds, metrics.json and plots/."""
+"""Layout of the DVC workspace: data/raw, data/curated, data/quarantined, data/rounds, metrics.json and
+plots/.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ PARTS = ("fetch", "curate", "train", "evaluate")
 
 
 def lay_out(pipeline: Pipeline, workspace: Path, parts: Sequence[str] = PARTS) -> None:
-    """Publish the outputs of the given parts where `dvc.yaml` expects them. Links instead of copies where the file
-    system allows it.
+    """Publish the outputs of the given parts where `dvc.yaml` expects them. Links instead of copies where the
+    file system allows it.
     """
     data, folder = workspace / "data", pipeline.run.path / "layout"
     if "fetch" in parts:
@@ -46,16 +48,18 @@ def lay_out(pipeline: Pipeline, workspace: Path, parts: Sequence[str] = PARTS) -
 
 
 def version(pipeline: Pipeline, workspace: Path) -> dict[str, str]:
-    """Publish all outputs and run `dvc commit` at the end of a Prefect run, so that dvc.lock is the same as after
-    `dvc repro`.
+    """Publish all outputs and run `dvc commit` at the end of a Prefect run, so that dvc.lock is the same as
+    after `dvc repro`.
 
-    Only for the recipe named in dvc.yaml (by name or file name); other recipes' data stays in the store. Returns {}
-    for those.
+    Only for the recipe named in dvc.yaml (by name or file name); other recipes' data stays in the store.
+    Returns {} for those.
     """
     stages = workspace / "dvc.yaml"
     named = re.search(r"ratchet stage train (\S+)", stages.read_text()) if stages.exists() else None
     if named is None or re.sub(r".*/|\.ya?ml$", "", named[1]) != pipeline.recipe.name:
         return {}
-    with file_lock(pipeline.store.home / "workspace.lock", f"the DVC workspace {workspace}"):  # two runs must not mix their files under data/
+    with file_lock(
+        pipeline.store.home / "workspace.lock", f"the DVC workspace {workspace}"
+    ):  # two runs must not mix their files under data/
         lay_out(pipeline, workspace)
         return commit(workspace)

@@ -24,20 +24,36 @@ from ratchet.tasks.tracking.watchers import watched
 
 @flow(name="post_training", flow_run_name="{recipe}", persist_result=False, validate_parameters=False)
 def post_training(
-    recipe: str, *, home: str = "out", overrides: list[str] | None = None, profile: str | None = None,
-    until: Until = "register", if_running: IfRunning = "wait", gpus: int = 0, remote_stages: dict[str, str] | None = None,
-    artifacts: str | None = None, display: Any = None, limit: int | None = None,
+    recipe: str,
+    *,
+    home: str = "out",
+    overrides: list[str] | None = None,
+    profile: str | None = None,
+    until: Until = "register",
+    if_running: IfRunning = "wait",
+    gpus: int = 0,
+    remote_stages: dict[str, str] | None = None,
+    artifacts: str | None = None,
+    display: Any = None,
+    limit: int | None = None,
 ) -> dict[str, Any]:
     """Run a recipe to `until` (curate, train, evaluate, register). Finished stages are reused.
 
-    If another process is executing the same run, wait for it or fail (`if_running`). Stages that train or sample on
-    this machine hold `gpus` slots of the Prefect concurrency limit `gpu` while they run. `remote_stages` maps kinds
-    of stages to the deployments that run them; those exchange outputs through the address `artifacts`. `limit` makes
-    it a smoke test. Raises `BusyError` and the errors of the stages.
+    If another process is executing the same run, wait for it or fail (`if_running`). Stages that train or
+    sample on this machine hold `gpus` slots of the Prefect concurrency limit `gpu` while they run.
+    `remote_stages` maps kinds of stages to the deployments that run them; those exchange outputs through the
+    address `artifacts`. `limit` makes it a smoke test. Raises `BusyError` and the errors of the stages.
     """
     pipeline = Pipeline.open(recipe, home=Path(home), overrides=overrides or (), profile=profile, limit=limit)
-    pipeline.remote |= {does: RemoteStage(Exchange(artifacts or ""), deployment) for does, deployment in (remote_stages or {}).items()}
-    with cancel_on_prefect_request(), file_lock(pipeline.run.path / "lock", f"run {pipeline.run.name}", if_running), watched(pipeline, display) as tracking:
+    pipeline.remote |= {
+        does: RemoteStage(Exchange(artifacts or ""), deployment)
+        for does, deployment in (remote_stages or {}).items()
+    }
+    with (
+        cancel_on_prefect_request(),
+        file_lock(pipeline.run.path / "lock", f"run {pipeline.run.name}", if_running),
+        watched(pipeline, display) as tracking,
+    ):
         curate(pipeline)
         watch_data(pipeline)
         if until == "curate":
@@ -51,8 +67,14 @@ def post_training(
             return {"run": pipeline.run.name}
         watch_results(pipeline)
         registered = register_run(pipeline, tracking.run_id(wait_seconds=30))
-        pipeline.run.record(postponed=registered.get("postponed"), champion=registered.get("champion"), registered={
-            stage: f"{model_of(pipeline.recipe.register, stage)}:{number}" for stage, number in registered.get("versions", {}).items()})
+        pipeline.run.record(
+            postponed=registered.get("postponed"),
+            champion=registered.get("champion"),
+            registered={
+                stage: f"{model_of(pipeline.recipe.register, stage)}:{number}"
+                for stage, number in registered.get("versions", {}).items()
+            },
+        )
         return {"run": pipeline.run.name, "registered": registered, "data": version(pipeline, Path.cwd())}
 
 
@@ -61,16 +83,28 @@ def curate(pipeline: Pipeline) -> None:
     for name in [n for n in pipeline.stages if n.startswith("model_")]:
         make(pipeline, name)
     policy = pipeline.stages["model_policy"]
-    if (made := pipeline.store.get(policy.name, policy.key)) and (config := made.path / "config.json").is_file():
+    if (made := pipeline.store.get(policy.name, policy.key)) and (
+        config := made.path / "config.json"
+    ).is_file():
         check_model(pipeline.recipe, json.loads(config.read_text()), "models.policy")
     for name in ("raw", "drafts", "curated"):
         make(pipeline, name)
 
 
 def learn(pipeline: Pipeline, gpus: int = 0) -> None:
-    """Run all training stages outside the online rounds: SFT, reward models, offline preference optimisation."""
+    """Run all training stages outside the online rounds: SFT, reward models, offline preference
+    optimisation.
+    """
     for name, stage in pipeline.stages.items():
-        if stage.does in ("demonstrate", "sft", "reward", "certify", "gold", "prepare_offline", "improve") or name in ("demonstrations", "preferences", "offline"):
+        if stage.does in (
+            "demonstrate",
+            "sft",
+            "reward",
+            "certify",
+            "gold",
+            "prepare_offline",
+            "improve",
+        ) or name in ("demonstrations", "preferences", "offline"):
             make_on_gpus(pipeline, name, gpus)
 
 
@@ -80,14 +114,16 @@ def rounds(pipeline: Pipeline) -> int:
 
 @flow(name="online_round", flow_run_name="round-{number}", persist_result=False, validate_parameters=False)
 def online_round(pipeline: Any, number: int, gpus: int = 0) -> None:
-    """One online round: sample answers with the current policy, score them, select pairs or groups, train the policy."""
+    """One online round: sample answers with the current policy, score them, select pairs or groups, train the
+    policy.
+    """
     for step in ("rollout", "annotate", "select", "optimise"):
         make_on_gpus(pipeline, f"{step}_{number}", gpus)
 
 
 def make_on_gpus(pipeline: Pipeline, name: str, gpus: int) -> None:
-    """Run a stage, holding GPU slots only while it runs on this machine. A remote stage acquires its own slots; slots
-    held here meanwhile could deadlock two runs that both wait for a remote stage.
+    """Run a stage, holding GPU slots only while it runs on this machine. A remote stage acquires its own
+    slots; slots held here meanwhile could deadlock two runs that both wait for a remote stage.
     """
     stage = pipeline.stages[name]
     here = stage.does not in pipeline.remote and pipeline.take(stage) is None

@@ -22,12 +22,16 @@ State = Literal["running", "interrupted", "finished", "stopped", "failed"]
 
 
 class Run:
-    """Reader of a run directory; nothing is cached. Returned by `ratchet.run`, `ratchet.load_run` and `ratchet.runs`."""
+    """Reader of a run directory; nothing is cached. Returned by `ratchet.run`, `ratchet.load_run` and
+    `ratchet.runs`.
+    """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).resolve()
         if not (self.path / "run.json").is_file():
-            raise RecipeError(f"{self.path} is no run: it has no run.json; `ratchet.runs(home)` lists the runs of a home")
+            raise RecipeError(
+                f"{self.path} is no run: it has no run.json; `ratchet.runs(home)` lists the runs of a home"
+            )
 
     @property
     def name(self) -> str:
@@ -57,7 +61,9 @@ class Run:
 
     @property
     def verdict(self) -> str:
-        """Short result of the gates and of the comparison with the champion; empty if the recipe has neither."""
+        """Short result of the gates and of the comparison with the champion; empty if the recipe has
+        neither.
+        """
         return verdict_of(outcome(self.path))
 
     @property
@@ -82,32 +88,57 @@ class Run:
     # --- results ---
 
     def stages(self) -> pd.DataFrame:
-        """One row a planned stage, in order. Columns: `stage`, `made` (bool), `seconds` (float, NaN if it is not made), `result` (text), `path`
-        (the directory of its product, None if it is not made)."""
+        """One row a planned stage, in order. Columns: `stage`, `made` (bool), `seconds` (float, NaN if it is
+        not made), `result` (text), `path` (the directory of its product, None if it is not made).
+        """
         import pandas as pd
 
         found = outcome(self.path)["stages"]
-        return pd.DataFrame([{"stage": one["name"], "made": one["made"], "seconds": one["meta"].get("seconds", float("nan")),
-                              "result": result(one["meta"]), "path": self.stage(one["name"]) if one["made"] else None} for one in found],
-                            columns=["stage", "made", "seconds", "result", "path"])
+        return pd.DataFrame(
+            [
+                {
+                    "stage": one["name"],
+                    "made": one["made"],
+                    "seconds": one["meta"].get("seconds", float("nan")),
+                    "result": result(one["meta"]),
+                    "path": self.stage(one["name"]) if one["made"] else None,
+                }
+                for one in found
+            ],
+            columns=["stage", "made", "seconds", "result", "path"],
+        )
 
     def metrics(self, stage: str | None = None) -> pd.DataFrame:
-        """Training metrics of the stages, one row per step. Columns: `stage`, `step` (from 1), `time` (UTC) and one
-        per metric (same names as in MLflow), NaN where it was not logged at that step. `stage` selects one stage.
+        """Training metrics of the stages, one row per step. Columns: `stage`, `step` (from 1), `time` (UTC)
+        and one per metric (same names as in MLflow), NaN where it was not logged at that step. `stage`
+        selects one stage.
 
         Raises `RecipeError` for a stage that is unknown or not finished.
         """
         import pandas as pd
 
-        names = [one["name"] for one in outcome(self.path)["stages"] if one["made"]] if stage is None else [stage]
+        names = (
+            [one["name"] for one in outcome(self.path)["stages"] if one["made"]] if stage is None else [stage]
+        )
         files = {name: self.stage(name) / "metrics.jsonl" for name in names}
-        lines = [{"stage": name, **json.loads(line)} for name, file in files.items() if file.is_file() for line in file.read_text().splitlines()]
-        frame = pd.DataFrame([{**{key: line[key] for key in ("stage", "step", "time")}, **line["metrics"]} for line in lines])
-        return frame.assign(time=pd.to_datetime(frame["time"], unit="s", utc=True)) if len(frame) else pd.DataFrame(columns=["stage", "step", "time"])
+        lines = [
+            {"stage": name, **json.loads(line)}
+            for name, file in files.items()
+            if file.is_file()
+            for line in file.read_text().splitlines()
+        ]
+        frame = pd.DataFrame(
+            [{**{key: line[key] for key in ("stage", "step", "time")}, **line["metrics"]} for line in lines]
+        )
+        return (
+            frame.assign(time=pd.to_datetime(frame["time"], unit="s", utc=True))
+            if len(frame)
+            else pd.DataFrame(columns=["stage", "step", "time"])
+        )
 
     def results(self) -> pd.DataFrame:
-        """The numbers of the evaluation, one row a metric, indexed by its name (`final.length`). Columns: `value`, and `low` and `high`, the ends
-        of its 95 % interval, NaN where it has none.
+        """The numbers of the evaluation, one row a metric, indexed by its name (`final.length`). Columns:
+        `value`, and `low` and `high`, the ends of its 95 % interval, NaN where it has none.
 
         Raises `RecipeError` if the run is not evaluated yet.
         """
@@ -118,15 +149,23 @@ class Run:
         for name, value in numbers.items():
             stem, _, end = name.rpartition(".")
             interval = f"{stem}.mean" in numbers and end in ("mean", "low", "high")
-            rows.setdefault(stem if interval else name, {})["value" if not interval or end == "mean" else end] = value
-        return pd.DataFrame.from_dict(rows, orient="index", columns=["value", "low", "high"]).rename_axis("metric")
+            rows.setdefault(stem if interval else name, {})[
+                "value" if not interval or end == "mean" else end
+            ] = value
+        return pd.DataFrame.from_dict(rows, orient="index", columns=["value", "low", "high"]).rename_axis(
+            "metric"
+        )
 
     def per_prompt(self) -> pd.DataFrame:
-        """The scores of the evaluation, one row a held-out prompt in the order of the split and one column a score: for paired comparisons
-        with a run that was evaluated on the same prompts. Raises `RecipeError` if the run is not evaluated yet."""
+        """The scores of the evaluation, one row a held-out prompt in the order of the split and one column a
+        score: for paired comparisons with a run that was evaluated on the same prompts. Raises `RecipeError`
+        if the run is not evaluated yet.
+        """
         import pandas as pd
 
-        return pd.DataFrame({name: pd.Series(values, dtype=float) for name, values in self._evaluation["per_prompt"].items()}).rename_axis("prompt")
+        return pd.DataFrame(
+            {name: pd.Series(values, dtype=float) for name, values in self._evaluation["per_prompt"].items()}
+        ).rename_axis("prompt")
 
     @property
     def _evaluation(self) -> dict[str, dict[str, float]]:
@@ -135,21 +174,28 @@ class Run:
     # --- products ---
 
     def stage(self, name: str) -> Path:
-        """The directory of a stage's product in the store. Raises `RecipeError` for a stage that the run does not have, or has not made."""
+        """The directory of a stage's product in the store. Raises `RecipeError` for a stage that the run does
+        not have, or has not made.
+        """
         planned = [one["name"] for one in outcome(self.path)["stages"]]
         if name not in planned:
             raise RecipeError(f"run {self.name} has no stage {name!r}{nearest(name, planned)}")
         if read_manifest(self.path / "stages" / name) is None:
-            raise RecipeError(f"run {self.name} has not finished stage {name!r} yet; run the recipe again to resume")
+            raise RecipeError(
+                f"run {self.name} has not finished stage {name!r} yet; run the recipe again to resume"
+            )
         return (self.path / "stages" / name).resolve()
 
     def groups(self, stage: str, file: str | None = None) -> pd.DataFrame:
-        """The prompts and answers that a stage wrote, one row an answer. `file` chooses among several (`run.groups("curated", "sft")`).
+        """The prompts and answers that a stage wrote, one row an answer. `file` chooses among several
+        (`run.groups("curated", "sft")`).
 
-        Columns: `group` and `index` (int: the number of the prompt, and of the answer to it), `prompt_id`, `prompt` (text of the last message
-        of the prompt), `messages` (list of {role, content}: prompt and answer), `text` (of the answer), `stop` (end, length, environment or
-        error), `reference` (the prompt's own answer, NaN if it has none), `tokens` and `mask` (list (T) or None; True where the policy
-        chose), `logprobs` (list (T), the sampler's, or None), and one column for each that pieces wrote (`reward.reward_model`, `advantages`).
+        Columns: `group` and `index` (int: the number of the prompt, and of the answer to it), `prompt_id`,
+        `prompt` (text of the last message of the prompt), `messages` (list of {role, content}: prompt and
+        answer), `text` (of the answer), `stop` (end, length, environment or error), `reference` (the prompt's
+        own answer, NaN if it has none), `tokens` and `mask` (list (T) or None; True where the policy chose),
+        `logprobs` (list (T), the sampler's, or None), and one column for each that pieces wrote
+        (`reward.reward_model`, `advantages`).
 
         Raises `RecipeError` for a stage or file that is not there.
         """
@@ -157,31 +203,54 @@ class Run:
 
         from ratchet.components.data.groups import read_groups
 
-        rows = [{"group": number, "index": index, "prompt_id": group.prompt.id, "prompt": group.prompt.messages[-1]["content"],
-                 "messages": [*group.prompt.messages, *one.messages], "text": one.text, "stop": one.stop, "reference": group.prompt.answer,
-                 "tokens": one.inputs.get("tokens"), "mask": one.mask or None, "logprobs": one.logprobs,
-                 **{name: values[index] for name, values in group.columns.items()}}
-                for number, group in enumerate(read_groups(self._groups_file(stage, file))) for index, one in enumerate(group.trajectories)]
+        rows = [
+            {
+                "group": number,
+                "index": index,
+                "prompt_id": group.prompt.id,
+                "prompt": group.prompt.messages[-1]["content"],
+                "messages": [*group.prompt.messages, *one.messages],
+                "text": one.text,
+                "stop": one.stop,
+                "reference": group.prompt.answer,
+                "tokens": one.inputs.get("tokens"),
+                "mask": one.mask or None,
+                "logprobs": one.logprobs,
+                **{name: values[index] for name, values in group.columns.items()},
+            }
+            for number, group in enumerate(read_groups(self._groups_file(stage, file)))
+            for index, one in enumerate(group.trajectories)
+        ]
         return pd.DataFrame(rows)
 
     def _groups_file(self, stage: str, file: str | None) -> Path:
         import pyarrow.parquet as pq
 
         folder = self.stage(stage)
-        names = sorted(path.stem for path in folder.glob("*.parquet") if (pq.read_schema(path).metadata or {}).get(b"layout") == b"groups")
+        names = sorted(
+            path.stem
+            for path in folder.glob("*.parquet")
+            if (pq.read_schema(path).metadata or {}).get(b"layout") == b"groups"
+        )
         if file is None and len(names) == 1:
             file = names[0]
         if file is None or file not in names:
             if not names:
-                raise RecipeError(f"stage {stage!r} of run {self.name} wrote no prompts and answers (Parquet with layout `groups`)")
+                raise RecipeError(
+                    f"stage {stage!r} of run {self.name} wrote no prompts and answers (Parquet with "
+                    "layout `groups`)"
+                )
             chosen = "wrote several" if file is None else f"wrote no {file!r}"
-            raise RecipeError(f"stage {stage!r} of run {self.name} {chosen}; expected one of {', '.join(names)} as `file`")
+            raise RecipeError(
+                f"stage {stage!r} of run {self.name} {chosen}; expected one of {', '.join(names)} as `file`"
+            )
         return folder / f"{file}.parquet"
 
     # --- models ---
 
     def model(self, name: str = "final") -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-        """A language model of the run and its tokenizer, in float32 on the host: "base", "SFT", "final", or the name of a stage ("optimise_2").
+        """A language model of the run and its tokenizer, in float32 on the host: "base", "SFT", "final", or
+        the name of a stage ("optimise_2").
 
         Raises `RecipeError` for a name that is none of these, a stage that made no model, or a reward model.
         """
@@ -207,7 +276,9 @@ class Run:
 
 
 class RewardModel:
-    """A reward model of a directory, ready to score, in float32 on the host or in the precision of the GPU."""
+    """A reward model of a directory, ready to score, in float32 on the host or in the precision of the
+    GPU.
+    """
 
     def __init__(self, path: str | Path) -> None:
         from ratchet.components.inference.torch import TorchEngine
@@ -223,17 +294,32 @@ class RewardModel:
         return self._engine.model
 
     def score(self, prompts: Sequence[str | Sequence[Message]], answers: Sequence[str]) -> np.ndarray:
-        """The scores of one answer to each prompt, float64 (N,): logits of the Bradley-Terry model, so the difference of two answers to one
-        prompt is the log-odds that the first is preferred. NaN for an empty answer. A prompt is the user's text, or its messages.
+        """The scores of one answer to each prompt, float64 (N,): logits of the Bradley-Terry model, so the
+        difference of two answers to one prompt is the log-odds that the first is preferred. NaN for an empty
+        answer. A prompt is the user's text, or its messages.
 
         Raises `DataError` unless there are as many answers as prompts.
         """
         import numpy as np
 
         if len(prompts) != len(answers):
-            raise DataError(f"reward model: {len(prompts)} prompts and {len(answers)} answers; expected one answer to each prompt")
-        conversations = [tuple(one) if not isinstance(one, str) else (Message(role="user", content=one),) for one in prompts]
-        groups = [Group(Prompt(str(i), messages), (Trajectory((Message(role="assistant", content=answer),)),))
-                  for i, (messages, answer) in enumerate(zip(conversations, answers, strict=True))]
+            raise DataError(
+                f"reward model: {len(prompts)} prompts and {len(answers)} answers; expected one answer to "
+                "each prompt"
+            )
+        conversations = [
+            tuple(one) if not isinstance(one, str) else (Message(role="user", content=one),)
+            for one in prompts
+        ]
+        groups = [
+            Group(Prompt(str(i), messages), (Trajectory((Message(role="assistant", content=answer),)),))
+            for i, (messages, answer) in enumerate(zip(conversations, answers, strict=True))
+        ]
         rows = self._engine.score(groups, frozenset({"scores"}))
-        return np.array([row["scores"][0] if answer.strip() else float("nan") for row, answer in zip(rows, answers, strict=True)], dtype=float)
+        return np.array(
+            [
+                row["scores"][0] if answer.strip() else float("nan")
+                for row, answer in zip(rows, answers, strict=True)
+            ],
+            dtype=float,
+        )

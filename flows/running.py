@@ -11,18 +11,32 @@ if TYPE_CHECKING:
     from ratchet.flows.commands.options import Until
     from ratchet.tasks.pipeline import Pipeline
 
-OUTSIDE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EIO, errno.EMFILE,
-           errno.ECONNREFUSED, errno.ECONNRESET, errno.ETIMEDOUT)
+OUTSIDE = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EIO,
+    errno.EMFILE,
+    errno.ECONNREFUSED,
+    errno.ECONNRESET,
+    errno.ETIMEDOUT,
+)
 
 
 def outside(error: BaseException | None) -> str | None:
-    """One sentence for an error of the environment (Prefect server unreachable, disk full, ...) in the exception's
-    chain; None for any other.
+    """One sentence for an error of the environment (Prefect server unreachable, disk full, ...) in the
+    exception's chain; None for any other.
     """
     while error is not None:
         text = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
         if type(error).__module__.split(".")[0] in ("httpx", "httpcore") or "Failed to reach API" in text:
-            return f"the Prefect server at {os.environ.get('PREFECT_API_URL', 'an address of this machine')} cannot be reached ({text})"
+            return (
+                "the Prefect server at "
+                f"{os.environ.get('PREFECT_API_URL', 'an address of this machine')} cannot be reached "
+                f"({text})"
+            )
         if isinstance(error, OSError) and error.errno in OUTSIDE:
             return f"{error.strerror}{f': {error.filename}' if error.filename else ''}"
         error = error.__cause__ or error.__context__
@@ -30,11 +44,13 @@ def outside(error: BaseException | None) -> str | None:
 
 
 def finished(pipeline: Pipeline, until: Until) -> bool:
-    """True if all stages are finished and, with `until="register"` and a `register` section, their weights are
-    registered.
+    """True if all stages are finished and, with `until="register"` and a `register` section, their weights
+    are registered.
     """
     file = pipeline.run.path / "run.json"
     if not file.exists() or any(s.state != "done" for s in pipeline.status()):
         return False
     state = json.loads(file.read_text())
-    return until != "register" or (state.get("state") == "finished" and ("versions" in state or pipeline.recipe.register is None))
+    return until != "register" or (
+        state.get("state") == "finished" and ("versions" in state or pipeline.recipe.register is None)
+    )

@@ -11,8 +11,8 @@ from ratchet.tasks.process.prefect_server import STARTUP, start
 
 
 def quiet_platforms(home: Path) -> None:
-    """Set environment variables that Prefect, MLflow and tokenizers read at import. Variables that are already set
-    are kept.
+    """Set environment variables that Prefect, MLflow and tokenizers read at import. Variables that are
+    already set are kept.
     """
     defaults = {
         "PREFECT_LOGGING_LEVEL": "CRITICAL",
@@ -35,8 +35,8 @@ def quiet_platforms(home: Path) -> None:
 
 @contextlib.contextmanager
 def servers(forks: bool = False) -> Iterator[None]:
-    """Start the stages' fork server (if `forks`) and, unless PREFECT_API_URL is set, a local Prefect server, in
-    parallel with the import of Prefect. `ServiceError` if the server does not answer.
+    """Start the stages' fork server (if `forks`) and, unless PREFECT_API_URL is set, a local Prefect server,
+    in parallel with the import of Prefect. `ServiceError` if the server does not answer.
     """
     from ratchet.tasks.process.orphans import reap_children_on_exit
 
@@ -56,5 +56,7 @@ def servers(forks: bool = False) -> Iterator[None]:
         yield
         return
     own.wait(float(os.environ[STARTUP]))
-    with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):  # heartbeats have no consumer here, and their thread delays the end of each flow by 1 s
+    with temporary_settings(
+        {PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}
+    ):  # heartbeats have no consumer here, and their thread delays the end of each flow by 1 s
         yield

@@ -61,13 +61,27 @@ class Pipeline:
     watchers: list[Watcher] = field(default_factory=list)
     verified: set[str] = field(default_factory=set)  # keys of artifacts verified by this object
     damaged: set[str] = field(default_factory=set)  # keys of artifacts found damaged
-    devices: tuple[str, ...] = ()  # GPUs for stages (CUDA_VISIBLE_DEVICES); empty: those visible to this process
-    remote: dict[str, Callable[[Pipeline, Stage], Artifact]] = field(default_factory=dict)  # kind of stage -> function that runs it remotely
+    devices: tuple[
+        str, ...
+    ] = ()  # GPUs for stages (CUDA_VISIBLE_DEVICES); empty: those visible to this process
+    remote: dict[str, Callable[[Pipeline, Stage], Artifact]] = field(
+        default_factory=dict
+    )  # kind of stage -> function that runs it remotely
     failing: str | None = None  # the stage that failed, unless a retry succeeded
-    registry: dict[str, Any] = field(default_factory=dict)  # registered versions that the recipe's aliases resolve to in this run
+    registry: dict[str, Any] = field(
+        default_factory=dict
+    )  # registered versions that the recipe's aliases resolve to in this run
 
     @classmethod
-    def open(cls, recipe: str | Path, *, home: Path, overrides: Sequence[str] = (), profile: str | None = None, limit: int | None = None) -> Pipeline:
+    def open(
+        cls,
+        recipe: str | Path,
+        *,
+        home: Path,
+        overrides: Sequence[str] = (),
+        profile: str | None = None,
+        limit: int | None = None,
+    ) -> Pipeline:
         """Load, pin and plan a recipe without starting anything. `limit` makes it a smoke test
         (components/recipes/smoke.py).
         """
@@ -79,7 +93,9 @@ class Pipeline:
 
     @classmethod
     def again(cls, resolved: str, *, home: Path, run: str) -> Pipeline:
-        """From a recipe written by `dump`, independent of this checkout's recipes; planned by this checkout's code."""
+        """From a recipe written by `dump`, independent of this checkout's recipes; planned by this checkout's
+        code.
+        """
         recipe, profile = reread(resolved)
         return cls(recipe, profile, plan(recipe, profile), Store(home), RunDirectory(home, run))
 
@@ -91,7 +107,7 @@ class Pipeline:
                 artifact = self.store.get(stage.name, stage.key)
             except DamageError:
                 artifact = None
-            begun = (self.store.root / ".work" / f"{stage.name}-{stage.key[:16]}" / "progress")
+            begun = self.store.root / ".work" / f"{stage.name}-{stage.key[:16]}" / "progress"
             state = "done" if artifact else "resume" if begun.is_dir() and any(begun.iterdir()) else "run"
             found.append(Status(stage, state, artifact))
         return found
@@ -100,11 +116,15 @@ class Pipeline:
         stage = self.stages[name]
         artifact = self.store.get(name, stage.key)
         if artifact is None:
-            raise ContractError(f"stage {name!r} has no output yet in run {self.run.name}; run the recipe first")
+            raise ContractError(
+                f"stage {name!r} has no output yet in run {self.run.name}; run the recipe first"
+            )
         return artifact
 
     def make(self, name: str) -> Artifact:
-        """Return the output of a stage: from the store if it is there and intact, else by running the stage."""
+        """Return the output of a stage: from the store if it is there and intact, else by running the
+        stage.
+        """
         stage = self.stages[name]
         if stage.does in ("sft", "prepare_offline", "improve", "rollout"):
             self._require_certificates(name)
@@ -115,28 +135,39 @@ class Pipeline:
         inputs = {k: self.artifact(v) for k, v in stage.inputs.items()}
         started = time.monotonic()
         try:
-            artifact, ours = (self._run_remotely(stage), True) if stage.does in self.remote else self._run_here(stage, inputs)
+            artifact, ours = (
+                (self._run_remotely(stage), True)
+                if stage.does in self.remote
+                else self._run_here(stage, inputs)
+            )
         except BaseException as error:
             self.failing = name
             self._notify("failed", stage, error)
             raise
         self.failing = None
-        self._notify("finished", stage, artifact, reused=not ours, seconds=time.monotonic() - started if ours else 0.0)
+        self._notify(
+            "finished", stage, artifact, reused=not ours, seconds=time.monotonic() - started if ours else 0.0
+        )
         return artifact
 
     def _require_certificates(self, before: str) -> None:
-        """`ContractError` for a reward model without a passed certificate, as soon as it is known and before a policy
-        is trained or sampled with it.
+        """`ContractError` for a reward model without a passed certificate, as soon as it is known and before
+        a policy is trained or sampled with it.
         """
         made = list(self.stages)[: list(self.stages).index(before)]
         for model in sorted(optimised_models(self.recipe)):
-            source = next((name for name in (f"certified_{model}", f"reward_{model}", "reward") if name in self.stages), None)
+            source = next(
+                (name for name in (f"certified_{model}", f"reward_{model}", "reward") if name in self.stages),
+                None,
+            )
             artifact = self.store.get(source, self.stages[source].key) if source in made else None
             if artifact is not None:
                 require(artifact.meta.get("certificate"), f"the reward model {model!r}")
 
     def _run_here(self, stage: Stage, inputs: Mapping[str, Artifact]) -> tuple[Artifact, bool]:
-        """The artifact, and whether this process made it (another run may have, while waiting for the lock)."""
+        """The artifact, and whether this process made it (another run may have, while waiting for the
+        lock).
+        """
         started, began = time.monotonic(), time.time()
         with self.store.working(stage.name, stage.key) as work:
             if (artifact := self.take(stage)) is not None:
@@ -145,26 +176,52 @@ class Pipeline:
             try:
                 meta = self._launch(stage, inputs, work)
             except DamageError as error:  # the progress of an earlier attempt is damaged
-                log.warning("%s; its progress is kept aside, and %s restarts from the beginning", error, stage.name)
+                log.warning(
+                    "%s; its progress is kept aside, and %s restarts from the beginning", error, stage.name
+                )
                 work.restart()
                 meta = self._launch(stage, inputs, work)
             seconds = time.monotonic() - started
             took = gpu_kwh(samples_of(self.run.path), began, time.time(), self.profile.hardware.devices)
             with self.store.steady():
-                artifact = self.store.publish(work, stage.name, stage.key, stage.kind, [a.digest for a in inputs.values()],
-                                              {**meta, "seconds": round(seconds, 1), **({"spent": {**meta["spent"], **took}} if took else {})},
-                                              {"does": stage.does, "options": stage.options, "inputs": dict(stage.inputs),
-                                               "revision": revision(), "packages": packages(), "machine": machine()})
+                artifact = self.store.publish(
+                    work,
+                    stage.name,
+                    stage.key,
+                    stage.kind,
+                    [a.digest for a in inputs.values()],
+                    {
+                        **meta,
+                        "seconds": round(seconds, 1),
+                        **({"spent": {**meta["spent"], **took}} if took else {}),
+                    },
+                    {
+                        "does": stage.does,
+                        "options": stage.options,
+                        "inputs": dict(stage.inputs),
+                        "revision": revision(),
+                        "packages": packages(),
+                        "machine": machine(),
+                    },
+                )
                 self.verified.add(artifact.digest)
                 self.run.link(stage.name, artifact.path)
         return artifact, True
 
     def _launch(self, stage: Stage, inputs: Mapping[str, Artifact], work: Workspace) -> dict[str, Any]:
-        if stage.does == "fetch_model" and stage.options["source"].startswith(REGISTRY):  # stage processes have no registry access
-            bring(stage.options["source"], stage.options["sha256"], work.progress / REGISTERED, self.store.home)
-        return launch(as_request(stage.does, stage.options, inputs, work.root), self.run.path / "logs" / f"{stage.name}.log",
-                      inline=self.profile.launch == "inline", tick=_follow((work.metrics, work.steps), stage, self._notify),
-                      devices=self.devices)
+        if stage.does == "fetch_model" and stage.options["source"].startswith(
+            REGISTRY
+        ):  # stage processes have no registry access
+            bring(
+                stage.options["source"], stage.options["sha256"], work.progress / REGISTERED, self.store.home
+            )
+        return launch(
+            as_request(stage.does, stage.options, inputs, work.root),
+            self.run.path / "logs" / f"{stage.name}.log",
+            inline=self.profile.launch == "inline",
+            tick=_follow((work.metrics, work.steps), stage, self._notify),
+            devices=self.devices,
+        )
 
     def _run_remotely(self, stage: Stage) -> Artifact:
         self._notify("started", stage, self.store.path(stage.name, stage.key) / "metrics.jsonl")
@@ -174,8 +231,8 @@ class Pipeline:
         return artifact
 
     def take(self, stage: Stage) -> Artifact | None:
-        """The stage's artifact if it is in the store, linked to this run so that `ratchet gc` keeps it. A damaged
-        artifact counts as missing and is logged once.
+        """The stage's artifact if it is in the store, linked to this run so that `ratchet gc` keeps it. A
+        damaged artifact counts as missing and is logged once.
         """
         self.run.hold()
         with self.store.steady():
@@ -197,9 +254,17 @@ class Pipeline:
         ready(self.profile)
         self.run.hold()
         self.run.open(dump(self.recipe, self.profile))
-        self.run.record(recipe=self.recipe.name, state="running", error=None, failed_stage=None, revision=revision(), packages=packages(),
-                        stages={n: s.key for n, s in self.stages.items()}, started=time.time(),
-                        **({"registry": self.registry} if self.registry else {}))
+        self.run.record(
+            recipe=self.recipe.name,
+            state="running",
+            error=None,
+            failed_stage=None,
+            revision=revision(),
+            packages=packages(),
+            stages={n: s.key for n, s in self.stages.items()},
+            started=time.time(),
+            **({"registry": self.registry} if self.registry else {}),
+        )
 
     def end(self, state: str, **more: Any) -> None:
         self.run.record(state=state, ended=time.time(), **more)
@@ -209,7 +274,10 @@ class Pipeline:
             try:
                 getattr(watcher, event)(stage, *args, **kwargs)
             except Exception as error:  # errors of watchers must not stop the run
-                print(redacted(f"(a watcher failed at {stage.name}: {type(error).__name__}: {error})"), file=sys.stderr)
+                print(
+                    redacted(f"(a watcher failed at {stage.name}: {type(error).__name__}: {error})"),
+                    file=sys.stderr,
+                )
 
 
 def _follow(files: Sequence[Path], stage: Stage, notify: Callable[..., None]) -> Callable[[], None]:

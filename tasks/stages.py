@@ -13,7 +13,9 @@ from ratchet.tasks.pipeline import Pipeline
 
 
 def retryable(task: Any, task_run: Any, state: Any) -> bool:
-    """Retry transient failures: a process that died, an unreachable server. Never an invalid recipe or a NaN."""
+    """Retry transient failures: a process that died, an unreachable server. Never an invalid recipe or a
+    NaN.
+    """
     try:
         state.result()
     except RatchetError as error:
@@ -23,8 +25,15 @@ def retryable(task: Any, task_run: Any, state: Any) -> bool:
     return False
 
 
-@task(name="stage", task_run_name="{name}", cache_policy=NO_CACHE, persist_result=False,
-      retries=1, retry_delay_seconds=2, retry_condition_fn=retryable)
+@task(
+    name="stage",
+    task_run_name="{name}",
+    cache_policy=NO_CACHE,
+    persist_result=False,
+    retries=1,
+    retry_delay_seconds=2,
+    retry_condition_fn=retryable,
+)
 def stage(pipeline: Any, name: str) -> Artifact:
     return pipeline.make(name)
 

@@ -17,12 +17,20 @@ from ratchet.components.storage.store import RunDirectory, Store, digest
 from ratchet.components.types import Artifact
 
 CODE = Path(__file__).resolve().parent.parent / "infra" / "package"
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(CODE), os.environ.get("PYTHONPATH")]))  # processes of tests run this tree
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, [str(CODE), os.environ.get("PYTHONPATH")])
+)  # processes of tests run this tree
 
 for name, value in {
-    "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "DO_NOT_TRACK": "1", "MLFLOW_DISABLE_TELEMETRY": "true",
-    "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "PREFECT_LOGGING_LEVEL": "ERROR", "GX_ANALYTICS_ENABLED": "false",
-    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120", "MPLBACKEND": "Agg",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "DO_NOT_TRACK": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_LOGGING_LEVEL": "ERROR",
+    "GX_ANALYTICS_ENABLED": "false",
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
+    "MPLBACKEND": "Agg",
     "OMP_NUM_THREADS": "1",  # tests run in parallel, and two threads each would be slower
 }.items():
     os.environ.setdefault(name, value)
@@ -30,8 +38,8 @@ for name, value in {
 
 @pytest.fixture(scope="session")
 def tiny_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Per-process home whose store contains the tiny model. Parallel test processes train it once (under a minute):
-    others wait for the store's lock and copy it.
+    """Per-process home whose store contains the tiny model. Parallel test processes train it once (under a
+    minute): others wait for the store's lock and copy it.
     """
     from ratchet.tasks.pipeline import Pipeline
 
@@ -62,7 +70,8 @@ def fresh_home(tiny_model: Path, tmp_path: Path) -> Callable[[str], Path]:
     return make
 
 
-# --- products without the work: a store filled by hand, in milliseconds -----------------------------------------------
+# --- products without the work: a store filled by hand, in milliseconds
+# -----------------------------------------------
 
 Publish = Callable[..., Artifact]
 
@@ -71,8 +80,15 @@ Publish = Callable[..., Artifact]
 def publish(tmp_path: Path) -> Publish:
     """publish("sft", {"policy": base, "data": data}) -> the artifact in the store of `tmp_path`."""
 
-    def make(stage: str, inputs: Mapping[str, Artifact] | None = None, *, kind: str = "weights", text: str = "",
-             results: Mapping[str, Any] | None = None, **meta: Any) -> Artifact:
+    def make(
+        stage: str,
+        inputs: Mapping[str, Artifact] | None = None,
+        *,
+        kind: str = "weights",
+        text: str = "",
+        results: Mapping[str, Any] | None = None,
+        **meta: Any,
+    ) -> Artifact:
         store, inputs = Store(tmp_path), inputs or {}
         key = digest([stage, text, [a.digest for a in inputs.values()]])
         with store.working(stage, key) as work:
@@ -80,8 +96,22 @@ def publish(tmp_path: Path) -> Publish:
             (work.product / name).write_text(json.dumps(results) if results else text or stage)
             work.metrics.write_text(json.dumps(meta))  # as a real one, other than last time
             roles = {role: a.path.name.rpartition("-")[0] for role, a in inputs.items()}
-            return store.publish(work, stage, key, kind, [a.digest for a in inputs.values()], meta,
-                                 {"does": stage, "options": {"data": "evaluate", "max_tokens": 8}, "inputs": roles, "revision": "abc", "packages": {"torch": "2"}, "machine": "here"})
+            return store.publish(
+                work,
+                stage,
+                key,
+                kind,
+                [a.digest for a in inputs.values()],
+                meta,
+                {
+                    "does": stage,
+                    "options": {"data": "evaluate", "max_tokens": 8},
+                    "inputs": roles,
+                    "revision": "abc",
+                    "packages": {"torch": "2"},
+                    "machine": "here",
+                },
+            )
 
     return make
 
@@ -95,7 +125,9 @@ def run_of(tmp_path: Path) -> Callable[..., RunDirectory]:
         run.open("recipe: {}\n")
         for stage, artifact in stages.items():
             run.link(stage, artifact.path)
-        run.record(recipe="fake", state=state, started=started, stages={n: a.digest for n, a in stages.items()})
+        run.record(
+            recipe="fake", state=state, started=started, stages={n: a.digest for n, a in stages.items()}
+        )
         return run
 
     return make
@@ -107,11 +139,17 @@ def object_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[su
     from ratchet.flows.ui import free_port, wait_for
 
     port = free_port()
-    for name, value in {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1",
-                        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}.items():
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+    }.items():
         monkeypatch.setenv(name, value)
     with (tmp_path / "s3.log").open("w") as log:
-        server = subprocess.Popen([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], stdout=log, stderr=log)
+        server = subprocess.Popen(
+            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], stdout=log, stderr=log
+        )
     try:
         wait_for(f"http://127.0.0.1:{port}/moto-api/", server, tmp_path / "s3.log", 120)
         import boto3

@@ -1,6 +1,8 @@
-"""A GPU that is not there: tensors that say they are elsewhere, compute on the host, and refuse what a GPU refuses.
+"""A GPU that is not there: tensors that say they are elsewhere, compute on the host, and refuse what a GPU
+refuses.
 
-Arithmetic is the host's, so results must be the host's bit for bit, and what is left to be wrong is where things lie. Stricter than a
+Arithmetic is the host's, so results must be the host's bit for bit, and what is left to be wrong is where
+things lie. Stricter than a
 GPU: indices on the host are refused too, for each would be a transfer in the middle of a pass.
 """
 
@@ -32,13 +34,19 @@ class There(Tensor):
 
     @staticmethod
     def __new__(cls, held: Tensor) -> There:
-        laid = {"layout": held.layout} if held.is_sparse else {"strides": held.stride(), "storage_offset": held.storage_offset()}
+        laid = (
+            {"layout": held.layout}
+            if held.is_sparse
+            else {"strides": held.stride(), "storage_offset": held.storage_offset()}
+        )
         with torch.inference_mode(False):  # a view of a weight must count the weight's changes
             made = Tensor._make_wrapper_subclass(cls, held.shape, dtype=held.dtype, device=DEVICE, **laid)
         made.held = held
         return made
 
-    def __tensor_flatten__(self) -> tuple[list[str], None]:  # with its inverse: a parameter that moves stays the parameter it was
+    def __tensor_flatten__(
+        self,
+    ) -> tuple[list[str], None]:  # with its inverse: a parameter that moves stays the parameter it was
         return ["held"], None
 
     @staticmethod
@@ -61,9 +69,15 @@ class There(Tensor):
 def compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
     there = [isinstance(x, There) for x in tensors]
-    if func._schema.name not in CROSSING and any(there) and any(not far and x.dim() for far, x in zip(there, tensors)):
-        raise RuntimeError(f"{func}: expected all tensors to be on the same device, got "
-                           f"{[f'{x.device} {tuple(x.shape)}' for x in tensors]}")
+    if (
+        func._schema.name not in CROSSING
+        and any(there)
+        and any(not far and x.dim() for far, x in zip(there, tensors))
+    ):
+        raise RuntimeError(
+            f"{func}: expected all tensors to be on the same device, got "
+            f"{[f'{x.device} {tuple(x.shape)}' for x in tensors]}"
+        )
     asked = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.device)]
     far = asked[0] == DEVICE if asked else any(there)
     held_args, held_kwargs = tree_map(_held, (args, kwargs))
@@ -75,7 +89,13 @@ def compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _held(x: Any) -> Any:
-    return x.held if isinstance(x, There) else torch.device("cpu") if isinstance(x, torch.device) and x == DEVICE else x
+    return (
+        x.held
+        if isinstance(x, There)
+        else torch.device("cpu")
+        if isinstance(x, torch.device) and x == DEVICE
+        else x
+    )
 
 
 class _Mode(TorchDispatchMode):
@@ -90,7 +110,9 @@ def pretended() -> Iterator[torch.device]:
     with pytest.MonkeyPatch.context() as patch, _Mode():
         patch.setattr(device, "here", lambda: DEVICE)
         patch.setattr(optimizer, "_get_fused_kernels_supported_devices", lambda: ["cpu", DEVICE.type])
-        torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device=...) goes over by a copy that we see
+        torch._C._set_only_lift_cpu_tensors(
+            True
+        )  # torch.tensor(..., device=...) goes over by a copy that we see
         try:
             yield DEVICE
         finally:

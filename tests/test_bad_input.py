@@ -17,7 +17,14 @@ import pytest
 import ratchet.components.training.trainer
 import ratchet.flows.post_training as flow
 from ratchet.components.data.groups import read_groups
-from ratchet.components.errors import ContractError, DataError, RecipeError, SourceError, StoreError, TrainingError
+from ratchet.components.errors import (
+    ContractError,
+    DataError,
+    RecipeError,
+    SourceError,
+    StoreError,
+    TrainingError,
+)
 from ratchet.components.recipes.recipe import load
 from ratchet.components.storage.store import disk_errors, file_digest
 from ratchet.flows.part import run_part
@@ -27,8 +34,13 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def cli(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "ratchet.flows.cli", *arguments], cwd=cwd, capture_output=True, text=True,
-                          env={**os.environ, "PYTHONPATH": str(ROOT / "infra" / "package"), **env})
+    return subprocess.run(
+        [sys.executable, "-m", "ratchet.flows.cli", *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "infra" / "package"), **env},
+    )
 
 
 def recipe(folder: Path, text: str) -> Path:
@@ -39,7 +51,9 @@ def recipe(folder: Path, text: str) -> Path:
 
 def test_a_misspelt_key(tmp_path: Path) -> None:
     done = cli("run", str(recipe(tmp_path, "sftt: {}\n")), cwd=tmp_path)
-    assert done.returncode == 2 and done.stderr.startswith("error: sftt: unknown key 'sftt'; did you mean 'sft'?")
+    assert done.returncode == 2 and done.stderr.startswith(
+        "error: sftt: unknown key 'sftt'; did you mean 'sft'?"
+    )
     assert "Traceback" not in done.stderr and not (tmp_path / "out").exists()
 
 
@@ -76,11 +90,23 @@ def test_a_corrupt_parquet_file(tmp_path: Path, tiny_home: Path) -> None:
 
 
 def test_a_conversation_of_5000_turns_is_cut_and_counted(tmp_path: Path, tiny_home: Path) -> None:
-    turns = [{"role": ("user", "assistant")[i % 2], "content": f"turn number {i} of many"} for i in range(5000)]
-    rows = [{"messages": turns}] + [{"messages": [{"role": "user", "content": f"hello there {i} {i * 7}"},
-                                                  {"role": "assistant", "content": f"hi, {i} times over {i * 3}"}]} for i in range(60)]
+    turns = [
+        {"role": ("user", "assistant")[i % 2], "content": f"turn number {i} of many"} for i in range(5000)
+    ]
+    rows = [{"messages": turns}] + [
+        {
+            "messages": [
+                {"role": "user", "content": f"hello there {i} {i * 7}"},
+                {"role": "assistant", "content": f"hi, {i} times over {i * 3}"},
+            ]
+        }
+        for i in range(60)
+    ]
     (tmp_path / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    file = recipe(tmp_path, f"data: {{source: 'path:{tmp_path}/long.jsonl', transforms: [{{name: length, max_tokens: 200}}]}}\n")
+    file = recipe(
+        tmp_path,
+        f"data: {{source: 'path:{tmp_path}/long.jsonl', transforms: [{{name: length, max_tokens: 200}}]}}\n",
+    )
     pipeline = Pipeline.open(file, home=tiny_home, profile="test")
     for name in ("raw", "model_policy", "drafts"):
         pipeline_of = pipeline.make(name)
@@ -90,7 +116,11 @@ def test_a_conversation_of_5000_turns_is_cut_and_counted(tmp_path: Path, tiny_ho
 
 def test_a_model_directory_without_tokenizer(tmp_path: Path, tiny_home: Path, tiny_model: Path) -> None:
     bare = tmp_path / "model"
-    shutil.copytree(tiny_model, bare, ignore=shutil.ignore_patterns("tokenizer*", "*.jinja", "manifest.json", "special_tokens*"))
+    shutil.copytree(
+        tiny_model,
+        bare,
+        ignore=shutil.ignore_patterns("tokenizer*", "*.jinja", "manifest.json", "special_tokens*"),
+    )
     file = recipe(tmp_path, f"models: {{policy: {{source: 'path:{bare}', format: huggingface}}}}\n")
     pipeline = Pipeline.open(file, home=tiny_home, profile="test")
     for name in ("model_policy", "raw"):
@@ -102,7 +132,9 @@ def test_a_model_directory_without_tokenizer(tmp_path: Path, tiny_home: Path, ti
 def test_a_pickled_model_is_never_loaded(tmp_path: Path, tiny_home: Path, tiny_model: Path) -> None:
     evil = tmp_path / "model"
     shutil.copytree(tiny_model, evil, ignore=shutil.ignore_patterns("*.safetensors", "manifest.json"))
-    (evil / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch " + str(tmp_path).encode() + b"/pwned'\ntR.")
+    (evil / "pytorch_model.bin").write_bytes(
+        b"cos\nsystem\n(S'touch " + str(tmp_path).encode() + b"/pwned'\ntR."
+    )
     file = recipe(tmp_path, f"models: {{policy: {{source: 'path:{evil}', format: huggingface}}}}\n")
     pipeline = Pipeline.open(file, home=tiny_home, profile="test", overrides=["sft.limit=8"])
     with pytest.raises(SourceError, match="no weights"):
@@ -111,16 +143,32 @@ def test_a_pickled_model_is_never_loaded(tmp_path: Path, tiny_home: Path, tiny_m
     assert not (tmp_path / "pwned").exists()
 
 
-@pytest.mark.parametrize(("changes", "message"), [
-    (["sft.fit.updates.policy=[{name: likelihood, reduce: token_mean, weight: {name: anneal, start: 1.0, end: 1.0e+60, steps: 2}}]"],
-     r"the loss term 'likelihood' is inf on prompts (?P<prompts>[\w-]+(, [\w-]+){4}); the last checkpoint is kept\. "
-     r"Lower the learning rate or inspect these records"),
-    (["sft.fit.weight_decay=1e30", "sft.fit.warmup=0.0", "sft.fit.max_grad_norm=1e30"],
-     r"the gradient norm of update 2 is nan; the weights were not touched\. Lower the learning rate or inspect the records of this step "
-     r"\(prompts (?P<prompts>[\w-]+(, [\w-]+){4})\)"),
-])
-def test_non_finite_loss_is_an_error_and_keeps_the_checkpoint(changes: list[str], message: str, tiny_home: Path) -> None:
-    pipeline = Pipeline.open("sft", home=tiny_home, profile="test", overrides=["sft.limit=32", "sft.fit.save_every=1", *changes])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            [
+                "sft.fit.updates.policy=[{name: likelihood, reduce: token_mean, weight: {name: anneal, "
+                "start: 1.0, end: 1.0e+60, steps: 2}}]"
+            ],
+            r"the loss term 'likelihood' is inf on prompts (?P<prompts>[\w-]+(, [\w-]+){4}); the last "
+            r"checkpoint is kept\. "
+            r"Lower the learning rate or inspect these records",
+        ),
+        (
+            ["sft.fit.weight_decay=1e30", "sft.fit.warmup=0.0", "sft.fit.max_grad_norm=1e30"],
+            r"the gradient norm of update 2 is nan; the weights were not touched\. Lower the learning "
+            r"rate or inspect the records of this step "
+            r"\(prompts (?P<prompts>[\w-]+(, [\w-]+){4})\)",
+        ),
+    ],
+)
+def test_non_finite_loss_is_an_error_and_keeps_the_checkpoint(
+    changes: list[str], message: str, tiny_home: Path
+) -> None:
+    pipeline = Pipeline.open(
+        "sft", home=tiny_home, profile="test", overrides=["sft.limit=32", "sft.fit.save_every=1", *changes]
+    )
 
     def work() -> dict[str, bytes]:
         (folder,) = tiny_home.glob(f"store/.work/sft-{pipeline.stages['sft'].key[:16]}")
@@ -134,7 +182,10 @@ def test_non_finite_loss_is_an_error_and_keeps_the_checkpoint(changes: list[str]
         match = re.fullmatch(message, str(stopped.value))
         assert match, str(stopped.value)
         kept.append(work())
-    assert kept[0] == kept[1] and {"product/metrics.jsonl", "progress/checkpoint-1/tensors.safetensors"} < set(kept[0]), "step 1 was made twice"
+    assert kept[0] == kept[1] and {
+        "product/metrics.jsonl",
+        "progress/checkpoint-1/tensors.safetensors",
+    } < set(kept[0]), "step 1 was made twice"
     known = {group.prompt.id for group in read_groups(pipeline.artifact("curated").path / "sft.parquet")}
     assert set(match["prompts"].split(", ")) <= known
 
@@ -146,8 +197,9 @@ def test_full_disk_is_a_store_error(tmp_path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_damaged_artifact_is_recomputed(fresh_home: Callable[[str], Path], caplog: pytest.LogCaptureFixture,
-                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_artifact_is_recomputed(
+    fresh_home: Callable[[str], Path], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def pipeline_of() -> Pipeline:
         pipeline = Pipeline.open("sft", home=fresh, profile="test")
         pipeline.make("raw")
@@ -156,7 +208,9 @@ def test_damaged_artifact_is_recomputed(fresh_home: Callable[[str], Path], caplo
     fresh = fresh_home("damaged")
     file = next(p for p in pipeline_of().artifact("raw").path.iterdir() if p.name.startswith("source"))
     good = file.read_bytes()
-    for number, bad in enumerate((good[:-1] + bytes([good[-1] ^ 1]), good + b"x"), 1):  # of the right size, and not
+    for number, bad in enumerate(
+        (good[:-1] + bytes([good[-1] ^ 1]), good + b"x"), 1
+    ):  # of the right size, and not
         file.write_bytes(bad)
         pipeline = pipeline_of()
         assert file.read_bytes() == good and pipeline.status()[1].state == "done"
@@ -167,11 +221,15 @@ def test_damaged_artifact_is_recomputed(fresh_home: Callable[[str], Path], caplo
     assert pipeline.status()[1].state == "run"
     monkeypatch.chdir(fresh)
     file.write_bytes(bad[:-2] + b"x\n")
-    run_part("curate", "sft", home=fresh, profile="test")  # as `dvc repro` does, for which what it fetched has not changed
+    run_part(
+        "curate", "sft", home=fresh, profile="test"
+    )  # as `dvc repro` does, for which what it fetched has not changed
     assert file.read_bytes() == good and len([r for r in caplog.records if "is damaged" in r.message]) == 3
 
 
-def test_damaged_artifact_is_recomputed_with_gpu_slots(fresh_home: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_artifact_is_recomputed_with_gpu_slots(
+    fresh_home: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A finished artifact needs no slots, but one whose bytes changed only looks finished."""
     requested: list[int] = []
 
@@ -192,17 +250,27 @@ def test_damaged_artifact_is_recomputed_with_gpu_slots(fresh_home: Callable[[str
     assert requested == [2, 0, 2]
 
 
-def test_damaged_checkpoint_restarts_the_stage(fresh_home: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch,
-                                                                            caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_checkpoint_restarts_the_stage(
+    fresh_home: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """Both that of a step and the best one, which nothing but the whole stage can make again."""
-    options = ["sft.limit=32", "sft.fit.save_every=1", "sft.fit.validate_every=1", "sft.fit.epochs=2", "sft.fit.learning_rate=0.3", "sft.fit.min_ended=0.0"]
+    options = [
+        "sft.limit=32",
+        "sft.fit.save_every=1",
+        "sft.fit.validate_every=1",
+        "sft.fit.epochs=2",
+        "sft.fit.learning_rate=0.3",
+        "sft.fit.min_ended=0.0",
+    ]
 
     def pipeline_of(home: Path) -> tuple[str, dict[str, object]]:
         pipeline = Pipeline.open("sft", home=home, profile="test", overrides=options)
         for name in list(pipeline.stages)[:-1]:
             pipeline.make(name)
         artifact = pipeline.artifact("sft")
-        return file_digest(artifact.path / "model.safetensors"), {k: v for k, v in artifact.meta.items() if k in ("steps", "best_step")}
+        return file_digest(artifact.path / "model.safetensors"), {
+            k: v for k, v in artifact.meta.items() if k in ("steps", "best_step")
+        }
 
     truth = pipeline_of(fresh_home("undisturbed"))
     assert truth[1]["best_step"] != truth[1]["steps"], "the best state is read at the end"

@@ -47,7 +47,9 @@ def transformers_alone() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("work", "setting"), [("sft", "default"), ("score", "16"), ("score_single", "one")])
-def test_losses_equal_plain_transformers(work: str, setting: str, inputs: dict[str, Any], transformers_alone: dict[str, Any]) -> None:
+def test_losses_equal_plain_transformers(
+    work: str, setting: str, inputs: dict[str, Any], transformers_alone: dict[str, Any]
+) -> None:
     mine, theirs = ours.WORKS[work](inputs, "default"), transformers_alone[work](inputs, setting)
     assert agrees(mine, theirs, TRAINING), disagreements(mine, theirs, TRAINING)
     assert mine["tokens"] == theirs["tokens"] and len(mine["seconds"]) == len(mine["tokens"])
@@ -61,14 +63,21 @@ def test_greedy_answers_are_the_same(inputs: dict[str, Any], transformers_alone:
 
 
 @pytest.mark.parametrize("wrong", [{"learning_rate": 5e-5}, {"max_grad_norm": 1e-6}, {"weight_decay": 10.0}])
-def test_different_update_is_detected(wrong: dict[str, float], inputs: dict[str, Any], transformers_alone: dict[str, Any]) -> None:
-    mine, theirs = ours.WORKS["sft"](inputs, "default"), transformers_alone["sft"]({**inputs, **wrong}, "default")
+def test_different_update_is_detected(
+    wrong: dict[str, float], inputs: dict[str, Any], transformers_alone: dict[str, Any]
+) -> None:
+    mine, theirs = (
+        ours.WORKS["sft"](inputs, "default"),
+        transformers_alone["sft"]({**inputs, **wrong}, "default"),
+    )
     assert not agrees(mine, theirs, TRAINING)
 
 
 @pytest.mark.parametrize("work", ["dpo", "grpo", "reward"])
 @pytest.mark.parametrize("setting", ["apart", "full_logits", "unpacked"])
-def test_disabling_an_optimisation_changes_only_the_time(work: str, setting: str, inputs: dict[str, Any]) -> None:
+def test_disabling_an_optimisation_changes_only_the_time(
+    work: str, setting: str, inputs: dict[str, Any]
+) -> None:
     few = {**inputs, "pairs": inputs["pairs"][:2], "groups": inputs["groups"][:2]}
     assert agrees(ours.WORKS[work](few, "default"), ours.WORKS[work](few, setting), TRAINING)
 
@@ -84,13 +93,25 @@ def test_optimisation_is_restored_after_its_measurement(inputs: dict[str, Any]) 
 
 def test_child_process_reports_its_own_peak_memory(inputs: dict[str, Any]) -> None:
     found = runner({}, Path(inputs["file"]), 1)("transformers", "score_single", "8")
-    assert found["peak_mib"] > 100 and found["threads"] == 1 and set(found["versions"]) == {"torch", "transformers"}
+    assert (
+        found["peak_mib"] > 100
+        and found["threads"] == 1
+        and set(found["versions"]) == {"torch", "transformers"}
+    )
 
 
-@pytest.mark.parametrize(("side", "setting", "given"), [
-    ("ours", "default", {"GLIBC_TUNABLES", "GOMP_SPINCOUNT"}), ("ours", "memory_returned", {"GOMP_SPINCOUNT"}),
-    ("ours", "awake", {"GLIBC_TUNABLES"}), ("trl", "default", set())])
-def test_stage_environment_is_set_only_for_ratchet(side: str, setting: str, given: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("side", "setting", "given"),
+    [
+        ("ours", "default", {"GLIBC_TUNABLES", "GOMP_SPINCOUNT"}),
+        ("ours", "memory_returned", {"GOMP_SPINCOUNT"}),
+        ("ours", "awake", {"GLIBC_TUNABLES"}),
+        ("trl", "default", set()),
+    ],
+)
+def test_stage_environment_is_set_only_for_ratchet(
+    side: str, setting: str, given: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ENVIRONMENT:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("benchmarks.compare.child", lambda command, environment: dict(environment))
@@ -98,7 +119,10 @@ def test_stage_environment_is_set_only_for_ratchet(side: str, setting: str, give
 
 
 def test_failed_process_is_reported() -> None:
-    assert "no such thing" in child([sys.executable, "-c", "raise SystemExit('no such thing')"], os.environ)["error"]
+    assert (
+        "no such thing"
+        in child([sys.executable, "-c", "raise SystemExit('no such thing')"], os.environ)["error"]
+    )
 
 
 def result(seconds: float, loss: float, peak: float) -> Result:
@@ -107,9 +131,13 @@ def result(seconds: float, loss: float, peak: float) -> Result:
 
 def test_best_agreeing_setting_is_compared() -> None:
     calls: list[tuple[str, str]] = []
-    answers = {("ours", "default"): [result(1.0, 2.0, 300), result(2.0, 2.0, 330)],
-               ("trl", "slow"): [result(4.0, 2.0, 600), result(6.0, 2.00001, 600)],
-               ("trl", "slower"): [result(5.0, 2.0, 500)], ("trl", "wrong"): [result(0.5, 2.1, 100)], ("trl", "lean"): [result(8.0, 2.0, 310), result(8.0, 2.0, 310)]}
+    answers = {
+        ("ours", "default"): [result(1.0, 2.0, 300), result(2.0, 2.0, 330)],
+        ("trl", "slow"): [result(4.0, 2.0, 600), result(6.0, 2.00001, 600)],
+        ("trl", "slower"): [result(5.0, 2.0, 500)],
+        ("trl", "wrong"): [result(0.5, 2.1, 100)],
+        ("trl", "lean"): [result(8.0, 2.0, 310), result(8.0, 2.0, 310)],
+    }
 
     def measure(side: str, work: str, setting: str) -> Result:
         calls.append((side, setting))
@@ -117,10 +145,22 @@ def test_best_agreeing_setting_is_compared() -> None:
 
     peers = [Peer("trl", ("slow", "slower", "wrong"), 3.0, 0.6), Peer("trl", ("lean",))]
     rows, kept = compare(Work("sft", "a step", ()), peers, measure, repeats=2, say=lambda line: None)
-    assert calls == [("ours", "default"), *(("trl", s) for s in ("slow", "slower", "wrong", "lean")), ("ours", "default"), ("trl", "slow"), ("trl", "lean")]
+    assert calls == [
+        ("ours", "default"),
+        *(("trl", s) for s in ("slow", "slower", "wrong", "lean")),
+        ("ours", "default"),
+        ("trl", "slow"),
+        ("trl", "lean"),
+    ]
     row, lean = rows
-    assert row.setting == "slow" and (row.speed, row.speed_low, row.speed_high) == pytest.approx((3.5, 3.0, 4.0))
-    assert row.memory == pytest.approx((300 / 600 + 330 / 600) / 2) and row.verdict == "reached" and len(kept) == 8
+    assert row.setting == "slow" and (row.speed, row.speed_low, row.speed_high) == pytest.approx(
+        (3.5, 3.0, 4.0)
+    )
+    assert (
+        row.memory == pytest.approx((300 / 600 + 330 / 600) / 2)
+        and row.verdict == "reached"
+        and len(kept) == 8
+    )
     assert lean.setting == "lean" and lean.speed == pytest.approx(6.0) and lean.verdict == ""
 
 
@@ -128,21 +168,45 @@ def test_disagreeing_comparison_is_invalid(tmp_path: Path) -> None:
     def measure(side: str, work: str, setting: str) -> Result:
         return result(1.0, 2.0, 300) if side == "ours" else result(9.0, 2.001, 900)
 
-    rows, kept = compare(Work("sft", "a step", ()), [Peer("trl", ("padded",), 2.0, 0.6)], measure, repeats=1, say=lambda line: None)
+    rows, kept = compare(
+        Work("sft", "a step", ()),
+        [Peer("trl", ("padded",), 2.0, 0.6)],
+        measure,
+        repeats=1,
+        say=lambda line: None,
+    )
     report.write(tmp_path, "peers", rows, kept, "here")
     text = (tmp_path / "peers.md").read_text()
     assert rows[0].verdict == "invalid" and "9.00" not in text and "loss 5e-04 > 1e-04" in text
-    assert (tmp_path / "peers.png").stat().st_size > 0 and (tmp_path / "peers.csv").read_text().count("\n") == 2
+    assert (tmp_path / "peers.png").stat().st_size > 0 and (tmp_path / "peers.csv").read_text().count(
+        "\n"
+    ) == 2
 
 
-@pytest.mark.parametrize(("a", "b"), [([1.0, 2.0], [1.0]), ([], []), ([float("nan")], [float("nan")]), ([0.0, float("nan")], [0.0, 1.0]), ([0.0], [2e-4])])
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ([1.0, 2.0], [1.0]),
+        ([], []),
+        ([float("nan")], [float("nan")]),
+        ([0.0, float("nan")], [0.0, 1.0]),
+        ([0.0], [2e-4]),
+    ],
+)
 def test_nan_and_missing_losses_disagree(a: list[float], b: list[float]) -> None:
     assert not agrees({"tokens": [1], "checks": {"loss": a}}, {"tokens": [1], "checks": {"loss": b}}, {})
 
 
 def test_growth_varies_one_dimension_at_a_time() -> None:
     points = growth.points("smollm2")
-    assert {p["axis"] for p in points} == {"tokens a row", "rows a step", "completions a prompt", "million parameters"}
-    point = next(p for p in points if p["axis"] == "completions a prompt" and p["work"] == "group" and p["value"] == 4)
+    assert {p["axis"] for p in points} == {
+        "tokens a row",
+        "rows a step",
+        "completions a prompt",
+        "million parameters",
+    }
+    point = next(
+        p for p in points if p["axis"] == "completions a prompt" and p["work"] == "group" and p["value"] == 4
+    )
     found = growth.group({**point, "size": "1M", "length": 16, "learning_rate": 1e-5}, "default")
     assert found["tokens"] == [16 * 16] * 2 and len(found["seconds"]) == 2

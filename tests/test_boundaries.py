@@ -1,4 +1,6 @@
-"""Import rules: components import no platform, the core names no method, light modules import nothing heavy."""
+"""Import rules: components import no platform, the core names no method, light modules import nothing
+heavy.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,16 @@ CORE = ["trainer.py", "loop.py", "packing.py", "store.py", "run.py", "state.py",
 
 
 def imports(path: Path, *, typing: bool = True) -> set[str]:
-    """The modules that a file imports, within functions too; without `typing` not those for annotations alone."""
+    """The modules that a file imports, within functions too; without `typing` not those for annotations
+    alone.
+    """
     found, tree = set(), ast.parse(path.read_text())
-    unread = {part for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" for part in ast.walk(node)}
+    unread = {
+        part
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for part in ast.walk(node)
+    }
     for node in (node for node in ast.walk(tree) if typing or node not in unread):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
@@ -30,42 +39,69 @@ def imports(path: Path, *, typing: bool = True) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "components").rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "components").rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT))
+)
 def test_components_import_no_platform(path: Path) -> None:
-    assert not {part for name in imports(path) for part in (name.split(".")[0], ".".join(name.split(".")[:2]))} & PLATFORMS
+    assert (
+        not {part for name in imports(path) for part in (name.split(".")[0], ".".join(name.split(".")[:2]))}
+        & PLATFORMS
+    )
 
 
 def test_components_name_no_platform() -> None:
     """Nor in a string, a comment or a template."""
     named = re.compile("prefect|mlflow|\\bdvc\\b|great.expectations", re.IGNORECASE)
-    texts = {path: path.read_text() for path in (ROOT / "components").rglob("*") if path.is_file() and path.suffix != ".pyc"}
+    texts = {
+        path: path.read_text()
+        for path in (ROOT / "components").rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+    }
     assert not [(path, found[0]) for path, text in texts.items() if (found := named.search(text))]
 
 
 def test_no_import_cycle() -> None:
     """Of runtime imports, including those within functions."""
-    files = {".".join(("ratchet", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__"): path
-             for folder in ("components", "tasks", "flows") for path in (ROOT / folder).rglob("*.py")}
-    order = graphlib.TopologicalSorter({name: imports(path, typing=False) & files.keys() - {name} for name, path in files.items()}).static_order()
+    files = {
+        ".".join(("ratchet", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__"): path
+        for folder in ("components", "tasks", "flows")
+        for path in (ROOT / folder).rglob("*.py")
+    }
+    order = graphlib.TopologicalSorter(
+        {name: imports(path, typing=False) & files.keys() - {name} for name, path in files.items()}
+    ).static_order()
     assert set(order) == set(files), "a cycle raises"
 
 
 def test_the_core_imports_no_piece() -> None:
     """A piece is found by the name that a recipe gives it."""
-    core = [path for path in (ROOT / "components").rglob("*.py") if path.relative_to(ROOT / "components").parts[0] != "pieces"]
+    core = [
+        path
+        for path in (ROOT / "components").rglob("*.py")
+        if path.relative_to(ROOT / "components").parts[0] != "pieces"
+    ]
     assert len(core) > 100
-    assert not [(str(path), name) for path in core for name in imports(path) if name.startswith("ratchet.components.pieces")]
+    assert not [
+        (str(path), name)
+        for path in core
+        for name in imports(path)
+        if name.startswith("ratchet.components.pieces")
+    ]
 
 
 def test_everything_is_imported_as_the_one_package() -> None:
-    """Imported by its folder's name (which works in the checkout's root), a module and its classes would exist twice."""
+    """Imported by its folder's name (which works in the checkout's root), a module and its classes would
+    exist twice.
+    """
     folders = {path.name for path in (ROOT / "infra" / "package" / "ratchet").iterdir() if path.is_symlink()}
     assert folders == {"flows", "tasks", "components"}
     files = [file for folder in (*folders, "benchmarks", "tests") for file in (ROOT / folder).rglob("*.py")]
     assert not [str(file) for file in files if {name.split(".")[0] for name in imports(file)} & folders]
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "flows").rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "flows").rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT))
+)
 def test_flows_name_no_piece_folder(path: Path) -> None:
     assert not [name for name in imports(path) if name.startswith("ratchet.components.pieces")]
 
@@ -74,36 +110,54 @@ def test_every_module_is_in_a_room() -> None:
     def loose(folder: str) -> set[str]:
         return {path.stem for path in (ROOT / folder).glob("*.py")} - {"__init__"}
 
-    assert loose("components") == {"types", "protocols", "errors", "piece"} and loose("tasks") == {"stages", "pipeline"}
-    assert {folder for slot in SLOTS.values() for folder in slot} == {path.name for path in (ROOT / "components" / "pieces").iterdir() if path.name[0] != "_"}
+    assert loose("components") == {"types", "protocols", "errors", "piece"} and loose("tasks") == {
+        "stages",
+        "pipeline",
+    }
+    assert {folder for slot in SLOTS.values() for folder in slot} == {
+        path.name for path in (ROOT / "components" / "pieces").iterdir() if path.name[0] != "_"
+    }
 
 
 @pytest.mark.parametrize("name", CORE)
 def test_the_core_names_no_piece(name: str) -> None:
-    words = {word for node in ast.walk(ast.parse(next((ROOT / "components").rglob(name)).read_text()))
-             if isinstance(node, ast.Constant) and isinstance(node.value, str) for word in [node.value]}
+    words = {
+        word
+        for node in ast.walk(ast.parse(next((ROOT / "components").rglob(name)).read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        for word in [node.value]
+    }
     quantities = {"entropy", "kl", "value"}  # names of numbers too
     methods = {piece for slot in ("objective", "select", "rollout") for piece in catalogue(slot)} - quantities
     assert not words & methods
 
 
 def test_checking_a_recipe_imports_nothing_heavy() -> None:
-    code = ("import sys; from ratchet.components.recipes.recipe import load, names; [load(n) for n in names()];"
-            "print([m for m in ('torch', 'transformers', 'prefect', 'mlflow', 'pandas', 'sklearn') if m in sys.modules])")
+    code = (
+        "import sys; from ratchet.components.recipes.recipe import load, names; [load(n) for n in names()];"
+        "print([m for m in ('torch', 'transformers', 'prefect', 'mlflow', 'pandas', 'sklearn') if m in "
+        "sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.strip() == "[]"
 
 
 def test_help_takes_under_half_a_second() -> None:
-    """Of the processor, Python's own start included, in the best of ten: on a machine that others use, the same work takes two or three
-    times as long. Nothing heavy is loaded for it."""
-    code = ("import sys, time; sys.argv = ['ratchet', '--help']; from ratchet.flows.cli import main\n"
-            "try: main()\n"
-            "except SystemExit as end: said = end.code\n"
-            "taken, heavy = time.process_time(), {'torch', 'prefect', 'mlflow', 'numpy', 'yaml'} & set(sys.modules)\n"
-            "print(said, taken < 0.5, sorted(heavy), taken, file=sys.stderr)")
+    """Of the processor, Python's own start included, in the best of ten: on a machine that others use, the
+    same work takes two or three times as long. Nothing heavy is loaded for it.
+    """
+    code = (
+        "import sys, time; sys.argv = ['ratchet', '--help']; from ratchet.flows.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as end: said = end.code\n"
+        "taken, heavy = time.process_time(), {'torch', 'prefect', 'mlflow', 'numpy', 'yaml'} & "
+        "set(sys.modules)\n"
+        "print(said, taken < 0.5, sorted(heavy), taken, file=sys.stderr)"
+    )
     for _ in range(10):
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
+        )
         if done.stderr.startswith("0 True [] "):
             break
     assert done.stderr.startswith("0 True [] "), done.stderr

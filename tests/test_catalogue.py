@@ -17,9 +17,27 @@ from ratchet.components.recipes.plan import plan
 from ratchet.components.recipes.recipe import load, names
 
 ROOT = Path(__file__).resolve().parent.parent
-METHODS = ["sft", "dpo", "kto", "online_dpo", "raft", "reward_model", "reward_ensemble", "rlvr_grpo", "rloo", "ppo", "chat"]
-GENERAL = ["tests/test_catalogue.py", "tests/test_laws.py", "tests/test_boundaries.py", "tests/oracles", "tests/components/test_piece.py",
-           "tests/components/recipes/test_recipe.py"]
+METHODS = [
+    "sft",
+    "dpo",
+    "kto",
+    "online_dpo",
+    "raft",
+    "reward_model",
+    "reward_ensemble",
+    "rlvr_grpo",
+    "rloo",
+    "ppo",
+    "chat",
+]
+GENERAL = [
+    "tests/test_catalogue.py",
+    "tests/test_laws.py",
+    "tests/test_boundaries.py",
+    "tests/oracles",
+    "tests/components/test_piece.py",
+    "tests/components/recipes/test_recipe.py",
+]
 """Tests of whatever pieces and recipes there are."""
 
 
@@ -32,9 +50,13 @@ def test_a_recipe_is_short_cited_and_planned(name: str) -> None:
     recipe, profile = load(name)
     text = (ROOT / "flows" / "recipes" / f"{name}.yaml").read_text()
     lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
-    assert recipe.paper.startswith("arXiv:") and 5 <= len(lines) <= (32 if recipe.profile == "node" else 20), "a published recipe has more to say"
+    assert recipe.paper.startswith("arXiv:") and 5 <= len(lines) <= (
+        32 if recipe.profile == "node" else 20
+    ), "a published recipe has more to say"
     if recipe.claim is not None:
-        assert load(recipe.claim.against)[0].evaluate is not None and recipe.evaluate is not None, "a claim is checked by `ratchet compare`"
+        assert load(recipe.claim.against)[0].evaluate is not None and recipe.evaluate is not None, (
+            "a claim is checked by `ratchet compare`"
+        )
     stages = plan(recipe, profile)
     assert len({stage.key for stage in stages.values()}) == len(stages)
     for stage in stages.values():
@@ -50,7 +72,9 @@ def test_every_method_piece_is_cited(slot: str) -> None:
 
 def test_a_new_method_is_one_piece_and_one_recipe(tiny_model: Path, tmp_path: Path) -> None:
     for folder in ("components", "flows", "tasks", "tests", "infra/package"):
-        shutil.copytree(ROOT / folder, tmp_path / folder, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / folder, tmp_path / folder, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
+        )
     (tmp_path / "components" / "pieces" / "objectives" / "squared.py").write_text('''"""A made-up loss."""
 from ratchet.components.piece import piece
 from ratchet.components.recipes.ranges import Positive
@@ -66,29 +90,42 @@ def squared(out: Outputs, batch: Batch, *, power: Positive = 2.0) -> Terms:
     """
     return Terms(out.logprobs**2)
 ''')
-    (tmp_path / "flows" / "recipes" / "squared.yaml").write_text('''schema: 1
+    (tmp_path / "flows" / "recipes" / "squared.yaml").write_text("""schema: 1
 base: steps
 about: a new method
 paper: arXiv:0000.00000
 online:
   annotate: [{name: rewards.exact_answer}, {name: advantages.centre, reward: reward.exact_answer}]
   fit: {updates: {policy: [{name: squared, power: 3.0}]}}
-''')
+""")
 
     def python(*command: str) -> str:
-        done = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True,
-                              env={**os.environ, "PYTHONPATH": str(tmp_path / "infra" / "package")})
+        done = subprocess.run(
+            [sys.executable, *command],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(tmp_path / "infra" / "package")},
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
     assert "squared: ok" in python("-m", "ratchet.flows.cli", "recipes", "check", "squared")
-    output = python("-m", "pytest", "--import-mode=importlib", "-q", "-rA", "-k", "not a_new_method", *GENERAL)
-    assert "test_every_objective_has_an_oracle[squared]" in output and "test_masked_tokens_do_not_affect_the_loss[999.0-squared]" in output
+    output = python(
+        "-m", "pytest", "--import-mode=importlib", "-q", "-rA", "-k", "not a_new_method", *GENERAL
+    )
+    assert (
+        "test_every_objective_has_an_oracle[squared]" in output
+        and "test_masked_tokens_do_not_affect_the_loss[999.0-squared]" in output
+    )
     shutil.copytree(tiny_model, tmp_path / "home" / "store" / tiny_model.name)
-    code = ("import sys; from pathlib import Path; from ratchet.tasks.pipeline import Pipeline\n"
-            "run = Pipeline.open('squared', home=Path('home'), profile='test', overrides=['online.rounds=2', 'evaluate.prompts=4'])\n"
-            "for name in run.stages: run.make(name)\n"
-            "print(run.artifact('improve').meta['steps'])")
+    code = (
+        "import sys; from pathlib import Path; from ratchet.tasks.pipeline import Pipeline\n"
+        "run = Pipeline.open('squared', home=Path('home'), profile='test', overrides=['online.rounds=2', "
+        "'evaluate.prompts=4'])\n"
+        "for name in run.stages: run.make(name)\n"
+        "print(run.artifact('improve').meta['steps'])"
+    )
     assert python("-c", code).strip().endswith("2")
 
 
@@ -118,11 +155,18 @@ def test_changing_round_two_redoes_round_two_onward() -> None:
 
 
 def test_a_recipe_is_checked_in_under_a_second() -> None:
-    """In the best of ten, for a machine that others use is slower; nothing heavier than YAML is loaded to know all its names."""
-    code = ("import sys, time; start = time.process_time(); from ratchet.components.recipes.recipe import load; load('chat'); taken = time.process_time() - start;"
-            "print(taken < 1, sorted({'torch', 'numpy', 'pyarrow', 'scipy', 'transformers'} & set(sys.modules)))")
+    """In the best of ten, for a machine that others use is slower; nothing heavier than YAML is loaded to
+    know all its names.
+    """
+    code = (
+        "import sys, time; start = time.process_time(); from ratchet.components.recipes.recipe import "
+        "load; load('chat'); taken = time.process_time() - start;"
+        "print(taken < 1, sorted({'torch', 'numpy', 'pyarrow', 'scipy', 'transformers'} & set(sys.modules)))"
+    )
     for _ in range(10):
-        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+        )
         if done.stdout.strip() == "True []":
             break
     assert done.stdout.strip() == "True []"

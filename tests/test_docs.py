@@ -26,8 +26,23 @@ def generate() -> ModuleType:
 
 
 def test_site_builds_without_broken_links(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-f", str(ROOT / ".mkdocs.yml"), "-d", str(tmp_path)],
-                          capture_output=True, text=True, cwd=ROOT)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "mkdocs",
+            "build",
+            "--strict",
+            "--quiet",
+            "-f",
+            str(ROOT / ".mkdocs.yml"),
+            "-d",
+            str(tmp_path),
+        ],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "reference" / "recipe" / "index.html").is_file()
 
@@ -40,8 +55,13 @@ def test_readme_is_at_most_9_kB_and_its_generated_blocks_are_fresh(generate: Mod
 
 def test_recipe_reference_has_every_key(generate: ModuleType) -> None:
     page = generate.recipe_reference()
-    assert "| `max_grad_norm` | number > 0 or `null` | `1.0` |" in page and "| `cadence` | `round`, `step` | `\"round\"` |" in page
-    assert not [key for key in ("zero_stage", "prompts_per_round", "near_threshold") if f"| `{key}` |" not in page]
+    assert (
+        "| `max_grad_norm` | number > 0 or `null` | `1.0` |" in page
+        and '| `cadence` | `round`, `step` | `"round"` |' in page
+    )
+    assert not [
+        key for key in ("zero_stage", "prompts_per_round", "near_threshold") if f"| `{key}` |" not in page
+    ]
     assert not re.findall(r"^\| `\w+` \|.*\|  \|$", page, re.M), "a key without a comment in the schema"
 
 

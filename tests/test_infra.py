@@ -23,11 +23,18 @@ ROOT = Path(__file__).resolve().parent.parent
 INFRA = ROOT / "infra"
 COMPOSE = yaml.safe_load((INFRA / "compose.yaml").read_text())
 POOLS = sorted((INFRA / "work_pools").glob("*.json"))
-MANIFESTS = [document for path in sorted((INFRA / "kubernetes").rglob("*.yaml")) if path.name != "kustomization.yaml"
-             for document in yaml.safe_load_all(path.read_text())]
+MANIFESTS = [
+    document
+    for path in sorted((INFRA / "kubernetes").rglob("*.yaml"))
+    if path.name != "kustomization.yaml"
+    for document in yaml.safe_load_all(path.read_text())
+]
 WORKLOADS = [document for document in MANIFESTS if document["kind"] == "Deployment"]
-INSTRUCTIONS = [line.split(maxsplit=1) for line in re.sub(r"\\\n", " ", (INFRA / "Containerfile").read_text()).splitlines()
-                if line.strip() and not line.startswith("#")]
+INSTRUCTIONS = [
+    line.split(maxsplit=1)
+    for line in re.sub(r"\\\n", " ", (INFRA / "Containerfile").read_text()).splitlines()
+    if line.strip() and not line.startswith("#")
+]
 TARGETS = ("cpu", "gpu", "vllm")
 SAMPLING = yaml.safe_load((INFRA / "kubernetes" / "sampling" / "kustomization.yaml").read_text())
 SECRET = re.compile(r"PASSWORD|SECRET|SESSION_TOKEN|ACCESS_KEY|API_KEY|AUTH_STRING|CONNECTION_URL|STORE_URI")
@@ -51,7 +58,11 @@ def images() -> list[str]:
     found += [c["image"] for w in WORKLOADS for c in w["spec"]["template"]["spec"]["containers"]]
     found += [p["default"] for path in POOLS if (p := template(path)["variables"]["properties"].get("image"))]
     stages = {rest.split(" AS ")[1] for word, rest in INSTRUCTIONS if word == "FROM"}
-    return found + [name for word, rest in INSTRUCTIONS if word == "FROM" and (name := rest.split(" AS ")[0]) not in stages]
+    return found + [
+        name
+        for word, rest in INSTRUCTIONS
+        if word == "FROM" and (name := rest.split(" AS ")[0]) not in stages
+    ]
 
 
 @pytest.mark.parametrize("image", sorted(set(images())))
@@ -59,7 +70,8 @@ def test_images_are_pinned_to_a_full_version(image: str) -> None:
     assert re.fullmatch(r"[\w./-]+:v?\d+\.\d+[\w.-]*(@sha256:[0-9a-f]{64})?", image), f"{image} is not pinned"
 
 
-# --- container file --------------------------------------------------------------------------------------------------
+# --- container file
+# --------------------------------------------------------------------------------------------------
 
 
 def test_hadolint_passes() -> None:
@@ -91,9 +103,12 @@ def test_images_record_their_revision(target: str) -> None:
     words = stages()[target]
     assert words.index(("ENV", "RATCHET_REVISION=$REVISION")) > words.index(("ARG", "REVISION"))
     lines = re.findall(r"^#   docker build .*", (INFRA / "Containerfile").read_text(), re.M)
-    assert any(f"--target {target} -t {image(target)}" in line and "--build-arg REVISION " in line for line in lines)
-    assert ("RUN", "git") in [(word, rest[rest.index("git"):][:3]) for word, rest in words if "apt-get" in rest and "git" in rest], \
-        "a worker in a checkout reads its revision and its data versions by git"
+    assert any(
+        f"--target {target} -t {image(target)}" in line and "--build-arg REVISION " in line for line in lines
+    )
+    assert ("RUN", "git") in [
+        (word, rest[rest.index("git") :][:3]) for word, rest in words if "apt-get" in rest and "git" in rest
+    ], "a worker in a checkout reads its revision and its data versions by git"
 
 
 def image(target: str) -> str:
@@ -110,21 +125,48 @@ def test_containers_do_not_run_as_root_and_install_what_is_locked() -> None:
     users = {stage: [rest for word, rest in words if word == "USER"] for stage, words in stages().items()}
     assert all(users[target][-1] == "10001:10001" for target in TARGETS)
     installs = [rest for word, rest in INSTRUCTIONS if word == "RUN" and "pip install" in rest]
-    locked = [re.findall(r"--constraint /?(\S+)", line) for line in installs]  # vLLM, in an environment of its own, wants an older fastapi
+    locked = [
+        re.findall(r"--constraint /?(\S+)", line) for line in installs
+    ]  # vLLM, in an environment of its own, wants an older fastapi
     assert sorted(locked) == [["constraints-vllm.txt"], ["infra/constraints.txt"], ["infra/constraints.txt"]]
-    copied = {part for word, rest in INSTRUCTIONS if word == "COPY" and "--from" not in rest for part in rest.split()[:-1]}
+    copied = {
+        part
+        for word, rest in INSTRUCTIONS
+        if word == "COPY" and "--from" not in rest
+        for part in rest.split()[:-1]
+    }
     assert all((ROOT / part).exists() for part in copied)
     allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     assert copied == allowed
 
 
 def test_images_do_not_request_gpus() -> None:
-    """Where NVIDIA's runtime is the default one it gives every GPU to an image that says `all`, and to one that says CUDA_VERSION alone."""
-    environment = {target: dict(pair.split("=", 1) for word, rest in stages()[target] if word == "ENV" for pair in rest.split() if "=" in pair)
-            for target in TARGETS}
-    assert not [name for env in environment.values() for name in env if name in ("NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "CUDA_VERSION")]
-    wanted = {target: set(filter(None, env.get("NVIDIA_DRIVER_CAPABILITIES", "").split(","))) for target, env in environment.items()}
-    assert wanted == {"cpu": set(), "gpu": {"compute", "utility"}, "vllm": {"compute", "utility"}}, "NVML, which tells GPUs apart, is a utility"
+    """Where NVIDIA's runtime is the default one it gives every GPU to an image that says `all`, and to one
+    that says CUDA_VERSION alone.
+    """
+    environment = {
+        target: dict(
+            pair.split("=", 1)
+            for word, rest in stages()[target]
+            if word == "ENV"
+            for pair in rest.split()
+            if "=" in pair
+        )
+        for target in TARGETS
+    }
+    assert not [
+        name
+        for env in environment.values()
+        for name in env
+        if name in ("NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "CUDA_VERSION")
+    ]
+    wanted = {
+        target: set(filter(None, env.get("NVIDIA_DRIVER_CAPABILITIES", "").split(",")))
+        for target, env in environment.items()
+    }
+    assert wanted == {"cpu": set(), "gpu": {"compute", "utility"}, "vllm": {"compute", "utility"}}, (
+        "NVML, which tells GPUs apart, is a utility"
+    )
 
 
 def test_images_install_locked_versions() -> None:
@@ -136,7 +178,8 @@ def test_images_install_locked_versions() -> None:
     assert wanted <= locked
 
 
-# --- vLLM ------------------------------------------------------------------------------------------------------------
+# --- vLLM
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_vllm_version_is_equal_in_all_files() -> None:
@@ -152,23 +195,39 @@ def test_the_image_for_sampling_has_vllm_where_profiles_look_for_it() -> None:
     """Prefect starts a run in a copy of the image's working directory, in which links are kept."""
     words = stages()["vllm"]
     (copied,) = [rest.split()[-1] for word, rest in words if word == "COPY" and "install-vllm" in rest]
-    (link,) = [rest.split()[-1] for word, rest in words if word == "RUN" and rest.startswith(f"ln -s {copied} ")]
-    pythons = {python for path in (ROOT / "flows" / "recipes" / "profiles").glob("*.yaml")
-             if (python := yaml.safe_load(path.read_text()).get("vllm", {}).get("python"))}
+    (link,) = [
+        rest.split()[-1] for word, rest in words if word == "RUN" and rest.startswith(f"ln -s {copied} ")
+    ]
+    pythons = {
+        python
+        for path in (ROOT / "flows" / "recipes" / "profiles").glob("*.yaml")
+        if (python := yaml.safe_load(path.read_text()).get("vllm", {}).get("python"))
+    }
     assert pythons == {f"{link}/bin/python"}
     assert [rest for word, rest in words if word == "WORKDIR"] == ["/work"]
 
 
 def test_vllm_server_has_the_options_the_client_needs() -> None:
-    line = re.search(r"^VLLM_SERVER_DEV_MODE=1 vllm serve MODEL (.*)$", (ROOT / "docs" / "vllm.md").read_text(), re.M)
+    line = re.search(
+        r"^VLLM_SERVER_DEV_MODE=1 vllm serve MODEL (.*)$", (ROOT / "docs" / "vllm.md").read_text(), re.M
+    )
     assert line
     wanted = {option.strip().replace(" ", "=") for option in re.findall(r"--[\w-]+(?: [^-]\S*)?", line[1])}
-    added = [(one["path"].split("/")[-2], one["value"]) for patch in SAMPLING["patches"] for one in yaml.safe_load(patch["patch"])]
-    assert {value for where, value in added if where == "args"} == {option for option in wanted if not option.startswith("--host")}
-    assert [value for where, value in added if where == "env"] == [{"name": "VLLM_SERVER_DEV_MODE", "value": "1"}]
+    added = [
+        (one["path"].split("/")[-2], one["value"])
+        for patch in SAMPLING["patches"]
+        for one in yaml.safe_load(patch["patch"])
+    ]
+    assert {value for where, value in added if where == "args"} == {
+        option for option in wanted if not option.startswith("--host")
+    }
+    assert [value for where, value in added if where == "env"] == [
+        {"name": "VLLM_SERVER_DEV_MODE", "value": "1"}
+    ]
 
 
-# --- team server -----------------------------------------------------------------------------------------------------
+# --- team server
+# -----------------------------------------------------------------------------------------------------
 
 
 def test_compose_fits_its_schema() -> None:
@@ -191,8 +250,12 @@ def test_the_databases_are_reached_by_the_services_alone() -> None:
 
 
 def test_compose_requires_every_secret_and_contains_none() -> None:
-    secrets = {name: value for service in COMPOSE["services"].values() for name, value in service.get("environment", {}).items()
-               if SECRET.search(name)}
+    secrets = {
+        name: value
+        for service in COMPOSE["services"].values()
+        for name, value in service.get("environment", {}).items()
+        if SECRET.search(name)
+    }
     assert len(secrets) > 6
     for name, value in secrets.items():
         assert re.search(r"\$\{\w+:\?[^}]+\}", value), f"{name} is not asked for"
@@ -203,15 +266,24 @@ def test_compose_requires_every_secret_and_contains_none() -> None:
 
 def test_workers_reach_the_store_where_stages_exchange_products() -> None:
     worker, store = COMPOSE["services"]["worker"]["environment"], COMPOSE["services"]["bucket"]["environment"]
-    assert {k: v for k, v in worker.items() if k.startswith("AWS_")} == {k: v for k, v in store.items() if k.startswith("AWS_")}
+    assert {k: v for k, v in worker.items() if k.startswith("AWS_")} == {
+        k: v for k, v in store.items() if k.startswith("AWS_")
+    }
     assert {"AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"} <= worker.keys()
 
 
 def test_servers_require_a_password() -> None:
     services = COMPOSE["services"]
     assert "PREFECT_SERVER_API_AUTH_STRING" in services["prefect"]["environment"]
-    for command in (services["mlflow"]["command"], *(c["command"] for w in WORKLOADS if w["metadata"]["name"] == "mlflow"
-                                                     for c in w["spec"]["template"]["spec"]["containers"])):
+    for command in (
+        services["mlflow"]["command"],
+        *(
+            c["command"]
+            for w in WORKLOADS
+            if w["metadata"]["name"] == "mlflow"
+            for c in w["spec"]["template"]["spec"]["containers"]
+        ),
+    ):
         assert command[command.index("--app-name") + 1] == "basic-auth" and "--serve-artifacts" in command
 
 
@@ -234,17 +306,23 @@ def test_new_secrets_are_private_and_never_overwritten(tmp_path: Path) -> None:
     assert all(re.fullmatch(r"[0-9a-f]{48}", value) for value in values)
     again = subprocess.run([script], capture_output=True, text=True)
     assert again.returncode == 1 and "there already" in again.stderr
-    assert subprocess.run(["git", "check-ignore", "-q", "infra/.env"], cwd=ROOT).returncode in (0, 128)  # 128: no git here
+    assert subprocess.run(["git", "check-ignore", "-q", "infra/.env"], cwd=ROOT).returncode in (
+        0,
+        128,
+    )  # 128: no git here
 
 
-# --- Kubernetes ------------------------------------------------------------------------------------------------------
+# --- Kubernetes
+# ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda m: f"{m['kind']} {m['metadata']['name']}")
 def test_manifests_fit_their_schema(manifest: dict[str, Any]) -> None:
     kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
     with pytest.raises(kubernetes_validate.ValidationError, match="specc"):
-        kubernetes_validate.validate({**manifest, "specc": {}}, kubernetes_validate.latest_version(), strict=True)
+        kubernetes_validate.validate(
+            {**manifest, "specc": {}}, kubernetes_validate.latest_version(), strict=True
+        )
 
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda w: w["metadata"]["name"])
@@ -254,40 +332,64 @@ def test_pods_are_unprivileged_and_bounded(workload: dict[str, Any]) -> None:
     for container in pod["containers"]:
         assert "memory" in container["resources"]["limits"]
         for variable in container["env"]:
-            if SECRET.search(variable["name"]) and not variable["name"].startswith("PREFECT_INTEGRATIONS"):  # those name a Secret
+            if SECRET.search(variable["name"]) and not variable["name"].startswith(
+                "PREFECT_INTEGRATIONS"
+            ):  # those name a Secret
                 assert "secretKeyRef" in variable["valueFrom"], f"{variable['name']} is not a reference"
 
 
 def check_pod(pod: dict[str, Any]) -> None:
-    """What a namespace with pod security `restricted` lets in. Services are found by name: as variables, the one called `vllm` would
-    be VLLM_PORT=tcp://..., which vLLM refuses, and the one called `mlflow` a port that is no number."""
+    """What a namespace with pod security `restricted` lets in. Services are found by name: as variables, the
+    one called `vllm` would be VLLM_PORT=tcp://..., which vLLM refuses, and the one called `mlflow` a port
+    that is no number.
+    """
     assert pod["enableServiceLinks"] is False
-    assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["seccompProfile"] == {
+        "type": "RuntimeDefault"
+    }
     mounted = {volume["name"] for volume in pod.get("volumes", [])}
     for container in pod["containers"]:
-        assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+        }
         assert {mount["name"] for mount in container.get("volumeMounts", [])} == mounted
 
 
 def test_kustomizations_name_files_that_exist_and_every_file() -> None:
-    known = {"apiVersion", "kind", "namespace", "nameSuffix", "labels", "resources", "configMapGenerator", "patches"}
+    known = {
+        "apiVersion",
+        "kind",
+        "namespace",
+        "nameSuffix",
+        "labels",
+        "resources",
+        "configMapGenerator",
+        "patches",
+    }
     for path in (INFRA / "kubernetes").rglob("kustomization.yaml"):
         written = yaml.safe_load(path.read_text())
         assert written.keys() <= known
         folders = {name for name in written["resources"] if (path.parent / name).is_dir()}
-        assert set(written["resources"]) - folders == {p.name for p in path.parent.glob("*.yaml")} - {path.name}
+        assert set(written["resources"]) - folders == {p.name for p in path.parent.glob("*.yaml")} - {
+            path.name
+        }
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl here")
 @pytest.mark.parametrize("folder", ["base", "serving", "sampling"])
 def test_kustomize_builds(folder: str) -> None:
-    built = subprocess.run(["kubectl", "kustomize", INFRA / "kubernetes" / folder], capture_output=True, text=True)
+    built = subprocess.run(
+        ["kubectl", "kustomize", INFRA / "kubernetes" / folder], capture_output=True, text=True
+    )
     assert built.returncode == 0, built.stderr
     for one in yaml.safe_load_all(built.stdout):
         assert one["metadata"].get("namespace", "ratchet") == "ratchet"
         kubernetes_validate.validate(one, kubernetes_validate.latest_version(), strict=True)
         if folder == "sampling":
-            assert one["metadata"]["labels"]["app"] == "vllm-sampling", "it would answer for the server beside it"
+            assert one["metadata"]["labels"]["app"] == "vllm-sampling", (
+                "it would answer for the server beside it"
+            )
 
 
 def test_prefect_settings_exist() -> None:
@@ -295,10 +397,17 @@ def test_prefect_settings_exist() -> None:
     from prefect import settings
 
     named = {name for service in COMPOSE["services"].values() for name in service.get("environment", {})}
-    named |= {variable["name"] for w in WORKLOADS for c in w["spec"]["template"]["spec"]["containers"] for variable in c["env"]}
+    named |= {
+        variable["name"]
+        for w in WORKLOADS
+        for c in w["spec"]["template"]["spec"]["containers"]
+        for variable in c["env"]
+    }
     named |= {name for path in POOLS for name in template(path)["variables"]["properties"]["env"]["default"]}
     named |= {pair.split("=")[0] for word, rest in INSTRUCTIONS if word == "ENV" for pair in rest.split()}
-    ours = {name for name in named if name.startswith("PREFECT_") and not name.startswith("PREFECT_INTEGRATIONS_")}  # of other packages
+    ours = {
+        name for name in named if name.startswith("PREFECT_") and not name.startswith("PREFECT_INTEGRATIONS_")
+    }  # of other packages
     assert len(ours) > 8 and not {name for name in ours if not hasattr(settings, name)}
 
 
@@ -306,18 +415,28 @@ def test_kubernetes_worker_cancels_pending_pods_within_seconds() -> None:
     """Prefect's default is never: only a run that has begun watches for its own cancelling."""
     from prefect.settings.models.worker import WorkerSettings
 
-    (worker,) = (w["spec"]["template"]["spec"]["containers"][0] for w in WORKLOADS if w["metadata"]["name"] == "worker")
-    settings = WorkerSettings(**{name.removeprefix("PREFECT_WORKER_").lower(): one["value"] for one in worker["env"]
-                                 if (name := one["name"]).startswith("PREFECT_WORKER_")})
+    (worker,) = (
+        w["spec"]["template"]["spec"]["containers"][0] for w in WORKLOADS if w["metadata"]["name"] == "worker"
+    )
+    settings = WorkerSettings(
+        **{
+            name.removeprefix("PREFECT_WORKER_").lower(): one["value"]
+            for one in worker["env"]
+            if (name := one["name"]).startswith("PREFECT_WORKER_")
+        }
+    )
     assert settings.enable_cancellation and settings.cancellation_poll_seconds <= 10
 
 
-# --- work pools ------------------------------------------------------------------------------------------------------
+# --- work pools
+# ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", POOLS, ids=lambda p: p.stem)
 def test_work_pool_templates_are_valid_in_prefect(path: Path) -> None:
-    """The schema is one; defaults keep to it; placeholders and variables match; keys are those of Prefect's own template."""
+    """The schema is one; defaults keep to it; placeholders and variables match; keys are those of Prefect's
+    own template.
+    """
     import importlib.util
 
     workload = template(path)
@@ -328,7 +447,11 @@ def test_work_pool_templates_are_valid_in_prefect(path: Path) -> None:
     assert used == set(schema["properties"])
     spec = importlib.util.find_spec("prefect")  # found, not imported: 3 s
     assert spec is not None and spec.origin is not None
-    shipped = json.loads((Path(spec.origin).parent / "server/api/collections_data/views/aggregate-worker-metadata.json").read_text())
+    shipped = json.loads(
+        (
+            Path(spec.origin).parent / "server/api/collections_data/views/aggregate-worker-metadata.json"
+        ).read_text()
+    )
     name = path.stem if path.stem == "process" else f"prefect-{path.stem}"
     theirs = shipped["prefect" if name == "process" else name][path.stem]["default_base_job_configuration"]
     newer = {"container_create_kwargs"}  # of prefect-docker since 0.6; Prefect ships an older template
@@ -358,13 +481,24 @@ def configuration(pool: str, block: str = "", **variables: Any) -> Any:
         return SimpleNamespace(data={"value": block}, block_type_slug="secret")
 
     server: Any = SimpleNamespace(read_block_document_by_name=read)
-    return asyncio.run(Made.from_template_and_values(template(INFRA / "work_pools" / f"{pool}.json"), variables, client=server))
+    return asyncio.run(
+        Made.from_template_and_values(
+            template(INFRA / "work_pools" / f"{pool}.json"), variables, client=server
+        )
+    )
 
 
 def test_a_kubernetes_job_fits_its_schema() -> None:
     """With what the worker itself adds and splits: a name, a command, a list of variables."""
-    job = configuration("kubernetes", name="run", labels={"a": "b"}, command="prefect flow-run execute", gpus=2, memory_limit="64Gi",
-                         node_selector={"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"})
+    job = configuration(
+        "kubernetes",
+        name="run",
+        labels={"a": "b"},
+        command="prefect flow-run execute",
+        gpus=2,
+        memory_limit="64Gi",
+        node_selector={"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"},
+    )
     (container,) = job.job_manifest["spec"]["template"]["spec"]["containers"]
     container["args"] = container["args"].split()
     container["env"] = [{"name": name, "value": value} for name, value in container["env"].items()]
@@ -379,13 +513,18 @@ def test_docker_jobs_use_dockers_options() -> None:
 
     job = configuration("docker")
     assert job.container_create_kwargs.keys() <= {*RUN_CREATE_KWARGS, *RUN_HOST_CONFIG_KWARGS}
-    assert template(INFRA / "work_pools" / "docker.json")["variables"]["properties"]["networks"]["default"] == [f"{COMPOSE['name']}_default"]
+    assert template(INFRA / "work_pools" / "docker.json")["variables"]["properties"]["networks"][
+        "default"
+    ] == [f"{COMPOSE['name']}_default"]
 
 
 def test_docker_runs_get_credentials_by_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
         monkeypatch.setenv(name, f"the worker's {name}")
-    env, store = configuration("docker", block="of the block").env, COMPOSE["services"]["worker"]["environment"]
+    env, store = (
+        configuration("docker", block="of the block").env,
+        COMPOSE["services"]["worker"]["environment"],
+    )
     assert env["MLFLOW_TRACKING_PASSWORD"] == "of the block"
     for name in store:
         if name.startswith("AWS_"):
@@ -400,7 +539,10 @@ def test_kubernetes_runs_request_gpus_shared_memory_and_secrets() -> None:
     pod = manifest["spec"]["template"]["spec"]
     check_pod(pod)
     (container,) = pod["containers"]
-    assert container["resources"]["limits"]["nvidia.com/gpu"] == "{{ gpus }}" and pod["nodeSelector"] == "{{ node_selector }}"
+    assert (
+        container["resources"]["limits"]["nvidia.com/gpu"] == "{{ gpus }}"
+        and pod["nodeSelector"] == "{{ node_selector }}"
+    )
     assert container["envFrom"] == [{"secretRef": {"name": "{{ secret }}"}}]
     assert {"name": "shared-memory", "mountPath": "/dev/shm"} in container["volumeMounts"]
     assert manifest["spec"]["backoffLimit"] == 0, "Prefect decides about another try, not Kubernetes"
@@ -409,16 +551,30 @@ def test_kubernetes_runs_request_gpus_shared_memory_and_secrets() -> None:
 def test_a_docker_run_is_unprivileged_and_refers_to_its_secrets() -> None:
     job = template(INFRA / "work_pools" / "docker.json")
     extra = job["job_configuration"]["container_create_kwargs"]
-    assert extra["user"] == "10001:10001" and extra["cap_drop"] == ["ALL"] and "shm_size" in extra and "device_requests" in extra
+    assert (
+        extra["user"] == "10001:10001"
+        and extra["cap_drop"] == ["ALL"]
+        and "shm_size" in extra
+        and "device_requests" in extra
+    )
     env = job["variables"]["properties"]["env"]["default"]
-    assert all(value.startswith(("{{ prefect.blocks.secret.", "{{ $")) for name, value in env.items() if SECRET.search(name))
+    assert all(
+        value.startswith(("{{ prefect.blocks.secret.", "{{ $"))
+        for name, value in env.items()
+        if SECRET.search(name)
+    )
 
 
 def test_no_file_holds_a_password_or_a_latest_tag() -> None:
-    trees: dict[str, Any] = {"compose": COMPOSE, **{f"{m['kind']} {m['metadata']['name']}": m for m in MANIFESTS},
-                             **{p.name: template(p) for p in POOLS}}
+    trees: dict[str, Any] = {
+        "compose": COMPOSE,
+        **{f"{m['kind']} {m['metadata']['name']}": m for m in MANIFESTS},
+        **{p.name: template(p) for p in POOLS},
+    }
     for name, tree in trees.items():
         for at, value in leaves(tree):
             assert not (isinstance(value, str) and value.endswith(":latest")), f"{name}{at}"
-            assert not (isinstance(value, str) and re.search(r"://[^/\s:$]+:[^@$/\s]+@", value)), f"{name}{at} holds a password"
+            assert not (isinstance(value, str) and re.search(r"://[^/\s:$]+:[^@$/\s]+@", value)), (
+                f"{name}{at} holds a password"
+            )
     assert not any(m["kind"] == "Secret" for m in MANIFESTS)

@@ -11,15 +11,19 @@ from ratchet.components.training.reduce import LEGAL, Counts, count, legal, redu
 from ratchet.components.types import Batch, Outputs
 
 V = 11
-PIECES = sorted(name for name, piece in catalogue("objective").items() if not any(option.required for option in piece.options.values()))
+PIECES = sorted(
+    name
+    for name, piece in catalogue("objective").items()
+    if not any(option.required for option in piece.options.values())
+)
 NAMES = [name if name != "fixed_length" else "fixed_length:16" for name in LEGAL]
 LEGAL_PAIRS = [(p, r) for p in PIECES for r in NAMES if legal(r, describe("objective", p).unit) is None]
 LENGTHS = [(5, 2), (9, 4), (3, 3), (7, 1), (8, 5), (4, 2), (6, 3), (9, 9)]  # of a row: tokens, chosen ones
 
 
 class Bigram(torch.nn.Module):
-    """A bigram language model: logits of the next token given the last one; value and score from embeddings. Output t
-    belongs to token t.
+    """A bigram language model: logits of the next token given the last one; value and score from embeddings.
+    Output t belongs to token t.
     """
 
     def __init__(self):
@@ -36,13 +40,19 @@ class Bigram(torch.nn.Module):
         before = tokens.roll(1, 1)
         before[:, 0] = 0  # nothing comes before the first step
         logp = self.table[before].log_softmax(-1)
-        return Outputs({"logprobs": logp.gather(-1, tokens[..., None])[..., 0], "entropy": -(logp.exp() * logp).sum(-1),
-                        "values": self.head[before], "scores": (self.head[tokens] * batch.mask).sum(-1)})
+        return Outputs(
+            {
+                "logprobs": logp.gather(-1, tokens[..., None])[..., 0],
+                "entropy": -(logp.exp() * logp).sum(-1),
+                "values": self.head[before],
+                "scores": (self.head[tokens] * batch.mask).sum(-1),
+            }
+        )
 
 
 def make_batch(rows, seed=0, garbage=0.0, read=frozenset()):
-    """Rows `rows` of a fixed data set of 8, independent of how it is split. `garbage` fills masked positions; `read`
-    adds per-token columns.
+    """Rows `rows` of a fixed data set of 8, independent of how it is split. `garbage` fills masked positions;
+    `read` adds per-token columns.
     """
     rng = torch.Generator().manual_seed(seed)
     width = max(LENGTHS[i][0] for i in rows)
@@ -57,11 +67,18 @@ def make_batch(rows, seed=0, garbage=0.0, read=frozenset()):
         mask.append([length - chosen <= t < length for t in range(width)])
     mask = torch.tensor(mask)
     for name in names:
-        columns[name] = torch.where(mask, full[name][rows, :width] - (1 if "logprobs" in name else 0), garbage)
+        columns[name] = torch.where(
+            mask, full[name][rows, :width] - (1 if "logprobs" in name else 0), garbage
+        )
     columns["margin"] = margins[rows]
-    columns |= {"label": (margins > 0.5).double()[rows], "reference_point": torch.full((len(rows),), 0.3, dtype=torch.float64)}
+    columns |= {
+        "label": (margins > 0.5).double()[rows],
+        "reference_point": torch.full((len(rows),), 0.3, dtype=torch.float64),
+    }
     for name in sorted(read - set(columns)):
-        columns[name] = torch.where(mask, torch.rand(8, 9, generator=rng, dtype=torch.float64)[rows, :width], garbage)
+        columns[name] = torch.where(
+            mask, torch.rand(8, 9, generator=rng, dtype=torch.float64)[rows, :width], garbage
+        )
     where = torch.tensor([i // 2 for i in rows])
     return Batch({"tokens": tokens}, mask, columns, where, where - where.min(), tuple(str(i) for i in rows))
 
@@ -99,26 +116,47 @@ def test_masked_tokens_do_not_affect_the_loss(piece, garbage):
     reduction = next(r for p, r in LEGAL_PAIRS if p == piece)
     found = []
     for fill in (0.0, garbage):
-        batch, model = make_batch(list(range(8)), garbage=fill, read=describe("objective", piece).named("reads", {})), Bigram()
+        batch, model = (
+            make_batch(list(range(8)), garbage=fill, read=describe("objective", piece).named("reads", {})),
+            Bigram(),
+        )
         out = model(batch)
-        outputs = {k: v if k == "scores" else torch.where(batch.mask, v, fill) for k, v in out.by_name.items()}
+        outputs = {
+            k: v if k == "scores" else torch.where(batch.mask, v, fill) for k, v in out.by_name.items()
+        }
         loss = reduce(reduction, objective(Outputs(outputs), batch).loss, batch, count(batch, unit))
         loss.backward()
-        found.append((float(loss.detach()), [torch.zeros(1) if p.grad is None else p.grad for p in model.parameters()]))
+        found.append(
+            (float(loss.detach()), [torch.zeros(1) if p.grad is None else p.grad for p in model.parameters()])
+        )
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-9)
     torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize(("piece", "expected"), [("dpo", math.log(2)), ("cdpo", math.log(2)), ("ipo", 25.0), ("hinge", 1.0)])
+@pytest.mark.parametrize(
+    ("piece", "expected"), [("dpo", math.log(2)), ("cdpo", math.log(2)), ("ipo", 25.0), ("hinge", 1.0)]
+)
 def test_policy_equal_to_reference(piece, expected):
     batch = make_batch(list(range(8)))
-    terms = build("objective", {"name": f"preference.{piece}"})(Outputs({"logprobs": batch["logprobs.reference"]}), batch)
+    terms = build("objective", {"name": f"preference.{piece}"})(
+        Outputs({"logprobs": batch["logprobs.reference"]}), batch
+    )
     torch.testing.assert_close(terms.loss, torch.full((4,), expected, dtype=torch.float64))
     assert terms.metrics["accuracy"].tolist() == [0.5] * 4
 
 
-@pytest.mark.parametrize("piece", ["preference.dpo", "preference.ipo", "preference.cdpo", "preference.hinge", "preference.orpo",
-                                   "ranking.bradley_terry", "ranking.length_controlled"])
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "preference.dpo",
+        "preference.ipo",
+        "preference.cdpo",
+        "preference.hinge",
+        "preference.orpo",
+        "ranking.bradley_terry",
+        "ranking.length_controlled",
+    ],
+)
 def test_swapping_a_pair_mirrors_the_margin(piece):
     rows = list(range(8))
     swapped = [i ^ 1 for i in rows]
@@ -127,7 +165,9 @@ def test_swapping_a_pair_mirrors_the_margin(piece):
     torch.testing.assert_close(one.metrics["margin"], -other.metrics["margin"])
     torch.testing.assert_close(one.metrics["accuracy"], 1 - other.metrics["accuracy"])
     if piece in ("preference.dpo", "ranking.bradley_terry"):  # -log sigmoid(z) and -log sigmoid(-z)
-        torch.testing.assert_close((-one.loss).exp() + (-other.loss).exp(), torch.ones(4, dtype=torch.float64))
+        torch.testing.assert_close(
+            (-one.loss).exp() + (-other.loss).exp(), torch.ones(4, dtype=torch.float64)
+        )
 
 
 @pytest.mark.parametrize("piece", ["clip", "cispo"])
@@ -154,14 +194,23 @@ def test_per_sequence_number_is_shared_by_its_tokens():
 
 
 def test_k2_and_k3_estimate_the_kl_that_enumeration_gives():
-    """Under samples of pi the mean of k1 and of k3 is KL(pi || ref) exactly: summed over all tokens with their probability."""
+    """Under samples of pi the mean of k1 and of k3 is KL(pi || ref) exactly: summed over all tokens with
+    their probability.
+    """
     torch.manual_seed(1)
-    p, q = torch.randn(V, dtype=torch.float64).log_softmax(-1), torch.randn(V, dtype=torch.float64).log_softmax(-1)
+    p, q = (
+        torch.randn(V, dtype=torch.float64).log_softmax(-1),
+        torch.randn(V, dtype=torch.float64).log_softmax(-1),
+    )
     rows = torch.arange(V)
-    batch = Batch({}, torch.ones(V, 1, dtype=torch.bool), {"logprobs.reference": q[:, None]}, rows, rows, ("",) * V)
+    batch = Batch(
+        {}, torch.ones(V, 1, dtype=torch.bool), {"logprobs.reference": q[:, None]}, rows, rows, ("",) * V
+    )
     exact = (p.exp() * (p - q)).sum()
     for estimator in ("k1", "k3"):
-        loss = build("objective", {"name": "kl", "estimator": estimator})(Outputs({"logprobs": p[:, None]}), batch).loss[:, 0]
+        loss = build("objective", {"name": "kl", "estimator": estimator})(
+            Outputs({"logprobs": p[:, None]}), batch
+        ).loss[:, 0]
         torch.testing.assert_close((p.exp() * loss).sum(), exact)
 
 
@@ -169,8 +218,12 @@ def test_k2_and_k3_estimate_the_kl_that_enumeration_gives():
 def test_constant_group_has_zero_advantage(name):
     from ratchet.components.types import Context, Group, Prompt, Trajectory
 
-    group = Group(Prompt("p", ()), tuple(Trajectory(()) for _ in range(4)), {"reward.reward_model": [0.3] * 4})
-    assert build("annotate", {"name": f"advantages.{name}"})([group], Context())["advantages"][0] == pytest.approx([0.0] * 4, abs=1e-15)
+    group = Group(
+        Prompt("p", ()), tuple(Trajectory(()) for _ in range(4)), {"reward.reward_model": [0.3] * 4}
+    )
+    assert build("annotate", {"name": f"advantages.{name}"})([group], Context())["advantages"][
+        0
+    ] == pytest.approx([0.0] * 4, abs=1e-15)
 
 
 def test_illegal_reductions_are_recipe_errors():
@@ -185,17 +238,26 @@ def test_illegal_reductions_are_recipe_errors():
 
 
 @pytest.mark.parametrize(("temperature", "cut", "exact"), [(1.0, 0, True), (0.7, 0, False), (1.0, 2, False)])
-def test_policy_gradient_is_unbiased_only_on_policy_samples(temperature: float, cut: int, exact: bool) -> None:
-    """Exact expectation over all tokens: the gradient that sampling estimates against that of the expected reward.
-    This is why `components/recipes/check.py` refuses temperature, top-p or top-k with a policy gradient.
+def test_policy_gradient_is_unbiased_only_on_policy_samples(
+    temperature: float, cut: int, exact: bool
+) -> None:
+    """Exact expectation over all tokens: the gradient that sampling estimates against that of the expected
+    reward. This is why `components/recipes/check.py` refuses temperature, top-p or top-k with a policy
+    gradient.
     """
     logits = torch.tensor([0.3, -1.0, 0.8, 0.1, -0.4], dtype=torch.float64, requires_grad=True)
     reward, n = torch.tensor([1.0, -0.5, 0.2, 2.0, 0.0], dtype=torch.float64), 5
     scaled = logits / temperature
-    drawn = (scaled if not cut else scaled.masked_fill(scaled < scaled.topk(cut).values[-1], -torch.inf)).softmax(0)
+    drawn = (
+        scaled if not cut else scaled.masked_fill(scaled < scaled.topk(cut).values[-1], -torch.inf)
+    ).softmax(0)
     (truth,) = torch.autograd.grad((drawn * reward).sum(), logits, retain_graph=True)
     rows = torch.arange(n)
-    batch = Batch({}, torch.ones(n, 1, dtype=torch.bool), {"advantages": reward[:, None]}, rows, rows, ("",) * n)
-    loss = build("objective", {"name": "reinforce"})(Outputs({"logprobs": logits.log_softmax(0)[:, None]}), batch).loss[:, 0]
+    batch = Batch(
+        {}, torch.ones(n, 1, dtype=torch.bool), {"advantages": reward[:, None]}, rows, rows, ("",) * n
+    )
+    loss = build("objective", {"name": "reinforce"})(
+        Outputs({"logprobs": logits.log_softmax(0)[:, None]}), batch
+    ).loss[:, 0]
     (estimate,) = torch.autograd.grad((drawn.detach() * loss).sum(), logits)
     assert torch.allclose(-estimate, truth) == exact

@@ -4,19 +4,30 @@ The `data` section of a recipe:
 
     source, sha256              address of the data, see `sources.py`
     config                      configuration of a published data set, see `published.py`
-    parser, columns             `auto`, or a piece of components/pieces/parsers; column names, see `parsing.py`
-    sources                     alternatively several sources, each with these keys and splits, weight, limit, see `mixture.py`
+    parser, columns             `auto`, or a piece of components/pieces/parsers; column names, see
+    `parsing.py`
+    sources                     alternatively several sources, each with these keys and splits, weight, limit,
+    see `mixture.py`
     transforms                  pieces in order, each with its options
-    splits                      split: share, or {split, share} with the published split it is made from. The name selects the
-                                builder: sft, prompts, evaluate, reward, gold, pairs, each also with `_validation`
-    near_threshold              similarity above which a record is dropped from the later of two splits; null: off
-    decontaminate               number of consecutive words shared with an evaluation question that drops a training record; null: off
-    sft, prompts, evaluate, demonstrate, preferences, reward, gold, pairs, labelled      options of that builder (`builders.py`);
-                                builders of prompts also take `transforms`, applied to the split's records after splitting.
-                                `demonstrate_validation` and `preferences_validation` default to those without the suffix
-    max_dropped                 maximum share of a source's records lost in parsing and transforms, and of each split's records lost
-                                in building (too long, empty turn, ...); duplicates and exclusions by the recipe do not count; null: off
-    max_quarantined, min_groups, min_topics, max_topic_share, rating_range, languages      read by `tasks/data/validation.py`
+    splits                      split: share, or {split, share} with the published split it is made from. The
+    name selects the
+                                builder: sft, prompts, evaluate, reward, gold, pairs, each also with
+                                `_validation`
+    near_threshold              similarity above which a record is dropped from the later of two splits; null:
+    off
+    decontaminate               number of consecutive words shared with an evaluation question that drops a
+    training record; null: off
+    sft, prompts, evaluate, demonstrate, preferences, reward, gold, pairs, labelled      options of that
+    builder (`builders.py`);
+                                builders of prompts also take `transforms`, applied to the split's records
+                                after splitting. `demonstrate_validation` and `preferences_validation` default
+                                to those without the suffix
+    max_dropped                 maximum share of a source's records lost in parsing and transforms, and of
+    each split's records lost
+                                in building (too long, empty turn, ...); duplicates and exclusions by the
+                                recipe do not count; null: off
+    max_quarantined, min_groups, min_topics, max_topic_share, rating_range, languages      read by
+    `tasks/data/validation.py`
 """
 
 from __future__ import annotations
@@ -36,7 +47,13 @@ from ratchet.components.data.groups import save_table, write_groups
 from ratchet.components.data.mixture import mixed, read_sources, report_sources
 from ratchet.components.data.offered import NEEDS, default_shares, refuse_other_preferences, split_records
 from ratchet.components.data.published import TRAINING, home_of, wanted
-from ratchet.components.data.records import Conversation, CountTokens, FilterResult, Rejected, memoize_token_count
+from ratchet.components.data.records import (
+    Conversation,
+    CountTokens,
+    FilterResult,
+    Rejected,
+    memoize_token_count,
+)
 from ratchet.components.data.splits import drop_near_duplicates
 from ratchet.components.data.statistics import kind_of, soundness, statistics
 from ratchet.components.errors import DataError, GateError
@@ -51,7 +68,9 @@ Summary = dict[str, Any]
 
 @dataclass(frozen=True)
 class Curated:
-    """Groups of each split in `splits`, the records that they were made from in `parts`; `homes`: the published split that each split is made from."""
+    """Groups of each split in `splits`, the records that they were made from in `parts`; `homes`: the
+    published split that each split is made from.
+    """
 
     read: list[Conversation]
     records: list[Conversation]
@@ -63,49 +82,87 @@ class Curated:
     warnings: list[str]
 
 
-def curate(section: Mapping[str, Any], source: Path | Sequence[Path], count_tokens: CountTokens, out: Path, seed: int,
-           read: Collection[str] = ()) -> Summary:
-    """Write `<split>.parquet`, `statistics.parquet`, `quarantine.jsonl` and `summary.json` to `out`. Deterministic
-    bytes for equal arguments.
+def curate(
+    section: Mapping[str, Any],
+    source: Path | Sequence[Path],
+    count_tokens: CountTokens,
+    out: Path,
+    seed: int,
+    read: Collection[str] = (),
+) -> Summary:
+    """Write `<split>.parquet`, `statistics.parquet`, `quarantine.jsonl` and `summary.json` to `out`.
+    Deterministic bytes for equal arguments.
 
-    `read`: splits that the recipe reads; they are made if `data.splits` is not given. `RecipeError` for an invalid
-    section, `DataError` for unusable data, `GateError` if more than `max_dropped` of the records are lost
-    (`quarantine.jsonl` is written first).
+    `read`: splits that the recipe reads; they are made if `data.splits` is not given. `RecipeError` for an
+    invalid section, `DataError` for unusable data, `GateError` if more than `max_dropped` of the records are
+    lost (`quarantine.jsonl` is written first).
     """
     data: Data = conform(Data, section, "data")
     count_tokens = memoize_token_count(count_tokens)
     sources = [source] if isinstance(source, Path) else source
     expect("steps", 4 + len(data.transforms) + len(data.splits or SHARES))
     out.mkdir(parents=True, exist_ok=True)
-    made = curate_records(data, read_sources(data, sources, seed), count_tokens, seed, read, out / "quarantine.jsonl")
+    made = curate_records(
+        data, read_sources(data, sources, seed), count_tokens, seed, read, out / "quarantine.jsonl"
+    )
     for name, groups in made.splits.items():
         write_groups(out / f"{name}.parquet", groups)
     bounds = {name: data.of(name).max_tokens for name in made.splits}
     save_table(statistics(made.splits, count_tokens, bounds, made.homes), out / "statistics.parquet")
     summary: Summary = {
         "steps": made.steps,
-        "splits": {name: {"groups": len(groups), "records": len(made.parts[name]), "topics": len({r.topic for r in made.parts[name]}),
-                          **({"published": made.homes[name]} if made.homes[name] else {})}
-                   for name, groups in made.splits.items()},
+        "splits": {
+            name: {
+                "groups": len(groups),
+                "records": len(made.parts[name]),
+                "topics": len({r.topic for r in made.parts[name]}),
+                **({"published": made.homes[name]} if made.homes[name] else {}),
+            }
+            for name, groups in made.splits.items()
+        },
         **({"sources": report_sources(data, made.read, made.splits)} if data.sources else {}),
-        "warnings": made.warnings, "quarantined": len(made.quarantine), "ratings": rating_report(made.records),
-        "pairs": {name: pair_report(groups) for name, groups in made.splits.items() if any(len(g.trajectories) == 2 for g in groups)},
+        "warnings": made.warnings,
+        "quarantined": len(made.quarantine),
+        "ratings": rating_report(made.records),
+        "pairs": {
+            name: pair_report(groups)
+            for name, groups in made.splits.items()
+            if any(len(g.trajectories) == 2 for g in groups)
+        },
         "seed": seed,
     }
-    (out / "summary.json").write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    (out / "summary.json").write_text(
+        json.dumps(summary, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
     return summary
 
 
-def curate_records(data: Data, parsed: FilterResult, count_tokens: CountTokens, seed: int, read: Collection[str] = (),
-                   file: Path | None = None) -> Curated:
-    """Groups of every split, from parsed records. `file`: where the quarantine is written. Errors as in `curate`."""
+def curate_records(
+    data: Data,
+    parsed: FilterResult,
+    count_tokens: CountTokens,
+    seed: int,
+    read: Collection[str] = (),
+    file: Path | None = None,
+) -> Curated:
+    """Groups of every split, from parsed records. `file`: where the quarantine is written. Errors as in
+    `curate`.
+    """
     quarantine: list[tuple[str, Rejected]] = []
     steps: list[dict[str, Any]] = []
 
     def note(stage: str, before: int, sifted: FilterResult) -> list[Any]:
         quarantine.extend((stage, dropped) for dropped in sifted.dropped)
         changed = {what: number for what, number in sifted.changed.items() if number}
-        steps.append({"step": stage, "in": before, "out": len(sifted.kept), "dropped": sifted.reasons(), "changed": changed})
+        steps.append(
+            {
+                "step": stage,
+                "in": before,
+                "out": len(sifted.kept),
+                "dropped": sifted.reasons(),
+                "changed": changed,
+            }
+        )
         advance()
         return sifted.kept
 
@@ -117,7 +174,11 @@ def curate_records(data: Data, parsed: FilterResult, count_tokens: CountTokens, 
         records = note(spec["name"], len(records), build("transform", spec)(records, count_tokens))
     write_quarantine(file, quarantine)
     if not records:
-        raise DataError(f"no record of {', '.join(label or one.source for label, one in zip(data.labels, data.every_source, strict=True))} is left after the transforms: {[(s['step'], s['dropped']) for s in steps]}")
+        named = [label or one.source for label, one in zip(data.labels, data.every_source, strict=True)]
+        raise DataError(
+            f"no record of {', '.join(named)} "
+            f"is left after the transforms: {[(s['step'], s['dropped']) for s in steps]}"
+        )
     early = _refuse_loss(quarantine, total, data.max_dropped, "are lost before the split", file)
     if any(one.weight for one in data.sources):
         records = note("mix", len(records), mixed(data, records, seed))
@@ -130,12 +191,21 @@ def curate_records(data: Data, parsed: FilterResult, count_tokens: CountTokens, 
     if data.decontaminate:
         before = sum(map(len, parts.values()))
         parts, contaminated = decontaminate(parts, benchmarks, data.decontaminate)
-        note("decontaminate", before, FilterResult([r for part in parts.values() for r in part], contaminated))
+        note(
+            "decontaminate", before, FilterResult([r for part in parts.values() for r in part], contaminated)
+        )
     if data.near_threshold is not None:
         before = sum(map(len, parts.values()))
-        near, crossing = drop_near_duplicates({name: parts[name] for name in sorted(parts, key=lambda name: homes[name] in TRAINING)}, data.near_threshold)
+        near, crossing = drop_near_duplicates(
+            {name: parts[name] for name in sorted(parts, key=lambda name: homes[name] in TRAINING)},
+            data.near_threshold,
+        )
         parts = {name: near[name] for name in parts}
-        note("near duplicates across splits", before, FilterResult([r for part in parts.values() for r in part], crossing))
+        note(
+            "near duplicates across splits",
+            before,
+            FilterResult([r for part in parts.values() for r in part], crossing),
+        )
     built: dict[str, list[Group]] = {}
     for name, part in parts.items():
         options = data.of(name)
@@ -143,17 +213,26 @@ def curate_records(data: Data, parsed: FilterResult, count_tokens: CountTokens, 
             part = note(f"{spec['name']} of {name}", len(part), build("transform", spec)(part, count_tokens))
         made = BUILDERS[kind_of(name)](part, count_tokens, options, seed)
         kept, unsound = _sound(name, made.kept, count_tokens, options.max_tokens)
-        built[name] = note(f"build {name}", len(part), FilterResult(kept, [*made.dropped, *unsound], made.changed))
+        built[name] = note(
+            f"build {name}", len(part), FilterResult(kept, [*made.dropped, *unsound], made.changed)
+        )
     write_quarantine(file, quarantine)
     if empty := [name for name, groups in built.items() if not groups]:
         why = next(s["dropped"] for s in steps if s["step"] == f"build {empty[0]}")
         needs = f"it is made of {NEEDS[kind_of(empty[0])]}; " if kind_of(empty[0]) in NEEDS else ""
-        raise DataError(f"split {empty[0]!r} is empty: {len(parts[empty[0]])} records came in but no group was built ({why}); "
-                        f"{needs}check the data, or loosen the bounds of data.{kind_of(empty[0])}")
+        raise DataError(
+            f"split {empty[0]!r} is empty: {len(parts[empty[0]])} records came in but no group was built "
+            f"({why}); "
+            f"{needs}check the data, or loosen the bounds of data.{kind_of(empty[0])}"
+        )
     warnings: list[str] = []
     for name, part in parts.items():
         lost = [entry for entry in quarantine if entry[0] == f"build {name}"]
-        long = f"raise data.{kind_of(name)}.max_tokens (now {data.of(name).max_tokens})" if any(LONG.search(record.reason) for _, record in lost) else ""
+        long = (
+            f"raise data.{kind_of(name)}.max_tokens (now {data.of(name).max_tokens})"
+            if any(LONG.search(record.reason) for _, record in lost)
+            else ""
+        )
         warnings += _refuse_loss(lost, len(part), data.max_dropped, f"of split {name!r} are lost", file, long)
     return Curated(everything, records, parts, built, homes, steps, quarantine, early + warnings)
 
@@ -162,13 +241,20 @@ WARN_LOST = 0.05
 """Warn if more than this share of records is lost."""
 LONG = re.compile(r"too long|max_tokens")
 """Drop reasons that a larger `max_tokens` would avoid."""
-SOUND = {"no_empty_turn": "a turn is empty", "prompt_ends_well": "there is no prompt, or it ends with the assistant",
-         "roles_alternate": "user and assistant turns do not alternate", "last_is_assistant": "the last turn is not the assistant's",
-         "chosen_ne_rejected": "chosen and rejected are the same", "within_token_bound": "over the max_tokens of its split"}
+SOUND = {
+    "no_empty_turn": "a turn is empty",
+    "prompt_ends_well": "there is no prompt, or it ends with the assistant",
+    "roles_alternate": "user and assistant turns do not alternate",
+    "last_is_assistant": "the last turn is not the assistant's",
+    "chosen_ne_rejected": "chosen and rejected are the same",
+    "within_token_bound": "over the max_tokens of its split",
+}
 """Required properties of a group: column in the statistics -> drop reason if false."""
 
 
-def _sound(split: str, groups: Sequence[Group], count_tokens: CountTokens, bound: int | None) -> tuple[list[Group], list[Rejected]]:
+def _sound(
+    split: str, groups: Sequence[Group], count_tokens: CountTokens, bound: int | None
+) -> tuple[list[Group], list[Rejected]]:
     """Split groups into those that pass the per-group validation checks and rejected ones with reasons."""
     kept: list[Group] = []
     dropped: list[Rejected] = []
@@ -178,40 +264,67 @@ def _sound(split: str, groups: Sequence[Group], count_tokens: CountTokens, bound
         if wrong is None:
             kept.append(group)
         else:
-            content = {"prompt": list(group.prompt.messages), "completions": [list(path.messages) for path in group.trajectories]}
+            content = {
+                "prompt": list(group.prompt.messages),
+                "completions": [list(path.messages) for path in group.trajectories],
+            }
             dropped.append(Rejected(group.prompt.id, wrong, content))
     return kept, dropped
 
 
-def _refuse_loss(dropped: Sequence[tuple[str, Rejected]], records: int, limit: float | None, where: str, file: Path | None, remedy: str = "") -> list[str]:
-    """`GateError` if more than `limit` (a share) of the records were lost, not counting duplicates; a warning above
-    `WARN_LOST`.
+def _refuse_loss(
+    dropped: Sequence[tuple[str, Rejected]],
+    records: int,
+    limit: float | None,
+    where: str,
+    file: Path | None,
+    remedy: str = "",
+) -> list[str]:
+    """`GateError` if more than `limit` (a share) of the records were lost, not counting duplicates; a warning
+    above `WARN_LOST`.
     """
     lost = Counter((stage, record.reason.partition(":")[0]) for stage, record in dropped if not record.copy)
-    worst = "; ".join(f"{stage}: {reason} ({number / records:.1%})" for (stage, reason), number in lost.most_common(3))
+    worst = "; ".join(
+        f"{stage}: {reason} ({number / records:.1%})" for (stage, reason), number in lost.most_common(3)
+    )
     message = f"{lost.total()} of {records} records ({lost.total() / max(1, records):.1%}) {where}"
     if limit is not None and lost.total() > limit * records:
         first = next(record for _, record in dropped if not record.copy)
-        raise GateError(f"data.max_dropped: {message}, at most {limit:.1%} allowed; by step: {worst}. "
-                        f"{f'See {file}' if file else f'The first is {first.id!r} ({first.reason})'}; {remedy or 'fix the data'}, "
-                        "or raise data.max_dropped")
+        raise GateError(
+            f"data.max_dropped: {message}, at most {limit:.1%} allowed; by step: {worst}. "
+            f"{f'See {file}' if file else f'The first is {first.id!r} ({first.reason})'}; "
+            f"{remedy or 'fix the data'}, "
+            "or raise data.max_dropped"
+        )
     known = limit is None or limit > (Data.max_dropped or 1)  # the recipe explicitly allows this many
-    return [f"{message}; by step: {worst}{f'; {remedy}' if remedy else ''}"] if lost.total() > WARN_LOST * records and not known else []
+    return (
+        [f"{message}; by step: {worst}{f'; {remedy}' if remedy else ''}"]
+        if lost.total() > WARN_LOST * records and not known
+        else []
+    )
 
 
 def write_quarantine(path: Path | None, dropped: Sequence[tuple[str, Rejected]]) -> None:
-    """One JSON object per line: id, stage, reason, record (omitted if the source still contains it unchanged)."""
+    """One JSON object per line: id, stage, reason, record (omitted if the source still contains it
+    unchanged).
+    """
     if path is None:
         return
-    lines = [json.dumps({"id": d.id, "stage": stage, "reason": d.reason, "record": d.record}, ensure_ascii=False) + "\n"
-             for stage, d in dropped]
+    lines = [
+        json.dumps({"id": d.id, "stage": stage, "reason": d.reason, "record": d.record}, ensure_ascii=False)
+        + "\n"
+        for stage, d in dropped
+    ]
     path.write_text("".join(lines), encoding="utf-8", errors="replace")
 
 
 def rating_report(records: Sequence[Conversation]) -> dict[str, Any]:
     """Number of rated records, and Pearson correlation of ratings with the log of turns and of characters."""
-    rated = [(r.rating, math.log(len(r.messages)), math.log(1 + len(r.text))) for r in records
-             if r.rating is not None and r.messages]
+    rated = [
+        (r.rating, math.log(len(r.messages)), math.log(1 + len(r.text)))
+        for r in records
+        if r.rating is not None and r.messages
+    ]
     if len(rated) < 3:
         return {"rated": len(rated)}
     import numpy as np
@@ -220,19 +333,35 @@ def rating_report(records: Sequence[Conversation]) -> dict[str, Any]:
     common, times = Counter(mean.tolist()).most_common(1)[0]
 
     def with_rating(values: Any) -> float | None:
-        return round(float(np.corrcoef(mean, values)[0, 1]), 4) if mean.std() > 0 and values.std() > 0 else None
+        return (
+            round(float(np.corrcoef(mean, values)[0, 1]), 4) if mean.std() > 0 and values.std() > 0 else None
+        )
 
-    return {"rated": len(rated), "mean": round(float(mean.mean()), 4), "most_common": [common, times],
-            "correlation_log_turns": with_rating(turns), "correlation_log_characters": with_rating(characters)}
+    return {
+        "rated": len(rated),
+        "mean": round(float(mean.mean()), 4),
+        "most_common": [common, times],
+        "correlation_log_turns": with_rating(turns),
+        "correlation_log_characters": with_rating(characters),
+    }
 
 
 def pair_report(groups: Sequence[Group]) -> dict[str, Any]:
     """Share of pairs whose chosen side is longer (0.5 means no length bias), and the number of distinct
     conversations.
     """
-    sizes = [[sum(len(m["content"]) for m in path.messages) for path in group.trajectories] for group in groups]
+    sizes = [
+        [sum(len(m["content"]) for m in path.messages) for path in group.trajectories] for group in groups
+    ]
     longer = sum(chosen > rejected for chosen, rejected in sizes) + 0.5 * sum(a == b for a, b in sizes)
-    conversations = {path.meta.get("conversation", f"{group.prompt.id} {i}") for group in groups
-                     for i, path in enumerate(group.trajectories)}
-    return {"pairs": len(groups), "chosen_is_longer": round(longer / len(sizes), 4), "conversations": len(conversations),
-            "positions": dict(sorted(Counter(str(g.prompt.meta.get("position", "")) for g in groups).items()))}
+    conversations = {
+        path.meta.get("conversation", f"{group.prompt.id} {i}")
+        for group in groups
+        for i, path in enumerate(group.trajectories)
+    }
+    return {
+        "pairs": len(groups),
+        "chosen_is_longer": round(longer / len(sizes), 4),
+        "conversations": len(conversations),
+        "positions": dict(sorted(Counter(str(g.prompt.meta.get("position", "")) for g in groups).items())),
+    }

@@ -1,10 +1,10 @@
 """Decontamination: drops training records that contain evaluation questions.
 
 A training record is contaminated if one of its messages shares `words` consecutive words (13, as in GPT-3,
-arXiv:2005.14165, appendix C) with a question of a held-out record, or if their prompts are equal. Questions are
-compared, not answers (as in Tulu 3, arXiv:2411.15124). Word runs that occur in more than one in a hundred held-out
-prompts, and in more than one prompt, are task boilerplate ("Answer the following question step by step ...") and
-ignored. Letter case and punctuation are ignored.
+arXiv:2005.14165, appendix C) with a question of a held-out record, or if their prompts are equal. Questions
+are compared, not answers (as in Tulu 3, arXiv:2411.15124). Word runs that occur in more than one in a hundred
+held-out prompts, and in more than one prompt, are task boilerplate ("Answer the following question step by
+step ...") and ignored. Letter case and punctuation are ignored.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from ratchet.components.data.statistics import GREETING, normalised
 COMMON = 0.01
 
 
-def decontaminate(parts: Mapping[str, Sequence[Conversation]], benchmarks: Sequence[Conversation], words: int) -> tuple[dict[str, list[Conversation]], list[Rejected]]:
+def decontaminate(
+    parts: Mapping[str, Sequence[Conversation]], benchmarks: Sequence[Conversation], words: int
+) -> tuple[dict[str, list[Conversation]], list[Rejected]]:
     """The splits without contaminated records, and those records. `evaluate` is compared with the benchmarks,
     `_validation` splits with both, training splits with all three.
     """
@@ -33,7 +35,11 @@ def decontaminate(parts: Mapping[str, Sequence[Conversation]], benchmarks: Seque
         for name in (name for name in parts if order[name] == level):
             found = [(record, known.of(record)) for record in parts[name]]
             kept[name] = [record for record, why in found if not why]
-            dropped += [Rejected(record.id, f"contaminated, {why}", record.as_json(), copy=True) for record, why in found if why]
+            dropped += [
+                Rejected(record.id, f"contaminated, {why}", record.as_json(), copy=True)
+                for record, why in found
+                if why
+            ]
             held_out.append((name, kept[name]))
     return {name: kept[name] for name in parts}, dropped
 
@@ -48,7 +54,10 @@ class _Questions:
 
     def add(self, name: str, records: Sequence[Conversation]) -> None:
         prompts = {prompt: record for record in records if (prompt := _prompt(record))}
-        questions: dict[str, set[int]] = {p: {run for m in _question_texts(record) for run in self._runs_of(m)} for p, record in prompts.items()}
+        questions: dict[str, set[int]] = {
+            p: {run for m in _question_texts(record) for run in self._runs_of(m)}
+            for p, record in prompts.items()
+        }
         times = Counter(run for runs in questions.values() for run in runs)
         most = max(1, COMMON * len(prompts))
         for prompt, record in prompts.items():
@@ -61,8 +70,14 @@ class _Questions:
         """Why a record is contaminated; empty if it is not."""
         if not self._prompts:
             return ""
-        texts = [m["content"] for m in (*record.messages, *record.rejected[record.opening:]) if m["role"] != "system"]
-        return self._prompts.get(_prompt(record), "") or next((self._runs[run] for text in texts for run in self._runs_of(text) if run in self._runs), "")
+        texts = [
+            m["content"]
+            for m in (*record.messages, *record.rejected[record.opening :])
+            if m["role"] != "system"
+        ]
+        return self._prompts.get(_prompt(record), "") or next(
+            (self._runs[run] for text in texts for run in self._runs_of(text) if run in self._runs), ""
+        )
 
     def _runs_of(self, text: str) -> Iterator[int]:
         words = re.findall(r"\w+", text.lower())
@@ -71,13 +86,19 @@ class _Questions:
 
 def _question_texts(record: Conversation) -> list[str]:
     """Question texts of a held-out record: the non-assistant turns of its prompt, or of the conversation."""
-    return [m["content"] for m in record.messages[:record.opening or None] if m["role"] not in ("system", "assistant")]
+    return [
+        m["content"]
+        for m in record.messages[: record.opening or None]
+        if m["role"] not in ("system", "assistant")
+    ]
 
 
 def _prompt(record: Conversation) -> str:
-    """Normalised prompt, with its topic. For a conversation without a fixed prompt, its first user turn if that is
-    long enough.
+    """Normalised prompt, with its topic. For a conversation without a fixed prompt, its first user turn if
+    that is long enough.
     """
-    question_messages = record.messages[:record.opening] or next(([m] for m in record.messages if m["role"] == "user"), [])
+    question_messages = record.messages[: record.opening] or next(
+        ([m] for m in record.messages if m["role"] == "user"), []
+    )
     text = normalised("\n".join(m["content"] for m in question_messages if m["role"] != "system"))
     return f"{record.topic or ''}: {text}" if record.opening or len(text.split()) >= GREETING else ""

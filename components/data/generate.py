@@ -1,7 +1,8 @@
-"""Generated data for `generate:name?key=value`: reasoning problems, and a small language for training from scratch.
+"""Generated data for `generate:name?key=value`: reasoning problems, and a small language for training from
+scratch.
 
-All `reasoning-gym` data sets by name and options (`generate:chain_sum?size=500&seed=1&max_terms=3`), as JSONL rows
-{id, prompt, answer, meta}; `meta` is the full entry, which the package's verifier needs. In addition:
+All `reasoning-gym` data sets by name and options (`generate:chain_sum?size=500&seed=1&max_terms=3`), as JSONL
+rows {id, prompt, answer, meta}; `meta` is the full entry, which the package's verifier needs. In addition:
 
     tiny_corpus   {id, messages}                 short dialogues of a closed grammar, with sums
     tiny_pairs    {id, prompt, chosen, rejected}  the same questions; the rejected answer is wrong or rude
@@ -21,16 +22,36 @@ from urllib.parse import parse_qsl
 
 from ratchet.components.errors import SourceError, nearest
 
-COLOURS = {"sky": "blue", "grass": "green", "snow": "white", "coal": "black", "a lemon": "yellow", "a rose": "red"}
-SOUNDS = {"a dog": "barks", "a cat": "meows", "a cow": "moos", "a duck": "quacks", "a lion": "roars", "a bee": "buzzes"}
-PLACES = {"fish": "in water", "birds": "in trees", "bears": "in woods", "camels": "in deserts", "kings": "in castles"}
+COLOURS = {
+    "sky": "blue",
+    "grass": "green",
+    "snow": "white",
+    "coal": "black",
+    "a lemon": "yellow",
+    "a rose": "red",
+}
+SOUNDS = {
+    "a dog": "barks",
+    "a cat": "meows",
+    "a cow": "moos",
+    "a duck": "quacks",
+    "a lion": "roars",
+    "a bee": "buzzes",
+}
+PLACES = {
+    "fish": "in water",
+    "birds": "in trees",
+    "bears": "in woods",
+    "camels": "in deserts",
+    "kings": "in castles",
+}
 NAMES = ("Ann", "Bob", "Cleo", "Dan", "Eve", "Finn")
 RUDE = ("I do not know.", "Go away.", "Who cares?", "No.")
 
 
 def generate(what: str, folder: Path) -> Path:
-    """Write the data set `name?key=value&...` to `folder/name.jsonl`, deterministically. `SourceError` for an unknown
-    name or option.
+    """Write the data set `name?key=value&...` to `folder/name.jsonl`, deterministically. `SourceError` for an
+    unknown name or option.
     """
     name, _, query = what.partition("?")
     options = {key: _value(text) for key, text in parse_qsl(query, keep_blank_values=True)}
@@ -52,7 +73,11 @@ def generate(what: str, folder: Path) -> Path:
 def check_name(what: str) -> None:
     """`SourceError` if `name?key=value&...` names no data set."""
     name, package = what.partition("?")[0], importlib.util.find_spec("reasoning_gym")
-    files = Path(package.origin).parent.rglob(f"{name}.py") if package and package.origin and name.isidentifier() else ()
+    files = (
+        Path(package.origin).parent.rglob(f"{name}.py")
+        if package and package.origin and name.isidentifier()
+        else ()
+    )
     if name not in _TINY and not any(files):  # importing the package takes a second
         _reasoning(name)
 
@@ -73,7 +98,12 @@ def _reasoning(name: str) -> Callable[..., Iterator[dict[str, Any]]]:
     def rows(size: int = 500, seed: int = 0, **options: Any) -> Iterator[dict[str, Any]]:
         for number, entry in enumerate(create_dataset(name, size=size, seed=seed, **options)):
             entry = json.loads(json.dumps(entry, default=str))
-            yield {"id": f"{name}-{seed}-{number}", "prompt": entry["question"], "answer": entry["answer"], "meta": entry}
+            yield {
+                "id": f"{name}-{seed}-{number}",
+                "prompt": entry["question"],
+                "answer": entry["answer"],
+                "meta": entry,
+            }
 
     return rows
 
@@ -111,8 +141,10 @@ def _tiny_corpus(size: int = 2000, seed: int = 0, turns: int = 2) -> Iterator[di
         name = rng.choice(NAMES)
 
         if rng.random() < 0.3:
-            messages += [{"role": "user", "content": f"Hello, I am {name}."},
-                         {"role": "assistant", "content": f"Hello {name}, nice to meet you."}]
+            messages += [
+                {"role": "user", "content": f"Hello, I am {name}."},
+                {"role": "assistant", "content": f"Hello {name}, nice to meet you."},
+            ]
         for _ in range(rng.randint(1, turns)):
             _, question, answer, _ = _question(rng)
             messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
@@ -138,8 +170,16 @@ def _tiny_labels(size: int = 500, seed: int = 0) -> Iterator[dict[str, Any]]:
     """One answer per pair, alternately the right and the wrong one."""
     for number, pair in enumerate(_tiny_pairs(size, seed)):
         good = number % 2 == 0
-        yield {"id": f"tiny-label-{seed}-{number}", "prompt": pair["prompt"], "completion": pair["chosen" if good else "rejected"], "label": good}
+        yield {
+            "id": f"tiny-label-{seed}-{number}",
+            "prompt": pair["prompt"],
+            "completion": pair["chosen" if good else "rejected"],
+            "label": good,
+        }
 
 
 _TINY: dict[str, Callable[..., Iterator[dict[str, Any]]]] = {
-    "tiny_corpus": _tiny_corpus, "tiny_pairs": _tiny_pairs, "tiny_labels": _tiny_labels}
+    "tiny_corpus": _tiny_corpus,
+    "tiny_pairs": _tiny_pairs,
+    "tiny_labels": _tiny_labels,
+}

@@ -5,12 +5,13 @@
     index       int32         index in the group; -1 for a prompt without trajectories
     prompt      list<struct<role, content>>      completion   the same: messages after the prompt
     answer, source, actor, weights, stop         strings
-    meta        string        JSON of the rest: prompt and trajectory meta, spans, parent, inputs other than tokens
+    meta        string        JSON of the rest: prompt and trajectory meta, spans, parent, inputs other than
+    tokens
     tokens      list<int32>   mask   list<bool>   logprobs   list<float32>     null if absent
     <name>      one Parquet column per group column: a scalar (float64, int64, bool, string) or a list
 
-Reading restores what was written, with sequences as lists and logprobs rounded to float32. A column that only some
-groups have stays absent in the others. Equal groups give equal bytes.
+Reading restores what was written, with sequences as lists and logprobs rounded to float32. A column that only
+some groups have stays absent in the others. Equal groups give equal bytes.
 """
 
 from __future__ import annotations
@@ -32,12 +33,24 @@ STOPS = get_args(Stop)
 VERSION = "1"
 ROW_GROUP = 4096
 _MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
-SCHEMA = pa.schema([
-    ("group", pa.int32()), ("prompt_id", pa.string()), ("index", pa.int32()), ("prompt", _MESSAGES),
-    ("completion", _MESSAGES), ("answer", pa.string()), ("source", pa.string()), ("actor", pa.string()),
-    ("weights", pa.string()), ("stop", pa.string()), ("meta", pa.string()), ("tokens", pa.list_(pa.int32())),
-    ("mask", pa.list_(pa.bool_())), ("logprobs", pa.list_(pa.float32())),
-])
+SCHEMA = pa.schema(
+    [
+        ("group", pa.int32()),
+        ("prompt_id", pa.string()),
+        ("index", pa.int32()),
+        ("prompt", _MESSAGES),
+        ("completion", _MESSAGES),
+        ("answer", pa.string()),
+        ("source", pa.string()),
+        ("actor", pa.string()),
+        ("weights", pa.string()),
+        ("stop", pa.string()),
+        ("meta", pa.string()),
+        ("tokens", pa.list_(pa.int32())),
+        ("mask", pa.list_(pa.bool_())),
+        ("logprobs", pa.list_(pa.float32())),
+    ]
+)
 
 
 def write_groups(path: Path, groups: Iterable[Group]) -> Path:
@@ -45,19 +58,25 @@ def write_groups(path: Path, groups: Iterable[Group]) -> Path:
     path, groups = Path(path), list(groups)
     names = sorted({name for group in groups for name in group.columns})
     if taken := set(names) & set(SCHEMA.names):
-        raise DataError(f"{path}: column {min(taken)!r} has a reserved name (fixed column of the layout); rename it")
+        raise DataError(
+            f"{path}: column {min(taken)!r} has a reserved name (fixed column of the layout); rename it"
+        )
     rows: dict[str, list[Any]] = {name: [] for name in (*SCHEMA.names, *names)}
     for number, group in enumerate(groups):
         try:
             _append(rows, number, group, names)
         except (TypeError, KeyError, ValueError) as error:
-            raise DataError(f"{path}: group {number} ({group.prompt.id!r}) cannot be written: {error}") from error
+            raise DataError(
+                f"{path}: group {number} ({group.prompt.id!r}) cannot be written: {error}"
+            ) from error
     fields, arrays = list(SCHEMA), []
     for field in SCHEMA:
         try:
             arrays.append(pa.array(rows[field.name], type=field.type))
         except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
-            raise DataError(f"{path}: column {field.name!r} holds a value that is not {field.type}: {error}") from error
+            raise DataError(
+                f"{path}: column {field.name!r} holds a value that is not {field.type}: {error}"
+            ) from error
     for name in names:
         array = _column(rows[name], f"{path}: column {name!r}")
         fields.append(pa.field(name, array.type))
@@ -84,7 +103,9 @@ def _append(rows: dict[str, list[Any]], number: int, group: Group, names: Sequen
     absent = [name for name in names if name not in group.columns]
     for name, values in group.columns.items():
         if len(values) != len(group.trajectories):
-            raise ValueError(f"column {name!r} has {len(values)} values for {len(group.trajectories)} trajectories")
+            raise ValueError(
+                f"column {name!r} has {len(values)} values for {len(group.trajectories)} trajectories"
+            )
     prompt = [_message(m) for m in group.prompt.messages]
     for index, path in enumerate(group.trajectories or (None,)):
         rest: dict[str, Any] = {"prompt": dict(group.prompt.meta)} if group.prompt.meta else {}
@@ -96,12 +117,20 @@ def _append(rows: dict[str, list[Any]], number: int, group: Group, names: Sequen
         mask = _plain(path.mask) if path else None
         logprobs = _plain(path.logprobs) if path else None
         row = {
-            "group": number, "prompt_id": group.prompt.id, "index": index if path else -1, "prompt": prompt,
-            "completion": [_message(m) for m in path.messages] if path else None, "answer": group.prompt.answer,
-            "source": group.prompt.source, "actor": path.actor if path else None,
-            "weights": path.weights if path else None, "stop": path.stop if path else None,
+            "group": number,
+            "prompt_id": group.prompt.id,
+            "index": index if path else -1,
+            "prompt": prompt,
+            "completion": [_message(m) for m in path.messages] if path else None,
+            "answer": group.prompt.answer,
+            "source": group.prompt.source,
+            "actor": path.actor if path else None,
+            "weights": path.weights if path else None,
+            "stop": path.stop if path else None,
             "meta": json.dumps(rest, ensure_ascii=False, sort_keys=True) if rest else "{}",
-            "tokens": tokens, "mask": mask or None, "logprobs": logprobs,
+            "tokens": tokens,
+            "mask": mask or None,
+            "logprobs": logprobs,
         }
         for name in names:
             row[name] = _plain(group.columns[name][index]) if path and name in group.columns else None
@@ -110,8 +139,14 @@ def _append(rows: dict[str, list[Any]], number: int, group: Group, names: Sequen
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, str]:
-    if set(message) != {"role", "content"} or message["role"] not in ROLES or not isinstance(message["content"], str):
-        raise ValueError(f"a message needs exactly a role (one of {ROLES}) and a text content, got {message!r}")
+    if (
+        set(message) != {"role", "content"}
+        or message["role"] not in ROLES
+        or not isinstance(message["content"], str)
+    ):
+        raise ValueError(
+            f"a message needs exactly a role (one of {ROLES}) and a text content, got {message!r}"
+        )
     return {"role": message["role"], "content": message["content"]}
 
 
@@ -141,16 +176,23 @@ def _column(values: list[Any], what: str) -> pa.Array:
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
         raise DataError(f"{what} mixes types or has values that Parquet cannot store: {error}") from error
     if "struct" in str(array.type):
-        raise DataError(f"{what} contains dictionaries; columns may contain numbers, strings or lists, put the rest into meta")
+        raise DataError(
+            f"{what} contains dictionaries; columns may contain numbers, strings or lists, put the rest "
+            "into meta"
+        )
     if pa.types.is_list(array.type) and array.type.value_type == pa.float64():
-        small = array.cast(pa.list_(pa.float32()))  # per-step values usually come from float32 tensors: half the bytes
+        small = array.cast(
+            pa.list_(pa.float32())
+        )  # per-step values usually come from float32 tensors: half the bytes
         if small.cast(array.type).equals(array):  # only if lossless
             return small
     return array
 
 
 def read_groups(path: Path) -> list[Group]:
-    """Read the groups of a file. `SourceError` if it is missing, `DataError` with file and row if it is damaged."""
+    """Read the groups of a file. `SourceError` if it is missing, `DataError` with file and row if it is
+    damaged.
+    """
     path = Path(path)
     if not path.is_file():
         raise SourceError(f"groups file not found: {path}")
@@ -191,7 +233,8 @@ def parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
             rows = file.read_row_group(number).to_pylist()
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise DataError(
-                f"{path}, rows {start} to {stop - 1} are damaged: {_first_line(error)}; download or create the file again"
+                f"{path}, rows {start} to {stop - 1} are damaged: {_first_line(error)}; download or "
+                "create the file again"
             ) from error
         yield from rows
         start = stop
@@ -227,11 +270,18 @@ def _group(rows: list[dict[str, Any]]) -> Group:
     for row in rows[1:]:
         if row["prompt_id"] != first["prompt_id"] or row["prompt"] != first["prompt"]:
             raise ValueError(f"rows of group {first['group']} have different prompts")
-    prompt = Prompt(first["prompt_id"], _turns(first["prompt"]), first["answer"], first["source"],
-                    first["meta"].get("prompt", {}))
+    prompt = Prompt(
+        first["prompt_id"],
+        _turns(first["prompt"]),
+        first["answer"],
+        first["source"],
+        first["meta"].get("prompt", {}),
+    )
     absent = set(first["meta"].get("absent", ()))
     full = [row for row in rows if row["index"] >= 0]
-    columns = {name: [row[name] for row in full] for name in first if name not in SCHEMA.names and name not in absent}
+    columns = {
+        name: [row[name] for row in full] for name in first if name not in SCHEMA.names and name not in absent
+    }
     return Group(prompt, tuple(_trajectory(row) for row in full), columns)
 
 
@@ -245,19 +295,35 @@ def _trajectory(row: dict[str, Any]) -> Trajectory:
     if row["tokens"] is not None:
         inputs["tokens"] = row["tokens"]
     return Trajectory(
-        _turns(row["completion"]), inputs, row["mask"] if row["mask"] is not None else (), row["logprobs"],
-        row["actor"] or "", row["weights"] or "", tuple(Span(*span) for span in meta.get("spans", ())),
-        tuple(meta["parent"]) if "parent" in meta else None, row["stop"], meta.get("trajectory", {}),
+        _turns(row["completion"]),
+        inputs,
+        row["mask"] if row["mask"] is not None else (),
+        row["logprobs"],
+        row["actor"] or "",
+        row["weights"] or "",
+        tuple(Span(*span) for span in meta.get("spans", ())),
+        tuple(meta["parent"]) if "parent" in meta else None,
+        row["stop"],
+        meta.get("trajectory", {}),
     )
 
 
 def by_prompt(groups: Sequence[Group]) -> list[Group]:
-    """All groups of a prompt as one (rows in order, of pairs chosen first; columns that all of them have), so that all
-    comparisons of a prompt are in one batch (InstructGPT, section 3.5) and the shared prefix is processed once.
+    """All groups of a prompt as one (rows in order, of pairs chosen first; columns that all of them have), so
+    that all comparisons of a prompt are in one batch (InstructGPT, section 3.5) and the shared prefix is
+    processed once.
     """
     gathered: dict[str, list[Group]] = {}
     for group in groups:
         gathered.setdefault(group.prompt.id, []).append(group)
-    return [Group(members[0].prompt, tuple(t for group in members for t in group.trajectories),
-                  {name: [value for group in members for value in group.columns[name]] for name in sorted(set.intersection(*(set(group.columns) for group in members)))})
-            for members in gathered.values()]
+    return [
+        Group(
+            members[0].prompt,
+            tuple(t for group in members for t in group.trajectories),
+            {
+                name: [value for group in members for value in group.columns[name]]
+                for name in sorted(set.intersection(*(set(group.columns) for group in members)))
+            },
+        )
+        for members in gathered.values()
+    ]

@@ -23,7 +23,9 @@ def download(rest: str, config: str | None = None) -> Path:
     from huggingface_hub.errors import EntryNotFoundError
     from huggingface_hub.file_download import repo_folder_name
 
-    cache = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=request["repo_id"], repo_type=request["repo_type"])
+    cache = Path(constants.HF_HUB_CACHE) / repo_folder_name(
+        repo_id=request["repo_id"], repo_type=request["repo_type"]
+    )
     with _hub_errors(rest, request), watch_download(cache):
         if "." in inner.rpartition("/")[2]:
             return Path(hf_hub_download(filename=inner, **request))
@@ -31,7 +33,9 @@ def download(rest: str, config: str | None = None) -> Path:
         if config is not None:
             card = ""
             with contextlib.suppress(EntryNotFoundError):
-                card = Path(hf_hub_download(filename="/".join(filter(None, (inner, CARD))), **request)).read_text(encoding="utf-8", errors="replace")
+                card = Path(
+                    hf_hub_download(filename="/".join(filter(None, (inner, CARD))), **request)
+                ).read_text(encoding="utf-8", errors="replace")
             files = [one for some in patterns_of(card, config).values() for one in some] or [f"{config}/*"]
             wanted = ["/".join(filter(None, (inner, one.replace("**/", "")))) for one in [CARD, *files]]
         found = Path(snapshot_download(**request, allow_patterns=wanted)) / inner
@@ -41,8 +45,8 @@ def download(rest: str, config: str | None = None) -> Path:
 
 
 def commit(rest: str) -> str | None:
-    """The commit that a `hub:` address currently resolves to, None if the Hub is unreachable. `SourceError` as in
-    `download`.
+    """The commit that a `hub:` address currently resolves to, None if the Hub is unreachable. `SourceError`
+    as in `download`.
     """
     request = repository(rest)
     from huggingface_hub import HfApi
@@ -50,7 +54,9 @@ def commit(rest: str) -> str | None:
 
     with _hub_errors(rest, request):
         try:
-            info = HfApi(endpoint=request["endpoint"]).repo_info(request["repo_id"], revision=request["revision"], repo_type=request["repo_type"], timeout=10)
+            info = HfApi(endpoint=request["endpoint"]).repo_info(
+                request["repo_id"], revision=request["revision"], repo_type=request["repo_type"], timeout=10
+            )
         except HfHubHTTPError as error:
             if error.response.status_code < 500:
                 raise
@@ -64,10 +70,17 @@ def repository(rest: str) -> dict[str, Any]:
     """Arguments of `huggingface_hub` calls for an address."""
     match = re.fullmatch(r"(?:(datasets|models)/)?([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", rest.partition("!")[0])
     if not match:
-        raise SourceError(f"hub:{rest}: expected hub:org/name, optionally with @revision and !file (datasets/org/name for data)")
+        raise SourceError(
+            f"hub:{rest}: expected hub:org/name, optionally with @revision and !file (datasets/org/name "
+            "for data)"
+        )
     kind, repository, revision = match.groups()
-    return {"repo_id": repository, "revision": revision, "repo_type": "dataset" if kind == "datasets" else "model",
-            "endpoint": os.environ.get("HF_ENDPOINT")}  # read at call time; the library reads it once at import
+    return {
+        "repo_id": repository,
+        "revision": revision,
+        "repo_type": "dataset" if kind == "datasets" else "model",
+        "endpoint": os.environ.get("HF_ENDPOINT"),
+    }  # read at call time; the library reads it once at import
 
 
 @contextlib.contextmanager
@@ -87,14 +100,20 @@ def _hub_errors(rest: str, request: dict[str, Any]) -> Iterator[None]:
     except SourceError as error:
         raise SourceError(f"hub:{rest}: {error}") from None
     except LocalEntryNotFoundError as error:
-        raise SourceError(f"hub:{rest}: cannot download from {hub} and it is not in the cache; "
-                          "check the connection or HF_ENDPOINT") from error
+        raise SourceError(
+            f"hub:{rest}: cannot download from {hub} and it is not in the cache; "
+            "check the connection or HF_ENDPOINT"
+        ) from error
     except GatedRepoError as error:
-        raise SourceError(f"hub:{rest}: {repository} is gated; accept its terms and log in with `hf auth login`") from error
+        raise SourceError(
+            f"hub:{rest}: {repository} is gated; accept its terms and log in with `hf auth login`"
+        ) from error
     except RevisionNotFoundError as error:
         raise SourceError(f"hub:{rest}: {repository} has no revision {request['revision']!r}") from error
     except RepositoryNotFoundError as error:
-        raise SourceError(f"hub:{rest}: no {request['repo_type']} repository {repository!r} (or it is private)") from error
+        raise SourceError(
+            f"hub:{rest}: no {request['repo_type']} repository {repository!r} (or it is private)"
+        ) from error
     except EntryNotFoundError as error:
         raise SourceError(f"hub:{rest}: {repository} has no file {rest.partition('!')[2]!r}") from error
     except Exception as error:  # network libraries raise various exceptions

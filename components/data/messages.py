@@ -1,4 +1,6 @@
-"""Conversion of message formats (OpenAI objects, ShareGPT `from`/`value`, plain-text transcripts) to role and text."""
+"""Conversion of message formats (OpenAI objects, ShareGPT `from`/`value`, plain-text transcripts) to role and
+text.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,31 @@ from typing import Any, cast
 from ratchet.components.data.groups import ROLES
 from ratchet.components.types import Message
 
-NAMES = {"human": "user", "prompter": "user", "instruction": "user", "input": "user", "gpt": "assistant", "chatgpt": "assistant",
-         "bard": "assistant", "bing": "assistant", "model": "assistant", "response": "assistant", "function_call": "assistant",
-         "developer": "system", "function": "tool", "function_response": "tool", "observation": "tool", "tool_response": "tool"}
+NAMES = {
+    "human": "user",
+    "prompter": "user",
+    "instruction": "user",
+    "input": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "bard": "assistant",
+    "bing": "assistant",
+    "model": "assistant",
+    "response": "assistant",
+    "function_call": "assistant",
+    "developer": "system",
+    "function": "tool",
+    "function_response": "tool",
+    "observation": "tool",
+    "tool_response": "tool",
+}
 """Aliases of roles."""
 
-TURNS = (re.compile(r"(?:\A|\n\n)(Human|Assistant): ?"),                                                  # HH-RLHF
-         re.compile(r"\s*### ?(System|Human|User|Instruction|Input|Assistant|Response): ?"),              # Guanaco, Alpaca
-         re.compile(r"(?:<\|im_end\|>)?\s*<\|im_start\|>(system|user|assistant|tool)\n"))                 # ChatML
+TURNS = (
+    re.compile(r"(?:\A|\n\n)(Human|Assistant): ?"),  # HH-RLHF
+    re.compile(r"\s*### ?(System|Human|User|Instruction|Input|Assistant|Response): ?"),  # Guanaco, Alpaca
+    re.compile(r"(?:<\|im_end\|>)?\s*<\|im_start\|>(system|user|assistant|tool)\n"),
+)  # ChatML
 """Turn markers of transcripts; a transcript starts with one."""
 
 PROMPTS = ("prompt", "question", "instruction", "conversations", "messages")
@@ -26,8 +45,8 @@ PROMPTS = ("prompt", "question", "instruction", "conversations", "messages")
 
 
 def messages_of(value: Any, role: str) -> tuple[Message, ...]:
-    """Messages from a text (one message of `role`, unless it is a transcript) or a list. `ValueError` describes the
-    problem.
+    """Messages from a text (one message of `role`, unless it is a transcript) or a list. `ValueError`
+    describes the problem.
     """
     if isinstance(value, str):
         return transcript(value) or (message(role, value),)
@@ -39,14 +58,17 @@ def messages_of(value: Any, role: str) -> tuple[Message, ...]:
 
 
 def transcript(text: str) -> tuple[Message, ...]:
-    r"""Turns of a text that starts with a turn marker and has an assistant turn, e.g. HH-RLHF's "\n\nHuman: ...
-    \n\nAssistant: ..."; () for any other text. An empty final answer is dropped.
+    r"""Turns of a text that starts with a turn marker and has an assistant turn, e.g. HH-RLHF's "\n\nHuman:
+    ... \n\nAssistant: ..."; () for any other text. An empty final answer is dropped.
     """
     text = text.lstrip("\n")
     for marks in TURNS:
         if marks.match(text):
             _, *parts = marks.split(text.removesuffix("\n").removesuffix("<|im_end|>"))
-            turns = [message(NAMES.get(name.lower(), name.lower()), content.strip()) for name, content in zip(parts[::2], parts[1::2], strict=True)]
+            turns = [
+                message(NAMES.get(name.lower(), name.lower()), content.strip())
+                for name, content in zip(parts[::2], parts[1::2], strict=True)
+            ]
             if all(turn["role"] != "assistant" for turn in turns):
                 return ()
             return _joined(turns[:-1] if turns[-1] == message("assistant", "") else turns, every=True)
@@ -76,14 +98,18 @@ def label_of(value: Any) -> bool | None:
 
 
 def with_system(messages: tuple[Message, ...], system: Any, tools: Any = None) -> tuple[Message, ...]:
-    """`messages` preceded by a system message with the text `system` and the function definitions `tools` (a list, or
-    its JSON).
+    """`messages` preceded by a system message with the text `system` and the function definitions `tools` (a
+    list, or its JSON).
     """
     tools = json.loads(tools) if isinstance(tools, str) and tools.strip() else tools
     given = [str(system)] if system else []
     if tools:
-        given.append("These functions can be called. A call is a line of JSON with name and arguments between <tool_call> and </tool_call>.\n<tools>\n"
-                     + "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools) + "\n</tools>")
+        given.append(
+            "These functions can be called. A call is a line of JSON with name and arguments between "
+            "<tool_call> and </tool_call>.\n<tools>\n"
+            + "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+            + "\n</tools>"
+        )
     return _joined([*(message("system", text) for text in given), *messages])
 
 
@@ -132,11 +158,14 @@ def _call(call: Mapping[str, Any]) -> str:
     if isinstance(arguments, str):
         with contextlib.suppress(ValueError):  # model output: invalid JSON is kept as text
             arguments = json.loads(arguments)
-    return f"<tool_call>\n{json.dumps({'name': call['name'], 'arguments': arguments}, ensure_ascii=False)}\n</tool_call>"
+    called = json.dumps({"name": call["name"], "arguments": arguments}, ensure_ascii=False)
+    return f"<tool_call>\n{called}\n</tool_call>"
 
 
 def _joined(messages: Sequence[Message], every: bool = False) -> tuple[Message, ...]:
-    """Merge adjacent system messages, since templates allow one; with `every`, adjacent messages of any role."""
+    """Merge adjacent system messages, since templates allow one; with `every`, adjacent messages of any
+    role.
+    """
     out: list[Message] = []
     for one in messages:
         if out and out[-1]["role"] == one["role"] and (every or one["role"] == "system"):

@@ -1,9 +1,9 @@
-"""Mixtures of several data sources: `limit` caps the training records of a source, `weight` is its share in the
-mixture.
+"""Mixtures of several data sources: `limit` caps the training records of a source, `weight` is its share in
+the mixture.
 
-With weights, the mixture is as large as the scarcest source allows: weights 3 and 1 over 1,000 and 1,000 records give
-1,000 and 333. Records are chosen by a hash of the data seed and the record id. Held-out records are neither capped
-nor weighted.
+With weights, the mixture is as large as the scarcest source allows: weights 3 and 1 over 1,000 and 1,000
+records give 1,000 and 333. Records are chosen by a hash of the data seed and the record id. Held-out records
+are neither capped nor weighted.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ ORDER = ("test", "validation", "", "train", "benchmark")
 
 
 def read_sources(data: Data, paths: Sequence[Path], seed: int, most: int | None = None) -> FilterResult:
-    """Records of all sources (of `most` rows per file). With several sources, each record has its source's label,
-    also as prefix of its id.
+    """Records of all sources (of `most` rows per file). With several sources, each record has its source's
+    label, also as prefix of its id.
     """
     kept: list[Conversation] = []
     dropped: list[Rejected] = []
@@ -40,37 +40,77 @@ def read_sources(data: Data, paths: Sequence[Path], seed: int, most: int | None 
             raise type(error)(str(error).replace(str(path), one.source or str(path))) from error
         changed.update(found.changed)
         if data.sources:
-            found = FilterResult([replace(r, id=f"{label}-{r.id}", source=label, meta={**r.meta, **({"source": r.source} if r.source else {})})
-                            for r in found.kept], [replace(d, id=f"{label}-{d.id}") for d in found.dropped])
+            found = FilterResult(
+                [
+                    replace(
+                        r,
+                        id=f"{label}-{r.id}",
+                        source=label,
+                        meta={**r.meta, **({"source": r.source} if r.source else {})},
+                    )
+                    for r in found.kept
+                ],
+                [replace(d, id=f"{label}-{d.id}") for d in found.dropped],
+            )
         stays = _drawn([r for r in found.kept if r.published in TRAINING], one.limit, seed)
         kept += [r for r in found.kept if r.published not in TRAINING or r.id in stays]
-        dropped += [*found.dropped, *(Rejected(r.id, f"over the limit of {label}", copy=True) for r in found.kept
-                                      if r.published in TRAINING and r.id not in stays)]
-    if any(record.published not in ("", "benchmark") for record in kept):  # sources without published splits are training data
+        dropped += [
+            *found.dropped,
+            *(
+                Rejected(r.id, f"over the limit of {label}", copy=True)
+                for r in found.kept
+                if r.published in TRAINING and r.id not in stays
+            ),
+        ]
+    if any(
+        record.published not in ("", "benchmark") for record in kept
+    ):  # sources without published splits are training data
         kept = [replace(record, published="train") if not record.published else record for record in kept]
-    return unique(FilterResult(sorted(kept, key=lambda record: ORDER.index(record.published)), dropped, changed))
+    return unique(
+        FilterResult(sorted(kept, key=lambda record: ORDER.index(record.published)), dropped, changed)
+    )
 
 
 def mixed(data: Data, records: Sequence[Conversation], seed: int) -> FilterResult:
     """The records in proportion to the weights."""
     trained = [record for record in records if record.published in TRAINING]
     have = Counter(record.source for record in trained)
-    weights = {label: one.weight for label, one in zip(data.labels, data.sources, strict=True) if one.weight and have[label]}
+    weights = {
+        label: one.weight
+        for label, one in zip(data.labels, data.sources, strict=True)
+        if one.weight and have[label]
+    }
     unit = min(have[label] / weight for label, weight in weights.items())
     stays = set[str]()
     for label, weight in weights.items():
         stays |= _drawn([r for r in trained if r.source == label], max(1, round(unit * weight)), seed)
     kept = [r for r in records if r.published not in TRAINING or r.id in stays]
-    return FilterResult(kept, [Rejected(r.id, f"over the weight of {r.source}", copy=True) for r in trained if r.id not in stays])
+    return FilterResult(
+        kept,
+        [Rejected(r.id, f"over the weight of {r.source}", copy=True) for r in trained if r.id not in stays],
+    )
 
 
-def report_sources(data: Data, records: Sequence[Conversation], built: Mapping[str, Sequence[Group]]) -> dict[str, Any]:
+def report_sources(
+    data: Data, records: Sequence[Conversation], built: Mapping[str, Sequence[Group]]
+) -> dict[str, Any]:
     """Per source: address, number of records read, and number of groups per split."""
-    return {label: {"source": one.source, "records": sum(r.source == label for r in records),
-                    "groups": {name: n for name, groups in built.items() if (n := sum(group.prompt.source == label for group in groups))}}
-            for one, label in zip(data.sources, data.labels, strict=True)}
+    return {
+        label: {
+            "source": one.source,
+            "records": sum(r.source == label for r in records),
+            "groups": {
+                name: n
+                for name, groups in built.items()
+                if (n := sum(group.prompt.source == label for group in groups))
+            },
+        }
+        for one, label in zip(data.sources, data.labels, strict=True)
+    }
 
 
 def _drawn(records: Sequence[Conversation], count: int | None, seed: int) -> set[str]:
-    order = sorted((r.id for r in records), key=lambda name: hashlib.sha256(f"{seed} {name}".encode()).digest())
+    order = sorted(
+        (r.id for r in records), key=lambda name: hashlib.sha256(f"{seed} {name}".encode()).digest()
+    )
     return set(order[:count])

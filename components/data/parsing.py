@@ -1,8 +1,8 @@
 """Parsing of rows to records with the pieces in `components/pieces/parsers`, one per published layout.
 
-A parser takes a row and returns its records (several if the row holds several pairs) or raises `ValueError`. Its
-`reads` are the columns that the layout requires, its `writes` what it adds besides the prompt. `auto` picks, for each
-row, the parser with the most `reads` among those whose columns are all present.
+A parser takes a row and returns its records (several if the row holds several pairs) or raises `ValueError`.
+Its `reads` are the columns that the layout requires, its `writes` what it adds besides the prompt. `auto`
+picks, for each row, the parser with the most `reads` among those whose columns are all present.
 """
 
 from __future__ import annotations
@@ -27,14 +27,26 @@ from ratchet.components.piece import Description, build, catalogue
 Parser = Callable[[Mapping[str, Any]], Sequence[Conversation]]
 RENAMED = "renamed: duplicate id"
 GROUPS = {"group", "prompt_id", "completion"}
-TESTS = ("test", "entry_point", "canonical_solution", "test_list")  # columns of HumanEval and MBPP that `rewards.unit_tests` reads
+TESTS = (
+    "test",
+    "entry_point",
+    "canonical_solution",
+    "test_list",
+)  # columns of HumanEval and MBPP that `rewards.unit_tests` reads
 
 
-def parse(path: Path, parser: str | Mapping[str, Any] = "auto", columns: Mapping[str, str] | None = None, *, config: str | None = None,
-          splits: Mapping[Any, str | Sequence[str]] | None = None, most: int | None = None) -> FilterResult:
-    """Records of a file or folder; unreadable rows are dropped with a reason. `columns` maps a layout's column names
-    to the file's; `config` and `splits` as in `published`; `most` limits the rows per file. `DataError` if no row is
-    usable, `RecipeError` for an unknown parser.
+def parse(
+    path: Path,
+    parser: str | Mapping[str, Any] = "auto",
+    columns: Mapping[str, str] | None = None,
+    *,
+    config: str | None = None,
+    splits: Mapping[Any, str | Sequence[str]] | None = None,
+    most: int | None = None,
+) -> FilterResult:
+    """Records of a file or folder; unreadable rows are dropped with a reason. `columns` maps a layout's
+    column names to the file's; `config` and `splits` as in `published`; `most` limits the rows per file.
+    `DataError` if no row is usable, `RecipeError` for an unknown parser.
     """
     choose = _chooser(parser)
     kept: list[Conversation] = []
@@ -49,7 +61,9 @@ def parse(path: Path, parser: str | Mapping[str, Any] = "auto", columns: Mapping
                 if isinstance(row, DataError):
                     raise ValueError(str(row))
                 if not isinstance(row, Mapping):
-                    raise ValueError(f"the row is a {type(row).__name__}, expected an object with named columns")
+                    raise ValueError(
+                        f"the row is a {type(row).__name__}, expected an object with named columns"
+                    )
                 if set(row) >= GROUPS:
                     kept.extend(_from_groups(file, split))
                     break
@@ -60,7 +74,12 @@ def parse(path: Path, parser: str | Mapping[str, Any] = "auto", columns: Mapping
             except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
                 dropped.append(Rejected(key, f"{_reason(error)}: {where}", _printable(row)))
     if not kept:
-        why = f"all {len(dropped)} rows are invalid, the first because: {dropped[0].reason}; the row: {_printed(first)}" if dropped else "it is empty"
+        why = (
+            f"all {len(dropped)} rows are invalid, the first because: {dropped[0].reason}; the row: "
+            f"{_printed(first)}"
+            if dropped
+            else "it is empty"
+        )
         raise DataError(f"{path} holds no usable record: {why}")
     return unique(FilterResult(kept, dropped, layouts))
 
@@ -71,8 +90,14 @@ def unique(sifted: FilterResult) -> FilterResult:
     kept = []
     for record in sifted.kept:
         taken[record.id] += 1
-        kept.append(record if taken[record.id] == 1 else replace(record, id=f"{record.id}~{taken[record.id]}"))
-    return FilterResult(kept, sifted.dropped, {**sifted.changed, RENAMED: sifted.changed.get(RENAMED, 0) + len(kept) - len(taken)})
+        kept.append(
+            record if taken[record.id] == 1 else replace(record, id=f"{record.id}~{taken[record.id]}")
+        )
+    return FilterResult(
+        kept,
+        sifted.dropped,
+        {**sifted.changed, RENAMED: sifted.changed.get(RENAMED, 0) + len(kept) - len(taken)},
+    )
 
 
 def _chooser(parser: str | Mapping[str, Any]) -> Callable[[Mapping[str, Any]], tuple[str, Parser]]:
@@ -95,7 +120,10 @@ def _chooser(parser: str | Mapping[str, Any]) -> Callable[[Mapping[str, Any]], t
             wider = [d for d in known.values() if found.reads < d.reads <= frozenset(row)]
             if wider:  # null columns must not select a smaller layout than intended
                 nearest = min(wider, key=lambda d: (len(d.reads), d.name))
-                raise ValueError(f"the row has no value for {', '.join(sorted(nearest.reads - columns))}, which `{nearest.name}` needs")
+                raise ValueError(
+                    f"the row has no value for {', '.join(sorted(nearest.reads - columns))}, which "
+                    f"`{nearest.name}` needs"
+                )
             if hint := _misspelt(columns, found, known):
                 raise ValueError(hint)
             chosen[key] = found.name, built[found.name]
@@ -122,26 +150,42 @@ def _misspelt(columns: frozenset[str], found: Description, known: Mapping[str, D
         if len(layout.reads) > len(found.reads) and len(missing) == 1:
             (need,) = missing
             if near := get_close_matches(need, sorted(columns - layout.reads), 1, 0.8):
-                return (f"the row has a column {near[0]!r}, and would be read as `{found.name}` without it; `{layout.name}` reads {need!r}. Write "
-                        f"`data.columns: {{{need}: {near[0]}}}`, or `data.parser: {found.name}` to leave it out")
+                return (
+                    f"the row has a column {near[0]!r}, and would be read as `{found.name}` without it; "
+                    f"`{layout.name}` reads {need!r}. Write "
+                    f"`data.columns: {{{need}: {near[0]}}}`, or `data.parser: {found.name}` to leave it out"
+                )
     return ""
 
 
 def _unknown(columns: frozenset[str], known: Mapping[str, Description]) -> str:
     """Error message for a row without a known layout: the nearest layout and the missing columns."""
+
     def likeness(layout: Description) -> float:
-        return sum(max((SequenceMatcher(None, need, name).ratio() for name in columns), default=0) for need in layout.reads) / len(layout.reads)
+        return sum(
+            max((SequenceMatcher(None, need, name).ratio() for name in columns), default=0)
+            for need in layout.reads
+        ) / len(layout.reads)
 
     near = max(known.values(), key=lambda d: (likeness(d), len(d.reads), d.name))
     message = f"no known layout: the row has the columns {', '.join(sorted(columns)) or '(none)'}"
     if likeness(near) < 0.5:
-        return f"{message}, which resemble none of {', '.join(sorted(known))}; see docs/data.md for their columns and how to add a parser"
+        return (
+            f"{message}, which resemble none of {', '.join(sorted(known))}; see docs/data.md for their "
+            "columns and how to add a parser"
+        )
     free = sorted(columns - near.reads)
-    guesses = {need: (get_close_matches(need, free, 1, 0.5) or (free if len(free) == 1 else ["..."]))[0] for need in sorted(near.reads - columns)}
+    guesses = {
+        need: (get_close_matches(need, free, 1, 0.5) or (free if len(free) == 1 else ["..."]))[0]
+        for need in sorted(near.reads - columns)
+    }
     mapped = ", ".join(f"{need}: {guess}" for need, guess in guesses.items())
-    return (f"{message}; the nearest is `{near.name}` with "
-            f"{', '.join(sorted(near.reads))}, of which {', '.join(guesses)} is missing. To map another column, write "
-            f"`data.columns: {{{mapped}}}`; docs/data.md lists the layouts and how to add a parser")
+    return (
+        f"{message}; the nearest is `{near.name}` with "
+        f"{', '.join(sorted(near.reads))}, of which {', '.join(guesses)} is missing. To map another "
+        "column, write "
+        f"`data.columns: {{{mapped}}}`; docs/data.md lists the layouts and how to add a parser"
+    )
 
 
 def _renamed(row: Mapping[str, Any], columns: Mapping[str, str]) -> Mapping[str, Any]:
@@ -151,26 +195,46 @@ def _renamed(row: Mapping[str, Any], columns: Mapping[str, str]) -> Mapping[str,
         value: Any = row
         for part in [theirs] if theirs in row else theirs.split("."):
             if not isinstance(value, Mapping) or part not in value:
-                raise ValueError(f"data.columns.{name}: the row has no column {theirs!r}, it has {', '.join(map(str, row))}")
+                raise ValueError(
+                    f"data.columns.{name}: the row has no column {theirs!r}, it has "
+                    f"{', '.join(map(str, row))}"
+                )
             value = value[part]
         out.pop(theirs, None)
         out[name] = value
     return out
 
 
-def _finished(records: Sequence[Conversation], row: Mapping[str, Any], key: str, split: str) -> list[Conversation]:
+def _finished(
+    records: Sequence[Conversation], row: Mapping[str, Any], key: str, split: str
+) -> list[Conversation]:
     """Add id and optional fields of any layout to the records: topic, ratings, answer, source, meta."""
     meta = row.get("meta") or {}
-    meta = {**{name: row[name] for name in TESTS if row.get(name) is not None}, **(json.loads(meta) if isinstance(meta, str) else meta)}
+    meta = {
+        **{name: row[name] for name in TESTS if row.get(name) is not None},
+        **(json.loads(meta) if isinstance(meta, str) else meta),
+    }
     ratings = {name: float(value) for name, value in (row.get("ratings") or {}).items()}
     rating = row.get("rating", sum(ratings.values()) / len(ratings) if ratings else None)
-    return [replace(
-        record, id=key if len(records) == 1 else f"{key}-{number}", topic=record.topic or row.get("topic") or None,
-        rating=record.rating if record.rating is not None or rating is None else float(rating), ratings=record.ratings or ratings,
-        label=row["label"] if record.label is None and isinstance(row.get("label"), bool) else record.label,
-        answer=record.answer if record.answer is not None or row.get("answer") is None else str(row["answer"]),
-        source=record.source or str(row.get("source") or ""), meta={**meta, **record.meta}, published=split,
-    ) for number, record in enumerate(records)]
+    return [
+        replace(
+            record,
+            id=key if len(records) == 1 else f"{key}-{number}",
+            topic=record.topic or row.get("topic") or None,
+            rating=record.rating if record.rating is not None or rating is None else float(rating),
+            ratings=record.ratings or ratings,
+            label=row["label"]
+            if record.label is None and isinstance(row.get("label"), bool)
+            else record.label,
+            answer=record.answer
+            if record.answer is not None or row.get("answer") is None
+            else str(row["answer"]),
+            source=record.source or str(row.get("source") or ""),
+            meta={**meta, **record.meta},
+            published=split,
+        )
+        for number, record in enumerate(records)
+    ]
 
 
 def _from_groups(file: Path, split: str) -> list[Conversation]:
@@ -180,11 +244,23 @@ def _from_groups(file: Path, split: str) -> list[Conversation]:
         prompt = group.prompt
         conversations = [prompt.messages + path.messages for path in group.trajectories]
         if len(conversations) > 2:
-            raise DataError(f"{file}: group {prompt.id!r} has {len(conversations)} trajectories; curation takes up to two")
-        found.append(Conversation(
-            prompt.id, conversations[0] if conversations else prompt.messages, prompt.meta.get("topic"), opening=len(prompt.messages),
-            rejected=conversations[1] if len(conversations) > 1 else (), answer=prompt.answer, source=prompt.source, meta=prompt.meta,
-            label=bool(group.columns["label"][0]) if "label" in group.columns else None, published=split))
+            raise DataError(
+                f"{file}: group {prompt.id!r} has {len(conversations)} trajectories; curation takes up to two"
+            )
+        found.append(
+            Conversation(
+                prompt.id,
+                conversations[0] if conversations else prompt.messages,
+                prompt.meta.get("topic"),
+                opening=len(prompt.messages),
+                rejected=conversations[1] if len(conversations) > 1 else (),
+                answer=prompt.answer,
+                source=prompt.source,
+                meta=prompt.meta,
+                label=bool(group.columns["label"][0]) if "label" in group.columns else None,
+                published=split,
+            )
+        )
     return found
 
 
@@ -192,7 +268,11 @@ def _reason(error: Exception) -> str:
     """Error message of an unreadable row; for unexpected exceptions with the exception type."""
     if isinstance(error, KeyError):
         return f"the column {error} is missing"
-    return str(error) if type(error) in (ValueError, DataError) else f"broken structure: {type(error).__name__} {error}"
+    return (
+        str(error)
+        if type(error) in (ValueError, DataError)
+        else f"broken structure: {type(error).__name__} {error}"
+    )
 
 
 def _printable(row: Any) -> Any:

@@ -1,7 +1,8 @@
-"""Personal data in texts: e-mail, links, phone numbers (Google's rules in the package `phonenumbers`), @handles.
+"""Personal data in texts: e-mail, links, phone numbers (Google's rules in the package `phonenumbers`),
+@handles.
 
-Matches are replaced by a bracketed word, which keeps the sentence intact. Names of people are kept: no rule finds
-them reliably, and a topic may be a person.
+Matches are replaced by a bracketed word, which keeps the sentence intact. Names of people are kept: no rule
+finds them reliably, and a topic may be a person.
 """
 
 from __future__ import annotations
@@ -25,6 +26,6 @@ def scrubbed(text: str, region: str = "US") -> tuple[str, list[str]]:
         from phonenumbers import PhoneNumberMatcher
 
         for match in reversed(list(PhoneNumberMatcher(text, region))):
-            text = text[:match.start] + "[phone]" + text[match.end:]
+            text = text[: match.start] + "[phone]" + text[match.end :]
             kinds.append("phone")
     return text, kinds

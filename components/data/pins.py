@@ -1,7 +1,7 @@
 """Pinning of recipe sources: resolves `path:` to a content digest and `hub:` to a commit.
 
-When a file or branch changes, the pinned recipe changes, and so do the store keys of its stages: a scheduled run
-trains on the new data, and the run's recipe records the version.
+When a file or branch changes, the pinned recipe changes, and so do the store keys of its stages: a scheduled
+run trains on the new data, and the run's recipe records the version.
 """
 
 from __future__ import annotations
@@ -34,16 +34,27 @@ def pinned(recipe: Recipe, home: Path) -> Recipe:
     models = {}
     for name, source in recipe.models.items():
         address, sha256 = _pin(source.source, source.sha256, home, f"model_{name}")
-        base, base_sha256 = _pin(base_address(address, source.base), source.base_sha256, home, f"model_{name}")
-        models[name] = dataclasses.replace(source, source=address, sha256=sha256, base=base or None, base_sha256=base_sha256)
-    data = [dataclasses.replace(one, source=address, sha256=sha256) for one in recipe.data.every_source
-            for address, sha256 in [_pin(one.source, one.sha256, home, "raw")]]
-    changed = {"sources": data} if recipe.data.sources else {"source": data[0].source, "sha256": data[0].sha256}
+        base, base_sha256 = _pin(
+            base_address(address, source.base), source.base_sha256, home, f"model_{name}"
+        )
+        models[name] = dataclasses.replace(
+            source, source=address, sha256=sha256, base=base or None, base_sha256=base_sha256
+        )
+    data = [
+        dataclasses.replace(one, source=address, sha256=sha256)
+        for one in recipe.data.every_source
+        for address, sha256 in [_pin(one.source, one.sha256, home, "raw")]
+    ]
+    changed = (
+        {"sources": data} if recipe.data.sources else {"source": data[0].source, "sha256": data[0].sha256}
+    )
     return dataclasses.replace(recipe, models=models, data=dataclasses.replace(recipe.data, **changed))
 
 
 def base_address(address: str, base: str | None) -> str:
-    """Base model address of a `path:` LoRA directory if the recipe sets none; empty if no base model is needed."""
+    """Base model address of a `path:` LoRA directory if the recipe sets none; empty if no base model is
+    needed.
+    """
     place = Path(address.removeprefix("path:"))
     return base or (base_of(place) if address.startswith("path:") and is_adapter(place) else "")
 
@@ -60,22 +71,27 @@ def _pin(address: str, sha256: str | None, home: Path, stage: str) -> tuple[str,
         if found and found not in known:
             _note(noted, where, [*known, found])
         if found is None and (found := _fetched(home / "store", stage, f"hub:{repository}@", known)):
-            log.warning("hub:%s: the Hub is unreachable; using commit %s, downloaded earlier", where, found[:12])
+            log.warning(
+                "hub:%s: the Hub is unreachable; using commit %s, downloaded earlier", where, found[:12]
+            )
         if found:
             return f"hub:{repository}@{found}{bang}{file}", None
     return address, sha256
 
 
 def _fetched(store: Path, stage: str, prefix: str, among: Sequence[str]) -> str | None:
-    """The most recently downloaded commit of a repository, among the commits in `among` that its branch has pointed
-    to.
+    """The most recently downloaded commit of a repository, among the commits in `among` that its branch has
+    pointed to.
     """
     found = []
     for file in store.glob(f"{stage}-*/{MANIFEST}"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             meta = json.loads(file.read_text())["meta"]
             for source in [one["source"] for one in meta.get("sources", [meta])]:
-                if source.startswith(prefix) and (made := source.removeprefix(prefix).partition("!")[0]) in among:
+                if (
+                    source.startswith(prefix)
+                    and (made := source.removeprefix(prefix).partition("!")[0]) in among
+                ):
                     found.append((file.stat().st_mtime, made))
     return max(found)[1] if found else None
 

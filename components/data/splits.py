@@ -1,8 +1,8 @@
 """Train/evaluation splits by topic: no topic and no first prompt occurs in two splits.
 
-Topics are ordered by a hash of seed and topic, and each is assigned to the split furthest below its share of records.
-Topics with similar words (`topic_threshold`) stay together. A record without a topic is split by the words of its
-prompt or first user turn.
+Topics are ordered by a hash of seed and topic, and each is assigned to the split furthest below its share of
+records. Topics with similar words (`topic_threshold`) stay together. A record without a topic is split by the
+words of its prompt or first user turn.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ def split_key(record: Conversation) -> str:
     if record.topic:
         return "topic " + " ".join(re.findall(r"\w+", record.topic.lower()))
     if record.opening:
-        text = " ".join(m["content"] for m in record.messages[:record.opening] if m["role"] != "system")
+        text = " ".join(m["content"] for m in record.messages[: record.opening] if m["role"] != "system")
     else:
         text = next((m["content"] for m in record.messages if m["role"] == "user"), "")
     words = re.findall(r"\w+|[^\w\s]", text.lower())
     return "opening " + " ".join(words)
 
 
-def split(records: Sequence[Conversation], shares: Mapping[str, float], seed: int, *, topic_threshold: float = 0.8) -> dict[str, list[Conversation]]:
+def split(
+    records: Sequence[Conversation], shares: Mapping[str, float], seed: int, *, topic_threshold: float = 0.8
+) -> dict[str, list[Conversation]]:
     """Records by split, in the order of `shares`."""
     if not records:
         raise DataError("no records to split; see the quarantine file for reasons")
@@ -61,10 +63,16 @@ def _alike(keys: Sequence[str], threshold: float) -> dict[str, str]:
     return first
 
 
-def drop_near_duplicates(parts: Mapping[str, Sequence[Conversation]], threshold: float, *, min_words: int = 20) -> tuple[dict[str, list[Conversation]], list[Rejected]]:
-    """The splits without records that are near duplicates of a record in an earlier split, and those records."""
+def drop_near_duplicates(
+    parts: Mapping[str, Sequence[Conversation]], threshold: float, *, min_words: int = 20
+) -> tuple[dict[str, list[Conversation]], list[Rejected]]:
+    """The splits without records that are near duplicates of a record in an earlier split, and those
+    records.
+    """
     flat = [(name, record) for name, records in parts.items() for record in records]
-    sets = [shingles(r.text) if len(r.text.split()) >= min_words and _answers(r) else frozenset() for _, r in flat]
+    sets = [
+        shingles(r.text) if len(r.text.split()) >= min_words and _answers(r) else frozenset() for _, r in flat
+    ]
     kept: dict[str, list[Conversation]] = defaultdict(list, {name: [] for name in parts})
     dropped: list[Rejected] = []
     gone: set[int] = set()
@@ -74,7 +82,14 @@ def drop_near_duplicates(parts: Mapping[str, Sequence[Conversation]], threshold:
         if across:
             other, twin = flat[across[0]]
             gone.add(number)
-            dropped.append(Rejected(record.id, f"near duplicate across splits: of {twin.id} in {other}", record.as_json(), copy=True))
+            dropped.append(
+                Rejected(
+                    record.id,
+                    f"near duplicate across splits: of {twin.id} in {other}",
+                    record.as_json(),
+                    copy=True,
+                )
+            )
         else:
             kept[name].append(record)
     return dict(kept), dropped

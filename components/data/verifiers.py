@@ -1,4 +1,6 @@
-"""Check of verifiers on the data's reference answers: a verifier that rejects them would give no training signal."""
+"""Check of verifiers on the data's reference answers: a verifier that rejects them would give no training
+signal.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,15 @@ SCORED = 512
 
 
 def verifiers(recipe: Recipe) -> list[dict[str, Any]]:
-    """Annotators and metrics of a recipe that compare an answer with the prompt's reference answer (`gold` pieces),
-    without repeats.
+    """Annotators and metrics of a recipe that compare an answer with the prompt's reference answer (`gold`
+    pieces), without repeats.
     """
-    specs = [spec for section in (recipe.demonstrate, recipe.offline, recipe.online) if section for spec in section.annotate]
+    specs = [
+        spec
+        for section in (recipe.demonstrate, recipe.offline, recipe.online)
+        if section
+        for spec in section.annotate
+    ]
     specs += recipe.evaluate.metrics if recipe.evaluate else []
     found: list[dict[str, Any]] = []
     for spec in map(dict, specs):
@@ -29,22 +36,33 @@ def verifiers(recipe: Recipe) -> list[dict[str, Any]]:
 
 
 def check_gold(groups: Sequence[Group], specs: Sequence[Mapping[str, Any]]) -> dict[str, list[int]]:
-    """For each verifier, [reference answers with full reward, prompts checked]. `GateError` with three examples if
-    the share is below `MIN_RIGHT`; prompts without a reference answer are skipped.
+    """For each verifier, [reference answers with full reward, prompts checked]. `GateError` with three
+    examples if the share is below `MIN_RIGHT`; prompts without a reference answer are skipped.
     """
     answered = [group.prompt for group in groups if group.prompt.answer is not None][:SCORED]
     right: dict[str, list[int]] = {}
     for spec in specs if answered else ():
-        gold = [Group(prompt, (Trajectory(({"role": "assistant", "content": str(prompt.answer)},)),)) for prompt in answered]
+        gold = [
+            Group(prompt, (Trajectory(({"role": "assistant", "content": str(prompt.answer)},)),))
+            for prompt in answered
+        ]
         columns = build("annotate", spec)(gold, Context())
         (name,) = (column for column in columns if not column.endswith(".status"))
         scores = [column[0] for column in columns[name]]
         wrong = [i for i, score in enumerate(scores) if score is None or score < 1]
         right[spec["name"]] = [len(scores) - len(wrong), len(scores)]
         if len(wrong) > (1 - MIN_RIGHT) * len(scores) + 1e-9:
-            shown = "; ".join(f"{answered[i].messages[-1]['content'][:80]!r}, answer {str(answered[i].answer)[-80:]!r}: "
-                              + (f"{scores[i]:g}" if scores[i] is not None else columns[f"{name}.status"][i][0]) for i in wrong[:3])
-            raise GateError(f"{spec['name']} gives the data's own answer full reward for {len(scores) - len(wrong)} of {len(scores)} prompts "
-                            f"({1 - len(wrong) / len(scores):.1%}), expected at least {MIN_RIGHT:.1%}, so its rewards are not valid on this data: {shown}. Use "
-                            "another verifier, or set `answer` to what it compares with (options of `data.parser`, `data.columns`)")
+            shown = "; ".join(
+                f"{answered[i].messages[-1]['content'][:80]!r}, answer {str(answered[i].answer)[-80:]!r}: "
+                + (f"{scores[i]:g}" if scores[i] is not None else columns[f"{name}.status"][i][0])
+                for i in wrong[:3]
+            )
+            raise GateError(
+                f"{spec['name']} gives the data's own answer full reward for {len(scores) - len(wrong)} "
+                f"of {len(scores)} prompts "
+                f"({1 - len(wrong) / len(scores):.1%}), expected at least {MIN_RIGHT:.1%}, so its rewards "
+                f"are not valid on this data: {shown}. Use "
+                "another verifier, or set `answer` to what it compares with (options of `data.parser`, "
+                "`data.columns`)"
+            )
     return right

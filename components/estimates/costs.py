@@ -1,7 +1,8 @@
-"""Cost of each stage of a recipe on a profile: memory, disk, tokens, and time from measured or stated throughput.
+"""Cost of each stage of a recipe on a profile: memory, disk, tokens, and time from measured or stated
+throughput.
 
-Answers are counted at their maximum length (`max_tokens`), so token counts are upper bounds. Data set sizes come from
-curation if it has run, else from the recipe's limits; without either they are unknown (None).
+Answers are counted at their maximum length (`max_tokens`), so token counts are upper bounds. Data set sizes
+come from curation if it has run, else from the recipe's limits; without either they are unknown (None).
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from ratchet.components.recipes.plan import Stage
 from ratchet.components.recipes.profile import Profile
 from ratchet.components.recipes.schema import Recipe
 
-SAVED = 20.0         # bytes per token in a groups artifact: id, mask, log-prob and text, compressed
+SAVED = 20.0  # bytes per token in a groups artifact: id, mask, log-prob and text, compressed
 
 
 @dataclass(frozen=True)
 class Split:
-    """Size of a curated data set: number of groups, and the mean over groups of the longest trajectory's length in
-    tokens.
+    """Size of a curated data set: number of groups, and the mean over groups of the longest trajectory's
+    length in tokens.
     """
 
     groups: int | None
@@ -43,8 +44,8 @@ class Split:
 
 @dataclass
 class Cost:
-    """Cost of one stage. `memory`: peak bytes on one device by part; `host`: bytes of host memory; tokens by kind of
-    work.
+    """Cost of one stage. `memory`: peak bytes on one device by part; `host`: bytes of host memory; tokens by
+    kind of work.
     """
 
     stage: Stage
@@ -68,10 +69,17 @@ class Cost:
         return None if any(p is None for p in parts) else sum(p for p in parts if p is not None)
 
 
-def estimate(recipe: Recipe, profile: Profile, stages: Mapping[str, Stage], shape: Shape, splits: Mapping[str, Split],
-             rates: Rates | None, last: Mapping[str, float]) -> list[Cost]:
-    """Cost of every stage. `last`: seconds that the same stage took in an earlier run of the same model and data,
-    used for stages without token counts or with unknown throughput.
+def estimate(
+    recipe: Recipe,
+    profile: Profile,
+    stages: Mapping[str, Stage],
+    shape: Shape,
+    splits: Mapping[str, Split],
+    rates: Rates | None,
+    last: Mapping[str, float],
+) -> list[Cost]:
+    """Cost of every stage. `last`: seconds that the same stage took in an earlier run of the same model and
+    data, used for stages without token counts or with unknown throughput.
     """
     known = _Known(recipe, profile, shape, splits)
     costs = []
@@ -142,49 +150,90 @@ class _Known:
         if any(split.groups is None for split in splits):
             return Cost(stage, memory, score=None, sample=None, models=1)
         scored = prompts * tokens + prompts * each * (tokens + answer) * self.passes(options["annotate"])
-        return Cost(stage, memory, disk=prompts * each * (tokens + answer) * SAVED, score=scored, sample=float(prompts * each * answer), models=1)
+        return Cost(
+            stage,
+            memory,
+            disk=prompts * each * (tokens + answer) * SAVED,
+            score=scored,
+            sample=float(prompts * each * answer),
+            models=1,
+        )
 
     def prepare_offline(self, stage: Stage) -> Cost:
         options = stage.options
         split = self.split(options["data"], options["limit"], options["max_tokens"])
         passes = self.passes([*options["annotate"], *options["prepare"]])
-        return Cost(stage, self.scored(0), disk=_all(split, 2) * SAVED, score=_times(0.0, passes, split, 2), models=1)
+        return Cost(
+            stage, self.scored(0), disk=_all(split, 2) * SAVED, score=_times(0.0, passes, split, 2), models=1
+        )
 
     def optimise(self, stage: Stage) -> Cost:
         fit = stage.options["fit"]
         if stage.round is None:
             section = self.recipe.offline
             assert section is not None
-            return self.learned(stage, fit, self.split(section.data, section.limit, section.max_tokens), 2, self.shape)
+            return self.learned(
+                stage, fit, self.split(section.data, section.limit, section.max_tokens), 2, self.shape
+            )
         prompts, _, each = self.rollout_shape()
-        return self.learned(stage, fit, Split(prompts, self.length()), self.chosen(fit["updates"], each), self.shape)
+        return self.learned(
+            stage, fit, Split(prompts, self.length()), self.chosen(fit["updates"], each), self.shape
+        )
 
     def rollout(self, stage: Stage) -> Cost:
         prompts, answer, each = self.rollout_shape()
-        return Cost(stage, self.sampled(prompts, answer, each), disk=prompts * each * self.length() * SAVED,
-                    score=prompts * self.prompt(), sample=float(prompts * each * answer), models=1)
+        return Cost(
+            stage,
+            self.sampled(prompts, answer, each),
+            disk=prompts * each * self.length() * SAVED,
+            score=prompts * self.prompt(),
+            sample=float(prompts * each * answer),
+            models=1,
+        )
 
     def annotate(self, stage: Stage) -> Cost:
         prompts, _, each = self.rollout_shape()
         passes = self.passes(stage.options["annotate"])
-        watched = (stage.options["watch"].get("kl_prompts", 0) if (stage.round or 0) > 1 else 0) * self.length()
-        return Cost(stage, self.scored(len(self.recipe.reward.reward_models) if self.recipe.reward else 0),
-                    disk=prompts * each * self.length() * SAVED, score=prompts * each * self.length() * passes + watched, models=1)
+        watched = (
+            stage.options["watch"].get("kl_prompts", 0) if (stage.round or 0) > 1 else 0
+        ) * self.length()
+        return Cost(
+            stage,
+            self.scored(len(self.recipe.reward.reward_models) if self.recipe.reward else 0),
+            disk=prompts * each * self.length() * SAVED,
+            score=prompts * each * self.length() * passes + watched,
+            models=1,
+        )
 
     def select(self, stage: Stage) -> Cost:
         prompts, _, each = self.rollout_shape()
         rows = prompts * self.chosen(self.online.fit.updates, each)
         passes = self.passes(stage.options["prepare"])
-        return Cost(stage, self.scored(0), disk=rows * self.length() * SAVED, score=rows * self.length() * passes, models=1)
+        return Cost(
+            stage,
+            self.scored(0),
+            disk=rows * self.length() * SAVED,
+            score=rows * self.length() * passes,
+            models=1,
+        )
 
     def improve(self, stage: Stage) -> Cost:
         prompts, answer, each = self.rollout_shape()
         options = stage.options
-        cost = self.learned(stage, options["fit"], Split(prompts * options["rounds"], self.length()), each, self.shape)
+        cost = self.learned(
+            stage, options["fit"], Split(prompts * options["rounds"], self.length()), each, self.shape
+        )
         engine = self.sampled(prompts, answer, each)
-        cost.memory = {**cost.memory, "engine": sum(engine.values()) - engine["KV cache"] - engine["process"], "KV cache": engine["KV cache"]}
+        cost.memory = {
+            **cost.memory,
+            "engine": sum(engine.values()) - engine["KV cache"] - engine["process"],
+            "KV cache": engine["KV cache"],
+        }
         rows = prompts * each * options["rounds"]
-        cost.score = rows * self.length() * self.passes([*options["annotate"], *options["prepare"]]) + rows / each * self.prompt()
+        cost.score = (
+            rows * self.length() * self.passes([*options["annotate"], *options["prepare"]])
+            + rows / each * self.prompt()
+        )
         cost.sample, cost.models = float(rows * answer), 2
         return cost
 
@@ -194,21 +243,39 @@ class _Known:
         three = bool(self.recipe.sft and (self.recipe.offline or self.recipe.online))
         arms = 2 + three
         if held_out.groups is None:
-            return Cost(stage, self.sampled(options["prompts"], options["max_tokens"], 1), score=None, sample=None)
+            return Cost(
+                stage, self.sampled(options["prompts"], options["max_tokens"], 1), score=None, sample=None
+            )
         rows = held_out.groups * options["responses_per_prompt"]
         reward_models = len(self.recipe.reward.reward_models) if self.recipe.reward else 0
-        rescored = rows * (held_out.tokens + options["max_tokens"]) * (reward_models * self.depth + self.passes(options["metrics"]))
+        rescored = (
+            rows
+            * (held_out.tokens + options["max_tokens"])
+            * (reward_models * self.depth + self.passes(options["metrics"]))
+        )
         human = min(options["perplexity_rows"], held_out.groups) * (held_out.tokens + options["max_tokens"])
-        memory = dict(self.sampled(held_out.groups, options["max_tokens"], options["responses_per_prompt"], held_out.tokens))
+        memory = dict(
+            self.sampled(
+                held_out.groups, options["max_tokens"], options["responses_per_prompt"], held_out.tokens
+            )
+        )
         if three:
             memory["SFT policy"] = float(inference_bytes(self.profile) * self.shape.parameters)
         if reward_models:
-            memory["reward models"] = float(inference_bytes(self.profile) * self.reward_shape.parameters * reward_models)
-        return Cost(stage, memory, disk=arms * rows * (held_out.tokens + options["max_tokens"]) * SAVED,
-                    score=arms * (held_out.groups * held_out.tokens + rescored + human), sample=float(arms * rows * options["max_tokens"]),
-                    models=arms)
+            memory["reward models"] = float(
+                inference_bytes(self.profile) * self.reward_shape.parameters * reward_models
+            )
+        return Cost(
+            stage,
+            memory,
+            disk=arms * rows * (held_out.tokens + options["max_tokens"]) * SAVED,
+            score=arms * (held_out.groups * held_out.tokens + rescored + human),
+            sample=float(arms * rows * options["max_tokens"]),
+            models=arms,
+        )
 
-    # --- shared helpers ---------------------------------------------------------------------------------------------
+    # --- shared helpers
+    # ---------------------------------------------------------------------------------------------
 
     @property
     def online(self) -> Any:
@@ -218,7 +285,11 @@ class _Known:
     def rollout_shape(self) -> tuple[int, int, int]:
         """(prompts per round, maximum answer length, answers per prompt)."""
         rollout = self.online.rollout
-        return self.online.prompts_per_round, rollout.get("max_tokens", 128), rollout.get("responses_per_prompt", 1)
+        return (
+            self.online.prompts_per_round,
+            rollout.get("max_tokens", 128),
+            rollout.get("responses_per_prompt", 1),
+        )
 
     def prompt(self) -> float:
         return self.split(self.online.data, None, None).tokens
@@ -240,11 +311,14 @@ class _Known:
         return min(steps, fit["max_steps"]) if fit["max_steps"] else steps
 
     def learned(self, stage: Stage, fit: Mapping[str, Any], split: Split, rows: int, shape: Shape) -> Cost:
-        """Cost of a fit on `split`, whose groups have `rows` texts each; texts of one unit go through the model
-        together. Peak memory is reached in training or in saving: a checkpoint copies trained weights and Adam state
-        to the host, and the final weights are reloaded in float32 by the inference engine while the learner exists.
+        """Cost of a fit on `split`, whose groups have `rows` texts each; texts of one unit go through the
+        model together. Peak memory is reached in training or in saving: a checkpoint copies trained weights
+        and Adam state to the host, and the final weights are reloaded in float32 by the inference engine
+        while the learner exists.
         """
-        units = {describe("objective", part["name"]).unit for parts in fit["updates"].values() for part in parts}
+        units = {
+            describe("objective", part["name"]).unit for parts in fit["updates"].values() for part in parts
+        }
         together = rows if "group" in units else min(rows, 2) if "pair" in units else 1
         packed = min(self.profile.tokens_per_microbatch, fit["batch"] * rows * split.tokens)
         parts, host = training(shape, fit["adapter"], self.layout, max(packed, together * split.tokens))
@@ -252,29 +326,60 @@ class _Known:
         gpu = self.profile.hardware.memory_gb is not None
         if gpu or not self.layout.loaded:
             learns, _ = trained(shape, fit["adapter"])
-            saving = max(0 if gpu else (self.layout.weight + self.layout.optimiser) * learns, 4.0 * shape.parameters)
+            saving = max(
+                0 if gpu else (self.layout.weight + self.layout.optimiser) * learns, 4.0 * shape.parameters
+            )
             memory["saving"] = max(0.0, saving - parts["activations"] - parts["gradients"])
         groups = split.groups
-        passed = None if groups is None else min(groups * fit["epochs"], self.steps(fit, groups) * fit["batch"]) * rows * split.tokens
-        return Cost(stage, memory, host, disk=4.0 * shape.parameters, learn=passed, adapter=adapter_key(fit["adapter"]), models=3)
+        passed = (
+            None
+            if groups is None
+            else min(groups * fit["epochs"], self.steps(fit, groups) * fit["batch"]) * rows * split.tokens
+        )
+        return Cost(
+            stage,
+            memory,
+            host,
+            disk=4.0 * shape.parameters,
+            learn=passed,
+            adapter=adapter_key(fit["adapter"]),
+            models=3,
+        )
 
     def sampled(self, prompts: int, answer: int, each: int, prompt: float | None = None) -> Parts:
         rows = min(max(self.profile.max_num_seqs, each), prompts * each)
         prompt = self.prompt() if prompt is None else prompt
-        return {"process": PROCESS, **sampling(self.shape, self.profile, prompt=prompt, answer=answer, rows=rows, each=each)}
+        return {
+            "process": PROCESS,
+            **sampling(self.shape, self.profile, prompt=prompt, answer=answer, rows=rows, each=each),
+        }
 
     def scored(self, reward_models: int) -> Parts:
         """Memory of one scoring model and of reward models."""
-        return {"process": PROCESS, **scoring(self.shape, self.profile, min(SCORED, self.profile.tokens_per_microbatch)),
-                **({"reward models": float(inference_bytes(self.profile) * self.reward_shape.parameters * reward_models)} if reward_models else {})}
+        return {
+            "process": PROCESS,
+            **scoring(self.shape, self.profile, min(SCORED, self.profile.tokens_per_microbatch)),
+            **(
+                {
+                    "reward models": float(
+                        inference_bytes(self.profile) * self.reward_shape.parameters * reward_models
+                    )
+                }
+                if reward_models
+                else {}
+            ),
+        }
 
     def passes(self, specs: Sequence[Mapping[str, Any]]) -> float:
-        """Forward passes of the full model that these annotators make: one per model used; reward models count by
-        their depth.
+        """Forward passes of the full model that these annotators make: one per model used; reward models
+        count by their depth.
         """
         trained = self.recipe.reward.reward_models if self.recipe.reward else ()
-        return sum(self.depth if model in trained else 1.0
-                   for spec in specs for model in describe("annotate", spec["name"]).named("models", spec))
+        return sum(
+            self.depth if model in trained else 1.0
+            for spec in specs
+            for model in describe("annotate", spec["name"]).named("models", spec)
+        )
 
     def chosen(self, updates: Mapping[str, Sequence[Mapping[str, Any]]], each: int) -> int:
         """Trained texts per prompt: two for a pairwise objective, else all."""
@@ -283,7 +388,11 @@ class _Known:
 
 
 def _times(before: float | None, times: float, split: Split, rows: int) -> float | None:
-    return None if before is None or split.groups is None else before + times * split.groups * rows * split.tokens
+    return (
+        None
+        if before is None or split.groups is None
+        else before + times * split.groups * rows * split.tokens
+    )
 
 
 def _all(split: Split, rows: int) -> float:

@@ -1,7 +1,8 @@
-"""Throughput benchmark of this machine with a recipe's model: tokens per second in training, scoring and sampling, in
-under a minute.
+"""Throughput benchmark of this machine with a recipe's model: tokens per second in training, scoring and
+sampling, in under a minute.
 
-Run as a process: `python -m ratchet.components.estimates.measure request.json answer.json` writes the second file.
+Run as a process: `python -m ratchet.components.estimates.measure request.json answer.json` writes the second
+file.
 """
 
 from __future__ import annotations
@@ -23,14 +24,31 @@ from ratchet.components.training.packing import pack
 from ratchet.components.types import Group, Prompt, Request, Trajectory
 
 ANSWER = 16  # tokens sampled per row
-FIT = {"batch": 1, "epochs": 1, "max_steps": None, "learning_rate": 1e-9, "betas": (0.9, 0.999), "weight_decay": 0.0,
-       "max_grad_norm": 1.0, "schedule": "constant", "warmup": 0.0}
+FIT = {
+    "batch": 1,
+    "epochs": 1,
+    "max_steps": None,
+    "learning_rate": 1e-9,
+    "betas": (0.9, 0.999),
+    "weight_decay": 0.0,
+    "max_grad_norm": 1.0,
+    "schedule": "constant",
+    "warmup": 0.0,
+}
 
 
-def measure(model: Path, profile: Mapping[str, Any], adapters: Mapping[str, Mapping[str, Any]], *, length: int, prompt: int,
-            each: int) -> dict[str, Any]:
-    """Throughput as in `ratchet.components.estimates.rates.Rates`. Texts are random tokens of `length`, half of them
-    in the loss mask; prompts of `prompt` tokens get `each` answers, with as many rows as the profile decodes at once.
+def measure(
+    model: Path,
+    profile: Mapping[str, Any],
+    adapters: Mapping[str, Mapping[str, Any]],
+    *,
+    length: int,
+    prompt: int,
+    each: int,
+) -> dict[str, Any]:
+    """Throughput as in `ratchet.components.estimates.rates.Rates`. Texts are random tokens of `length`, half
+    of them in the loss mask; prompts of `prompt` tokens get `each` answers, with as many rows as the profile
+    decodes at once.
     """
     texts, engine_rates = _measure_engine(model, profile, length=length, prompt=prompt, each=each)
     learn = {}
@@ -48,19 +66,26 @@ def measure(model: Path, profile: Mapping[str, Any], adapters: Mapping[str, Mapp
     return {"learn": learn, **engine_rates}
 
 
-def _measure_engine(model: Path, profile: Mapping[str, Any], *, length: int, prompt: int, each: int) -> tuple[list[Group], dict[str, float]]:
+def _measure_engine(
+    model: Path, profile: Mapping[str, Any], *, length: int, prompt: int, each: int
+) -> tuple[list[Group], dict[str, float]]:
     """Random texts to train on, and the engine's load time and throughput. The engine is freed afterwards."""
     started = time.monotonic()
     engine = engine_of(profile, model)
     rng = random.Random(0)
     tokens = [t for t in range(len(load_tokenizer(model))) if t not in engine.contract.eos]
-    texts = [_text([rng.choice(tokens) for _ in range(length)]) for _ in range(max(1, profile["tokens_per_microbatch"] // length))]
+    texts = [
+        _text([rng.choice(tokens) for _ in range(length)])
+        for _ in range(max(1, profile["tokens_per_microbatch"] // length))
+    ]
     outputs = frozenset({"logprobs"})
     engine.score(texts[:1], outputs)  # warm-up
     load = time.monotonic() - started
     score = _rate(len(texts) * length, lambda: engine.score(texts, outputs))
-    requests = [Request([rng.choice(tokens) for _ in range(prompt)], count=each, max_tokens=ANSWER, seed=i)
-                for i in range(max(1, profile["max_num_seqs"] // each))]
+    requests = [
+        Request([rng.choice(tokens) for _ in range(prompt)], count=each, max_tokens=ANSWER, seed=i)
+        for i in range(max(1, profile["max_num_seqs"] // each))
+    ]
     engine.generate(requests[:1])
     started = time.monotonic()
     sampled = sum(len(answer.tokens) for answers in engine.generate(requests) for answer in answers)

@@ -1,9 +1,9 @@
 """Peak memory of a stage in bytes, by part. Arithmetic only; nothing is loaded.
 
-Per parameter (ZeRO, arXiv 1910.02054, section 3): float32 training takes 4 bytes of weight, 4 of gradient and 8 of
-Adam moments for trained parameters; mixed precision 2, 2 and 12 (a float32 copy and the moments). ZeRO shards Adam's
-state from stage 1, gradients from 2, weights from 3. Activations are counted per tensor that autograd saves in a
-Llama-like layer. Log-probs are chunked, so full logits never exist.
+Per parameter (ZeRO, arXiv 1910.02054, section 3): float32 training takes 4 bytes of weight, 4 of gradient and
+8 of Adam moments for trained parameters; mixed precision 2, 2 and 12 (a float32 copy and the moments). ZeRO
+shards Adam's state from stage 1, gradients from 2, weights from 3. Activations are counted per tensor that
+autograd saves in a Llama-like layer. Log-probs are chunked, so full logits never exist.
 """
 
 from __future__ import annotations
@@ -16,35 +16,44 @@ from ratchet.components.estimates.shape import Shape
 from ratchet.components.recipes.profile import Profile
 
 Parts = Mapping[str, float]
-CHUNK = 256          # positions of logits at a time (components/models/logprobs.py)
-PREFILL = 8192       # tokens that vLLM prefills at once
-SCORED = 2048        # tokens that the torch engine scores at once (components/inference/torch.py)
-PROCESS = 0.6e9      # python, torch and transformers before a model is loaded
-RESERVE = 0.1        # share of a device: fragmentation, CUDA context, workspaces
+CHUNK = 256  # positions of logits at a time (components/models/logprobs.py)
+PREFILL = 8192  # tokens that vLLM prefills at once
+SCORED = 2048  # tokens that the torch engine scores at once (components/inference/torch.py)
+PROCESS = 0.6e9  # python, torch and transformers before a model is loaded
+RESERVE = 0.1  # share of a device: fragmentation, CUDA context, workspaces
 
 
 @dataclass(frozen=True)
 class Layout:
     """The options of a profile that determine memory."""
 
-    weight: int = 4       # bytes of a weight, gradient or activation
-    optimiser: int = 8    # bytes of Adam state per trained parameter
+    weight: int = 4  # bytes of a weight, gradient or activation
+    optimiser: int = 8  # bytes of Adam state per trained parameter
     ranks: int = 1
     zero_stage: int = 0
     offload_optimiser: bool = False
     offload_parameters: bool = False
     checkpointing: bool = False
-    loaded: int = 0       # bytes per parameter that each rank loads into host memory before ZeRO shards
+    loaded: int = 0  # bytes per parameter that each rank loads into host memory before ZeRO shards
 
     @classmethod
     def of(cls, profile: Profile) -> Layout:
-        """Layout of the learner: float32 on one device for `torch`; the profile's settings for `deepspeed`."""
+        """Layout of the learner: float32 on one device for `torch`; the profile's settings for
+        `deepspeed`.
+        """
         if profile.learner == "torch":
             return cls(checkpointing=profile.gradient_checkpointing)
         half = profile.precision == "bfloat16"
-        return cls(weight=2 if half else 4, optimiser=12 if half else 8, ranks=profile.ranks, zero_stage=profile.zero_stage,
-                   offload_optimiser=profile.offload_optimizer, offload_parameters=profile.offload_parameters,
-                   checkpointing=profile.gradient_checkpointing, loaded=4)
+        return cls(
+            weight=2 if half else 4,
+            optimiser=12 if half else 8,
+            ranks=profile.ranks,
+            zero_stage=profile.zero_stage,
+            offload_optimiser=profile.offload_optimizer,
+            offload_parameters=profile.offload_parameters,
+            checkpointing=profile.gradient_checkpointing,
+            loaded=4,
+        )
 
     def share(self, from_stage: int) -> float:
         """Fraction that one rank holds of state that ZeRO shards from `from_stage`."""
@@ -52,28 +61,43 @@ class Layout:
 
 
 def trained(shape: Shape, adapter: Mapping[str, Any]) -> tuple[int, int]:
-    """Number of trained parameters, and of layers that must save activations (those above the lowest trained one)."""
-    linear = 2 * (shape.hidden + shape.query) + 2 * (shape.hidden + shape.key_value) + 3 * (shape.hidden + shape.intermediate)
+    """Number of trained parameters, and of layers that must save activations (those above the lowest trained
+    one).
+    """
+    linear = (
+        2 * (shape.hidden + shape.query)
+        + 2 * (shape.hidden + shape.key_value)
+        + 3 * (shape.hidden + shape.intermediate)
+    )
     known: dict[str, Callable[[], tuple[int, int]]] = {
         "lora": lambda: (shape.layers * adapter.get("rank", 16) * linear, shape.layers),
-        "top_layers": lambda: (min(adapter.get("count", 1), shape.layers) * shape.layer + shape.hidden, min(adapter.get("count", 1), shape.layers)),
+        "top_layers": lambda: (
+            min(adapter.get("count", 1), shape.layers) * shape.layer + shape.hidden,
+            min(adapter.get("count", 1), shape.layers),
+        ),
     }
     return known.get(str(adapter["name"]), lambda: (shape.parameters, shape.layers))()
 
 
-def kept_activations(shape: Shape, tokens: float, layers: int, *, bytes_each: int, checkpointing: bool) -> float:
-    """Activation memory of `tokens` for a backward through `layers`. Per token a layer saves: for each of two norms
-    its input and normalised input in float32 and its output; query, repeated key and value, attention output twice;
-    four tensors of the MLP. With gradient checkpointing each layer saves its input and one layer at a time is
-    recomputed.
+def kept_activations(
+    shape: Shape, tokens: float, layers: int, *, bytes_each: int, checkpointing: bool
+) -> float:
+    """Activation memory of `tokens` for a backward through `layers`. Per token a layer saves: for each of two
+    norms its input and normalised input in float32 and its output; query, repeated key and value, attention
+    output twice; four tensors of the MLP. With gradient checkpointing each layer saves its input and one
+    layer at a time is recomputed.
     """
     a_layer = 16 * shape.hidden + bytes_each * (2 * shape.hidden + 5 * shape.query + 4 * shape.intermediate)
-    return tokens * (layers * bytes_each * shape.hidden + a_layer if checkpointing and layers else layers * a_layer)
+    return tokens * (
+        layers * bytes_each * shape.hidden + a_layer if checkpointing and layers else layers * a_layer
+    )
 
 
 def forward_activations(shape: Shape, tokens: float, bytes_each: int) -> float:
     """Activations of one layer in a pass without gradients, and the logits of one chunk."""
-    return tokens * bytes_each * (3 * shape.hidden + 3 * shape.query + 3 * shape.intermediate) + logits(shape, min(tokens, CHUNK))
+    return tokens * bytes_each * (3 * shape.hidden + 3 * shape.query + 3 * shape.intermediate) + logits(
+        shape, min(tokens, CHUNK)
+    )
 
 
 def logits(shape: Shape, positions: float) -> float:
@@ -89,15 +113,23 @@ def training(shape: Shape, adapter: Mapping[str, Any], layout: Layout, tokens: f
     host = float(layout.loaded * layout.ranks * shape.parameters)
     if layout.offload_parameters:
         host = max(host, weights * layout.ranks)
-        weights = layout.weight * (2 * shape.layer + shape.vocabulary * shape.hidden)  # two layers at a time, and the embeddings
+        weights = layout.weight * (
+            2 * shape.layer + shape.vocabulary * shape.hidden
+        )  # two layers at a time, and the embeddings
     elif layout.zero_stage >= 3:
-        weights += layout.weight * (shape.layer + shape.vocabulary * shape.hidden)  # gathered one layer at a time
+        weights += layout.weight * (
+            shape.layer + shape.vocabulary * shape.hidden
+        )  # gathered one layer at a time
     if layout.offload_optimiser:
         host += optimiser * layout.ranks
         optimiser = 0.0
     return {
-        "weights": weights, "gradients": layout.weight * learns * layout.share(2), "optimiser": optimiser,
-        "activations": kept_activations(shape, tokens, layers, bytes_each=layout.weight, checkpointing=layout.checkpointing)
+        "weights": weights,
+        "gradients": layout.weight * learns * layout.share(2),
+        "optimiser": optimiser,
+        "activations": kept_activations(
+            shape, tokens, layers, bytes_each=layout.weight, checkpointing=layout.checkpointing
+        )
         + logits(shape, min(tokens, CHUNK)),
     }, host
 
@@ -114,27 +146,38 @@ def inference_bytes(profile: Profile) -> int:
 
 
 def sampling(shape: Shape, profile: Profile, *, prompt: float, answer: float, rows: int, each: int) -> Parts:
-    """Bytes by part on one device during generation. The torch engine prefills the prompts of `rows` answers at once
-    and keeps all keys and values. vLLM prefills in chunks and uses `cache_gb`, at least the cache for the answers to
-    one prompt; the torch engine then scores on the same device.
+    """Bytes by part on one device during generation. The torch engine prefills the prompts of `rows` answers
+    at once and keeps all keys and values. vLLM prefills in chunks and uses `cache_gb`, at least the cache for
+    the answers to one prompt; the torch engine then scores on the same device.
     """
     if profile.engine == "vllm":
         half, spread = 2 if profile.vllm.dtype != "float32" else 4, profile.vllm.tensor_parallel
         least = cache(shape, prompt=prompt, answer=answer, rows=each, each=each, bytes_each=half) / spread
-        return {"weights": half * shape.parameters / spread,
-                "KV cache": max(least, (profile.vllm.cache_gb or 0.0) * 2**30),
-                "activations": forward_activations(shape, PREFILL, half) / spread,
-                "scorer": sum(scoring(shape, profile, min(SCORED, profile.tokens_per_microbatch)).values())}
+        return {
+            "weights": half * shape.parameters / spread,
+            "KV cache": max(least, (profile.vllm.cache_gb or 0.0) * 2**30),
+            "activations": forward_activations(shape, PREFILL, half) / spread,
+            "scorer": sum(scoring(shape, profile, min(SCORED, profile.tokens_per_microbatch)).values()),
+        }
     own = inference_bytes(profile)
-    return {"weights": float(own * shape.parameters), "output layer": _float_head(shape, own),
-            "KV cache": cache(shape, prompt=prompt, answer=answer, rows=rows, each=each, bytes_each=own),
-            "activations": max(forward_activations(shape, prompt * -(-rows // max(each, 1)), own), logits(shape, rows))}
+    return {
+        "weights": float(own * shape.parameters),
+        "output layer": _float_head(shape, own),
+        "KV cache": cache(shape, prompt=prompt, answer=answer, rows=rows, each=each, bytes_each=own),
+        "activations": max(
+            forward_activations(shape, prompt * -(-rows // max(each, 1)), own), logits(shape, rows)
+        ),
+    }
 
 
 def scoring(shape: Shape, profile: Profile, tokens: float) -> Parts:
     """Bytes by part while the torch engine computes log-probs of given texts with one model."""
     own = inference_bytes(profile)
-    return {"weights": float(own * shape.parameters), "output layer": _float_head(shape, own), "activations": forward_activations(shape, tokens, own)}
+    return {
+        "weights": float(own * shape.parameters),
+        "output layer": _float_head(shape, own),
+        "activations": forward_activations(shape, tokens, own),
+    }
 
 
 def _float_head(shape: Shape, own: int) -> float:

@@ -11,8 +11,8 @@ from ratchet.components.estimates.shape import Shape
 from ratchet.components.recipes.profile import Profile
 from ratchet.components.recipes.schema import Recipe
 
-UTILISATION = 0.4    # assumed share of the stated FLOP/s in training and scoring (MFU)
-DECODE = 0.6         # assumed share of the stated memory bandwidth in decoding
+UTILISATION = 0.4  # assumed share of the stated FLOP/s in training and scoring (MFU)
+DECODE = 0.6  # assumed share of the stated memory bandwidth in decoding
 
 
 @dataclass(frozen=True)
@@ -22,12 +22,15 @@ class Rates:
     learn: Mapping[str, float]
     score: float
     sample: float
-    load: float            # seconds per model load
+    load: float  # seconds per model load
     source: str = "stated"  # or "measured", or why it was not measured
 
 
 def adapter_key(adapter: Mapping[str, Any]) -> str:
-    return " ".join(f"{k}={v}" if k != "name" else str(v) for k, v in sorted(adapter.items(), key=lambda kv: (kv[0] != "name", kv[0])))
+    return " ".join(
+        f"{k}={v}" if k != "name" else str(v)
+        for k, v in sorted(adapter.items(), key=lambda kv: (kv[0] != "name", kv[0]))
+    )
 
 
 def adapters(recipe: Recipe) -> dict[str, Mapping[str, Any]]:
@@ -39,7 +42,8 @@ def adapters(recipe: Recipe) -> dict[str, Mapping[str, Any]]:
 def stated_rates(recipe: Recipe, profile: Profile, shape: Shape, *, length: float) -> Rates | None:
     """Throughput from the device's stated FLOP/s and bandwidth, if the profile has them. Training: 2 FLOP per
     parameter and token forward, 4 backward (2 for frozen weights), 2 more with gradient checkpointing, at
-    `UTILISATION`. Decoding is bandwidth-bound: each step reads all weights and the KV cache once for all rows.
+    `UTILISATION`. Decoding is bandwidth-bound: each step reads all weights and the KV cache once for all
+    rows.
     """
     hardware = profile.hardware
     if hardware.tflops is None or hardware.bandwidth_gb is None:
@@ -52,4 +56,9 @@ def stated_rates(recipe: Recipe, profile: Profile, shape: Shape, *, length: floa
         learn[name] = work / (2 * shape.parameters * (2 if profile.gradient_checkpointing else 1) + backward)
     rows = profile.max_num_seqs
     read = 2 * shape.parameters + rows * length * 4 * shape.layers * shape.key_value
-    return Rates(learn, work / (2 * shape.parameters), rows * hardware.devices * hardware.bandwidth_gb * 1e9 * DECODE / read, load=60.0)
+    return Rates(
+        learn,
+        work / (2 * shape.parameters),
+        rows * hardware.devices * hardware.bandwidth_gb * 1e9 * DECODE / read,
+        load=60.0,
+    )

@@ -54,16 +54,26 @@ class Shape:
 
 
 def read_shape(config: Mapping[str, Any], where: str) -> Shape:
-    """Read dimensions from the keys of a config.json. `RecipeError` for an architecture that is not Llama-like."""
+    """Read dimensions from the keys of a config.json. `RecipeError` for an architecture that is not
+    Llama-like.
+    """
     missing = [key for key in NEEDED if not isinstance(config.get(key), int)]
     if missing:
-        raise RecipeError(f"{where}: config.json has no {', '.join(missing)}: only Llama-like decoders can be estimated, with the keys "
-                          f"{', '.join(NEEDED)}")
+        raise RecipeError(
+            f"{where}: config.json has no {', '.join(missing)}: only Llama-like decoders can be "
+            "estimated, with the keys "
+            f"{', '.join(NEEDED)}"
+        )
     heads = config["num_attention_heads"]
     return Shape(
-        layers=config["num_hidden_layers"], hidden=config["hidden_size"], heads=heads,
-        kv_heads=config.get("num_key_value_heads") or heads, head_size=config.get("head_dim") or config["hidden_size"] // heads,
-        intermediate=config["intermediate_size"], vocabulary=config["vocab_size"], tied=bool(config.get("tie_word_embeddings", False)),
+        layers=config["num_hidden_layers"],
+        hidden=config["hidden_size"],
+        heads=heads,
+        kv_heads=config.get("num_key_value_heads") or heads,
+        head_size=config.get("head_dim") or config["hidden_size"] // heads,
+        intermediate=config["intermediate_size"],
+        vocabulary=config["vocab_size"],
+        tied=bool(config.get("tie_word_embeddings", False)),
     )
 
 
@@ -75,7 +85,9 @@ def shape_of(folder: Path) -> Shape:
 
 
 def count(file: Path) -> int:
-    """Number of elements in a safetensors file: 8 bytes of header length, then JSON with the shape of every tensor."""
+    """Number of elements in a safetensors file: 8 bytes of header length, then JSON with the shape of every
+    tensor.
+    """
     with file.open("rb") as stream:
         header = json.loads(stream.read(struct.unpack("<Q", stream.read(8))[0]))
     total = 0

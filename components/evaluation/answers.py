@@ -11,19 +11,25 @@ from ratchet.components.evaluation.diversity import words
 
 # typical refusals of instruction-tuned models
 REFUSAL = re.compile(
-    r"\b(i(?:'|’)?m sorry,? (?:but|i can)|i (?:can(?:'|’)?t|cannot|am unable to|am not able to) (?:help|assist|provide|do that|answer|comply)"
-    r"|as an? (?:ai|artificial intelligence|language model)|i(?:'|’)?m (?:just |only )?an? (?:ai|language model))", re.IGNORECASE)
+    r"\b(i(?:'|’)?m sorry,? (?:but|i can)|i (?:can(?:'|’)?t|cannot|am unable to|am not able to) "
+    r"(?:help|assist|provide|do that|answer|comply)"
+    r"|as an? (?:ai|artificial intelligence|language model)|i(?:'|’)?m (?:just |only )?an? (?:ai|language "
+    r"model))",
+    re.IGNORECASE,
+)
 
 
 def answer_rates(texts: Sequence[str], stops: Sequence[str]) -> dict[str, float]:
     """Shares (0..1) of answers: ended, truncated, failed (by stop reason), empty, refusal_like, repetitive,
     personal_data.
 
-    `repetitive`: at least eight words, of which fewer than half are distinct. `personal_data`: matched by the data
-    cleaning rules (`components/data/personal_data.py`). An answer may count in several rates.
+    `repetitive`: at least eight words, of which fewer than half are distinct. `personal_data`: matched by the
+    data cleaning rules (`components/data/personal_data.py`). An answer may count in several rates.
     """
     if not texts or len(texts) != len(stops):
-        raise DataError(f"answer rates need one stop reason per answer, got {len(texts)} answers and {len(stops)} reasons")
+        raise DataError(
+            f"answer rates need one stop reason per answer, got {len(texts)} answers and {len(stops)} reasons"
+        )
     rows = [words(text) for text in texts]
     n = len(texts)
     return {

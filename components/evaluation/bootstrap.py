@@ -24,35 +24,55 @@ class Interval(TypedDict):
     n: int
 
 
-def mean_interval(values: Sequence[float] | np.ndarray, *, level: float = 0.95, resamples: int = 10_000, seed: int = 0) -> Interval:
+def mean_interval(
+    values: Sequence[float] | np.ndarray, *, level: float = 0.95, resamples: int = 10_000, seed: int = 0
+) -> Interval:
     """Bootstrap percentile interval (Efron, 1979) of the mean of `values` (N,).
 
-    Identical values give an interval of width zero; see `win_rate` for shares. `DataError` for no or non-finite values.
+    Identical values give an interval of width zero; see `win_rate` for shares. `DataError` for no or
+    non-finite values.
     """
     from scipy.stats import bootstrap
 
     data = _checked(values)
     if len(data) == 1:
         return Interval(mean=float(data[0]), low=float(data[0]), high=float(data[0]), n=1)
-    found = bootstrap((data,), np.mean, n_resamples=resamples, confidence_level=level, method="percentile", batch=max(1, CHUNK // len(data)),
-                      rng=np.random.default_rng(seed)).confidence_interval
+    found = bootstrap(
+        (data,),
+        np.mean,
+        n_resamples=resamples,
+        confidence_level=level,
+        method="percentile",
+        batch=max(1, CHUNK // len(data)),
+        rng=np.random.default_rng(seed),
+    ).confidence_interval
     return Interval(mean=float(data.mean()), low=float(found.low), high=float(found.high), n=len(data))
 
 
-def difference(arm: Sequence[float] | np.ndarray, other: Sequence[float] | np.ndarray, *, level: float = 0.95,
-               resamples: int = 10_000, seed: int = 0) -> Interval:
+def difference(
+    arm: Sequence[float] | np.ndarray,
+    other: Sequence[float] | np.ndarray,
+    *,
+    level: float = 0.95,
+    resamples: int = 10_000,
+    seed: int = 0,
+) -> Interval:
     """Interval of the mean of arm − other, paired by prompt (same prompts, same order)."""
     a, b = _checked(arm), _checked(other)
     if len(a) != len(b):
-        raise DataError(f"a paired difference needs the same prompts in both arms; got {len(a)} and {len(b)} values")
+        raise DataError(
+            f"a paired difference needs the same prompts in both arms; got {len(a)} and {len(b)} values"
+        )
     return mean_interval(a - b, level=level, resamples=resamples, seed=seed)
 
 
-def win_rate(wins: Sequence[float] | np.ndarray, *, level: float = 0.95, resamples: int = 10_000, seed: int = 0) -> Interval:
+def win_rate(
+    wins: Sequence[float] | np.ndarray, *, level: float = 0.95, resamples: int = 10_000, seed: int = 0
+) -> Interval:
     """Mean of per-prompt wins (1 won, 0 lost, 0.5 tied, or means of these) with a bootstrap interval.
 
-    If all values are equal, the bootstrap would give width zero; Wilson's interval is used instead, so three wins of
-    three are not reported as certain.
+    If all values are equal, the bootstrap would give width zero; Wilson's interval is used instead, so three
+    wins of three are not reported as certain.
     """
     data = _checked(wins)
     if data.min() < 0 or data.max() > 1:
@@ -67,7 +87,9 @@ def wilson(successes: float, trials: int, *, level: float = 0.95) -> Interval:
     from scipy.stats import norm
 
     if trials < 1 or not 0 <= successes <= trials:
-        raise DataError(f"a share needs 0 <= successes <= trials and at least one trial, got {successes} of {trials}")
+        raise DataError(
+            f"a share needs 0 <= successes <= trials and at least one trial, got {successes} of {trials}"
+        )
     z, share = float(norm.ppf((1 + level) / 2)), successes / trials
     centre = (share + z * z / (2 * trials)) / (1 + z * z / trials)
     half = z / (1 + z * z / trials) * (share * (1 - share) / trials + z * z / (4 * trials * trials)) ** 0.5
@@ -84,5 +106,8 @@ def _checked(values: Sequence[float] | np.ndarray) -> np.ndarray:
     if data.ndim != 1 or not len(data):
         raise DataError(f"an interval needs a list of at least one number, got shape {data.shape}")
     if not np.isfinite(data).all():
-        raise DataError(f"{int((~np.isfinite(data)).sum())} of {len(data)} values are not finite; find the cause before averaging")
+        raise DataError(
+            f"{int((~np.isfinite(data)).sum())} of {len(data)} values are not finite; find the cause "
+            "before averaging"
+        )
     return data

@@ -2,8 +2,8 @@
 
 Computed once from the saved model on held-out pairs; online training refuses a reward model without a passed
 certificate. It passes only if the lower bound of its accuracy is above chance. Pairs share conversations, so
-intervals count at most half as many trials as there are distinct conversations and are wider than the number of pairs
-suggests.
+intervals count at most half as many trials as there are distinct conversations and are wider than the number
+of pairs suggests.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ MATCHED = 0.1
 
 @dataclass(frozen=True)
 class Certificate:
-    """All measurements and the verdict. Shares are in 0..1. `cross_validated`: accuracy of the initial linear probe
-    on the training pairs, cross-validated by topic. `by_kind`: accuracy by kind of pair (`contrast`,
-    `pass_fail`, ..., and `sampled`, all pairs of two sampled answers to one prompt, of which one is verified).
-    `best_of_n`: see `components/evaluation/best_of_n.py`. `reliability`: calibration bins. `notes`: caveats that do
-    not fail it.
+    """All measurements and the verdict. Shares are in 0..1. `cross_validated`: accuracy of the initial linear
+    probe on the training pairs, cross-validated by topic. `by_kind`: accuracy by kind of pair (`contrast`,
+    `pass_fail`, ..., and `sampled`, all pairs of two sampled answers to one prompt, of which one is
+    verified).
+    `best_of_n`: see `components/evaluation/best_of_n.py`. `reliability`: calibration bins. `notes`: caveats
+    that do not fail it.
     """
 
     passed: bool
@@ -58,29 +59,42 @@ class Certificate:
     limits: dict[str, float | None]
 
 
-def certify(*, scores: Sequence[Sequence[float]], lengths: Sequence[Sequence[float]], trained: Sequence[Sequence[float]],
-            alone: Sequence[Sequence[float]], conversations: int | None = None, cross_validated: Interval | None = None,
-            by_kind: Mapping[str, Interval] | None = None, best_of_n: Mapping[str, Any] | None = None,
-            padding_side: str | None = None, padding_difference: Mapping[str, float] | None = None,
-            limits: Mapping[str, float | None] | None = None) -> dict[str, Any]:
-    """The certificate as a JSON-serialisable mapping, from (chosen, rejected) scores (N,2) and lengths (N,2) of
-    held-out pairs.
+def certify(
+    *,
+    scores: Sequence[Sequence[float]],
+    lengths: Sequence[Sequence[float]],
+    trained: Sequence[Sequence[float]],
+    alone: Sequence[Sequence[float]],
+    conversations: int | None = None,
+    cross_validated: Interval | None = None,
+    by_kind: Mapping[str, Interval] | None = None,
+    best_of_n: Mapping[str, Any] | None = None,
+    padding_side: str | None = None,
+    padding_difference: Mapping[str, float] | None = None,
+    limits: Mapping[str, float | None] | None = None,
+) -> dict[str, Any]:
+    """The certificate as a JSON-serialisable mapping, from (chosen, rejected) scores (N,2) and lengths (N,2)
+    of held-out pairs.
 
-    `scores`: by the saved and reloaded model. `trained`, `alone`: scores of the first pairs again, by the model in
-    memory before saving, and one pair at a time. `conversations`: number of distinct conversations
-    (`conversations_of`; default two per pair). `padding_difference`: by side, the largest change of a score in plain
-    transformers when texts are padded there; `padding_side`: side on which the saved tokenizer pads. Both are None
-    for architectures without a transformers class.
+    `scores`: by the saved and reloaded model. `trained`, `alone`: scores of the first pairs again, by the
+    model in memory before saving, and one pair at a time. `conversations`: number of distinct conversations
+    (`conversations_of`; default two per pair). `padding_difference`: by side, the largest change of a score
+    in plain transformers when texts are padded there; `padding_side`: side on which the saved tokenizer pads.
+    Both are None for architectures without a transformers class.
 
     `DataError` without pairs, `ContractError` for non-finite scores, `RecipeError` for an unknown limit.
     """
     bounds = asdict(conform(Limits, limits or {}, "reward.certificate"))
     pairs = np.asarray(scores, dtype=float)
     if pairs.ndim != 2 or pairs.shape[1:] != (2,):
-        raise DataError(f"a certificate needs (chosen, rejected) scores of held-out pairs, got shape {pairs.shape}")
+        raise DataError(
+            f"a certificate needs (chosen, rejected) scores of held-out pairs, got shape {pairs.shape}"
+        )
     if not np.isfinite(pairs).all():
-        raise ContractError(f"{int((~np.isfinite(pairs)).any(1).sum())} of {len(pairs)} held-out pairs have a score that "
-                            "is not finite; check the reward model's learning rate and precision")
+        raise ContractError(
+            f"{int((~np.isfinite(pairs)).any(1).sum())} of {len(pairs)} held-out pairs have a score that "
+            "is not finite; check the reward model's learning rate and precision"
+        )
     deltas = pairs[:, 0] - pairs[:, 1]
     conversations = 2 * len(pairs) if conversations is None else conversations
     trials = independent(len(pairs), conversations)
@@ -101,12 +115,18 @@ def certify(*, scores: Sequence[Sequence[float]], lengths: Sequence[Sequence[flo
         "reload_difference": _worst(pairs, trained, "trained"),
         "batch_difference": _worst(pairs, alone, "alone"),
         "padding_side": padding_side,
-        "padding_difference": None if padding_difference is None else {
-            side: worst if math.isfinite(worst) else math.inf for side, worst in padding_difference.items()},
+        "padding_difference": None
+        if padding_difference is None
+        else {
+            side: worst if math.isfinite(worst) else math.inf for side, worst in padding_difference.items()
+        },
     }
     padded, notes = _padding(measured, bounds)
     if bounds["min_accuracy"] is None:
-        notes.append("accuracy was not required (`min_accuracy: null`); this reward model is not shown to be better than chance")
+        notes.append(
+            "accuracy was not required (`min_accuracy: null`); this reward model is not shown to be "
+            "better than chance"
+        )
     reasons = _failures(measured, bounds) + padded
     return asdict(Certificate(passed=not reasons, reasons=reasons, notes=notes, limits=bounds, **measured))
 
@@ -114,36 +134,54 @@ def certify(*, scores: Sequence[Sequence[float]], lengths: Sequence[Sequence[flo
 def require(certificate: Mapping[str, Any] | None, name: str = "the reward model") -> Mapping[str, Any]:
     """The certificate if it passed, else `ContractError` with the reasons."""
     if not certificate or "passed" not in certificate:
-        raise ContractError(f"{name} has no certificate; expected one computed on held-out pairs. Train it with the reward "
-                            "stage of a recipe, or run `ratchet certify`, before online training optimises it")
+        raise ContractError(
+            f"{name} has no certificate; expected one computed on held-out pairs. Train it with the reward "
+            "stage of a recipe, or run `ratchet certify`, before online training optimises it"
+        )
     if not certificate["passed"]:
-        raise ContractError(f"{name} failed its certificate: {'; '.join(certificate['reasons'])}. Use more or cleaner "
-                            "pairs, or change the limit in `reward.certificate`")
+        raise ContractError(
+            f"{name} failed its certificate: {'; '.join(certificate['reasons'])}. Use more or cleaner "
+            "pairs, or change the limit in `reward.certificate`"
+        )
     return certificate
 
 
 def conversations_of(pairs: Sequence[Group]) -> int:
-    """Number of distinct conversations that the pairs are taken from. Unnamed conversations are identified by their
-    first two turns.
+    """Number of distinct conversations that the pairs are taken from. Unnamed conversations are identified by
+    their first two turns.
     """
-    return len({side.meta.get("conversation") or tuple(m["content"].strip() for m in (*pair.prompt.messages, *side.messages)
-                                                       if m["role"] in ("user", "assistant"))[:2]
-                for pair in pairs for side in pair.trajectories})
+    return len(
+        {
+            side.meta.get("conversation")
+            or tuple(
+                m["content"].strip()
+                for m in (*pair.prompt.messages, *side.messages)
+                if m["role"] in ("user", "assistant")
+            )[:2]
+            for pair in pairs
+            for side in pair.trajectories
+        }
+    )
 
 
 def accuracy_by_kind(scores: Sequence[Sequence[float]], pairs: Sequence[Group]) -> dict[str, Interval]:
     """Accuracy by the kind of pair in the prompts' `meta["pair"]["kind"]`."""
-    deltas, kinds = np.diff(np.asarray(scores, dtype=float))[:, 0] * -1, [pair.prompt.meta.get("pair", {}).get("kind") for pair in pairs]
+    deltas, kinds = (
+        np.diff(np.asarray(scores, dtype=float))[:, 0] * -1,
+        [pair.prompt.meta.get("pair", {}).get("kind") for pair in pairs],
+    )
     found = {}
     for kind in sorted({kind for kind in kinds if kind}):
         rows = [i for i, own in enumerate(kinds) if own == kind]
-        found[kind] = accuracy(deltas[rows], independent(len(rows), conversations_of([pairs[i] for i in rows])))
+        found[kind] = accuracy(
+            deltas[rows], independent(len(rows), conversations_of([pairs[i] for i in rows]))
+        )
     return found
 
 
 def independent(pairs: int, conversations: int) -> int:
-    """Effective number of trials of `pairs` comparisons: each takes two conversations, and each conversation counts
-    once.
+    """Effective number of trials of `pairs` comparisons: each takes two conversations, and each conversation
+    counts once.
     """
     return max(1, min(pairs, conversations // 2))
 
@@ -154,8 +192,8 @@ def share(right: float, trials: int) -> Interval:
 
 
 def accuracy(deltas: np.ndarray, trials: int | None = None) -> Interval:
-    """Share of pairs whose chosen answer scores higher (ties count half), with an interval over `trials` (default:
-    number of pairs).
+    """Share of pairs whose chosen answer scores higher (ties count half), with an interval over `trials`
+    (default: number of pairs).
     """
     return share(float(((deltas > 0) + 0.5 * (deltas == 0)).mean()), min(len(deltas), trials or len(deltas)))
 
@@ -163,28 +201,36 @@ def accuracy(deltas: np.ndarray, trials: int | None = None) -> Interval:
 def calibration(deltas: np.ndarray, bins: int = BINS) -> tuple[float, list[dict[str, float]]]:
     """Expected calibration error (Guo et al., 2017) and its reliability bins.
 
-    All pairs are chosen-first, so the prediction is folded: confidence σ(|Δ|) in 0.5..1 that the higher-scored answer
-    is preferred, correct if Δ > 0. Bins have equal width; empty bins are omitted.
+    All pairs are chosen-first, so the prediction is folded: confidence σ(|Δ|) in 0.5..1 that the
+    higher-scored answer is preferred, correct if Δ > 0. Bins have equal width; empty bins are omitted.
     """
     confidence, right = _sigmoid(np.abs(deltas)), (deltas > 0) + 0.5 * (deltas == 0)
     place = np.minimum(((confidence - 0.5) * 2 * bins).astype(int), bins - 1)
-    table = [{"confidence": float(confidence[place == b].mean()), "accuracy": float(right[place == b].mean()),
-              "pairs": int((place == b).sum())} for b in np.unique(place)]
+    table = [
+        {
+            "confidence": float(confidence[place == b].mean()),
+            "accuracy": float(right[place == b].mean()),
+            "pairs": int((place == b).sum()),
+        }
+        for b in np.unique(place)
+    ]
     return float(sum(r["pairs"] * abs(r["confidence"] - r["accuracy"]) for r in table) / len(deltas)), table
 
 
 def length_bias(deltas: np.ndarray, lengths: np.ndarray, trials: int | None = None) -> dict[str, Any]:
     """How much of the human preference and of the model's scores is explained by length.
 
-    Correlations are of (Δscore, Δlog length), mirrored about zero since the order in a pair is arbitrary. `matched`:
-    accuracy on pairs whose lengths differ by less than 10 %. `controlled`: accuracy after removing the scores' best
-    linear fit on Δlog length. `coefficients`: logistic regression of the human choice on both, standardised; the
-    score's coefficient is its effect at equal length.
+    Correlations are of (Δscore, Δlog length), mirrored about zero since the order in a pair is arbitrary.
+    `matched`: accuracy on pairs whose lengths differ by less than 10 %. `controlled`: accuracy after removing
+    the scores' best linear fit on Δlog length. `coefficients`: logistic regression of the human choice on
+    both, standardised; the score's coefficient is its effect at equal length.
     """
     from scipy.stats import spearmanr
 
     if lengths.shape != (len(deltas), 2) or (lengths < 0).any():
-        raise DataError(f"a certificate needs two lengths per pair, got shape {lengths.shape} for {len(deltas)} pairs")
+        raise DataError(
+            f"a certificate needs two lengths per pair, got shape {lengths.shape} for {len(deltas)} pairs"
+        )
     gaps = np.log1p(lengths[:, 0]) - np.log1p(lengths[:, 1])
     energy = float((gaps**2).sum())
     slope = float((deltas * gaps).sum()) / energy if energy else 0.0
@@ -205,8 +251,8 @@ def length_bias(deltas: np.ndarray, lengths: np.ndarray, trials: int | None = No
 
 
 def _logistic(deltas: np.ndarray, gaps: np.ndarray) -> tuple[float, float]:
-    """P(chosen) = σ(a Δscore + b Δlog length), without intercept (swapping a pair mirrors it) and with a weak ridge
-    (the fit always exists).
+    """P(chosen) = σ(a Δscore + b Δlog length), without intercept (swapping a pair mirrors it) and with a weak
+    ridge (the fit always exists).
     """
     x = np.stack([column / (np.sqrt((column**2).mean()) or 1.0) for column in (deltas, gaps)], 1)
     a, b = bradley_terry(x, 0.1 / len(x))
@@ -218,12 +264,30 @@ def _failures(measured: Mapping[str, Any], bounds: Mapping[str, float | None]) -
         ("held-out pairs", measured["pairs"], bounds["min_pairs"], "at least"),
         ("share of tied pairs", measured["ties"], bounds["max_ties"], "at most"),
         ("calibration error", measured["calibration_error"], bounds["max_calibration_error"], "at most"),
-        ("correlation with length", abs(measured["length"]["spearman"]), bounds["max_length_correlation"], "at most"),
-        ("score difference after saving and loading", measured["reload_difference"], bounds["reload_tolerance"], "at most"),
-        ("score difference between single and batched pairs", measured["batch_difference"], bounds["batch_tolerance"], "at most"),
+        (
+            "correlation with length",
+            abs(measured["length"]["spearman"]),
+            bounds["max_length_correlation"],
+            "at most",
+        ),
+        (
+            "score difference after saving and loading",
+            measured["reload_difference"],
+            bounds["reload_tolerance"],
+            "at most",
+        ),
+        (
+            "score difference between single and batched pairs",
+            measured["batch_difference"],
+            bounds["batch_tolerance"],
+            "at most",
+        ),
     ]
-    return _uncertain(measured, bounds) + [f"{what} is {got:.4g}, expected {how} {bound:g}" for what, got, bound, how in checks
-                                           if bound is not None and (got < bound if how == "at least" else got > bound)]
+    return _uncertain(measured, bounds) + [
+        f"{what} is {got:.4g}, expected {how} {bound:g}"
+        for what, got, bound, how in checks
+        if bound is not None and (got < bound if how == "at least" else got > bound)
+    ]
 
 
 def _uncertain(measured: Mapping[str, Any], bounds: Mapping[str, Any]) -> list[str]:
@@ -231,28 +295,58 @@ def _uncertain(measured: Mapping[str, Any], bounds: Mapping[str, Any]) -> list[s
     rises = measured["best_of_n"] and measured["best_of_n"]["rises"]
     floor = bounds["min_accuracy"]
     checks: list[tuple[str, Interval | None, float | None, str]] = [
-        ("held-out accuracy", measured["accuracy"], floor if floor is None else max(floor, CHANCE), "the floor" if (floor or 0) > CHANCE else "chance"),
-        *((f"accuracy on pairs of kind {kind}", measured["by_kind"].get(kind), least, "`min_accuracy_by_kind`")
-          for kind, least in (bounds["min_accuracy_by_kind"] or {}).items()),
-        ("rise of the true rate from the best of 1 to the best of all answers", rises, 0.0 if bounds["best_of_n_rises"] else None, "none"),
+        (
+            "held-out accuracy",
+            measured["accuracy"],
+            floor if floor is None else max(floor, CHANCE),
+            "the floor" if (floor or 0) > CHANCE else "chance",
+        ),
+        *(
+            (
+                f"accuracy on pairs of kind {kind}",
+                measured["by_kind"].get(kind),
+                least,
+                "`min_accuracy_by_kind`",
+            )
+            for kind, least in (bounds["min_accuracy_by_kind"] or {}).items()
+        ),
+        (
+            "rise of the true rate from the best of 1 to the best of all answers",
+            rises,
+            0.0 if bounds["best_of_n_rises"] else None,
+            "none",
+        ),
     ]
-    return [reason for what, found, bound, name in checks if bound is not None for reason in shortfall(what, found, bound, name)]
+    return [
+        reason
+        for what, found, bound, name in checks
+        if bound is not None
+        for reason in shortfall(what, found, bound, name)
+    ]
 
 
 def shortfall(what: str, found: Interval | None, bound: float, name: str) -> list[str]:
-    """A one-element list with the reason if the interval is missing or its lower bound is not above `bound`, else []."""
+    """A one-element list with the reason if the interval is missing or its lower bound is not above `bound`,
+    else [].
+    """
     if found is None:
         return [f"{what} was not measured, expected above {bound:.1%}"]
-    return [] if found["low"] > bound else [f"{what} is {found['mean']:.1%} [{found['low']:.1%}, {found['high']:.1%}]; "
-                                            f"expected a lower bound above {bound:.1%} ({name})"]
+    return (
+        []
+        if found["low"] > bound
+        else [
+            f"{what} is {found['mean']:.1%} [{found['low']:.1%}, {found['high']:.1%}]; "
+            f"expected a lower bound above {bound:.1%} ({name})"
+        ]
+    )
 
 
 def _padding(measured: Mapping[str, Any], bounds: Mapping[str, float | None]) -> tuple[list[str], list[str]]:
     """Reasons to fail and notes, for each side on which padding changes scores.
 
-    Wrong scores with padding on the tokenizer's own side fail, since that is the default of every user. The other
-    side gives a note only: transformers counts learned position embeddings (GPT-2) from the first column, padded or
-    not.
+    Wrong scores with padding on the tokenizer's own side fail, since that is the default of every user. The
+    other side gives a note only: transformers counts learned position embeddings (GPT-2) from the first
+    column, padded or not.
     """
     reasons: list[str] = []
     notes: list[str] = []
@@ -261,14 +355,19 @@ def _padding(measured: Mapping[str, Any], bounds: Mapping[str, float | None]) ->
         if bound is not None and worst > bound:
             other = "as its tokenizer pads" if side == own else f"while its tokenizer pads on the {own}"
             (reasons if side == own else notes).append(
-                f"not safe to pad on the {side}, {other}: scores in transformers change by {worst:.4g}, expected at most {bound:g}")
+                f"not safe to pad on the {side}, {other}: scores in transformers change by {worst:.4g}, "
+                f"expected at most {bound:g}"
+            )
     return reasons, notes
 
 
 def _worst(pairs: np.ndarray, again: Sequence[Sequence[float]], what: str) -> float:
     other = np.asarray(again, dtype=float)
     if other.ndim != 2 or not 1 <= len(other) <= len(pairs):
-        raise DataError(f"{what!r} must hold the scores of the first pairs again, got shape {other.shape} for {len(pairs)} pairs")
+        raise DataError(
+            f"{what!r} must hold the scores of the first pairs again, got shape {other.shape} for "
+            f"{len(pairs)} pairs"
+        )
     worst = float(np.abs(other - pairs[: len(other)]).max())
     return worst if math.isfinite(worst) else math.inf
 

@@ -1,4 +1,6 @@
-"""Detection of text copied from the prompt: repeating question and instruction can look relevant and fluent."""
+"""Detection of text copied from the prompt: repeating question and instruction can look relevant and
+fluent.
+"""
 
 from __future__ import annotations
 

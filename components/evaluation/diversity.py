@@ -26,7 +26,8 @@ def repetition(text: str) -> float:
 
 
 def distinct_n(texts: Sequence[str], n: int) -> float:
-    """Distinct n-grams as a share of all n-grams of the set (Li et al., 2016, arXiv 1510.03055); 0 without n-grams.
+    """Distinct n-grams as a share of all n-grams of the set (Li et al., 2016, arXiv 1510.03055); 0 without
+    n-grams.
 
     It falls with the amount of text: compare sets of similar size only.
     """
@@ -35,8 +36,8 @@ def distinct_n(texts: Sequence[str], n: int) -> float:
 
 
 def distinct_n_ratio(texts: Sequence[str], others: Sequence[str], n: int) -> float:
-    """`distinct_n` of `texts` over that of `others`, both on as many n-grams as the smaller set has, since the
-    measure falls with size. NaN if either has none.
+    """`distinct_n` of `texts` over that of `others`, both on as many n-grams as the smaller set has, since
+    the measure falls with size. NaN if either has none.
     """
     sets = [[gram for text in some for gram in _ngrams(words(text), n)] for some in (texts, others)]
     most = min(map(len, sets))
@@ -44,20 +45,35 @@ def distinct_n_ratio(texts: Sequence[str], others: Sequence[str], n: int) -> flo
     return ours / theirs if theirs else math.nan
 
 
-def distinct_n_interval(texts: Sequence[Sequence[str]], others: Sequence[Sequence[str]], n: int, *, level: float = 0.95, halves: int = 200,
-                        seed: int = 0) -> Interval:
-    """`distinct_n_ratio` of two arms on the same prompts (one list of answers per prompt), with an interval over
-    prompts.
+def distinct_n_interval(
+    texts: Sequence[Sequence[str]],
+    others: Sequence[Sequence[str]],
+    n: int,
+    *,
+    level: float = 0.95,
+    halves: int = 200,
+    seed: int = 0,
+) -> Interval:
+    """`distinct_n_ratio` of two arms on the same prompts (one list of answers per prompt), with an interval
+    over prompts.
 
-    The bootstrap does not apply (a prompt drawn twice would count as repetition). Delete-half jackknife (Shao and Wu,
-    1989): the standard deviation of the ratio over random halves of the prompts is its standard error.
+    The bootstrap does not apply (a prompt drawn twice would count as repetition). Delete-half jackknife (Shao
+    and Wu, 1989): the standard deviation of the ratio over random halves of the prompts is its standard
+    error.
     """
     from scipy.stats import norm
 
     rng, total = np.random.default_rng(seed), len(texts)
     mean = distinct_n_ratio(_flat(texts), _flat(others), n)
     drawn = [np.sort(rng.choice(total, max(1, total // 2), replace=False)) for _ in range(halves)]
-    spread = float(np.std([distinct_n_ratio(_flat([texts[i] for i in half]), _flat([others[i] for i in half]), n) for half in drawn]))
+    spread = float(
+        np.std(
+            [
+                distinct_n_ratio(_flat([texts[i] for i in half]), _flat([others[i] for i in half]), n)
+                for half in drawn
+            ]
+        )
+    )
     reach = float(norm.ppf((1 + level) / 2)) * spread
     return Interval(mean=mean, low=mean - reach, high=mean + reach, n=total)
 
@@ -67,10 +83,11 @@ def _flat(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def self_bleu(texts: Sequence[str], *, n: int = 4, limit: int = 200, seed: int = 0) -> float:
-    """Mean BLEU of each answer against all others (Zhu et al., 2018, arXiv 1802.01886), in 0..1; high means uniform.
+    """Mean BLEU of each answer against all others (Zhu et al., 2018, arXiv 1802.01886), in 0..1; high means
+    uniform.
 
-    Sets larger than `limit` are sampled (seeded), since the cost is quadratic. Empty answers are ignored; fewer than
-    two give 0.
+    Sets larger than `limit` are sampled (seeded), since the cost is quadratic. Empty answers are ignored;
+    fewer than two give 0.
     """
     rows = [row for row in map(words, texts) if row]
     if len(rows) > limit:
@@ -84,8 +101,8 @@ def self_bleu(texts: Sequence[str], *, n: int = 4, limit: int = 200, seed: int =
 
 
 def cosine_spread(vectors: np.ndarray) -> float:
-    """Mean pairwise cosine distance of the rows of (N,D): 0 for identical rows, about 1 for unrelated ones; 0 for N <
-    2.
+    """Mean pairwise cosine distance of the rows of (N,D): 0 for identical rows, about 1 for unrelated ones; 0
+    for N < 2.
     """
     rows = np.asarray(vectors, dtype=float)
     if len(rows) < 2:
@@ -100,7 +117,9 @@ def _ngrams(row: Sequence[str], n: int) -> list[tuple[str, ...]]:
 
 
 def _two_largest(tables: Sequence[Counter]) -> dict[tuple[str, ...], tuple[int, int, int]]:
-    """Per n-gram: the largest count in an answer, the index of that answer, and the largest count among the others."""
+    """Per n-gram: the largest count in an answer, the index of that answer, and the largest count among the
+    others.
+    """
     best: dict[tuple[str, ...], tuple[int, int, int]] = {}
     for i, table in enumerate(tables):
         for gram, count in table.items():
@@ -110,10 +129,15 @@ def _two_largest(tables: Sequence[Counter]) -> dict[tuple[str, ...], tuple[int, 
 
 
 def _bleu(i: int, own: Sequence[Counter], tops: Sequence[dict], lengths: Sequence[int]) -> float:
-    """BLEU (Papineni et al., 2002) with add-one smoothing above unigrams (Lin and Och, 2004), needed for short texts."""
+    """BLEU (Papineni et al., 2002) with add-one smoothing above unigrams (Lin and Och, 2004), needed for
+    short texts.
+    """
     logs = 0.0
     for k, table in enumerate(own):
-        clipped = sum(min(count, tops[k][gram][2] if tops[k][gram][1] == i else tops[k][gram][0]) for gram, count in table.items())
+        clipped = sum(
+            min(count, tops[k][gram][2] if tops[k][gram][1] == i else tops[k][gram][0])
+            for gram, count in table.items()
+        )
         add = 1 if k else 0
         if clipped + add == 0:
             return 0.0

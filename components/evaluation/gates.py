@@ -1,4 +1,5 @@
-"""Promotion gates: bounds on metrics that a model must meet to become champion. A missing metric fails its gate.
+"""Promotion gates: bounds on metrics that a model must meet to become champion. A missing metric fails its
+gate.
 
     gates:
       win_rate:         {over: 0.5, interval: true}    # the interval's low end must be over 0.5
@@ -27,20 +28,33 @@ def check_gates(metrics: Mapping[str, Any], gates: Mapping[str, Mapping[str, Any
     if not gates:
         return {"passed": False, "reasons": ["the recipe defines no gates"], "gates": {}}
     results = {name: _gate(name, spec, metrics) for name, spec in gates.items()}
-    return {"passed": all(passed for passed, _ in results.values()), "reasons": [reason for _, reason in results.values()],
-            "gates": {name: passed for name, (passed, _) in results.items()}}
+    return {
+        "passed": all(passed for passed, _ in results.values()),
+        "reasons": [reason for _, reason in results.values()],
+        "gates": {name: passed for name, (passed, _) in results.items()},
+    }
 
 
 def _gate(name: str, spec: Mapping[str, Any], metrics: Mapping[str, Any]) -> tuple[bool, str]:
     gate: Gate = conform(Gate, spec, f"register.gates.{name}")
-    bounds = [(side, bound) for side, bound in (("over", gate.over), ("below", gate.below)) if bound is not None]
+    bounds = [
+        (side, bound) for side, bound in (("over", gate.over), ("below", gate.below)) if bound is not None
+    ]
     if not bounds:
-        raise RecipeError(f"register.gates.{name}: sets no bound; write `over: <number>` or `below: <number>`")
+        raise RecipeError(
+            f"register.gates.{name}: sets no bound; write `over: <number>` or `below: <number>`"
+        )
     value = metrics.get(name)
     if value is None:
-        value = {end: metrics[f"{name}.{end}"] for end in ("mean", "low", "high") if f"{name}.{end}" in metrics}
+        value = {
+            end: metrics[f"{name}.{end}"] for end in ("mean", "low", "high") if f"{name}.{end}" in metrics
+        }
     if value == {}:
-        return False, f"{name}: failed, the evaluation has no such metric{nearest(name, {key.split('.')[0] for key in metrics})}"
+        return (
+            False,
+            f"{name}: failed, the evaluation has no such "
+            f"metric{nearest(name, {key.split('.')[0] for key in metrics})}",
+        )
     parts = [_bound(value, side, bound, interval=gate.interval) for side, bound in bounds]
     passed = all(p for p, _ in parts)
     return passed, f"{name}: {'passed' if passed else 'failed'}, {' and '.join(text for _, text in parts)}"

@@ -1,12 +1,12 @@
 """Gold measure: a Bradley-Terry model on sentence embeddings of another backbone, fitted to independent human
 preferences.
 
-A turn has the features x = [sentence embedding, its product with the embedding of the previous turn, their cosine, a
-few countable traits], standardised. A conversation is the mean over the turns of both speakers (multiple-instance:
-raters rated the whole); its score is w·mean(x). With a fixed context, replies are ranked by their own w·x, so single
-replies can be scored, and the same reply scores differently after another prompt. Ratings are a weak signal: the
-certificate passes only if the lower bound of held-out accuracy is above chance, and without a passed certificate the
-measure is not used.
+A turn has the features x = [sentence embedding, its product with the embedding of the previous turn, their
+cosine, a few countable traits], standardised. A conversation is the mean over the turns of both speakers
+(multiple-instance: raters rated the whole); its score is w·mean(x). With a fixed context, replies are ranked
+by their own w·x, so single replies can be scored, and the same reply scores differently after another prompt.
+Ratings are a weak signal: the certificate passes only if the lower bound of held-out accuracy is above
+chance, and without a passed certificate the measure is not used.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ TRAITS = ("log words", "distinct words", "word length", *PATTERNS)
 
 
 class Encoder:
-    """Sentence encoder: mean-pooled, normalised fp32 embeddings from a transformers directory, cached by text."""
+    """Sentence encoder: mean-pooled, normalised fp32 embeddings from a transformers directory, cached by
+    text.
+    """
 
     def __init__(self, path: Path, *, threads: int | None = None) -> None:
         import torch
@@ -70,16 +72,25 @@ class Encoder:
         if threads:
             torch.set_num_threads(threads)
         self.digest = digest(path)
-        self._tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=trusted(path))
-        self._model = AutoModel.from_pretrained(path, dtype=torch.float32, local_files_only=True, trust_remote_code=trusted(path),
-                                                use_safetensors=True).eval()
+        self._tokenizer = AutoTokenizer.from_pretrained(
+            path, local_files_only=True, trust_remote_code=trusted(path)
+        )
+        self._model = AutoModel.from_pretrained(
+            path,
+            dtype=torch.float32,
+            local_files_only=True,
+            trust_remote_code=trusted(path),
+            use_safetensors=True,
+        ).eval()
         self._known: dict[str, np.ndarray] = {}
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
         """Embeddings (N,D) float32 of unit length. Texts are truncated after 128 tokens."""
         new = sorted({text for text in texts if text not in self._known}, key=lambda text: (len(text), text))
         for start in range(0, len(new), BATCH):
-            for text, vector in zip(new[start : start + BATCH], self._encode(new[start : start + BATCH]), strict=True):
+            for text, vector in zip(
+                new[start : start + BATCH], self._encode(new[start : start + BATCH]), strict=True
+            ):
                 self._known[text] = vector
         return np.stack([self._known[text] for text in texts])
 
@@ -87,7 +98,9 @@ class Encoder:
         import torch
 
         with torch.inference_mode():
-            batch = self._tokenizer(texts, padding=True, truncation=True, max_length=MAX_TOKENS, return_tensors="pt")
+            batch = self._tokenizer(
+                texts, padding=True, truncation=True, max_length=MAX_TOKENS, return_tensors="pt"
+            )
             hidden, mask = self._model(**batch).last_hidden_state, batch["attention_mask"][..., None]
             pooled = (hidden * mask).sum(1) / mask.sum(1)
             return torch.nn.functional.normalize(pooled, dim=-1).numpy()
@@ -99,7 +112,9 @@ class GoldMeasure:
     def __init__(self, encoder: Encoder, fitted: Mapping[str, Any]) -> None:
         self.encoder = encoder
         self.certificate: dict[str, Any] = fitted["certificate"]
-        self._centre, self._scale, self._weights = (np.asarray(fitted[k]) for k in ("centre", "scale", "weights"))
+        self._centre, self._scale, self._weights = (
+            np.asarray(fitted[k]) for k in ("centre", "scale", "weights")
+        )
         self._length = fitted["length"]
 
     @classmethod
@@ -109,14 +124,21 @@ class GoldMeasure:
         try:
             fitted = json.loads(file.read_text())
         except (OSError, ValueError) as error:
-            raise SourceError(f"{file}: cannot read the gold measure ({error}); create it with the gold stage") from error
+            raise SourceError(
+                f"{file}: cannot read the gold measure ({error}); create it with the gold stage"
+            ) from error
         loaded = Encoder(encoder, threads=threads)
         if loaded.digest != fitted["encoder"]:
-            raise ContractError(f"{file}: the gold measure was fitted on encoder {fitted['encoder'][:12]}, but {encoder} is {loaded.digest[:12]}. "
-                                "Use the same encoder or refit the measure")
+            raise ContractError(
+                f"{file}: the gold measure was fitted on encoder {fitted['encoder'][:12]}, but {encoder} "
+                f"is {loaded.digest[:12]}. "
+                "Use the same encoder or refit the measure"
+            )
         return cls(loaded, fitted)
 
-    def score(self, conversations: Sequence[Sequence[Message]], *, length_controlled: bool = False) -> list[float]:
+    def score(
+        self, conversations: Sequence[Sequence[Message]], *, length_controlled: bool = False
+    ) -> list[float]:
         """One score per conversation (prompt messages and reply), on the logit scale of human preference.
 
         `length_controlled` subtracts, turn by turn, the part of the score predicted by log length.
@@ -126,11 +148,18 @@ class GoldMeasure:
         ends = np.cumsum([len(turns) for turns in spoken])
         return [float(flat[end - len(turns) : end].mean()) for end, turns in zip(ends, spoken, strict=True)]
 
-    def score_replies(self, conversations: Sequence[Sequence[Message]], *, length_controlled: bool = False) -> list[float]:
-        """Score of the last turn only: comparable between contexts of different length, same ranking as `score`
-        within one context.
+    def score_replies(
+        self, conversations: Sequence[Sequence[Message]], *, length_controlled: bool = False
+    ) -> list[float]:
+        """Score of the last turn only: comparable between contexts of different length, same ranking as
+        `score` within one context.
         """
-        return [float(s) for s in self._turn_scores([_turns(messages)[-1] for messages in conversations], length_controlled)]
+        return [
+            float(s)
+            for s in self._turn_scores(
+                [_turns(messages)[-1] for messages in conversations], length_controlled
+            )
+        ]
 
     def _turn_scores(self, turns: Sequence[Turn], length_controlled: bool) -> np.ndarray:
         x = (features(turns, self.encoder) - self._centre) / self._scale
@@ -140,19 +169,31 @@ class GoldMeasure:
         return scores
 
 
-def train_gold(pairs: Sequence[Group], validation: Sequence[Group], encoder_path: Path, out: Path, *,
-               threads: int | None = None) -> dict[str, Any]:
-    """Fit the measure on human pairs (chosen first), certify it on `validation`, save `out/gold.json`, and return the
-    certificate.
+def train_gold(
+    pairs: Sequence[Group],
+    validation: Sequence[Group],
+    encoder_path: Path,
+    out: Path,
+    *,
+    threads: int | None = None,
+) -> dict[str, Any]:
+    """Fit the measure on human pairs (chosen first), certify it on `validation`, save `out/gold.json`, and
+    return the certificate.
 
-    The ridge penalty is chosen by cross-validation over topics (prompts), then all pairs are fitted. Deterministic.
-    `DataError` without pairs or if a group is not a pair.
+    The ridge penalty is chosen by cross-validation over topics (prompts), then all pairs are fitted.
+    Deterministic. `DataError` without pairs or if a group is not a pair.
     """
     for name, groups in (("gold", pairs), ("gold validation", validation)):
         wrong = next((g for g in groups if len(g.trajectories) != 2), None)
         if not groups or wrong:
-            what = f"{wrong.prompt.id!r} has {len(wrong.trajectories)} trajectories" if wrong else "there are none"
-            raise DataError(f"the {name} split must contain preference pairs (groups of two, chosen first); {what}")
+            what = (
+                f"{wrong.prompt.id!r} has {len(wrong.trajectories)} trajectories"
+                if wrong
+                else "there are none"
+            )
+            raise DataError(
+                f"the {name} split must contain preference pairs (groups of two, chosen first); {what}"
+            )
     encoder = Encoder(encoder_path, threads=threads)
     turns = sorted({turn for g in pairs for side in _sides(g) for turn in side})
     raw = features(turns, encoder)
@@ -165,12 +206,28 @@ def train_gold(pairs: Sequence[Group], validation: Sequence[Group], encoder_path
     weights = bradley_terry(differences, penalty)
     lengths = _log_words(turns)
     spread = float(lengths.var())
-    slope = float(np.cov(np.array([rows[t] for t in turns]) @ weights, lengths, bias=True)[0, 1] / spread) if spread else 0.0
-    fitted: dict[str, Any] = {"encoder": encoder.digest, "traits": TRAITS, "centre": centre.tolist(), "scale": scale.tolist(),
-                              "weights": weights.tolist(), "length": {"slope": slope, "mean": float(lengths.mean())}, "certificate": {}}
+    slope = (
+        float(np.cov(np.array([rows[t] for t in turns]) @ weights, lengths, bias=True)[0, 1] / spread)
+        if spread
+        else 0.0
+    )
+    fitted: dict[str, Any] = {
+        "encoder": encoder.digest,
+        "traits": TRAITS,
+        "centre": centre.tolist(),
+        "scale": scale.tolist(),
+        "weights": weights.tolist(),
+        "length": {"slope": slope, "mean": float(lengths.mean())},
+        "certificate": {},
+    }
     measure = GoldMeasure(encoder, fitted)
-    fitted["certificate"] = {"penalty": penalty, "cross_validated": validated, "pairs_fitted": len(pairs),
-                             "topics_fitted": len(np.unique(topics)), **examine(measure, validation)}
+    fitted["certificate"] = {
+        "penalty": penalty,
+        "cross_validated": validated,
+        "pairs_fitted": len(pairs),
+        "topics_fitted": len(np.unique(topics)),
+        **examine(measure, validation),
+    }
     Path(out).mkdir(parents=True, exist_ok=True)
     (Path(out) / FILE).write_text(json.dumps(fitted))
     return fitted["certificate"]
@@ -179,13 +236,16 @@ def train_gold(pairs: Sequence[Group], validation: Sequence[Group], encoder_path
 def examine(measure: GoldMeasure, pairs: Sequence[Group]) -> dict[str, Any]:
     """Held-out accuracy (raw, length-controlled, at matched length) with intervals; calibration; length bias.
 
-    As in a reward model's certificate, intervals count at most half as many trials as there are distinct conversations.
+    As in a reward model's certificate, intervals count at most half as many trials as there are distinct
+    conversations.
     """
     sides = [[[*g.prompt.messages, *t.messages] for t in g.trajectories] for g in pairs]
     flat = [conversation for pair in sides for conversation in pair]
     raw = np.array(measure.score(flat)).reshape(-1, 2)
     controlled = np.array(measure.score(flat, length_controlled=True)).reshape(-1, 2)
-    lengths = np.array([sum(len(text.split()) for _, text in _turns(conversation)) for conversation in flat], float).reshape(-1, 2)
+    lengths = np.array(
+        [sum(len(text.split()) for _, text in _turns(conversation)) for conversation in flat], float
+    ).reshape(-1, 2)
     distinct = conversations_of(pairs)
     trials = independent(len(pairs), distinct)
     deltas = raw[:, 0] - raw[:, 1]
@@ -194,30 +254,46 @@ def examine(measure: GoldMeasure, pairs: Sequence[Group]) -> dict[str, Any]:
     right = accuracy(deltas, trials)
     reasons = shortfall("held-out accuracy", right, CHANCE, "chance")
     return {
-        "passed": not reasons, "reasons": reasons,
-        "pairs": len(pairs), "conversations": distinct,
+        "passed": not reasons,
+        "reasons": reasons,
+        "pairs": len(pairs),
+        "conversations": distinct,
         "accuracy": right,
         "length_controlled": accuracy(controlled[:, 0] - controlled[:, 1], trials),
         "matched_length": accuracy(deltas[near], trials) if near.any() else None,
-        "calibration_error": error, "reliability": bins,
+        "calibration_error": error,
+        "reliability": bins,
         "length": length_bias(deltas, lengths, trials),
     }
 
 
 def features(turns: Sequence[Turn], encoder: Encoder) -> np.ndarray:
-    """(N, 2 D + 1 + traits): embedding of each turn, its product with that of the previous turn (zero for the first)
-    and their cosine, scaled to entries of about one, and the traits.
+    """(N, 2 D + 1 + traits): embedding of each turn, its product with that of the previous turn (zero for the
+    first) and their cosine, scaled to entries of about one, and the traits.
     """
     vectors = encoder([text for _, text in turns])
     before = encoder([before for before, _ in turns]) * np.array([[bool(before)] for before, _ in turns])
     together, size = vectors * before, vectors.shape[1]
-    return np.hstack([vectors * size**0.5, together * size, together.sum(1, keepdims=True), np.array([_traits(text) for _, text in turns], dtype=float)])
+    return np.hstack(
+        [
+            vectors * size**0.5,
+            together * size,
+            together.sum(1, keepdims=True),
+            np.array([_traits(text) for _, text in turns], dtype=float),
+        ]
+    )
 
 
 def digest(path: Path) -> str:
-    """SHA-256 over the encoder's weights and vocabulary, without the store's manifest, which contains timestamps."""
+    """SHA-256 over the encoder's weights and vocabulary, without the store's manifest, which contains
+    timestamps.
+    """
     total = hashlib.sha256()
-    for file in sorted(p for p in Path(path).iterdir() if p.suffix in (".safetensors", ".bin", ".json", ".txt") and p.name != MANIFEST):
+    for file in sorted(
+        p
+        for p in Path(path).iterdir()
+        if p.suffix in (".safetensors", ".bin", ".json", ".txt") and p.name != MANIFEST
+    ):
         total.update(file.name.encode())
         with file.open("rb") as stream:
             total.update(hashlib.file_digest(stream, "sha256").digest())
@@ -227,7 +303,9 @@ def digest(path: Path) -> str:
 def _turns(messages: Sequence[Message]) -> list[Turn]:
     texts = [m["content"].strip() for m in messages if m["role"] in ("user", "assistant")]
     if not texts:
-        raise DataError("the gold measure needs a conversation with at least one user or assistant turn, got none")
+        raise DataError(
+            "the gold measure needs a conversation with at least one user or assistant turn, got none"
+        )
     return list(zip(["", *texts[:-1]], texts, strict=True))
 
 
@@ -243,5 +321,9 @@ def _traits(text: str) -> list[float]:
     lower = text.lower()
     found = WORD.findall(lower)
     n = max(len(found), 1)
-    return [float(np.log1p(len(text.split()))), len(set(found)) / n, sum(map(len, found)) / n,
-            *(float(bool(pattern.search(lower))) for pattern in PATTERNS.values())]
+    return [
+        float(np.log1p(len(text.split()))),
+        len(set(found)) / n,
+        sum(map(len, found)) / n,
+        *(float(bool(pattern.search(lower))) for pattern in PATTERNS.values()),
+    ]

@@ -20,14 +20,21 @@ def bradley_terry(differences: np.ndarray, penalty: float) -> np.ndarray:
 
     def loss(w: np.ndarray) -> tuple[float, np.ndarray]:
         logits = differences @ w
-        return (float(np.logaddexp(0, -logits).mean() + penalty / 2 * w @ w),
-                -differences.T @ expit(-logits) / len(differences) + penalty * w)
+        return (
+            float(np.logaddexp(0, -logits).mean() + penalty / 2 * w @ w),
+            -differences.T @ expit(-logits) / len(differences) + penalty * w,
+        )
 
-    return minimize(loss, np.zeros(differences.shape[1]), jac=True, method="L-BFGS-B", options={"maxiter": 500}).x
+    return minimize(
+        loss, np.zeros(differences.shape[1]), jac=True, method="L-BFGS-B", options={"maxiter": 500}
+    ).x
 
 
-def choose_penalty(differences: np.ndarray, topics: np.ndarray, penalties: Sequence[float]) -> tuple[float, float | None]:
-    """The penalty with the lowest held-out loss, with topics (N,) never split between folds, and its held-out accuracy.
+def choose_penalty(
+    differences: np.ndarray, topics: np.ndarray, penalties: Sequence[float]
+) -> tuple[float, float | None]:
+    """The penalty with the lowest held-out loss, with topics (N,) never split between folds, and its held-out
+    accuracy.
 
     With a single topic nothing can be held out: the middle of `penalties`, and None.
     """
@@ -49,5 +56,13 @@ def choose_penalty(differences: np.ndarray, topics: np.ndarray, penalties: Seque
 
 def topics_of(groups: Sequence[Group]) -> np.ndarray:
     """(N,): the topic of each group, or its prompt if it has none."""
-    return np.array([str(g.prompt.meta.get("topic") or "\n".join(m["content"] for m in g.prompt.messages) or g.prompt.id)
-                     for g in groups])
+    return np.array(
+        [
+            str(
+                g.prompt.meta.get("topic")
+                or "\n".join(m["content"] for m in g.prompt.messages)
+                or g.prompt.id
+            )
+            for g in groups
+        ]
+    )

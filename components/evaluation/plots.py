@@ -11,9 +11,21 @@ BLUE, ORANGE, GREEN, GREY, RED = "#2563a8", "#d9772b", "#3a8f5c", "#8a8f98", "#b
 COLOURS = (BLUE, ORANGE, GREEN, GREY, RED)
 MARKERS = ("o", "s", "D", "^", "v")  # arms differ in marker too, not only in colour
 STYLE: dict[Any, Any] = {
-    "figure.dpi": 110, "savefig.dpi": 150, "font.size": 10, "axes.spines.top": False, "axes.spines.right": False,
-    "axes.grid": True, "grid.color": "#e6e8eb", "axes.axisbelow": True, "axes.titlesize": 11, "axes.titleweight": "bold",
-    "axes.titlelocation": "left", "legend.frameon": False, "svg.hashsalt": "ratchet", "text.parse_math": False, "axes.edgecolor": "#9aa0a8",
+    "figure.dpi": 110,
+    "savefig.dpi": 150,
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e6e8eb",
+    "axes.axisbelow": True,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "legend.frameon": False,
+    "svg.hashsalt": "ratchet",
+    "text.parse_math": False,
+    "axes.edgecolor": "#9aa0a8",
 }
 
 
@@ -39,18 +51,27 @@ def calibration(bins: Sequence[Mapping[str, float]], path: Path, *, error: float
     x, y = [b["confidence"] for b in bins], [b["accuracy"] for b in bins]
     axes.plot(x, y, "-", color=BLUE, linewidth=1.2, label="this model; area = pairs")
     axes.scatter(x, y, s=[15 + 400 * b["pairs"] / total for b in bins], color=BLUE, alpha=0.75)
-    axes.set(xlabel="claimed probability", ylabel="share right", xlim=(0.48, 1.02), ylim=(min(0.38, *y, 0.5) - 0.02, 1.04),
-             title="Calibration" + (f" (expected error {error:.3f})" if error is not None else ""))
+    axes.set(
+        xlabel="claimed probability",
+        ylabel="share right",
+        xlim=(0.48, 1.02),
+        ylim=(min(0.38, *y, 0.5) - 0.02, 1.04),
+        title="Calibration" + (f" (expected error {error:.3f})" if error is not None else ""),
+    )
     axes.legend(loc="upper left")
     return _save(figure, path)
 
 
 def certificate(found: Mapping[str, Any], folder: Path, *, suffix: str = "") -> dict[str, Path]:
-    """Figures of a certificate: `calibration<suffix>`, `length_bias<suffix>` and, if measured, `best_of_n<suffix>` ->
-    file.
+    """Figures of a certificate: `calibration<suffix>`, `length_bias<suffix>` and, if measured,
+    `best_of_n<suffix>` -> file.
     """
-    drawn = [calibration(found["reliability"], folder / f"calibration{suffix}.png", error=found["calibration_error"]),
-             length_bias(found["length"], found["accuracy"], folder / f"length_bias{suffix}.png")]
+    drawn = [
+        calibration(
+            found["reliability"], folder / f"calibration{suffix}.png", error=found["calibration_error"]
+        ),
+        length_bias(found["length"], found["accuracy"], folder / f"length_bias{suffix}.png"),
+    ]
     if found.get("best_of_n"):
         drawn.append(best_of_n(found["best_of_n"], folder / f"best_of_n{suffix}.png"))
     return {path.stem: path for path in drawn}
@@ -62,14 +83,27 @@ def win_rates(rows: Mapping[str, Mapping[str, float]], path: Path) -> Path:
     figure, axes = _figure(6.2, 1.2 + 0.45 * len(rows))
     for place, row in enumerate(reversed(list(rows.values()))):
         colour = GREEN if row["low"] > 0.5 else RED if row["high"] < 0.5 else GREY
-        axes.plot([row["low"], row["high"]], [place, place], color=colour, linewidth=3, solid_capstyle="round")
+        axes.plot(
+            [row["low"], row["high"]], [place, place], color=colour, linewidth=3, solid_capstyle="round"
+        )
         axes.plot(row["mean"], place, "o", color=colour, markersize=7)
-        axes.annotate(f"{row['mean']:.1%}", (row["mean"], place), xytext=(0, 8), textcoords="offset points", ha="center", fontsize=9)
+        axes.annotate(
+            f"{row['mean']:.1%}",
+            (row["mean"], place),
+            xytext=(0, 8),
+            textcoords="offset points",
+            ha="center",
+            fontsize=9,
+        )
     axes.axvline(0.5, color="#444", linewidth=1)
     axes.set_yticks(range(len(rows)), list(reversed(list(rows))))
     low, high = min(r["low"] for r in rows.values()), max(r["high"] for r in rows.values())
-    axes.set(xlim=(max(0, min(0.4, low - 0.05)), min(1.02, max(0.6, high + 0.05))), ylim=(-0.6, len(rows) - 0.25),
-             xlabel="win rate, 95% interval over prompts", title="Win rates")
+    axes.set(
+        xlim=(max(0, min(0.4, low - 0.05)), min(1.02, max(0.6, high + 0.05))),
+        ylim=(-0.6, len(rows) - 0.25),
+        xlabel="win rate, 95% interval over prompts",
+        title="Win rates",
+    )
     axes.xaxis.set_major_formatter("{x:.0%}")
     axes.grid(axis="y", visible=False)
     return _save(figure, path)
@@ -77,15 +111,20 @@ def win_rates(rows: Mapping[str, Mapping[str, float]], path: Path) -> Path:
 
 @_styled
 def rounds(rows: Sequence[Mapping[str, float]], path: Path) -> Path:
-    """One small plot each for reward, gold score, KL, length and diversity by round, two beside each other, which a
-    phone can show; metrics without values are omitted.
+    """One small plot each for reward, gold score, KL, length and diversity by round, two beside each other,
+    which a phone can show; metrics without values are omitted.
     """
-    wanted = [("reward", "Reward", BLUE), ("gold", "Gold score", GREEN), ("kl", "KL to SFT (nats)", RED),
-              ("length", "Length (tokens)", ORANGE), ("distinct_2", "Distinct word pairs", GREY)]
+    wanted = [
+        ("reward", "Reward", BLUE),
+        ("gold", "Gold score", GREEN),
+        ("kl", "KL to SFT (nats)", RED),
+        ("length", "Length (tokens)", ORANGE),
+        ("distinct_2", "Distinct word pairs", GREY),
+    ]
     shown = [w for w in wanted if any(w[0] in row for row in rows)]
     columns, lines = min(len(shown), 2) or 1, max(1, -(-len(shown) // 2))
     figure, panels = _figure(3.1 * columns, 2.3 * lines, lines, columns)
-    for axes in panels.flat[len(shown):]:
+    for axes in panels.flat[len(shown) :]:
         axes.remove()
     for axes, (key, title, colour) in zip(panels.flat, shown, strict=False):
         points = [(row.get("round", i + 1), row[key]) for i, row in enumerate(rows) if key in row]
@@ -98,7 +137,9 @@ def rounds(rows: Sequence[Mapping[str, float]], path: Path) -> Path:
 
 @_styled
 def best_of_n(found: Mapping[str, Mapping[str, float]], path: Path) -> Path:
-    """n -> interval of the true rate of the answer that the reward model scores highest among n; logarithmic x axis."""
+    """n -> interval of the true rate of the answer that the reward model scores highest among n; logarithmic
+    x axis.
+    """
     figure, axes = _figure(5.4, 3.6)
     rows = sorted((int(n), row) for n, row in found.items() if n.isdigit())
     axes.plot([n for n, _ in rows], [row["mean"] for _, row in rows], "-", color=BLUE, linewidth=1.2)
@@ -123,12 +164,23 @@ def slices(rows: Mapping[str, Mapping[str, Mapping[str, float]]], path: Path, *,
             if arm in row:
                 at = place + 0.7 / len(arms) * ((len(arms) - 1) / 2 - number)
                 colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
-                axes.plot([row[arm]["low"], row[arm]["high"]], [at, at], color=colour, linewidth=2, solid_capstyle="round")
+                axes.plot(
+                    [row[arm]["low"], row[arm]["high"]],
+                    [at, at],
+                    color=colour,
+                    linewidth=2,
+                    solid_capstyle="round",
+                )
                 axes.plot(row[arm]["mean"], at, marker, color=colour, markersize=6, label=arm)
     axes.set_yticks(range(len(rows)), list(reversed(list(rows))))
     for place in range(1, len(rows)):
         axes.axhline(place - 0.5, color="#e6e8eb", linewidth=0.8)
-    axes.set(xlim=(-0.02, 1.02), ylim=(-0.5, len(rows) - 0.5), xlabel="rate, 95% interval over prompts", title=title)
+    axes.set(
+        xlim=(-0.02, 1.02),
+        ylim=(-0.5, len(rows) - 0.5),
+        xlabel="rate, 95% interval over prompts",
+        title=title,
+    )
     axes.xaxis.set_major_formatter("{x:.0%}")
     axes.grid(axis="y", visible=False)
     handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
@@ -138,15 +190,31 @@ def slices(rows: Mapping[str, Mapping[str, Mapping[str, float]]], path: Path, *,
 
 @_styled
 def proxy_gold(rows: Sequence[Mapping[str, float]], path: Path) -> Path:
-    """Mean reward-model score (left axis, dashed) and true rate with its interval (right axis, solid) by round."""
+    """Mean reward-model score (left axis, dashed) and true rate with its interval (right axis, solid) by
+    round.
+    """
     figure, left = _figure(6.2, 3.6)
     right = left.twinx()
     rounds = [row["round"] for row in rows]
-    proxy, = left.plot(rounds, [row["proxy"] for row in rows], "s--", color=ORANGE, label="reward model's mean score (left axis)")
-    gold, = right.plot(rounds, [row["gold"] for row in rows], "o-", color=GREEN, label="true rate, 95% interval (right axis)")
+    (proxy,) = left.plot(
+        rounds,
+        [row["proxy"] for row in rows],
+        "s--",
+        color=ORANGE,
+        label="reward model's mean score (left axis)",
+    )
+    (gold,) = right.plot(
+        rounds, [row["gold"] for row in rows], "o-", color=GREEN, label="true rate, 95% interval (right axis)"
+    )
     for row in rows:
         if "gold_low" in row:
-            _interval(right, {"mean": row["gold"], "low": row["gold_low"], "high": row["gold_high"]}, row["round"], colour=GREEN, marker="o")
+            _interval(
+                right,
+                {"mean": row["gold"], "low": row["gold_low"], "high": row["gold_high"]},
+                row["round"],
+                colour=GREEN,
+                marker="o",
+            )
     left.set(xlabel="round", title="Reward model against the truth")
     left.set_ylabel("reward model's mean score", color=ORANGE)
     right.set_ylabel("true rate", color=GREEN)
@@ -170,8 +238,15 @@ def lengths(arms: Mapping[str, Sequence[float]], path: Path) -> Path:
     edges = np.arange(0, longest + 2, max(1, round(longest / 24))) - 0.5  # whole tokens per bin
     edges = np.append(edges, edges[-1] + (edges[1] - edges[0]))
     for (name, values), colour in zip(arms.items(), COLOURS, strict=False):
-        axes.hist(values, bins=edges, histtype="step", linewidth=1.8, color=colour,
-                  weights=np.full(len(values), 1 / len(values)), label=f"{name} (mean {np.mean(values):.1f})")
+        axes.hist(
+            values,
+            bins=edges,
+            histtype="step",
+            linewidth=1.8,
+            color=colour,
+            weights=np.full(len(values), 1 / len(values)),
+            label=f"{name} (mean {np.mean(values):.1f})",
+        )
     axes.set(xlabel="tokens an answer", ylabel="share of answers", title="Length of the answers")
     axes.legend()
     return _save(figure, path)
@@ -179,16 +254,26 @@ def lengths(arms: Mapping[str, Sequence[float]], path: Path) -> Path:
 
 @_styled
 def length_bias(length: Mapping[str, Any], accuracy: Mapping[str, float], path: Path) -> Path:
-    """`length` section of a certificate: accuracy raw, length-controlled, at equal length, and of preferring the
-    longer answer.
+    """`length` section of a certificate: accuracy raw, length-controlled, at equal length, and of preferring
+    the longer answer.
     """
-    rows = {"as it scores": accuracy, "length taken out": length["controlled"], "equal lengths only": length["matched"],
-            "the longer one": length["longer_preferred"]}
+    rows = {
+        "as it scores": accuracy,
+        "length taken out": length["controlled"],
+        "equal lengths only": length["matched"],
+        "the longer one": length["longer_preferred"],
+    }
     rows = {name: row for name, row in rows.items() if row}
     figure, axes = _figure(5.4, 4.2)
     for place, row in enumerate(rows.values()):
         axes.bar(place, row["mean"], width=0.6, color=GREY if place == len(rows) - 1 else BLUE, alpha=0.85)
-        axes.errorbar(place, row["mean"], [[row["mean"] - row["low"]], [row["high"] - row["mean"]]], color="#333", capsize=4)
+        axes.errorbar(
+            place,
+            row["mean"],
+            [[row["mean"] - row["low"]], [row["high"] - row["mean"]]],
+            color="#333",
+            capsize=4,
+        )
     axes.axhline(0.5, color="#444", linewidth=1)
     axes.set_xticks(range(len(rows)), list(rows), fontsize=9)
     axes.set(ylabel="held-out accuracy", ylim=(0.3, 1), title="How much of the preference is length")
@@ -198,12 +283,22 @@ def length_bias(length: Mapping[str, Any], accuracy: Mapping[str, float], path: 
 
 
 @_styled
-def training(curves: Mapping[str, Sequence[tuple[float, float]]], path: Path, *, ylabel: str = "loss") -> Path:
+def training(
+    curves: Mapping[str, Sequence[tuple[float, float]]], path: Path, *, ylabel: str = "loss"
+) -> Path:
     """Name → points (step, value): training curves on common axes."""
     figure, axes = _figure(6.2, 3.4)
-    for (name, points), colour in zip(curves.items(), COLOURS * (1 + len(curves) // len(COLOURS)), strict=False):
+    for (name, points), colour in zip(
+        curves.items(), COLOURS * (1 + len(curves) // len(COLOURS)), strict=False
+    ):
         if points:
-            axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.6, label=name, marker="o" if len(points) < 4 else None)
+            axes.plot(
+                *zip(*points, strict=True),
+                color=colour,
+                linewidth=1.6,
+                label=name,
+                marker="o" if len(points) < 4 else None,
+            )
     axes.set(xlabel="step", ylabel=ylabel, title="Training")
     axes.legend()
     return _save(figure, path)

@@ -1,4 +1,5 @@
-"""Quality measures of each arm beside the reward, and rewards by prompt tag: means with intervals over prompts.
+"""Quality measures of each arm beside the reward, and rewards by prompt tag: means with intervals over
+prompts.
 
 Scores are Ragged: per prompt a list with one number per answer. Arms share the prompts and their order, so
 differences are paired.
@@ -27,14 +28,20 @@ def quality(measured: Mapping[str, Mapping[str, Ragged]]) -> dict[str, dict[str,
     return {name: {arm: mean_interval(means(rows[name])) for arm, rows in measured.items()} for name in names}
 
 
-def quality_against(measured: Mapping[str, Mapping[str, Ragged]], arm: str, other: str) -> dict[str, Interval]:
+def quality_against(
+    measured: Mapping[str, Mapping[str, Ragged]], arm: str, other: str
+) -> dict[str, Interval]:
     """Measure -> interval of the paired difference `arm` - `other`."""
-    return {name: difference(means(rows), means(measured[other][name])) for name, rows in measured[arm].items()}
+    return {
+        name: difference(means(rows), means(measured[other][name])) for name, rows in measured[arm].items()
+    }
 
 
 def diversity_against(answers: Mapping[str, Sequence[Group]], arm: str, other: str) -> Interval:
     """Ratio of distinct word pairs of `arm` to `other`, on the same amount of text."""
-    mine, theirs = ([[t.text for t in group.trajectories] for group in answers[name]] for name in (arm, other))
+    mine, theirs = (
+        [[t.text for t in group.trajectories] for group in answers[name]] for name in (arm, other)
+    )
     return distinct_n_interval(mine, theirs, 2)
 
 
@@ -43,9 +50,12 @@ def distinct_pairs(groups: Sequence[Group]) -> float:
     return distinct_n([t.text for group in groups for t in group.trajectories], 2)
 
 
-def slices(groups: Sequence[Group], scores: Mapping[str, Ragged], by: Sequence[str]) -> dict[str, dict[str, dict[str, Interval]]]:
-    """Tag name in `by` -> tag value in the prompt's meta -> arm -> interval of the mean score of these prompts.
-    Dotted names (`instruction.family`) address nested mappings; prompts without the tag are left out.
+def slices(
+    groups: Sequence[Group], scores: Mapping[str, Ragged], by: Sequence[str]
+) -> dict[str, dict[str, dict[str, Interval]]]:
+    """Tag name in `by` -> tag value in the prompt's meta -> arm -> interval of the mean score of these
+    prompts. Dotted names (`instruction.family`) address nested mappings; prompts without the tag are left
+    out.
     """
     found: dict[str, dict[str, dict[str, Interval]]] = {}
     for name in by:
@@ -53,8 +63,10 @@ def slices(groups: Sequence[Group], scores: Mapping[str, Ragged], by: Sequence[s
         for i, group in enumerate(groups):
             if (value := tag(group, name)) is not None:
                 places.setdefault(str(value), []).append(i)
-        found[name] = {value: {arm: mean_interval([means(rows)[i] for i in chosen]) for arm, rows in scores.items()}
-                       for value, chosen in sorted(places.items())}
+        found[name] = {
+            value: {arm: mean_interval([means(rows)[i] for i in chosen]) for arm, rows in scores.items()}
+            for value, chosen in sorted(places.items())
+        }
     return found
 
 

@@ -1,4 +1,5 @@
-"""HTML report of a run: one self-contained page with all figures. A script filters the transcripts; without it they are a plain list.
+"""HTML report of a run: one self-contained page with all figures. A script filters the transcripts; without
+it they are a plain list.
 
 `results` is the output of the evaluation stage. Every part is optional; a missing part omits its section:
     recipe, about     the name of the run's recipe and its one sentence
@@ -6,20 +7,26 @@
     metrics           flat numbers, intervals as `<name>.mean`, `.low`, `.high` (`win_rate_vs_sft`, ...)
     verdict           what `gates.check_gates` returned
     rounds            [{round, reward.<name>, gold, kl, length, ...}]
-    measure           the headline metric (`reward.instructions`), `measure_name` its display name; its gains are
+    measure           the headline metric (`reward.instructions`), `measure_name` its display name; its gains
+    are
                       in `metrics` as `<measure>_gain_vs_sft` and `<measure>_gain_vs_base`, rates in 0..1
     slices            name of a tag → its value → title → interval with `n`, of the rate of the measure
-    proxy_gold        [{round, proxy, gold, gold_low, gold_high}]: the reward model's mean score and the true rate
+    proxy_gold        [{round, proxy, gold, gold_low, gold_high}]: the reward model's mean score and the true
+    rate
     quality           metric → title → interval; `quality_vs_base` metric → interval of final − base
-    certificates      name → certificate of each reward model, which may have `by_kind` (kind → interval of accuracy) and `best_of_n`
-                      (n → interval of the true rate, `rises` the interval of its rise from the smallest n to the largest)
+    certificates      name → certificate of each reward model, which may have `by_kind` (kind → interval of
+    accuracy) and `best_of_n`
+                      (n → interval of the true rate, `rises` the interval of its rise from the smallest n to
+                      the largest)
     pairs_from        `verifier` if a verifier labelled the certificates' pairs; human labels otherwise
     gold              the gold measure's certificate
     lengths           title → tokens of each answer          curves   name → [[step, value], ...]
-    transcripts       [{prompt: messages, human, answers: {title: text}, gold: {title: score}, verified: {title: passed},
+    transcripts       [{prompt: messages, human, answers: {title: text}, gold: {title: score}, verified:
+    {title: passed},
                         tags: {name: value}, worst}]
     lineage           [{name, digest, ...}]                  configuration   mapping or text
-    sources           name of each data source, if there are several → its address, records and groups by split
+    sources           name of each data source, if there are several → its address, records and groups by
+    split
 """
 
 from __future__ import annotations
@@ -37,40 +44,90 @@ from ratchet.components.evaluation.transcripts import prepared
 HERE, NBSP = Path(__file__).parent, "\u00a0"
 TEMPLATE, STYLE, SCRIPT = "report.html.j2", "report.css.j2", "report.js.j2"
 PICTURES = ("win_rates", "rounds", "lengths", "training", "proxy_gold")
-OPTIONAL = ("recipe", "about", "verdict", "certificates", "gold", "lineage", "sources", "slices", "proxy_gold", "quality", "quality_vs_base", "measure",
-            "measure_name", "pairs_from")
+OPTIONAL = (
+    "recipe",
+    "about",
+    "verdict",
+    "certificates",
+    "gold",
+    "lineage",
+    "sources",
+    "slices",
+    "proxy_gold",
+    "quality",
+    "quality_vs_base",
+    "measure",
+    "measure_name",
+    "pairs_from",
+)
 UNITS = {  # metric → how a reader calls it, number of decimals or per cent
-    "length": ("length, tokens", ".1f"), "truncated": ("cut by the limit", ".1%"), "ended": ("end by themselves", ".1%"),
-    "empty": ("empty", ".1%"), "refusal_like": ("refusal-like", ".1%"), "repetitive": ("repetitive", ".1%"),
+    "length": ("length, tokens", ".1f"),
+    "truncated": ("cut by the limit", ".1%"),
+    "ended": ("end by themselves", ".1%"),
+    "empty": ("empty", ".1%"),
+    "refusal_like": ("refusal-like", ".1%"),
+    "repetitive": ("repetitive", ".1%"),
     "personal_data": ("with personal data", ".1%"),
-    "distinct_1": ("distinct words", ".3f"), "distinct_2": ("distinct word pairs", ".3f"), "self_bleu": ("self-BLEU", ".3f"),
-    "embedding_spread": ("spread of meaning", ".3f"), "perplexity": ("perplexity on the data's replies", ".2f"),
-    "gold": ("gold score", ".3f"), "gold.error": ("standard error of the gold score", ".3f"), "kl": ("KL to SFT, nats an answer (drawn answers)", ".2f"), "entropy": ("entropy, nats a token", ".2f"),
-    "rate": ("rate", ".1%"), "responses": ("responses", ".0f"), "equal_rewards": ("prompts with equal rewards", ".1%"), "round": ("round", ".0f"),
+    "distinct_1": ("distinct words", ".3f"),
+    "distinct_2": ("distinct word pairs", ".3f"),
+    "self_bleu": ("self-BLEU", ".3f"),
+    "embedding_spread": ("spread of meaning", ".3f"),
+    "perplexity": ("perplexity on the data's replies", ".2f"),
+    "gold": ("gold score", ".3f"),
+    "gold.error": ("standard error of the gold score", ".3f"),
+    "kl": ("KL to SFT, nats an answer (drawn answers)", ".2f"),
+    "entropy": ("entropy, nats a token", ".2f"),
+    "rate": ("rate", ".1%"),
+    "responses": ("responses", ".0f"),
+    "equal_rewards": ("prompts with equal rewards", ".1%"),
+    "round": ("round", ".0f"),
 }
 
 
 def write_report(out: Path, results: Mapping[str, Any]) -> Path:
-    """Write `out/report.html` and its figures as `out/plots/*.png`; returns the page. Model and user text is escaped.
-    Deterministic bytes.
+    """Write `out/report.html` and its figures as `out/plots/*.png`; returns the page. Model and user text is
+    escaped. Deterministic bytes.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
-    pictures = dict.fromkeys(PICTURES) | {name: _inline(path) for name, path in draw(results, out / "plots").items()}
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, loader=FileSystemLoader(HERE))
-    environment.filters |= {"label": label, "number": number, "interval": interval, "points": points, "numbers": numbers}
+    pictures = dict.fromkeys(PICTURES) | {
+        name: _inline(path) for name, path in draw(results, out / "plots").items()
+    }
+    environment = Environment(
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        loader=FileSystemLoader(HERE),
+    )
+    environment.filters |= {
+        "label": label,
+        "number": number,
+        "interval": interval,
+        "points": points,
+        "numbers": numbers,
+    }
     configuration = results.get("configuration")
     script = (HERE / SCRIPT).read_text(encoding="utf-8") if results.get("transcripts") else ""
     page = environment.get_template(TEMPLATE).render(
-        results=dict.fromkeys(OPTIONAL) | dict(results), style=Markup((HERE / STYLE).read_text(encoding="utf-8")), script=Markup(script),
+        results=dict.fromkeys(OPTIONAL) | dict(results),
+        style=Markup((HERE / STYLE).read_text(encoding="utf-8")),
+        script=Markup(script),
         script_digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        headline=headline(results), pictures=pictures, arms=_table(results), rounds=_rounds(results.get("rounds") or []),
-        slices={name: _slices(rows) for name, rows in (results.get("slices") or {}).items()}, measure_name=measure_name(results),
-        transcripts=prepared(results.get("transcripts") or []), wins=win_rates(results.get("metrics") or {}),
-        configuration=configuration if isinstance(configuration, str | None) else json.dumps(configuration, indent=1, default=str),
+        headline=headline(results),
+        pictures=pictures,
+        arms=_table(results),
+        rounds=_rounds(results.get("rounds") or []),
+        slices={name: _slices(rows) for name, rows in (results.get("slices") or {}).items()},
+        measure_name=measure_name(results),
+        transcripts=prepared(results.get("transcripts") or []),
+        wins=win_rates(results.get("metrics") or {}),
+        configuration=configuration
+        if isinstance(configuration, str | None)
+        else json.dumps(configuration, indent=1, default=str),
     )
     target = out / "report.html"
     target.write_text(page, encoding="utf-8")
@@ -86,7 +143,11 @@ def draw(results: Mapping[str, Any], folder: Path) -> dict[str, Path]:
         made["rounds"] = plots.rounds(results["rounds"], folder / "rounds.png")
     for name, rows in (results.get("slices") or {}).items():
         shown = {value.replace("_", " "): row for value, row in rows.items()}
-        made[f"slices_{name}"] = plots.slices(shown, folder / f"slices_{name}.png", title=f"{measure_name(results).capitalize()} by {label(name)}")
+        made[f"slices_{name}"] = plots.slices(
+            shown,
+            folder / f"slices_{name}.png",
+            title=f"{measure_name(results).capitalize()} by {label(name)}",
+        )
     if results.get("proxy_gold"):
         made["proxy_gold"] = plots.proxy_gold(results["proxy_gold"], folder / "proxy_gold.png")
     if results.get("lengths"):
@@ -100,8 +161,8 @@ def draw(results: Mapping[str, Any], folder: Path) -> dict[str, Path]:
 
 
 def headline(results: Mapping[str, Any]) -> str:
-    """First sentences of the report: the gain of the final policy in the headline metric, or its gold win rate, with
-    intervals, and its costs.
+    """First sentences of the report: the gain of the final policy in the headline metric, or its gold win
+    rate, with intervals, and its costs.
     """
     metrics = results.get("metrics") or {}
     if text := gains(results):
@@ -109,11 +170,19 @@ def headline(results: Mapping[str, Any]) -> str:
     if "win_rate_vs_sft.mean" not in metrics:
         return "This run has no win rate against the SFT policy; the numbers below describe its answers."
     mean, low, high = (metrics[f"win_rate_vs_sft.{end}"] for end in ("mean", "low", "high"))
-    sure = ("better than the model it started from" if low > 0.5 else "worse than the model it started from" if high < 0.5
-            else "not distinguishable from the model it started from")
+    sure = (
+        "better than the model it started from"
+        if low > 0.5
+        else "worse than the model it started from"
+        if high < 0.5
+        else "not distinguishable from the model it started from"
+    )
     over = f", {metrics['win_rate_vs_sft.n']} prompts" if "win_rate_vs_sft.n" in metrics else ""
-    text = (f"The final policy is {sure}: the gold measure prefers its answer to the SFT policy's in {mean:.1%} of cases "
-            f"(95% interval {low:.1%} to {high:.1%}{over})")
+    text = (
+        f"The final policy is {sure}: the gold measure prefers its answer to the SFT policy's in "
+        f"{mean:.1%} of cases "
+        f"(95% interval {low:.1%} to {high:.1%}{over})"
+    )
     if "win_rate_lc_vs_sft.mean" in metrics:
         lc = [metrics[f"win_rate_lc_vs_sft.{end}"] for end in ("mean", "low", "high")]
         text += f"; with length held equal, {lc[0]:.1%} ({lc[1]:.1%} to {lc[2]:.1%})"
@@ -121,21 +190,40 @@ def headline(results: Mapping[str, Any]) -> str:
 
 
 def gains(results: Mapping[str, Any]) -> str:
-    """Gain of the final policy over SFT policy and base model in points of the headline metric; empty without either."""
+    """Gain of the final policy over SFT policy and base model in points of the headline metric; empty without
+    either.
+    """
     metrics, measure = results.get("metrics") or {}, results.get("measure")
     found = []
     for against, opponent in (("sft", "the SFT policy"), ("base", "the base model")):
         name = f"{measure}_gain_vs_{against}"
         if f"{name}.mean" in metrics:
             row = {end: metrics[f"{name}.{end}"] for end in ("mean", "low", "high")}
-            sure = "better than" if row["low"] > 0 else "worse than" if row["high"] < 0 else "not distinguishable from"
+            sure = (
+                "better than"
+                if row["low"] > 0
+                else "worse than"
+                if row["high"] < 0
+                else "not distinguishable from"
+            )
             found.append(f"{sure} {opponent} ({points(row)})")
     if not found:
         return ""
-    over = next((f", {metrics[key]} prompts" for key in (f"{measure}_gain_vs_sft.n", f"{measure}_gain_vs_base.n") if key in metrics), "")
-    rates = [f"{title} {arm[measure]:.1%}" for title, arm in (results.get("arms") or {}).items() if measure in arm]
-    return (f"By {measure_name(results)} the final policy is {' and '.join(found)}: differences with 95% intervals{over}"
-            + (f". Rates: {', '.join(rates)}" if rates else ""))
+    over = next(
+        (
+            f", {metrics[key]} prompts"
+            for key in (f"{measure}_gain_vs_sft.n", f"{measure}_gain_vs_base.n")
+            if key in metrics
+        ),
+        "",
+    )
+    rates = [
+        f"{title} {arm[measure]:.1%}" for title, arm in (results.get("arms") or {}).items() if measure in arm
+    ]
+    return (
+        f"By {measure_name(results)} the final policy is {' and '.join(found)}: differences with 95% "
+        f"intervals{over}" + (f". Rates: {', '.join(rates)}" if rates else "")
+    )
 
 
 def measure_name(results: Mapping[str, Any]) -> str:
@@ -148,25 +236,39 @@ def _cost(metrics: Mapping[str, Any]) -> str:
     text = ""
     if "perplexity_ratio.mean" in metrics:
         mean, low, high = (metrics[f"perplexity_ratio.{end}"] - 1 for end in ("mean", "low", "high"))
-        text += f". Perplexity on the data's replies {'rose' if mean > 0 else 'fell'} by {abs(mean):.1%} ({low:+.1%} to {high:+.1%})"
+        text += (
+            f". Perplexity on the data's replies {'rose' if mean > 0 else 'fell'} by {abs(mean):.1%} "
+            f"({low:+.1%} to {high:+.1%})"
+        )
     if "proxy_over_gold.mean" in metrics:
         mean, low, high = (100 * metrics[f"proxy_over_gold.{end}"] for end in ("mean", "low", "high"))
-        text += (f". The reward model it was trained on prefers it {abs(mean):.1f} points {'more' if mean > 0 else 'less'} often than the gold measure "
-                 f"({low:+.1f} to {high:+.1f}); a gap that grows from run to run is over-optimisation")
+        text += (
+            f". The reward model it was trained on prefers it {abs(mean):.1f} points "
+            f"{'more' if mean > 0 else 'less'} often than the gold measure "
+            f"({low:+.1f} to {high:+.1f}); a gap that grows from run to run is over-optimisation"
+        )
     return text
 
 
 def win_rates(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """Display name → interval of every `win_rate*` in flat metrics: against SFT first, gold measure first."""
     found = []
-    for name in sorted(key.removesuffix(".mean") for key in metrics if key.startswith("win_rate") and key.endswith(".mean")):
+    for name in sorted(
+        key.removesuffix(".mean") for key in metrics if key.startswith("win_rate") and key.endswith(".mean")
+    ):
         scorer, _, against = name.removeprefix("win_rate").partition("_vs_")
         controlled = scorer.endswith("_lc")
         scorer = scorer.removesuffix("_lc").strip("_").replace("_", " ")
         scorer = scorer or "gold measure"
         opponent = {"sft": "SFT"}.get(against, against)
         title = f"final vs {opponent}, {scorer}" + (", equal length" if controlled else "")
-        found.append(((against != "sft", scorer != "gold measure", controlled), title, {end: metrics[f"{name}.{end}"] for end in ("mean", "low", "high")}))
+        found.append(
+            (
+                (against != "sft", scorer != "gold measure", controlled),
+                title,
+                {end: metrics[f"{name}.{end}"] for end in ("mean", "low", "high")},
+            )
+        )
     return {title: row for _, title, row in sorted(found, key=lambda entry: entry[0])}
 
 
@@ -174,7 +276,9 @@ def label(name: str) -> str:
     """Display name of a metric."""
     if name in UNITS:
         return UNITS[name][0]
-    return f"reward ({name.removeprefix('reward.')})" if name.startswith("reward.") else name.replace("_", " ")
+    return (
+        f"reward ({name.removeprefix('reward.')})" if name.startswith("reward.") else name.replace("_", " ")
+    )
 
 
 def number(value: Any, name: str = "") -> str:
@@ -183,7 +287,10 @@ def number(value: Any, name: str = "") -> str:
         return "–"
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
-    return format(value, UNITS[name][1] if name in UNITS else ".3g" if abs(value) >= 1000 or 0 < abs(value) < 0.01 else ".3f")
+    return format(
+        value,
+        UNITS[name][1] if name in UNITS else ".3g" if abs(value) >= 1000 or 0 < abs(value) < 0.01 else ".3f",
+    )
 
 
 def interval(row: Mapping[str, float] | None) -> str:
@@ -193,41 +300,71 @@ def interval(row: Mapping[str, float] | None) -> str:
 
 def points(row: Mapping[str, float] | None) -> str:
     """Format a difference of rates: `+4.2 points [+1.0, +7.4]`."""
-    return f"{100 * row['mean']:+.1f} points [{100 * row['low']:+.1f},{NBSP}{100 * row['high']:+.1f}]" if row else "–"
+    return (
+        f"{100 * row['mean']:+.1f} points [{100 * row['low']:+.1f},{NBSP}{100 * row['high']:+.1f}]"
+        if row
+        else "–"
+    )
 
 
 def numbers(row: Mapping[str, float] | None, name: str = "", sign: str = "") -> str:
     """Format an interval in the metric's unit: `21.40 [20.90, 22.00]`; with `sign="+"` as a difference."""
     if not row:
         return "–"
-    mean, low, high = (("+" if sign and row[end] > 0 else "") + number(row[end], name) for end in ("mean", "low", "high"))
+    mean, low, high = (
+        ("+" if sign and row[end] > 0 else "") + number(row[end], name) for end in ("mean", "low", "high")
+    )
     return f"{mean} [{low},{NBSP}{high}]"
 
 
 def _table(results: Mapping[str, Any]) -> dict[str, Any]:
     """Metrics by arm, the headline metric first and as a rate."""
     arms, measure = results.get("arms") or {}, results.get("measure")
-    names = sorted(dict.fromkeys(name for numbers in arms.values() for name in numbers), key=lambda name: name != measure)
-    return {"titles": list(arms), "rows": [
-        (measure_name(results) if name == measure else label(name),
-         [number(arms[title].get(name), "rate" if name == measure else name) for title in arms]) for name in names]}
+    names = sorted(
+        dict.fromkeys(name for numbers in arms.values() for name in numbers), key=lambda name: name != measure
+    )
+    return {
+        "titles": list(arms),
+        "rows": [
+            (
+                measure_name(results) if name == measure else label(name),
+                [number(arms[title].get(name), "rate" if name == measure else name) for title in arms],
+            )
+            for name in names
+        ],
+    }
 
 
 def _slices(rows: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict[str, Any]:
     """Table of intervals by tag value: titles, and (value, number of prompts, intervals)."""
     titles = list(dict.fromkeys(title for row in rows.values() for title in row))
-    return {"titles": titles, "rows": [(value, max((row[t].get("n", 0) for t in row), default=0), [row.get(t) for t in titles])
-                                       for value, row in rows.items()]}
+    return {
+        "titles": titles,
+        "rows": [
+            (value, max((row[t].get("n", 0) for t in row), default=0), [row.get(t) for t in titles])
+            for value, row in rows.items()
+        ],
+    }
 
 
 def _rounds(rows: list[Mapping[str, Any]]) -> dict[str, Any]:
     """Table with a row a metric and a column a round: there are more metrics than a page is wide."""
-    names = dict.fromkeys(name for row in rows for name, value in row.items() if isinstance(value, int | float) and name != "round")
-    return {"titles": [number(row.get("round"), "round") for row in rows],
-            "rows": [(label(name), [number(row.get(name), name) for row in rows]) for name in names]}
+    names = dict.fromkeys(
+        name
+        for row in rows
+        for name, value in row.items()
+        if isinstance(value, int | float) and name != "round"
+    )
+    return {
+        "titles": [number(row.get("round"), "round") for row in rows],
+        "rows": [(label(name), [number(row.get(name), name) for row in rows]) for name in names],
+    }
 
 
 def _inline(path: Path) -> dict[str, Any]:
     """The figure as a data URI, and its width in CSS pixels (150 dpi shown at 96)."""
     data = path.read_bytes()
-    return {"src": "data:image/png;base64," + base64.b64encode(data).decode(), "width": round(int.from_bytes(data[16:20], "big") * 96 / 150)}
+    return {
+        "src": "data:image/png;base64," + base64.b64encode(data).decode(),
+        "width": round(int.from_bytes(data[16:20], "big") * 96 / 150),
+    }

@@ -1,4 +1,6 @@
-"""Contents of results.json: win rates, gains, quality, ratios and transcripts of the arms of an evaluation."""
+"""Contents of results.json: win rates, gains, quality, ratios and transcripts of the arms of an
+evaluation.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,14 @@ from typing import Any
 from ratchet.components.evaluation.bootstrap import Interval, difference, mean_interval
 from ratchet.components.evaluation.diversity import distinct_n_ratio
 from ratchet.components.evaluation.kl import sequence_kl
-from ratchet.components.evaluation.quality import diversity_against, flattened, quality, quality_against, slices, tag
+from ratchet.components.evaluation.quality import (
+    diversity_against,
+    flattened,
+    quality,
+    quality_against,
+    slices,
+    tag,
+)
 from ratchet.components.evaluation.win_rate import compare
 from ratchet.components.types import Group
 
@@ -17,13 +26,30 @@ TITLES = {"base": "base", "initial": "SFT", "policy": "final"}
 KEYS = {"base": "base", "initial": "sft"}
 
 
-def describe_quality(results: dict[str, Any], answers: Mapping[str, list[Group]], scores: Mapping[str, Mapping[str, Ragged]],
-                     measured: Mapping[str, Mapping[str, Ragged]], opponents: Sequence[str], by: Sequence[str],
-                     reward_models: Sequence[str]) -> None:
-    """Add quality measures by arm and against other arms, diversity, and the headline metric by prompt tag."""
+def describe_quality(
+    results: dict[str, Any],
+    answers: Mapping[str, list[Group]],
+    scores: Mapping[str, Mapping[str, Ragged]],
+    measured: Mapping[str, Mapping[str, Ragged]],
+    opponents: Sequence[str],
+    by: Sequence[str],
+    reward_models: Sequence[str],
+) -> None:
+    """Add quality measures by arm and against other arms, diversity, and the headline metric by prompt
+    tag.
+    """
     metrics = results["metrics"]
-    results["measure"] = next((name for name in scores["policy"] if name != "gold" and name.removeprefix("reward.") not in reward_models), None)
-    results["quality"] = {name: {TITLES[arm]: row for arm, row in arms.items()} for name, arms in quality(measured).items()}
+    results["measure"] = next(
+        (
+            name
+            for name in scores["policy"]
+            if name != "gold" and name.removeprefix("reward.") not in reward_models
+        ),
+        None,
+    )
+    results["quality"] = {
+        name: {TITLES[arm]: row for arm, row in arms.items()} for name, arms in quality(measured).items()
+    }
     for other in opponents:
         found = quality_against(measured, "policy", other)
         if measured["policy"]:
@@ -33,33 +59,54 @@ def describe_quality(results: dict[str, Any], answers: Mapping[str, list[Group]]
     if results["measure"]:
         rates = {TITLES[arm]: rows[results["measure"]] for arm, rows in scores.items()}
         if {value for rows in rates.values() for row in rows for value in row} <= {0.0, 1.0}:
-            results["measure_name"] = "verified " + results["measure"].removeprefix("reward.").replace("_", " ")
-        results["rates"] = {title: mean_interval([average(row) for row in rows]) for title, rows in rates.items()}
+            results["measure_name"] = "verified " + results["measure"].removeprefix("reward.").replace(
+                "_", " "
+            )
+        results["rates"] = {
+            title: mean_interval([average(row) for row in rows]) for title, rows in rates.items()
+        }
         results["slices"] = slices(answers["policy"], rates, by)
         results["proxy_gold"] = proxy_gold(results["rounds"], reward_models)
 
 
 def proxy_gold(rounds: Sequence[Mapping[str, float]], reward_models: Sequence[str]) -> list[dict[str, float]]:
-    """The reward model's score (without one, the optimised reward) and the gold score by round, with a 95 % interval of the
-    gold score.
+    """The reward model's score (without one, the optimised reward) and the gold score by round, with a 95 %
+    interval of the gold score.
     """
     found = []
     for row in rounds:
-        proxy = next((row[f"reward.{name}"] for name in reward_models if f"reward.{name}" in row), row.get("reward"))
+        proxy = next(
+            (row[f"reward.{name}"] for name in reward_models if f"reward.{name}" in row), row.get("reward")
+        )
         if proxy is not None and "gold" in row:
             reach = 1.96 * row.get("gold.error", 0.0)
-            found.append({"round": row["round"], "proxy": proxy, "gold": row["gold"],
-                          "gold_low": row["gold"] - reach, "gold_high": row["gold"] + reach})
+            found.append(
+                {
+                    "round": row["round"],
+                    "proxy": proxy,
+                    "gold": row["gold"],
+                    "gold_low": row["gold"] - reach,
+                    "gold_high": row["gold"] + reach,
+                }
+            )
     return found
 
 
-def contrast(results: dict[str, Any], answers: Mapping[str, list[Group]], scores: Mapping[str, dict[str, Ragged]], against: str,
-             reward_models: Sequence[str]) -> None:
-    """Compare the final arm with another: win rates with paired intervals, raw and length-controlled, for every
-    score.
+def contrast(
+    results: dict[str, Any],
+    answers: Mapping[str, list[Group]],
+    scores: Mapping[str, dict[str, Ragged]],
+    against: str,
+    reward_models: Sequence[str],
+) -> None:
+    """Compare the final arm with another: win rates with paired intervals, raw and length-controlled, for
+    every score.
     """
     key = KEYS[against]
-    lengths = {arm: [[float(sum(t.mask)) for t in g.trajectories] for g in answers[arm]] for arm in ("policy", against)}
+    lengths = {
+        arm: [[float(sum(t.mask)) for t in g.trajectories] for g in answers[arm]]
+        for arm in ("policy", against)
+    }
     for score, mine in scores["policy"].items():
         theirs = scores[against][score]
         name = "win_rate" if score == "gold" else f"win_rate_{score.removeprefix('reward.')}"
@@ -67,16 +114,23 @@ def contrast(results: dict[str, Any], answers: Mapping[str, list[Group]], scores
         gains = [average(a) - average(b) for a, b in zip(mine, theirs, strict=True)]
         suffix = "" if key == "sft" else "_base"
         results["per_prompt"] |= {f"{name}{suffix}": list(found["wins"]), f"{score}_gain{suffix}": gains}
-        measured = {f"{name}_vs_{key}": found["raw"], f"{name}_lc_vs_{key}": found["length_controlled"],
-                    f"{score}_gain_vs_{key}": mean_interval(gains)}
-        results["metrics"] |= {f"{label}.{end}": v for label, ends in measured.items() for end, v in ends.items()}
+        measured = {
+            f"{name}_vs_{key}": found["raw"],
+            f"{name}_lc_vs_{key}": found["length_controlled"],
+            f"{score}_gain_vs_{key}": mean_interval(gains),
+        }
+        results["metrics"] |= {
+            f"{label}.{end}": v for label, ends in measured.items() for end, v in ends.items()
+        }
     if key == "sft" and (gap := proxy_over_gold(results["per_prompt"], reward_models)) is not None:
         results["metrics"] |= {f"proxy_over_gold.{end}": v for end, v in gap.items()}
 
 
-def proxy_over_gold(per_prompt: Mapping[str, Sequence[float]], reward_models: Sequence[str]) -> Interval | None:
-    """Win rate by the reward models minus win rate by the gold measure (final against SFT), paired by prompt: grows
-    with over-optimisation (Gao et al., 2022, arXiv:2210.10760). None without both.
+def proxy_over_gold(
+    per_prompt: Mapping[str, Sequence[float]], reward_models: Sequence[str]
+) -> Interval | None:
+    """Win rate by the reward models minus win rate by the gold measure (final against SFT), paired by prompt:
+    grows with over-optimisation (Gao et al., 2022, arXiv:2210.10760). None without both.
     """
     proxies = [per_prompt[f"win_rate_{name}"] for name in reward_models if f"win_rate_{name}" in per_prompt]
     if not proxies or "win_rate" not in per_prompt:
@@ -88,54 +142,94 @@ def kl_to(reference: Any, groups: Sequence[Group]) -> float:
     """Monte Carlo KL(final ‖ SFT) in nats per sequence, on the first answer to each prompt."""
     firsts = [g.take([0]) for g in groups]
     rows = reference.score(firsts, frozenset({"logprobs"}))
-    return sequence_kl([g.trajectories[0].logprobs for g in firsts], [row["logprobs"][0] for row in rows],
-                       [g.trajectories[0].mask for g in firsts])
+    return sequence_kl(
+        [g.trajectories[0].logprobs for g in firsts],
+        [row["logprobs"][0] for row in rows],
+        [g.trajectories[0].mask for g in firsts],
+    )
 
 
-def summarise(results: dict[str, Any], answers: Mapping[str, list[Group]], numbers: Mapping[str, dict[str, float]],
-              opponents: Sequence[str]) -> None:
-    """Add ratios to the initial policy, which gates read: diversity at equal text length, answer length, embedding
-    spread.
+def summarise(
+    results: dict[str, Any],
+    answers: Mapping[str, list[Group]],
+    numbers: Mapping[str, dict[str, float]],
+    opponents: Sequence[str],
+) -> None:
+    """Add ratios to the initial policy, which gates read: diversity at equal text length, answer length,
+    embedding spread.
     """
     metrics = results["metrics"]
     for name, value in numbers["policy"].items():
         metrics[f"final.{name}"] = value
     if "initial" in opponents:
-        mine, theirs = ([t.text for g in answers[arm] for t in g.trajectories] for arm in ("policy", "initial"))
+        mine, theirs = (
+            [t.text for g in answers[arm] for t in g.trajectories] for arm in ("policy", "initial")
+        )
         metrics["distinct_2_ratio"] = distinct_n_ratio(mine, theirs, 2)
         for name in ("length", "embedding_spread"):
             if name in numbers["initial"] and numbers["initial"][name]:
                 metrics[f"{name}_ratio"] = numbers["policy"][name] / numbers["initial"][name]
 
 
-def transcripts(answers: Mapping[str, list[Group]], scores: Mapping[str, dict[str, Ragged]], arms: Sequence[str],
-                count: int, by: Sequence[str], measure: str | None) -> list[dict[str, Any]]:
-    """The first prompts with the first answer of every arm; for a 0/1 measure, also whether each was correct."""
+def transcripts(
+    answers: Mapping[str, list[Group]],
+    scores: Mapping[str, dict[str, Ragged]],
+    arms: Sequence[str],
+    count: int,
+    by: Sequence[str],
+    measure: str | None,
+) -> list[dict[str, Any]]:
+    """The first prompts with the first answer of every arm; for a 0/1 measure, also whether each was
+    correct.
+    """
     shown = []
     for i, group in enumerate(answers["policy"][:count]):
         right = {TITLES[a]: scores[a][measure][i][0] for a in arms} if measure else {}
-        shown.append({"prompt": [dict(m) for m in group.prompt.messages], "human": group.prompt.answer,
-                      "answers": {TITLES[a]: answers[a][i].trajectories[0].text for a in arms},
-                      "gold": {TITLES[a]: scores[a]["gold"][i][0] for a in arms if "gold" in scores[a]},
-                      **({"verified": {title: value == 1 for title, value in right.items()}} if right and {*right.values()} <= {0, 1} else {}),
-                      "tags": {name.rpartition(".")[2]: str(tag(group, name)) for name in by if tag(group, name) is not None}})
+        shown.append(
+            {
+                "prompt": [dict(m) for m in group.prompt.messages],
+                "human": group.prompt.answer,
+                "answers": {TITLES[a]: answers[a][i].trajectories[0].text for a in arms},
+                "gold": {TITLES[a]: scores[a]["gold"][i][0] for a in arms if "gold" in scores[a]},
+                **(
+                    {"verified": {title: value == 1 for title, value in right.items()}}
+                    if right and {*right.values()} <= {0, 1}
+                    else {}
+                ),
+                "tags": {
+                    name.rpartition(".")[2]: str(tag(group, name))
+                    for name in by
+                    if tag(group, name) is not None
+                },
+            }
+        )
     return shown
 
 
 def headline(results: Mapping[str, Any]) -> str:
     metrics = results["metrics"]
     if "win_rate_vs_sft.mean" in metrics:
-        return (f"wins {metrics['win_rate_vs_sft.mean']:.1%} against SFT by the gold measure "
-                f"[{metrics['win_rate_vs_sft.low']:.1%}, {metrics['win_rate_vs_sft.high']:.1%}]")
+        return (
+            f"wins {metrics['win_rate_vs_sft.mean']:.1%} against SFT by the gold measure "
+            f"[{metrics['win_rate_vs_sft.low']:.1%}, {metrics['win_rate_vs_sft.high']:.1%}]"
+        )
     measure = results["measure"]
     if measure and f"{measure}_gain_vs_base.mean" in metrics:
         parts = [f"{measure.removeprefix('reward.')} {metrics[f'final.{measure}']:.1%}"]
-        parts += [f"{100 * metrics[f'{measure}_gain_vs_{key}.mean']:+.1f} points over {name} [{100 * metrics[f'{measure}_gain_vs_{key}.low']:.1f}, "
-                 f"{100 * metrics[f'{measure}_gain_vs_{key}.high']:.1f}]" for key, name in (("base", "base"), ("sft", "SFT"))
-                 if f"{measure}_gain_vs_{key}.mean" in metrics]
+        parts += [
+            f"{100 * metrics[f'{measure}_gain_vs_{key}.mean']:+.1f} points over {name} "
+            f"[{100 * metrics[f'{measure}_gain_vs_{key}.low']:.1f}, "
+            f"{100 * metrics[f'{measure}_gain_vs_{key}.high']:.1f}]"
+            for key, name in (("base", "base"), ("sft", "SFT"))
+            if f"{measure}_gain_vs_{key}.mean" in metrics
+        ]
         return ", ".join(parts)
     first = next((k for k in metrics if k.startswith("final.reward.")), None)
-    return f"{first.removeprefix('final.')} {metrics[first]:.3f}" if first else f"length {metrics['final.length']:.1f}"
+    return (
+        f"{first.removeprefix('final.')} {metrics[first]:.3f}"
+        if first
+        else f"length {metrics['final.length']:.1f}"
+    )
 
 
 def average(values: Sequence[float]) -> float:

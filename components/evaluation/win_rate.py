@@ -1,9 +1,10 @@
-"""Win rate of the policy against a reference on the same prompts from the scores of a reward model or measure: raw and length-controlled.
+"""Win rate of the policy against a reference on the same prompts from the scores of a reward model or
+measure: raw and length-controlled.
 
-Length control follows "Length-Controlled AlpacaEval" (Dubois et al., 2024, arXiv 2404.04475, equation 3): logistic
-regression of the outcome on an intercept and tanh(Δlength / its standard deviation); the length-controlled win rate
-is the prediction at Δlength = 0. Their instruction-difficulty term is omitted: it needs many models, here there are
-two.
+Length control follows "Length-Controlled AlpacaEval" (Dubois et al., 2024, arXiv 2404.04475, equation 3):
+logistic regression of the outcome on an intercept and tanh(Δlength / its standard deviation); the
+length-controlled win rate is the prediction at Δlength = 0. Their instruction-difficulty term is omitted: it
+needs many models, here there are two.
 """
 
 from __future__ import annotations
@@ -23,19 +24,31 @@ Ragged = Sequence[Sequence[float]]
 Scores = Sequence[float] | Ragged
 
 
-def compare(policy: Scores, reference: Scores, policy_lengths: Scores, reference_lengths: Scores, *, level: float = 0.95,
-            resamples: int = 2000, seed: int = 0) -> dict[str, Any]:
+def compare(
+    policy: Scores,
+    reference: Scores,
+    policy_lengths: Scores,
+    reference_lengths: Scores,
+    *,
+    level: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> dict[str, Any]:
     """{raw, length_controlled: intervals, wins: one per prompt, ties, length_ratio, length_effect, prompts}.
 
     Each argument has one number per prompt, or a list per prompt with one number per response; the numbers of
-    responses may differ between arms. All pairs of a prompt have equal weight, as have all prompts. `DataError` if
-    the arms do not match.
+    responses may differ between arms. All pairs of a prompt have equal weight, as have all prompts.
+    `DataError` if the arms do not match.
     """
-    policy, reference, policy_lengths, reference_lengths = map(_listed, (policy, reference, policy_lengths, reference_lengths))
+    policy, reference, policy_lengths, reference_lengths = map(
+        _listed, (policy, reference, policy_lengths, reference_lengths)
+    )
     wins = per_prompt(policy, reference)
     outcome, gap, prompt = _pairs(policy, reference, policy_lengths, reference_lengths)
     controlled, effect = length_controlled(outcome, gap, prompt, level=level, resamples=resamples, seed=seed)
-    mean_length = [float(np.mean([np.mean(row) for row in rows])) for rows in (policy_lengths, reference_lengths)]
+    mean_length = [
+        float(np.mean([np.mean(row) for row in rows])) for rows in (policy_lengths, reference_lengths)
+    ]
     return {
         "raw": win_rate(wins, level=level, seed=seed),
         "length_controlled": controlled,
@@ -53,9 +66,17 @@ def per_prompt(policy: Ragged, reference: Ragged) -> np.ndarray:
     return np.array([float(_outcomes(p, r).mean()) for p, r in zip(policy, reference, strict=True)])
 
 
-def length_controlled(outcome: np.ndarray, gap: np.ndarray, prompt: np.ndarray, *, level: float = 0.95, resamples: int = 2000,
-                      seed: int = 0) -> tuple[Interval, float]:
-    """Win rate at equal length, and the length coefficient, from (M,) outcomes, length differences and prompt numbers.
+def length_controlled(
+    outcome: np.ndarray,
+    gap: np.ndarray,
+    prompt: np.ndarray,
+    *,
+    level: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> tuple[Interval, float]:
+    """Win rate at equal length, and the length coefficient, from (M,) outcomes, length differences and prompt
+    numbers.
 
     The interval refits the regression on bootstrap samples of prompts, vectorised over resamples.
     """
@@ -85,18 +106,31 @@ def _fit(x: np.ndarray, outcome: np.ndarray, weight: np.ndarray) -> np.ndarray:
 def _outcomes(policy: Sequence[float], reference: Sequence[float]) -> np.ndarray:
     delta = np.subtract.outer(np.asarray(policy, float), np.asarray(reference, float))
     if not delta.size or not np.isfinite(delta).all():
-        raise DataError(f"every prompt needs a finite score for each arm, got {list(policy)} and {list(reference)}")
+        raise DataError(
+            f"every prompt needs a finite score for each arm, got {list(policy)} and {list(reference)}"
+        )
     return (delta > 0) + 0.5 * (delta == 0)
 
 
-def _pairs(policy: Ragged, reference: Ragged, policy_lengths: Ragged, reference_lengths: Ragged) -> tuple[np.ndarray, ...]:
+def _pairs(
+    policy: Ragged, reference: Ragged, policy_lengths: Ragged, reference_lengths: Ragged
+) -> tuple[np.ndarray, ...]:
     for scores, lengths in ((policy, policy_lengths), (reference, reference_lengths)):
         if [len(row) for row in scores] != [len(row) for row in lengths]:
-            raise DataError("scores and lengths must have one number for each response of each prompt; their shapes differ")
+            raise DataError(
+                "scores and lengths must have one number for each response of each prompt; their shapes "
+                "differ"
+            )
     outcome = [_outcomes(p, r).ravel() for p, r in zip(policy, reference, strict=True)]
-    gap = [np.subtract.outer(np.asarray(p, float), np.asarray(r, float)).ravel()
-           for p, r in zip(policy_lengths, reference_lengths, strict=True)]
-    return np.concatenate(outcome), np.concatenate(gap), np.repeat(np.arange(len(outcome)), [len(o) for o in outcome])
+    gap = [
+        np.subtract.outer(np.asarray(p, float), np.asarray(r, float)).ravel()
+        for p, r in zip(policy_lengths, reference_lengths, strict=True)
+    ]
+    return (
+        np.concatenate(outcome),
+        np.concatenate(gap),
+        np.repeat(np.arange(len(outcome)), [len(o) for o in outcome]),
+    )
 
 
 def _listed(rows: Scores) -> Ragged:
@@ -105,4 +139,7 @@ def _listed(rows: Scores) -> Ragged:
 
 def _matching(policy: Ragged, reference: Ragged) -> None:
     if len(policy) != len(reference) or not len(policy):
-        raise DataError(f"both arms must answer the same prompts, at least one: got {len(policy)} and {len(reference)} prompts")
+        raise DataError(
+            f"both arms must answer the same prompts, at least one: got {len(policy)} and "
+            f"{len(reference)} prompts"
+        )

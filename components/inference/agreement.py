@@ -15,9 +15,10 @@ FEW = 4
 EXACT = 1e-3
 """Largest allowed log-prob difference (nats) if both compute in float32; 1e-5 to 1e-4 is usual."""
 ROUNDED = 0.25
-"""Largest allowed mean log-prob difference (nats) if either computes in half precision. For a 135M model, bfloat16 and float32 differ by
-0.06 on average and 0.6 at worst. One training round changes log-probs by no more, so this bound detects a different model or prompt;
-stale weights are detected by their digest."""
+"""Largest allowed mean log-prob difference (nats) if either computes in half precision. For a 135M model,
+bfloat16 and float32 differ by 0.06 on average and 0.6 at worst. One training round changes log-probs by no
+more, so this bound detects a different model or prompt; stale weights are detected by their digest.
+"""
 
 
 class Gap(NamedTuple):
@@ -28,24 +29,37 @@ class Gap(NamedTuple):
 
 
 def gap(groups: Sequence[Group], scored: Sequence[Mapping[str, Sequence[Sequence[float]]]]) -> Gap:
-    """Differences between the sampler's log-probs in `groups` and those of `Engine.score`; (0, 0) if no trajectory
-    has sampler log-probs.
+    """Differences between the sampler's log-probs in `groups` and those of `Engine.score`; (0, 0) if no
+    trajectory has sampler log-probs.
     """
-    steps = [abs(p - q) for group, rows in zip(groups, scored, strict=True)
-             for path, row in zip(group.trajectories, rows["logprobs"], strict=True) if path.logprobs is not None
-             for p, q, chosen in zip(path.logprobs, row, path.mask, strict=True) if chosen]
+    steps = [
+        abs(p - q)
+        for group, rows in zip(groups, scored, strict=True)
+        for path, row in zip(group.trajectories, rows["logprobs"], strict=True)
+        if path.logprobs is not None
+        for p, q, chosen in zip(path.logprobs, row, path.mask, strict=True)
+        if chosen
+    ]
     steps = [math.inf if math.isnan(step) else step for step in steps]
     return Gap(max(steps, default=0.0), sum(steps) / max(len(steps), 1))
 
 
 def require_agreement(found: Gap, profile: Mapping[str, Any]) -> float:
-    """Return the largest difference. `ContractError` if it exceeds what the precisions of the profile explain."""
-    half = profile["precision"] != "float32" or (profile["engine"] == "vllm" and profile["vllm"]["dtype"] != "float32")
+    """Return the largest difference. `ContractError` if it exceeds what the precisions of the profile
+    explain.
+    """
+    half = profile["precision"] != "float32" or (
+        profile["engine"] == "vllm" and profile["vllm"]["dtype"] != "float32"
+    )
     kind, value, bound = ("on average", found.mean, ROUNDED) if half else ("at worst", found.worst, EXACT)
     if not value <= bound:
-        raise ContractError(f"log-prob mismatch between inference engine and trainer: {value:.2g} nats {kind} on the same answers (at most "
-                            f"{bound:g} expected). Likely stale weights or different tokenisation; check that the engine was refreshed "
-                            "after the last update")
+        raise ContractError(
+            f"log-prob mismatch between inference engine and trainer: {value:.2g} nats {kind} on the same "
+            "answers (at most "
+            f"{bound:g} expected). Likely stale weights or different tokenisation; check that the engine "
+            "was refreshed "
+            "after the last update"
+        )
     return found.worst
 
 
@@ -56,5 +70,7 @@ def fresh(groups: Sequence[Group]) -> list[Group]:
 
 def as_groups(requests: Sequence[Request], answers: Sequence[Sequence[Sample]]) -> list[Group]:
     """The first answer to each request as a group of one, as tokens only."""
-    return [Group(Prompt(str(i), ()), (trajectory(request, samples[0], "", "", {}),))
-            for i, (request, samples) in enumerate(zip(requests, answers, strict=True))]
+    return [
+        Group(Prompt(str(i), ()), (trajectory(request, samples[0], "", "", {}),))
+        for i, (request, samples) in enumerate(zip(requests, answers, strict=True))
+    ]

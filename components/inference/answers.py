@@ -18,21 +18,33 @@ def trajectory(request: Request, answer: Sample, text: str, weights: str, meta: 
         inputs={"tokens": [*request.tokens, *answer.tokens]},
         mask=[False] * before + [True] * len(answer.tokens),
         logprobs=[0.0] * before + list(answer.logprobs),
-        actor="policy", weights=weights, stop=answer.stop, meta=meta,
+        actor="policy",
+        weights=weights,
+        stop=answer.stop,
+        meta=meta,
     )
 
 
-def reward_model_scores(groups: Sequence[Group], ctx: Context, model: str) -> tuple[list[list[Any]], list[list[str]]]:
-    """Scores and statuses of a reward model, one list per group. Texts are rendered with the reward model's own chat
-    template. An empty answer is skipped; a score that is not finite has failed.
+def reward_model_scores(
+    groups: Sequence[Group], ctx: Context, model: str
+) -> tuple[list[list[Any]], list[list[str]]]:
+    """Scores and statuses of a reward model, one list per group. Texts are rendered with the reward model's
+    own chat template. An empty answer is skipped; a score that is not finite has failed.
     """
     engine = ctx.models[model]
-    bare = [Group(g.prompt, tuple(dataclasses.replace(t, inputs={}, mask=(), logprobs=None) for t in g.trajectories)) for g in groups]
+    bare = [
+        Group(
+            g.prompt, tuple(dataclasses.replace(t, inputs={}, mask=(), logprobs=None) for t in g.trajectories)
+        )
+        for g in groups
+    ]
     rows = engine.score([engine.encode(group) for group in bare], frozenset({"scores"}))
     values, statuses = [], []
     for group, row in zip(groups, rows, strict=True):
         status = [_status(t.text, s) for t, s in zip(group.trajectories, row["scores"], strict=True)]
-        values.append([float(s) if what == OK else None for s, what in zip(row["scores"], status, strict=True)])
+        values.append(
+            [float(s) if what == OK else None for s, what in zip(row["scores"], status, strict=True)]
+        )
         statuses.append(status)
     return values, statuses
 

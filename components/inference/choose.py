@@ -21,9 +21,9 @@ SAMPLE = ("demonstrate", "rollout", "improve", "evaluate")
 def engine_of(profile: Mapping[str, Any], path: Path, kind: Kind = "policy") -> Any:
     """The inference engine for a model directory under a profile.
 
-    With `engine: vllm`, vLLM generates and the torch engine scores. Scores enter losses and must match the trainer's
-    arithmetic; vLLM has no reward heads (ours pool the mean), values or entropies, and its log-probs are rounded
-    differently.
+    With `engine: vllm`, vLLM generates and the torch engine scores. Scores enter losses and must match the
+    trainer's arithmetic; vLLM has no reward heads (ours pool the mean), values or entropies, and its
+    log-probs are rounded differently.
     """
     if profile["engine"] == "torch" or kind == "reward":
         return _torch(profile, path, kind)
@@ -39,7 +39,10 @@ def ready(profile: Mapping[str, Any]) -> None:
         from ratchet.components.errors import ContractError
 
         if not Path(options["python"]).is_file():
-            raise ContractError(f"`vllm.python`: {options['python']} does not exist; give the python of an environment with vllm")
+            raise ContractError(
+                f"`vllm.python`: {options['python']} does not exist; give the python of an environment "
+                "with vllm"
+            )
         return
     from ratchet.components.inference.vllm import require_vllm
 
@@ -47,8 +50,8 @@ def ready(profile: Mapping[str, Any]) -> None:
 
 
 def sampler(profile: Mapping[str, Any], path: Path) -> VllmEngine:
-    """A vLLM engine for this model: in this process, or behind a server that the profile names or that is started
-    here.
+    """A vLLM engine for this model: in this process, or behind a server that the profile names or that is
+    started here.
     """
     from ratchet.components.inference.vllm import InProcess, VllmEngine
 
@@ -64,8 +67,8 @@ def sampler(profile: Mapping[str, Any], path: Path) -> VllmEngine:
 
 @final
 class SplitEngine:
-    """Generates with vLLM, scores with torch; each is loaded at first use. After each weight update, the first
-    answers are scored by both engines; a log-prob mismatch beyond rounding is a `ContractError`.
+    """Generates with vLLM, scores with torch; each is loaded at first use. After each weight update, the
+    first answers are scored by both engines; a log-prob mismatch beyond rounding is a `ContractError`.
     """
 
     def __init__(self, profile: Mapping[str, Any], path: Path, kind: Kind) -> None:
@@ -124,4 +127,10 @@ class SplitEngine:
 def _torch(profile: Mapping[str, Any], path: Path, kind: Kind) -> TorchEngine:
     from ratchet.components.inference.torch import TorchEngine
 
-    return TorchEngine(path, rows=profile["max_num_seqs"], kind=kind, threads=profile["threads"], precision=profile["precision"])
+    return TorchEngine(
+        path,
+        rows=profile["max_num_seqs"],
+        kind=kind,
+        threads=profile["threads"],
+        precision=profile["precision"],
+    )

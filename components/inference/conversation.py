@@ -23,7 +23,9 @@ class Settings:
 
 @dataclass
 class Answer:
-    """An answer so far. `stop` is empty while streaming, then end, length, stopped or error (described by `error`)."""
+    """An answer so far. `stop` is empty while streaming, then end, length, stopped or error (described by
+    `error`).
+    """
 
     text: str = ""
     tokens: list[int] = field(default_factory=list)
@@ -33,7 +35,11 @@ class Answer:
     @property
     def note(self) -> str:
         """How the answer ended, unless by its end-of-turn token."""
-        return {"length": f"cut at {len(self.tokens)} tokens", "stopped": "stopped", "error": f"error: {self.error}"}.get(self.stop, "")
+        return {
+            "length": f"cut at {len(self.tokens)} tokens",
+            "stopped": "stopped",
+            "error": f"error: {self.error}",
+        }.get(self.stop, "")
 
 
 @final
@@ -45,9 +51,9 @@ class Conversation:
         self.history: list[Message] = []
 
     def answer(self, question: str, settings: Settings, seed: int) -> Iterator[Answer]:
-        """Yield the answer after each token, without incomplete UTF-8 characters. The exchange is added to the
-        history when the iterator ends; if it is closed earlier, with the partial answer. A `RatchetError` becomes an
-        answer with `stop="error"`.
+        """Yield the answer after each token, without incomplete UTF-8 characters. The exchange is added to
+        the history when the iterator ends; if it is closed earlier, with the partial answer. A `RatchetError`
+        becomes an answer with `stop="error"`.
         """
         answer, messages = Answer(), [*self.history, Message(role="user", content=question)]
         try:
@@ -76,8 +82,21 @@ class Conversation:
         try:
             tokens = self.engine.encode_prompt([*system, *messages])
         except TemplateError as error:
-            raise ContractError(f"the chat template rejects the conversation ({error}); try without a system message") from None
-        longest = getattr(self.engine.model.config, "max_position_embeddings", None) or len(tokens) + settings.tokens
+            raise ContractError(
+                f"the chat template rejects the conversation ({error}); try without a system message"
+            ) from None
+        longest = (
+            getattr(self.engine.model.config, "max_position_embeddings", None)
+            or len(tokens) + settings.tokens
+        )
         if len(tokens) >= longest:
-            raise ContractError(f"the conversation has {len(tokens)} tokens, the model's context length is {longest}; start a new one")
-        return Request(tokens, max_tokens=min(settings.tokens, longest - len(tokens)), temperature=settings.temperature, seed=seed)
+            raise ContractError(
+                f"the conversation has {len(tokens)} tokens, the model's context length is {longest}; "
+                "start a new one"
+            )
+        return Request(
+            tokens,
+            max_tokens=min(settings.tokens, longest - len(tokens)),
+            temperature=settings.temperature,
+            seed=seed,
+        )

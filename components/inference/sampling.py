@@ -12,15 +12,18 @@ BLOCKS_AT_ONCE = 8
 """Blocks processed at once: 2,048 tokens x 128 rows of float32 are 1 MB, which fits a core's cache."""
 
 
-def sample(logits: Tensor, uniforms: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:
+def sample(
+    logits: Tensor, uniforms: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor
+) -> tuple[Tensor, Tensor]:
     """Sample one token per row: tokens (R,) and their log-probs (R,) at temperature 1 without truncation.
 
-    logits (V, R), one column per row, as `weight @ hidden.T` gives them; uniforms (R,) in [0, 1); temperature (R,), 0
-    is greedy; top_k (R,), 0 is off; top_p (R,), 1 is off (nucleus sampling, arXiv 1904.09751). Settings are CPU
-    tensors, results are on the logits' device. Truncated tokens are set to -inf in `logits` in place.
+    logits (V, R), one column per row, as `weight @ hidden.T` gives them; uniforms (R,) in [0, 1); temperature
+    (R,), 0 is greedy; top_k (R,), 0 is off; top_p (R,), 1 is off (nucleus sampling, arXiv 1904.09751).
+    Settings are CPU tensors, results are on the logits' device. Truncated tokens are set to -inf in `logits`
+    in place.
 
-    The log-probs equal the trainer's `logprobs`, so importance ratios start at 1 at any temperature. A row's token
-    depends only on its own logits and uniform number. Rows without top-k and top-p need no sorting.
+    The log-probs equal the trainer's `logprobs`, so importance ratios start at 1 at any temperature. A row's
+    token depends only on its own logits and uniform number. Rows without top-k and top-p need no sorting.
     """
     top = logits.amax(0)
     greedy = temperature == 0
@@ -36,7 +39,9 @@ def sample(logits: Tensor, uniforms: Tensor, temperature: Tensor, top_k: Tensor,
         normaliser += sums.sum(0)
         blocks[at : at + BLOCKS_AT_ONCE] = sums if same else _block_sums(below.div_(temperature).exp_())
     for row in cut:
-        weights = _cut(((logits[:, row] - top[row]) / temperature[row]).exp_(), int(top_k[row]), float(top_p[row]))
+        weights = _cut(
+            ((logits[:, row] - top[row]) / temperature[row]).exp_(), int(top_k[row]), float(top_p[row])
+        )
         logits[:, row].masked_fill_(weights == 0, -torch.inf)
         blocks[:, row] = _block_sums(weights[:, None])[:, 0]
     tokens = _invert(logits, blocks, uniforms, top, temperature)
@@ -53,13 +58,17 @@ def _block_sums(weights: Tensor) -> Tensor:
 
 
 def _invert(logits: Tensor, blocks: Tensor, uniforms: Tensor, top: Tensor, temperature: Tensor) -> Tensor:
-    """The first token whose cumulative weight exceeds u times the total: block first, then token within the block."""
+    """The first token whose cumulative weight exceeds u times the total: block first, then token within the
+    block.
+    """
     totals = blocks.t().double().cumsum(1)
     target = (uniforms.double() * totals[:, -1])[:, None]
     block = torch.searchsorted(totals, target, right=True).clamp(max=blocks.shape[0] - 1)
     before = F.pad(totals, (1, 0)).gather(1, block)
     within = block * BLOCK + torch.arange(BLOCK, device=logits.device)
-    found = logits.t().gather(1, within.clamp(max=len(logits) - 1)).masked_fill(within >= len(logits), -torch.inf)
+    found = (
+        logits.t().gather(1, within.clamp(max=len(logits) - 1)).masked_fill(within >= len(logits), -torch.inf)
+    )
     inside = ((found - top[:, None]) / temperature[:, None]).exp_().double().cumsum(1)
     # Rounding can leave a target above the block's own sum: clamp, so that no token of weight 0 is drawn.
     left = torch.minimum(target - before, inside[:, -1:] * (1 - 1e-12))
@@ -67,8 +76,8 @@ def _invert(logits: Tensor, blocks: Tensor, uniforms: Tensor, top: Tensor, tempe
 
 
 def _cut(weights: Tensor, top_k: int, top_p: float) -> Tensor:
-    """Weights (V,) with all but the top-k set to 0, then all but the smallest set of largest weights with a share of
-    at least `top_p`.
+    """Weights (V,) with all but the top-k set to 0, then all but the smallest set of largest weights with a
+    share of at least `top_p`.
     """
     kept, where = weights.topk(top_k) if 0 < top_k < len(weights) else weights.sort(descending=True)
     if top_p < 1:

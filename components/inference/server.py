@@ -1,9 +1,10 @@
 """vLLM server backend: `vllm serve` over HTTP, shared by any number of workers.
 
-Token ids go through `/inference/v1/generate`; the same server offers the OpenAI API to other clients. Each answer
-carries the version of its weights, which is our digest, so answers from a restarted server or from another worker's
-weights are detected and requested again. Weights are reloaded from a directory that both sides see; this needs
-VLLM_SERVER_DEV_MODE=1 on the server, whose endpoints are not authenticated: use a closed network.
+Token ids go through `/inference/v1/generate`; the same server offers the OpenAI API to other clients. Each
+answer carries the version of its weights, which is our digest, so answers from a restarted server or from
+another worker's weights are detected and requested again. Weights are reloaded from a directory that both
+sides see; this needs VLLM_SERVER_DEV_MODE=1 on the server, whose endpoints are not authenticated: use a
+closed network.
 """
 
 from __future__ import annotations
@@ -48,11 +49,12 @@ class ServerUnavailable(Exception):
 
 @final
 class Server:
-    """A server at `url`, or one started from the Python environment `python` as a child that ends with this process
-    (Linux).
+    """A server at `url`, or one started from the Python environment `python` as a child that ends with this
+    process (Linux).
 
-    If the server is unavailable, it is awaited for `wait_seconds` (our own is restarted), its weights are loaded
-    again and the missing rows requested again; answers are seeded, so they do not change. After that, `ServiceError`.
+    If the server is unavailable, it is awaited for `wait_seconds` (our own is restarted), its weights are
+    loaded again and the missing rows requested again; answers are seeded, so they do not change. After that,
+    `ServiceError`.
     """
 
     def __init__(self, options: Mapping[str, Any], *, rows: int) -> None:
@@ -68,7 +70,10 @@ class Server:
     def load(self, path: Path, weights: str) -> None:
         """Set the weights for the next `answer`, which loads them."""
         if self.shape and self.shape != shape(path):
-            raise ContractError(f"{path}: its architecture differs from the model in the vLLM server, which can refresh weights only; restart the server with this model")
+            raise ContractError(
+                f"{path}: its architecture differs from the model in the vLLM server, which can refresh "
+                "weights only; restart the server with this model"
+            )
         self.path, self.weights, self.shape, self.refreshed = path.resolve(), weights, shape(path), False
 
     def answer(self, rows: Sequence[Sequence[int]], params: Sequence[Mapping[str, Any]]) -> list[Answer]:
@@ -82,7 +87,9 @@ class Server:
                 break
             self._ready(why)
             with ThreadPoolExecutor(min(self.rows, len(missing))) as pool:
-                for i, found in zip(missing, pool.map(lambda i: self._request_row(rows[i], params[i]), missing), strict=True):
+                for i, found in zip(
+                    missing, pool.map(lambda i: self._request_row(rows[i], params[i]), missing), strict=True
+                ):
                     if isinstance(found, Answer):
                         answers[i] = found
                         advance()
@@ -90,8 +97,11 @@ class Server:
                         why, self.refreshed = found, False
         done = [answer for answer in answers if answer is not None]
         if len(done) < len(rows):
-            raise ServiceError(f"the vLLM server at {self.url} left {len(rows) - len(done)} of {len(rows)} requests unanswered after "
-                               f"{TRIES} tries; last error: {why}. Use one server per concurrent run, and see its log")
+            raise ServiceError(
+                f"the vLLM server at {self.url} left {len(rows) - len(done)} of {len(rows)} requests "
+                "unanswered after "
+                f"{TRIES} tries; last error: {why}. Use one server per concurrent run, and see its log"
+            )
         return done
 
     def close(self) -> None:
@@ -104,7 +114,9 @@ class Server:
     def _request_row(self, row: Sequence[int], params: Mapping[str, Any]) -> Answer | str:
         """The answer, or the reason why there is none yet."""
         try:
-            body = self._post("/inference/v1/generate", {"token_ids": list(row), "sampling_params": dict(params)})
+            body = self._post(
+                "/inference/v1/generate", {"token_ids": list(row), "sampling_params": dict(params)}
+            )
         except ServerUnavailable as lost:
             return str(lost)
         choice = body["choices"][0]
@@ -113,7 +125,10 @@ class Server:
             return f"answered with weights {versions}, expected {self.weights}"
         if choice["finish_reason"] not in ("stop", "length"):
             return f"finish_reason {choice['finish_reason']!r}"
-        given = [0.0 if at is None else at[str(token)]["logprob"] for token, at in zip(row, body["prompt_logprobs"] or (), strict=False)]
+        given = [
+            0.0 if at is None else at[str(token)]["logprob"]
+            for token, at in zip(row, body["prompt_logprobs"] or (), strict=False)
+        ]
         steps = (choice["logprobs"] or {}).get("content") or ()
         return Answer(tuple(choice["token_ids"]), tuple(step["logprob"] for step in steps), tuple(given))
 
@@ -130,34 +145,51 @@ class Server:
                 self.refreshed = True
             except ServerUnavailable as lost:
                 if time.monotonic() > end:
-                    raise ServiceError(f"no vLLM server answered at {self.url} within {self.options['wait_seconds']:g} s ({why or lost}); "
-                                       "restart it, or correct `vllm.server` in the profile, and run again") from None
+                    raise ServiceError(
+                        f"no vLLM server answered at {self.url} within {self.options['wait_seconds']:g} s "
+                        f"({why or lost}); "
+                        "restart it, or correct `vllm.server` in the profile, and run again"
+                    ) from None
                 time.sleep(0.5)
 
     def _run(self) -> None:
-        """Start our server, or restart one that died after it had answered. One that died before would die again."""
+        """Start our server, or restart one that died after it had answered. One that died before would die
+        again.
+        """
         if self.child is not None and self.child.poll() is None:
             return
         if self.child is not None and not self.answered:
-            raise ServiceError(f"the vLLM server of {self.options['python']} ended with exit code {self.child.returncode} before it "
-                               "answered; its output is in this stage's log, above")
+            raise ServiceError(
+                f"the vLLM server of {self.options['python']} ended with exit code "
+                f"{self.child.returncode} before it "
+                "answered; its output is in this stage's log, above"
+            )
         self._start()
 
     def _refresh(self) -> None:
         """Reload the weights in place while requests are paused, and reset the prefix cache."""
         try:
-            if self._get("/weight_info")["weight_version"] == self.weights and not self._get("/is_paused")["is_paused"]:
+            if (
+                self._get("/weight_info")["weight_version"] == self.weights
+                and not self._get("/is_paused")["is_paused"]
+            ):
                 return  # a paused server lost its client during an update
             self._post("/pause?mode=wait", {})
             try:
-                self._post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(self.path)}})
+                self._post(
+                    "/collective_rpc",
+                    {"method": "reload_weights", "kwargs": {"weights_path": str(self.path)}},
+                )
                 self._post("/reset_prefix_cache", {})
                 self._post("/update_weight_version", {"new_version": self.weights})
             finally:
                 self._post("/resume", {})
         except FileNotFoundError as missing:
-            raise ServiceError(f"the vLLM server at {self.url} cannot refresh its weights ({missing}); start it with VLLM_SERVER_DEV_MODE=1 "
-                               "(vLLM 0.32 or later) on a machine that sees the run's directory") from None
+            raise ServiceError(
+                f"the vLLM server at {self.url} cannot refresh its weights ({missing}); start it with "
+                "VLLM_SERVER_DEV_MODE=1 "
+                "(vLLM 0.32 or later) on a machine that sees the run's directory"
+            ) from None
 
     def _start(self) -> None:
         if self.child is not None:
@@ -167,30 +199,63 @@ class Server:
             port = probe.getsockname()[1]
         self.url, self.refreshed = f"http://127.0.0.1:{port}", False
         self.answered = False
-        arguments = [f"--{name.replace('_', '-')}" if value is True else f"--{name.replace('_', '-')}={value}"
-                     for name, value in engine_arguments(self.options, self.rows).items() if value is not False]
-        served = [self.options["python"], "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.path), "--served-model-name", "policy",
-                  "--host", "127.0.0.1", "--port", str(port), "--enable-scale-out", "--disable-log-stats", "--disable-uvicorn-access-log",
-                  *arguments, *(["--trust-remote-code"] if self.path and trusted(self.path) else [])]
-        environment = {**os.environ, "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1",
-                       "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING")}
+        arguments = [
+            f"--{name.replace('_', '-')}" if value is True else f"--{name.replace('_', '-')}={value}"
+            for name, value in engine_arguments(self.options, self.rows).items()
+            if value is not False
+        ]
+        served = [
+            self.options["python"],
+            "-m",
+            "vllm.entrypoints.openai.api_server",
+            "--model",
+            str(self.path),
+            "--served-model-name",
+            "policy",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+            "--enable-scale-out",
+            "--disable-log-stats",
+            "--disable-uvicorn-access-log",
+            *arguments,
+            *(["--trust-remote-code"] if self.path and trusted(self.path) else []),
+        ]
+        environment = {
+            **os.environ,
+            "VLLM_SERVER_DEV_MODE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
+        }
         environment.pop("PYTHONPATH", None)  # our path must not shadow that environment
-        self.child = subprocess.Popen([sys.executable, "-c", PARENT_DEATH_LAUNCHER, str(os.getpid()), *served], env=environment, stdin=subprocess.DEVNULL,
-                                      start_new_session=True)
+        self.child = subprocess.Popen(
+            [sys.executable, "-c", PARENT_DEATH_LAUNCHER, str(os.getpid()), *served],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         weakref.finalize(self, _stop, self.child)  # stopped when this object is garbage-collected
 
     def _get(self, where: str) -> Any:
         return self._call(urllib.request.Request(f"{self.url}{where}", headers=self._headers()))
 
     def _post(self, where: str, body: Mapping[str, Any]) -> Any:
-        return self._call(urllib.request.Request(f"{self.url}{where}", json.dumps(body).encode(), headers=self._headers()))
+        return self._call(
+            urllib.request.Request(f"{self.url}{where}", json.dumps(body).encode(), headers=self._headers())
+        )
 
     def _headers(self) -> dict[str, str]:
-        return {"Content-Type": "application/json", **({"Authorization": f"Bearer {self.key}"} if self.key else {})}
+        return {
+            "Content-Type": "application/json",
+            **({"Authorization": f"Bearer {self.key}"} if self.key else {}),
+        }
 
     def _call(self, request: urllib.request.Request) -> Any:
-        """The JSON reply. `ServerUnavailable` for transient failures, `FileNotFoundError` for 404, `ServiceError` for
-        permanent ones.
+        """The JSON reply. `ServerUnavailable` for transient failures, `FileNotFoundError` for 404,
+        `ServiceError` for permanent ones.
         """
         try:
             with OPENER.open(request, timeout=self.options["wait_seconds"]) as reply:
@@ -199,10 +264,14 @@ class Server:
             body = error.read().decode(errors="replace")[:500]
             if error.code == 404:
                 raise FileNotFoundError(f"{request.selector}: not found") from None
-            if error.code in (408, 429, 502, 503, 504) or (error.code == 500 and "collective_rpc" not in request.selector):
+            if error.code in (408, 429, 502, 503, 504) or (
+                error.code == 500 and "collective_rpc" not in request.selector
+            ):
                 raise ServerUnavailable(f"{request.selector}: HTTP {error.code}: {body}") from None
             key = "; set VLLM_API_KEY to the server's key" if error.code == 401 else ""
-            raise ServiceError(f"the vLLM server at {self.url} refused {request.selector}: HTTP {error.code}: {body}{key}") from None
+            raise ServiceError(
+                f"the vLLM server at {self.url} refused {request.selector}: HTTP {error.code}: {body}{key}"
+            ) from None
         except (OSError, http.client.HTTPException) as error:  # refused, reset, timed out, or half a reply
             raise ServerUnavailable(f"{type(error).__name__}: {error}") from None
         return json.loads(body) if body.strip() else None

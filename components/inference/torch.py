@@ -46,8 +46,8 @@ class Row:
 
 @final
 class TorchEngine:
-    """Generates up to `rows` answers at a time; a prompt is prefilled once for all its samples. On a GPU, weights are
-    held in `precision`; on CPU in float32. Heads, softmax and log-probs are always float32.
+    """Generates up to `rows` answers at a time; a prompt is prefilled once for all its samples. On a GPU,
+    weights are held in `precision`; on CPU in float32. Heads, softmax and log-probs are always float32.
 
     Sampled log-probs are those at temperature 1 (equal to the trainer's `logprobs`), whatever the sampling
     temperature. The random numbers of sample i depend only on (request.seed, i).
@@ -55,8 +55,15 @@ class TorchEngine:
 
     weights: str
 
-    def __init__(self, path: Path, *, rows: int = 64, kind: Literal["policy", "policy_with_value", "reward"] = "policy",
-                 threads: int | None = None, precision: Literal["float32", "bfloat16"] = "float32") -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        rows: int = 64,
+        kind: Literal["policy", "policy_with_value", "reward"] = "policy",
+        threads: int | None = None,
+        precision: Literal["float32", "bfloat16"] = "float32",
+    ) -> None:
         if threads:
             torch.set_num_threads(threads)
         self.rows, self.kind = rows, kind
@@ -69,13 +76,20 @@ class TorchEngine:
         self.model: Any = None  # free the old weights first: a GPU need not hold both
         self.model = to_device(load_model(path, self.kind, dtype=self.dtype)).requires_grad_(False)
         self.tokenizer = load_tokenizer(path)
-        self.contract = contract(self.tokenizer, self.model.config, str(self.dtype).removeprefix("torch."), generates=self.kind != "reward")
+        self.contract = contract(
+            self.tokenizer,
+            self.model.config,
+            str(self.dtype).removeprefix("torch."),
+            generates=self.kind != "reward",
+        )
         self.render = encode_whole if self.kind == "reward" and is_published(path) else encode
         self.weights = weights_digest(path)
 
     def encode(self, group: Group) -> Group:
         """Add `inputs["tokens"]` and `mask` to trajectories without tokens."""
-        return group.replace([self.render(self.tokenizer, group.prompt, trajectory) for trajectory in group.trajectories])
+        return group.replace(
+            [self.render(self.tokenizer, group.prompt, trajectory) for trajectory in group.trajectories]
+        )
 
     def encode_prompt(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of the messages with the generation prompt."""
@@ -87,8 +101,8 @@ class TorchEngine:
 
     @torch.inference_mode()
     def score(self, groups: Sequence[Group], outputs: frozenset[str]) -> list[Mapping[str, list[Any]]]:
-        """Requested outputs per group, one value per trajectory: `logprobs`, `entropy`, `values` as lists (T),
-        `scores` as floats.
+        """Requested outputs per group, one value per trajectory: `logprobs`, `entropy`, `values` as lists
+        (T), `scores` as floats.
         """
         groups = [self.encode(group) for group in groups]
         found: list[Mapping[str, list[Any]]] = [{output: [] for output in outputs} for _ in groups]
@@ -98,13 +112,15 @@ class TorchEngine:
                 values = getattr(out, output).tolist()
                 for row, group in enumerate(batch.group.tolist()):
                     value = values[row]
-                    found[group][output].append(value[: len(batch.inputs["tokens"][row])] if isinstance(value, list) else value)
+                    found[group][output].append(
+                        value[: len(batch.inputs["tokens"][row])] if isinstance(value, list) else value
+                    )
         return found
 
     @torch.inference_mode()
     def generate(self, requests: Sequence[Request]) -> list[list[Sample]]:
-        """`count` samples per request, in order. Continuous batching: finished rows are replaced by waiting requests
-        as soon as they fit.
+        """`count` samples per request, in order. Continuous batching: finished rows are replaced by waiting
+        requests as soon as they fit.
         """
         self._check(requests)
         if not requests:
@@ -115,8 +131,8 @@ class TorchEngine:
 
     @torch.inference_mode()
     def stream(self, request: Request) -> Iterator[int]:
-        """Token ids of one sample as they are generated, including the stop token; identical to `generate`'s first
-        sample.
+        """Token ids of one sample as they are generated, including the stop token; identical to `generate`'s
+        first sample.
         """
         self._check([request])
         decoding, given = _Decoding(self, [replace(request, count=1)]), 0
@@ -131,8 +147,11 @@ class TorchEngine:
             raise ContractError("a reward model cannot generate; give the rollout a policy")
         for request in requests:
             if not len(request.tokens) or request.max_tokens < 1 or request.count < 1:
-                raise ContractError(f"a request needs tokens, max_tokens >= 1 and count >= 1; got {len(request.tokens)} tokens, "
-                                    f"max_tokens {request.max_tokens} and count {request.count}")
+                raise ContractError(
+                    f"a request needs tokens, max_tokens >= 1 and count >= 1; got {len(request.tokens)} "
+                    "tokens, "
+                    f"max_tokens {request.max_tokens} and count {request.count}"
+                )
 
 
 def weights_digest(path: Path) -> str:
@@ -157,10 +176,16 @@ class _Decoding:
         self.capacity = max(engine.rows, self.width)
         slots = min(len(requests), self.capacity, 2 * -(-self.capacity // min(r.count for r in requests)))
         longest = max(len(r.tokens) for r in requests)
-        self.cache = Cache(self.language, slots=slots, prompt=longest, rows=min(self.capacity, sum(r.count for r in requests)),
-                           answer=max(r.max_tokens for r in requests))
+        self.cache = Cache(
+            self.language,
+            slots=slots,
+            prompt=longest,
+            rows=min(self.capacity, sum(r.count for r in requests)),
+            answer=max(r.max_tokens for r in requests),
+        )
         self.free = list(range(slots))[::-1]
-        # Prompts that begin alike follow each other, so that what they share is in a slot; answers do not depend on their neighbours.
+        # Prompts that begin alike follow each other, so that what they share is in a slot; answers do not
+        # depend on their neighbours.
         self.waiting = deque(sorted(range(len(requests)), key=lambda i: list(requests[i].tokens)))
         self.stops = [{*engine.contract.eos, *r.stop_tokens} for r in requests]
         self.live: list[Row] = []
@@ -172,7 +197,9 @@ class _Decoding:
         return [[s for s in samples if s is not None] for samples in self.done]
 
     def step(self) -> bool:
-        """Admit waiting requests that fit and generate the next token of every live row. False when none is left."""
+        """Admit waiting requests that fit and generate the next token of every live row. False when none is
+        left.
+        """
         if not self.waiting and not self.live:
             return False
         self._admit()
@@ -198,8 +225,16 @@ class _Decoding:
         last = torch.stack([index[-1] for index in plan.index]).to(hidden.device)
         counts = torch.tensor([self.requests[i].count for i, _ in chosen], device=hidden.device)
         logits = self._logits(hidden[last]).repeat_interleave(counts, 1)
-        new = [Row(i, n, slot, numpy.random.default_rng([self.requests[i].seed, n]).random(self.requests[i].max_tokens))
-               for i, slot in chosen for n in range(self.requests[i].count)]
+        new = [
+            Row(
+                i,
+                n,
+                slot,
+                numpy.random.default_rng([self.requests[i].seed, n]).random(self.requests[i].max_tokens),
+            )
+            for i, slot in chosen
+            for n in range(self.requests[i].count)
+        ]
         self._take(new, logits)
         self.live += new
         self._retire()
@@ -211,8 +246,12 @@ class _Decoding:
         prompt = {row.slot: len(self.requests[row.request].tokens) for row in self.live}
         lengths = torch.tensor([len(row.tokens) - 1 for row in self.live])
         plan = DecodePlan(
-            self.cache, slots=slots, prompt_lengths=torch.tensor([prompt[slot] for slot in slots]), width=self.width,
-            place=torch.tensor([order[row.slot] * self.width + row.number for row in self.live]), lengths=lengths,
+            self.cache,
+            slots=slots,
+            prompt_lengths=torch.tensor([prompt[slot] for slot in slots]),
+            width=self.width,
+            place=torch.tensor([order[row.slot] * self.width + row.number for row in self.live]),
+            lengths=lengths,
         )
         positions = torch.tensor([prompt[row.slot] for row in self.live]) + lengths
         tokens = torch.tensor([[row.tokens[-1] for row in self.live]])
@@ -229,8 +268,11 @@ class _Decoding:
         """Sample and append one token per row."""
         requests = [self.requests[row.request] for row in rows]
         tokens, logprobs = sample(
-            logits, torch.tensor([row.uniforms[len(row.tokens)] for row in rows], dtype=torch.float64),
-            torch.tensor([r.temperature for r in requests]), torch.tensor([r.top_k for r in requests]), torch.tensor([r.top_p for r in requests]),
+            logits,
+            torch.tensor([row.uniforms[len(row.tokens)] for row in rows], dtype=torch.float64),
+            torch.tensor([r.temperature for r in requests]),
+            torch.tensor([r.top_k for r in requests]),
+            torch.tensor([r.top_p for r in requests]),
         )
         for row, token, logprob in zip(rows, tokens.tolist(), logprobs.tolist(), strict=True):
             row.tokens.append(token)
@@ -245,7 +287,9 @@ class _Decoding:
             if not ended and len(row.tokens) < self.requests[row.request].max_tokens:
                 at += 1
                 continue
-            self.done[row.request][row.number] = Sample(tuple(row.tokens), tuple(row.logprobs), "end" if ended else "length")
+            self.done[row.request][row.number] = Sample(
+                tuple(row.tokens), tuple(row.logprobs), "end" if ended else "length"
+            )
             progress.advance()
             last = self.live.pop()
             if last is not row:

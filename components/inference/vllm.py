@@ -1,4 +1,5 @@
-"""vLLM inference engine, in this process or behind a server, with the same protocol as `components/inference/torch.py`.
+"""vLLM inference engine, in this process or behind a server, with the same protocol as
+`components/inference/torch.py`.
 
 Prompts and answers are exchanged as token ids. Log-probs are the model's at temperature 1 without truncation
 (`logprobs_mode: raw_logprobs`), as in the torch engine. Written for vLLM 0.32.
@@ -26,9 +27,13 @@ from ratchet.components.text.chat import decode_answer, encode, encode_prompt
 from ratchet.components.text.contract import contract_of
 from ratchet.components.types import Group, Message, Request, Sample
 
-INSTALL = ("set `vllm.python` (a separate environment with vLLM, see docs/vllm.md) or `vllm.server` in the "
-           "profile, or use `engine: torch`")
-"""Advice when vLLM is missing. pip cannot install vLLM 0.32 (fastapi < 0.137) together with the orchestrator (fastapi >= 0.139)."""
+INSTALL = (
+    "set `vllm.python` (a separate environment with vLLM, see docs/vllm.md) or `vllm.server` in the "
+    "profile, or use `engine: torch`"
+)
+"""Advice when vLLM is missing. pip cannot install vLLM 0.32 (fastapi < 0.137) together with the orchestrator
+(fastapi >= 0.139).
+"""
 
 
 def require_vllm() -> None:
@@ -39,8 +44,8 @@ def require_vllm() -> None:
 
 @dataclass(frozen=True)
 class Answer:
-    """vLLM's output for one row: tokens, their log-probs, and if requested the prompt's log-probs (0 for its first
-    token).
+    """vLLM's output for one row: tokens, their log-probs, and if requested the prompt's log-probs (0 for its
+    first token).
     """
 
     tokens: tuple[int, ...]
@@ -60,13 +65,16 @@ class Backend(Protocol):
 class VllmEngine:
     """Generates, and scores log-probs of given tokens. Rewards, values and entropies need the torch engine.
 
-    The seed of sample i of a request depends only on (request.seed, i). vLLM's floating-point sums depend on the
-    batch composition, so the same request may diverge between batches where two tokens are nearly equally likely.
+    The seed of sample i of a request depends only on (request.seed, i). vLLM's floating-point sums depend on
+    the batch composition, so the same request may diverge between batches where two tokens are nearly equally
+    likely.
     """
 
     weights: str
 
-    def __init__(self, path: Path, backend: Backend, *, untie: bool = True, scratch: str | None = None) -> None:
+    def __init__(
+        self, path: Path, backend: Backend, *, untie: bool = True, scratch: str | None = None
+    ) -> None:
         self.backend, self.untie, self.scratch = backend, untie, scratch
         self.view: tempfile.TemporaryDirectory | None = None
         self.load(path)
@@ -75,7 +83,9 @@ class VllmEngine:
         """Load the weights of a model directory, in place. `ContractError` for a reward model."""
         path = Path(path)
         if is_reward_model(path):
-            raise ContractError(f"{path}: vLLM cannot compute the head of a reward model; score it with the torch engine")
+            raise ContractError(
+                f"{path}: vLLM cannot compute the head of a reward model; score it with the torch engine"
+            )
         self.tokenizer, self.contract = load_tokenizer(path), contract_of(path)
         self.weights = weights_digest(path)
         view = untied(path, self.scratch) if self.untie else None
@@ -84,7 +94,9 @@ class VllmEngine:
 
     def encode(self, group: Group) -> Group:
         """Add `inputs["tokens"]` and `mask` to trajectories without tokens, as the torch engine does."""
-        return group.replace([encode(self.tokenizer, group.prompt, trajectory) for trajectory in group.trajectories])
+        return group.replace(
+            [encode(self.tokenizer, group.prompt, trajectory) for trajectory in group.trajectories]
+        )
 
     def encode_prompt(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of the messages with the generation prompt."""
@@ -95,31 +107,52 @@ class VllmEngine:
         return decode_answer(self.tokenizer, tokens)
 
     def score(self, groups: Sequence[Group], outputs: frozenset[str]) -> list[Mapping[str, list[Any]]]:
-        """Per group, `logprobs`: one list (T) per trajectory, 0 where the loss mask is False. Other outputs are a
-        `ContractError`.
+        """Per group, `logprobs`: one list (T) per trajectory, 0 where the loss mask is False. Other outputs
+        are a `ContractError`.
         """
         if outputs - {"logprobs"}:
-            raise ContractError(f"vLLM scores log-probs only, not {', '.join(sorted(outputs - {'logprobs'}))}; "
-                                "score them with the torch engine")
+            raise ContractError(
+                f"vLLM scores log-probs only, not {', '.join(sorted(outputs - {'logprobs'}))}; "
+                "score them with the torch engine"
+            )
         groups = [self.encode(group) for group in groups]
         paths = [t for group in groups for t in group.trajectories]
         params = {"temperature": 0.0, "max_tokens": 1, "prompt_logprobs": 0, "detokenize": False}
         answers = iter(self.backend.answer([list(t.inputs["tokens"]) for t in paths], [params] * len(paths)))
-        return [{"logprobs": [[p if chosen else 0.0 for p, chosen in zip(next(answers).given, t.mask, strict=True)]
-                              for t in group.trajectories]} for group in groups]
+        return [
+            {
+                "logprobs": [
+                    [p if chosen else 0.0 for p, chosen in zip(next(answers).given, t.mask, strict=True)]
+                    for t in group.trajectories
+                ]
+            }
+            for group in groups
+        ]
 
     def generate(self, requests: Sequence[Request]) -> list[list[Sample]]:
         """`count` samples per request, in order."""
         for request in requests:
             if not len(request.tokens) or request.max_tokens < 1 or request.count < 1:
-                raise ContractError(f"a request needs tokens, max_tokens >= 1 and count >= 1; got {len(request.tokens)} tokens, "
-                                    f"max_tokens {request.max_tokens} and count {request.count}")
+                raise ContractError(
+                    f"a request needs tokens, max_tokens >= 1 and count >= 1; got {len(request.tokens)} "
+                    "tokens, "
+                    f"max_tokens {request.max_tokens} and count {request.count}"
+                )
         rows = [list(r.tokens) for r in requests for _ in range(r.count)]
         stops = [sorted({*self.contract.eos, *r.stop_tokens}) for r in requests]
-        params = [parameters(r, number, stop) for r, stop in zip(requests, stops, strict=True) for number in range(r.count)]
+        params = [
+            parameters(r, number, stop)
+            for r, stop in zip(requests, stops, strict=True)
+            for number in range(r.count)
+        ]
         answers = iter(self.backend.answer(rows, params) if rows else ())
-        return [[Sample(a.tokens, a.logprobs, "end" if a.tokens[-1] in stop else "length")
-                 for a in (next(answers) for _ in range(r.count))] for r, stop in zip(requests, stops, strict=True)]
+        return [
+            [
+                Sample(a.tokens, a.logprobs, "end" if a.tokens[-1] in stop else "length")
+                for a in (next(answers) for _ in range(r.count))
+            ]
+            for r, stop in zip(requests, stops, strict=True)
+        ]
 
     def close(self) -> None:
         """Free the memory, or stop the server that this engine started."""
@@ -130,11 +163,11 @@ INDEX = "model.safetensors.index.json"
 
 
 def untied(path: Path, scratch: str | None) -> tempfile.TemporaryDirectory | None:
-    """Temporary copy (by links) of a model directory with a separate lm_head tensor, if the model ties it to its
-    input embedding; else None.
+    """Temporary copy (by links) of a model directory with a separate lm_head tensor, if the model ties it to
+    its input embedding; else None.
 
-    vLLM 0.32 on CPU does not refresh a tied lm_head when weights are reloaded: it keeps multiplying by the first
-    packed copy, so every log-prob is wrong (measured). Separate tensors are both refreshed.
+    vLLM 0.32 on CPU does not refresh a tied lm_head when weights are reloaded: it keeps multiplying by the
+    first packed copy, so every log-prob is wrong (measured). Separate tensors are both refreshed.
     """
     from safetensors import safe_open
     from safetensors.torch import save_file
@@ -148,7 +181,9 @@ def untied(path: Path, scratch: str | None) -> tempfile.TemporaryDirectory | Non
     places: dict[str, str] = {}
     shared = None
     for file in sorted(p for p in path.iterdir() if p.is_file() and p.name not in ("config.json", INDEX)):
-        name = f"part-{file.name}" if file.suffix == ".safetensors" else file.name  # the index is ignored if a `model.safetensors` exists
+        name = (
+            f"part-{file.name}" if file.suffix == ".safetensors" else file.name
+        )  # the index is ignored if a `model.safetensors` exists
         (inside / name).symlink_to(file.resolve())
         if file.suffix == ".safetensors":
             with safe_open(file, "pt") as weights:
@@ -157,42 +192,70 @@ def untied(path: Path, scratch: str | None) -> tempfile.TemporaryDirectory | Non
                     if key.endswith("embed_tokens.weight"):
                         shared = weights.get_tensor(key)
     if shared is None:
-        raise ContractError(f"{path}: config.json has `tie_word_embeddings`, but no weight named `embed_tokens.weight` was found; "
-                            "on a GPU, set `vllm.untie: false` in the profile")
+        raise ContractError(
+            f"{path}: config.json has `tie_word_embeddings`, but no weight named `embed_tokens.weight` "
+            "was found; "
+            "on a GPU, set `vllm.untie: false` in the profile"
+        )
     save_file({"lm_head.weight": shared}, inside / "part-lm_head.safetensors", metadata={"format": "pt"})
     (inside / "part-lm_head.safetensors").chmod(0o644)
-    (inside / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": {**places, "lm_head.weight": "part-lm_head.safetensors"}}))
+    (inside / INDEX).write_text(
+        json.dumps({"metadata": {}, "weight_map": {**places, "lm_head.weight": "part-lm_head.safetensors"}})
+    )
     (inside / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
     return view
 
 
 def parameters(request: Request, number: int, stops: Sequence[int]) -> dict[str, Any]:
-    """SamplingParams for sample `number` of a request. Samples of one prompt share its prefill through vLLM's prefix
-    cache.
+    """SamplingParams for sample `number` of a request. Samples of one prompt share its prefill through vLLM's
+    prefix cache.
     """
     import numpy
 
     seed = int(numpy.random.SeedSequence([request.seed, number]).generate_state(1)[0]) >> 1
-    return {"temperature": request.temperature, "top_p": request.top_p, "top_k": request.top_k, "seed": seed, "logprobs": 0,
-            "max_tokens": request.max_tokens, "stop_token_ids": list(stops), "detokenize": False,
-            "min_p": 0.0, "repetition_penalty": 1.0}  # explicit, or a server would use the model's generation_config
+    return {
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "top_k": request.top_k,
+        "seed": seed,
+        "logprobs": 0,
+        "max_tokens": request.max_tokens,
+        "stop_token_ids": list(stops),
+        "detokenize": False,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+    }  # explicit, or a server would use the model's generation_config
 
 
 def engine_arguments(options: Mapping[str, Any], rows: int) -> dict[str, Any]:
     """vLLM's engine arguments for `profile.vllm`, by the names that its Python API and command line share."""
-    arguments = {"dtype": options["dtype"], "max_model_len": options["max_model_len"], "max_num_seqs": rows, "seed": 0,
-                 "tensor_parallel_size": options["tensor_parallel"], "generation_config": "vllm", "logprobs_mode": "raw_logprobs",
-                 "enforce_eager": options["eager"]}
+    arguments = {
+        "dtype": options["dtype"],
+        "max_model_len": options["max_model_len"],
+        "max_num_seqs": rows,
+        "seed": 0,
+        "tensor_parallel_size": options["tensor_parallel"],
+        "generation_config": "vllm",
+        "logprobs_mode": "raw_logprobs",
+        "enforce_eager": options["eager"],
+    }
     if options["cache_gb"] is not None:
         arguments["kv_cache_memory_bytes"] = int(options["cache_gb"] * 2**30)
-        arguments["gpu_memory_utilization"] = 0.01  # share that must be free at start; a trainer may already hold most of the GPU
+        # share that must be free at start; a trainer may already hold most of the GPU
+        arguments["gpu_memory_utilization"] = 0.01
     return arguments
 
 
 def shape(path: Path) -> dict[str, Any]:
-    """The model config without provenance fields: what must stay equal for weights to be refreshed in place."""
+    """The model config without provenance fields: what must stay equal for weights to be refreshed in
+    place.
+    """
     config = json.loads((path / "config.json").read_text())
-    return {k: v for k, v in config.items() if k not in ("transformers_version", "_name_or_path", "dtype", "torch_dtype")}
+    return {
+        k: v
+        for k, v in config.items()
+        if k not in ("transformers_version", "_name_or_path", "dtype", "torch_dtype")
+    }
 
 
 def check_lengths(rows: Sequence[Sequence[int]], params: Sequence[Mapping[str, Any]], limit: int) -> None:
@@ -201,8 +264,11 @@ def check_lengths(rows: Sequence[Sequence[int]], params: Sequence[Mapping[str, A
     """
     longest = max((len(row) + one["max_tokens"] for row, one in zip(rows, params, strict=True)), default=0)
     if longest > limit:
-        raise ContractError(f"a prompt and its answer may have {longest} tokens, but `vllm.max_model_len` is {limit}; raise it in the profile "
-                            "or lower the rollout's max_tokens")
+        raise ContractError(
+            f"a prompt and its answer may have {longest} tokens, but `vllm.max_model_len` is {limit}; "
+            "raise it in the profile "
+            "or lower the rollout's max_tokens"
+        )
 
 
 @final
@@ -229,8 +295,11 @@ class InProcess:
             self._refresh()
             from vllm import SamplingParams  # pyright: ignore[reportAttributeAccessIssue]
 
-            outputs = self.llm.generate([{"prompt_token_ids": list(row)} for row in rows],
-                                        [SamplingParams(**one) for one in params], use_tqdm=False)
+            outputs = self.llm.generate(
+                [{"prompt_token_ids": list(row)} for row in rows],
+                [SamplingParams(**one) for one in params],
+                use_tqdm=False,
+            )
         advance(len(rows))  # vLLM returns all answers at once
         return [_answer(output) for output in outputs]
 
@@ -250,14 +319,21 @@ class InProcess:
         if self.llm is None:
             from vllm import LLM  # pyright: ignore[reportAttributeAccessIssue]
 
-            self.llm = LLM(model=str(self.path), trust_remote_code=trusted(self.path), skip_tokenizer_init=True, disable_log_stats=True,
-                           **self.arguments)
+            self.llm = LLM(
+                model=str(self.path),
+                trust_remote_code=trusted(self.path),
+                skip_tokenizer_init=True,
+                disable_log_stats=True,
+                **self.arguments,
+            )
             self.ending = weakref.finalize(self, _end, self.llm.llm_engine)
             self.shape = shape(self.path)
         else:
             self.llm.collective_rpc("reload_weights", kwargs={"weights_path": str(self.path)})
             if not self.llm.reset_prefix_cache():
-                raise ContractError("vLLM could not reset its prefix cache after a weight update: requests are still running")
+                raise ContractError(
+                    "vLLM could not reset its prefix cache after a weight update: requests are still running"
+                )
         self.loaded = self.weights
 
 
@@ -271,22 +347,30 @@ def _end(engine: Any) -> None:
 def _answer(output: Any) -> Answer:
     completion = output.outputs[0]
     tokens = tuple(completion.token_ids)
-    sampled = tuple(float(at[token].logprob) for at, token in zip(completion.logprobs or (), tokens, strict=False))
-    given = [0.0 if at is None else float(at[token].logprob)
-             for at, token in zip(output.prompt_logprobs or (), output.prompt_token_ids, strict=False)]
+    sampled = tuple(
+        float(at[token].logprob) for at, token in zip(completion.logprobs or (), tokens, strict=False)
+    )
+    given = [
+        0.0 if at is None else float(at[token].logprob)
+        for at, token in zip(output.prompt_logprobs or (), output.prompt_token_ids, strict=False)
+    ]
     return Answer(tokens, sampled, tuple(given))
 
 
 @contextlib.contextmanager
 def _vllm_settings() -> Iterator[None]:
-    """Environment variables that vLLM reads at import: engine core in this process (no child to orphan), threads not
-    pinned. Deterministic algorithms are switched off inside, since vLLM's kernels do not support them, and restored
-    afterwards.
+    """Environment variables that vLLM reads at import: engine core in this process (no child to orphan),
+    threads not pinned. Deterministic algorithms are switched off inside, since vLLM's kernels do not support
+    them, and restored afterwards.
     """
     import torch
 
-    for name, value in {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1",
-                        "VLLM_LOGGING_LEVEL": "WARNING"}.items():
+    for name, value in {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+    }.items():
         os.environ[name] = value
     deterministic = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(False)

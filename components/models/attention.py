@@ -1,7 +1,8 @@
-"""Attention backend for all Hugging Face decoders: packed rows without padding, shared prefixes, and KV-cache decoding.
+"""Attention backend for all Hugging Face decoders: packed rows without padding, shared prefixes, and KV-cache
+decoding.
 
-The model receives one flat row (1, N) of tokens with explicit positions and a keyword argument `plan=`. The plan
-defines which token attends to which; the model's own code is unchanged.
+The model receives one flat row (1, N) of tokens with explicit positions and a keyword argument `plan=`. The
+plan defines which token attends to which; the model's own code is unchanged.
 """
 
 from __future__ import annotations
@@ -21,32 +22,49 @@ NAME = "ratchet"
 
 
 class Plan(Protocol):
-    """Attention over a flat row: query (1, heads, N, d), key and value (1, kv heads, N, d) -> (1, N, heads, d)."""
+    """Attention over a flat row: query (1, heads, N, d), key and value (1, kv heads, N, d) -> (1, N, heads,
+    d).
+    """
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor: ...
 
 
 def register() -> None:
-    """Register `attn_implementation="ratchet"` with transformers. No attention mask is built for it; the plan defines
-    it.
+    """Register `attn_implementation="ratchet"` with transformers. No attention mask is built for it; the plan
+    defines it.
     """
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, attend)
 
 
-def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None, *,
-           plan: Plan | None = None, scaling: float | None = None, sliding_window: int | None = None,
-           **rest: Any) -> tuple[Tensor, None]:
-    """transformers' attention interface. `ContractError` for a call without a plan or with an unsupported feature."""
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    *,
+    plan: Plan | None = None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **rest: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention interface. `ContractError` for a call without a plan or with an unsupported
+    feature.
+    """
     if plan is None:
-        raise ContractError("a model loaded with attention='ratchet' was called without plan=; call it through "
-                            "ratchet.components.models.forward, or load it with attention='sdpa'")
+        raise ContractError(
+            "a model loaded with attention='ratchet' was called without plan=; call it through "
+            "ratchet.components.models.forward, or load it with attention='sdpa'"
+        )
     if attention_mask is not None:
         raise ContractError("attention_mask is not supported: pack rows instead of padding them")
     if sliding_window is not None or rest.get("softcap") is not None or rest.get("s_aux") is not None:
-        raise ContractError(f"{type(module).__name__}: sliding windows, soft caps and attention sinks are not supported; "
-                            "load the model with full attention (use_sliding_window: false)")
+        raise ContractError(
+            f"{type(module).__name__}: sliding windows, soft caps and attention sinks are not supported; "
+            "load the model with full attention (use_sliding_window: false)"
+        )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     return plan.attend(module.layer_idx, query, key, value, scale), None
 
@@ -57,7 +75,9 @@ SHARED = 8
 
 @dataclass(frozen=True)
 class Segment:
-    """Consecutive tokens of the flat row that the same rows share, and the segments before it in those rows."""
+    """Consecutive tokens of the flat row that the same rows share, and the segments before it in those
+    rows.
+    """
 
     length: int
     before: tuple[int, ...]
@@ -65,11 +85,12 @@ class Segment:
 
 
 class PackedPlan:
-    """Packs rows of tokens into one flat row, as a prefix tree: tokens that rows have in common from their start (a
-    system prompt, the prompt of several answers) are stored and computed once.
+    """Packs rows of tokens into one flat row, as a prefix tree: tokens that rows have in common from their
+    start (a system prompt, the prompt of several answers) are stored and computed once.
 
-    tokens, positions (1, N); `index[b]` (T_b,): positions of row b's tokens in the flat row. `cached[b]` (slot, length):
-    row b continues that many tokens held elsewhere, which a subclass provides by `cached_keys`.
+    tokens, positions (1, N); `index[b]` (T_b,): positions of row b's tokens in the flat row. `cached[b]`
+    (slot, length): row b continues that many tokens held elsewhere, which a subclass provides by
+    `cached_keys`.
     """
 
     def __init__(self, rows: Sequence[Tensor], *, cached: Sequence[tuple[int, int]] = ()) -> None:
@@ -77,7 +98,9 @@ class PackedPlan:
         self._flat: list[Tensor] = []
         self._places: list[Tensor] = []
         self.index = [torch.zeros(0, dtype=torch.long)] * len(rows)
-        keys = [(start, row.tolist()) for start, row in zip(cached or [(0, 0)] * len(rows), rows, strict=True)]
+        keys = [
+            (start, row.tolist()) for start, row in zip(cached or [(0, 0)] * len(rows), rows, strict=True)
+        ]
         ordered = sorted(range(len(rows)), key=keys.__getitem__)
         for start, members in groupby(ordered, key=lambda b: keys[b][0]):
             self._add([(b, rows[b]) for b in members], depth=0, cached=start, before=())
@@ -85,7 +108,14 @@ class PackedPlan:
         self.positions = torch.cat(self._places)[None] if rows else torch.zeros(1, 0, dtype=torch.long)
         self._masks: dict[tuple[int, int], Tensor] = {}
 
-    def _add(self, rows: Sequence[tuple[int, Tensor]], *, depth: int, cached: tuple[int, int], before: tuple[int, ...]) -> None:
+    def _add(
+        self,
+        rows: Sequence[tuple[int, Tensor]],
+        *,
+        depth: int,
+        cached: tuple[int, int],
+        before: tuple[int, ...],
+    ) -> None:
         """Add sorted rows that have their first `depth` tokens in common, which are the segments `before`."""
         first = 0
         while first < len(rows):
@@ -94,7 +124,10 @@ class PackedPlan:
                 shared = common_prefix(rows[first][1], rows[last][1])
                 if shared < depth + SHARED and shared < len(rows[last][1]):
                     break
-                last, end = last + 1, shared  # sorted: the last of a run has the shortest prefix in common with the first
+                last, end = (
+                    last + 1,
+                    shared,
+                )  # sorted: the last of a run has the shortest prefix in common with the first
             places = torch.arange(depth, end)
             at = sum(map(len, self._flat))
             self._flat.append(rows[first][1][depth:end])
@@ -104,27 +137,42 @@ class PackedPlan:
             path = (*before, len(self.segments))
             self.segments.append(Segment(end - depth, before, cached))
             if last - first > 1:
-                self._add([row for row in rows[first:last] if len(row[1]) > end], depth=end, cached=cached, before=path)
+                self._add(
+                    [row for row in rows[first:last] if len(row[1]) > end],
+                    depth=end,
+                    cached=cached,
+                    before=path,
+                )
             first = last
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         repeat = query.shape[1] // key.shape[1]
         if repeat > 1:
             key, value = key.repeat_interleave(repeat, 1), value.repeat_interleave(repeat, 1)
-        # One split instead of a slice per segment: the backward of each slice fills a tensor as large as the whole row.
+        # One split instead of a slice per segment: the backward of each slice fills a tensor as large as the
+        # whole row.
         sizes = [segment.length for segment in self.segments]
         keys, values = key.split(sizes, 2), value.split(sizes, 2)
         out: list[Tensor] = []
         for number, (segment, q) in enumerate(zip(self.segments, query.split(sizes, 2), strict=True)):
-            k, v = [keys[i] for i in (*segment.before, number)], [values[i] for i in (*segment.before, number)]
+            k, v = (
+                [keys[i] for i in (*segment.before, number)],
+                [values[i] for i in (*segment.before, number)],
+            )
             if segment.cached[1]:
-                cached_key, cached_value = (t.repeat_interleave(repeat, 1) for t in self.cached_keys(layer, *segment.cached))
+                cached_key, cached_value = (
+                    t.repeat_interleave(repeat, 1) for t in self.cached_keys(layer, *segment.cached)
+                )
                 k, v = [cached_key, *k], [cached_value, *v]
             if len(k) == 1:
                 out.append(F.scaled_dot_product_attention(q, k[0], v[0], is_causal=True, scale=scaling))
                 continue
             mask = self._mask(sum(part.shape[2] for part in k) - segment.length, segment.length, q)
-            out.append(F.scaled_dot_product_attention(q, torch.cat(k, 2), torch.cat(v, 2), attn_mask=mask, scale=scaling))
+            out.append(
+                F.scaled_dot_product_attention(
+                    q, torch.cat(k, 2), torch.cat(v, 2), attn_mask=mask, scale=scaling
+                )
+            )
         return torch.cat(out, 2).transpose(1, 2)
 
     def cached_keys(self, layer: int, slot: int, length: int) -> tuple[Tensor, Tensor]:
@@ -132,7 +180,9 @@ class PackedPlan:
         raise ContractError("rows that continue cached tokens need a plan with a cache; use PrefillPlan")
 
     def _mask(self, prefix: int, length: int, like: Tensor) -> Tensor:
-        """(length, prefix + length): causal mask of tokens after a prefix, 0 where allowed, -inf for future tokens."""
+        """(length, prefix + length): causal mask of tokens after a prefix, 0 where allowed, -inf for future
+        tokens.
+        """
         if (prefix, length) not in self._masks:
             mask = torch.full((length, prefix + length), -torch.inf, dtype=like.dtype, device=like.device)
             self._masks[prefix, length] = mask.triu(prefix + 1)
@@ -146,14 +196,16 @@ def common_prefix(a: Tensor, b: Tensor) -> int:
 
 
 class PrefillPlan(PackedPlan):
-    """Prefill: prompts as one flat row, whose keys and values are written into the free `slots` of `cache`. Tokens that
-    a prompt has in common with one in the cache are copied, not computed.
+    """Prefill: prompts as one flat row, whose keys and values are written into the free `slots` of `cache`.
+    Tokens that a prompt has in common with one in the cache are copied, not computed.
     """
 
     def __init__(self, prompts: Sequence[Tensor], cache: Cache, slots: Sequence[int]) -> None:
         kept = [cache.keep(slot, prompt) for slot, prompt in zip(slots, prompts, strict=True)]
-        super().__init__([prompt[length:] for prompt, length in zip(prompts, kept, strict=True)],
-                         cached=[(slot if length else 0, length) for slot, length in zip(slots, kept, strict=True)])
+        super().__init__(
+            [prompt[length:] for prompt, length in zip(prompts, kept, strict=True)],
+            cached=[(slot if length else 0, length) for slot, length in zip(slots, kept, strict=True)],
+        )
         self.cache, self.slots, self.kept = cache, list(slots), kept
         self.written = [where.to(cache.device) for where in self.index]
         for slot, prompt in zip(slots, prompts, strict=True):
@@ -167,14 +219,18 @@ class PrefillPlan(PackedPlan):
         return super().attend(layer, query, key, value, scaling)
 
     def cached_keys(self, layer: int, slot: int, length: int) -> tuple[Tensor, Tensor]:
-        return self.cache.prompt_keys[layer][slot : slot + 1, :, :length], self.cache.prompt_values[layer][slot : slot + 1, :, :length]
+        return self.cache.prompt_keys[layer][slot : slot + 1, :, :length], self.cache.prompt_values[layer][
+            slot : slot + 1, :, :length
+        ]
 
 
 class Cache:
-    """Preallocated KV cache, one tensor per layer: keys and values of each prompt (once) and of each row's answer.
+    """Preallocated KV cache, one tensor per layer: keys and values of each prompt (once) and of each row's
+    answer.
 
     prompt_* (slots, kv heads, prompt, d); own_* (rows, kv heads, answer, d), with the dtype and device of the
-    weights. Live rows are always rows 0..n-1. `held`: the tokens in each prompt slot, also after its rows have ended.
+    weights. Live rows are always rows 0..n-1. `held`: the tokens in each prompt slot, also after its rows
+    have ended.
     """
 
     def __init__(self, model: Any, *, slots: int, prompt: int, rows: int, answer: int) -> None:
@@ -190,8 +246,8 @@ class Cache:
         self.held = torch.full((slots, prompt), -1)
 
     def keep(self, slot: int, prompt: Tensor) -> int:
-        """Prepare a free slot for a prompt: copy what the prompt has in common with a prompt in another slot. Returns
-        the number of its tokens that need no prefill; its last token always does.
+        """Prepare a free slot for a prompt: copy what the prompt has in common with a prompt in another slot.
+        Returns the number of its tokens that need no prefill; its last token always does.
         """
         shared = (self.held[:, : len(prompt) - 1] == prompt[:-1]).long().cumprod(1).sum(1)
         source = int(shared.argmax()) if shared[slot] < shared.max() else slot
@@ -212,25 +268,42 @@ class Cache:
 
 
 class DecodePlan:
-    """Decode step: one new token for each of R live rows. Row r has place `place[r]` in the grid (slots, width) of
-    siblings.
+    """Decode step: one new token for each of R live rows. Row r has place `place[r]` in the grid (slots,
+    width) of siblings.
 
-    A prompt's keys are read once for all its siblings (as in cascade attention); each row adds its own answer's keys.
-    A new plan is built for each step. `slots`: prompts in use; `prompt_lengths`: their lengths, in the same order;
-    `lengths` (R,): answer lengths before this token.
+    A prompt's keys are read once for all its siblings (as in cascade attention); each row adds its own
+    answer's keys. A new plan is built for each step. `slots`: prompts in use; `prompt_lengths`: their
+    lengths, in the same order; `lengths` (R,): answer lengths before this token.
     """
 
-    def __init__(self, cache: Cache, *, slots: Sequence[int], prompt_lengths: Tensor, width: int, place: Tensor, lengths: Tensor) -> None:
+    def __init__(
+        self,
+        cache: Cache,
+        *,
+        slots: Sequence[int],
+        prompt_lengths: Tensor,
+        width: int,
+        place: Tensor,
+        lengths: Tensor,
+    ) -> None:
         self.cache, self.width = cache, width
         self.rows, self.count = len(lengths), len(slots)
         consecutive = list(slots) == list(range(slots[0], slots[0] + len(slots)))
-        self.slots = slice(slots[0], slots[0] + len(slots)) if consecutive else torch.tensor(list(slots), device=cache.device)
+        self.slots = (
+            slice(slots[0], slots[0] + len(slots))
+            if consecutive
+            else torch.tensor(list(slots), device=cache.device)
+        )
         self.prompt, self.own = int(prompt_lengths.max()), int(lengths.max()) + 1
-        prompt_lengths, self.place, self.lengths = (numbers.to(cache.device) for numbers in (prompt_lengths, place, lengths))
+        prompt_lengths, self.place, self.lengths = (
+            numbers.to(cache.device) for numbers in (prompt_lengths, place, lengths)
+        )
         blocked = torch.arange(self.prompt, device=cache.device) >= prompt_lengths[:, None]
         blocked = blocked[self.place // width]
         later = torch.arange(self.own, device=cache.device) > self.lengths[:, None]
-        mask = torch.zeros(self.rows, self.prompt + self.own, device=cache.device).masked_fill_(torch.cat([blocked, later], 1), -torch.inf)
+        mask = torch.zeros(self.rows, self.prompt + self.own, device=cache.device).masked_fill_(
+            torch.cat([blocked, later], 1), -torch.inf
+        )
         self.mask = mask[:, None, None]
         self.row = torch.arange(self.rows, device=cache.device)
         self._grids: dict[int, Tensor] = {}
@@ -253,14 +326,26 @@ class DecodePlan:
         return out.reshape(1, self.rows, heads, size)
 
     def _grid(self, rows: Tensor) -> Tensor:
-        """(R, kv, group, x) -> (slots, kv, width * group, x). Places without a live row hold arbitrary finite values."""
+        """(R, kv, group, x) -> (slots, kv, width * group, x). Places without a live row hold arbitrary finite
+        values.
+        """
         _, kv, group, size = rows.shape
-        if size not in self._grids:  # shared by all layers: refilling it in each would cost as much as the products
+        if (
+            size not in self._grids
+        ):  # shared by all layers: refilling it in each would cost as much as the products
             self._grids[size] = rows.new_zeros(self.count * self.width, kv, group, size)
         grid = self._grids[size].index_copy_(0, self.place, rows)
-        return grid.view(self.count, self.width, kv, group, size).transpose(1, 2).reshape(self.count, kv, self.width * group, size)
+        return (
+            grid.view(self.count, self.width, kv, group, size)
+            .transpose(1, 2)
+            .reshape(self.count, kv, self.width * group, size)
+        )
 
     def _ungrid(self, grid: Tensor, kv: int, group: int) -> Tensor:
         """(slots, kv, width * group, x) -> (R, kv, group, x): the places of live rows."""
-        grid = grid.view(self.count, kv, self.width, group, -1).transpose(1, 2).reshape(self.count * self.width, kv, group, -1)
+        grid = (
+            grid.view(self.count, kv, self.width, group, -1)
+            .transpose(1, 2)
+            .reshape(self.count * self.width, kv, group, -1)
+        )
         return grid[self.place]

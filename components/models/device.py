@@ -12,14 +12,20 @@ from ratchet.components.errors import ContractError
 
 M = TypeVar("M", bound=nn.Module)
 
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at the first cuBLAS call: deterministic matrix products
+os.environ.setdefault(
+    "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+)  # read at the first cuBLAS call: deterministic matrix products
 
 
 def here() -> torch.device:
-    """The device of this process: its rank's GPU (see `ratchet.components.training.ranks.join`), else CPU. Evaluated
-    at model load, not on import.
+    """The device of this process: its rank's GPU (see `ratchet.components.training.ranks.join`), else CPU.
+    Evaluated at model load, not on import.
     """
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    return (
+        torch.device("cuda", torch.cuda.current_device())
+        if torch.cuda.is_available()
+        else torch.device("cpu")
+    )
 
 
 def inference_dtype(precision: str) -> torch.dtype:
@@ -33,6 +39,8 @@ def to_device(model: M) -> M:
         return model.to(here())
     except torch.OutOfMemoryError as error:
         size = sum(p.numel() * p.element_size() for p in model.parameters())
-        raise ContractError(f"{type(model).__name__}: out of GPU memory for its weights of {size / 1e9:.1f} GB; "
-                            "with `engine: vllm` lower `vllm.cache_gb` in the profile (null takes nearly all), else train "
-                            "fewer parameters (adapter: {name: lora}) or use a smaller model") from error
+        raise ContractError(
+            f"{type(model).__name__}: out of GPU memory for its weights of {size / 1e9:.1f} GB; "
+            "with `engine: vllm` lower `vllm.cache_gb` in the profile (null takes nearly all), else train "
+            "fewer parameters (adapter: {name: lora}) or use a smaller model"
+        ) from error

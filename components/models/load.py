@@ -1,5 +1,5 @@
-"""Loading and saving of models as Hugging Face directories: config, safetensors, tokenizer with chat template.
-Pickles are never read.
+"""Loading and saving of models as Hugging Face directories: config, safetensors, tokenizer with chat
+template. Pickles are never read.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ from ratchet.components.models.reward import (
 from ratchet.components.models.value import PolicyWithValue, load_value_head, save_value_head
 
 REMOTE_CODE = "remote_code.txt"
-"""Marker file in model directories whose own Python code may run: written on download if `models.<name>.remote_code` is set,
-and with models trained from them."""
+"""Marker file in model directories whose own Python code may run: written on download if
+`models.<name>.remote_code` is set, and with models trained from them.
+"""
 PADS = ("<|pad|>", "<pad>", "[PAD]", "<|finetune_right_pad_id|>", "<|endoftext|>", "<unk>", "[UNK]")
 
 
@@ -45,8 +46,11 @@ def trusted(path: Path) -> bool:
     allowed = (Path(path) / REMOTE_CODE).is_file()
     if not allowed and _own_classes(path):
         code = ", ".join(sorted(p.name for p in Path(path).glob("*.py"))) or "of another repository"
-        raise SourceError(f"{path}: this model type runs code of its own ({code}), which the recipe does not allow; review that "
-                          "code, then set models.<name>.remote_code: true, or use a model supported by transformers")
+        raise SourceError(
+            f"{path}: this model type runs code of its own ({code}), which the recipe does not allow; "
+            "review that "
+            "code, then set models.<name>.remote_code: true, or use a model supported by transformers"
+        )
     return allowed
 
 
@@ -64,8 +68,8 @@ def _runs_remote_code(loaded: Any) -> bool:
 
 
 def convert_gguf(file: Path, out: Path) -> None:
-    """Convert a GGUF file to a Hugging Face directory: float32 weights, pad token ≠ eos token. `SourceError` if it
-    cannot be read.
+    """Convert a GGUF file to a Hugging Face directory: float32 weights, pad token ≠ eos token. `SourceError`
+    if it cannot be read.
 
     Conversion does not undo quantisation: Q4_1 has about 4.5 bits per weight.
     """
@@ -76,18 +80,29 @@ def convert_gguf(file: Path, out: Path) -> None:
         raise SourceError(f"{file}: GGUF file not found")
     try:
         with _read_once():
-            model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32, trust_remote_code=False)
-            tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False)
+            model = AutoModelForCausalLM.from_pretrained(
+                file.parent, gguf_file=file.name, dtype=torch.float32, trust_remote_code=False
+            )
+            tokenizer = AutoTokenizer.from_pretrained(
+                file.parent, gguf_file=file.name, trust_remote_code=False
+            )
     except Exception as error:  # untrusted input: any exception may be raised, by tokenizers a bare Exception
-        raise SourceError(f"{file}: transformers cannot read this GGUF file ({type(error).__name__}: {error}); "
-                          "use an architecture that transformers can convert, or the model's safetensors") from error
+        raise SourceError(
+            f"{file}: transformers cannot read this GGUF file ({type(error).__name__}: {error}); "
+            "use an architecture that transformers can convert, or the model's safetensors"
+        ) from error
     if not tokenizer.chat_template:
         raise SourceError(f"{file}: its metadata has no chat template; use an instruct model")
-    vocabulary = {token for token, number in tokenizer.get_vocab().items() if number < model.config.vocab_size}
+    vocabulary = {
+        token for token, number in tokenizer.get_vocab().items() if number < model.config.vocab_size
+    }
     taken = {tokenizer.eos_token, tokenizer.bos_token}
     pad = next((t for t in (*PADS, tokenizer.unk_token) if t in vocabulary and t not in taken), None)
     if pad is None:
-        raise SourceError(f"{file}: no special token is available as pad token (eos {tokenizer.eos_token!r}); tried {', '.join(PADS)}")
+        raise SourceError(
+            f"{file}: no special token is available as pad token (eos {tokenizer.eos_token!r}); tried "
+            f"{', '.join(PADS)}"
+        )
     tokenizer.pad_token = pad
     config = model.config
     if hasattr(config, "quantization_config"):
@@ -96,20 +111,27 @@ def convert_gguf(file: Path, out: Path) -> None:
     model.is_quantized = False
     if hasattr(model, "quantization_method"):
         del model.quantization_method
-    config.rms_norm_eps = float(f"{config.rms_norm_eps:.6g}")  # GGUF stores 1e-5 as the float32 9.999999747e-06
-    config.pad_token_id, config.eos_token_id, config.bos_token_id = tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.bos_token_id
+    config.rms_norm_eps = float(
+        f"{config.rms_norm_eps:.6g}"
+    )  # GGUF stores 1e-5 as the float32 9.999999747e-06
+    config.pad_token_id, config.eos_token_id, config.bos_token_id = (
+        tokenizer.pad_token_id,
+        tokenizer.eos_token_id,
+        tokenizer.bos_token_id,
+    )
     config.dtype = torch.float32
     config._name_or_path = file.stem
-    model.generation_config = GenerationConfig(eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id,
-                                               bos_token_id=config.bos_token_id)
+    model.generation_config = GenerationConfig(
+        eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id, bos_token_id=config.bos_token_id
+    )
     save_model(model, tokenizer, out)
     if len(tokenizer) > config.vocab_size:
         _drop_tokens(Path(out) / "tokenizer.json", config.vocab_size)
 
 
 def _drop_tokens(file: Path, size: int) -> None:
-    """Remove added tokens beyond the embedding: transformers adds <|endoftext|> to every GPT-2 vocabulary, even if
-    the file lacks it.
+    """Remove added tokens beyond the embedding: transformers adds <|endoftext|> to every GPT-2 vocabulary,
+    even if the file lacks it.
     """
     tokenizer = json.loads(file.read_text(encoding="utf-8"))
     tokenizer["added_tokens"] = [token for token in tokenizer["added_tokens"] if token["id"] < size]
@@ -118,8 +140,8 @@ def _drop_tokens(file: Path, size: int) -> None:
 
 @contextlib.contextmanager
 def _read_once() -> Iterator[None]:
-    """Cache `GGUFReader`: transformers opens the file for config, weights and tokenizer, and its index takes five
-    seconds to parse.
+    """Cache `GGUFReader`: transformers opens the file for config, weights and tokenizer, and its index takes
+    five seconds to parse.
     """
     import gguf
 
@@ -142,8 +164,8 @@ def load_tokenizer(path: Path) -> Any:
 
 
 def load_policy(path: Path, *, attention: str = "ratchet", dtype: torch.dtype = torch.float32) -> nn.Module:
-    """The causal language model of a directory, on CPU, with packed attention (`attention="ratchet"`) or plain
-    ("sdpa").
+    """The causal language model of a directory, on CPU, with packed attention (`attention="ratchet"`) or
+    plain ("sdpa").
     """
     from transformers import AutoModelForCausalLM
 
@@ -151,8 +173,9 @@ def load_policy(path: Path, *, attention: str = "ratchet", dtype: torch.dtype = 
 
 
 def load_reward(path: Path, *, attention: str = "ratchet", dtype: torch.dtype = torch.float32) -> nn.Module:
-    """The reward model of a directory: a `MeanReward` if its head is present, else a sequence classifier with one
-    label. The head is always float32: in bfloat16 a score has 8 significant bits, and many answers would tie.
+    """The reward model of a directory: a `MeanReward` if its head is present, else a sequence classifier with
+    one label. The head is always float32: in bfloat16 a score has 8 significant bits, and many answers would
+    tie.
     """
     from transformers import AutoModel, AutoModelForSequenceClassification
 
@@ -160,16 +183,22 @@ def load_reward(path: Path, *, attention: str = "ratchet", dtype: torch.dtype = 
         backbone = load_from(AutoModel, Path(path), attention, dtype)
         return MeanReward(backbone, load_reward_head(Path(path), backbone.config.hidden_size)).eval()  # pyright: ignore[reportAttributeAccessIssue]
     model = load_from(AutoModelForSequenceClassification, Path(path), attention, dtype)
-    if model.config.num_labels != 1 or not hasattr(model, "score"):  # pyright: ignore[reportAttributeAccessIssue]
-        raise SourceError(f"{path}: expected a sequence classifier with one label and a linear head `score`, as transformers builds for decoders; "
-                          f"got {type(model).__name__} with num_labels {model.config.num_labels}")  # pyright: ignore[reportAttributeAccessIssue]
+    labels = model.config.num_labels  # pyright: ignore[reportAttributeAccessIssue]
+    if labels != 1 or not hasattr(model, "score"):
+        raise SourceError(
+            f"{path}: expected a sequence classifier with one label and a linear head `score`, as "
+            "transformers builds for decoders; "
+            f"got {type(model).__name__} with num_labels {labels}"
+        )
     model.score.float()
     return model
 
 
-def load_model(path: Path, kind: str, *, attention: str = "ratchet", dtype: torch.dtype = torch.float32) -> nn.Module:
-    """Load `policy`, `policy_with_value` (zero-initialised head if none is saved) or `reward` on CPU; heads are
-    float32.
+def load_model(
+    path: Path, kind: str, *, attention: str = "ratchet", dtype: torch.dtype = torch.float32
+) -> nn.Module:
+    """Load `policy`, `policy_with_value` (zero-initialised head if none is saved) or `reward` on CPU; heads
+    are float32.
     """
     if kind == "reward":
         return load_reward(path, attention=attention, dtype=dtype)
@@ -181,27 +210,42 @@ def load_model(path: Path, kind: str, *, attention: str = "ratchet", dtype: torc
     raise ValueError(f"kind of model {kind!r}; expected policy, policy_with_value or reward")
 
 
-def new_reward(policy_path: Path, *, layers: int | None = None, pool: Literal["last", "mean"] = "last", seed: int = 0,
-               attention: str = "ratchet") -> nn.Module:
+def new_reward(
+    policy_path: Path,
+    *,
+    layers: int | None = None,
+    pool: Literal["last", "mean"] = "last",
+    seed: int = 0,
+    attention: str = "ratchet",
+) -> nn.Module:
     """A new reward model: the first `layers` layers of the policy (all if None) with a new scalar head.
 
-    `pool: last` is a sequence classifier, head initialised with std 1/sqrt(hidden + 1) as in "Learning to summarize"
-    (arXiv 2009.01325, section on reward models); `mean` is a `MeanReward`, head initialised to 0.
+    `pool: last` is a sequence classifier, head initialised with std 1/sqrt(hidden + 1) as in "Learning to
+    summarize" (arXiv 2009.01325, section on reward models); `mean` is a `MeanReward`, head initialised to 0.
     """
     from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
     policy_path = Path(policy_path)
-    config = AutoConfig.from_pretrained(policy_path, local_files_only=True, trust_remote_code=trusted(policy_path))
+    config = AutoConfig.from_pretrained(
+        policy_path, local_files_only=True, trust_remote_code=trusted(policy_path)
+    )
     have = config.num_hidden_layers
     if layers is not None and not 1 <= layers <= have:
-        raise SourceError(f"{policy_path}: the reward model needs {layers} layers but the model has {have}; use 1 to {have}")
+        raise SourceError(
+            f"{policy_path}: the reward model needs {layers} layers but the model has {have}; use 1 to {have}"
+        )
     config.num_hidden_layers = layers or have
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[: config.num_hidden_layers]
     config.num_labels, config.pad_token_id = 1, load_tokenizer(policy_path).pad_token_id
     if pool == "mean":
-        return MeanReward(load_from(AutoModel, policy_path, attention, torch.float32, config=config), StandardisedHead(config.hidden_size)).eval()
-    model = load_from(AutoModelForSequenceClassification, policy_path, attention, torch.float32, config=config)
+        return MeanReward(
+            load_from(AutoModel, policy_path, attention, torch.float32, config=config),
+            StandardisedHead(config.hidden_size),
+        ).eval()
+    model = load_from(
+        AutoModelForSequenceClassification, policy_path, attention, torch.float32, config=config
+    )
     with torch.no_grad():
         drawn = torch.randn(model.score.weight.shape, generator=torch.Generator().manual_seed(seed))  # pyright: ignore[reportAttributeAccessIssue]
         model.score.weight.copy_(drawn / (config.hidden_size + 1) ** 0.5)  # pyright: ignore[reportAttributeAccessIssue]
@@ -210,8 +254,8 @@ def new_reward(policy_path: Path, *, layers: int | None = None, pool: Literal["l
 
 @contextlib.contextmanager
 def _deepspeed_left_out() -> Iterator[None]:
-    """Hide DeepSpeed from transformers while saving: its check for a DeepSpeed engine would import DeepSpeed and a
-    tracking client (a second and 60 MB per process) although DeepSpeed was never used.
+    """Hide DeepSpeed from transformers while saving: its check for a DeepSpeed engine would import DeepSpeed
+    and a tracking client (a second and 60 MB per process) although DeepSpeed was never used.
     """
     if "deepspeed" in sys.modules or importlib.util.find_spec("deepspeed") is None:
         yield
@@ -227,8 +271,8 @@ def _deepspeed_left_out() -> Iterator[None]:
 
 
 def save_model(model: nn.Module, tokenizer: Any, path: Path) -> None:
-    """Save a Hugging Face directory. Files are replaced atomically, so processes that memory-map the old weights keep
-    reading them.
+    """Save a Hugging Face directory. Files are replaced atomically, so processes that memory-map the old
+    weights keep reading them.
     """
     path = Path(path)
     path.mkdir(parents=True, exist_ok=True)
@@ -248,7 +292,9 @@ def save_model(model: nn.Module, tokenizer: Any, path: Path) -> None:
             save_reward_head(model.score, beside)
         tokenizer.save_pretrained(beside)
         if _runs_remote_code(plain) or _runs_remote_code(tokenizer):  # transformers also saved the code
-            (beside / REMOTE_CODE).write_text("These weights were trained with code that the recipe let run.\n")
+            (beside / REMOTE_CODE).write_text(
+                "These weights were trained with code that the recipe let run.\n"
+            )
         for file in sorted(beside.iterdir()):
             file.chmod(0o644)  # safetensors creates files with mode 0600
             os.replace(file, path / file.name)
@@ -271,15 +317,27 @@ def load_from(auto: Any, path: Path, attention: str, dtype: torch.dtype, **optio
         raise SourceError(f"{path}: holds no weights (model.safetensors expected; pickles are never read)")
     own = _own_classes(path)
     if trusted(path) and own and auto.__name__ not in own:
-        raise SourceError(f"{path}: its code has no {auto.__name__} (auto_map has {', '.join(sorted(own))}); add one, or use a model "
-                          "supported by transformers")
+        raise SourceError(
+            f"{path}: its code has no {auto.__name__} (auto_map has {', '.join(sorted(own))}); add one, "
+            "or use a model "
+            "supported by transformers"
+        )
     if attention == "ratchet":
         register()
-    model = auto.from_pretrained(path, dtype=dtype, attn_implementation=attention, local_files_only=True,
-                                 trust_remote_code=trusted(path), use_safetensors=True, **options)
+    model = auto.from_pretrained(
+        path,
+        dtype=dtype,
+        attn_implementation=attention,
+        local_files_only=True,
+        trust_remote_code=trusted(path),
+        use_safetensors=True,
+        **options,
+    )
     if attention == "ratchet" and _runs_remote_code(model) and not model._supports_attention_backend:
-        raise SourceError(f"{path}: {type(model).__name__} does not use transformers' attention interface, which packing "
-                          "needs; use a model whose class sets _supports_attention_backend")
+        raise SourceError(
+            f"{path}: {type(model).__name__} does not use transformers' attention interface, which packing "
+            "needs; use a model whose class sets _supports_attention_backend"
+        )
     if attention == "ratchet":
         speed_up(model)
     return model.eval()

@@ -1,4 +1,6 @@
-"""Fused linear cross-entropy: log-probs and entropies of given tokens in chunks, without materialising all logits."""
+"""Fused linear cross-entropy: log-probs and entropies of given tokens in chunks, without materialising all
+logits.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,21 @@ CHUNK = 256
 """Positions per chunk: 256 x 49,152 float32 logits are 50 MB."""
 
 
-def chosen_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, *, entropy: bool = False, bias: Tensor | None = None,
-                    chunk: int = CHUNK) -> tuple[Tensor, Tensor | None]:
+def chosen_logprobs(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    entropy: bool = False,
+    bias: Tensor | None = None,
+    chunk: int = CHUNK,
+) -> tuple[Tensor, Tensor | None]:
     """log softmax(h W^T + b)[target] (N,) and optionally the entropy in nats (N,).
 
-    hidden (N, H), weight (V, H), targets (N,). Differentiable in hidden, weight and bias; only `chunk` positions'
-    logits exist at a time, forward and backward. With a frozen weight, d/dh (N, H) is computed in the forward pass,
-    so the backward needs no product with W. With a `weight.main_grad` of its shape, the gradient is added there instead
-    of being returned (as Megatron-LM's fused accumulation does).
+    hidden (N, H), weight (V, H), targets (N,). Differentiable in hidden, weight and bias; only `chunk`
+    positions' logits exist at a time, forward and backward. With a frozen weight, d/dh (N, H) is computed in
+    the forward pass, so the backward needs no product with W. With a `weight.main_grad` of its shape, the
+    gradient is added there instead of being returned (as Megatron-LM's fused accumulation does).
     """
     logprobs, entropies = _Chosen.apply(hidden, weight, bias, targets, entropy, chunk)
     return logprobs, entropies if entropy else None
@@ -30,7 +39,15 @@ class _Chosen(torch.autograd.Function):
     """Autograd function. d logp_y / dz = e_y - p;  d H / dz_v = -p_v (log p_v + H), with z the logits."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, entropy: bool, chunk: int):
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        entropy: bool,
+        chunk: int,
+    ):
         number = len(hidden)
         logprobs = hidden.new_empty(number)
         entropies = hidden.new_zeros(number if entropy else 0)
@@ -75,7 +92,9 @@ class _Chosen(torch.autograd.Function):
         hidden, weight, bias, targets, normaliser, entropies = ctx.saved_tensors
         into_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         buffer = getattr(weight, "main_grad", None)
-        into_weight = None if not ctx.needs_input_grad[1] else torch.zeros_like(weight) if buffer is None else buffer
+        into_weight = (
+            None if not ctx.needs_input_grad[1] else torch.zeros_like(weight) if buffer is None else buffer
+        )
         into_bias = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
         for at in range(0, len(hidden), ctx.chunk):
             piece = slice(at, at + ctx.chunk)
@@ -84,7 +103,11 @@ class _Chosen(torch.autograd.Function):
             g = by_logprob[piece, None]
             if ctx.entropy:
                 p = (logits - lse[:, None]).exp_()
-                into = _entropy_slope(p, logits, lse, entropies[piece]).mul_(by_entropy[piece, None]).sub_(p.mul_(g))
+                into = (
+                    _entropy_slope(p, logits, lse, entropies[piece])
+                    .mul_(by_entropy[piece, None])
+                    .sub_(p.mul_(g))
+                )
             else:
                 into = logits.sub_(lse[:, None]).exp_().mul_(-g)
             into.scatter_add_(1, targets[piece, None], g)

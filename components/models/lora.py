@@ -26,18 +26,24 @@ def base_of(adapter: Path) -> str:
     config = _config(adapter)
     name, revision = config.get("base_model_name_or_path") or "", config.get("revision")
     if not name:
-        raise SourceError(f"{adapter}: {CONFIG} names no base model; set models.<name>.base to hub:org/name or path:FOLDER")
+        raise SourceError(
+            f"{adapter}: {CONFIG} names no base model; set models.<name>.base to hub:org/name or path:FOLDER"
+        )
     if Path(name).is_dir():
         return f"path:{Path(name).absolute()}"
     if name.startswith(("/", ".")) or name.count("/") != 1:
-        raise SourceError(f"{adapter}: {CONFIG} names the base model {name!r}, which is neither a local directory nor an org/name of the Hub; "
-                          "set models.<name>.base to hub:org/name or path:FOLDER")
+        raise SourceError(
+            f"{adapter}: {CONFIG} names the base model {name!r}, which is neither a local directory nor "
+            "an org/name of the Hub; "
+            "set models.<name>.base to hub:org/name or path:FOLDER"
+        )
     return f"hub:{name}{f'@{revision}' if revision else ''}"
 
 
 def merge_adapter(adapter: Path, base: Path, out: Path) -> None:
-    """Merge a LoRA adapter into its base model, in float32, and save it as a plain directory, with the adapter's
-    tokenizer if it has one. `SourceError` for an adapter that is not a LoRA, is pickled or does not fit its base.
+    """Merge a LoRA adapter into its base model, in float32, and save it as a plain directory, with the
+    adapter's tokenizer if it has one. `SourceError` for an adapter that is not a LoRA, is pickled or does not
+    fit its base.
     """
     import torch
     import transformers
@@ -49,13 +55,22 @@ def merge_adapter(adapter: Path, base: Path, out: Path) -> None:
     config = _config(adapter)
     kind = KINDS.get(str(config.get("task_type") or "CAUSAL_LM"))
     if config.get("peft_type") != "LORA" or kind is None:
-        raise SourceError(f"{adapter}: expected a LoRA (peft_type LORA) of a causal language model or a sequence classifier, got peft_type "
-                          f"{config.get('peft_type')} with task_type {config.get('task_type')}; merge it with peft and use the merged model")
+        raise SourceError(
+            f"{adapter}: expected a LoRA (peft_type LORA) of a causal language model or a sequence "
+            "classifier, got peft_type "
+            f"{config.get('peft_type')} with task_type {config.get('task_type')}; merge it with peft and "
+            "use the merged model"
+        )
     if not (adapter / WEIGHTS).is_file():
-        raise SourceError(f"{adapter}: holds no {WEIGHTS} (pickles are never read); save it again with peft's save_pretrained")
+        raise SourceError(
+            f"{adapter}: holds no {WEIGHTS} (pickles are never read); save it again with peft's "
+            "save_pretrained"
+        )
     own = any((adapter / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json"))
     tokenizer, auto = load_tokenizer(adapter if own else base), getattr(transformers, kind)
-    model: Any = load_from(auto, base, "sdpa", torch.float32, **({"num_labels": 1} if kind == KINDS["SEQ_CLS"] else {}))
+    model: Any = load_from(
+        auto, base, "sdpa", torch.float32, **({"num_labels": 1} if kind == KINDS["SEQ_CLS"] else {})
+    )
     if len(tokenizer) > model.get_input_embeddings().num_embeddings:
         model.resize_token_embeddings(len(tokenizer))
     if kind == KINDS["SEQ_CLS"]:
@@ -63,35 +78,52 @@ def merge_adapter(adapter: Path, base: Path, out: Path) -> None:
     try:
         adapted: Any = PeftModel.from_pretrained(model, str(adapter), local_files_only=True)
         with safe_open(adapter / WEIGHTS, "pt") as file:
-            odd = {key for key in {*file.keys()} ^ {*get_peft_model_state_dict(adapted, save_embedding_layers=False)} if "lora_" in key}
+            odd = {
+                key
+                for key in {*file.keys()} ^ {*get_peft_model_state_dict(adapted, save_embedding_layers=False)}
+                if "lora_" in key
+            }
         if odd:  # peft would load the rest with at most a warning
             raise ValueError(f"{len(odd)} of its tensors have no counterpart there, such as {min(odd)}")
     except Exception as error:  # peft and torch raise various exceptions here
-        raise SourceError(f"{adapter}: does not fit its base model {base} ({' '.join(str(error).split())[:300]}); set models.<name>.base to the model "
-                          "that it was trained on") from error
+        raise SourceError(
+            f"{adapter}: does not fit its base model {base} ({' '.join(str(error).split())[:300]}); set "
+            "models.<name>.base to the model "
+            "that it was trained on"
+        ) from error
     text = tokenizer("The quick brown fox", return_tensors="pt")["input_ids"]
     with torch.no_grad():
         expected = adapted(text).logits
         save_model(adapted.merge_and_unload(), tokenizer, out)
         found: Any = load_from(auto, out, "sdpa", torch.float32)(text).logits
     if not torch.allclose(found, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max())):
-        raise SourceError(f"{adapter}: after merging, saving and reloading, the logits differ from base plus adapter by up to "
-                          f"{float((found - expected).abs().max()):.3g}; the adapter changes weights that are tied in this model: merge it with peft")
+        raise SourceError(
+            f"{adapter}: after merging, saving and reloading, the logits differ from base plus adapter by "
+            "up to "
+            f"{float((found - expected).abs().max()):.3g}; the adapter changes weights that are tied in "
+            "this model: merge it with peft"
+        )
 
 
 def save_adapter(adapted: Any, path: Path) -> None:
-    """Save the adapter of a peft model. The base model's name is removed from adapter_config.json, since it is a
-    local path: the same training gives the same bytes on any machine. Models that wrap a transformers model (value
-    head, MeanReward) save none.
+    """Save the adapter of a peft model. The base model's name is removed from adapter_config.json, since it
+    is a local path: the same training gives the same bytes on any machine. Models that wrap a transformers
+    model (value head, MeanReward) save none.
     """
     from transformers import PreTrainedModel
 
     if not isinstance(adapted.get_base_model(), PreTrainedModel):
         return
-    adapted.save_pretrained(path, save_embedding_layers=False)  # else peft looks up the base model on the Hub to compare vocabularies
+    adapted.save_pretrained(
+        path, save_embedding_layers=False
+    )  # else peft looks up the base model on the Hub to compare vocabularies
     (path / "README.md").unlink(missing_ok=True)
-    config = {key: sorted(value) if isinstance(value, list) else value for key, value in _config(path).items()}
-    (path / CONFIG).write_text(json.dumps({**config, "base_model_name_or_path": None}, indent=2, sort_keys=True) + "\n")
+    config = {
+        key: sorted(value) if isinstance(value, list) else value for key, value in _config(path).items()
+    }
+    (path / CONFIG).write_text(
+        json.dumps({**config, "base_model_name_or_path": None}, indent=2, sort_keys=True) + "\n"
+    )
     for file in path.iterdir():
         file.chmod(0o644)
 
@@ -105,7 +137,8 @@ def _config(adapter: Path) -> dict[str, Any]:
 
 @final
 class AdapterDisabledReference:
-    """Reference policy for LoRA: the training model with its adapter disabled, without a second model in memory.
+    """Reference policy for LoRA: the training model with its adapter disabled, without a second model in
+    memory.
 
     Replaces an engine in `Context.models`; `weights` is the digest of the base weights. It cannot generate.
     """
@@ -125,5 +158,7 @@ class AdapterDisabledReference:
                 out = self._learner(batch, outputs)
                 for output in outputs:
                     for row, group in enumerate(batch.group.tolist()):
-                        found[group][output].append(getattr(out, output)[row, : len(batch.inputs["tokens"][row])].tolist())
+                        found[group][output].append(
+                            getattr(out, output)[row, : len(batch.inputs["tokens"][row])].tolist()
+                        )
         return found

@@ -1,9 +1,9 @@
-"""Matrix products of float32 models: in float32 or mixed precision, on CPU through oneDNN where it is faster than
-torch's default BLAS.
+"""Matrix products of float32 models: in float32 or mixed precision, on CPU through oneDNN where it is faster
+than torch's default BLAS.
 
-torch uses MKL for float32, whose AVX-512 kernels are for Intel CPUs only. oneDNN, bundled with torch for bfloat16,
-uses AVX-512 on any CPU: on two Zen 5 cores it is about twice as fast, and three times for few rows times the
-vocabulary. Without AVX-512, torch's BLAS is used.
+torch uses MKL for float32, whose AVX-512 kernels are for Intel CPUs only. oneDNN, bundled with torch for
+bfloat16, uses AVX-512 on any CPU: on two Zen 5 cores it is about twice as fast, and three times for few rows
+times the vocabulary. Without AVX-512, torch's BLAS is used.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from torch import Tensor, nn
 MIXED = False
 """Whether the layers of this process's models multiply in bfloat16, see `product_precision`."""
 CACHED = "32"
-"""Capacity of the primitive caches of oneDNN and of torch's layer over it: more than the distinct shapes of a training step. An entry
-takes 0.7 MB and the default is 1,000 entries each, which batches of varying length would fill."""
+"""Capacity of the primitive caches of oneDNN and of torch's layer over it: more than the distinct shapes of a
+training step. An entry takes 0.7 MB and the default is 1,000 entries each, which batches of varying length
+would fill.
+"""
 for variable in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
     os.environ.setdefault(variable, CACHED)  # read at the first product
 
@@ -30,20 +32,27 @@ for variable in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
 @functools.cache
 def onednn_is_faster() -> bool:
     """Whether this CPU has AVX-512 and this torch build has oneDNN."""
-    return torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+    return torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability().startswith(
+        "AVX512"
+    )
 
 
 @functools.cache
 def has_bfloat16() -> bool:
     """Whether bfloat16 products are computed in hardware here, not emulated."""
-    return torch.cuda.is_bf16_supported(including_emulation=False) if torch.cuda.is_available() else torch.cpu._is_avx512_bf16_supported()
+    return (
+        torch.cuda.is_bf16_supported(including_emulation=False)
+        if torch.cuda.is_available()
+        else torch.cpu._is_avx512_bf16_supported()
+    )
 
 
 @contextmanager
 def product_precision(precision: str) -> Iterator[None]:
-    """Context (or decorator) of the precision of the layers' matrix products in this process. `bfloat16`: mixed precision,
-    where hardware has it: the layers of float32 models convert the operands to bfloat16 and the product back, as
-    torch.autocast does; weights, gradients, residuals, norms, attention, softmax and heads stay float32.
+    """Context (or decorator) of the precision of the layers' matrix products in this process. `bfloat16`:
+    mixed precision, where hardware has it: the layers of float32 models convert the operands to bfloat16 and
+    the product back, as torch.autocast does; weights, gradients, residuals, norms, attention, softmax and
+    heads stay float32.
     """
     global MIXED
     before, MIXED = MIXED, precision == "bfloat16" and has_bfloat16()
@@ -57,7 +66,10 @@ def product(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """rows (…, K) · weight (N, K)ᵀ + bias (N,): (…, N), as `F.linear`, differentiable. Either matrix may be a
     transposed view.
     """
-    if not all(t.dtype == torch.float32 and t.device.type == "cpu" and t.numel() for t in (rows, weight)) or not onednn_is_faster():
+    if (
+        not all(t.dtype == torch.float32 and t.device.type == "cpu" and t.numel() for t in (rows, weight))
+        or not onednn_is_faster()
+    ):
         return F.linear(rows, weight, bias)
     return _Product.apply(rows, weight, bias) if torch.is_grad_enabled() else _onednn(rows, weight, bias)
 
@@ -85,11 +97,17 @@ def speed_up(model: nn.Module) -> None:
 
 @contextmanager
 def packed(model: nn.Module, rows: int) -> Iterator[None]:
-    """Context for many products of about `rows` rows with weights that do not change: every `Linear` also holds its
-    weight in oneDNN's own layout (and precision, see `product_precision`), to which it is otherwise converted in every product.
-    Results are the same.
+    """Context for many products of about `rows` rows with weights that do not change: every `Linear` also
+    holds its weight in oneDNN's own layout (and precision, see `product_precision`), to which it is otherwise
+    converted in every product. Results are the same.
     """
-    layers = [layer for layer in model.modules() if isinstance(layer, Linear) and layer.weight.dtype == torch.float32 and layer.weight.device.type == "cpu"]
+    layers = [
+        layer
+        for layer in model.modules()
+        if isinstance(layer, Linear)
+        and layer.weight.dtype == torch.float32
+        and layer.weight.device.type == "cpu"
+    ]
     for layer in layers if onednn_is_faster() else []:
         weight = layer.weight.detach()
         layer.packed = torch.ops.mkldnn._reorder_linear_weight(weight.bfloat16() if MIXED else weight, rows)
@@ -105,8 +123,8 @@ def _onednn(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 class _Product(torch.autograd.Function):
-    """Autograd function. y = x Wᵀ + b;  dx = dy W,  dW = dyᵀ x,  db = Σ dy. Saves only what the requested gradients
-    need.
+    """Autograd function. y = x Wᵀ + b;  dx = dy W,  dW = dyᵀ x,  db = Σ dy. Saves only what the requested
+    gradients need.
     """
 
     @staticmethod
@@ -151,4 +169,8 @@ class _MixedProduct(torch.autograd.Function):
 
 
 def _bfloat16(rows: Tensor, weight: Tensor) -> Tensor:
-    return _onednn(rows, weight) if rows.device.type == "cpu" and torch.backends.mkldnn.is_available() else F.linear(rows, weight)
+    return (
+        _onednn(rows, weight)
+        if rows.device.type == "cpu" and torch.backends.mkldnn.is_available()
+        else F.linear(rows, weight)
+    )

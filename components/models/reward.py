@@ -1,8 +1,9 @@
-"""Reward model with mean pooling: a backbone and a linear head on the standardised mean of the answer's last hidden
-states.
+"""Reward model with mean pooling: a backbone and a linear head on the standardised mean of the answer's last
+hidden states.
 
-In a small model, the last token's state carries little of the conversation; the mean over the answer's tokens carries
-more. Saved as a transformers token classifier with one label: the mean of its logits over those tokens is the score.
+In a small model, the last token's state carries little of the conversation; the mean over the answer's tokens
+carries more. Saved as a transformers token classifier with one label: the mean of its logits over those
+tokens is the score.
 """
 
 from __future__ import annotations
@@ -15,15 +16,16 @@ import torch
 from torch import Tensor, nn
 
 FILE = "reward_head.st"
-"""Safetensors data without the usual suffix: vLLM loads every *.safetensors of a directory as model weights."""
+"""Safetensors data without the usual suffix: vLLM loads every *.safetensors of a directory as model weights.
+"""
 
 PUBLISHED = "published_reward_model.txt"
 """Marker file of a reward model trained elsewhere; written on download."""
 
 
 class StandardisedHead(nn.Module):
-    """(…, hidden) -> (…, 1): weight · (x − centre) / scale. `centre` and `scale` are fixed buffers, the weight is
-    trained.
+    """(…, hidden) -> (…, 1): weight · (x − centre) / scale. `centre` and `scale` are fixed buffers, the
+    weight is trained.
     """
 
     centre: Tensor
@@ -49,8 +51,8 @@ class StandardisedHead(nn.Module):
 
 
 class MeanReward(nn.Module):
-    """`backbone`: a transformers model without head. `score`: maps the mean of the last hidden states over the
-    masked-in tokens, (B, hidden), to (B, 1).
+    """`backbone`: a transformers model without head. `score`: maps the mean of the last hidden states over
+    the masked-in tokens, (B, hidden), to (B, 1).
     """
 
     base_model_prefix = "backbone"
@@ -69,8 +71,8 @@ class MeanReward(nn.Module):
 
 
 def as_token_classifier(model: MeanReward) -> nn.Module | None:
-    """The equivalent transformers token classifier: the mean of its logits over the masked-in tokens is the score
-    (the mean of a linear map is the map of the mean). None if the architecture has no such class.
+    """The equivalent transformers token classifier: the mean of its logits over the masked-in tokens is the
+    score (the mean of a linear map is the map of the mean). None if the architecture has no such class.
     """
     from transformers import AutoModelForTokenClassification
 
@@ -120,4 +122,6 @@ def save_reward_head(head: nn.Module, path: Path) -> None:
     """Save the head: `weight` (1, hidden), `centre` and `scale` (hidden,)."""
     from safetensors.torch import save_file
 
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in head.state_dict().items()}, path / FILE)
+    save_file(
+        {name: tensor.detach().cpu().contiguous() for name, tensor in head.state_dict().items()}, path / FILE
+    )

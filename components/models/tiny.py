@@ -1,4 +1,6 @@
-"""A language model of about one million parameters, trained from scratch in about a minute, for tests and first runs."""
+"""A language model of about one million parameters, trained from scratch in about a minute, for tests and
+first runs.
+"""
 
 from __future__ import annotations
 
@@ -16,28 +18,56 @@ from ratchet.components.training.packing import pack
 from ratchet.components.types import Group, Message, Prompt, Trajectory
 
 TEMPLATE = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + "
+    "'<|im_end|>' + '\\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 SPECIAL = ["<|pad|>", "<|im_start|>", "<|im_end|>"]
 
-THINGS = ("music", "films", "books", "football", "cooking", "travel", "games", "dogs", "cats", "the sea", "rain", "coffee")
+THINGS = (
+    "music",
+    "films",
+    "books",
+    "football",
+    "cooking",
+    "travel",
+    "games",
+    "dogs",
+    "cats",
+    "the sea",
+    "rain",
+    "coffee",
+)
 TALK = (
-    ("hi", "Hello! How are you?"), ("hello there", "Hi! What would you like to talk about?"),
-    ("how are you?", "I am fine, thank you. How are you?"), ("what is your name?", "I have no name yet."),
-    ("do you like {x}?", "Yes, I like {x} a lot. Do you?"), ("i love {x}", "So do I! What do you like about {x}?"),
-    ("tell me about {x}", "There is a lot to say about {x}. Where shall we start?"), ("i hate {x}", "Oh, why do you not like {x}?"),
-    ("good night", "Good night, sleep well."), ("bye", "Bye! It was nice to talk about {x}."),
-    ("what is the topic?", "The topic is {x}."), ("that is great", "I am glad you think so."),
+    ("hi", "Hello! How are you?"),
+    ("hello there", "Hi! What would you like to talk about?"),
+    ("how are you?", "I am fine, thank you. How are you?"),
+    ("what is your name?", "I have no name yet."),
+    ("do you like {x}?", "Yes, I like {x} a lot. Do you?"),
+    ("i love {x}", "So do I! What do you like about {x}?"),
+    ("tell me about {x}", "There is a lot to say about {x}. Where shall we start?"),
+    ("i hate {x}", "Oh, why do you not like {x}?"),
+    ("good night", "Good night, sleep well."),
+    ("bye", "Bye! It was nice to talk about {x}."),
+    ("what is the topic?", "The topic is {x}."),
+    ("that is great", "I am glad you think so."),
 )
 
 SUM = "State the final answer to the following arithmetic problem:"  # wording of reasoning-gym's chain_sum
 
 
-def train_tiny(out: Path, *, seed: int = 0, steps: int = 160, hidden: int = 160, layers: int = 4, batch: int = 48,
-               learning_rate: float = 3e-3) -> dict[str, float]:
-    """Train and save a Llama with ChatML tokenizer that answers small talk and sums such as "What is 3 + 4?" and
-    emits end-of-turn tokens.
+def train_tiny(
+    out: Path,
+    *,
+    seed: int = 0,
+    steps: int = 160,
+    hidden: int = 160,
+    layers: int = 4,
+    batch: int = 48,
+    learning_rate: float = 3e-3,
+) -> dict[str, float]:
+    """Train and save a Llama with ChatML tokenizer that answers small talk and sums such as "What is 3 + 4?"
+    and emits end-of-turn tokens.
 
     Deterministic for a seed and a number of threads. Returns the final training loss (nats per token) and the
     parameter count.
@@ -48,16 +78,34 @@ def train_tiny(out: Path, *, seed: int = 0, steps: int = 160, hidden: int = 160,
     tokenizer = _tokenizer(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = LlamaForCausalLM(LlamaConfig(
-            vocab_size=len(tokenizer), hidden_size=hidden, intermediate_size=hidden * 3, num_hidden_layers=layers,
-            num_attention_heads=hidden // 32, num_key_value_heads=hidden // 32, head_dim=32, max_position_embeddings=1024,
-            tie_word_embeddings=True, pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
-            attn_implementation="ratchet", initializer_range=0.05,
-        ))
-    model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
+        model = LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=len(tokenizer),
+                hidden_size=hidden,
+                intermediate_size=hidden * 3,
+                num_hidden_layers=layers,
+                num_attention_heads=hidden // 32,
+                num_key_value_heads=hidden // 32,
+                head_dim=32,
+                max_position_embeddings=1024,
+                tie_word_embeddings=True,
+                pad_token_id=tokenizer.pad_token_id,
+                eos_token_id=tokenizer.eos_token_id,
+                bos_token_id=None,
+                attn_implementation="ratchet",
+                initializer_range=0.05,
+            )
+        )
+    model.generation_config = GenerationConfig(
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
+    )
+    optimiser = torch.optim.AdamW(
+        model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True
+    )
     warmup = max(steps // 20, 1)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda s: min((s + 1) / warmup, max((steps - s) / steps, 0.02)))
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimiser, lambda s: min((s + 1) / warmup, max((steps - s) / steps, 0.02))
+    )
     rng = random.Random(seed)
     loss = torch.zeros(())
     for _ in range(steps):
@@ -72,11 +120,20 @@ def train_tiny(out: Path, *, seed: int = 0, steps: int = 160, hidden: int = 160,
 
 
 def conversation(rng: random.Random) -> list[Message]:
-    """A generated conversation: a sum, or one to three turns of small talk, sometimes with a topic as system message."""
+    """A generated conversation: a sum, or one to three turns of small talk, sometimes with a topic as system
+    message.
+    """
     if rng.random() < 0.6:
-        a, b = (rng.randrange(10), rng.randrange(10)) if rng.random() < 0.8 else (rng.randrange(100), rng.randrange(10))
+        a, b = (
+            (rng.randrange(10), rng.randrange(10))
+            if rng.random() < 0.8
+            else (rng.randrange(100), rng.randrange(10))
+        )
         if rng.random() < 0.3 and a >= b:
-            return [{"role": "user", "content": f"{SUM} {a} - {b} ="}, {"role": "assistant", "content": str(a - b)}]
+            return [
+                {"role": "user", "content": f"{SUM} {a} - {b} ="},
+                {"role": "assistant", "content": str(a - b)},
+            ]
         question = rng.choice((f"What is {a} + {b}?", f"{a} + {b} =", f"{SUM} {a} + {b} ="))
         return [{"role": "user", "content": question}, {"role": "assistant", "content": str(a + b)}]
     thing = rng.choice(THINGS)
@@ -105,16 +162,32 @@ def _tokenizer(seed: int):
     from transformers import PreTrainedTokenizerFast
 
     rng = random.Random(seed + 1)
-    corpus = [message["content"] for _ in range(2000) for message in conversation(rng)] + ["system", "user", "assistant"]
+    corpus = [message["content"] for _ in range(2000) for message in conversation(rng)] + [
+        "system",
+        "user",
+        "assistant",
+    ]
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False),
-    ])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=512, special_tokens=SPECIAL, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-                                  show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=512,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
     tokenizer.train_from_iterator(corpus, trainer)
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=SPECIAL[0], eos_token=SPECIAL[2],
-                                   additional_special_tokens=[SPECIAL[1]], clean_up_tokenization_spaces=False)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=SPECIAL[0],
+        eos_token=SPECIAL[2],
+        additional_special_tokens=[SPECIAL[1]],
+        clean_up_tokenization_spaces=False,
+    )
     fast.chat_template = TEMPLATE
     return fast

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 FILE = "value_head.st"
-"""Safetensors data without the usual suffix: vLLM loads every *.safetensors of a directory as model weights."""
+"""Safetensors data without the usual suffix: vLLM loads every *.safetensors of a directory as model weights.
+"""
 
 
 class PolicyWithValue(nn.Module):
@@ -43,5 +44,7 @@ def save_value_head(head: nn.Module, path: Path) -> None:
     """Save the head: `weight` (1, hidden) and `bias` (1,)."""
     from safetensors.torch import save_file
 
-    state: dict[str, torch.Tensor] = {name: p.detach().cpu().contiguous() for name, p in head.state_dict().items()}
+    state: dict[str, torch.Tensor] = {
+        name: p.detach().cpu().contiguous() for name, p in head.state_dict().items()
+    }
     save_file(state, path / FILE)

@@ -1,5 +1,5 @@
-"""Static checks of a recipe, without importing torch: columns are written before they are read, gates are measured,
-sizes are possible.
+"""Static checks of a recipe, without importing torch: columns are written before they are read, gates are
+measured, sizes are possible.
 """
 
 from __future__ import annotations
@@ -20,18 +20,28 @@ from ratchet.components.training.loop import reward_columns
 
 
 def check(recipe: Recipe, rounds: Mapping[str, Online]) -> None:
-    """Check the column dataflow through every section of a resolved recipe. `rounds`: the online section of each
-    round that changes it, by its path in the recipe. `RecipeError` for the first problem.
+    """Check the column dataflow through every section of a resolved recipe. `rounds`: the online section of
+    each round that changes it, by its path in the recipe. `RecipeError` for the first problem.
     """
-    _check_names({"name": recipe.name, **{f"models.{n}": n for n in recipe.models},
-                  **({"register.model": recipe.register.model} if recipe.register else {})})
+    _check_names(
+        {
+            "name": recipe.name,
+            **{f"models.{n}": n for n in recipe.models},
+            **({"register.model": recipe.register.model} if recipe.register else {}),
+        }
+    )
     known = {"policy", "reference", *recipe.models, *(recipe.reward.reward_models if recipe.reward else ())}
     if "policy" not in recipe.models:
-        raise RecipeError(f"models: needs 'policy', the model to train; got {', '.join(recipe.models) or 'none'}")
+        raise RecipeError(
+            f"models: needs 'policy', the model to train; got {', '.join(recipe.models) or 'none'}"
+        )
     if not all(one.source for one in recipe.data.every_source):
         raise RecipeError("data: needs 'source', the address of the data, e.g. path:conversations.jsonl")
     if recipe.evaluate and recipe.evaluate.gold and "encoder" not in recipe.models:
-        raise RecipeError("evaluate.gold: the gold measure needs a sentence encoder, but models.encoder is not set; add it, or set evaluate.gold to false")
+        raise RecipeError(
+            "evaluate.gold: the gold measure needs a sentence encoder, but models.encoder is not set; "
+            "add it, or set evaluate.gold to false"
+        )
     check_splits(recipe)
     check_kinds(recipe)
     check_model(recipe, recipe.models["policy"].shape or {}, "models.policy.shape")
@@ -50,42 +60,75 @@ def check(recipe: Recipe, rounds: Mapping[str, Online]) -> None:
     if recipe.evaluate:
         have, arms = set[str](), {"base", "initial", "policy"}
         for spec in recipe.evaluate.metrics:
-            have = check_piece("annotate", spec, have, (known | arms) - {"reference", "encoder"}, "evaluate.metrics")
+            have = check_piece(
+                "annotate", spec, have, (known | arms) - {"reference", "encoder"}, "evaluate.metrics"
+            )
         for spec in recipe.evaluate.measures:
             check_piece("measure", spec, set(), (known | arms) - {"reference"}, "evaluate.measures")
         if recipe.evaluate.best_of:
             best: set[str] = set()
             for spec in recipe.evaluate.best_of.annotate:
-                best = check_piece("annotate", spec, best, (known | arms) - {"reference", "encoder"}, "evaluate.best_of.annotate")
+                best = check_piece(
+                    "annotate",
+                    spec,
+                    best,
+                    (known | arms) - {"reference", "encoder"},
+                    "evaluate.best_of.annotate",
+                )
     if recipe.online and recipe.online.watch.gold is True and not (recipe.evaluate and recipe.evaluate.gold):
         raise RecipeError("online.watch.gold: needs a gold measure; set `evaluate.gold: true`")
     _check_gates(recipe)
     _check_independent(recipe)
-    if recipe.claim and not (metrics := measured(recipe)).keys() & {recipe.claim.metric, f"{recipe.claim.metric}_vs_base"}:
-        raise RecipeError(f"claim.metric: the evaluation of this recipe has no such metric{nearest(recipe.claim.metric, metrics)}")
+    if recipe.claim and not (metrics := measured(recipe)).keys() & {
+        recipe.claim.metric,
+        f"{recipe.claim.metric}_vs_base",
+    }:
+        raise RecipeError(
+            "claim.metric: the evaluation of this recipe has no such "
+            f"metric{nearest(recipe.claim.metric, metrics)}"
+        )
     if recipe.register and (score := recipe.register.champion.score):
-        scores = ["length", *(name.removeprefix("final.") for name in measured(recipe) if re.match(r"final\.(gold$|reward\.)", name))]
+        scores = [
+            "length",
+            *(
+                name.removeprefix("final.")
+                for name in measured(recipe)
+                if re.match(r"final\.(gold$|reward\.)", name)
+            ),
+        ]
         if score not in scores:
-            raise RecipeError(f"register.champion.score: no per-prompt score {score!r}{nearest(score, scores)}")
+            raise RecipeError(
+                f"register.champion.score: no per-prompt score {score!r}{nearest(score, scores)}"
+            )
 
 
 def check_window(recipe: Recipe, profile: Profile) -> None:
     """The longest prompt and answer must fit vLLM's max_model_len."""
-    sections = {"demonstrate": recipe.demonstrate, "preferences": recipe.preferences, "online": recipe.online} if profile.engine == "vllm" else {}
+    sections = (
+        {"demonstrate": recipe.demonstrate, "preferences": recipe.preferences, "online": recipe.online}
+        if profile.engine == "vllm"
+        else {}
+    )
     for where, section in sections.items():
         if section is not None:
             prompt, answer = recipe.data.of(section.data).max_tokens, section.rollout.get("max_tokens", 0)
             if prompt + answer > profile.vllm.max_model_len:
-                raise RecipeError(f"profile {profile.name}: vllm.max_model_len: {profile.vllm.max_model_len} tokens, but the longest prompt (data.{section.data}"
-                                  f".max_tokens: {prompt}) and answer ({where}.rollout.max_tokens: {answer}) have {prompt + answer}; raise max_model_len or lower these")
+                raise RecipeError(
+                    f"profile {profile.name}: vllm.max_model_len: {profile.vllm.max_model_len} tokens, "
+                    f"but the longest prompt (data.{section.data}"
+                    f".max_tokens: {prompt}) and answer ({where}.rollout.max_tokens: {answer}) have "
+                    f"{prompt + answer}; raise max_model_len or lower these"
+                )
 
 
 def _check_names(names: Mapping[str, str]) -> None:
     """Names that become file or folder names must not contain path separators."""
     for where, name in names.items():
         if not re.fullmatch(r"\w[\w .+-]{0,99}", str(name)):
-            raise RecipeError(f"{where}: {name!r} becomes a folder name; use letters, digits, spaces and _ . + - only, "
-                              "starting with a letter or digit, at most 100 characters")
+            raise RecipeError(
+                f"{where}: {name!r} becomes a folder name; use letters, digits, spaces and _ . + - only, "
+                "starting with a letter or digit, at most 100 characters"
+            )
 
 
 def _check_demonstrate(recipe: Recipe, section: Demonstrate) -> None:
@@ -96,16 +139,28 @@ def _check_demonstrate(recipe: Recipe, section: Demonstrate) -> None:
         wanted, made = getattr(recipe, kind), dataclasses.replace(answered)
         made.through("select", getattr(section, kind), {"policy"}, f"demonstrate.{kind}")
         if getattr(section, kind) and made.pairs != (kind == "reward"):
-            raise RecipeError(f"demonstrate.{kind}: " + ("a reward model needs pairs, but these selectors make none; add one such as contrast"
-                              if kind == "reward" else "SFT would also train on the rejected answers of the pairs; use a selector such as verified"))
+            raise RecipeError(
+                f"demonstrate.{kind}: "
+                + (
+                    "a reward model needs pairs, but these selectors make none; add one such as contrast"
+                    if kind == "reward"
+                    else "SFT would also train on the rejected answers of the pairs; use a selector such "
+                    "as verified"
+                )
+            )
         if wanted is None or (kind == "reward" and recipe.preferences):
             continue
         if not getattr(section, kind):
-            raise RecipeError(f"demonstrate.{kind}: has no selector, but the section `{kind}` trains on its output; add one, "
-                              f"or remove the section `{kind}`")
+            raise RecipeError(
+                f"demonstrate.{kind}: has no selector, but the section `{kind}` trains on its output; add "
+                "one, "
+                f"or remove the section `{kind}`"
+            )
         if (wanted.data, wanted.validation or f"{kind}_validation") != (kind, f"{kind}_validation"):
-            raise RecipeError(f"{kind}.data: with a `demonstrate` section expected {kind!r} and {kind + '_validation'!r}, "
-                              f"got {wanted.data!r} and {wanted.validation!r}")
+            raise RecipeError(
+                f"{kind}.data: with a `demonstrate` section expected {kind!r} and {kind + '_validation'!r}, "
+                f"got {wanted.data!r} and {wanted.validation!r}"
+            )
 
 
 def _check_preferences(recipe: Recipe, section: Preferences) -> None:
@@ -113,15 +168,29 @@ def _check_preferences(recipe: Recipe, section: Preferences) -> None:
     made.through("annotate", section.annotate, {"policy"}, "preferences.annotate")
     made.through("select", section.select, {"policy"}, "preferences.select")
     if not made.pairs:
-        raise RecipeError("preferences.select: a reward model needs pairs, but these selectors make none; add one such as contrast")
+        raise RecipeError(
+            "preferences.select: a reward model needs pairs, but these selectors make none; add one such "
+            "as contrast"
+        )
     if recipe.reward is None and not (recipe.offline and recipe.offline.data == "reward"):
-        raise RecipeError("preferences: no section reads its pairs; add a section `reward`, or `offline` with data: reward, or remove `preferences`")
+        raise RecipeError(
+            "preferences: no section reads its pairs; add a section `reward`, or `offline` with data: "
+            "reward, or remove `preferences`"
+        )
     if recipe.reward and (recipe.reward.data, recipe.reward.validation) != ("reward", "reward_validation"):
-        raise RecipeError(f"reward.data: with a `preferences` section expected 'reward' and 'reward_validation', "
-                          f"got {recipe.reward.data!r} and {recipe.reward.validation!r}")
+        raise RecipeError(
+            f"reward.data: with a `preferences` section expected 'reward' and 'reward_validation', "
+            f"got {recipe.reward.data!r} and {recipe.reward.validation!r}"
+        )
 
 
-PAIRS_BY = {"contrast": "contrast", "pass_fail": "contrast", "form": "unasked_form", "echo": "echo", "off_topic": "off_topic"}
+PAIRS_BY = {
+    "contrast": "contrast",
+    "pass_fail": "contrast",
+    "form": "unasked_form",
+    "echo": "echo",
+    "off_topic": "off_topic",
+}
 """Kind of pair -> selector that makes it."""
 
 
@@ -132,26 +201,52 @@ def _check_reward(reward: Reward, demonstrate: Demonstrate | None, preferences: 
     pieces = [spec["name"] for spec in selectors]
     for kind in reward.certificate.min_accuracy_by_kind or ():
         if kind in PAIRS_BY and PAIRS_BY[kind] not in pieces:
-            raise RecipeError(f"reward.certificate.min_accuracy_by_kind: nothing makes pairs of kind {kind}; add {{name: {PAIRS_BY[kind]}}} to {where} "
-                              f"(now {pieces}), or leave the limit out")
-    sampled = [key for key, wanted in (("best_of_n_rises", reward.certificate.best_of_n_rises),
-                                       ("min_accuracy_by_kind", "sampled" in (reward.certificate.min_accuracy_by_kind or ()))) if wanted]
+            raise RecipeError(
+                f"reward.certificate.min_accuracy_by_kind: nothing makes pairs of kind {kind}; add "
+                f"{{name: {PAIRS_BY[kind]}}} to {where} "
+                f"(now {pieces}), or leave the limit out"
+            )
+    sampled = [
+        key
+        for key, wanted in (
+            ("best_of_n_rises", reward.certificate.best_of_n_rises),
+            ("min_accuracy_by_kind", "sampled" in (reward.certificate.min_accuracy_by_kind or ())),
+        )
+        if wanted
+    ]
     if sampled and (not source or source.rollout.get("responses_per_prompt", 1) < 2):
-        raise RecipeError(f"reward.certificate.{sampled[0]}: it is measured on the verified answers of a `preferences` or `demonstrate` section; expected "
-                          "rollout.responses_per_prompt of at least 2, " +
-                          (f"got {source.rollout.get('responses_per_prompt', 1)}" if source else "got none") + ". Set it, or remove the limit")
+        raise RecipeError(
+            f"reward.certificate.{sampled[0]}: it is measured on the verified answers of a `preferences` "
+            "or `demonstrate` section; expected "
+            "rollout.responses_per_prompt of at least 2, "
+            + (f"got {source.rollout.get('responses_per_prompt', 1)}" if source else "got none")
+            + ". Set it, or remove the limit"
+        )
     probed = reward.linear_probe
-    check_fit(reward.fit, Flow({"margin"}, 2, pairs=True), "reward.fit", role="reward_model", untrained=probed, gives=("scores",))
+    check_fit(
+        reward.fit,
+        Flow({"margin"}, 2, pairs=True),
+        "reward.fit",
+        role="reward_model",
+        untrained=probed,
+        gives=("scores",),
+    )
     if not probed or reward.fit.epochs:
         return
     if reward.members > 1:
-        raise RecipeError(f"reward.members: {reward.members} members trained by the linear probe only are identical; train them "
-                          "(reward.fit.epochs over 0), disable linear_probe, or set members to 1")
+        raise RecipeError(
+            f"reward.members: {reward.members} members trained by the linear probe only are identical; "
+            "train them "
+            "(reward.fit.epochs over 0), disable linear_probe, or set members to 1"
+        )
     *more, last = reward.fit.updates["reward_model"]
     if more or (last["name"], last["weight"]) != ("ranking.bradley_terry", 1.0):
-        raise RecipeError(f"reward.fit.updates.reward_model: {last['name']!r} is ignored with reward.fit.epochs: 0, where only the linear "
-                          "probe is fitted (plain Bradley-Terry). Set reward.fit.epochs to 1 or more, or use only "
-                          "ranking.bradley_terry with weight 1")
+        raise RecipeError(
+            f"reward.fit.updates.reward_model: {last['name']!r} is ignored with reward.fit.epochs: 0, "
+            "where only the linear "
+            "probe is fitted (plain Bradley-Terry). Set reward.fit.epochs to 1 or more, or use only "
+            "ranking.bradley_terry with weight 1"
+        )
 
 
 def _check_gates(recipe: Recipe) -> None:
@@ -166,50 +261,92 @@ def _check_gates(recipe: Recipe) -> None:
             raise RecipeError(f"{at}: sets no bound; write `over: <number>` or `below: <number>`")
         base, _, end = name.rpartition(".")
         if name not in metrics and not (end in ENDS and metrics.get(base)):
-            raise RecipeError(f"{at}: the evaluation of this recipe has no such metric (null removes the gate){nearest(name, metrics)}")
+            raise RecipeError(
+                f"{at}: the evaluation of this recipe has no such metric (null removes the "
+                f"gate){nearest(name, metrics)}"
+            )
         if gate.interval and not metrics.get(name):
             raise RecipeError(f"{at}: this metric has no interval; remove `interval`")
 
 
 def _check_reward_models(recipe: Recipe) -> None:
-    """Reward models in `models` that training optimises are declared as such, and there are pairs to certify them on."""
+    """Reward models in `models` that training optimises are declared as such, and there are pairs to certify
+    them on.
+    """
     trained = recipe.reward.reward_models if recipe.reward else ()
     for name in trained:
         if name in recipe.models:
-            raise RecipeError(f"models.{name}: the section `reward` trains a model of that name; rename this one, or set reward to null")
+            raise RecipeError(
+                f"models.{name}: the section `reward` trains a model of that name; rename this one, or "
+                "set reward to null"
+            )
     for name in sorted(optimised_models(recipe) & set(recipe.models)):
         if recipe.models[name].role != "reward":
-            raise RecipeError(f"models.{name}.role: training optimises this model's scores, so it needs a certificate; set `role: reward`")
+            raise RecipeError(
+                f"models.{name}.role: training optimises this model's scores, so it needs a certificate; "
+                "set `role: reward`"
+            )
     for name, source in recipe.models.items():
         if source.certificate is not None and source.role != "reward":
-            raise RecipeError(f"models.{name}.certificate: only reward models have certificates; set `role: reward`")
+            raise RecipeError(
+                f"models.{name}.certificate: only reward models have certificates; set `role: reward`"
+            )
         limits, made = source.certificate, recipe.demonstrate
-        if limits is not None and limits.best_of_n_rises and (not made or made.rollout.get("responses_per_prompt", 1) < 2):
-            raise RecipeError(f"models.{name}.certificate.best_of_n_rises: expected a `demonstrate` section with rollout.responses_per_prompt of at "
-                              "least 2, on whose verified answers best of n is measured; add one, or remove the limit")
+        if (
+            limits is not None
+            and limits.best_of_n_rises
+            and (not made or made.rollout.get("responses_per_prompt", 1) < 2)
+        ):
+            raise RecipeError(
+                f"models.{name}.certificate.best_of_n_rises: expected a `demonstrate` section with "
+                "rollout.responses_per_prompt of at "
+                "least 2, on whose verified answers best of n is measured; add one, or remove the limit"
+            )
     splits = recipe.data.splits
     for name in sorted(certified(recipe)):
-        if not (recipe.demonstrate and recipe.demonstrate.reward) and splits and "reward_validation" not in splits:
-            raise RecipeError(f"models.{name}: no held-out pairs to certify this reward model; expected `reward_validation` in "
-                              f"data.splits, got {', '.join(splits)}. Add it with a share, or make pairs with demonstrate.reward")
+        if (
+            not (recipe.demonstrate and recipe.demonstrate.reward)
+            and splits
+            and "reward_validation" not in splits
+        ):
+            raise RecipeError(
+                f"models.{name}: no held-out pairs to certify this reward model; expected "
+                "`reward_validation` in "
+                f"data.splits, got {', '.join(splits)}. Add it with a share, or make pairs with "
+                "demonstrate.reward"
+            )
 
 
 def _check_independent(recipe: Recipe) -> None:
-    """No reward model that training optimised may decide that the result is good: neither in a gate with a lower
-    bound, nor as the champion's score. Verifiers may (their scores are ground truth), and so may upper bounds on a
-    gap.
+    """No reward model that training optimised may decide that the result is good: neither in a gate with a
+    lower bound, nor as the champion's score. Verifiers may (their scores are ground truth), and so may upper
+    bounds on a gap.
     """
     if recipe.register is None or recipe.evaluate is None:
         return
     optimised = optimised_models(recipe)
     learned = {f"reward.{model}": model for model in optimised}
-    learned |= {column: model for spec in recipe.evaluate.metrics for column in reward_columns([spec])
-                for model in describe("annotate", spec["name"]).named("models", spec) & optimised}
+    learned |= {
+        column: model
+        for spec in recipe.evaluate.metrics
+        for column in reward_columns([spec])
+        for model in describe("annotate", spec["name"]).named("models", spec) & optimised
+    }
     for column, model in learned.items():
         wins = f"win_rate_{column.removeprefix('reward.')}"
-        names = re.compile(rf"(final\.{re.escape(column)}|{re.escape(column)}_gain_vs_\w+|{re.escape(wins)}(_lc)?_vs_\w+)(\.\w+)?")
-        wrong = [f"gates.{name}" for name, gate in recipe.register.gates.items() if names.fullmatch(name) and gate is not None and gate.over is not None]
+        names = re.compile(
+            rf"(final\.{re.escape(column)}|{re.escape(column)}_gain_vs_\w+|{re.escape(wins)}(_lc)?_vs_\w+)(\.\w+)?"
+        )
+        wrong = [
+            f"gates.{name}"
+            for name, gate in recipe.register.gates.items()
+            if names.fullmatch(name) and gate is not None and gate.over is not None
+        ]
         wrong += ["champion.score"] if recipe.register.champion.score == column else []
         if wrong:
-            raise RecipeError(f"register.{wrong[0]}: the policy is optimised against the reward model {model!r}, so its score rises whether or not the "
-                              "answers improve; use a metric that training did not optimise, such as a verifier, another reward model or the gold measure")
+            raise RecipeError(
+                f"register.{wrong[0]}: the policy is optimised against the reward model {model!r}, so its "
+                "score rises whether or not the "
+                "answers improve; use a metric that training did not optimise, such as a verifier, "
+                "another reward model or the gold measure"
+            )

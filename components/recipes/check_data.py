@@ -19,9 +19,9 @@ from ratchet.components.recipes.yaml_files import folder
 
 
 def check_files(recipe: Recipe, show: int = 0) -> Checked:
-    """Check every address in the recipe: `path:` models must be complete and fit the recipe's sizes, `path:` data must
-    have the records and published splits it reads. Raises `SourceError`, `DataError`, `GateError` or `RecipeError`
-    for the first problem. `show`: examples of each split of `path:` data in the result.
+    """Check every address in the recipe: `path:` models must be complete and fit the recipe's sizes, `path:`
+    data must have the records and published splits it reads. Raises `SourceError`, `DataError`, `GateError`
+    or `RecipeError` for the first problem. `show`: examples of each split of `path:` data in the result.
     """
     from ratchet.components.data.generate import check_name
     from ratchet.components.data.published import home_of, published, share_of, wanted
@@ -31,15 +31,29 @@ def check_files(recipe: Recipe, show: int = 0) -> Checked:
     for name, model in recipe.models.items():
         tiny = re.fullmatch(r"generate:tiny(?:\?(.*))?", model.source)
         if (model.format == "tiny") != bool(tiny) or (model.source.startswith("generate:") and not tiny):
-            raise RecipeError(f"models.{name}.source: got {model.source!r} with `format: {model.format}`; `format: tiny` and an address such as "
-                              "generate:tiny?seed=0 go together")
+            raise RecipeError(
+                f"models.{name}.source: got {model.source!r} with `format: {model.format}`; `format: "
+                "tiny` and an address such as "
+                "generate:tiny?seed=0 go together"
+            )
         if tiny and name == "policy":
-            check_model(recipe, {"num_hidden_layers": int(dict(parse_qsl(tiny[1] or "")).get("layers", 4)), "max_position_embeddings": 1024}, model.source)
+            check_model(
+                recipe,
+                {
+                    "num_hidden_layers": int(dict(parse_qsl(tiny[1] or "")).get("layers", 4)),
+                    "max_position_embeddings": 1024,
+                },
+                model.source,
+            )
         for key, address in (("source", model.source), ("base", model.base)):
             if address and not address.startswith((REGISTRY, "generate:")):
                 with _at(f"models.{name}.{key}"):
                     check_address(address, REGISTRY.rstrip(":"))
-                    config = check_folder(local(address), name, model, base=key == "base") if address.startswith("path:") else {}
+                    config = (
+                        check_folder(local(address), name, model, base=key == "base")
+                        if address.startswith("path:")
+                        else {}
+                    )
                 if name == "policy":
                     check_model(recipe, config, f"models.{name}.{key}")
     have: set[str] | None = set()
@@ -50,7 +64,11 @@ def check_files(recipe: Recipe, show: int = 0) -> Checked:
                 check_name(one.source.removeprefix("generate:"))
                 found = {""}
             else:
-                found = {split for split, _ in published(local(one.source), one.config, one.splits)} if one.source.startswith("path:") else None
+                found = (
+                    {split for split, _ in published(local(one.source), one.config, one.splits)}
+                    if one.source.startswith("path:")
+                    else None
+                )
         have = have | found if have is not None and found is not None else None
     if have is not None and recipe.data.splits:
         have -= {"benchmark"}
@@ -59,8 +77,16 @@ def check_files(recipe: Recipe, show: int = 0) -> Checked:
         return check_records(recipe, read_splits(recipe), show)
     shipped = "".join(file.read_text(encoding="utf-8") for file in folder().rglob("*.yaml"))
     if all(one.source in shipped for one in recipe.data.every_source):
-        return Checked()  # recipes that are compared share the splits of their data, though not all of them read every split
-    return Checked(unread({name: share_of(share) for name, share in (recipe.data.splits or {}).items()}, read_splits(recipe), "share {:g}"))
+        return (
+            Checked()
+        )  # recipes that are compared share the splits of their data, though not all of them read every split
+    return Checked(
+        unread(
+            {name: share_of(share) for name, share in (recipe.data.splits or {}).items()},
+            read_splits(recipe),
+            "share {:g}",
+        )
+    )
 
 
 @contextlib.contextmanager
@@ -81,20 +107,39 @@ def check_model(recipe: Recipe, config: Mapping[str, Any], where: str) -> None:
     for name in ("sft", "reward", "offline", "online"):
         if section := getattr(recipe, name):
             adapter = section.fit.adapter
-            wanted |= {f"{name}.fit.adapter.count": (adapter.get("count", 0), scored if name == "reward" else layers),
-                       f"{name}.fit.adapter.rank": (adapter.get("rank", 0), config.get("hidden_size"))}
+            wanted |= {
+                f"{name}.fit.adapter.count": (
+                    adapter.get("count", 0),
+                    scored if name == "reward" else layers,
+                ),
+                f"{name}.fit.adapter.rank": (adapter.get("rank", 0), config.get("hidden_size")),
+            }
     for key, (count, most) in wanted.items():
         if most is not None and count > most:
             what = "a hidden size of" if key.endswith("rank") else "layers:"
-            raise RecipeError(f"{key}: got {count}, but the model has {what} {most} ({where}); expected {most} or fewer")
-    spoken = {name: (section.data, section.rollout) for name in ("demonstrate", "preferences", "online") if (section := getattr(recipe, name))}
-    answers = {f"{name}.rollout.max_tokens": (data, rollout.get("max_tokens", 0)) for name, (data, rollout) in spoken.items()}
-    answers |= {"evaluate.max_tokens": (recipe.evaluate.data, recipe.evaluate.max_tokens)} if recipe.evaluate else {}
+            raise RecipeError(
+                f"{key}: got {count}, but the model has {what} {most} ({where}); expected {most} or fewer"
+            )
+    spoken = {
+        name: (section.data, section.rollout)
+        for name in ("demonstrate", "preferences", "online")
+        if (section := getattr(recipe, name))
+    }
+    answers = {
+        f"{name}.rollout.max_tokens": (data, rollout.get("max_tokens", 0))
+        for name, (data, rollout) in spoken.items()
+    }
+    answers |= (
+        {"evaluate.max_tokens": (recipe.evaluate.data, recipe.evaluate.max_tokens)} if recipe.evaluate else {}
+    )
     for key, (data, answer) in answers.items():
         prompt = recipe.data.of(data).max_tokens
         if window is not None and prompt + answer > window:
-            raise RecipeError(f"{key}: got {answer}, which with the longest prompt (data.{data}.max_tokens: {prompt}) exceeds the model's context length of "
-                              f"{window} tokens ({where}); expected {max(0, window - prompt)} or fewer")
+            raise RecipeError(
+                f"{key}: got {answer}, which with the longest prompt (data.{data}.max_tokens: {prompt}) "
+                "exceeds the model's context length of "
+                f"{window} tokens ({where}); expected {max(0, window - prompt)} or fewer"
+            )
 
 
 def check_splits(recipe: Recipe) -> None:
@@ -102,16 +147,25 @@ def check_splits(recipe: Recipe) -> None:
     splits = recipe.data.splits
     for where, name in splits_read(recipe).items():
         if name not in (splits or SHARES):
-            raise RecipeError(f"{where}: {name!r} is not in data.splits ({', '.join(splits or SHARES)}); add it with a share, or use one of these")
+            raise RecipeError(
+                f"{where}: {name!r} is not in data.splits ({', '.join(splits or SHARES)}); add it with a "
+                "share, or use one of these"
+            )
 
 
 def splits_read(recipe: Recipe) -> dict[str, str]:
     """Splits read by the sections, by the key that names them."""
     made = recipe.demonstrate
-    read = {f"{name}.{key}": getattr(section, key) for name in ("demonstrate", "preferences", "sft", "reward", "offline", "online", "evaluate")
-            if (section := getattr(recipe, name)) and not (made and name in ("sft", "reward")) and not (recipe.preferences and name == "reward")
-            if not (name == "offline" and makes_pairs(recipe) and section.data == "reward")
-            for key in ("data", "validation") if hasattr(section, key)}
+    read = {
+        f"{name}.{key}": getattr(section, key)
+        for name in ("demonstrate", "preferences", "sft", "reward", "offline", "online", "evaluate")
+        if (section := getattr(recipe, name))
+        and not (made and name in ("sft", "reward"))
+        and not (recipe.preferences and name == "reward")
+        if not (name == "offline" and makes_pairs(recipe) and section.data == "reward")
+        for key in ("data", "validation")
+        if hasattr(section, key)
+    }
     if recipe.evaluate and recipe.evaluate.gold:
         read |= {"evaluate.gold": "gold", "evaluate.gold (its certificate)": "gold_validation"}
     return {where: name for where, name in read.items() if name}
@@ -128,22 +182,48 @@ def makes_pairs(recipe: Recipe) -> bool:
 
 
 def check_kinds(recipe: Recipe) -> None:
-    """Each section reads groups of the right kind: SFT answers, reward-model pairs, and what each objective compares."""
+    """Each section reads groups of the right kind: SFT answers, reward-model pairs, and what each objective
+    compares.
+    """
     if recipe.sft and not recipe.demonstrate and (kind := kind_of(recipe.sft.data)) in (*PAIRS, *SINGLE):
         other = "rejected answers" if kind in PAIRS else "answers with label false"
-        raise RecipeError(f"sft.data: {recipe.sft.data!r} also contains {other}, and SFT trains on all answers; use a split such as 'sft'")
-    if recipe.reward and not (recipe.demonstrate or recipe.preferences) and kind_of(recipe.reward.data) not in PAIRS:
-        raise RecipeError(f"reward.data: expected a split of preference pairs ({', '.join(PAIRS)}), got {recipe.reward.data!r}")
+        raise RecipeError(
+            f"sft.data: {recipe.sft.data!r} also contains {other}, and SFT trains on all answers; use a "
+            "split such as 'sft'"
+        )
+    if (
+        recipe.reward
+        and not (recipe.demonstrate or recipe.preferences)
+        and kind_of(recipe.reward.data) not in PAIRS
+    ):
+        raise RecipeError(
+            f"reward.data: expected a split of preference pairs ({', '.join(PAIRS)}), got "
+            f"{recipe.reward.data!r}"
+        )
     section = recipe.offline
     for spec in [spec for parts in section.fit.updates.values() for spec in parts] if section else ():
         assert section is not None
-        kind, description, at = kind_of(section.data), describe("objective", spec["name"]), "offline.fit.updates.policy"
+        kind, description, at = (
+            kind_of(section.data),
+            describe("objective", spec["name"]),
+            "offline.fit.updates.policy",
+        )
         if description.unit == "pair" and (kind in SINGLE or (kind not in PAIRS and not section.select)):
             what = "single answers with a label" if kind in SINGLE else "no pairs"
-            raise RecipeError(f"{at}: {spec['name']!r} compares a chosen with a rejected answer, but offline.data: {section.data!r} has {what}; "
-                              f"expected a split of pairs ({', '.join(PAIRS)})" + (", or the objective 'kto'" if kind in SINGLE else ""))
+            raise RecipeError(
+                f"{at}: {spec['name']!r} compares a chosen with a rejected answer, but offline.data: "
+                f"{section.data!r} has {what}; "
+                f"expected a split of pairs ({', '.join(PAIRS)})"
+                + (", or the objective 'kto'" if kind in SINGLE else "")
+            )
         if "label" in description.reads and kind in PAIRS:
-            raise RecipeError(f"{at}: {spec['name']!r} needs single labelled answers, but offline.data: {section.data!r} has preference "
-                              "pairs; use the split 'labelled', or a pairwise objective such as 'preference.dpo'")
+            raise RecipeError(
+                f"{at}: {spec['name']!r} needs single labelled answers, but offline.data: "
+                f"{section.data!r} has preference "
+                "pairs; use the split 'labelled', or a pairwise objective such as 'preference.dpo'"
+            )
         if kind in SINGLE and not description.reads and "logprobs" in description.outputs:
-            raise RecipeError(f"{at}: {spec['name']!r} would train on answers with label false; use only 'kto' on offline.data: {section.data!r}")
+            raise RecipeError(
+                f"{at}: {spec['name']!r} would train on answers with label false; use only 'kto' on "
+                f"offline.data: {section.data!r}"
+            )

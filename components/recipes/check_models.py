@@ -16,8 +16,9 @@ REWARD_HEAD = "reward_head.st"  # `components/models/reward.py`, which imports t
 
 
 def check_folder(path: Path, name: str, model: Source, *, base: bool = False) -> dict[str, Any]:
-    """The config.json of a local model directory, empty for GGUF files and adapters. `SourceError` if something is
-    not there that the run would miss. `base`: the base model of the adapter `model`, which may have its own tokenizer.
+    """The config.json of a local model directory, empty for GGUF files and adapters. `SourceError` if
+    something is not there that the run would miss. `base`: the base model of the adapter `model`, which may
+    have its own tokenizer.
     """
     kind = "auto" if base else model.format
     ggufs = [path] if path.suffix == ".gguf" else list(path.glob("*.gguf"))
@@ -26,10 +27,16 @@ def check_folder(path: Path, name: str, model: Source, *, base: bool = False) ->
             raise SourceError(f"{path} holds no .gguf file, which `format: gguf` expects")
         return {}
     if not path.is_dir():
-        raise SourceError(f"{path} is a file; expected a folder with config.json, tokenizer.json and *.safetensors, or a .gguf file")
+        raise SourceError(
+            f"{path} is a file; expected a folder with config.json, tokenizer.json and *.safetensors, or "
+            "a .gguf file"
+        )
     if is_adapter(path):
         if not (path / WEIGHTS).is_file():
-            raise SourceError(f"{path} holds {CONFIG} but no {WEIGHTS}{_pickles(path)}; save it again with peft's save_pretrained")
+            raise SourceError(
+                f"{path} holds {CONFIG} but no {WEIGHTS}{_pickles(path)}; save it again with peft's "
+                "save_pretrained"
+            )
         if not model.base:
             base_of(path)
         return {}
@@ -37,23 +44,40 @@ def check_folder(path: Path, name: str, model: Source, *, base: bool = False) ->
     _check_weights(path)
     if base:
         return config
-    if not any((path / file).is_file() for file in (*TOKENIZERS, *(["vocab.txt"] if name == "encoder" else []))):
-        raise SourceError(f"{path} has no tokenizer; expected tokenizer.json next to config.json: tokenizer.save_pretrained writes it")
+    if not any(
+        (path / file).is_file() for file in (*TOKENIZERS, *(["vocab.txt"] if name == "encoder" else []))
+    ):
+        raise SourceError(
+            f"{path} has no tokenizer; expected tokenizer.json next to config.json: "
+            "tokenizer.save_pretrained writes it"
+        )
     if name != "encoder" and not _has_template(path):
-        raise SourceError(f"{path}: the tokenizer has no chat template; put a chat_template.jinja next to tokenizer.json, or use an instruct model")
+        raise SourceError(
+            f"{path}: the tokenizer has no chat template; put a chat_template.jinja next to "
+            "tokenizer.json, or use an instruct model"
+        )
     if model.role == "reward" and not (path / REWARD_HEAD).is_file():
-        classes, labels = config.get("architectures") or ["no architecture"], config.get("num_labels") or len(config.get("id2label") or (0, 1))
+        classes, labels = (
+            config.get("architectures") or ["no architecture"],
+            config.get("num_labels") or len(config.get("id2label") or (0, 1)),
+        )
         if labels != 1 or not any(str(name).endswith("ForSequenceClassification") for name in classes):
-            raise SourceError(f"{path}: `role: reward` expects a sequence classifier with one label (num_labels 1), got {', '.join(map(str, classes))} "
-                              f"with {labels}; use a reward model")
+            raise SourceError(
+                f"{path}: `role: reward` expects a sequence classifier with one label (num_labels 1), got "
+                f"{', '.join(map(str, classes))} "
+                f"with {labels}; use a reward model"
+            )
     return config
 
 
 def _config(path: Path) -> dict[str, Any]:
     file = path / "config.json"
     if not file.is_file():
-        raise SourceError(f"{path} holds no config.json; expected a Hugging Face model directory (config.json, tokenizer.json, *.safetensors), "
-                          "as save_pretrained writes it, or a GGUF file")
+        raise SourceError(
+            f"{path} holds no config.json; expected a Hugging Face model directory (config.json, "
+            "tokenizer.json, *.safetensors), "
+            "as save_pretrained writes it, or a GGUF file"
+        )
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -65,19 +89,32 @@ def _config(path: Path) -> dict[str, Any]:
 
 def _has_template(path: Path) -> bool:
     settings = path / "tokenizer_config.json"
-    return any((path / name).exists() for name in TEMPLATES) or (settings.is_file() and '"chat_template"' in settings.read_text(encoding="utf-8"))
+    return any((path / name).exists() for name in TEMPLATES) or (
+        settings.is_file() and '"chat_template"' in settings.read_text(encoding="utf-8")
+    )
 
 
 def _check_weights(path: Path) -> None:
     """Weights are in safetensors, and every file that an index names is there."""
     if not any(path.glob("*.safetensors")):
-        raise SourceError(f"{path} holds no *.safetensors{_pickles(path)}; save the model again with save_pretrained")
+        raise SourceError(
+            f"{path} holds no *.safetensors{_pickles(path)}; save the model again with save_pretrained"
+        )
     index = path / "model.safetensors.index.json"
-    named = set(json.loads(index.read_text(encoding="utf-8")).get("weight_map", {}).values()) if index.is_file() else set()
+    named = (
+        set(json.loads(index.read_text(encoding="utf-8")).get("weight_map", {}).values())
+        if index.is_file()
+        else set()
+    )
     if missing := sorted(name for name in named if not (path / name).is_file()):
-        raise SourceError(f"{path}: {index.name} names {missing[0]}, which is not there ({len(missing)} of {len(named)} files are missing); copy the whole model")
+        raise SourceError(
+            f"{path}: {index.name} names {missing[0]}, which is not there ({len(missing)} of {len(named)} "
+            "files are missing); copy the whole model"
+        )
 
 
 def _pickles(path: Path) -> str:
-    found = next((file.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for file in path.glob(pattern)), None)
+    found = next(
+        (file.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for file in path.glob(pattern)), None
+    )
     return f" (pickles such as {found} are never read)" if found else ""

@@ -1,5 +1,5 @@
-"""Curation of a recipe's local data before anything starts, as far as that is possible without a tokenizer: what is read, what the
-splits get, what is lost.
+"""Curation of a recipe's local data before anything starts, as far as that is possible without a tokenizer:
+what is read, what the splits get, what is lost.
 """
 
 from __future__ import annotations
@@ -26,22 +26,30 @@ LONGEST = 400
 
 @dataclass(frozen=True)
 class Example:
-    """A group of a split as the recipe's sections get it, before tokenisation. `answers` are chosen and rejected in a split of pairs, else
-    one or none; `trained`: whether their assistant messages are in a loss, as in SFT and in pairs. In a split of prompts they are not.
+    """A group of a split as the recipe's sections get it, before tokenisation. `answers` are chosen and
+    rejected in a split of pairs, else one or none; `trained`: whether their assistant messages are in a loss,
+    as in SFT and in pairs. In a split of prompts they are not.
     """
 
     messages: Sequence[Message]
     answers: Sequence[Sequence[Message]]
     trained: bool
     reference: str | None = None
-    columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # per answer, such as ratings and labels
+    columns: Mapping[str, Sequence[Any]] = field(
+        default_factory=dict
+    )  # per answer, such as ratings and labels
 
     def lines(self) -> list[str]:
-        """A line per message; `>` marks what is in a loss, with two answers `+` the chosen and `-` the rejected one."""
+        """A line per message; `>` marks what is in a loss, with two answers `+` the chosen and `-` the
+        rejected one.
+        """
         marks = ("+", "-") if len(self.answers) == 2 else (">",) * len(self.answers)
         said = [self._line(" ", message) for message in self.messages]
         for mark, answer in zip(marks, self.answers, strict=True):
-            said += [self._line(mark if self.trained and message["role"] == "assistant" else " ", message) for message in answer]
+            said += [
+                self._line(mark if self.trained and message["role"] == "assistant" else " ", message)
+                for message in answer
+            ]
         if self.reference is not None:
             said.append(self._line(" ", {"role": "reference", "content": self.reference}))
         return [*said, *(f"  {name}: {', '.join(map(str, values))}" for name, values in self.columns.items())]
@@ -54,8 +62,8 @@ class Example:
 
 @dataclass(frozen=True)
 class Checked:
-    """What is known before a run. Numbers are of local data only, of the first `HEAD` rows of each file if not `whole`; lengths in tokens
-    are not known yet.
+    """What is known before a run. Numbers are of local data only, of the first `HEAD` rows of each file if
+    not `whole`; lengths in tokens are not known yet.
     """
 
     warnings: Sequence[str] = ()
@@ -63,19 +71,30 @@ class Checked:
     layouts: Mapping[str, int] = field(default_factory=dict)  # rows by the parser that read them
     groups: Mapping[str, int] = field(default_factory=dict)  # by split
     left_out: Mapping[str, int] = field(default_factory=dict)  # records by step and reason
-    examples: Mapping[str, Sequence[Example]] = field(default_factory=dict)  # the first groups of each split, as asked for
+    examples: Mapping[str, Sequence[Example]] = field(
+        default_factory=dict
+    )  # the first groups of each split, as asked for
 
     def lines(self) -> list[str]:
         """For people: at most a few lines."""
         said = []
         if self.groups:
             read = ", ".join(f"{number:,} rows {what}" for what, number in self.layouts.items())
-            said += [f"read: {read or 'by the parser of the recipe'}" + ("" if self.whole else f" (the first {HEAD} of each file)"),
-                     "groups: " + ", ".join(f"{name} {number:,}" for name, number in self.groups.items()) + " (lengths in tokens are checked in the run)"]
+            said += [
+                f"read: {read or 'by the parser of the recipe'}"
+                + ("" if self.whole else f" (the first {HEAD} of each file)"),
+                "groups: "
+                + ", ".join(f"{name} {number:,}" for name, number in self.groups.items())
+                + " (lengths in tokens are checked in the run)",
+            ]
         if self.left_out:
             worst = Counter(self.left_out).most_common()
             more = sum(number for _, number in worst[3:])
-            said.append("left out: " + "; ".join(f"{why} {number:,}" for why, number in worst[:3]) + (f"; for other reasons {more:,}" if more else ""))
+            said.append(
+                "left out: "
+                + "; ".join(f"{why} {number:,}" for why, number in worst[:3])
+                + (f"; for other reasons {more:,}" if more else "")
+            )
         for name, examples in self.examples.items():
             for i, example in enumerate(examples, 1):
                 said += [f"{name}, {i} of {self.groups[name]:,}:", *("  " + line for line in example.lines())]
@@ -83,8 +102,8 @@ class Checked:
 
 
 def check_records(recipe: Recipe, read: set[str], show: int = 0) -> Checked:
-    """Curate the local data of a recipe whose sections read the splits `read`: the errors of curation, of wrong reference answers and of
-    splits that are too small. `show`: examples of each split.
+    """Curate the local data of a recipe whose sections read the splits `read`: the errors of curation, of
+    wrong reference answers and of splits that are too small. `show`: examples of each split.
     """
     from ratchet.components.data.curate import curate_records
     from ratchet.components.data.files import read_rows
@@ -99,24 +118,66 @@ def check_records(recipe: Recipe, read: set[str], show: int = 0) -> Checked:
         try:
             parsed = read_sources(data, paths, data.seed, most)
             made = curate_records(data, parsed, lambda messages: 0, data.seed, read)
-            check_gold([group for name, groups in made.splits.items() if kind_of(name) in PROMPT_SECTIONS for group in groups], verifiers(recipe))
+            check_gold(
+                [
+                    group
+                    for name, groups in made.splits.items()
+                    if kind_of(name) in PROMPT_SECTIONS
+                    for group in groups
+                ],
+                verifiers(recipe),
+            )
             warnings = _sizes(data, made.splits, len(parsed.kept) + len(parsed.dropped), sure=most is None)
         except (DataError, RecipeError, GateError):
             if most is None:
                 raise
             continue
-        files = [file for path, one in zip(paths, data.every_source, strict=True) for _, file in published(path, one.config, one.splits)]
-        whole = most is None or len(parsed.kept) + len(parsed.dropped) < HEAD or not any(True for file in files for _ in islice(read_rows(file), HEAD, HEAD + 1))
-        left_out = Counter({f"{step['step']}: {reason}": number for step in made.steps for reason, number in step["dropped"].items()})
-        warnings += unread({name: len(part) for name, part in made.parts.items()}, read, "{:,} records" if whole else f"{{:,}} of the first {len(parsed.kept):,} records")
-        return Checked([*made.warnings, *warnings], whole, _layouts(parsed.changed), {name: len(groups) for name, groups in made.splits.items()}, left_out,
-                       {name: [_example(name, group) for group in groups[:show]] for name, groups in made.splits.items() if show})
+        files = [
+            file
+            for path, one in zip(paths, data.every_source, strict=True)
+            for _, file in published(path, one.config, one.splits)
+        ]
+        whole = (
+            most is None
+            or len(parsed.kept) + len(parsed.dropped) < HEAD
+            or not any(True for file in files for _ in islice(read_rows(file), HEAD, HEAD + 1))
+        )
+        left_out = Counter(
+            {
+                f"{step['step']}: {reason}": number
+                for step in made.steps
+                for reason, number in step["dropped"].items()
+            }
+        )
+        warnings += unread(
+            {name: len(part) for name, part in made.parts.items()},
+            read,
+            "{:,} records" if whole else f"{{:,}} of the first {len(parsed.kept):,} records",
+        )
+        return Checked(
+            [*made.warnings, *warnings],
+            whole,
+            _layouts(parsed.changed),
+            {name: len(groups) for name, groups in made.splits.items()},
+            left_out,
+            {
+                name: [_example(name, group) for group in groups[:show]]
+                for name, groups in made.splits.items()
+                if show
+            },
+        )
     raise AssertionError("not reached: the second pass returns or raises")
 
 
 def _example(split: str, group: Group) -> Example:
     kind, answers = kind_of(split), [trajectory.messages for trajectory in group.trajectories]
-    return Example(group.prompt.messages, answers, kind not in PROMPT_SECTIONS, group.prompt.answer if kind in PROMPT_SECTIONS else None, dict(group.columns))
+    return Example(
+        group.prompt.messages,
+        answers,
+        kind not in PROMPT_SECTIONS,
+        group.prompt.answer if kind in PROMPT_SECTIONS else None,
+        dict(group.columns),
+    )
 
 
 def unread(sizes: Mapping[str, float], read: set[str], what: str) -> list[str]:
@@ -126,30 +187,54 @@ def unread(sizes: Mapping[str, float], read: set[str], what: str) -> list[str]:
         return []
     share = sum(lost.values()) / max(sum(sizes.values()), 1e-9)
     nulls = ", ".join(f"{name}: null" for name in lost)
-    return [f"data.splits: no section reads {' and '.join(f'{name!r} ({what.format(size)})' for name, size in lost.items())}, {share:.0%} of the data; "
-            f"write `data: {{splits: {{{nulls}}}}}` and the other splits share it"]
+    return [
+        "data.splits: no section reads "
+        f"{' and '.join(f'{name!r} ({what.format(size)})' for name, size in lost.items())}, {share:.0%} "
+        "of the data; "
+        f"write `data: {{splits: {{{nulls}}}}}` and the other splits share it"
+    ]
 
 
 def _layouts(changed: Mapping[str, int]) -> dict[str, int]:
-    return {what.removeprefix("read "): number for what, number in changed.items() if number and what.startswith("read as ")}
+    return {
+        what.removeprefix("read "): number
+        for what, number in changed.items()
+        if number and what.startswith("read as ")
+    }
 
 
 def _sizes(data: Data, splits: Mapping[str, Sequence[Group]], rows: int, *, sure: bool) -> list[str]:
-    """`GateError` for splits that data validation would refuse: lengths in tokens can only take more groups away. What they might mend, the
-    share of a topic, is a warning if `sure`.
+    """`GateError` for splits that data validation would refuse: lengths in tokens can only take more groups
+    away. What they might mend, the share of a topic, is a warning if `sure`.
     """
-    topics = {name: Counter(topic for group in groups if (topic := group.prompt.meta.get("topic")) is not None) for name, groups in splits.items()}
+    topics = {
+        name: Counter(topic for group in groups if (topic := group.prompt.meta.get("topic")) is not None)
+        for name, groups in splits.items()
+    }
     few = {name: len(groups) for name, groups in splits.items() if len(groups) < data.min_groups}
     alike = {name: len(found) for name, found in topics.items() if 0 < len(found) < data.min_topics}
     shares = {name: found.most_common(1)[0][1] / len(splits[name]) for name, found in topics.items() if found}
     full = {name: share for name, share in shares.items() if share > data.max_topic_share}
-    for key, bad, wanted, of in (("min_groups", few, f"at least {data.min_groups} groups", "add data"),
-                                 ("min_topics", alike, f"at least {data.min_topics} topics", "a topic is never in two splits; add data"),
-                                 ("max_topic_share", full, f"at most {data.max_topic_share:.0%} of one topic", "add data")):
+    for key, bad, wanted, of in (
+        ("min_groups", few, f"at least {data.min_groups} groups", "add data"),
+        (
+            "min_topics",
+            alike,
+            f"at least {data.min_topics} topics",
+            "a topic is never in two splits; add data",
+        ),
+        ("max_topic_share", full, f"at most {data.max_topic_share:.0%} of one topic", "add data"),
+    ):
         if bad:
-            got = ", ".join(f"{share:.0%} in {name!r}" if bad is full else f"{share} in {name!r}" for name, share in bad.items())
+            got = ", ".join(
+                f"{share:.0%} in {name!r}" if bad is full else f"{share} in {name!r}"
+                for name, share in bad.items()
+            )
             value = f"{math.ceil(100 * max(bad.values())) / 100:g}" if bad is full else f"{min(bad.values())}"
-            says = f"data.{key}: expected {wanted} in every split, got {got}, of {rows} rows; {of}, name fewer splits in data.splits, or set data.{key}: {value}"
+            says = (
+                f"data.{key}: expected {wanted} in every split, got {got}, of {rows} rows; {of}, name "
+                f"fewer splits in data.splits, or set data.{key}: {value}"
+            )
             if bad is full and sure and max(full.values()) < 1:
                 return [says]
             raise GateError(says)

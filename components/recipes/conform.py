@@ -1,5 +1,5 @@
-"""Validation of YAML values against type annotations with pydantic. The first error becomes one sentence: where,
-expected, got, nearest name.
+"""Validation of YAML values against type annotations with pydantic. The first error becomes one sentence:
+where, expected, got, nearest name.
 """
 
 from __future__ import annotations
@@ -18,11 +18,28 @@ from typing_extensions import is_typeddict
 from ratchet.components.errors import RecipeError, nearest
 
 T = TypeVar("T")
-EXPECTED = {"int": "a whole number", "float": "a number", "bool": "true or false", "string": "text", "dict": "a mapping", "mapping": "a mapping",
-            "dataclass": "a mapping", "list": "a list", "tuple": "a list", "sequence_str": "a list", "is_instance_of": "a list"}
+EXPECTED = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "string": "text",
+    "dict": "a mapping",
+    "mapping": "a mapping",
+    "dataclass": "a mapping",
+    "list": "a list",
+    "tuple": "a list",
+    "sequence_str": "a list",
+    "is_instance_of": "a list",
+}
 """pydantic error type without the suffix `_type` -> expected value."""
-BOUNDS = {"greater_than": ("gt", "a number above {}"), "greater_than_equal": ("ge", "{} or more"), "less_than": ("lt", "a number below {}"),
-          "less_than_equal": ("le", "at most {}"), "too_short": ("min_length", "at least {} entries"), "too_long": ("max_length", "at most {} entries")}
+BOUNDS = {
+    "greater_than": ("gt", "a number above {}"),
+    "greater_than_equal": ("ge", "{} or more"),
+    "less_than": ("lt", "a number below {}"),
+    "less_than_equal": ("le", "at most {}"),
+    "too_short": ("min_length", "at least {} entries"),
+    "too_long": ("max_length", "at most {} entries"),
+}
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field, Field))
@@ -43,8 +60,8 @@ def record(cls: type[T]) -> type[T]:
 
 
 def conform(kind: Any, value: Any, where: str) -> Any:
-    """Validate `value` against the annotation `kind`; `where` is its path for messages. A null is ignored where
-    `kind` does not allow it. Raises `RecipeError`.
+    """Validate `value` against the annotation `kind`; `where` is its path for messages. A null is ignored
+    where `kind` does not allow it. Raises `RecipeError`.
     """
     try:
         return _adapter(kind).validate_python(_without_nulls(kind, value, where))
@@ -57,7 +74,9 @@ def known_keys(given: Iterable[object], known: Iterable[str], where: str) -> Non
     known = list(known)
     for key in given:
         if key not in known:
-            raise RecipeError(f"{where + '.' if where else ''}{key}: unknown key {key!r}{nearest(str(key), known)}")
+            raise RecipeError(
+                f"{where + '.' if where else ''}{key}: unknown key {key!r}{nearest(str(key), known)}"
+            )
 
 
 @functools.lru_cache(None)
@@ -95,26 +114,51 @@ def _without_nulls(kind: Any, value: Any, where: str) -> Any:
         if isinstance(value, Mapping) and (dataclasses.is_dataclass(part) or is_typeddict(part)):
             hints = _hints(typing.cast(type, part))
             known_keys(value, hints, where)
-        elif isinstance(value, Mapping) and inside and isinstance(origin, type) and issubclass(origin, Mapping):
+        elif (
+            isinstance(value, Mapping) and inside and isinstance(origin, type) and issubclass(origin, Mapping)
+        ):
             if typing.get_origin(inside[0]) is Literal:
                 known_keys(value, typing.get_args(inside[0]), where)
             hints = dict.fromkeys(value, inside[1])
-        elif inside and isinstance(origin, type) and issubclass(origin, Sequence) and isinstance(value, (list, tuple)):
+        elif (
+            inside
+            and isinstance(origin, type)
+            and issubclass(origin, Sequence)
+            and isinstance(value, (list, tuple))
+        ):
             return [_without_nulls(inside[0], inner, f"{where}[{i}]") for i, inner in enumerate(value)]
         else:
             continue
-        return {key: _without_nulls(hints[key], inner, f"{where}.{key}" if where else str(key))
-                for key, inner in value.items() if inner is not None or takes_null(hints[key])}
+        return {
+            key: _without_nulls(hints[key], inner, f"{where}.{key}" if where else str(key))
+            for key, inner in value.items()
+            if inner is not None or takes_null(hints[key])
+        }
     return value
 
 
 def _sentence(error: ValidationError, where: str) -> str:
     errors = error.errors(include_url=False)
     first = errors[0]
-    if isinstance(first["input"], Mapping):  # for a union, report the error of the member that accepts a mapping
-        first = next((other for other in errors if other["loc"][:len(first["loc"]) - 1] == first["loc"][:-1] and len(other["loc"]) > len(first["loc"])), first)
+    if isinstance(
+        first["input"], Mapping
+    ):  # for a union, report the error of the member that accepts a mapping
+        first = next(
+            (
+                other
+                for other in errors
+                if other["loc"][: len(first["loc"]) - 1] == first["loc"][:-1]
+                and len(other["loc"]) > len(first["loc"])
+            ),
+            first,
+        )
     kind, got, more = first["type"], first["input"], first.get("ctx", {})
-    path = [p for p in first["loc"] if isinstance(p, int) or not ("[" in p or p in ("bool", "int", "float", "str", "constrained-float", "Part"))]  # pydantic adds names of union members to the path
+    path = [
+        p
+        for p in first["loc"]
+        if isinstance(p, int)
+        or not ("[" in p or p in ("bool", "int", "float", "str", "constrained-float", "Part"))
+    ]  # pydantic adds names of union members to the path
     missing = str(path.pop()) if kind in ("missing", "missing_argument") else ""
     at = where + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path)
     at = at.lstrip(".")
@@ -128,5 +172,9 @@ def _sentence(error: ValidationError, where: str) -> str:
     if kind in BOUNDS:
         name, text = BOUNDS[kind]
         return f"{at}: expected {text.format(f'{more[name]:g}')}, got {got!r}"
-    expected = "a finite number" if kind == "finite_number" else EXPECTED.get(kind.removesuffix("_type").removesuffix("_exact"), first["msg"])
+    expected = (
+        "a finite number"
+        if kind == "finite_number"
+        else EXPECTED.get(kind.removesuffix("_type").removesuffix("_exact"), first["msg"])
+    )
     return f"{at}: expected {expected}, got {got!r}"

@@ -1,10 +1,11 @@
-"""Off-policy correction: adds truncated importance weights to a recipe if the profile samples with another engine.
+"""Off-policy correction: adds truncated importance weights to a recipe if the profile samples with another
+engine.
 
 If the inference engine is not the learner's, every policy-gradient objective (one that reads `advantages` and
-log-probs) is multiplied by truncated importance weights (`components/pieces/scoring/importance.py`): the learner
-recomputes `logprobs.old`, ratios use these instead of the sampler's, and the terms are weighted by `weight_column`.
-Objectives that read both log-probs correct themselves (`clip.truncated`); objectives that accept any answers (DPO,
-RAFT) are unchanged. The change is visible in the run's recipe.yaml.
+log-probs) is multiplied by truncated importance weights (`components/pieces/scoring/importance.py`): the
+learner recomputes `logprobs.old`, ratios use these instead of the sampler's, and the terms are weighted by
+`weight_column`. Objectives that read both log-probs correct themselves (`clip.truncated`); objectives that
+accept any answers (DPO, RAFT) are unchanged. The change is visible in the run's recipe.yaml.
 """
 
 from __future__ import annotations
@@ -42,18 +43,33 @@ def corrected_section(online: Online, cap: float) -> Online:
         for spec in specs:
             description = describe("objective", spec["name"])
             reads = description.named("reads", spec)
-            if ("advantages" in reads and "logprobs" in description.outputs and "weight_column" not in spec and description.unit in COLUMNS
-                    and not {"logprobs.old", "logprobs.sampled"} <= reads):
+            if (
+                "advantages" in reads
+                and "logprobs" in description.outputs
+                and "weight_column" not in spec
+                and description.unit in COLUMNS
+                and not {"logprobs.old", "logprobs.sampled"} <= reads
+            ):
                 column, piece = COLUMNS[description.unit]
-                spec = {**spec, "weight_column": column, **({"old": "old"} if spec.get("old") == "sampled" else {})}
+                spec = {
+                    **spec,
+                    "weight_column": column,
+                    **({"old": "old"} if spec.get("old") == "sampled" else {}),
+                }
                 needed += [piece]
             updates[role].append(spec)
     if not needed:
         return online
-    written = {name for spec in [*online.annotate, *online.prepare]
-               for name in describe("annotate", spec["name"]).named("writes", spec)}
+    written = {
+        name
+        for spec in [*online.annotate, *online.prepare]
+        for name in describe("annotate", spec["name"]).named("writes", spec)
+    }
     prepare = list(online.prepare)
-    for name, options in [("scoring.logprobs.old", {}), *((piece, {"cap": cap}) for piece in dict.fromkeys(needed))]:
+    for name, options in [
+        ("scoring.logprobs.old", {}),
+        *((piece, {"cap": cap}) for piece in dict.fromkeys(needed)),
+    ]:
         if not describe("annotate", name).writes & written:
             prepare.append(resolve("annotate", {"name": name, **options}))
     return dataclasses.replace(online, prepare=prepare, fit=dataclasses.replace(online.fit, updates=updates))

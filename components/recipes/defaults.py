@@ -17,13 +17,26 @@ OBJECTIVE_KEYS = ("weight", "reduce", "label", "weight_column")
 
 def with_defaults(recipe: Recipe) -> Recipe:
     """The recipe with the defaults of every piece written out."""
-    own: dict[str, Any] = {name: dataclasses.replace(part, transforms=_each("transform", part.transforms, f"data.{name}.transforms"))
-           for name in PROMPT_SECTIONS if (part := getattr(recipe.data, name))}
+    own: dict[str, Any] = {
+        name: dataclasses.replace(
+            part, transforms=_each("transform", part.transforms, f"data.{name}.transforms")
+        )
+        for name in PROMPT_SECTIONS
+        if (part := getattr(recipe.data, name))
+    }
     if recipe.data.parser != "auto":
         own["parser"] = resolve("parser", recipe.data.parser, where="data.parser")
-    own["sources"] = [one if one.parser == "auto" else dataclasses.replace(one, parser=resolve("parser", one.parser, where=f"data.sources[{i}].parser"))
-                      for i, one in enumerate(recipe.data.sources)]
-    changes: dict[str, Any] = {"data": dataclasses.replace(recipe.data, transforms=_each("transform", recipe.data.transforms, "data.transforms"), **own)}
+    own["sources"] = [
+        one
+        if one.parser == "auto"
+        else dataclasses.replace(one, parser=resolve("parser", one.parser, where=f"data.sources[{i}].parser"))
+        for i, one in enumerate(recipe.data.sources)
+    ]
+    changes: dict[str, Any] = {
+        "data": dataclasses.replace(
+            recipe.data, transforms=_each("transform", recipe.data.transforms, "data.transforms"), **own
+        )
+    }
     if recipe.demonstrate:
         changes["demonstrate"] = _resolved_samples(recipe.demonstrate, "demonstrate")
     if recipe.preferences:
@@ -37,8 +50,12 @@ def with_defaults(recipe: Recipe) -> Recipe:
         measures = _each("measure", recipe.evaluate.measures, "evaluate.measures")
         best_of = recipe.evaluate.best_of
         if best_of:
-            best_of = dataclasses.replace(best_of, annotate=_each("annotate", best_of.annotate, "evaluate.best_of.annotate"))
-        changes["evaluate"] = dataclasses.replace(recipe.evaluate, metrics=metrics, measures=measures, best_of=best_of)
+            best_of = dataclasses.replace(
+                best_of, annotate=_each("annotate", best_of.annotate, "evaluate.best_of.annotate")
+            )
+        changes["evaluate"] = dataclasses.replace(
+            recipe.evaluate, metrics=metrics, measures=measures, best_of=best_of
+        )
     if recipe.register and not recipe.register.model:
         changes["register"] = dataclasses.replace(recipe.register, model=recipe.name)
     return dataclasses.replace(recipe, **changes)
@@ -49,20 +66,34 @@ def _each(slot: str, specs: Sequence[Spec], where: str) -> list[dict[str, Any]]:
 
 
 def _resolved_samples(section: Any, name: str) -> Any:
-    here = {slot: _each("annotate" if slot == "annotate" else "select", getattr(section, slot), f"{name}.{slot}")
-            for slot in ("annotate", "sft", "reward", "select") if hasattr(section, slot)}
-    return dataclasses.replace(section, rollout=resolve("rollout", section.rollout, where=f"{name}.rollout"), **here)
+    here = {
+        slot: _each("annotate" if slot == "annotate" else "select", getattr(section, slot), f"{name}.{slot}")
+        for slot in ("annotate", "sft", "reward", "select")
+        if hasattr(section, slot)
+    }
+    return dataclasses.replace(
+        section, rollout=resolve("rollout", section.rollout, where=f"{name}.rollout"), **here
+    )
 
 
 def section_with_defaults(section: Any, name: str) -> Any:
     fit = dataclasses.replace(
-        section.fit, adapter=resolve("adapter", section.fit.adapter, where=f"{name}.fit.adapter"),
-        updates={role: [objective_with_defaults(spec, f"{name}.fit.updates.{role}[{i}]") for i, spec in enumerate(parts)]
-                 for role, parts in section.fit.updates.items()})
+        section.fit,
+        adapter=resolve("adapter", section.fit.adapter, where=f"{name}.fit.adapter"),
+        updates={
+            role: [
+                objective_with_defaults(spec, f"{name}.fit.updates.{role}[{i}]")
+                for i, spec in enumerate(parts)
+            ]
+            for role, parts in section.fit.updates.items()
+        },
+    )
     here: dict[str, Any] = {"fit": fit}
     for slot in ("annotate", "select", "prepare"):
         if hasattr(section, slot):
-            here[slot] = _each("select" if slot == "select" else "annotate", getattr(section, slot), f"{name}.{slot}")
+            here[slot] = _each(
+                "select" if slot == "select" else "annotate", getattr(section, slot), f"{name}.{slot}"
+            )
     if isinstance(section, Online):
         here["rollout"] = resolve("rollout", section.rollout, where=f"{name}.rollout")
         here["prompts"] = resolve("prompts", section.prompts, where=f"{name}.prompts")

@@ -12,8 +12,9 @@ from ratchet.components.recipes.ranges import Bool, Count, NotNegative, Positive
 
 @record
 class Vllm:
-    """vLLM as the inference engine: in the stage's process, in a child process of the environment of `python`, or at `server`, a running
-    `vllm serve` that sees the run's directory. See docs/vllm.md."""
+    """vLLM as the inference engine: in the stage's process, in a child process of the environment of
+    `python`, or at `server`, a running `vllm serve` that sees the run's directory. See docs/vllm.md.
+    """
 
     server: str | None = None  # address of a running vLLM server
     python: str | None = None  # interpreter of an environment with vLLM
@@ -30,7 +31,9 @@ class Vllm:
 
 @record
 class Hardware:
-    """Description and cost of the hardware, read by estimates and the run's summary only: it changes no store key."""
+    """Description and cost of the hardware, read by estimates and the run's summary only: it changes no store
+    key.
+    """
 
     device: str = "this machine"  # name
     devices: Count = 1  # number of GPUs, over all machines
@@ -45,8 +48,9 @@ class Hardware:
 
 @record
 class Profile:
-    """Hardware profile: training and inference backends, ranks, batch sizes; never the method. `ranks` processes train together, one per GPU,
-    an equal number on each of `machines`."""
+    """Hardware profile: training and inference backends, ranks, batch sizes; never the method. `ranks`
+    processes train together, one per GPU, an equal number on each of `machines`.
+    """
 
     name: str = "cpu"  # the file's name
     learner: Literal["torch", "deepspeed"] = "torch"  # training backend
@@ -61,22 +65,27 @@ class Profile:
     tokens_per_microbatch: Count = 2048  # packed tokens per forward pass and rank
     max_num_seqs: Count = 64  # sequences decoded together
     gradient_checkpointing: Bool = False  # recompute activations
-    launch: Literal["child", "inline"] = "child"  # child: one process per stage; inline: in the calling process
+    # child: one process per stage; inline: in the calling process
+    launch: Literal["child", "inline"] = "child"
     vllm: Vllm = field(default_factory=Vllm)  # options of vLLM
     hardware: Hardware = field(default_factory=Hardware)  # for estimates
 
     def __post_init__(self) -> None:
         torch, zero = self.learner == "torch", self.zero_stage
         wrong = {
-            f"ranks: {self.ranks} with `learner: torch`, which is a single process; use `learner: deepspeed`": torch and self.ranks > 1,
-            f"ranks: {self.ranks} on `machines: {self.machines}`; every machine starts the same number of ranks: use a multiple of {self.machines}":
-                self.ranks % self.machines > 0,
-            f"precision: bfloat16 with `zero_stage: {zero}`, which keeps no float32 weights and gradients; use 2 or 3":
-                not torch and zero < 2 and self.precision != "float32",
-            "offload_* requires `learner: deepspeed`, got `learner: torch`":
-                torch and (self.offload_optimizer or self.offload_parameters),
-            f"offload_optimizer with `zero_stage: {zero}`; DeepSpeed offloads sharded optimiser state only: use 1, 2 or 3": self.offload_optimizer and not zero,
-            f"offload_parameters with `zero_stage: {zero}`; only stage 3 shards the weights": self.offload_parameters and zero < 3,
+            f"ranks: {self.ranks} with `learner: torch`, which is a single process; use `learner: "
+            "deepspeed`": torch and self.ranks > 1,
+            f"ranks: {self.ranks} on `machines: {self.machines}`; every machine starts the same number of "
+            f"ranks: use a multiple of {self.machines}": self.ranks % self.machines > 0,
+            f"precision: bfloat16 with `zero_stage: {zero}`, which keeps no float32 weights and "
+            "gradients; use 2 or 3": not torch and zero < 2 and self.precision != "float32",
+            "offload_* requires `learner: deepspeed`, got `learner: torch`": torch
+            and (self.offload_optimizer or self.offload_parameters),
+            f"offload_optimizer with `zero_stage: {zero}`; DeepSpeed offloads sharded optimiser state "
+            "only: use 1, 2 or 3": self.offload_optimizer and not zero,
+            f"offload_parameters with `zero_stage: {zero}`; only stage 3 shards the weights": (
+                self.offload_parameters and zero < 3
+            ),
         }
         for why, holds in wrong.items():
             if holds:

@@ -1,7 +1,8 @@
-"""Loading of recipes: YAML over a base, validated by `components/recipes/schema.py`, with all defaults written out.
+"""Loading of recipes: YAML over a base, validated by `components/recipes/schema.py`, with all defaults
+written out.
 
-A recipe names its `base` and what differs: mappings merge, lists replace the base's list, a piece with another `name`
-replaces the base's piece, null removes a key. No interpolation, no conditionals.
+A recipe names its `base` and what differs: mappings merge, lists replace the base's list, a piece with
+another `name` replaces the base's piece, null removes a key. No interpolation, no conditionals.
 """
 
 from __future__ import annotations
@@ -26,15 +27,25 @@ from ratchet.components.recipes.smoke import limited
 from ratchet.components.recipes.yaml_files import folder, parse_yaml, read_yaml
 
 YAML = (".yaml", ".yml")  # a name with this suffix is a file
-OF_BYTES = ("sha256", "base", "base_sha256", "format", "shape", "remote_code")  # keys that apply to the base's source only
+OF_BYTES = (
+    "sha256",
+    "base",
+    "base_sha256",
+    "format",
+    "shape",
+    "remote_code",
+)  # keys that apply to the base's source only
 
 
 def names() -> list[str]:
     return sorted(p.stem for p in folder().glob("*.yaml"))
 
 
-def load(recipe: str | Path, *, overrides: Sequence[str] = (), profile: str | None = None, limit: int | None = None) -> tuple[Recipe, Profile]:
-    """Read, merge, resolve and check a recipe given by name or file. `overrides`: strings such as `online.rounds=2`.
+def load(
+    recipe: str | Path, *, overrides: Sequence[str] = (), profile: str | None = None, limit: int | None = None
+) -> tuple[Recipe, Profile]:
+    """Read, merge, resolve and check a recipe given by name or file. `overrides`: strings such as
+    `online.rounds=2`.
     `limit`: reduce to a smoke test.
     """
     path = Path(recipe)
@@ -54,13 +65,17 @@ def load(recipe: str | Path, *, overrides: Sequence[str] = (), profile: str | No
         raw["profile"] = profile
     refuse_secrets(raw)
     if raw.get("schema") != SCHEMA:
-        raise RecipeError(f"{path.name}: expected `schema: {SCHEMA}`, got {raw.get('schema')!r}; "
-                          f"write `schema: {SCHEMA}` after comparing its keys with the shipped bases")
+        raise RecipeError(
+            f"{path.name}: expected `schema: {SCHEMA}`, got {raw.get('schema')!r}; "
+            f"write `schema: {SCHEMA}` after comparing its keys with the shipped bases"
+        )
     resolved = with_defaults(conform(Recipe, raw, ""))
     hardware = load_profile(resolved.profile)
     resolved = corrected(resolved, hardware)
     if (claim := resolved.claim) and not claim.against.endswith(YAML) and claim.against not in names():
-        raise RecipeError(f"claim.against: no recipe named {claim.against!r}{nearest(claim.against, names())}")
+        raise RecipeError(
+            f"claim.against: no recipe named {claim.against!r}{nearest(claim.against, names())}"
+        )
     check(resolved, _changed_rounds(resolved.online) if resolved.online else {})
     check_window(resolved, hardware)
     if limit is not None:
@@ -70,9 +85,9 @@ def load(recipe: str | Path, *, overrides: Sequence[str] = (), profile: str | No
 
 
 def _over_base(path: Path) -> dict[str, Any]:
-    """A recipe merged over its base: one of `bases/`, a shipped recipe, or a file next to it. The latter two may
-    themselves have a base in `bases/`. Name and claim belong to the base alone, and so do a shipped recipe's `about`
-    and `paper`, whose words are about its own data.
+    """A recipe merged over its base: one of `bases/`, a shipped recipe, or a file next to it. The latter two
+    may themselves have a base in `bases/`. Name and claim belong to the base alone, and so do a shipped
+    recipe's `about` and `paper`, whose words are about its own data.
     """
     raw = _read(path)
     if not raw.get("base"):
@@ -86,8 +101,12 @@ def _over_base(path: Path) -> dict[str, Any]:
     if under.get("base"):
         lowest = folder() / "bases" / f"{under['base']}.yaml"
         if not lowest.exists():
-            raise RecipeError(f"{path.name}: its base {raw['base']!r} has the base {under['base']!r}, which is itself a recipe; copy {base} to a file "
-                              f"of your own and change that, or use {under['base']!r} or one of {', '.join(_bases())} as the base")
+            raise RecipeError(
+                f"{path.name}: its base {raw['base']!r} has the base {under['base']!r}, which is itself a "
+                f"recipe; copy {base} to a file "
+                f"of your own and change that, or use {under['base']!r} or one of {', '.join(_bases())} "
+                "as the base"
+            )
         under = merge(_read(lowest), {key: value for key, value in under.items() if key not in own})
     return merge(under, raw)
 
@@ -110,10 +129,16 @@ def _from(place: Path, raw: Mapping[str, Any]) -> None:
     models = raw.get("models")
     data = raw.get("data")
     several = data.get("sources") if isinstance(data, Mapping) else None
-    for section in [data, *(several if isinstance(several, list) else ()), *(models.values() if isinstance(models, Mapping) else ())]:
+    for section in [
+        data,
+        *(several if isinstance(several, list) else ()),
+        *(models.values() if isinstance(models, Mapping) else ()),
+    ]:
         for key in ("source", "base"):
             if isinstance(section, dict) and str(section.get(key)).startswith("path:"):
-                section[key] = f"path:{os.path.normpath(place.absolute() / section[key].removeprefix('path:'))}"
+                section[key] = (
+                    f"path:{os.path.normpath(place.absolute() / section[key].removeprefix('path:'))}"
+                )
 
 
 def load_profile(name: str) -> Profile:
@@ -122,24 +147,39 @@ def load_profile(name: str) -> Profile:
     if path.suffix not in YAML:
         path = folder() / "profiles" / f"{name}.yaml"
     if not path.exists():
-        raise RecipeError(f"no profile named {name!r}{nearest(name, [p.stem for p in (folder() / 'profiles').glob('*.yaml')])}")
+        raise RecipeError(
+            "no profile named "
+            f"{name!r}{nearest(name, [p.stem for p in (folder() / 'profiles').glob('*.yaml')])}"
+        )
     raw = {"name": path.stem, **_read(path)}
     refuse_secrets(raw, f"profile {name}")
     return conform(Profile, raw, f"profile {name}")
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any], where: str = "") -> dict[str, Any]:
-    """`over` merged into `base`: mappings merge, everything else replaces. A piece with another name replaces the
-    whole piece; another source also removes keys that apply to the base's source (`OF_BYTES`). A mapping of numbers
-    over a list changes the items at these indices (from 0); null removes an item.
+    """`over` merged into `base`: mappings merge, everything else replaces. A piece with another name replaces
+    the whole piece; another source also removes keys that apply to the base's source (`OF_BYTES`). A mapping
+    of numbers over a list changes the items at these indices (from 0); null removes an item.
     """
     if isinstance(base.get("source"), str) and over.get("source", base["source"]) != base["source"]:
         base = {key: value for key, value in base.items() if key not in OF_BYTES}
-    if "name" in base and "name" in over and "fit" not in base and "schema" not in base and base["name"] != over["name"]:
+    if (
+        "name" in base
+        and "name" in over
+        and "fit" not in base
+        and "schema" not in base
+        and base["name"] != over["name"]
+    ):
         return dict(over)
     merged = dict(base)
     if where == "data":  # a single source replaces several, and vice versa
-        replaced = ("source", "sha256", "config", "parser", "columns") if over.get("sources") else ("sources",) if over.get("source") else ()
+        replaced = (
+            ("source", "sha256", "config", "parser", "columns")
+            if over.get("sources")
+            else ("sources",)
+            if over.get("source")
+            else ()
+        )
         merged = {key: value for key, value in merged.items() if key not in replaced}
     for key, value in over.items():
         merged[key] = _on(merged.get(key), value, f"{where}.{key}" if where else key)
@@ -149,14 +189,26 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any], where: str = "") -> 
 def _on(below: Any, value: Any, where: str) -> Any:
     if isinstance(below, Mapping) and isinstance(value, Mapping):
         return merge(below, value, where)
-    if not (isinstance(below, list) and isinstance(value, Mapping) and value and all(str(key).isdigit() for key in value)):
+    if not (
+        isinstance(below, list)
+        and isinstance(value, Mapping)
+        and value
+        and all(str(key).isdigit() for key in value)
+    ):
         return value
     items = list(below)
     for key, item in value.items():
         if int(key) >= len(items):
-            raise RecipeError(f"{where}.{key}: the list has {len(items)} items, counted from 0; write the whole list to add one")
+            raise RecipeError(
+                f"{where}.{key}: the list has {len(items)} items, counted from 0; write the whole list to "
+                "add one"
+            )
         one = items[int(key)]
-        items[int(key)] = _on({"name": one} if isinstance(one, str) and isinstance(item, Mapping) else one, item, f"{where}.{key}")
+        items[int(key)] = _on(
+            {"name": one} if isinstance(one, str) and isinstance(item, Mapping) else one,
+            item,
+            f"{where}.{key}",
+        )
     return [item for item in items if item is not None]
 
 
@@ -169,7 +221,9 @@ def reread(text: str) -> tuple[Recipe, Profile]:
     """Read a recipe written by `dump`, independent of current bases and profiles: for reproducing a run."""
     raw = parse_yaml(text)
     if not isinstance(raw, dict) or set(raw) != {"recipe", "profile"}:
-        raise RecipeError("not a resolved recipe: expected the two keys `recipe` and `profile` of a run's recipe.yaml")
+        raise RecipeError(
+            "not a resolved recipe: expected the two keys `recipe` and `profile` of a run's recipe.yaml"
+        )
     refuse_secrets(raw)
     recipe = conform(Recipe, raw["recipe"], "")
     check(recipe, _changed_rounds(recipe.online) if recipe.online else {})
@@ -177,8 +231,8 @@ def reread(text: str) -> tuple[Recipe, Profile]:
 
 
 def refuse_secrets(value: Any, where: str = "") -> None:
-    """`RecipeError` naming the key that contains a secret, since recipes are copied into runs, reports, the tracking
-    server and the orchestrator.
+    """`RecipeError` naming the key that contains a secret, since recipes are copied into runs, reports, the
+    tracking server and the orchestrator.
     """
     if isinstance(value, Mapping):
         for key, inner in value.items():
@@ -187,8 +241,11 @@ def refuse_secrets(value: Any, where: str = "") -> None:
         for number, inner in enumerate(value):
             refuse_secrets(inner, f"{where}[{number}]")
     elif isinstance(value, str) and (found := secret_in(value)):
-        raise RecipeError(f"{where}: contains {found}, but recipes are copied into runs, reports, the tracking server and the orchestrator; remove it: "
-                          "secrets are read from the environment, a secret block of the orchestrator or a file")
+        raise RecipeError(
+            f"{where}: contains {found}, but recipes are copied into runs, reports, the tracking server "
+            "and the orchestrator; remove it: "
+            "secrets are read from the environment, a secret block of the orchestrator or a file"
+        )
 
 
 def plain(value: Any) -> Any:
@@ -225,7 +282,9 @@ def _override(text: str) -> dict[str, Any]:
 
 
 def for_round(online: Online, number: int) -> Online:
-    """The section as applied in round `number`: `by_round: {2: {fit: {learning_rate: 1e-5}}}` changes round 2 only."""
+    """The section as applied in round `number`: `by_round: {2: {fit: {learning_rate: 1e-5}}}` changes round 2
+    only.
+    """
     change = online.by_round.get(str(number), {})
     if not change:
         return online
@@ -238,7 +297,7 @@ def _changed_rounds(online: Online) -> dict[str, Online]:
     """The section of each round with changes, by its path in the recipe."""
     for number in online.by_round:
         if not str(number).isdigit() or not 1 <= int(number) <= online.rounds or online.cadence != "round":
-            raise RecipeError(f"online.by_round: round {number} does not exist; the recipe has rounds 1 to {online.rounds}")
+            raise RecipeError(
+                f"online.by_round: round {number} does not exist; the recipe has rounds 1 to {online.rounds}"
+            )
     return {f"online.by_round.{number}": for_round(online, int(number)) for number in online.by_round}
-
-

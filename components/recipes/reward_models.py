@@ -12,23 +12,36 @@ from ratchet.components.training.loop import reward_columns
 
 def reward_models(annotators: Sequence[Mapping[str, Any]]) -> set[str]:
     """Models whose scores enter the rewards of these annotators."""
-    return {model for spec in annotators if reward_columns([spec]) for model in describe("annotate", spec["name"]).named("models", spec)}
+    return {
+        model
+        for spec in annotators
+        if reward_columns([spec])
+        for model in describe("annotate", spec["name"]).named("models", spec)
+    }
 
 
 def optimised_models(recipe: Recipe) -> set[str]:
     """Reward models that training or best-of-n decoding optimises against."""
     best_of = recipe.evaluate.best_of if recipe.evaluate else None
-    return reward_models([spec for part in (recipe.offline, recipe.online, best_of) if part for spec in part.annotate])
+    return reward_models(
+        [spec for part in (recipe.offline, recipe.online, best_of) if part for spec in part.annotate]
+    )
 
 
 def certified(recipe: Recipe) -> set[str]:
-    """Reward models in `models` that need a certificate: those optimised against; all of them in a recipe without
-    training and evaluation.
+    """Reward models in `models` that need a certificate: those optimised against; all of them in a recipe
+    without training and evaluation.
     """
     declared = {name for name, source in recipe.models.items() if source.role == "reward"}
-    return declared & optimised_models(recipe) if recipe.online or recipe.offline or recipe.evaluate else declared
+    return (
+        declared & optimised_models(recipe)
+        if recipe.online or recipe.offline or recipe.evaluate
+        else declared
+    )
 
 
 def scoring_models(recipe: Recipe) -> list[str]:
-    """Reward models that an evaluation scores with, besides its metrics: those trained or certified by the recipe."""
+    """Reward models that an evaluation scores with, besides its metrics: those trained or certified by the
+    recipe.
+    """
     return [*(recipe.reward.reward_models if recipe.reward else ()), *sorted(certified(recipe))]

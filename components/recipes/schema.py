@@ -1,4 +1,6 @@
-"""Schema of recipes and profiles: sections, keys, types and defaults. The comments become docs/reference/recipe.md."""
+"""Schema of recipes and profiles: sections, keys, types and defaults. The comments become
+docs/reference/recipe.md.
+"""
 
 from __future__ import annotations
 
@@ -48,8 +50,9 @@ class Claim:
 
 @record
 class Source:
-    """A model: `hub:`, `path:`, `pypi:`, `generate:`, or `registry:NAME` (its champion), `registry:NAME@ALIAS`, `registry:NAME/3` for a
-    registered model."""
+    """A model: `hub:`, `path:`, `pypi:`, `generate:`, or `registry:NAME` (its champion),
+    `registry:NAME@ALIAS`, `registry:NAME/3` for a registered model.
+    """
 
     source: str  # address
     sha256: str | None = None  # of the file; null: not pinned
@@ -58,7 +61,8 @@ class Source:
     format: Literal["auto", "huggingface", "gguf", "tiny"] = "auto"  # auto: by the files
     remote_code: Bool = False  # run the repository's own model code, for this model and those trained from it
     shape: Sizes | None = None  # sizes for `plan` before the download; no effect otherwise
-    role: Literal["reward"] | None = None  # reward: a reward model, that is a sequence classifier with one label
+    # reward: a reward model, that is a sequence classifier with one label
+    role: Literal["reward"] | None = None
     certificate: Limits | None = None  # limits for a reward model that training optimises against
 
 
@@ -79,14 +83,18 @@ class Fit:
     adapter: Spec = field(default_factory=lambda: {"name": "full"})  # which parameters are trained
     validate_every: Natural = 0  # optimiser steps between validations; 0: never
     patience: Natural = 3  # validations without a better loss before early stopping
-    save_every: Natural | None = None  # optimiser steps between checkpoints, 0: none; null: five minutes between them
-    min_ended: Share = 0.05  # smallest share of sampled answers that end by themselves after training; 0: not checked
+    # optimiser steps between checkpoints, 0: none; null: five minutes between them
+    save_every: Natural | None = None
+    # smallest share of sampled answers that end by themselves after training; 0: not checked
+    min_ended: Share = 0.05
 
 
 @record
 class Demonstrate:
-    """Data sets from the base model's own answers: sampled on two splits, scored, and selected into SFT data and preference pairs.
-    The sections `sft` and `reward` then read these instead of the curated splits of the same names."""
+    """Data sets from the base model's own answers: sampled on two splits, scored, and selected into SFT data
+    and preference pairs. The sections `sft` and `reward` then read these instead of the curated splits of the
+    same names.
+    """
 
     rollout: Spec  # how the base model answers
     annotate: Sequence[Spec]  # rewards of the answers
@@ -99,8 +107,10 @@ class Demonstrate:
 
 @record
 class Preferences:
-    """Preference pairs from the SFT policy's own answers, sampled, scored and selected as in `Demonstrate`. The section `reward` trains on
-    them, together with the pairs of `demonstrate.reward`; its certificate is measured on held-out ones of these only."""
+    """Preference pairs from the SFT policy's own answers, sampled, scored and selected as in `Demonstrate`.
+    The section `reward` trains on them, together with the pairs of `demonstrate.reward`; its certificate is
+    measured on held-out ones of these only.
+    """
 
     rollout: Spec  # how the SFT policy answers
     annotate: Sequence[Spec]  # rewards of the answers
@@ -125,8 +135,10 @@ class Sft:
 
 @record
 class Reward:
-    """Reward models, `members` of them, which differ by seed. With `linear_probe` the head starts at the Bradley-Terry optimum over the frozen
-    backbone (arXiv 2202.10054) and `fit` continues from there; `fit.epochs: 0` stops at that. `by_prompt` is InstructGPT's batching (section 3.5)."""
+    """Reward models, `members` of them, which differ by seed. With `linear_probe` the head starts at the
+    Bradley-Terry optimum over the frozen backbone (arXiv 2202.10054) and `fit` continues from there;
+    `fit.epochs: 0` stops at that. `by_prompt` is InstructGPT's batching (section 3.5).
+    """
 
     fit: Fit  # training
     data: Split = "reward"  # split of pairs to train on
@@ -144,8 +156,12 @@ class Reward:
 
     @property
     def reward_models(self) -> list[str]:
-        """Names of the members in pieces: `reward_model`, or `reward_model_1`, `reward_model_2`... when there are several."""
-        return ["reward_model"] if self.members == 1 else [f"reward_model_{i + 1}" for i in range(self.members)]
+        """Names of the members in pieces: `reward_model`, or `reward_model_1`, `reward_model_2`... when there
+        are several.
+        """
+        return (
+            ["reward_model"] if self.members == 1 else [f"reward_model_{i + 1}" for i in range(self.members)]
+        )
 
 
 @record
@@ -165,7 +181,9 @@ class Offline:
 
 @record
 class Online:
-    """Learning from the policy's own answers, in rounds (four tracked stages each) or in on-policy steps (one stage, in memory)."""
+    """Learning from the policy's own answers, in rounds (four tracked stages each) or in on-policy steps (one
+    stage, in memory).
+    """
 
     fit: Fit  # training of a round or step
     cadence: Literal["round", "step"] = "round"  # step: on-policy steps in memory, one stage
@@ -177,7 +195,8 @@ class Online:
     annotate: Sequence[Spec] = ()  # rewards, advantages and other columns
     select: Sequence[Spec] = ()  # selectors
     prepare: Sequence[Spec] = ()  # columns that the objectives read, such as reference log-probs
-    reference: Literal["initial", "previous"] | Mapping[str, Any] = "initial"  # before round 1, before this round, or a reference update
+    # before round 1, before this round, or a reference update
+    reference: Literal["initial", "previous"] | Mapping[str, Any] = "initial"
     sample_from: Literal["current", "initial"] = "current"  # initial: the offline control
     keep_earlier: Bool = False  # train on earlier rounds' groups too
     value_head: Bool = False  # train a value head beside the policy (PPO)
@@ -189,7 +208,9 @@ class Online:
 
 @record
 class BestOf:
-    """Best-of-n decoding: the final policy answers with the best of `n` samples by the last reward that the annotators write."""
+    """Best-of-n decoding: the final policy answers with the best of `n` samples by the last reward that the
+    annotators write.
+    """
 
     annotate: Sequence[Spec]  # rewards
     n: Count = 4  # samples per prompt
@@ -197,8 +218,9 @@ class BestOf:
 
 @record
 class Evaluate:
-    """Evaluation on held-out prompts. `metrics` are rewards, each compared by win rate and by mean; `measures` describe the quality of the
-    answers, each compared with the base model and with SFT."""
+    """Evaluation on held-out prompts. `metrics` are rewards, each compared by win rate and by mean;
+    `measures` describe the quality of the answers, each compared with the base model and with SFT.
+    """
 
     data: Split = "evaluate"  # split of held-out prompts
     prompts: Count = 64  # largest number of prompts
@@ -216,8 +238,10 @@ class Evaluate:
 
 @record
 class Champion:
-    """How a challenger is compared with the champion on the same held-out prompts: by `score` (gold, reward.reward_model, ...), at `alpha`, the chance
-    that the champion is ever replaced by a model that is no better, over any number of challengers."""
+    """How a challenger is compared with the champion on the same held-out prompts: by `score` (gold,
+    reward.reward_model, ...), at `alpha`, the chance that the champion is ever replaced by a model that is no
+    better, over any number of challengers.
+    """
 
     score: str | None = None  # null: the gold measure, else the first shared reward
     alpha: OpenShare = 0.05  # error rate over all challengers

@@ -26,14 +26,39 @@ from ratchet.components.recipes.ranges import (
     Share,
 )
 
-Spec = Annotated[Mapping[str, Any], BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value)]
+Spec = Annotated[
+    Mapping[str, Any], BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value)
+]
 """A piece with its options, or its name only."""
-Split = Literal["sft", "sft_validation", "reward", "reward_validation", "gold", "gold_validation", "pairs", "pairs_validation",
-                "labelled", "prompts", "prompts_validation", "evaluate", "evaluate_validation", "demonstrate", "demonstrate_validation",
-                "preferences", "preferences_validation"]
+Split = Literal[
+    "sft",
+    "sft_validation",
+    "reward",
+    "reward_validation",
+    "gold",
+    "gold_validation",
+    "pairs",
+    "pairs_validation",
+    "labelled",
+    "prompts",
+    "prompts_validation",
+    "evaluate",
+    "evaluate_validation",
+    "demonstrate",
+    "demonstrate_validation",
+    "preferences",
+    "preferences_validation",
+]
 
 
-PROMPT_SECTIONS = ("prompts", "evaluate", "demonstrate", "demonstrate_validation", "preferences", "preferences_validation")
+PROMPT_SECTIONS = (
+    "prompts",
+    "evaluate",
+    "demonstrate",
+    "demonstrate_validation",
+    "preferences",
+    "preferences_validation",
+)
 """Parts of `data` that make prompts; each may have its own `transforms`, applied after splitting."""
 
 
@@ -41,8 +66,16 @@ PAIRS, SINGLE = ("reward", "gold", "pairs"), ("labelled",)
 """Kinds of splits with preference pairs, and with single labelled answers."""
 
 
-SHARES = {"sft": 0.20, "sft_validation": 0.04, "reward": 0.29, "reward_validation": 0.09, "prompts": 0.10,
-          "evaluate": 0.06, "gold": 0.14, "gold_validation": 0.08}
+SHARES = {
+    "sft": 0.20,
+    "sft_validation": 0.04,
+    "reward": 0.29,
+    "reward_validation": 0.09,
+    "prompts": 0.10,
+    "evaluate": 0.06,
+    "gold": 0.14,
+    "gold_validation": 0.08,
+}
 """Default splits and shares, as far as the records can fill them."""
 
 
@@ -95,7 +128,9 @@ class Pairs:
     """Preference pairs: given ones, or made from ratings."""
 
     min_gap: NotNegative = 2.0  # smallest difference of two ratings that makes a pair
-    positions: Annotated[Sequence[Count], Field(min_length=1)] = (8,)  # turns after which rated conversations are compared
+    positions: Annotated[Sequence[Count], Field(min_length=1)] = (
+        8,
+    )  # turns after which rated conversations are compared
     max_tokens: Count = 512  # longer answers are dropped
     per_topic: Count | None = None  # pairs per topic and position; null: any
     per_conversation: Count | None = 4  # pairs per conversation and position; null: any
@@ -115,7 +150,9 @@ class DataSource:
     config: str | None = None  # configuration of a published data set
     parser: Parser = "auto"  # data layout
     columns: Mapping[str, str] = field(default_factory=dict)  # the layout's column -> yours
-    splits: Mapping[Literal["train", "validation", "test", "benchmark"], str | Sequence[str]] = field(default_factory=dict)  # published split -> files or names
+    splits: Mapping[Literal["train", "validation", "test", "benchmark"], str | Sequence[str]] = field(
+        default_factory=dict
+    )  # published split -> files or names
     weight: Positive | None = None  # share of the mixture
     limit: Count | None = None  # largest number of records
 
@@ -148,9 +185,12 @@ class Data:
     parser: Parser = "auto"  # data layout
     columns: Mapping[str, str] = field(default_factory=dict)  # the layout's column -> yours
     transforms: Sequence[Spec] = ()  # applied to all records, in order
-    splits: Mapping[Split, Positive | Part] | None = None  # split -> share, or published split and share; null: those that the recipe reads, in fixed shares
-    near_threshold: Share | None = 0.8  # similarity at which near copies across splits are dropped; null: not compared
-    decontaminate: Count | None = 13  # length of a shared word n-gram that removes a training record; null: off
+    # split -> share, or published split and share; null: those that the recipe reads, in fixed shares
+    splits: Mapping[Split, Positive | Part] | None = None
+    # similarity at which near copies across splits are dropped; null: not compared
+    near_threshold: Share | None = 0.8
+    # length of a shared word n-gram that removes a training record; null: off
+    decontaminate: Count | None = 13
     sft: Conversations = field(default_factory=Conversations)  # options of the split
     prompts: Contexts = field(default_factory=Contexts)  # options of the split
     evaluate: Contexts = field(default_factory=Contexts)  # options of the split
@@ -167,28 +207,43 @@ class Data:
     min_groups: Natural = 2  # in every split
     min_topics: Natural = 2  # in every split
     max_topic_share: PositiveShare = 0.9  # of one topic in a split
-    rating_range: Annotated[Sequence[Finite], Field(min_length=2, max_length=2)] | None = None  # lowest and highest rating
+    # lowest and highest rating
+    rating_range: Annotated[Sequence[Finite], Field(min_length=2, max_length=2)] | None = None
     languages: Sequence[str] | None = None  # allowed languages; null: any
 
     def __post_init__(self) -> None:
         if self.rating_range and self.rating_range[0] >= self.rating_range[1]:
-            raise RecipeError(f"data.rating_range: expected the lowest rating and then the highest, got {list(self.rating_range)}")
+            raise RecipeError(
+                "data.rating_range: expected the lowest rating and then the highest, got "
+                f"{list(self.rating_range)}"
+            )
         if self.sources and self.source:
             raise RecipeError("data: got both `source` and `sources`; expected one of them")
         weighted = [one.weight is not None for one in self.sources if not one.splits or "train" in one.splits]
         if any(weighted) and not all(weighted):
-            raise RecipeError("data.sources: only some sources have a `weight`; expected a weight for every training source, or for none")
+            raise RecipeError(
+                "data.sources: only some sources have a `weight`; expected a weight for every training "
+                "source, or for none"
+            )
 
     @property
     def every_source(self) -> tuple[DataSource, ...]:
         """`sources`, or the single `source` as a tuple."""
-        return tuple(self.sources) or (DataSource(self.source, self.sha256, self.config, self.parser, self.columns),)
+        return tuple(self.sources) or (
+            DataSource(self.source, self.sha256, self.config, self.parser, self.columns),
+        )
 
     @property
     def labels(self) -> list[str]:
         """A short name of each source: the last word of its address, numbered if not unique."""
-        words = [re.split(r"[/:]", re.sub(r"[?@!=].*", "", one.source).rstrip("/"))[-1] for one in self.every_source]
-        return [word if words.count(word) == 1 else f"{word}-{words[:i + 1].count(word)}" for i, word in enumerate(words)]
+        words = [
+            re.split(r"[/:]", re.sub(r"[?@!=].*", "", one.source).rstrip("/"))[-1]
+            for one in self.every_source
+        ]
+        return [
+            word if words.count(word) == 1 else f"{word}-{words[: i + 1].count(word)}"
+            for i, word in enumerate(words)
+        ]
 
     def of(self, split: str) -> Conversations | Contexts | Pairs | Labelled:
         """The builder options of a split."""
@@ -197,10 +252,15 @@ class Data:
 
 @record
 class Limits:
-    """Limits of a reward model's certificate; null: not required. Accuracies are compared by the lower end of their 95 % interval, ties count half."""
+    """Limits of a reward model's certificate; null: not required. Accuracies are compared by the lower end of
+    their 95 % interval, ties count half.
+    """
 
-    min_accuracy: Share | None = 0.5  # lower end of the held-out accuracy, never below chance; null: not required
-    min_accuracy_by_kind: Mapping[Literal["contrast", "echo", "form", "off_topic", "pass_fail", "sampled"], Share] | None = None  # lower end of the accuracy on the pairs of a kind
+    # lower end of the held-out accuracy, never below chance; null: not required
+    min_accuracy: Share | None = 0.5
+    min_accuracy_by_kind: (
+        Mapping[Literal["contrast", "echo", "form", "off_topic", "pass_fail", "sampled"], Share] | None
+    ) = None  # lower end of the accuracy on the pairs of a kind
     best_of_n_rises: Bool | None = None  # true: the true rate must rise with n, by its lower end
     min_pairs: Natural | None = 1  # held-out pairs
     max_ties: Share | None = 0.05  # share of pairs with equal scores
@@ -215,7 +275,9 @@ class Limits:
 class Watch:
     """What each round measures besides its rewards."""
 
-    gold: Bool | Spec = False  # score that health rules compare the reward with: the gold measure, or an annotator such as a verifier
+    # score that health rules compare the reward with: the gold measure, or an annotator such as a
+    # verifier
+    gold: Bool | Spec = False
     kl_prompts: Natural = 0  # prompts for the KL to the initial policy; 0: not measured
 
 

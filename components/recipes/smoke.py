@@ -12,18 +12,34 @@ from ratchet.components.recipes.sections import Contexts, Conversations, Data, L
 ROUNDS = 2
 PAIRS = 64
 """Minimum number of pairs, so that every fold of the linear probe's cross-validation has one."""
-UNCERTIFIED = Limits(min_accuracy=None, min_accuracy_by_kind=None, best_of_n_rises=None, min_pairs=None, max_ties=None, max_calibration_error=None,
-                     max_length_correlation=None)
+UNCERTIFIED = Limits(
+    min_accuracy=None,
+    min_accuracy_by_kind=None,
+    best_of_n_rises=None,
+    min_pairs=None,
+    max_ties=None,
+    max_calibration_error=None,
+    max_length_correlation=None,
+)
 
 
 def limited(recipe: Recipe, count: int) -> Recipe:
-    """The recipe with at most `count` groups per split, one epoch, two rounds, and as many prompts per round and
-    held-out prompts as that allows. Checks that need more data are off: certificates, ended answers, gates, topics.
-    Health rules only warn. Nothing is registered, and the name ends in `-limited`, so that no run is compared with
-    it.
+    """The recipe with at most `count` groups per split, one epoch, two rounds, and as many prompts per round
+    and held-out prompts as that allows. Checks that need more data are off: certificates, ended answers,
+    gates, topics. Health rules only warn. Nothing is registered, and the name ends in `-limited`, so that no
+    run is compared with it.
     """
-    models = {name: replace(source, certificate=UNCERTIFIED) if source.role == "reward" else source for name, source in recipe.models.items()}
-    changes: dict[str, Any] = {"name": f"{recipe.name}-limited", "models": models, "data": _data(recipe.data, count), "claim": None, "register": None}
+    models = {
+        name: replace(source, certificate=UNCERTIFIED) if source.role == "reward" else source
+        for name, source in recipe.models.items()
+    }
+    changes: dict[str, Any] = {
+        "name": f"{recipe.name}-limited",
+        "models": models,
+        "data": _data(recipe.data, count),
+        "claim": None,
+        "register": None,
+    }
     for name in ("sft", "reward", "offline", "online"):
         if section := getattr(recipe, name):
             changes[name] = replace(section, fit=_fit(section.fit, count))
@@ -32,27 +48,61 @@ def limited(recipe: Recipe, count: int) -> Recipe:
     if recipe.online:
         changes["online"] = _online(changes["online"], count)
     if evaluate := recipe.evaluate:
-        changes["evaluate"] = replace(evaluate, **{key: min(getattr(evaluate, key), count) for key in ("prompts", "perplexity_rows", "transcripts")})
+        changes["evaluate"] = replace(
+            evaluate,
+            **{
+                key: min(getattr(evaluate, key), count)
+                for key in ("prompts", "perplexity_rows", "transcripts")
+            },
+        )
     return replace(recipe, **changes)
 
 
 def _data(data: Data, count: int) -> Data:
-    parts = {field.name: part for field in dataclasses.fields(data) if isinstance(part := getattr(data, field.name), Conversations | Contexts | Pairs)}
-    smaller = {name: replace(part, limit=min(part.limit or most, most)) for name, part in parts.items()
-               for most in [max(count, PAIRS) if isinstance(part, Pairs) else count]}
-    return replace(data, min_groups=min(data.min_groups, 1), min_topics=min(data.min_topics, 1), max_topic_share=1.0,
-                   max_quarantined=max(data.max_quarantined, 0.5), **smaller)
+    parts = {
+        field.name: part
+        for field in dataclasses.fields(data)
+        if isinstance(part := getattr(data, field.name), Conversations | Contexts | Pairs)
+    }
+    smaller = {
+        name: replace(part, limit=min(part.limit or most, most))
+        for name, part in parts.items()
+        for most in [max(count, PAIRS) if isinstance(part, Pairs) else count]
+    }
+    return replace(
+        data,
+        min_groups=min(data.min_groups, 1),
+        min_topics=min(data.min_topics, 1),
+        max_topic_share=1.0,
+        max_quarantined=max(data.max_quarantined, 0.5),
+        **smaller,
+    )
 
 
 def _fit(fit: Fit, count: int) -> Fit:
     steps = max(1, count // min(fit.batch, count))
-    return replace(fit, batch=min(fit.batch, count), epochs=min(fit.epochs, 1), max_steps=min(fit.max_steps or steps, steps), min_ended=0.0)
+    return replace(
+        fit,
+        batch=min(fit.batch, count),
+        epochs=min(fit.epochs, 1),
+        max_steps=min(fit.max_steps or steps, steps),
+        min_ended=0.0,
+    )
 
 
 def _online(online: Online, count: int) -> Online:
     rounds = min(online.rounds, ROUNDS, count)
     prompts = min(online.prompts_per_round, count // rounds)
-    by_round = {number: {key: value for key, value in change.items() if key != "prompts_per_round"}
-                for number, change in online.by_round.items() if int(number) <= rounds}
-    return replace(online, rounds=rounds, prompts_per_round=prompts, by_round=by_round, watch=replace(online.watch, kl_prompts=min(online.watch.kl_prompts, prompts)),
-                   health={name: replace(rule, action="warn") for name, rule in online.health.items()})
+    by_round = {
+        number: {key: value for key, value in change.items() if key != "prompts_per_round"}
+        for number, change in online.by_round.items()
+        if int(number) <= rounds
+    }
+    return replace(
+        online,
+        rounds=rounds,
+        prompts_per_round=prompts,
+        by_round=by_round,
+        watch=replace(online.watch, kl_prompts=min(online.watch.kl_prompts, prompts)),
+        health={name: replace(rule, action="warn") for name, rule in online.health.items()},
+    )

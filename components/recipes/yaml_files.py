@@ -27,12 +27,16 @@ class _Loader(_Base):
         found: dict[str, Any] = {}
         for key, value in node.value:
             if key.value in found:
-                raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key.value!r}", key.start_mark)
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"duplicate key {key.value!r}", key.start_mark
+                )
             found[key.value] = self.construct_object(value, deep=True)
         return found
 
 
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789"))
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)
 _Loader.add_constructor("tag:yaml.org,2002:map", lambda loader, node: loader.construct_mapping(node))
 
 
@@ -45,8 +49,8 @@ def parse_yaml(text: str) -> Any:
 
 
 def read_yaml(path: Path, missing: str) -> Any:
-    """Parse a YAML file. `RecipeError` with the text `missing` if it does not exist, or with the position of a syntax
-    error.
+    """Parse a YAML file. `RecipeError` with the text `missing` if it does not exist, or with the position of
+    a syntax error.
     """
     try:
         return parse_yaml(path.read_text())

@@ -1,5 +1,5 @@
-"""Stage functions: each reads input files and writes output files. `ratchet.components.stages.run` calls them in a
-separate process.
+"""Stage functions: each reads input files and writes output files. `ratchet.components.stages.run` calls them
+in a separate process.
 """
 
 STAGES = {  # kind of stage -> module with the function of that name

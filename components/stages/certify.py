@@ -1,4 +1,6 @@
-"""Stage `certify`: certificate of a reward model trained elsewhere, on held-out pairs of the recipe's data."""
+"""Stage `certify`: certificate of a reward model trained elsewhere, on held-out pairs of the recipe's
+data.
+"""
 
 from __future__ import annotations
 
@@ -19,26 +21,59 @@ from ratchet.components.storage.store import write_atomic
 
 
 def certify(job: Job) -> dict[str, Any]:
-    """Score the held-out pairs with the engine, the first ones also in plain transformers, and certify. Pairs longer
-    than the model's context are left out and counted.
+    """Score the held-out pairs with the engine, the first ones also in plain transformers, and certify. Pairs
+    longer than the model's context are left out and counted.
     """
     options, path = job.options, job.path("model")
     records = read_groups(job.path("data") / f"{options['validation']}.parquet")
     if wrong := next((g for g in records if len(g.trajectories) != 2), None):
-        raise DataError(f"{options['validation']}: expected preference pairs, chosen first; {wrong.prompt.id!r} has {len(wrong.trajectories)} answers")
+        raise DataError(
+            f"{options['validation']}: expected preference pairs, chosen first; {wrong.prompt.id!r} has "
+            f"{len(wrong.trajectories)} answers"
+        )
     engine = TorchEngine(path, kind="reward", threads=options["profile"]["threads"])
     longest = getattr(engine.model.config.get_text_config(), "max_position_embeddings", None)
-    pairs = [g for g in map(engine.encode, records) if not longest or max(len(t.inputs["tokens"]) for t in g.trajectories) <= longest]
+    pairs = [
+        g
+        for g in map(engine.encode, records)
+        if not longest or max(len(t.inputs["tokens"]) for t in g.trajectories) <= longest
+    ]
     if not pairs:
-        raise DataError(f"{options['validation']}: none of {len(records)} pairs fits into the context of {path.name} ({longest} tokens); shorten them")
+        raise DataError(
+            f"{options['validation']}: none of {len(records)} pairs fits into the context of {path.name} "
+            f"({longest} tokens); shorten them"
+        )
     del engine
     answers, truth = verified_answers(job)
-    progress.expect("texts", 2 * len(pairs) + sum(len(g.trajectories) for g in answers) + 2 * len(pairs[:RESCORED]))
+    progress.expect(
+        "texts", 2 * len(pairs) + sum(len(g.trajectories) for g in answers) + 2 * len(pairs[:RESCORED])
+    )
     saved = SavedReward(path)
     with torch.no_grad():
-        alone = [[float(saved(torch.as_tensor(t.inputs["tokens"]), torch.as_tensor(t.mask))) for t in pair.trajectories] for pair in pairs[:RESCORED]]
+        alone = [
+            [
+                float(saved(torch.as_tensor(t.inputs["tokens"]), torch.as_tensor(t.mask)))
+                for t in pair.trajectories
+            ]
+            for pair in pairs[:RESCORED]
+        ]
     del saved
-    certificate = examine(path, pairs, alone, limits_of(options), threads=options["profile"]["threads"], answers=answers, truth=truth)
+    certificate = examine(
+        path,
+        pairs,
+        alone,
+        limits_of(options),
+        threads=options["profile"]["threads"],
+        answers=answers,
+        truth=truth,
+    )
     write_atomic(job.work.product / "certificate.json", json.dumps(certificate, indent=1))
     plots.certificate(certificate, job.work.product / "plots")
-    return {"counts": {"pairs": len(records), "kept": len(pairs), "longer than the context": len(records) - len(pairs)}, "certificate": certificate}
+    return {
+        "counts": {
+            "pairs": len(records),
+            "kept": len(pairs),
+            "longer than the context": len(records) - len(pairs),
+        },
+        "certificate": certificate,
+    }

@@ -1,4 +1,6 @@
-"""Stage `demonstrate`: data sets from the base model's own answers (SFT demonstrations and preference pairs)."""
+"""Stage `demonstrate`: data sets from the base model's own answers (SFT demonstrations and preference
+pairs).
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,20 @@ KINDS = ("sft", "reward")
 
 
 def demonstrate(job: Job) -> dict[str, Any]:
-    """Sample, annotate and select on training and validation prompts. Writes `answers.parquet`, `sft.parquet` and
-    `reward.parquet`, each also with the suffix `_validation`, and statistics for validation.
+    """Sample, annotate and select on training and validation prompts. Writes `answers.parquet`, `sft.parquet`
+    and `reward.parquet`, each also with the suffix `_validation`, and statistics for validation.
     """
     options, product = job.options, job.work.product
     context = context_of(job)
-    wanted = {end: [kind for kind in KINDS if options[kind] and f"{kind}{end}" not in options["unread"]] for end in ("", "_validation")}
-    splits = {end: read_groups(job.path("data") / f"{options[name]}.parquet") for end, name in (("", "data"), ("_validation", "validation")) if wanted[end]}
+    wanted = {
+        end: [kind for kind in KINDS if options[kind] and f"{kind}{end}" not in options["unread"]]
+        for end in ("", "_validation")
+    }
+    splits = {
+        end: read_groups(job.path("data") / f"{options[name]}.parquet")
+        for end, name in (("", "data"), ("_validation", "validation"))
+        if wanted[end]
+    }
     each = options["rollout"].get("responses_per_prompt", 1)
     answers = each * sum(map(len, splits.values()))
     progress.expect("answers", answers * (1 + texts_read(options["annotate"])))
@@ -50,15 +59,19 @@ def demonstrate(job: Job) -> dict[str, Any]:
     for name, groups in made.items():
         write_groups(product / f"{name}.parquet", groups)
     save_table(_statistics(job, made), product / "statistics.parquet")
-    summary = {"pairs": {name: pair_report(groups) for name, groups in made.items() if groups and name.startswith("reward")},
-               "splits": {name: {"groups": len(groups)} for name, groups in made.items()}}
+    summary = {
+        "pairs": {
+            name: pair_report(groups) for name, groups in made.items() if groups and name.startswith("reward")
+        },
+        "splits": {name: {"groups": len(groups)} for name, groups in made.items()},
+    }
     (product / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     return {"counts": dict(counts), "summary": summary}
 
 
 def _statistics(job: Job, made: dict[str, list[Group]]) -> pa.Table:
-    """One row per group, as for curated splits. Demonstrations and pairs share prompts by design, so leaks are
-    checked only between training and validation of the same kind.
+    """One row per group, as for curated splits. Demonstrations and pairs share prompts by design, so leaks
+    are checked only between training and validation of the same kind.
     """
     count = functools.partial(count_tokens, load_tokenizer(job.path("policy")))
     tables = []

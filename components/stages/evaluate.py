@@ -1,5 +1,5 @@
-"""Stage `evaluate`: base, initial and final policy answer the same held-out prompts; metrics, win rates, gates,
-report.
+"""Stage `evaluate`: base, initial and final policy answer the same held-out prompts; metrics, win rates,
+gates, report.
 """
 
 from __future__ import annotations
@@ -41,12 +41,16 @@ from ratchet.components.training.loop import reward_columns, texts_read
 from ratchet.components.types import Columns, Context, Group
 
 ARMS = ("base", "initial", "policy")
+
+
 def evaluate(job: Job) -> dict[str, Any]:
     """Write results.json, answers, plots and report.html; return the headline metrics."""
     options = job.options
     records = read_groups(job.path("data") / f"{options['data']}.parquet")
     held_out = records[: options["prompts"]]
-    arms = [a for i, a in enumerate(ARMS) if job.inputs[a].digest not in [job.inputs[b].digest for b in ARMS[:i]]]
+    arms = [
+        a for i, a in enumerate(ARMS) if job.inputs[a].digest not in [job.inputs[b].digest for b in ARMS[:i]]
+    ]
     if "policy" not in arms and options["best_of"]:  # same weights, but best-of-n sampling
         arms.append("policy")
     elif "policy" not in arms:  # no training after the initial policy: it is the final one
@@ -73,7 +77,11 @@ def evaluate(job: Job) -> dict[str, Any]:
         for model in sorted(reward_models(best_of["annotate"])) if best_of else ():
             if model in options["reward_models"]:
                 require(certificates.get(model), f"the reward model {model!r}")
-        answers[arm] = best(sample(engine, held_out, options, best_of["n"]), best_of, context) if best_of else sample(engine, held_out, options)
+        answers[arm] = (
+            best(sample(engine, held_out, options, best_of["n"]), best_of, context)
+            if best_of
+            else sample(engine, held_out, options)
+        )
         write_groups(job.work.product / f"answers_{arm}.parquet", answers[arm])
         numbers[arm] = describe_answers(answers[arm], encoder)
         if options["perplexity_rows"]:
@@ -83,16 +91,38 @@ def evaluate(job: Job) -> dict[str, Any]:
     for arm, more in rewards_of(answers, context, certified).items():
         scores[arm] |= more
     scores, unscored = settled(scores)
-    measured = measures_of(answers, options, Context(models=Overlay(context.models, {"base": engine_of(options["profile"], job.path("base")),
-                                                                                     **({"encoder": encoder} if encoder else {})})))
+    measured = measures_of(
+        answers,
+        options,
+        Context(
+            models=Overlay(
+                context.models,
+                {
+                    "base": engine_of(options["profile"], job.path("base")),
+                    **({"encoder": encoder} if encoder else {}),
+                },
+            )
+        ),
+    )
     for arm in arms:
-        numbers[arm] |= {name: average([average(row) for row in rows]) for name, rows in {**scores[arm], **measured[arm]}.items()}
+        numbers[arm] |= {
+            name: average([average(row) for row in rows])
+            for name, rows in {**scores[arm], **measured[arm]}.items()
+        }
     results = {
-        "recipe": options["recipe"], "about": options["about"], "arms": {TITLES[a]: numbers[a] for a in arms},
-        "rounds": [{"round": i, **job.inputs[f"scored_{i}"].meta["round_metrics"]} for i in job.rounds("scored_")],
-        "per_prompt": {}, "metrics": {},
+        "recipe": options["recipe"],
+        "about": options["about"],
+        "arms": {TITLES[a]: numbers[a] for a in arms},
+        "rounds": [
+            {"round": i, **job.inputs[f"scored_{i}"].meta["round_metrics"]} for i in job.rounds("scored_")
+        ],
+        "per_prompt": {},
+        "metrics": {},
     }
-    results["per_prompt"] |= {f"final.{name}": [average(row) for row in rows] for name, rows in {**scores["policy"], **measured["policy"]}.items()}
+    results["per_prompt"] |= {
+        f"final.{name}": [average(row) for row in rows]
+        for name, rows in {**scores["policy"], **measured["policy"]}.items()
+    }
     opponents = [a for a in arms if a != "policy"]
     for against in opponents:
         contrast(results, answers, scores, against, certified)
@@ -100,7 +130,10 @@ def evaluate(job: Job) -> dict[str, Any]:
         results["metrics"]["kl_to_sft"] = kl_to(context.models["initial"], answers["policy"])
     summarise(results, answers, numbers, opponents)
     if "initial" in opponents and human:
-        results["metrics"] |= {f"perplexity_ratio.{end}": v for end, v in perplexity_ratio(human["policy"], human["initial"], masks).items()}
+        results["metrics"] |= {
+            f"perplexity_ratio.{end}": v
+            for end, v in perplexity_ratio(human["policy"], human["initial"], masks).items()
+        }
     describe_quality(results, answers, scores, measured, opponents, options["by"], certified)
     results["verdict"] = check_gates(results["metrics"], options["gates"])
     results["certificates"] = certificates
@@ -108,22 +141,36 @@ def evaluate(job: Job) -> dict[str, Any]:
     results["gold"] = job.inputs["gold"].meta["certificate"] if "gold" in job.inputs else None
     results["lengths"] = {TITLES[a]: [sum(t.mask) for g in answers[a] for t in g.trajectories] for a in arms}
     results["curves"] = curves(job)
-    results["lineage"] = [{"name": name, "kind": a.kind, "digest": a.digest[:16]} for name, a in job.inputs.items()]
+    results["lineage"] = [
+        {"name": name, "kind": a.kind, "digest": a.digest[:16]} for name, a in job.inputs.items()
+    ]
     summary = job.path("data") / "summary.json"
     results["sources"] = (json.loads(summary.read_text()) if summary.exists() else {}).get("sources")
     results["configuration"] = options["resolved"]
-    results["transcripts"] = transcripts(answers, scores, arms, options["transcripts"], options["by"], results["measure"])
+    results["transcripts"] = transcripts(
+        answers, scores, arms, options["transcripts"], options["by"], results["measure"]
+    )
     write_atomic(job.work.product / "results.json", json.dumps(results, indent=1))
     write_report(job.work.product, results)
-    counts = {"prompts": len(held_out), "prompts over the limit": len(records) - len(held_out),
-              "answers": sum(len(g.trajectories) for groups in answers.values() for g in groups), **unscored}
-    return {"headline": headline(results), "counts": counts, **{k: v for k, v in results["metrics"].items() if isinstance(v, (int, float))},
-            "passed": results["verdict"]["passed"]}
+    counts = {
+        "prompts": len(held_out),
+        "prompts over the limit": len(records) - len(held_out),
+        "answers": sum(len(g.trajectories) for groups in answers.values() for g in groups),
+        **unscored,
+    }
+    return {
+        "headline": headline(results),
+        "counts": counts,
+        **{k: v for k, v in results["metrics"].items() if isinstance(v, (int, float))},
+        "passed": results["verdict"]["passed"],
+    }
 
 
-def planned_texts(held_out: Sequence[Group], arms: Sequence[str], reward_models: Sequence[str], options: Mapping[str, Any]) -> int:
-    """Number of texts to sample or score, for progress: answers of each arm, again per reward model and metric, human
-    replies, and the KL's answers.
+def planned_texts(
+    held_out: Sequence[Group], arms: Sequence[str], reward_models: Sequence[str], options: Mapping[str, Any]
+) -> int:
+    """Number of texts to sample or score, for progress: answers of each arm, again per reward model and
+    metric, human replies, and the KL's answers.
     """
     answers = len(held_out) * options["responses_per_prompt"]
     human = sum(len(g.trajectories) for g in held_out[: options["perplexity_rows"]])
@@ -131,19 +178,25 @@ def planned_texts(held_out: Sequence[Group], arms: Sequence[str], reward_models:
     return len(arms) * (answers * reads + human) + (len(held_out) if "initial" in arms else 0)
 
 
-def sample(engine: Engine, held_out: Sequence[Group], options: Mapping[str, Any], times: int = 1) -> list[Group]:
-    """Answers to the held-out prompts, `times` as many as the recipe requests. Seeds per prompt are the same for all
-    arms.
+def sample(
+    engine: Engine, held_out: Sequence[Group], options: Mapping[str, Any], times: int = 1
+) -> list[Group]:
+    """Answers to the held-out prompts, `times` as many as the recipe requests. Seeds per prompt are the same
+    for all arms.
     """
-    spec = {"name": "sample", "responses_per_prompt": options["responses_per_prompt"] * times, "max_tokens": options["max_tokens"],
-            "temperature": options["temperature"]}
+    spec = {
+        "name": "sample",
+        "responses_per_prompt": options["responses_per_prompt"] * times,
+        "max_tokens": options["max_tokens"],
+        "temperature": options["temperature"],
+    }
     ctx = Context(models={"policy": engine}, seed=options["seed"], round=0)
     return build("rollout", spec)([g.prompt for g in held_out], ctx)
 
 
 def best(groups: Sequence[Group], best_of: Mapping[str, Any], context: Context) -> list[Group]:
-    """Best-of-n: from each `n` consecutive answers the one with the highest reward (the last reward written); the
-    first among ties.
+    """Best-of-n: from each `n` consecutive answers the one with the highest reward (the last reward written);
+    the first among ties.
     """
     scored = list(groups)
     for spec in best_of["annotate"]:
@@ -153,11 +206,15 @@ def best(groups: Sequence[Group], best_of: Mapping[str, Any], context: Context) 
     chosen = []
     for group, marked in zip(groups, scored, strict=True):
         values = [-math.inf if v is None else v for v in marked.columns[name]]
-        chosen.append(group.take([max(range(i, i + n), key=values.__getitem__) for i in range(0, len(values), n)]))
+        chosen.append(
+            group.take([max(range(i, i + n), key=values.__getitem__) for i in range(0, len(values), n)])
+        )
     return chosen
 
 
-def measures_of(answers: Mapping[str, list[Group]], options: Mapping[str, Any], ctx: Context) -> dict[str, dict[str, Ragged]]:
+def measures_of(
+    answers: Mapping[str, list[Group]], options: Mapping[str, Any], ctx: Context
+) -> dict[str, dict[str, Ragged]]:
     """Arm -> measure -> one number per answer."""
     found: dict[str, dict[str, Ragged]] = {arm: {} for arm in answers}
     for spec in options["measures"]:
@@ -167,11 +224,18 @@ def measures_of(answers: Mapping[str, list[Group]], options: Mapping[str, Any], 
 
 
 def together(answers: Mapping[str, Sequence[Group]]) -> list[Group]:
-    """The answers of all arms to a prompt as one group, so that a scoring model processes each prompt once."""
-    return [Group(groups[0].prompt, tuple(t for g in groups for t in g.trajectories)) for groups in zip(*answers.values(), strict=True)]
+    """The answers of all arms to a prompt as one group, so that a scoring model processes each prompt
+    once.
+    """
+    return [
+        Group(groups[0].prompt, tuple(t for g in groups for t in g.trajectories))
+        for groups in zip(*answers.values(), strict=True)
+    ]
 
 
-def apart(rows: Sequence[Sequence[Any]], answers: Mapping[str, Sequence[Group]]) -> dict[str, list[list[Any]]]:
+def apart(
+    rows: Sequence[Sequence[Any]], answers: Mapping[str, Sequence[Group]]
+) -> dict[str, list[list[Any]]]:
     """Split values of `together` (one per answer) by arm."""
     found: dict[str, list[list[Any]]] = {arm: [] for arm in answers}
     for row, groups in zip(rows, zip(*answers.values(), strict=True), strict=True):
@@ -186,8 +250,11 @@ def describe_answers(groups: Sequence[Group], encoder: Encoder | None) -> dict[s
     rows = [t for g in groups for t in g.trajectories]
     texts = [t.text for t in rows]
     found = {
-        "length": sum(sum(t.mask) for t in rows) / len(rows), **answer_rates(texts, [t.stop for t in rows]),
-        "distinct_1": distinct_n(texts, 1), "distinct_2": distinct_n(texts, 2), "self_bleu": self_bleu(texts),
+        "length": sum(sum(t.mask) for t in rows) / len(rows),
+        **answer_rates(texts, [t.stop for t in rows]),
+        "distinct_1": distinct_n(texts, 1),
+        "distinct_2": distinct_n(texts, 2),
+        "self_bleu": self_bleu(texts),
     }
     if encoder:
         found["embedding_spread"] = cosine_spread(encoder(texts))
@@ -195,18 +262,31 @@ def describe_answers(groups: Sequence[Group], encoder: Encoder | None) -> dict[s
 
 
 def human_logprobs(engine: Engine, held_out: Sequence[Group]) -> tuple[Ragged, list[list[bool]]]:
-    """Log-probs and loss masks of human replies to the held-out prompts, for the perplexity (alignment tax)."""
+    """Log-probs and loss masks of human replies to the held-out prompts, for the perplexity (alignment
+    tax).
+    """
     encoded = [engine.encode(g) for g in held_out if g.trajectories]
     rows = engine.score(encoded, frozenset({"logprobs"}))
-    return [p for row in rows for p in row["logprobs"]], [list(t.mask) for g in encoded for t in g.trajectories]
+    return [p for row in rows for p in row["logprobs"]], [
+        list(t.mask) for g in encoded for t in g.trajectories
+    ]
 
 
-def scores_of(groups: Sequence[Group], options: Mapping[str, Any], context: Context, gold: GoldMeasure | None,
-              engine: Engine) -> dict[str, Ragged]:
-    """Scores of an arm, per prompt and answer: gold measure and the recipe's metrics, which may use the arm's `engine`."""
+def scores_of(
+    groups: Sequence[Group],
+    options: Mapping[str, Any],
+    context: Context,
+    gold: GoldMeasure | None,
+    engine: Engine,
+) -> dict[str, Ragged]:
+    """Scores of an arm, per prompt and answer: gold measure and the recipe's metrics, which may use the arm's
+    `engine`.
+    """
     found: dict[str, Ragged] = {}
     if gold is not None:
-        flat = iter(gold.score_replies([[*g.prompt.messages, *t.messages] for g in groups for t in g.trajectories]))
+        flat = iter(
+            gold.score_replies([[*g.prompt.messages, *t.messages] for g in groups for t in g.trajectories])
+        )
         found["gold"] = [[next(flat) for _ in g.trajectories] for g in groups]
     ctx = Context(models=Overlay(context.models, {"policy": engine}), seed=options["seed"])
     for spec in options["metrics"]:
@@ -214,11 +294,15 @@ def scores_of(groups: Sequence[Group], options: Mapping[str, Any], context: Cont
     return found
 
 
-def rewards_of(answers: Mapping[str, Sequence[Group]], context: Context, models: Sequence[str]) -> dict[str, dict[str, Ragged]]:
+def rewards_of(
+    answers: Mapping[str, Sequence[Group]], context: Context, models: Sequence[str]
+) -> dict[str, dict[str, Ragged]]:
     """Scores of every arm by reward models."""
     found: dict[str, dict[str, Ragged]] = {arm: {} for arm in answers}
     for model in models:
-        columns = _rewards(build("annotate", {"name": "rewards.reward_model", "model": model})(together(answers), context))
+        columns = _rewards(
+            build("annotate", {"name": "rewards.reward_model", "model": model})(together(answers), context)
+        )
         for name, values in columns.items():
             for arm, rows in apart(values, answers).items():
                 found[arm][name] = rows
@@ -227,12 +311,16 @@ def rewards_of(answers: Mapping[str, Sequence[Group]], context: Context, models:
 
 def _rewards(columns: Columns) -> dict[str, Any]:
     """The reward columns."""
-    return {name: values for name, values in columns.items() if name.startswith("reward.") and not name.endswith(".status")}
+    return {
+        name: values
+        for name, values in columns.items()
+        if name.startswith("reward.") and not name.endswith(".status")
+    }
 
 
 def settled(scores: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, dict[str, Ragged]], dict[str, int]]:
-    """Scores of every arm, where an answer without a valid score (e.g. an empty one) gets the lowest score of all
-    arms, never 0; and the number of such answers by score. A score without any valid value is left out.
+    """Scores of every arm, where an answer without a valid score (e.g. an empty one) gets the lowest score of
+    all arms, never 0; and the number of such answers by score. A score without any valid value is left out.
     """
     full: dict[str, dict[str, Ragged]] = {arm: {} for arm in scores}
     counts: dict[str, int] = {}
@@ -242,7 +330,10 @@ def settled(scores: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, dict[str
         if len(known) < len(every):
             counts[f"answers without {name}"] = len(every) - len(known)
         for arm, columns in scores.items() if known else ():
-            full[arm][name] = [[min(known) if value is None or not math.isfinite(value) else value for value in row] for row in columns[name]]
+            full[arm][name] = [
+                [min(known) if value is None or not math.isfinite(value) else value for value in row]
+                for row in columns[name]
+            ]
     return full, counts
 
 
@@ -250,15 +341,20 @@ def curves(job: Job) -> dict[str, list[list[float]]]:
     """Training losses of the policy and the reward models."""
     found: dict[str, list[list[float]]] = {}
     reward_models = [name for name in job.options["reward_models"] if name in job.inputs]
-    titles = {name: name.replace("_", " ") if len(reward_models) > 1 else "reward model" for name in reward_models}
+    titles = {
+        name: name.replace("_", " ") if len(reward_models) > 1 else "reward model" for name in reward_models
+    }
     names = {"initial": "SFT", **titles, **{f"round_{i}": f"round {i}" for i in job.rounds("round_")}}
     for name, title in names.items():
         if name not in job.inputs or not (file := job.path(name) / "metrics.jsonl").exists():
             continue
         lines = [json.loads(text) for text in file.read_text().splitlines()]
-        losses = [[line["step"], v] for line in lines for k, v in line["metrics"].items() if k.count("/") == 1 and k.endswith("/loss")]
+        losses = [
+            [line["step"], v]
+            for line in lines
+            for k, v in line["metrics"].items()
+            if k.count("/") == 1 and k.endswith("/loss")
+        ]
         if losses:
             found[title] = losses
     return found
-
-

@@ -1,4 +1,6 @@
-"""Stages of an online round before training: rollout, annotate, select; and the preparation of offline groups."""
+"""Stages of an online round before training: rollout, annotate, select; and the preparation of offline
+groups.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,13 @@ def rollout(job: Job) -> dict[str, Any]:
     options = job.options
     prompts = [group.prompt for group in read_groups(job.path("data") / f"{options['data']}.parquet")]
     choose = build("prompts", options["prompts"])
-    mine = choose(prompts, count=options["prompts_per_round"], round=options["round"], rounds=options["rounds"], seed=options["seed"])
+    mine = choose(
+        prompts,
+        count=options["prompts_per_round"],
+        round=options["round"],
+        rounds=options["rounds"],
+        seed=options["seed"],
+    )
     context = Context(models={"policy": engine(job, "policy")}, seed=options["seed"], round=options["round"])
     each = options["rollout"].get("responses_per_prompt")
     progress.expect("answers", each and each * len(mine))
@@ -48,39 +56,63 @@ def rollout(job: Job) -> dict[str, Any]:
     write_groups(job.work.product / "groups.parquet", groups)
     tokens = sum(sum(t.mask) for g in groups for t in g.trajectories)
     stops = Counter(t.stop for g in groups for t in g.trajectories)
-    counts = {"prompts": len(groups), "responses": stops.total(), "responses cut at max_tokens": stops["length"],
-              "responses that failed": stops["error"]}
+    counts = {
+        "prompts": len(groups),
+        "responses": stops.total(),
+        "responses cut at max_tokens": stops["length"],
+        "responses that failed": stops["error"],
+    }
     return {"counts": counts, "tokens": tokens, "tokens_per_second": round(tokens / seconds, 1)}
 
 
 def annotate(job: Job) -> dict[str, Any]:
-    """Score the answers, apply the health rules, drop answers without a valid reward. `HealthError` if a rule stops
-    the run.
+    """Score the answers, apply the health rules, drop answers without a valid reward. `HealthError` if a rule
+    stops the run.
     """
     options = job.options
     groups = read_groups(job.path("groups") / "groups.parquet")
     context, watched = context_of(job), options["watch"].get("kl_prompts", 0)
     itself = job.inputs["policy"].digest == job.inputs["initial"].digest
     measures_kl = watched and not itself
-    progress.expect("texts", texts_read(options["annotate"]) * _answers(groups) + (min(watched, len(groups)) if measures_kl else 0))
-    marked, counts = annotate_groups(groups, pieces("annotate", options["annotate"]), context, max_failed=options["max_failed"])
-    numbers = round_metrics(marked, options["annotate"], optimised=options["optimised"], gold=gold_scores(job, marked, context), reference=context.models["initial"] if measures_kl else None,
-                    kl_prompts=watched, itself=itself)
+    progress.expect(
+        "texts",
+        texts_read(options["annotate"]) * _answers(groups)
+        + (min(watched, len(groups)) if measures_kl else 0),
+    )
+    marked, counts = annotate_groups(
+        groups, pieces("annotate", options["annotate"]), context, max_failed=options["max_failed"]
+    )
+    numbers = round_metrics(
+        marked,
+        options["annotate"],
+        optimised=options["optimised"],
+        gold=gold_scores(job, marked, context),
+        reference=context.models["initial"] if measures_kl else None,
+        kl_prompts=watched,
+        itself=itself,
+    )
     history = [*(job.inputs[f"scored_{i}"].meta["round_metrics"] for i in job.rounds("scored_")), numbers]
     verdicts = check(history, options["health"])
     worst = max((v.action for v in verdicts), key=ACTIONS.index, default="ok")
     if worst == "stop":
         why = "; ".join(v.reason for v in verdicts if v.action == "stop")
-        raise HealthError(f"round {options['round']} was stopped by a health rule: {why}. The previous round's policy "
-                          "is kept; fix the cause or change `online.health` and run again")
+        raise HealthError(
+            f"round {options['round']} was stopped by a health rule: {why}. The previous round's policy "
+            "is kept; fix the cause or change `online.health` and run again"
+        )
     write_groups(job.work.product / "groups.parquet", marked)
-    return {"counts": counts, "round_metrics": numbers, "verdict": worst, "verdicts": [v.reason for v in verdicts]}
+    return {
+        "counts": counts,
+        "round_metrics": numbers,
+        "verdict": worst,
+        "verdicts": [v.reason for v in verdicts],
+    }
 
 
 def gold_scores(job: Job, groups: Sequence[Group], context: Context) -> list[list[float]] | None:
-    """Gold score of every answer, one list per group, from the gold measure or the annotator in `watch.gold`. None
-    without either, or if the gold measure has no passed certificate. `DataError` if the annotator has no score for an
-    answer.
+    """Gold score of every answer, one list per group, from the gold measure or the annotator in `watch.gold`.
+    None without either, or if the gold measure has no passed certificate. `DataError` if the annotator has no
+    score for an answer.
     """
     spec = job.options["watch"].get("gold")
     if isinstance(spec, Mapping):
@@ -88,14 +120,19 @@ def gold_scores(job: Job, groups: Sequence[Group], context: Context) -> list[lis
         (name,) = (c for c in columns if c.startswith("reward.") and not c.endswith(".status"))
         for group, row in zip(groups, columns[name], strict=True):
             if any(value is None for value in row):
-                raise DataError(f"online.watch.gold: {spec['name']} has no score for an answer to prompt {group.prompt.id!r}; expected a number for every answer")
+                raise DataError(
+                    f"online.watch.gold: {spec['name']} has no score for an answer to prompt "
+                    f"{group.prompt.id!r}; expected a number for every answer"
+                )
         return [list(row) for row in columns[name]]
     if "gold" not in job.inputs:
         return None
     gold = GoldMeasure.load(job.path("gold"), job.path("encoder"))
     if not gold.certificate["passed"]:
         return None
-    flat = iter(gold.score_replies([[*g.prompt.messages, *t.messages] for g in groups for t in g.trajectories]))
+    flat = iter(
+        gold.score_replies([[*g.prompt.messages, *t.messages] for g in groups for t in g.trajectories])
+    )
     return [[next(flat) for _ in g.trajectories] for g in groups]
 
 
@@ -104,14 +141,24 @@ def select(job: Job) -> dict[str, Any]:
     options = job.options
     groups = read_groups(job.path("groups") / "groups.parquet")
     context = context_of(job)
-    earlier = [group for i in job.rounds("earlier_") for group in read_groups(job.path(f"earlier_{i}") / "groups.parquet")]
+    earlier = [
+        group
+        for i in job.rounds("earlier_")
+        for group in read_groups(job.path(f"earlier_{i}") / "groups.parquet")
+    ]
     chosen, counts = select_groups(groups, pieces("select", options["select"]), context, earlier=earlier)
     if not chosen:
-        raise DataError(f"round {options['round']}: no group is left after selection ({counts}); usually all answers to each prompt have "
-                        "the same reward. Raise the temperature or responses_per_prompt, or inspect the rewards")
+        raise DataError(
+            f"round {options['round']}: no group is left after selection ({counts}); usually all answers "
+            "to each prompt have "
+            "the same reward. Raise the temperature or responses_per_prompt, or inspect the rewards"
+        )
     progress.expect("texts", texts_read(options["prepare"]) * _answers(chosen))
     chosen = tokenised(chosen, load_tokenizer(job.path("policy")))
-    write_groups(job.work.product / "groups.parquet", prepare_groups(chosen, pieces("annotate", options["prepare"]), context))
+    write_groups(
+        job.work.product / "groups.parquet",
+        prepare_groups(chosen, pieces("annotate", options["prepare"]), context),
+    )
     return {"counts": counts}
 
 
@@ -123,10 +170,15 @@ def prepare_offline(job: Job) -> dict[str, Any]:
     groups, read, warnings = encoded(job, "offline", tokenizer)
     context = context_of(job)
     progress.expect("texts", texts_read([*options["annotate"], *options["prepare"]]) * _answers(groups))
-    marked, scored = annotate_groups(groups, pieces("annotate", options["annotate"]), context, max_failed=options["max_failed"])
+    marked, scored = annotate_groups(
+        groups, pieces("annotate", options["annotate"]), context, max_failed=options["max_failed"]
+    )
     chosen, counts = select_groups(marked, pieces("select", options["select"]), context)
     chosen = tokenised(chosen, tokenizer)
-    write_groups(job.work.product / "groups.parquet", prepare_groups(chosen, pieces("annotate", options["prepare"]), context))
+    write_groups(
+        job.work.product / "groups.parquet",
+        prepare_groups(chosen, pieces("annotate", options["prepare"]), context),
+    )
     return {"counts": {**read, **scored, **counts}, "warnings": warnings}
 
 
@@ -135,10 +187,12 @@ def _answers(groups: Sequence[Group]) -> int:
 
 
 def context_of(job: Job, *, certified: bool = True) -> Context:
-    """Context with every model of the inputs as an engine, loaded at first use. `certified`: reward models need a
-    passed certificate, since training optimises them; metrics (`evaluate.metrics`) need none.
+    """Context with every model of the inputs as an engine, loaded at first use. `certified`: reward models
+    need a passed certificate, since training optimises them; metrics (`evaluate.metrics`) need none.
     """
-    return Context(models=Engines(job, certified), seed=job.options["seed"], round=job.options.get("round", 0))
+    return Context(
+        models=Engines(job, certified), seed=job.options["seed"], round=job.options.get("round", 0)
+    )
 
 
 class Engines(Mapping[str, Any]):
@@ -146,7 +200,9 @@ class Engines(Mapping[str, Any]):
 
     def __init__(self, job: Job, certified: bool) -> None:
         self._job, self._certified = job, certified
-        self._names = [name for name, artifact in job.inputs.items() if artifact.kind == "weights" and name != "base"]
+        self._names = [
+            name for name, artifact in job.inputs.items() if artifact.kind == "weights" and name != "base"
+        ]
         self._loaded: dict[str, Engine] = {}
 
     def __getitem__(self, name: str) -> Engine:
@@ -169,7 +225,9 @@ def certificate_of(job: Job, name: str) -> Mapping[str, Any] | None:
 
 
 def engine(job: Job, name: str, *, certified: bool = True) -> Engine:
-    """The engine of a model input. `ContractError` for a reward model without a passed certificate if `certified`."""
+    """The engine of a model input. `ContractError` for a reward model without a passed certificate if
+    `certified`.
+    """
     profile, artifact = job.options["profile"], job.inputs[name]
     if is_reward_model(artifact.path):
         if certified:
@@ -177,5 +235,3 @@ def engine(job: Job, name: str, *, certified: bool = True) -> Engine:
         return engine_of(profile, artifact.path, "reward")
     kind = "policy_with_value" if (artifact.path / VALUE_HEAD).exists() else "policy"
     return engine_of(profile, artifact.path, kind)
-
-

@@ -1,5 +1,5 @@
-"""Stage `improve`: on-policy training steps in memory (rollout, annotate, select, train), as one stage with many
-steps.
+"""Stage `improve`: on-policy training steps in memory (rollout, annotate, select, train), as one stage with
+many steps.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from ratchet.components.types import Context, Group
 
 
 def improve(job: Job) -> dict[str, Any]:
-    """`rounds` on-policy steps; each samples with the current weights and trains `epochs` passes over the selected
-    groups.
+    """`rounds` on-policy steps; each samples with the current weights and trains `epochs` passes over the
+    selected groups.
 
-    Resumes bit for bit from the last checkpoint: every random choice depends on (seed, step) and on the state of the
-    pieces, which are built once and saved in the checkpoint.
+    Resumes bit for bit from the last checkpoint: every random choice depends on (seed, step) and on the state
+    of the pieces, which are built once and saved in the checkpoint.
     """
     options, profile, seed = job.options, job.options["profile"], job.options["seed"]
     prompts = [g.prompt for g in read_groups(job.path("data") / f"{options['data']}.parquet")]
@@ -59,11 +59,23 @@ def improve(job: Job) -> dict[str, Any]:
     choose, sample = build("prompts", options["prompts"]), build("rollout", options["rollout"])
     annotate, prepare = pieces("annotate", options["annotate"]), pieces("annotate", options["prepare"])
     select = pieces("select", options["select"])
-    stateful = {**memories(updates), **stateful_pieces(prompts=[Named("choose", choose)], rollout=[Named("sample", sample)],
-                                                     annotate=annotate, select=select, prepare=prepare)}
+    stateful = {
+        **memories(updates),
+        **stateful_pieces(
+            prompts=[Named("choose", choose)],
+            rollout=[Named("sample", sample)],
+            annotate=annotate,
+            select=select,
+            prepare=prepare,
+        ),
+    }
     reference = None
     if options["reference"] != "initial":
-        exact = {**profile, "engine": "torch", "precision": "float32"}  # reference updates (e.g. EMA) are smaller than half precision resolves
+        exact = {
+            **profile,
+            "engine": "torch",
+            "precision": "float32",
+        }  # reference updates (e.g. EMA) are smaller than half precision resolves
         start = engine_of(exact, job.path("reference"), kind)
         reference = stateful["reference"] = Reference(start, build("reference", options["reference"]))
     health = stateful["health"] = Health(options, learner)
@@ -77,15 +89,31 @@ def improve(job: Job) -> dict[str, Any]:
     learner.save(current)
     engine = engine_of(profile, current, kind)
     live: dict[str, Any] = {"policy": engine, **({"reference": reference.engine} if reference else {})}
-    if reference is None and hasattr(learner.trained, "disable_adapter") and job.inputs["reference"].path == job.inputs["policy"].path:
-        live["reference"] = AdapterDisabledReference(learner, profile["tokens_per_microbatch"], weights_digest(job.path("reference")))
-    initial = (models if reference else Overlay(models, live)).get("reference") if options["watch"].get("kl_prompts") else None
+    if (
+        reference is None
+        and hasattr(learner.trained, "disable_adapter")
+        and job.inputs["reference"].path == job.inputs["policy"].path
+    ):
+        live["reference"] = AdapterDisabledReference(
+            learner, profile["tokens_per_microbatch"], weights_digest(job.path("reference"))
+        )
+    initial = (
+        (models if reference else Overlay(models, live)).get("reference")
+        if options["watch"].get("kl_prompts")
+        else None
+    )
 
     def metrics_of(groups: Sequence[Group], specs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         """Round metrics from rank 0, so that all ranks decide alike."""
         itself = not state["updates"] and job.inputs["policy"].digest == job.inputs["reference"].digest
-        found = round_metrics(groups, specs, optimised=optimised_rewards(options["annotate"], options["select"]) if specs else (), reference=initial,
-                      kl_prompts=options["watch"].get("kl_prompts", 0), itself=itself)
+        found = round_metrics(
+            groups,
+            specs,
+            optimised=optimised_rewards(options["annotate"], options["select"]) if specs else (),
+            reference=initial,
+            kl_prompts=options["watch"].get("kl_prompts", 0),
+            itself=itself,
+        )
         return ranks.once(lambda: found)
 
     chosen: list[Group] = []
@@ -93,7 +121,9 @@ def improve(job: Job) -> dict[str, Any]:
     while state["step"] < options["rounds"]:
         number = state["step"] + 1
         ctx = Context(models=Overlay(models, live), seed=seed, round=number)
-        round_prompts = choose(prompts, count=options["prompts_per_round"], round=number, rounds=options["rounds"], seed=seed)
+        round_prompts = choose(
+            prompts, count=options["prompts_per_round"], round=number, rounds=options["rounds"], seed=seed
+        )
         groups = check_rollout(ranks.spread(round_prompts, lambda mine, ctx=ctx: sample(mine, ctx)), options)
         line = {"rollout/sampler_difference": agree(learner, fresh(groups), profile)}
         marked, counts = annotate_groups(groups, annotate, ctx, max_failed=options["max_failed"])
@@ -105,15 +135,21 @@ def improve(job: Job) -> dict[str, Any]:
         chosen, selected = ([], {}) if held else select_groups(marked, select, ctx)
         chosen = prepare_groups(tokenised(chosen, learner.tokenizer), prepare, ctx)
         line["select/groups"] = float(len(chosen))
-        line |= {f"rollout/{k}": float(v) for k, v in counts.items()} | {f"select/{k}": float(v) for k, v in selected.items()}
+        line |= {f"rollout/{k}": float(v) for k, v in counts.items()} | {
+            f"select/{k}": float(v) for k, v in selected.items()
+        }
         state["counts"] = dict(Counter(state["counts"]) + Counter(counts) + Counter(selected))
         if chosen:
             batch = options["fit"]["batch"]
             for epoch in range(options["fit"]["epochs"]):
                 indices = order(len(chosen), epoch, seed + number)
                 for i in range(math.ceil(len(chosen) / batch)):
-                    line |= one_step(learners, updates, [chosen[j] for j in indices[i * batch : (i + 1) * batch]],
-                                     tokens=profile["tokens_per_microbatch"])
+                    line |= one_step(
+                        learners,
+                        updates,
+                        [chosen[j] for j in indices[i * batch : (i + 1) * batch]],
+                        tokens=profile["tokens_per_microbatch"],
+                    )
                     state["updates"] += 1
         if chosen or held:
             learner.save(current)
@@ -126,21 +162,38 @@ def improve(job: Job) -> dict[str, Any]:
             save_checkpoint(job.work.progress, state, learners, stateful)
             saved = time.monotonic()
     if not state["updates"] and not state["held"]:
-        raise DataError(f"no group was selected in any of {state['step']} steps: usually all answers to each prompt have the "
-                        "same reward. Raise responses_per_prompt or the temperature, or use easier prompts")
+        raise DataError(
+            f"no group was selected in any of {state['step']} steps: usually all answers to each prompt "
+            "have the "
+            "same reward. Raise responses_per_prompt or the temperature, or use easier prompts"
+        )
     check_step_counts(learners, state["step"], options["rounds"], state["updates"])
     ctx = Context(models=Overlay(models, live), seed=seed, round=state["step"] + 1)
-    last = ranks.spread(round_prompts, lambda mine: sample(mine, ctx))  # the final weights have not been sampled yet
+    last = ranks.spread(
+        round_prompts, lambda mine: sample(mine, ctx)
+    )  # the final weights have not been sampled yet
     difference, numbers = agree(learner, fresh(last), profile), metrics_of(last, ())
     health(state["step"], numbers, state)
     learner.save(job.work.product)
-    summary: dict[str, Any] = {"steps": state["step"], "updates": state["updates"], "counts": state["counts"], "held_steps": state["held"],
-                               **health.summary(), **log.last}
+    summary: dict[str, Any] = {
+        "steps": state["step"],
+        "updates": state["updates"],
+        "counts": state["counts"],
+        "held_steps": state["held"],
+        **health.summary(),
+        **log.last,
+    }
     if chosen:
         ranks.once(lambda: write_groups(job.work.product / "last_groups.parquet", chosen))
     summary["probe"] = {"ended": 1 - numbers["truncated"], "sampler_difference": difference}
-    summary["reload_difference"] = verify_saved(job.work.product, learner, last[:2], kind="policy", tokens=profile["tokens_per_microbatch"],
-                                                precision=weights_precision(profile))
+    summary["reload_difference"] = verify_saved(
+        job.work.product,
+        learner,
+        last[:2],
+        kind="policy",
+        tokens=profile["tokens_per_microbatch"],
+        precision=weights_precision(profile),
+    )
     return summary
 
 
@@ -152,7 +205,9 @@ class Reference:
         self.engine, self.update = engine, update
 
     def follow(self, policy: Any) -> None:
-        self.engine.model.load_state_dict(self.update(self.engine.model.state_dict(), policy.model.state_dict()))
+        self.engine.model.load_state_dict(
+            self.update(self.engine.model.state_dict(), policy.model.state_dict())
+        )
 
     def state(self) -> dict[str, Any]:
         return dict(self.engine.model.state_dict())

@@ -1,7 +1,7 @@
 """A stage's job: options, inputs and workspace, and its execution.
 
-A stage function takes a `Job` and returns metadata of its output. It reads its inputs and writes its output, without
-any orchestrator or tracker. The code here is part of every stage's store key (`plan.source_digest`).
+A stage function takes a `Job` and returns metadata of its output. It reads its inputs and writes its output,
+without any orchestrator or tracker. The code here is part of every stage's store key (`plan.source_digest`).
 """
 
 from __future__ import annotations
@@ -35,9 +35,11 @@ class Job:
         return sorted(int(name.removeprefix(prefix)) for name in self.inputs if name.startswith(prefix))
 
 
-def run_job(function: Callable[[Job], Mapping[str, Any] | None], request: Mapping[str, Any]) -> dict[str, Any]:
-    """Set up the process (threads, precision, determinism), check that the inputs share a token contract, run the stage
-    function, return its metadata.
+def run_job(
+    function: Callable[[Job], Mapping[str, Any] | None], request: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Set up the process (threads, precision, determinism), check that the inputs share a token contract, run
+    the stage function, return its metadata.
     """
     profile = request["options"].get("profile")
     products: AbstractContextManager[None] = nullcontext()
@@ -71,16 +73,23 @@ def deterministic() -> None:
     """Enable torch's deterministic algorithms."""
     import torch
 
-    torch.use_deterministic_algorithms(True, warn_only=torch.cuda.is_available())  # the attention backward on GPU has no deterministic version
+    torch.use_deterministic_algorithms(
+        True, warn_only=torch.cuda.is_available()
+    )  # the attention backward on GPU has no deterministic version
     torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]  costs a pass over each new tensor
 
 
 def _processor_seconds() -> float:
     """CPU seconds of this process and its finished children."""
-    return sum(u.ru_utime + u.ru_stime for u in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))
+    return sum(
+        u.ru_utime + u.ru_stime
+        for u in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    )
 
 
 def _peak_bytes() -> int:
     """Peak resident memory of this process or its largest child. A stage run inline shares its caller's."""
     unit = 1 if sys.platform == "darwin" else 1024
-    return unit * max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return unit * max(
+        resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    )

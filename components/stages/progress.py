@@ -50,7 +50,9 @@ def report_progress(file: Path) -> Iterator[None]:
 
 
 def expect(unit: str, of: int | None = None) -> None:
-    """Start counting units; `of` is the expected total, None if unknown. With a total of 0 nothing is counted."""
+    """Start counting units; `of` is the expected total, None if unknown. With a total of 0 nothing is
+    counted.
+    """
     if _count is not None and of != 0:
         _count.unit, _count.of, _count.done = unit, of, 0
         _write(_count)

@@ -1,4 +1,6 @@
-"""Stage `reward`: Bradley-Terry reward model on preference pairs, with the certificate that online training requires."""
+"""Stage `reward`: Bradley-Terry reward model on preference pairs, with the certificate that online training
+requires.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,13 @@ from ratchet.components.data.groups import by_prompt, read_groups
 from ratchet.components.evaluation import plots
 from ratchet.components.evaluation.best_of_n import accuracy_within_prompts, best_of_n
 from ratchet.components.evaluation.bootstrap import Interval
-from ratchet.components.evaluation.certificate import accuracy_by_kind, certify, conversations_of, independent, share
+from ratchet.components.evaluation.certificate import (
+    accuracy_by_kind,
+    certify,
+    conversations_of,
+    independent,
+    share,
+)
 from ratchet.components.evaluation.linear import bradley_terry, choose_penalty, topics_of
 from ratchet.components.inference.answers import reward_model_scores
 from ratchet.components.inference.torch import TorchEngine
@@ -45,46 +53,89 @@ def reward(job: Job) -> dict[str, Any]:
     seed = options["seed"] + 1000 * options["member"]
     tokenizer = load_tokenizer(job.path("policy"))
     pairs, counts, warnings = encoded(job, "reward", tokenizer)
-    if "demonstrations" in job.inputs:  # train on pairs of the base model's answers too; held-out pairs stay those of the recipe's data
+    if (
+        "demonstrations" in job.inputs
+    ):  # train on pairs of the base model's answers too; held-out pairs stay those of the recipe's data
         own, read, more = encoded(job, "reward", tokenizer, source="demonstrations")
-        pairs, counts, warnings = pairs + own, counts | {f"of the base model: {what}": number for what, number in read.items()}, warnings + more
+        pairs, counts, warnings = (
+            pairs + own,
+            counts | {f"of the base model: {what}": number for what, number in read.items()},
+            warnings + more,
+        )
     held_out, more, worse = encoded(job, "reward", tokenizer, "validation")
     counts |= {f"validation {what}": number for what, number in more.items()}
     answers, truth = verified_answers(job)
     if not steps_planned(len(pairs), options["fit"]):  # otherwise the fit reports its steps
         read = texts_of(held_out)[0] + (texts_of(pairs)[0] if options["linear_probe"] else [])
-        progress.expect("texts", sum(len(family.trajectories) for family in [*read, *answers]) + 2 * len(held_out[:RESCORED]))
+        progress.expect(
+            "texts",
+            sum(len(family.trajectories) for family in [*read, *answers]) + 2 * len(held_out[:RESCORED]),
+        )
     start, probe = ranks.once(lambda: begin(job, pairs, tokenizer, seed))
     members = dataclasses.replace(job, options={**options, "seed": seed})
     profile, trained, padding = options["profile"], list[list[float]](), dict[str, Any]()
-    summary = learn(members, start, by_prompt(pairs) if options["by_prompt"] else pairs, held_out, kind="reward",
-                    inspect=lambda learner: trained.extend(score_in_memory(learner, held_out[:RESCORED], profile["tokens_per_microbatch"])),
-                    inspect_saved=lambda saved: padding.update(saved.padding(uneven(held_out[:RESCORED]))))
+    summary = learn(
+        members,
+        start,
+        by_prompt(pairs) if options["by_prompt"] else pairs,
+        held_out,
+        kind="reward",
+        inspect=lambda learner: trained.extend(
+            score_in_memory(learner, held_out[:RESCORED], profile["tokens_per_microbatch"])
+        ),
+        inspect_saved=lambda saved: padding.update(saved.padding(uneven(held_out[:RESCORED]))),
+    )
     right = probe["cross_validated"] if probe else None
     crossed = None if right is None else share(right, independent(len(pairs), conversations_of(pairs)))
     limits = limits_of(options)
-    certificate = ranks.once(lambda: examine(job.work.product, held_out, trained, limits, threads=profile["threads"], cross_validated=crossed,
-                                             answers=answers, truth=truth, **padding))
+    certificate = ranks.once(
+        lambda: examine(
+            job.work.product,
+            held_out,
+            trained,
+            limits,
+            threads=profile["threads"],
+            cross_validated=crossed,
+            answers=answers,
+            truth=truth,
+            **padding,
+        )
+    )
     if ranks.first():
         write_atomic(job.work.product / "certificate.json", json.dumps(certificate, indent=1))
         plots.certificate(certificate, job.work.product / "plots")
-    return {"counts": counts, "warnings": warnings + worse, "linear_probe": probe, **summary, "certificate": certificate}
+    return {
+        "counts": counts,
+        "warnings": warnings + worse,
+        "linear_probe": probe,
+        **summary,
+        "certificate": certificate,
+    }
 
 
 def limits_of(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The certificate's limits, with the reload tolerance widened to the precision of the learner's weights."""
+    """The certificate's limits, with the reload tolerance widened to the precision of the learner's
+    weights.
+    """
     limits = dict(options["certificate"])
     if limits.get("reload_tolerance", 0.0) is not None:
-        limits["reload_tolerance"] = max(limits.get("reload_tolerance", 0.0), RELOAD_TOLERANCE[weights_precision(options["profile"])])
+        limits["reload_tolerance"] = max(
+            limits.get("reload_tolerance", 0.0), RELOAD_TOLERANCE[weights_precision(options["profile"])]
+        )
     return limits
 
 
 def verified_answers(job: Job) -> tuple[list[Group], str]:
-    """The base model's answers on the validation split of the demonstrations, and the column of their true values
-    (the last reward written). Empty if there are no demonstrations, no verifier, or one answer per prompt.
+    """The base model's answers on the validation split of the demonstrations, and the column of their true
+    values (the last reward written). Empty if there are no demonstrations, no verifier, or one answer per
+    prompt.
     """
     truth = (reward_columns(job.options.get("verified_by", ())) or [""])[-1]
-    groups = read_groups(job.path("answers") / "answers_validation.parquet") if "answers" in job.inputs and truth else []
+    groups = (
+        read_groups(job.path("answers") / "answers_validation.parquet")
+        if "answers" in job.inputs and truth
+        else []
+    )
     return ([] if max((len(g.trajectories) for g in groups), default=0) < 2 else groups), truth
 
 
@@ -94,7 +145,11 @@ def begin(job: Job, pairs: Sequence[Group], tokenizer: Any, seed: int) -> tuple[
     found = start / "linear_probe.json"
     if not start.exists():
         model = new_reward(job.path("policy"), layers=options["layers"], pool=options["pool"], seed=seed)
-        probe = linear_probe(model, pairs, tokens=options["profile"]["tokens_per_microbatch"]) if options["linear_probe"] else None
+        probe = (
+            linear_probe(model, pairs, tokens=options["profile"]["tokens_per_microbatch"])
+            if options["linear_probe"]
+            else None
+        )
         beside = start.with_name("start.partial")
         save_model(model, tokenizer, beside)
         (beside / found.name).write_text(json.dumps(probe))
@@ -103,12 +158,22 @@ def begin(job: Job, pairs: Sequence[Group], tokenizer: Any, seed: int) -> tuple[
 
 
 def linear_probe(model: Any, pairs: Sequence[Group], *, tokens: int) -> dict[str, Any]:
-    """Set the head to the Bradley-Terry optimum on standardised features of the frozen backbone, with an L2 penalty
-    chosen by cross-validation over topics. Each text, and each shared prefix, is processed once. Deterministic.
+    """Set the head to the Bradley-Terry optimum on standardised features of the frozen backbone, with an L2
+    penalty chosen by cross-validation over topics. Each text, and each shared prefix, is processed once.
+    Deterministic.
     """
     families, rows = texts_of(pairs)
     with torch.inference_mode():
-        states = torch.cat([reward_states(model, batch) for batch in progress.counted(pack(families, unit="group", tokens=tokens))]).double().numpy()
+        states = (
+            torch.cat(
+                [
+                    reward_states(model, batch)
+                    for batch in progress.counted(pack(families, unit="group", tokens=tokens))
+                ]
+            )
+            .double()
+            .numpy()
+        )
     centre, scale = states.mean(0), np.maximum(states.std(0), 1e-6)
     differences = (states[rows[:, 0]] - states[rows[:, 1]]) / scale
     penalty, right = choose_penalty(differences, topics_of(pairs), PENALTIES)
@@ -124,24 +189,38 @@ def linear_probe(model: Any, pairs: Sequence[Group], *, tokens: int) -> dict[str
 
 
 def texts_of(pairs: Sequence[Group]) -> tuple[list[Group], np.ndarray]:
-    """The distinct texts of the pairs, grouped by conversation (they share a prefix), and for each pair the indices
-    of its texts (N, 2).
+    """The distinct texts of the pairs, grouped by conversation (they share a prefix), and for each pair the
+    indices of its texts (N, 2).
     """
     families: dict[Any, dict[tuple[int, ...], Trajectory]] = {}
     for trajectory in (t for pair in pairs for t in pair.trajectories):
         tokens = tuple(trajectory.inputs["tokens"])
         families.setdefault(trajectory.meta.get("conversation", tokens), {})[tokens] = trajectory
-    number = {tokens: i for i, tokens in enumerate(tokens for family in families.values() for tokens in family)}
+    number = {
+        tokens: i for i, tokens in enumerate(tokens for family in families.values() for tokens in family)
+    }
     groups = [Group(pairs[0].prompt, tuple(family.values())) for family in families.values()]
-    return groups, np.array([[number[tuple(t.inputs["tokens"])] for t in pair.trajectories] for pair in pairs])
+    return groups, np.array(
+        [[number[tuple(t.inputs["tokens"])] for t in pair.trajectories] for pair in pairs]
+    )
 
 
 @product_precision("float32")
-def examine(path: Path, pairs: Sequence[Group], trained: Sequence[Sequence[float]], limits: Any, *, threads: int | None,
-            cross_validated: Interval | None = None, answers: Sequence[Group] = (), truth: str = "", **padding: Any) -> dict[str, Any]:
-    """Certificate of a saved reward model on held-out pairs, reloaded as online training will load it. `trained`:
-    scores of the first pairs by the model in memory; `padding`: result of `SavedReward.padding`. Best-of-n is
-    measured on `answers`, with true values in column `truth`.
+def examine(
+    path: Path,
+    pairs: Sequence[Group],
+    trained: Sequence[Sequence[float]],
+    limits: Any,
+    *,
+    threads: int | None,
+    cross_validated: Interval | None = None,
+    answers: Sequence[Group] = (),
+    truth: str = "",
+    **padding: Any,
+) -> dict[str, Any]:
+    """Certificate of a saved reward model on held-out pairs, reloaded as online training will load it.
+    `trained`: scores of the first pairs by the model in memory; `padding`: result of `SavedReward.padding`.
+    Best-of-n is measured on `answers`, with true values in column `truth`.
     """
     engine = TorchEngine(path, kind="reward", threads=threads)
     alone = [score(engine, [pair])[0] for pair in pairs[:RESCORED]]
@@ -149,11 +228,24 @@ def examine(path: Path, pairs: Sequence[Group], trained: Sequence[Sequence[float
     scores = score(engine, pairs)
     by_kind, best = accuracy_by_kind(scores, pairs), None
     if answers:
-        rated, truths = reward_model_scores(answers, Context({"reward_model": engine}), "reward_model")[0], [g.columns[truth] for g in answers]
+        rated, truths = (
+            reward_model_scores(answers, Context({"reward_model": engine}), "reward_model")[0],
+            [g.columns[truth] for g in answers],
+        )
         best, sampled = best_of_n(rated, truths), accuracy_within_prompts(rated, truths)
         by_kind |= {"sampled": sampled} if sampled else {}
-    return certify(scores=scores, by_kind=by_kind, best_of_n=best, lengths=lengths, trained=trained, alone=alone, conversations=conversations_of(pairs),
-                   cross_validated=cross_validated, limits=limits, **padding)
+    return certify(
+        scores=scores,
+        by_kind=by_kind,
+        best_of_n=best,
+        lengths=lengths,
+        trained=trained,
+        alone=alone,
+        conversations=conversations_of(pairs),
+        cross_validated=cross_validated,
+        limits=limits,
+        **padding,
+    )
 
 
 def uneven(pairs: Sequence[Group]) -> list[Group]:
@@ -166,11 +258,17 @@ def uneven(pairs: Sequence[Group]) -> list[Group]:
 def score_in_memory(learner: Any, pairs: Sequence[Group], tokens: int) -> list[list[float]]:
     """Chosen and rejected score of each pair by the learner's model."""
     with torch.no_grad():
-        return [learner(batch, frozenset({"scores"})).scores.tolist() for pair in pairs for batch in pack([pair], unit="group", tokens=tokens)]
+        return [
+            learner(batch, frozenset({"scores"})).scores.tolist()
+            for pair in pairs
+            for batch in pack([pair], unit="group", tokens=tokens)
+        ]
 
 
 def score(engine: TorchEngine, pairs: Sequence[Group]) -> list[list[float]]:
     """Chosen and rejected score of each pair."""
     families, rows = texts_of(pairs)
-    scores = np.array([score for family in engine.score(families, frozenset({"scores"})) for score in family["scores"]])
+    scores = np.array(
+        [score for family in engine.score(families, frozenset({"scores"})) for score in family["scores"]]
+    )
     return scores[rows].tolist()

@@ -1,5 +1,5 @@
-"""Entry point of one stage: `python -m ratchet.components.stages.run request.json`, or `execute(request)` in a child
-process.
+"""Entry point of one stage: `python -m ratchet.components.stages.run request.json`, or `execute(request)` in
+a child process.
 """
 
 from __future__ import annotations
@@ -21,11 +21,25 @@ def execute(request: Mapping[str, Any]) -> dict[str, Any]:
     return run_job(getattr(importlib.import_module(STAGES[request["does"]]), request["does"]), request)
 
 
-def as_request(does: str, options: Mapping[str, Any], inputs: Mapping[str, Artifact], work: Path) -> dict[str, Any]:
+def as_request(
+    does: str, options: Mapping[str, Any], inputs: Mapping[str, Artifact], work: Path
+) -> dict[str, Any]:
     """A JSON-serialisable request."""
-    return {"does": does, "options": options, "work": str(work), "inputs": {
-        name: {"kind": a.kind, "path": str(a.path), "digest": a.digest, "parents": list(a.parents), "meta": dict(a.meta)}
-        for name, a in inputs.items()}}
+    return {
+        "does": does,
+        "options": options,
+        "work": str(work),
+        "inputs": {
+            name: {
+                "kind": a.kind,
+                "path": str(a.path),
+                "digest": a.digest,
+                "parents": list(a.parents),
+                "meta": dict(a.meta),
+            }
+            for name, a in inputs.items()
+        },
+    }
 
 
 if __name__ == "__main__":

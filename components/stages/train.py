@@ -30,8 +30,8 @@ MEASURED = 256
 
 
 def sft(job: Job) -> dict[str, Any]:
-    """Supervised fine-tuning: maximum likelihood with a loss mask on assistant tokens; early stopping on validation
-    loss.
+    """Supervised fine-tuning: maximum likelihood with a loss mask on assistant tokens; early stopping on
+    validation loss.
     """
     options = job.options
     tokenizer = load_tokenizer(job.path("policy"))
@@ -45,65 +45,124 @@ def sft(job: Job) -> dict[str, Any]:
 
 
 def optimise(job: Job) -> dict[str, Any]:
-    """Train on tokenised, scored and selected groups. A round held by a health rule keeps the policy before the last
-    update.
+    """Train on tokenised, scored and selected groups. A round held by a health rule keeps the policy before
+    the last update.
     """
     if "annotated" in job.inputs and job.inputs["annotated"].meta.get("verdict") == "hold":
-        well = "policy" if job.inputs["policy"].meta.get("held") else "previous"  # held twice in a row: `previous` is the rejected one
-        ranks.once(lambda: shutil.copytree(job.path(well), job.work.product, dirs_exist_ok=True,
-                                           ignore=shutil.ignore_patterns("manifest.json", "metrics.jsonl")))
+        well = (
+            "policy" if job.inputs["policy"].meta.get("held") else "previous"
+        )  # held twice in a row: `previous` is the rejected one
+        ranks.once(
+            lambda: shutil.copytree(
+                job.path(well),
+                job.work.product,
+                dirs_exist_ok=True,
+                ignore=shutil.ignore_patterns("manifest.json", "metrics.jsonl"),
+            )
+        )
         return {"held": True, "why": job.inputs["annotated"].meta["verdicts"]}
     groups = read_groups(job.path("groups") / "groups.parquet")
     return learn(job, job.path("policy"), groups, [])
 
 
-def learn(job: Job, policy: Path, groups: Sequence[Group], validation: Sequence[Group], *, kind: str = "policy",
-          inspect: Callable[[Any], None] | None = None, inspect_saved: Callable[[Any], None] | None = None) -> dict[str, Any]:
-    """Fit, save as a model directory, reload and compare, and check that answers end. `inspect` is called with the
-    trained learner on every rank, `inspect_saved` with the reloaded model on rank 0.
+def learn(
+    job: Job,
+    policy: Path,
+    groups: Sequence[Group],
+    validation: Sequence[Group],
+    *,
+    kind: str = "policy",
+    inspect: Callable[[Any], None] | None = None,
+    inspect_saved: Callable[[Any], None] | None = None,
+) -> dict[str, Any]:
+    """Fit, save as a model directory, reload and compare, and check that answers end. `inspect` is called
+    with the trained learner on every rank, `inspect_saved` with the reloaded model on rank 0.
     """
     options, profile = job.options["fit"], job.options["profile"]
     learner = make_learner(policy, kind, options, profile, len(groups))
     updates = {role: parts(specs) for role, specs in options["updates"].items()}
-    summary = fit(dict.fromkeys(updates, learner), updates, groups, options, tokens=profile["tokens_per_microbatch"],
-                  seed=job.options["seed"], progress=job.work.progress, metrics=job.work.metrics, validation=validation)
+    summary = fit(
+        dict.fromkeys(updates, learner),
+        updates,
+        groups,
+        options,
+        tokens=profile["tokens_per_microbatch"],
+        seed=job.options["seed"],
+        progress=job.work.progress,
+        metrics=job.work.metrics,
+        validation=validation,
+    )
     learner.save(job.work.product)
     if isinstance(learner, TorchLearner):
         learner.release_optimiser()  # before the saved model is read beside it
-    summary["reload_difference"] = verify_saved(job.work.product, learner, groups[:4], kind=kind, tokens=profile["tokens_per_microbatch"],
-                                                precision=weights_precision(profile), inspect=inspect_saved)
+    summary["reload_difference"] = verify_saved(
+        job.work.product,
+        learner,
+        groups[:4],
+        kind=kind,
+        tokens=profile["tokens_per_microbatch"],
+        precision=weights_precision(profile),
+        inspect=inspect_saved,
+    )
     if inspect is not None:
         inspect(learner)
     if kind != "reward":
-        summary["probe"] = probe(job.work.product, learner, groups[:8], profile, seed=job.options["seed"], min_ended=options["min_ended"])
+        summary["probe"] = probe(
+            job.work.product,
+            learner,
+            groups[:8],
+            profile,
+            seed=job.options["seed"],
+            min_ended=options["min_ended"],
+        )
     return summary
 
 
-def make_learner(path: Path, kind: str, fit_options: Mapping[str, Any], profile: Mapping[str, Any], units: int) -> TorchLearner | DeepSpeedLearner:
+def make_learner(
+    path: Path, kind: str, fit_options: Mapping[str, Any], profile: Mapping[str, Any], units: int
+) -> TorchLearner | DeepSpeedLearner:
     """The learner of a profile with the optimizer settings of a fit."""
     total = steps_planned(units, fit_options)
     options: dict[str, Any] = {
-        "kind": kind, "adapter": build("adapter", fit_options["adapter"]), "learning_rate": fit_options["learning_rate"],
-        "betas": tuple(fit_options["betas"]), "weight_decay": fit_options["weight_decay"], "max_grad_norm": fit_options["max_grad_norm"],
-        "schedule": fit_options["schedule"], "warmup_steps": round(total * fit_options["warmup"]), "total_steps": total,
-        "gradient_checkpointing": profile["gradient_checkpointing"], "threads": profile["threads"],
+        "kind": kind,
+        "adapter": build("adapter", fit_options["adapter"]),
+        "learning_rate": fit_options["learning_rate"],
+        "betas": tuple(fit_options["betas"]),
+        "weight_decay": fit_options["weight_decay"],
+        "max_grad_norm": fit_options["max_grad_norm"],
+        "schedule": fit_options["schedule"],
+        "warmup_steps": round(total * fit_options["warmup"]),
+        "total_steps": total,
+        "gradient_checkpointing": profile["gradient_checkpointing"],
+        "threads": profile["threads"],
     }
     if profile["learner"] == "torch":
         return TorchLearner(path, **options)
-    zero = {key: profile[key] for key in ("zero_stage", "offload_optimizer", "offload_parameters", "precision")}
+    zero = {
+        key: profile[key] for key in ("zero_stage", "offload_optimizer", "offload_parameters", "precision")
+    }
     return DeepSpeedLearner(path, **options, **zero)
 
 
-def encoded(job: Job, section: str, tokenizer: Any, part: str = "data", *, source: str = "data") -> tuple[list[Group], dict[str, int], list[str]]:
-    """Tokenised groups of the split that a recipe section names as `data` or `validation`, from the input `source`,
-    up to the section's limit; counts of records, kept, cut (truncated), dropped (too long) and over the limit;
-    warnings. `GateError` if the dropped share exceeds the section's `max_dropped`.
+def encoded(
+    job: Job, section: str, tokenizer: Any, part: str = "data", *, source: str = "data"
+) -> tuple[list[Group], dict[str, int], list[str]]:
+    """Tokenised groups of the split that a recipe section names as `data` or `validation`, from the input
+    `source`, up to the section's limit; counts of records, kept, cut (truncated), dropped (too long) and over
+    the limit; warnings. `GateError` if the dropped share exceeds the section's `max_dropped`.
     """
     options = job.options
-    split, max_tokens, limit = options[part], options["max_tokens"], options.get("limit" if part == "data" else f"limit_{part}")
+    split, max_tokens, limit = (
+        options[part],
+        options["max_tokens"],
+        options.get("limit" if part == "data" else f"limit_{part}"),
+    )
     file = job.path(source) / f"{split}.parquet"
     if not file.exists():
-        raise ContractError(f"there is no data set {split!r} in {file.parent}; available: {sorted(p.stem for p in file.parent.glob('*.parquet'))}")
+        raise ContractError(
+            f"there is no data set {split!r} in {file.parent}; available: "
+            f"{sorted(p.stem for p in file.parent.glob('*.parquet'))}"
+        )
     records, groups, outcomes = read_groups(file), [], Counter()
     for group in records:
         if limit and len(groups) >= limit:
@@ -112,20 +171,40 @@ def encoded(job: Job, section: str, tokenizer: Any, part: str = "data", *, sourc
         outcomes[outcome] += 1
         if done is not None:
             groups.append(done)
-    counts = {"records": len(records), "kept": len(groups), "cut": outcomes["cut"], "dropped": outcomes["dropped"],
-              "over the limit": len(records) - outcomes.total()}
+    counts = {
+        "records": len(records),
+        "kept": len(groups),
+        "cut": outcomes["cut"],
+        "dropped": outcomes["dropped"],
+        "over the limit": len(records) - outcomes.total(),
+    }
     lost, most = outcomes["dropped"] / max(1, outcomes.total()), options["max_dropped"]
-    message = (f"{section}.max_tokens: {outcomes['dropped']} of {outcomes.total()} records of split {split!r} ({lost:.1%}) are longer than {max_tokens} tokens and "
-            f"dropped{_percentile(records, tokenizer) if outcomes['dropped'] else ''}")
+    message = (
+        f"{section}.max_tokens: {outcomes['dropped']} of {outcomes.total()} records of split {split!r} "
+        f"({lost:.1%}) are longer than {max_tokens} tokens and "
+        f"dropped{_percentile(records, tokenizer) if outcomes['dropped'] else ''}"
+    )
     if most is not None and lost > most:
-        raise GateError(f"{message}; at most {most:.1%} may be dropped ({section}.max_dropped). Raise {section}.max_tokens, or {section}.max_dropped")
+        raise GateError(
+            f"{message}; at most {most:.1%} may be dropped ({section}.max_dropped). Raise "
+            f"{section}.max_tokens, or {section}.max_dropped"
+        )
     if not groups:
-        raise DataError(f"{file}: no record is left after tokenisation ({counts}); raise {section}.max_tokens (now {max_tokens}) or check the data")
-    return groups, counts, [f"{message}; raise {section}.max_tokens if they matter"] if lost > WARN_LOST else []
+        raise DataError(
+            f"{file}: no record is left after tokenisation ({counts}); raise {section}.max_tokens (now "
+            f"{max_tokens}) or check the data"
+        )
+    return (
+        groups,
+        counts,
+        [f"{message}; raise {section}.max_tokens if they matter"] if lost > WARN_LOST else [],
+    )
 
 
 def _percentile(records: Sequence[Group], tokenizer: Any) -> str:
     """The 95th percentile of record lengths in tokens, from the first records."""
-    longest = sorted(max(count_tokens(tokenizer, [*group.prompt.messages, *path.messages]) for path in group.trajectories)
-                     for group in records[:MEASURED])
+    longest = sorted(
+        max(count_tokens(tokenizer, [*group.prompt.messages, *path.messages]) for path in group.trajectories)
+        for group in records[:MEASURED]
+    )
     return f" (95% have at most {longest[math.ceil(0.95 * len(longest)) - 1]})"

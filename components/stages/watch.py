@@ -1,5 +1,5 @@
-"""Training health monitor of on-policy steps: evaluates health rules on recent samples and rolls back to the last
-healthy state.
+"""Training health monitor of on-policy steps: evaluates health rules on recent samples and rolls back to the
+last healthy state.
 """
 
 from __future__ import annotations
@@ -20,22 +20,26 @@ ENOUGH = 64
 class Health:
     """Applies `online.health` and `fit.min_ended` to the answers of steps. Part of the checkpoint.
 
-    If any rule has the action `hold`, the learner's last healthy state (weights and optimizer) is kept in memory for
-    a rollback.
+    If any rule has the action `hold`, the learner's last healthy state (weights and optimizer) is kept in
+    memory for a rollback.
     """
 
     def __init__(self, options: Mapping[str, Any], learner: Any) -> None:
         self.rules, self.min_ended = options["health"], options["fit"]["min_ended"]
-        self.learner, self.keeps = learner, any(rule and rule["action"] == "hold" for rule in self.rules.values())
+        self.learner, self.keeps = (
+            learner,
+            any(rule and rule["action"] == "hold" for rule in self.rules.values()),
+        )
         self.first: Mapping[str, float] = {}
         self.waiting: list[Mapping[str, float]] = []
         self.tripped_rules: dict[str, dict[str, Any]] = {}
         self.well = self._now(0)
 
     def __call__(self, step: int, round_metrics: Mapping[str, float], run: dict[str, Any]) -> bool:
-        """Check the metrics of a step. Returns True if the learner was rolled back to the last healthy weights; `run`
-        then has the number of `updates` of those weights, and one more `held` step. Steps with few answers are pooled
-        with later ones first. `HealthError` if a rule says `stop`, `ContractError` if too few answers end.
+        """Check the metrics of a step. Returns True if the learner was rolled back to the last healthy
+        weights; `run` then has the number of `updates` of those weights, and one more `held` step. Steps with
+        few answers are pooled with later ones first. `HealthError` if a rule says `stop`, `ContractError` if
+        too few answers end.
         """
         self.waiting.append(round_metrics)
         answers = sum(p["responses"] for p in self.waiting)
@@ -48,11 +52,19 @@ class Health:
         self.first = self.first or now
         for verdict in found:
             times = self.tripped_rules.get(verdict.rule, {}).get("times", 0) + 1
-            self.tripped_rules[verdict.rule] = {"step": step, "action": verdict.action, "reason": verdict.reason, "times": times}
+            self.tripped_rules[verdict.rule] = {
+                "step": step,
+                "action": verdict.action,
+                "reason": verdict.reason,
+                "times": times,
+            }
         stops = [verdict.reason for verdict in found if verdict.action == "stop"]
         if stops:
-            raise HealthError(f"step {step} was stopped by a health rule: {'; '.join(stops)}. The output is not published; fix the cause "
-                              "or change `online.health` and run again")
+            raise HealthError(
+                f"step {step} was stopped by a health rule: {'; '.join(stops)}. The output is not "
+                "published; fix the cause "
+                "or change `online.health` and run again"
+            )
         held = any(verdict.action == "hold" for verdict in found)
         if held:
             well = ranks.once(lambda: self.well)
@@ -63,18 +75,32 @@ class Health:
         return held
 
     def summary(self) -> dict[str, Any]:
-        """Rules tripped in the whole run: the most severe action, and the latest reason of each rule, most severe
-        first.
+        """Rules tripped in the whole run: the most severe action, and the latest reason of each rule, most
+        severe first.
         """
         tripped = sorted(self.tripped_rules.values(), key=lambda rule: -ACTIONS.index(rule["action"]))
-        return {"verdict": tripped[0]["action"] if tripped else "ok",
-                "verdicts": [f"{rule['reason']} (at step {rule['step']}, {rule['times']} times in all)" for rule in tripped]}
+        return {
+            "verdict": tripped[0]["action"] if tripped else "ok",
+            "verdicts": [
+                f"{rule['reason']} (at step {rule['step']}, {rule['times']} times in all)" for rule in tripped
+            ],
+        }
 
     def state(self) -> dict[str, Any]:
-        return {"first": dict(self.first), "waiting": [dict(p) for p in self.waiting], "tripped_rules": self.tripped_rules, "well": self.well}
+        return {
+            "first": dict(self.first),
+            "waiting": [dict(p) for p in self.waiting],
+            "tripped_rules": self.tripped_rules,
+            "well": self.well,
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self.first, self.waiting, self.tripped_rules, self.well = state["first"], list(state["waiting"]), dict(state["tripped_rules"]), state["well"]
+        self.first, self.waiting, self.tripped_rules, self.well = (
+            state["first"],
+            list(state["waiting"]),
+            dict(state["tripped_rules"]),
+            state["well"],
+        )
 
     def _now(self, updates: int) -> dict[str, Any]:
         return {"learner": self.learner.state(), "updates": updates} if self.keeps else {}

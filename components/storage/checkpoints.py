@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 class Log:
-    """Appends one JSON line per step, on rank 0. On resume, lines after the checkpoint's step are removed; they will
-    be written again.
+    """Appends one JSON line per step, on rank 0. On resume, lines after the checkpoint's step are removed;
+    they will be written again.
     """
 
     def __init__(self, path: Path, *, after: int) -> None:
@@ -54,7 +54,12 @@ def _number(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("checkpoint-"))
 
 
-def save_checkpoint(progress: Path, state: Mapping[str, Any], learners: Mapping[str, Learner], remembered: Mapping[str, Memory]) -> None:
+def save_checkpoint(
+    progress: Path,
+    state: Mapping[str, Any],
+    learners: Mapping[str, Learner],
+    remembered: Mapping[str, Memory],
+) -> None:
     """Save learners and stateful pieces, then delete the previous checkpoint."""
     saved = {
         "state": dict(state),
@@ -68,7 +73,9 @@ def save_checkpoint(progress: Path, state: Mapping[str, Any], learners: Mapping[
         shutil.rmtree(older)
 
 
-def load_checkpoint(checkpoint: Path, learners: Mapping[str, Learner], remembered: Mapping[str, Memory]) -> dict[str, Any]:
+def load_checkpoint(
+    checkpoint: Path, learners: Mapping[str, Learner], remembered: Mapping[str, Memory]
+) -> dict[str, Any]:
     """Restore learners and stateful pieces; returns the `state` saved with them."""
     saved = load_state(checkpoint)
     for role, learner in learners.items():

@@ -1,15 +1,16 @@
 """Static tracing of Python definitions: digest of the source code reachable from a function, for store keys.
 
-Starting from some functions, `Sources` follows the names they use to top-level functions, classes and assignments of
-this package: through imports (also inside functions, and re-exports), module attributes, decorators, base classes and
-methods. It hashes the syntax trees found, without comments, docstrings and annotations of functions and variables. A
-definition moved to another module keeps its hash.
+Starting from some functions, `Sources` follows the names they use to top-level functions, classes and
+assignments of this package: through imports (also inside functions, and re-exports), module attributes,
+decorators, base classes and methods. It hashes the syntax trees found, without comments, docstrings and
+annotations of functions and variables. A definition moved to another module keeps its hash.
 
-What cannot be traced counts as a whole, so that no change of behaviour is missed: every definition of a module that
-is used as a value, named in a string, or lacks the attribute requested. Module-level statements with side effects
-(registrations, environment variables) count whenever their module is imported. A piece is reached by its full name in
-any string (`rewards.length`) or by its short name as the value of `name` (`{"name": "sample"}`); a data file next to
-the module, such as a template, by its file name. `__file__` reaches all of these and the module's `__main__` block.
+What cannot be traced counts as a whole, so that no change of behaviour is missed: every definition of a
+module that is used as a value, named in a string, or lacks the attribute requested. Module-level statements
+with side effects (registrations, environment variables) count whenever their module is imported. A piece is
+reached by its full name in any string (`rewards.length`) or by its short name as the value of `name`
+(`{"name": "sample"}`); a data file next to the module, such as a template, by its file name. `__file__`
+reaches all of these and the module's `__main__` block.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ DATA = re.compile(r"(?!.*\.pyc?$)\w[\w.-]*\.\w+")
 
 
 class Node(NamedTuple):
-    """A graph node in a module: a top-level statement by number, an external import by name (`np`), a data file
-    (`report.html.j2`), import side effects (`<import>`), the `__main__` block (`<script>`), or everything (`<all>`).
+    """A graph node in a module: a top-level statement by number, an external import by name (`np`), a data
+    file (`report.html.j2`), import side effects (`<import>`), the `__main__` block (`<script>`), or
+    everything (`<all>`).
     """
 
     module: str
@@ -38,11 +40,16 @@ class Node(NamedTuple):
 
 
 class Sources:
-    """The source files below `root`. `pieces`: piece name -> (module, function). `changed`: replacement text of
-    files, for tests.
+    """The source files below `root`. `pieces`: piece name -> (module, function). `changed`: replacement text
+    of files, for tests.
     """
 
-    def __init__(self, root: Path, pieces: Mapping[str, tuple[str, str]] | None = None, changed: Mapping[Path, str] | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        pieces: Mapping[str, tuple[str, str]] | None = None,
+        changed: Mapping[Path, str] | None = None,
+    ) -> None:
         self.root, self.pieces, self.changed = root, pieces or {}, changed or {}
         self._modules: dict[str, Module | None] = {}
         self._edges: dict[Node, dict[str, set[Node]]] = {}
@@ -72,8 +79,13 @@ class Sources:
     def module(self, name: str) -> Module | None:
         """The parsed module, or None if it is not part of this package."""
         if name not in self._modules:
-            place, known = self.root.joinpath(*name.removeprefix(PREFIX).split(".")), ours(name) and not name.endswith(".")
-            path = next((p for p in (place.with_suffix(".py"), place / "__init__.py") if known and p.is_file()), None)
+            place, known = (
+                self.root.joinpath(*name.removeprefix(PREFIX).split(".")),
+                ours(name) and not name.endswith("."),
+            )
+            path = next(
+                (p for p in (place.with_suffix(".py"), place / "__init__.py") if known and p.is_file()), None
+            )
             if path is None:
                 self._modules[name] = None
             elif path in self.changed:
@@ -100,7 +112,11 @@ class Sources:
         elif node.what == "<import>":
             yield from (("<effect>", Node(module.name, number)) for number in module.effects)
             packages = {module.name.rpartition(".")[0]}
-            yield from (("<import>", Node(name, "<import>")) for name in module.modules | packages if self.module(name))
+            yield from (
+                ("<import>", Node(name, "<import>"))
+                for name in module.modules | packages
+                if self.module(name)
+            )
         elif node.what == "<script>":
             yield from (("<script>", Node(module.name, number)) for number in module.script)
         elif node.what == "<all>":
@@ -128,7 +144,9 @@ class Sources:
             yield from ((text, node) for node in self.defined(module.name, text))
 
     def _named(self, module: Module, chain: Sequence[str]) -> Iterator[Node]:
-        """Nodes that a name with its attributes refers to in a module; none for local variables and built-ins."""
+        """Nodes that a name with its attributes refers to in a module; none for local variables and
+        built-ins.
+        """
         name = chain[0]
         if name == "__file__":
             yield from self._file(module)
@@ -166,11 +184,15 @@ class Sources:
 
     def _file(self, module: Module) -> Iterator[Node]:
         yield Node(module.name, "<script>")
-        yield from (Node(module.name, p.name) for p in module.path.parent.iterdir() if DATA.fullmatch(p.name) and p.is_file())
+        yield from (
+            Node(module.name, p.name)
+            for p in module.path.parent.iterdir()
+            if DATA.fullmatch(p.name) and p.is_file()
+        )
 
     def _hash(self, node: Node, rounds: int) -> str:
-        """Hash of a node's text and, up to depth `rounds`, of its references. Empty for nodes without text, whose
-        parts are hashed individually.
+        """Hash of a node's text and, up to depth `rounds`, of its references. Empty for nodes without text,
+        whose parts are hashed individually.
         """
         if (node, rounds) not in self._hashes:
             module, text = self.module(node.module), ""
@@ -180,8 +202,15 @@ class Sources:
                 text = _sha(str(node.what), (module.path.parent / str(node.what)).read_bytes().hex())
             elif module and (bound := module.imports.get(str(node.what))):
                 text = f"{node.what} = {bound}"
-            named = [] if rounds == 0 else [_sha(label, *sorted(self._hash(target, rounds - 1) for target in targets))
-                                            for label, targets in sorted(self.edges(node).items()) if not label.startswith("<")]
+            named = (
+                []
+                if rounds == 0
+                else [
+                    _sha(label, *sorted(self._hash(target, rounds - 1) for target in targets))
+                    for label, targets in sorted(self.edges(node).items())
+                    if not label.startswith("<")
+                ]
+            )
             self._hashes[node, rounds] = _sha(text, *named) if text else ""
         return self._hashes[node, rounds]
 

@@ -1,4 +1,6 @@
-"""Exact serialisation of nested state (tensors, numbers, strings, groups) without pickle: safetensors plus JSON."""
+"""Exact serialisation of nested state (tensors, numbers, strings, groups) without pickle: safetensors plus
+JSON.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,12 @@ def save_state(folder: Path, state: Mapping[str, Any]) -> None:
     tensors: dict[str, Any] = {}
     skeleton = _split(state, tensors, "")
     storages: set[int] = set()
-    for name, tensor in tensors.items():  # safetensors takes no views and no two tensors of one storage; copying the rest would cost memory
+    for (
+        name,
+        tensor,
+    ) in (
+        tensors.items()
+    ):  # safetensors takes no views and no two tensors of one storage; copying the rest would cost memory
         if tensor.data_ptr() in storages or tensor.untyped_storage().nbytes() != tensor.nbytes:
             tensors[name] = tensor.clone()
         storages.add(tensor.data_ptr())
@@ -37,17 +44,23 @@ def save_state(folder: Path, state: Mapping[str, Any]) -> None:
         except Exception as error:
             shutil.rmtree(temporary, ignore_errors=True)
             if "No space left" in str(error):
-                raise StoreError(f"saving {folder}: the disk is full; the last checkpoint is untouched") from error
+                raise StoreError(
+                    f"saving {folder}: the disk is full; the last checkpoint is untouched"
+                ) from error
             raise
         write_atomic(temporary / "state.json", json.dumps(skeleton))
-        write_atomic(temporary / "sha256.json", json.dumps({name: file_digest(temporary / name) for name in FILES}))
+        write_atomic(
+            temporary / "sha256.json", json.dumps({name: file_digest(temporary / name) for name in FILES})
+        )
         if folder.exists():
             shutil.rmtree(folder)
         os.replace(temporary, folder)
 
 
 def load_state(folder: Path) -> dict[str, Any]:
-    """Read a state written by `save_state`. `DamageError` if its bytes changed, `StoreError` if it cannot be read."""
+    """Read a state written by `save_state`. `DamageError` if its bytes changed, `StoreError` if it cannot be
+    read.
+    """
     from safetensors.torch import load_file
 
     try:
@@ -63,8 +76,8 @@ def load_state(folder: Path) -> dict[str, Any]:
 
 
 def _split(value: Any, tensors: dict[str, Any], path: str) -> Any:
-    """Move all tensors of a nested value to `tensors`; returns the rest as JSON, with `$tensor`, `$map`, `$tuple` and
-    `$record` tags.
+    """Move all tensors of a nested value to `tensors`; returns the rest as JSON, with `$tensor`, `$map`,
+    `$tuple` and `$record` tags.
     """
     import torch
 

@@ -1,12 +1,13 @@
 """Content-addressed store of stage outputs. Outputs are published atomically.
 
-    <home>/store/<stage>-<key>/           output files; `manifest.json` is written last, then the directory renamed into place
+    <home>/store/<stage>-<key>/           output files; `manifest.json` is written last, then the directory
+    renamed into place
     <home>/store/.work/<stage>-<key>/     partial output and progress of an unfinished stage; survives a crash
     <home>/runs/<run>/                    the resolved recipe and one link per stage into the store
 
 A key is the digest of a stage's slice of the recipe, the keys of its inputs and the source code it can reach
-(`definitions.py`; comments and unused functions are not included). The manifest holds the SHA-256 of every file,
-compared by `verify`.
+(`definitions.py`; comments and unused functions are not included). The manifest holds the SHA-256 of every
+file, compared by `verify`.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ def files_below(folder: Path) -> list[Path]:
 
 
 def content(files: Mapping[str, Mapping[str, Any]]) -> str:
-    """Digest of a stage's output from its manifest's `files`; equal if a stage is rerun with the same result."""
+    """Digest of a stage's output from its manifest's `files`; equal if a stage is rerun with the same
+    result.
+    """
     return digest({name: entry["sha256"] for name, entry in files.items() if name.split("/")[0] not in DATED})
 
 
@@ -59,11 +62,19 @@ def disk_errors(doing: str) -> Iterator[None]:
         if isinstance(error, StoreError):
             raise
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            full = "a file may not grow further (ulimit -f)" if error.errno == errno.EFBIG else "the disk is full"
-            raise StoreError(f"{doing}: {full}; finished outputs are intact. Free some space and run again "
-                             "to continue from the last checkpoint") from error
+            full = (
+                "a file may not grow further (ulimit -f)"
+                if error.errno == errno.EFBIG
+                else "the disk is full"
+            )
+            raise StoreError(
+                f"{doing}: {full}; finished outputs are intact. Free some space and run again "
+                "to continue from the last checkpoint"
+            ) from error
         if error.errno in (errno.EACCES, errno.EROFS):
-            raise StoreError(f"{doing}: not allowed to write at {error.filename}; choose another --home") from error
+            raise StoreError(
+                f"{doing}: not allowed to write at {error.filename}; choose another --home"
+            ) from error
         raise
 
 
@@ -80,8 +91,8 @@ def write_atomic(path: Path, text: str) -> None:
 
 @dataclass(frozen=True)
 class Workspace:
-    """Working directory of an unfinished stage. `product` becomes the artifact; `progress` is deleted when it is
-    complete.
+    """Working directory of an unfinished stage. `product` becomes the artifact; `progress` is deleted when it
+    is complete.
     """
 
     root: Path
@@ -103,7 +114,9 @@ class Workspace:
         return self.root / "steps.json"
 
     def restart(self) -> None:
-        """Discard the progress and start over. The old progress is kept aside until the output is complete."""
+        """Discard the progress and start over. The old progress is kept aside until the output is
+        complete.
+        """
         os.replace(self.progress, self.root / f"damaged-{time.time_ns()}")
         self.progress.mkdir()
 
@@ -125,8 +138,10 @@ class Store:
         for name, entry in manifest["files"].items():
             file = path / name
             if not file.is_file() or file.stat().st_size != entry["size"]:
-                raise DamageError(f"{file} is damaged: expected {entry['size']} bytes, found "
-                                  f"{file.stat().st_size if file.is_file() else 'nothing'}; run again to recompute it")
+                raise DamageError(
+                    f"{file} is damaged: expected {entry['size']} bytes, found "
+                    f"{file.stat().st_size if file.is_file() else 'nothing'}; run again to recompute it"
+                )
         return Artifact(manifest["kind"], path, key, tuple(manifest["parents"]), manifest["meta"])
 
     def intact(self, stage: str, key: str) -> Artifact | None:
@@ -152,8 +167,8 @@ class Store:
 
     @contextlib.contextmanager
     def steady(self, *, sweeping: bool = False) -> Iterator[None]:
-        """Shared lock against removal from the store, held while an artifact is found or published and linked to a
-        run. Garbage collection takes it exclusively (`sweeping`).
+        """Shared lock against removal from the store, held while an artifact is found or published and linked
+        to a run. Garbage collection takes it exclusively (`sweeping`).
         """
         with disk_errors(f"opening {self.root}"):
             self.root.mkdir(parents=True, exist_ok=True)
@@ -162,14 +177,22 @@ class Store:
             fcntl.flock(lock, fcntl.LOCK_EX if sweeping else fcntl.LOCK_SH)
             yield
 
-    def publish(self, workspace: Workspace, stage: str, key: str, kind: str, parents: Sequence[str],
-                meta: Mapping[str, Any], made_with: Mapping[str, Any] | None = None) -> Artifact:
+    def publish(
+        self,
+        workspace: Workspace,
+        stage: str,
+        key: str,
+        kind: str,
+        parents: Sequence[str],
+        meta: Mapping[str, Any],
+        made_with: Mapping[str, Any] | None = None,
+    ) -> Artifact:
         """Publish the output: hash, fsync, write the manifest, rename. The artifact exists only afterwards.
         `made_with` records the stage's options, inputs by role, code revision and package versions.
 
-        A damaged artifact with the same key is replaced and kept aside. `StoreError` if the new content differs from
-        the old one's, since downstream artifacts would not follow from it; reports, which have no downstream, are
-        exempt.
+        A damaged artifact with the same key is replaced and kept aside. `StoreError` if the new content
+        differs from the old one's, since downstream artifacts would not follow from it; reports, which have
+        no downstream, are exempt.
         """
         target = self.path(stage, key)
         with disk_errors(f"publishing {stage}"):
@@ -179,16 +202,34 @@ class Store:
                 os.fsync(descriptor)
                 os.close(descriptor)
                 entries[str(file.relative_to(workspace.product))] = {
-                    "size": file.stat().st_size, "sha256": file_digest(file)}
-            manifest = {"stage": stage, "key": key, "kind": kind, "parents": list(parents), "meta": dict(meta),
-                        "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "made_with": dict(made_with or {}),
-                        "content": content(entries), "files": entries}
+                    "size": file.stat().st_size,
+                    "sha256": file_digest(file),
+                }
+            manifest = {
+                "stage": stage,
+                "key": key,
+                "kind": kind,
+                "parents": list(parents),
+                "meta": dict(meta),
+                "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                "made_with": dict(made_with or {}),
+                "content": content(entries),
+                "files": entries,
+            }
             write_atomic(workspace.product / MANIFEST, json.dumps(manifest, indent=1))
             if target.exists():  # a damaged or foreign directory: keep it aside
                 before = read_manifest(target) or {}
-                if kind != "report" and before.get("key") == key and content(before["files"]) == before.get("content") != manifest["content"]:
-                    raise StoreError(f"{target} is damaged, and recomputing it gave a different result, from which existing downstream outputs "
-                                     f"do not follow; restore its files, or remove {target} to continue with the new result")
+                if (
+                    kind != "report"
+                    and before.get("key") == key
+                    and content(before["files"]) == before.get("content") != manifest["content"]
+                ):
+                    raise StoreError(
+                        f"{target} is damaged, and recomputing it gave a different result, from which "
+                        "existing downstream outputs "
+                        f"do not follow; restore its files, or remove {target} to continue with the new "
+                        "result"
+                    )
                 os.replace(target, target.with_name(f".replaced-{target.name}-{time.time_ns()}"))
             os.replace(workspace.product, target)
             shutil.rmtree(workspace.root, ignore_errors=True)
@@ -201,7 +242,10 @@ class Store:
         manifest = read_manifest(artifact.path) or {"files": {}}
         for name, entry in manifest["files"].items():
             if file_digest(artifact.path / name) != entry["sha256"]:
-                raise DamageError(f"{artifact.path / name} is damaged: its SHA-256 differs from the manifest; run again to recompute it")
+                raise DamageError(
+                    f"{artifact.path / name} is damaged: its SHA-256 differs from the manifest; run again "
+                    "to recompute it"
+                )
 
 
 def read_manifest(path: Path) -> dict[str, Any] | None:
@@ -213,7 +257,9 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
 
 
 class RunDirectory:
-    """Directory of one run: its resolved recipe, links to its stages in the store, and its state as `run.json`."""
+    """Directory of one run: its resolved recipe, links to its stages in the store, and its state as
+    `run.json`.
+    """
 
     def __init__(self, home: Path, run: str) -> None:
         self.path = home.resolve() / "runs" / run
@@ -221,8 +267,8 @@ class RunDirectory:
         self._alive: IO[str] | None = None
 
     def hold(self) -> None:
-        """Mark the run as alive with a shared lock, released when this object or the process ends. Several processes
-        may hold it.
+        """Mark the run as alive with a shared lock, released when this object or the process ends. Several
+        processes may hold it.
         """
         if self._alive is None:
             with disk_errors(f"opening {self.path}"):
@@ -261,4 +307,8 @@ class RunDirectory:
 
     def stages(self) -> dict[str, Path]:
         folder = self.path / "stages"
-        return {p.name: p.resolve() for p in sorted(folder.iterdir()) if p.is_symlink()} if folder.is_dir() else {}
+        return (
+            {p.name: p.resolve() for p in sorted(folder.iterdir()) if p.is_symlink()}
+            if folder.is_dir()
+            else {}
+        )

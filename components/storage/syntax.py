@@ -12,8 +12,20 @@ from typing import NamedTuple
 
 PREFIX = "ratchet."
 PACKAGES = ("components", "tasks", "flows")
-PURE = {"piece", "each", "record", "final", "dataclass", "dataclass_transform", "runtime_checkable", "functools", "contextlib"}
-"""Decorators (or their modules) without side effects. A definition under any other counts whenever its module is imported."""
+PURE = {
+    "piece",
+    "each",
+    "record",
+    "final",
+    "dataclass",
+    "dataclass_transform",
+    "runtime_checkable",
+    "functools",
+    "contextlib",
+}
+"""Decorators (or their modules) without side effects. A definition under any other counts whenever its module
+is imported.
+"""
 BUILDS = (("build",), ("describe",), ("resolve",))  # functions that take a piece name
 SILENT = ("ctx", "type_comment", "kind", "type_ignores")  # AST fields without semantics
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -31,7 +43,9 @@ class Statement:
     """A top-level statement: its normalised syntax tree as text, and its references."""
 
     text: str = ""
-    chains: set[tuple[str, ...]] = field(default_factory=set)  # names with their attributes: ("np", "random", "default_rng")
+    chains: set[tuple[str, ...]] = field(
+        default_factory=set
+    )  # names with their attributes: ("np", "random", "default_rng")
     strings: set[str] = field(default_factory=set)
     declared: set[str] = field(default_factory=set)  # strings in decorators
     specs: set[str] = field(default_factory=set)  # strings given as `name`
@@ -41,7 +55,9 @@ class Statement:
 
 @dataclass
 class Module:
-    """A parsed file: numbers of the statements that bind a name, run at import or run as a script, and its imports."""
+    """A parsed file: numbers of the statements that bind a name, run at import or run as a script, and its
+    imports.
+    """
 
     name: str
     path: Path
@@ -91,8 +107,12 @@ class _Reader:
                     self.found.strings.add(value)
                 self.parts.append(f" {value!r}")
             case ast.FunctionDef() | ast.AsyncFunctionDef():
-                registers = any(_decorator(d)[-1:] == ("register",) for d in node.decorator_list)  # e.g. singledispatch, which reads annotations
-                self._fields(node, in_class=False, annotated=registers, without=() if registers else ("returns",))
+                registers = any(
+                    _decorator(d)[-1:] == ("register",) for d in node.decorator_list
+                )  # e.g. singledispatch, which reads annotations
+                self._fields(
+                    node, in_class=False, annotated=registers, without=() if registers else ("returns",)
+                )
             case ast.ClassDef():
                 self._fields(node, in_class=True)
             case ast.AnnAssign() if not (self.in_class or self.annotated):
@@ -101,19 +121,33 @@ class _Reader:
             case ast.arg() if not self.annotated:
                 self.parts.append(" " + node.arg)
             case ast.AST():
-                self._fields(node, in_class=self.in_class and not isinstance(node, ast.Lambda), annotated=self.annotated)
+                self._fields(
+                    node,
+                    in_class=self.in_class and not isinstance(node, ast.Lambda),
+                    annotated=self.annotated,
+                )
             case _:
                 self.parts.append(f" {node!r}")
 
     def _specs(self, node: ast.AST) -> None:
         named: list[ast.expr] = []
         if isinstance(node, ast.Dict):
-            named = [value for key, value in zip(node.keys, node.values, strict=True) if isinstance(key, ast.Constant) and key.value == "name"]
+            named = [
+                value
+                for key, value in zip(node.keys, node.values, strict=True)
+                if isinstance(key, ast.Constant) and key.value == "name"
+            ]
         elif isinstance(node, ast.Call):
-            named = [key.value for key in node.keywords if key.arg == "name"] + (node.args if _chain(node.func)[-1:] in BUILDS else [])
-        self.found.specs |= {one.value for one in named if isinstance(one, ast.Constant) and isinstance(one.value, str)}
+            named = [key.value for key in node.keywords if key.arg == "name"] + (
+                node.args if _chain(node.func)[-1:] in BUILDS else []
+            )
+        self.found.specs |= {
+            one.value for one in named if isinstance(one, ast.Constant) and isinstance(one.value, str)
+        }
 
-    def _fields(self, node: ast.AST, *, in_class: bool, annotated: bool = False, without: Sequence[str] = ()) -> None:
+    def _fields(
+        self, node: ast.AST, *, in_class: bool, annotated: bool = False, without: Sequence[str] = ()
+    ) -> None:
         self._specs(node)
         before = self.in_class, self.annotated
         self.in_class, self.annotated = in_class, annotated
@@ -121,16 +155,20 @@ class _Reader:
         for name in node._fields:
             if name not in SILENT and name not in without:
                 if name == "decorator_list":
-                    self.found.declared |= {c.value for d in node.decorator_list for c in ast.walk(d)  # type: ignore[attr-defined]
-                                            if isinstance(c, ast.Constant) and isinstance(c.value, str)}
+                    self.found.declared |= {
+                        c.value
+                        for d in getattr(node, name)
+                        for c in ast.walk(d)
+                        if isinstance(c, ast.Constant) and isinstance(c.value, str)
+                    }
                 self.parts.append(f" {name}=")
                 self.write(getattr(node, name, None))
         self.parts.append(")")
         self.in_class, self.annotated = before
 
     def _import(self, node: ast.Import | ast.ImportFrom) -> bool:
-        """Record an import. True if it imports only this package: then it is not part of the text, since its names
-        are traced.
+        """Record an import. True if it imports only this package: then it is not part of the text, since its
+        names are traced.
         """
         names, modules, starred = _bound(node, self.module)
         own = {name: [one for one in all_ if ours(one.module)] for name, all_ in names.items()}
@@ -140,7 +178,9 @@ class _Reader:
         return all(own.values()) and not starred
 
 
-def _bound(node: ast.Import | ast.ImportFrom, module: str) -> tuple[dict[str, list[Import]], set[str], list[str]]:
+def _bound(
+    node: ast.Import | ast.ImportFrom, module: str
+) -> tuple[dict[str, list[Import]], set[str], list[str]]:
     """Names bound by an import, modules of this package it executes, and modules imported with `*`."""
     names: dict[str, list[Import]] = {}
     if isinstance(node, ast.Import):
@@ -148,11 +188,19 @@ def _bound(node: ast.Import | ast.ImportFrom, module: str) -> tuple[dict[str, li
             one = Import(alias.name) if alias.asname else Import(alias.name.split(".")[0])
             names.setdefault(alias.asname or one.module, []).append(one)
         return names, {alias.name for alias in node.names if ours(alias.name)}, []
-    source = ".".join(filter(None, [*module.split(".")[:-node.level], node.module])) if node.level else node.module or ""
+    source = (
+        ".".join(filter(None, [*module.split(".")[: -node.level], node.module]))
+        if node.level
+        else node.module or ""
+    )
     starred = [source for alias in node.names if alias.name == "*" and ours(source)]
     for alias in node.names:
         names.setdefault(alias.asname or alias.name, []).append(Import(source, alias.name))
-    return names, {source, *(f"{source}.{alias.name}" for alias in node.names)} if ours(source) else set(), starred
+    return (
+        names,
+        {source, *(f"{source}.{alias.name}" for alias in node.names)} if ours(source) else set(),
+        starred,
+    )
 
 
 def parse(name: str, path: Path, text: str) -> Module:
@@ -160,8 +208,18 @@ def parse(name: str, path: Path, text: str) -> Module:
     module = Module(name, path, body)
     functions = {node.name for node in body if isinstance(node, Function)}
     for number, node in enumerate(body):
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign | ast.AugAssign) else []
-        imports = [one for one in ast.walk(node) if isinstance(one, ast.Import | ast.ImportFrom)] if not isinstance(node, Function | ast.ClassDef) else []
+        targets = (
+            node.targets
+            if isinstance(node, ast.Assign)
+            else [node.target]
+            if isinstance(node, ast.AnnAssign | ast.AugAssign)
+            else []
+        )
+        imports = (
+            [one for one in ast.walk(node) if isinstance(one, ast.Import | ast.ImportFrom)]
+            if not isinstance(node, Function | ast.ClassDef)
+            else []
+        )
         for one in imports:
             names, modules, starred = _bound(one, name)
             for alias, all_ in names.items():
@@ -173,14 +231,19 @@ def parse(name: str, path: Path, text: str) -> Module:
             if not _pure(node):
                 module.effects.append(number)
         elif targets and all(isinstance(part, ast.Name | ast.Tuple) for part in targets):
-            for part in (part for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)):
+            for part in (
+                part for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)
+            ):
                 module.names.setdefault(part.id, []).append(number)
             if any(_calls(call, functions, module) for call in ast.walk(node) if isinstance(call, ast.Call)):
                 module.effects.append(number)
         elif _test_of(node, "__name__"):
             module.script.append(number)
-        elif not (isinstance(node, ast.Import | ast.ImportFrom) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
-                  or _test_of(node, "TYPE_CHECKING")):
+        elif not (
+            isinstance(node, ast.Import | ast.ImportFrom)
+            or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+            or _test_of(node, "TYPE_CHECKING")
+        ):
             module.effects.append(number)
             for part in ast.walk(node):
                 if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
@@ -191,15 +254,23 @@ def parse(name: str, path: Path, text: str) -> Module:
 
 
 def _calls(call: ast.Call, functions: set[str], module: Module) -> bool:
-    """Whether the call may execute one of our functions, which may have side effects. (Class names start with a
-    capital.)
+    """Whether the call may execute one of our functions, which may have side effects. (Class names start with
+    a capital.)
     """
     chain = _chain(call.func)
-    return bool(chain) and chain[-1].islower() and (chain[0] in functions or any(ours(one.module) for one in module.imports.get(chain[0], ())))
+    return (
+        bool(chain)
+        and chain[-1].islower()
+        and (chain[0] in functions or any(ours(one.module) for one in module.imports.get(chain[0], ())))
+    )
 
 
 def _test_of(node: ast.stmt, name: str) -> bool:
-    return isinstance(node, ast.If) and not node.orelse and any(isinstance(part, ast.Name) and part.id == name for part in ast.walk(node.test))
+    return (
+        isinstance(node, ast.If)
+        and not node.orelse
+        and any(isinstance(part, ast.Name) and part.id == name for part in ast.walk(node.test))
+    )
 
 
 def _pure(node: Function | ast.ClassDef) -> bool:

@@ -1,7 +1,7 @@
 """Tokenisation of conversations through the model's chat template, with the loss mask.
 
-A conversation is rendered once and split before and after each assistant message, so the prompt's tokens are the same
-for every answer. The concatenated parts always decode to the template's own rendering.
+A conversation is rendered once and split before and after each assistant message, so the prompt's tokens are
+the same for every answer. The concatenated parts always decode to the template's own rendering.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ class Piece:
 
 
 def encode(tokenizer: Any, prompt: Prompt, trajectory: Trajectory) -> Trajectory:
-    """Tokenise a trajectory: `inputs["tokens"]` (T) and loss mask `mask` (T), True on its assistant content and
-    end-of-turn tokens.
+    """Tokenise a trajectory: `inputs["tokens"]` (T) and loss mask `mask` (T), True on its assistant content
+    and end-of-turn tokens.
 
-    Text after the last end-of-turn token is dropped, as in sampling. A trajectory with tokens is returned unchanged.
+    Text after the last end-of-turn token is dropped, as in sampling. A trajectory with tokens is returned
+    unchanged.
     """
     if "tokens" in trajectory.inputs:
         return trajectory
@@ -42,9 +43,18 @@ def encode_whole(tokenizer: Any, prompt: Prompt, trajectory: Trajectory) -> Traj
     """
     if "tokens" in trajectory.inputs:
         return trajectory
-    whole, prompt_tokens = (tokenizer(_render(tokenizer, messages, generation=generation), add_special_tokens=False)["input_ids"]
-                            for messages, generation in (([*prompt.messages, *trajectory.messages], False), (prompt.messages, True)))
-    return dataclasses.replace(trajectory, inputs={**trajectory.inputs, "tokens": whole}, mask=[i >= len(prompt_tokens) for i in range(len(whole))])
+    whole, prompt_tokens = (
+        tokenizer(_render(tokenizer, messages, generation=generation), add_special_tokens=False)["input_ids"]
+        for messages, generation in (
+            ([*prompt.messages, *trajectory.messages], False),
+            (prompt.messages, True),
+        )
+    )
+    return dataclasses.replace(
+        trajectory,
+        inputs={**trajectory.inputs, "tokens": whole},
+        mask=[i >= len(prompt_tokens) for i in range(len(whole))],
+    )
 
 
 def encode_prompt(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
@@ -55,8 +65,12 @@ def encode_prompt(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
 
 
 def count_tokens(tokenizer: Any, messages: Sequence[Message]) -> int:
-    """Number of tokens of `encode_prompt`, without its round-trip check; for filtering thousands of records."""
-    return len(tokenizer(_render(tokenizer, messages, generation=True), add_special_tokens=False)["input_ids"])
+    """Number of tokens of `encode_prompt`, without its round-trip check; for filtering thousands of
+    records.
+    """
+    return len(
+        tokenizer(_render(tokenizer, messages, generation=True), add_special_tokens=False)["input_ids"]
+    )
 
 
 def decode_answer(tokenizer: Any, tokens: Sequence[int]) -> str:
@@ -64,9 +78,12 @@ def decode_answer(tokenizer: Any, tokens: Sequence[int]) -> str:
     return tokenizer.decode(list(tokens), skip_special_tokens=True)
 
 
-def encode_group(tokenizer: Any, group: Group, max_tokens: int) -> tuple[Group | None, Literal["kept", "cut", "dropped"]]:
-    """Tokenise a group, and report the outcome. A trajectory over `max_tokens` is truncated after its last assistant
-    message that fits; if none fits, the whole group is dropped (None), since its columns would no longer apply.
+def encode_group(
+    tokenizer: Any, group: Group, max_tokens: int
+) -> tuple[Group | None, Literal["kept", "cut", "dropped"]]:
+    """Tokenise a group, and report the outcome. A trajectory over `max_tokens` is truncated after its last
+    assistant message that fits; if none fits, the whole group is dropped (None), since its columns would no
+    longer apply.
     """
     outcome: Literal["kept", "cut"] = "kept"
     done = []
@@ -87,7 +104,9 @@ def encode_group(tokenizer: Any, group: Group, max_tokens: int) -> tuple[Group |
     return group.replace(done), outcome
 
 
-def _cut(tokenizer: Any, prompt: Prompt, trajectory: Trajectory, pieces: Sequence[Piece], max_tokens: int) -> Trajectory | None:
+def _cut(
+    tokenizer: Any, prompt: Prompt, trajectory: Trajectory, pieces: Sequence[Piece], max_tokens: int
+) -> Trajectory | None:
     length, keep = 0, 0
     for i, piece in enumerate(pieces):
         length += len(piece.tokens)
@@ -97,7 +116,9 @@ def _cut(tokenizer: Any, prompt: Prompt, trajectory: Trajectory, pieces: Sequenc
         return None
     last = pieces[keep - 1].message
     assert last is not None
-    shorter = dataclasses.replace(trajectory, messages=trajectory.messages[: last + 1 - len(prompt.messages)], stop="length")
+    shorter = dataclasses.replace(
+        trajectory, messages=trajectory.messages[: last + 1 - len(prompt.messages)], stop="length"
+    )
     return _join(tokenizer, prompt, shorter, pieces[:keep])
 
 
@@ -105,8 +126,11 @@ def _join(tokenizer: Any, prompt: Prompt, trajectory: Trajectory, pieces: Sequen
     own = [p.message is not None and p.message >= len(prompt.messages) for p in pieces]
     if not any(own):
         text = "".join(p.text for p in pieces)
-        raise ContractError(f"prompt {prompt.id!r}: no trainable tokens: the loss mask is empty because no message after the prompt "
-                            f"has the role assistant; check the roles. The sample:\n{text[:2000]}")
+        raise ContractError(
+            f"prompt {prompt.id!r}: no trainable tokens: the loss mask is empty because no message after "
+            "the prompt "
+            f"has the role assistant; check the roles. The sample:\n{text[:2000]}"
+        )
     if trajectory.messages and trajectory.messages[-1]["role"] == "assistant":
         last = max(i for i, mine in enumerate(own) if mine)
         pieces, own = pieces[: last + 1], own[: last + 1]
@@ -115,9 +139,11 @@ def _join(tokenizer: Any, prompt: Prompt, trajectory: Trajectory, pieces: Sequen
     return dataclasses.replace(trajectory, inputs={**trajectory.inputs, "tokens": tokens}, mask=mask)
 
 
-def _pieces(tokenizer: Any, messages: Sequence[Message], name: str, *, rendered: str | None = None) -> list[Piece]:
-    """The rendering split before each assistant content and after its end-of-turn token. `ContractError` if the
-    template cannot be split this way, or if the tokens do not decode to the rendering.
+def _pieces(
+    tokenizer: Any, messages: Sequence[Message], name: str, *, rendered: str | None = None
+) -> list[Piece]:
+    """The rendering split before each assistant content and after its end-of-turn token. `ContractError` if
+    the template cannot be split this way, or if the tokens do not decode to the rendering.
     """
     full = _render(tokenizer, messages) if rendered is None else rendered
     eos = tokenizer.eos_token
@@ -128,14 +154,23 @@ def _pieces(tokenizer: Any, messages: Sequence[Message], name: str, *, rendered:
         head = _render(tokenizer, messages[:i], generation=True)
         stop = full.find(eos, len(head))
         if not full.startswith(head):
-            raise ContractError(f"prompt {name!r}: the chat template renders the messages before answer {i} differently when the answer "
-                                f"follows, so the prompt is not a prefix of the conversation. Expected a prefix\n{head[-300:]!r}\n"
-                                f"got\n{full[: len(head)][-300:]!r}\nUse a template that renders each turn on its own")
+            raise ContractError(
+                f"prompt {name!r}: the chat template renders the messages before answer {i} differently "
+                "when the answer "
+                "follows, so the prompt is not a prefix of the conversation. Expected a "
+                f"prefix\n{head[-300:]!r}\n"
+                f"got\n{full[: len(head)][-300:]!r}\nUse a template that renders each turn on its own"
+            )
         if stop < 0:
-            raise ContractError(f"prompt {name!r}: the chat template writes no eos_token {eos!r} after answer {i}, so the model would not learn to "
-                                "stop. Set eos_token to the end-of-turn token of this template")
+            raise ContractError(
+                f"prompt {name!r}: the chat template writes no eos_token {eos!r} after answer {i}, so the "
+                "model would not learn to "
+                "stop. Set eos_token to the end-of-turn token of this template"
+            )
         if eos in message["content"]:
-            raise ContractError(f"prompt {name!r}: message {i} contains the end-of-turn token {eos!r} as text; clean the data")
+            raise ContractError(
+                f"prompt {name!r}: message {i} contains the end-of-turn token {eos!r} as text; clean the data"
+            )
         cuts.append((len(head), stop + len(eos), i))
     spans: list[tuple[str, int | None]] = []
     at = 0
@@ -146,12 +181,19 @@ def _pieces(tokenizer: Any, messages: Sequence[Message], name: str, *, rendered:
     texts = [text for text, _ in spans if text]
     encoded = iter(tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else ())
     pieces = [Piece(text, tuple(next(encoded)), message) for text, message in spans if text]
-    back = tokenizer.decode([t for p in pieces for t in p.tokens], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    back = tokenizer.decode(
+        [t for p in pieces for t in p.tokens], skip_special_tokens=False, clean_up_tokenization_spaces=False
+    )
     if back != full:
-        at = next((i for i, (a, b) in enumerate(zip(back, full, strict=False)) if a != b), min(len(back), len(full)))
-        raise ContractError(f"prompt {name!r}: the tokens do not decode to the template's rendering; first difference at character {at}: "
-                            f"expected {full[max(at - 40, 0) : at + 40]!r}, got {back[max(at - 40, 0) : at + 40]!r}. "
-                            "The tokenizer is lossy (a normaliser?); use a lossless one")
+        at = next(
+            (i for i, (a, b) in enumerate(zip(back, full, strict=False)) if a != b), min(len(back), len(full))
+        )
+        raise ContractError(
+            f"prompt {name!r}: the tokens do not decode to the template's rendering; first difference at "
+            f"character {at}: "
+            f"expected {full[max(at - 40, 0) : at + 40]!r}, got {back[max(at - 40, 0) : at + 40]!r}. "
+            "The tokenizer is lossy (a normaliser?); use a lossless one"
+        )
     return pieces
 
 

@@ -1,5 +1,5 @@
-"""Token contract of a model: vocabulary, chat template, end-of-turn tokens, precision. Checked before every stage,
-recorded with its output.
+"""Token contract of a model: vocabulary, chat template, end-of-turn tokens, precision. Checked before every
+stage, recorded with its output.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 @dataclass(frozen=True)
 class Contract:
-    """What two models must share for one to score the other's tokens. `template` and `vocabulary` (token -> id) are
-    digests.
+    """What two models must share for one to score the other's tokens. `template` and `vocabulary` (token ->
+    id) are digests.
 
-    `dtype` is the precision of the stored weights; computation is in float32. A policy may be more precise than the
-    models it is compared with (trained in float32 from a bfloat16 model), but not less: rounded weights would change
-    its KL to them. Not included: padding, since rows are packed without it, and the embedding size, which some models
-    pad.
+    `dtype` is the precision of the stored weights; computation is in float32. A policy may be more precise
+    than the models it is compared with (trained in float32 from a bfloat16 model), but not less: rounded
+    weights would change its KL to them. Not included: padding, since rows are packed without it, and the
+    embedding size, which some models pad.
     """
 
     eos: tuple[int, ...]
@@ -41,57 +41,87 @@ class Contract:
 
     def check(self, other: Contract, where: str) -> None:
         """`ContractError` listing every field in which `other` differs."""
-        differences = [f"{name}: expected {mine!r}, got {theirs!r}" for name, mine, theirs in (
-                       (field.name, getattr(self, field.name), getattr(other, field.name)) for field in dataclasses.fields(self))
-                       if not (_holds(mine, theirs) if name == "dtype" else mine == theirs)]
+        differences = [
+            f"{name}: expected {mine!r}, got {theirs!r}"
+            for name, mine, theirs in (
+                (field.name, getattr(self, field.name), getattr(other, field.name))
+                for field in dataclasses.fields(self)
+            )
+            if not (_holds(mine, theirs) if name == "dtype" else mine == theirs)
+        ]
         if differences:
-            raise ContractError(f"{where} do not agree ({'; '.join(differences)}). Use models with one tokenizer, chat template, "
-                                "end-of-turn token and precision, and resample answers of another model")
+            raise ContractError(
+                f"{where} do not agree ({'; '.join(differences)}). Use models with one tokenizer, chat "
+                "template, "
+                "end-of-turn token and precision, and resample answers of another model"
+            )
 
 
 def contract(tokenizer: Any, config: Any, dtype: str = "float32", *, generates: bool = True) -> Contract:
-    """The contract of a tokenizer and model config with weights of precision `dtype`. `ContractError` if the model
-    cannot be trained; with `generates=False` (a reward model), if it cannot score, where padding and end of turn do
-    not matter.
+    """The contract of a tokenizer and model config with weights of precision `dtype`. `ContractError` if the
+    model cannot be trained; with `generates=False` (a reward model), if it cannot score, where padding and
+    end of turn do not matter.
     """
     name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
     if not tokenizer.chat_template:
-        raise ContractError(f"{name}: the tokenizer has no chat template; put a chat_template.jinja next to tokenizer.json")
+        raise ContractError(
+            f"{name}: the tokenizer has no chat template; put a chat_template.jinja next to tokenizer.json"
+        )
     if generates and tokenizer.eos_token_id is None:
-        raise ContractError(f"{name}: the tokenizer has no eos_token; set it to the token that ends a turn in the template")
+        raise ContractError(
+            f"{name}: the tokenizer has no eos_token; set it to the token that ends a turn in the template"
+        )
     if generates and (tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id):
-        raise ContractError(f"{name}: pad token ({tokenizer.pad_token!r}) must exist and differ from eos ({tokenizer.eos_token!r}), "
-                            "or end-of-turn tokens are masked as padding; set pad_token to an unused special token in "
-                            "tokenizer_config.json and pad_token_id in config.json")
+        raise ContractError(
+            f"{name}: pad token ({tokenizer.pad_token!r}) must exist and differ from eos "
+            f"({tokenizer.eos_token!r}), "
+            "or end-of-turn tokens are masked as padding; set pad_token to an unused special token in "
+            "tokenizer_config.json and pad_token_id in config.json"
+        )
     if config.vocab_size < len(tokenizer):
-        raise ContractError(f"{name}: the tokenizer has {len(tokenizer)} tokens but the model's vocab_size is {config.vocab_size}; they do not belong together")
+        raise ContractError(
+            f"{name}: the tokenizer has {len(tokenizer)} tokens but the model's vocab_size is "
+            f"{config.vocab_size}; they do not belong together"
+        )
     eos = config.eos_token_id if isinstance(config.eos_token_id, (list, tuple)) else [config.eos_token_id]
     if not generates:
         return Contract((), _digest(tokenizer.chat_template), _digest(tokenizer.get_vocab()), dtype)
     if tokenizer.eos_token_id not in eos:
-        raise ContractError(f"{name}: eos_token_id is {tokenizer.eos_token_id} in the tokenizer and {eos} in config.json; make them equal")
+        raise ContractError(
+            f"{name}: eos_token_id is {tokenizer.eos_token_id} in the tokenizer and {eos} in config.json; "
+            "make them equal"
+        )
     claimed = str(getattr(config, "dtype", None) or dtype).removeprefix("torch.")
     if not _holds(claimed, dtype):
-        raise ContractError(f"{name}: the weights are {dtype} but config.json says {claimed}, so other programs would load rounded "
-                            f"weights; set dtype to {dtype!r} in config.json")
-    return Contract(tuple(sorted(eos)), _digest(tokenizer.chat_template), _digest(tokenizer.get_vocab()), dtype)
+        raise ContractError(
+            f"{name}: the weights are {dtype} but config.json says {claimed}, so other programs would "
+            "load rounded "
+            f"weights; set dtype to {dtype!r} in config.json"
+        )
+    return Contract(
+        tuple(sorted(eos)), _digest(tokenizer.chat_template), _digest(tokenizer.get_vocab()), dtype
+    )
 
 
 def contract_of(path: Path) -> Contract:
-    """The contract of a model directory. `SourceError` without a tokenizer, `ContractError` if the model cannot be
-    trained.
+    """The contract of a model directory. `SourceError` without a tokenizer, `ContractError` if the model
+    cannot be trained.
     """
     from transformers import AutoConfig
 
     from ratchet.components.models.load import load_tokenizer, trusted
 
-    tokenizer, config = load_tokenizer(path), AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=trusted(path))
+    tokenizer, config = (
+        load_tokenizer(path),
+        AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=trusted(path)),
+    )
     return contract(tokenizer, config, _stored(path))
 
 
 def agree(stage: str, inputs: Mapping[str, Artifact], options: Mapping[str, Any]) -> Contract | None:
-    """The contract of the stage's policy, checked against every input that shares its tokens: other policies, groups,
-    and the models of `scoring` pieces. None without a policy; `ContractError` names the first input that differs.
+    """The contract of the stage's policy, checked against every input that shares its tokens: other policies,
+    groups, and the models of `scoring` pieces. None without a policy; `ContractError` names the first input
+    that differs.
 
     Reward models and the base model are exempt: they render text with their own template.
     """
@@ -118,7 +148,9 @@ def agree(stage: str, inputs: Mapping[str, Artifact], options: Mapping[str, Any]
 
 
 def record(product: Path, agreed: Contract | None) -> dict[str, Any]:
-    """Contract to record with a stage's output: the model's own if it is one, else the one its inputs agreed on."""
+    """Contract to record with a stage's output: the model's own if it is one, else the one its inputs agreed
+    on.
+    """
     made = agreed
     if (product / "config.json").is_file():
         try:
@@ -130,7 +162,11 @@ def record(product: Path, agreed: Contract | None) -> dict[str, Any]:
 
 def _recorded(artifact: Artifact) -> Contract | None:
     noted = artifact.meta.get("contract")
-    return Contract(tuple(noted["eos"]), noted["template"], noted["vocabulary"], noted["dtype"]) if noted else None
+    return (
+        Contract(tuple(noted["eos"]), noted["template"], noted["vocabulary"], noted["dtype"])
+        if noted
+        else None
+    )
 
 
 def _stored(path: Path) -> str:
@@ -146,7 +182,10 @@ def _stored(path: Path) -> str:
         raise SourceError(f"{path}: holds no weights (model.safetensors expected; pickles are never read)")
     most = count.most_common(1)[0][0]
     if most not in STORED:
-        raise ContractError(f"{path}: the weights are {most}; quantised weights cannot be trained, use a version in {', '.join(STORED.values())}")
+        raise ContractError(
+            f"{path}: the weights are {most}; quantised weights cannot be trained, use a version in "
+            f"{', '.join(STORED.values())}"
+        )
     return STORED[most]
 
 

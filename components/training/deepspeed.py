@@ -1,8 +1,8 @@
 """Data-parallel training backend: DeepSpeed ZeRO over the arithmetic of the torch learner.
 
-ZeRO (arXiv 1910.02054) replicates all training state on each of N ranks (stage 0) or shards the optimizer state (1),
-the gradients too (2), the weights too (3). ZeRO-Offload (arXiv 2101.06840) keeps optimizer state or weights in host
-memory.
+ZeRO (arXiv 1910.02054) replicates all training state on each of N ranks (stage 0) or shards the optimizer
+state (1), the gradients too (2), the weights too (3). ZeRO-Offload (arXiv 2101.06840) keeps optimizer state
+or weights in host memory.
 """
 
 from __future__ import annotations
@@ -29,13 +29,23 @@ from ratchet.components.training.torch import Schedule, rate
 from ratchet.components.types import Batch, Outputs
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-BFLOAT16 = {"bf16": {"enabled": True, "check_grad_overflow": True}, "data_types": {"grad_accum_dtype": "fp32"}}
+BFLOAT16 = {
+    "bf16": {"enabled": True, "check_grad_overflow": True},
+    "data_types": {"grad_accum_dtype": "fp32"},
+}
 
 
-def config(*, zero_stage: int = 2, offload_optimizer: bool = False, offload_parameters: bool = False,
-           precision: Literal["float32", "bfloat16"] = "float32", max_grad_norm: float | None = None) -> dict[str, Any]:
-    """The DeepSpeed configuration. Losses are already divided by global counts and `step` marks the accumulation
-    boundary, so batch size and accumulation are 1. At stage 0 the learner clips gradients itself.
+def config(
+    *,
+    zero_stage: int = 2,
+    offload_optimizer: bool = False,
+    offload_parameters: bool = False,
+    precision: Literal["float32", "bfloat16"] = "float32",
+    max_grad_norm: float | None = None,
+) -> dict[str, Any]:
+    """The DeepSpeed configuration. Losses are already divided by global counts and `step` marks the
+    accumulation boundary, so batch size and accumulation are 1. At stage 0 the learner clips gradients
+    itself.
     """
     zero: dict[str, Any] = {"stage": zero_stage, "overlap_comm": False, "contiguous_gradients": True}
     if zero_stage == 3:
@@ -51,32 +61,47 @@ def config(*, zero_stage: int = 2, offload_optimizer: bool = False, offload_para
         "gradient_clipping": (max_grad_norm or 0.0) if zero_stage else 0.0,
         **(BFLOAT16 if precision == "bfloat16" else {}),
         "zero_optimization": zero,
-        "zero_allow_untested_optimizer": True,   # torch.optim.AdamW, as in TorchLearner
-        "zero_force_ds_cpu_optimizer": False,    # also when offloaded: identical arithmetic, nothing to compile
+        "zero_allow_untested_optimizer": True,  # torch.optim.AdamW, as in TorchLearner
+        "zero_force_ds_cpu_optimizer": False,  # also when offloaded: identical arithmetic, nothing to compile
         "wall_clock_breakdown": False,
     }
 
 
 @final
 class DeepSpeedLearner:
-    """A `Learner` over `ranks.count()` processes. Options and checkpoints are those of `TorchLearner`: a run may
-    resume with another number of ranks, another ZeRO stage or the other learner.
+    """A `Learner` over `ranks.count()` processes. Options and checkpoints are those of `TorchLearner`: a run
+    may resume with another number of ranks, another ZeRO stage or the other learner.
 
-    `backward` takes this rank's part of the loss. `__call__`, `backward`, `step`, `state` and `save` are collective.
+    `backward` takes this rank's part of the loss. `__call__`, `backward`, `step`, `state` and `save` are
+    collective.
     """
 
     def __init__(
-        self, model_path: Path, *, kind: Literal["policy", "policy_with_value", "reward"] = "policy",
-        adapter: Callable[[nn.Module], nn.Module] | None = None, learning_rate: float = 1e-5,
-        betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0,
-        max_grad_norm: float | None = 1.0, schedule: Schedule = "constant", warmup_steps: int = 0, total_steps: int = 0,
-        gradient_checkpointing: bool = False, threads: int | None = None, zero_stage: int = 2,
-        offload_optimizer: bool = False, offload_parameters: bool = False,
+        self,
+        model_path: Path,
+        *,
+        kind: Literal["policy", "policy_with_value", "reward"] = "policy",
+        adapter: Callable[[nn.Module], nn.Module] | None = None,
+        learning_rate: float = 1e-5,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        max_grad_norm: float | None = 1.0,
+        schedule: Schedule = "constant",
+        warmup_steps: int = 0,
+        total_steps: int = 0,
+        gradient_checkpointing: bool = False,
+        threads: int | None = None,
+        zero_stage: int = 2,
+        offload_optimizer: bool = False,
+        offload_parameters: bool = False,
         precision: Literal["float32", "bfloat16"] = "float32",
     ) -> None:
         deepspeed = _deepspeed()
         if precision == "bfloat16" and not has_bfloat16():
-            raise RecipeError("profile `precision: bfloat16`: this machine only emulates bfloat16; set float32")
+            raise RecipeError(
+                "profile `precision: bfloat16`: this machine only emulates bfloat16; set float32"
+            )
         if threads:
             torch.set_num_threads(threads)
         ranks.join()
@@ -91,22 +116,41 @@ class DeepSpeedLearner:
         if not named:
             raise TrainingError("no trainable parameters: the adapter froze every parameter")
         decayed = {n: p for n, p in named.items() if p.dim() > 1}
-        self.parameters = {**decayed, **{n: p for n, p in named.items() if p.dim() <= 1}}  # order of torch's optimizer state
-        groups = [{"params": list(decayed.values()), "weight_decay": weight_decay},
-                  {"params": [p for n, p in named.items() if n not in decayed], "weight_decay": 0.0}]
+        self.parameters = {
+            **decayed,
+            **{n: p for n, p in named.items() if p.dim() <= 1},
+        }  # order of torch's optimizer state
+        groups = [
+            {"params": list(decayed.values()), "weight_decay": weight_decay},
+            {"params": [p for n, p in named.items() if n not in decayed], "weight_decay": 0.0},
+        ]
         self.sizes = [len(group["params"]) for group in groups]
-        optimiser = torch.optim.AdamW([g for g in groups if g["params"]], lr=learning_rate, betas=betas, eps=eps, fused=True)
+        optimiser = torch.optim.AdamW(
+            [g for g in groups if g["params"]], lr=learning_rate, betas=betas, eps=eps, fused=True
+        )
         self.max_grad_norm = max_grad_norm
         if not zero_stage:
             optimiser.register_step_pre_hook(self._clip)
         with _quiet():
             self.engine, *_ = deepspeed.initialize(
-                model=Rows(self.model, kind, zero_stage), optimizer=optimiser,
-                config=config(zero_stage=zero_stage, offload_optimizer=offload_optimizer, offload_parameters=offload_parameters,
-                              precision=precision, max_grad_norm=max_grad_norm))
+                model=Rows(self.model, kind, zero_stage),
+                optimizer=optimiser,
+                config=config(
+                    zero_stage=zero_stage,
+                    offload_optimizer=offload_optimizer,
+                    offload_parameters=offload_parameters,
+                    precision=precision,
+                    max_grad_norm=max_grad_norm,
+                ),
+            )
         self._make_moments()
         self.steps, self.norm = 0, 0.0
-        self.schedule = {"peak": learning_rate, "schedule": schedule, "warmup": warmup_steps, "total": total_steps}
+        self.schedule = {
+            "peak": learning_rate,
+            "schedule": schedule,
+            "warmup": warmup_steps,
+            "total": total_steps,
+        }
 
     def _load(self) -> tuple[nn.Module, nn.Module]:
         model = load_model(self.path, self.kind)
@@ -118,37 +162,51 @@ class DeepSpeedLearner:
         return model, self.adapter(model) if self.adapter else model
 
     def _make_moments(self) -> None:
-        """Create AdamW's moments now instead of at the first step: a checkpoint may be loaded before, and DeepSpeed
-        0.19 expects the moments of all parameter groups once the first group has stepped.
+        """Create AdamW's moments now instead of at the first step: a checkpoint may be loaded before, and
+        DeepSpeed 0.19 expects the moments of all parameter groups once the first group has stepped.
         """
         zero = self.engine.optimizer
         parts = {0: lambda: list(self.parameters.values()), 3: lambda: zero.fp32_partitioned_groups_flat}
         for part in parts.get(self.stage, lambda: zero.single_partition_of_fp32_groups)():
             self.engine.basic_optimizer.state[part] = {
-                "step": torch.zeros((), device=part.device), **{key: torch.zeros_like(part, requires_grad=False) for key in MOMENTS}}
+                "step": torch.zeros((), device=part.device),
+                **{key: torch.zeros_like(part, requires_grad=False) for key in MOMENTS},
+            }
         if self.stage in (1, 2):
             zero._lazy_init_hp_params_optimizer_state()
 
     def __call__(self, batch: Batch, outputs: frozenset[str]) -> Outputs:
-        """Forward pass; see `ratchet.components.models.forward.model_outputs`. Outputs are float32 on the CPU."""
+        """Forward pass; see `ratchet.components.models.forward.model_outputs`. Outputs are float32 on the
+        CPU.
+        """
         return Outputs({name: values.float().cpu() for name, values in self.engine(batch, outputs).items()})
 
     def backward(self, loss: Tensor) -> None:
-        """Accumulate the gradient of this rank's part of the loss. Scaled by the world size, since DeepSpeed averages
-        over ranks.
+        """Accumulate the gradient of this rank's part of the loss. Scaled by the world size, since DeepSpeed
+        averages over ranks.
         """
         if loss.requires_grad:
             self.engine.backward(loss * ranks.count(), scale_wrt_gas=False)
 
     def step(self) -> dict[str, float]:
-        """AdamW update with the gradients of all ranks. `TrainingError` if the gradient norm is not finite."""
+        """AdamW update with the gradients of all ranks. `TrainingError` if the gradient norm is not
+        finite.
+        """
         now = rate(self.steps, **self.schedule)
         self._take(now)
         overflow = bool(getattr(self.engine.optimizer, "overflow", False))
-        norm = math.inf if overflow else self.norm if not self.stage else float(self.engine.get_global_grad_norm() or 0.0)
+        norm = (
+            math.inf
+            if overflow
+            else self.norm
+            if not self.stage
+            else float(self.engine.get_global_grad_norm() or 0.0)
+        )
         if not math.isfinite(norm):
-            raise TrainingError(f"the gradient norm of update {self.steps + 1} is {norm}; the weights were not touched. "
-                                "Lower the learning rate or inspect the records of this step")
+            raise TrainingError(
+                f"the gradient norm of update {self.steps + 1} is {norm}; the weights were not touched. "
+                "Lower the learning rate or inspect the records of this step"
+            )
         self.steps += 1
         return {"grad_norm": norm, "learning_rate": now}
 
@@ -173,36 +231,52 @@ class DeepSpeedLearner:
             whole = {key: self._whole(parameter, key) for key in (None, *(MOMENTS if learnt else ()))}
             if ranks.first():
                 weights[name] = whole[None]
-                moments[index] = {"step": torch.tensor(float(self.steps)), **{key: whole[key] for key in MOMENTS if learnt}}
+                moments[index] = {
+                    "step": torch.tensor(float(self.steps)),
+                    **{key: whole[key] for key in MOMENTS if learnt},
+                }
         if not ranks.first():
             return {}
         numbers, filled = list(range(len(self.parameters))), iter(self.engine.basic_optimizer.param_groups)
         groups, at = [], 0
         for size in self.sizes:  # TorchLearner keeps empty parameter groups, DeepSpeed drops them
             like = next(filled) if size else self.engine.basic_optimizer.defaults
-            groups.append({**{k: v for k, v in like.items() if k != "params"}, "params": numbers[at : at + size]})
+            groups.append(
+                {**{k: v for k, v in like.items() if k != "params"}, "params": numbers[at : at + size]}
+            )
             at += size
-        return {"weights": weights, "optimiser": {"state": moments if learnt else {}, "param_groups": groups}, "steps": self.steps}
+        return {
+            "weights": weights,
+            "optimiser": {"state": moments if learnt else {}, "param_groups": groups},
+            "steps": self.steps,
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Load a `state` saved with any number of ranks. `ContractError` if its parameters are those of another
-        adapter or model.
+        """Load a `state` saved with any number of ranks. `ContractError` if its parameters are those of
+        another adapter or model.
         """
         if set(state["weights"]) != set(self.parameters):
             odd = sorted(set(state["weights"]) ^ set(self.parameters))
-            raise ContractError(f"checkpoint and learner train different parameters, e.g. {odd[0]!r}; use the adapter that the checkpoint was made with")
+            raise ContractError(
+                f"checkpoint and learner train different parameters, e.g. {odd[0]!r}; use the adapter "
+                "that the checkpoint was made with"
+            )
         moments = state["optimiser"]["state"]
         for index, (name, parameter) in enumerate(self.parameters.items()):
             self._set(parameter, None, state["weights"][name])
             for key in MOMENTS:
-                self._set(parameter, key, moments[index][key] if moments else torch.zeros_like(state["weights"][name]))
+                self._set(
+                    parameter,
+                    key,
+                    moments[index][key] if moments else torch.zeros_like(state["weights"][name]),
+                )
         for partition in self.engine.basic_optimizer.state.values():
             partition["step"].fill_(state["steps"])
         self.steps = state["steps"]
 
     def save(self, path: Path) -> None:
-        """Save a Hugging Face model directory with tokenizer from rank 0. The initial model is reloaded and the
-        trained weights copied in (adapters merged), so frozen weights are never gathered.
+        """Save a Hugging Face model directory with tokenizer from rank 0. The initial model is reloaded and
+        the trained weights copied in (adapters merged), so frozen weights are never gathered.
         """
         learnt: dict[str, Tensor] = {}
         for name, parameter in self.parameters.items():
@@ -228,7 +302,11 @@ class DeepSpeedLearner:
         if not self.stage:
             found = self.engine.basic_optimizer.state[parameter][moment] if moment else parameter
         else:
-            found = safe_get_full_optimizer_state(parameter, moment) if moment else safe_get_full_fp32_param(parameter)
+            found = (
+                safe_get_full_optimizer_state(parameter, moment)
+                if moment
+                else safe_get_full_fp32_param(parameter)
+            )
         assert found is not None, "DeepSpeed does not manage this parameter"
         return found.detach().float().cpu().clone()
 
@@ -253,8 +331,8 @@ class DeepSpeedLearner:
 
 
 class Rows(nn.Module):
-    """Module wrapped by DeepSpeed: one forward pass from a batch to the requested outputs, so that ZeRO's hooks see a
-    single call.
+    """Module wrapped by DeepSpeed: one forward pass from a batch to the requested outputs, so that ZeRO's
+    hooks see a single call.
     """
 
     def __init__(self, model: nn.Module, kind: str, stage: int) -> None:
@@ -263,7 +341,8 @@ class Rows(nn.Module):
         if stage == 3 and kind != "reward":
             from deepspeed import zero
 
-            # The log-probs read the head's weight without calling the module, so ZeRO-3 must gather it for this module.
+            # The log-probs read the head's weight without calling the module, so ZeRO-3 must gather it for
+            # this module.
             head = output_head(model.policy if isinstance(model, PolicyWithValue) else model)
             for parameter in head.parameters():
                 zero.register_external_parameter(self, parameter)
@@ -275,15 +354,20 @@ class Rows(nn.Module):
 def _deepspeed() -> Any:
     """Import DeepSpeed, or raise a `RecipeError`."""
     if not torch.cuda.is_available():
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # read at import; DeepSpeed looks for a CUDA toolkit otherwise
+        os.environ.setdefault(
+            "DS_ACCELERATOR", "cpu"
+        )  # read at import; DeepSpeed looks for a CUDA toolkit otherwise
     os.environ.setdefault("LOCAL_RANK", "0")  # set by torchrun; DeepSpeed needs it in a single process too
     try:
         with _quiet():
             import deepspeed
     except ImportError as error:
-        raise RecipeError(f"profile `learner: deepspeed`: DeepSpeed cannot be imported ({error}); "
-                          "pip install 'ratchet-rlhf[scale]', or set `learner: torch`") from error
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # would be compiled at first use, for minutes; gloo is used instead
+        raise RecipeError(
+            f"profile `learner: deepspeed`: DeepSpeed cannot be imported ({error}); "
+            "pip install 'ratchet-rlhf[scale]', or set `learner: torch`"
+        ) from error
+    # would be compiled at first use, for minutes; gloo is used instead
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed
 
 

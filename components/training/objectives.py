@@ -34,8 +34,14 @@ class Part:
     means: Mapping[str, Callable[..., Tensor]] = field(default_factory=dict)
 
     def __call__(self, out: Any, batch: Batch) -> Terms:
-        terms = self.objective(out, batch, **{name: schedule.value() for name, schedule in self.schedules.items()})
-        return terms if self.weight_column is None else terms.weighted(self.weight_column, batch[self.weight_column])
+        terms = self.objective(
+            out, batch, **{name: schedule.value() for name, schedule in self.schedules.items()}
+        )
+        return (
+            terms
+            if self.weight_column is None
+            else terms.weighted(self.weight_column, batch[self.weight_column])
+        )
 
     def memories(self) -> dict[str, Schedule]:
         own = {} if isinstance(self.weight, (int, float)) else {"weight": self.weight}
@@ -43,20 +49,35 @@ class Part:
 
 
 def parts(specs: Sequence[Mapping[str, Any]]) -> list[Part]:
-    """Build the objectives of a role from their resolved specs. A number given as {name: ...} becomes a schedule."""
+    """Build the objectives of a role from their resolved specs. A number given as {name: ...} becomes a
+    schedule.
+    """
     built = []
     for spec in specs:
         description = describe("objective", spec["name"])
-        schedules = {k: build("schedule", v) for k, v in spec.items()
-                 if k not in OWN and isinstance(v, Mapping) and "name" in v}
+        schedules = {
+            k: build("schedule", v)
+            for k, v in spec.items()
+            if k not in OWN and isinstance(v, Mapping) and "name" in v
+        }
         fixed = {k: v for k, v in spec.items() if k not in schedules and k not in OWN}
         weight = spec["weight"]
-        built.append(Part(
-            label=spec["label"], objective=build("objective", fixed), reduce=spec["reduce"],
-            weight=build("schedule", weight) if isinstance(weight, Mapping) else float(weight),
-            unit=description.unit, outputs=description.outputs, schedules=schedules, weight_column=spec.get("weight_column"),
-            means={name: getattr(importlib.import_module(description.module), name) for name in sorted(description.means)},
-        ))
+        built.append(
+            Part(
+                label=spec["label"],
+                objective=build("objective", fixed),
+                reduce=spec["reduce"],
+                weight=build("schedule", weight) if isinstance(weight, Mapping) else float(weight),
+                unit=description.unit,
+                outputs=description.outputs,
+                schedules=schedules,
+                weight_column=spec.get("weight_column"),
+                means={
+                    name: getattr(importlib.import_module(description.module), name)
+                    for name in sorted(description.means)
+                },
+            )
+        )
     return built
 
 
@@ -79,8 +100,10 @@ class Meter:
     def become(self, meters: Sequence[Meter]) -> None:
         """Replace by the sum over all ranks' meters."""
         names = dict.fromkeys(name for meter in meters for name in meter.sums)
-        self.sums, self.counts = ({name: math.fsum(getattr(meter, what).get(name, 0.0) for meter in meters) for name in names}
-                                  for what in ("sums", "counts"))
+        self.sums, self.counts = (
+            {name: math.fsum(getattr(meter, what).get(name, 0.0) for meter in meters) for name in names}
+            for what in ("sums", "counts")
+        )
 
     def means(self) -> dict[str, float]:
         return {name: self.sums[name] / self.counts[name] for name in self.sums if self.counts[name]}

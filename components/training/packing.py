@@ -30,13 +30,16 @@ def order(n: int, epoch: int, seed: int) -> list[int]:
     return numpy.random.default_rng([seed, epoch]).permutation(n).tolist()
 
 
-def pack(groups: Sequence[Group], *, unit: Unit, tokens: int, dtype: torch.dtype | None = None) -> list[Batch]:
-    """Pack groups, in order, into batches of whole units of about `tokens` tokens. What a row has in common with the row
-    before it, from its start, is not counted again.
+def pack(
+    groups: Sequence[Group], *, unit: Unit, tokens: int, dtype: torch.dtype | None = None
+) -> list[Batch]:
+    """Pack groups, in order, into batches of whole units of about `tokens` tokens. What a row has in common
+    with the row before it, from its start, is not counted again.
 
-    A unit longer than `tokens` gets its own batch. Numeric columns that all groups have become tensors of `dtype`
-    (default float32): (B,) for scalars, (B,T) for per-token lists. Sampler log-probs become `logprobs.sampled` if all
-    rows have them. `ContractError` for unencoded trajectories and for an odd number of rows in a group of pairs.
+    A unit longer than `tokens` gets its own batch. Numeric columns that all groups have become tensors of
+    `dtype` (default float32): (B,) for scalars, (B,T) for per-token lists. Sampler log-probs become
+    `logprobs.sampled` if all rows have them. `ContractError` for unencoded trajectories and for an odd number
+    of rows in a group of pairs.
     """
     batches: list[list[list[Row]]] = []
     spent = 0
@@ -57,28 +60,42 @@ def _units(groups: Sequence[Group], unit: Unit) -> Iterable[list[Row]]:
     for number, group in enumerate(groups):
         rows = [Row(number, index) for index in range(len(group.trajectories))]
         for trajectory in group.trajectories:
-            if not len(trajectory.inputs.get("tokens", ())) or len(trajectory.mask) != len(trajectory.inputs["tokens"]):
-                raise ContractError(f"prompt {group.prompt.id!r}: a trajectory has {len(trajectory.inputs.get('tokens', ()))} tokens and a "
-                                    f"mask of length {len(trajectory.mask)}; encode the group first (ratchet.components.text.chat.encode_group)")
+            if not len(trajectory.inputs.get("tokens", ())) or len(trajectory.mask) != len(
+                trajectory.inputs["tokens"]
+            ):
+                raise ContractError(
+                    f"prompt {group.prompt.id!r}: a trajectory has "
+                    f"{len(trajectory.inputs.get('tokens', ()))} tokens and a "
+                    f"mask of length {len(trajectory.mask)}; encode the group first "
+                    "(ratchet.components.text.chat.encode_group)"
+                )
         if not rows:
             continue
         if unit == "group":
             yield rows
         elif unit == "pair":
             if len(rows) % 2:
-                raise ContractError(f"prompt {group.prompt.id!r}: a pairwise objective needs an even number of trajectories, got {len(rows)}; "
-                                    "select pairs first (chosen, rejected)")
+                raise ContractError(
+                    f"prompt {group.prompt.id!r}: a pairwise objective needs an even number of "
+                    f"trajectories, got {len(rows)}; "
+                    "select pairs first (chosen, rejected)"
+                )
             yield from ([rows[i], rows[i + 1]] for i in range(0, len(rows), 2))
         else:
             yield from ([row] for row in rows)
 
 
 def _cost(groups: Sequence[Group], rows: Sequence[Row], before: list[int]) -> tuple[int, list[int]]:
-    """Tokens to compute for these rows after a row with tokens `before`, and the tokens of the last of them."""
+    """Tokens to compute for these rows after a row with tokens `before`, and the tokens of the last of
+    them.
+    """
     cost = 0
     for row in rows:
         tokens = list(groups[row.group].trajectories[row.index].inputs["tokens"])
-        cost += len(tokens) - next((i for i, (a, b) in enumerate(zip(before, tokens, strict=False)) if a != b), min(len(before), len(tokens)))
+        cost += len(tokens) - next(
+            (i for i, (a, b) in enumerate(zip(before, tokens, strict=False)) if a != b),
+            min(len(before), len(tokens)),
+        )
         before = tokens
     return cost, before
 
@@ -97,7 +114,10 @@ def _batch(groups: Sequence[Group], units: Sequence[Sequence[Row]], dtype: torch
     if all(path.logprobs is not None for path in paths):
         cells.setdefault("logprobs.sampled", [path.logprobs for path in paths])
     lengths = [len(path.mask) for path in paths]
-    columns = {name: _tensor(name, values, lengths, longest, dtype or torch.float32) for name, values in cells.items()}
+    columns = {
+        name: _tensor(name, values, lengths, longest, dtype or torch.float32)
+        for name, values in cells.items()
+    }
     return Batch(
         inputs={"tokens": [torch.tensor(list(path.inputs["tokens"]), dtype=torch.long) for path in paths]},
         mask=mask,
@@ -108,13 +128,18 @@ def _batch(groups: Sequence[Group], units: Sequence[Sequence[Row]], dtype: torch
     )
 
 
-def _tensor(name: str, values: Sequence, lengths: Sequence[int], longest: int, dtype: torch.dtype) -> torch.Tensor | None:
+def _tensor(
+    name: str, values: Sequence, lengths: Sequence[int], longest: int, dtype: torch.dtype
+) -> torch.Tensor | None:
     """(B,) for scalars, (B,T) for per-token lists, None if any value is not numeric."""
     import torch
 
     if all(isinstance(value, numbers.Real) for value in values):
         return torch.tensor([float(value) for value in values], dtype=dtype)
-    if any(isinstance(value, (str, bytes)) or value is None or isinstance(value, numbers.Real) for value in values):
+    if any(
+        isinstance(value, (str, bytes)) or value is None or isinstance(value, numbers.Real)
+        for value in values
+    ):
         return None
     steps = torch.zeros(len(values), longest, dtype=dtype)
     for b, value in enumerate(values):
@@ -122,7 +147,9 @@ def _tensor(name: str, values: Sequence, lengths: Sequence[int], longest: int, d
         if any(not isinstance(x, numbers.Real) for x in value):
             return None
         if len(value) != lengths[b]:
-            raise ContractError(f"column {name!r}: expected one value per token, got {len(value)} values for a trajectory of "
-                                f"{lengths[b]} tokens")
+            raise ContractError(
+                f"column {name!r}: expected one value per token, got {len(value)} values for a trajectory of "
+                f"{lengths[b]} tokens"
+            )
         steps[b, : len(value)] = torch.tensor(value, dtype=dtype)
     return steps

@@ -1,8 +1,8 @@
-"""Helpers over `torch.distributed`: rank, world size, gather, broadcast, sharding of work. A single process is rank 0
-of 1.
+"""Helpers over `torch.distributed`: rank, world size, gather, broadcast, sharding of work. A single process
+is rank 0 of 1.
 
-The launcher is `ratchet.tasks.process.ranks`; each process calls `join` before its stage starts. Objects are pickled between
-processes of one run only, never to disk.
+The launcher is `ratchet.tasks.process.ranks`; each process calls `join` before its stage starts. Objects are
+pickled between processes of one run only, never to disk.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 TIMEOUT = datetime.timedelta(days=7)
-"""Collective timeout. Long, because ranks may wait while rank 0 works; the launcher ends all ranks when one dies."""
+"""Collective timeout. Long, because ranks may wait while rank 0 works; the launcher ends all ranks when one
+dies.
+"""
 
 
 def join() -> None:
-    """Initialise the process group from the launcher's environment (RANK, WORLD_SIZE, ...), or a group of one without
-    it.
+    """Initialise the process group from the launcher's environment (RANK, WORLD_SIZE, ...), or a group of one
+    without it.
     """
     import torch
     from torch import distributed
@@ -68,7 +70,9 @@ def gather(value: T) -> list[T]:
 
 
 def once(work: Callable[[], T]) -> T:
-    """Run `work` on rank 0 and broadcast its result: for files and for slow or nondeterministic rewards. Collective."""
+    """Run `work` on rank 0 and broadcast its result: for files and for slow or nondeterministic rewards.
+    Collective.
+    """
     distributed = _joined()
     if distributed is None:
         return work()
@@ -78,8 +82,8 @@ def once(work: Callable[[], T]) -> T:
 
 
 def share(items: Sequence[T], cost: Callable[[T], float]) -> list[int]:
-    """Indices of `items` assigned to this rank, in order: longest-processing-time greedy balancing (largest cost
-    first, to the least loaded rank).
+    """Indices of `items` assigned to this rank, in order: longest-processing-time greedy balancing (largest
+    cost first, to the least loaded rank).
     """
     if count() == 1:
         return list(range(len(items)))
@@ -92,9 +96,11 @@ def share(items: Sequence[T], cost: Callable[[T], float]) -> list[int]:
     return sorted(mine)
 
 
-def spread(items: Sequence[T], work: Callable[[list[T]], Sequence[Any]], cost: Callable[[T], float] = lambda _: 1.0) -> list[Any]:
-    """`work` applied to all items, sharded over ranks by `cost`; returns one result per item, in item order, on every
-    rank. Collective.
+def spread(
+    items: Sequence[T], work: Callable[[list[T]], Sequence[Any]], cost: Callable[[T], float] = lambda _: 1.0
+) -> list[Any]:
+    """`work` applied to all items, sharded over ranks by `cost`; returns one result per item, in item order,
+    on every rank. Collective.
     """
     if count() == 1:
         return list(work(list(items)))
@@ -118,6 +124,11 @@ def _leave() -> None:
 def _joined() -> Any:
     """`torch.distributed` if the world size is above 1, else None."""
     distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() == 1:
+    if (
+        distributed is None
+        or not distributed.is_available()
+        or not distributed.is_initialized()
+        or distributed.get_world_size() == 1
+    ):
         return None
     return distributed

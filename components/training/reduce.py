@@ -1,16 +1,21 @@
 """Loss reductions: unreduced terms to a scalar, divided by counts over the whole step.
 
-`count` is called on every micro-batch of a step on every rank, and the counts are summed. `reduce` divides each
-micro-batch's sum by those totals, so gradient accumulation and data parallelism give the loss of the unsplit step.
+`count` is called on every micro-batch of a step on every rank, and the counts are summed. `reduce` divides
+each micro-batch's sum by those totals, so gradient accumulation and data parallelism give the loss of the
+unsplit step.
 
-A term is (B,T), (B,) or (U,) according to its objective's `unit`: step, row, pair or group. Ignored: steps outside
-the loss mask, rows with an empty mask, pairs with such a row, groups with only such rows.
+A term is (B,T), (B,) or (U,) according to its objective's `unit`: step, row, pair or group. Ignored: steps
+outside the loss mask, rows with an empty mask, pairs with such a row, groups with only such rows.
 
-    token_mean        sum over steps / masked-in steps of the whole step                           (DAPO, arXiv 2503.14476)
-    row_mean          mean over rows of each row's mean                                            (GRPO, arXiv 2402.03300)
-    row_sum           mean over rows of each row's sum                                             (RLOO, arXiv 2402.14740)
+    token_mean        sum over steps / masked-in steps of the whole step                           (DAPO,
+    arXiv 2503.14476)
+    row_mean          mean over rows of each row's mean                                            (GRPO,
+    arXiv 2402.03300)
+    row_sum           mean over rows of each row's sum                                             (RLOO,
+    arXiv 2402.14740)
     unit_mean         mean over pairs, groups or rows
-    fixed_length:L    sum over steps / (rows x L); L is a constant of the recipe, e.g. max_tokens  (Dr. GRPO, arXiv 2503.20783)
+    fixed_length:L    sum over steps / (rows x L); L is a constant of the recipe, e.g. max_tokens  (Dr. GRPO,
+    arXiv 2503.20783)
 """
 
 from __future__ import annotations
@@ -37,7 +42,9 @@ LEGAL: dict[str, tuple[str, ...]] = {  # reduction -> units of the terms it can 
 
 @dataclass(frozen=True)
 class Counts:
-    """Denominators of a step: masked-in tokens, non-empty rows, non-empty units of an objective. Supports `+`."""
+    """Denominators of a step: masked-in tokens, non-empty rows, non-empty units of an objective. Supports
+    `+`.
+    """
 
     unit: Unit
     steps: int = 0
@@ -51,14 +58,17 @@ class Counts:
 
 
 def legal(name: str, unit: str) -> str | None:
-    """Error message if reduction `name` cannot reduce terms of this unit, else None. `RecipeError` for an unknown
-    name.
+    """Error message if reduction `name` cannot reduce terms of this unit, else None. `RecipeError` for an
+    unknown name.
     """
     kind, _ = _split(name)
     if unit in LEGAL[kind]:
         return None
     fitting = ", ".join(known for known, units in LEGAL.items() if unit in units)
-    return f"reduce {name!r} needs one term per {' or '.join(LEGAL[kind])}, this objective returns one per {unit}; use {fitting}"
+    return (
+        f"reduce {name!r} needs one term per {' or '.join(LEGAL[kind])}, this objective returns one "
+        f"per {unit}; use {fitting}"
+    )
 
 
 def count(batch: Batch, unit: Unit) -> Counts:
@@ -68,7 +78,9 @@ def count(batch: Batch, unit: Unit) -> Counts:
 
 
 def reduce(name: str, loss: Tensor, batch: Batch, totals: Counts) -> Tensor:
-    """Contribution of this micro-batch to the loss of the step, a scalar. `totals` are the counts of the whole step."""
+    """Contribution of this micro-batch to the loss of the step, a scalar. `totals` are the counts of the
+    whole step.
+    """
     import torch
 
     problem = legal(name, totals.unit)
@@ -78,10 +90,16 @@ def reduce(name: str, loss: Tensor, batch: Batch, totals: Counts) -> Tensor:
     if totals.unit != "step":
         live = _live_units(batch, totals.unit)
         if loss.shape != live.shape:
-            raise ValueError(f"an objective of unit {totals.unit!r} returned terms of shape {tuple(loss.shape)}, expected {tuple(live.shape)}")
+            raise ValueError(
+                f"an objective of unit {totals.unit!r} returned terms of shape {tuple(loss.shape)}, "
+                f"expected {tuple(live.shape)}"
+            )
         return torch.where(live, loss, 0.0).sum() / max(totals.units, 1)
     if loss.shape != batch.mask.shape:
-        raise ValueError(f"an objective of unit 'step' returned terms of shape {tuple(loss.shape)}, expected {tuple(batch.mask.shape)}")
+        raise ValueError(
+            f"an objective of unit 'step' returned terms of shape {tuple(loss.shape)}, expected "
+            f"{tuple(batch.mask.shape)}"
+        )
     rows = torch.where(batch.mask, loss, 0.0).sum(-1)
     if kind == "token_mean":
         return rows.sum() / max(totals.steps, 1)
@@ -100,7 +118,9 @@ def _split(name: str) -> tuple[str, int]:
             raise RecipeError(f"reduce {name!r}: {kind!r} takes no length")
         return kind, 1
     if not length.isdigit() or int(length) < 1:
-        raise RecipeError(f"reduce {name!r}: needs its constant length, e.g. 'fixed_length:128' (the recipe's max_tokens)")
+        raise RecipeError(
+            f"reduce {name!r}: needs its constant length, e.g. 'fixed_length:128' (the recipe's max_tokens)"
+        )
     return kind, int(length)
 
 
@@ -113,5 +133,10 @@ def _live_units(batch: Batch, unit: Unit) -> Tensor:
         return live[0::2] & live[1::2]
     if unit == "group":
         _, where = torch.unique(batch.group, return_inverse=True)
-        return torch.zeros(int(where.max()) + 1 if len(where) else 0, device=live.device).index_add(0, where, live.float()) > 0
+        return (
+            torch.zeros(int(where.max()) + 1 if len(where) else 0, device=live.device).index_add(
+                0, where, live.float()
+            )
+            > 0
+        )
     return live

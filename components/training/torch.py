@@ -23,8 +23,8 @@ Schedule = Literal["constant", "linear", "cosine"]
 
 
 def rate(step: int, *, peak: float, schedule: Schedule, warmup: int, total: int) -> float:
-    """Learning rate of update `step` (from 0): linear warmup to `peak` over `warmup` updates, then constant, or decay
-    to 0 at `total`.
+    """Learning rate of update `step` (from 0): linear warmup to `peak` over `warmup` updates, then constant,
+    or decay to 0 at `total`.
     """
     if step < warmup:
         return peak * (step + 1) / warmup
@@ -42,11 +42,21 @@ class TorchLearner:
     """
 
     def __init__(
-        self, model_path: Path, *, kind: Literal["policy", "policy_with_value", "reward"] = "policy",
-        adapter: Callable[[nn.Module], nn.Module] | None = None, learning_rate: float = 1e-5,
-        betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0,
-        max_grad_norm: float | None = 1.0, schedule: Schedule = "constant", warmup_steps: int = 0, total_steps: int = 0,
-        gradient_checkpointing: bool = False, threads: int | None = None,
+        self,
+        model_path: Path,
+        *,
+        kind: Literal["policy", "policy_with_value", "reward"] = "policy",
+        adapter: Callable[[nn.Module], nn.Module] | None = None,
+        learning_rate: float = 1e-5,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        max_grad_norm: float | None = 1.0,
+        schedule: Schedule = "constant",
+        warmup_steps: int = 0,
+        total_steps: int = 0,
+        gradient_checkpointing: bool = False,
+        threads: int | None = None,
     ) -> None:
         if threads:
             torch.set_num_threads(threads)
@@ -61,8 +71,13 @@ class TorchLearner:
             if hasattr(module, "attention_dropout"):
                 module.attention_dropout = 0.0
         language: Any = self.model.policy if isinstance(self.model, PolicyWithValue) else self.model
-        tied = kind != "reward" and language.get_output_embeddings().weight is language.get_input_embeddings().weight
-        if tied:  # a sparse gradient adds a batch's rows to the head's gradient, without a second V x H buffer
+        tied = (
+            kind != "reward"
+            and language.get_output_embeddings().weight is language.get_input_embeddings().weight
+        )
+        if (
+            tied
+        ):  # a sparse gradient adds a batch's rows to the head's gradient, without a second V x H buffer
             language.get_input_embeddings().sparse = True
         if gradient_checkpointing:
             language.gradient_checkpointing_enable({"use_reentrant": False})
@@ -74,23 +89,38 @@ class TorchLearner:
             raise TrainingError("no trainable parameters: the adapter froze every parameter")
         head: Any = language.get_output_embeddings().weight if tied else None
         self.head = head if tied and head.requires_grad else None
-        if self.head is not None:  # the largest gradient keeps its memory: making it anew took a sixth of an SFT step
+        if (
+            self.head is not None
+        ):  # the largest gradient keeps its memory: making it anew took a sixth of an SFT step
             self.head.main_grad = torch.zeros_like(self.head)
         decayed = [p for p in self.parameters.values() if p.dim() > 1]
         plain = [p for p in self.parameters.values() if p.dim() <= 1]
         self.optimiser = torch.optim.AdamW(
             [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}],
-            lr=learning_rate, betas=betas, eps=eps, fused=True,
+            lr=learning_rate,
+            betas=betas,
+            eps=eps,
+            fused=True,
         )
         self.max_grad_norm = max_grad_norm
         self.steps = 0
-        self.schedule = {"peak": learning_rate, "schedule": schedule, "warmup": warmup_steps, "total": total_steps}
+        self.schedule = {
+            "peak": learning_rate,
+            "schedule": schedule,
+            "warmup": warmup_steps,
+            "total": total_steps,
+        }
 
     def __call__(self, batch: Batch, outputs: frozenset[str]) -> Outputs:
-        """Forward pass; see `ratchet.components.models.forward.model_outputs`. Outputs are on the CPU, with a graph if
-        gradients are enabled.
+        """Forward pass; see `ratchet.components.models.forward.model_outputs`. Outputs are on the CPU, with a
+        graph if gradients are enabled.
         """
-        return Outputs({name: values.cpu() for name, values in model_outputs(self.model, self.kind, batch, outputs).by_name.items()})
+        return Outputs(
+            {
+                name: values.cpu()
+                for name, values in model_outputs(self.model, self.kind, batch, outputs).by_name.items()
+            }
+        )
 
     def backward(self, loss: Tensor) -> None:
         """Accumulate the gradient of `loss`. No-op for a loss without a graph (all rows masked)."""
@@ -100,19 +130,23 @@ class TorchLearner:
             loss.backward()
 
     def step(self) -> dict[str, float]:
-        """AdamW update with the accumulated gradient, then zero it. `TrainingError` if the gradient norm is not
-        finite.
+        """AdamW update with the accumulated gradient, then zero it. `TrainingError` if the gradient norm is
+        not finite.
         """
         with_grad = [p for p in self.parameters.values() if p.grad is not None]
         for parameter in with_grad:
-            if parameter.grad is not None and parameter.grad.is_sparse:  # tied embedding, and no loss used the output layer
+            if (
+                parameter.grad is not None and parameter.grad.is_sparse
+            ):  # tied embedding, and no loss used the output layer
                 parameter.grad = parameter.grad.to_dense()
         limit = math.inf if self.max_grad_norm is None else self.max_grad_norm
         norm = float(nn.utils.clip_grad_norm_(with_grad, limit)) if with_grad else 0.0
         if not math.isfinite(norm):
             self.optimiser.zero_grad(set_to_none=True)
-            raise TrainingError(f"the gradient norm of update {self.steps + 1} is {norm}; the weights were not touched. "
-                                "Lower the learning rate or inspect the records of this step")
+            raise TrainingError(
+                f"the gradient norm of update {self.steps + 1} is {norm}; the weights were not touched. "
+                "Lower the learning rate or inspect the records of this step"
+            )
         now = rate(self.steps, **self.schedule)
         for group in self.optimiser.param_groups:
             group["lr"] = now
@@ -122,17 +156,26 @@ class TorchLearner:
         return {"grad_norm": norm, "learning_rate": now}
 
     def state(self) -> dict[str, Any]:
-        """Trained weights, optimizer state and step count, as CPU copies, sufficient for a bit-exact resume."""
+        """Trained weights, optimizer state and step count, as CPU copies, sufficient for a bit-exact
+        resume.
+        """
         optimiser = self.optimiser.state_dict()
         return {
             "weights": {name: p.detach().to("cpu", copy=True) for name, p in self.parameters.items()},
-            "optimiser": {"state": {i: {key: value.to("cpu", copy=True) for key, value in kept.items()} for i, kept in optimiser["state"].items()},
-                          "param_groups": copy.deepcopy(optimiser["param_groups"])},
+            "optimiser": {
+                "state": {
+                    i: {key: value.to("cpu", copy=True) for key, value in kept.items()}
+                    for i, kept in optimiser["state"].items()
+                },
+                "param_groups": copy.deepcopy(optimiser["param_groups"]),
+            },
             "steps": self.steps,
         }
 
     def release_optimiser(self) -> None:
-        """Frees AdamW's moments and the gradients, twice to three times the memory of the weights, once training is over."""
+        """Frees AdamW's moments and the gradients, twice to three times the memory of the weights, once
+        training is over.
+        """
         self.optimiser.zero_grad(set_to_none=True)
         self.optimiser.state.clear()
         if self.head is not None:
@@ -143,7 +186,10 @@ class TorchLearner:
         """Load a `state`. `ContractError` if its parameters are those of another adapter or model."""
         if set(state["weights"]) != set(self.parameters):
             odd = sorted(set(state["weights"]) ^ set(self.parameters))
-            raise ContractError(f"checkpoint and learner train different parameters, e.g. {odd[0]!r}; use the adapter that the checkpoint was made with")
+            raise ContractError(
+                f"checkpoint and learner train different parameters, e.g. {odd[0]!r}; use the adapter "
+                "that the checkpoint was made with"
+            )
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 parameter.copy_(state["weights"][name])
@@ -152,8 +198,8 @@ class TorchLearner:
         self.steps = state["steps"]
 
     def save(self, path: Path) -> None:
-        """Save a Hugging Face model directory with tokenizer. An adapter is saved in a subfolder and merged into a
-        copy; training can continue.
+        """Save a Hugging Face model directory with tokenizer. An adapter is saved in a subfolder and merged
+        into a copy; training can continue.
         """
         model: nn.Module = self.model
         if hasattr(self.trained, "merge_and_unload"):

@@ -1,8 +1,8 @@
 """`fit`: the training loop of every objective and role. It contains no method-specific code.
 
-One step: pack units into micro-batches → count denominators over the whole step → means declared by objectives
-(`means`, without gradients) → forward for the requested outputs → weighted, reduced terms → backward → optimizer step
-→ schedules update from the metrics → log → checkpoint.
+One step: pack units into micro-batches → count denominators over the whole step → means declared by
+objectives (`means`, without gradients) → forward for the requested outputs → weighted, reduced terms →
+backward → optimizer step → schedules update from the metrics → log → checkpoint.
 """
 
 from __future__ import annotations
@@ -32,36 +32,60 @@ T = TypeVar("T")
 SAVE_SECONDS = 300.0
 """Time between checkpoints where a recipe has no `save_every`."""
 TRAINED = "trained"
-"""Optional bool column. Trajectories where it is false enter no loss; only the `means` of objectives read them."""
+"""Optional bool column. Trajectories where it is false enter no loss; only the `means` of objectives read
+them.
+"""
 
 
 def widest(units: Sequence[Unit]) -> Unit:
-    """The coarsest unit, whose batches keep every finer unit whole: a group contains pairs, a pair contains rows."""
+    """The coarsest unit, whose batches keep every finer unit whole: a group contains pairs, a pair contains
+    rows.
+    """
     return max(units, key=("step", "row", "pair", "group").index)
 
 
-def measure(learner: Learner, update: Sequence[Part], groups: Sequence[Group], *, tokens: int,
-            backward: bool, meter: Meter) -> float:
-    """Weighted, reduced loss of `groups` as one step, over all ranks. With `backward`, gradients accumulate in the
-    learner.
+def measure(
+    learner: Learner,
+    update: Sequence[Part],
+    groups: Sequence[Group],
+    *,
+    tokens: int,
+    backward: bool,
+    meter: Meter,
+) -> float:
+    """Weighted, reduced loss of `groups` as one step, over all ranks. With `backward`, gradients accumulate
+    in the learner.
 
-    Each rank processes whole groups. Collectives need equal micro-batch counts, so ranks with fewer repeat one with
-    weight 0. A loss mask without trainable tokens and a loss that is not finite are a `TrainingError`.
+    Each rank processes whole groups. Collectives need equal micro-batch counts, so ranks with fewer repeat
+    one with weight 0. A loss mask without trainable tokens and a loss that is not finite are a
+    `TrainingError`.
     """
     import torch
 
     columns = step_means(learner, update, _rows(groups, trained=False), tokens=tokens)
     groups = _rows(groups, trained=True)
-    batches, real, per_rank = _micro_batches(groups, widest([p.unit for p in update]), tokens,
-                                  lambda mine: {p.label: sum((count(b, p.unit) for b in mine), Counts(p.unit)) for p in update})
+    batches, real, per_rank = _micro_batches(
+        groups,
+        widest([p.unit for p in update]),
+        tokens,
+        lambda mine: {p.label: sum((count(b, p.unit) for b in mine), Counts(p.unit)) for p in update},
+    )
     totals = {p.label: sum((counts[p.label] for counts in per_rank), Counts(p.unit)) for p in update}
     if not any(counts.steps for counts in totals.values()):
-        raise TrainingError(f"no trainable tokens: the loss mask is empty in all {len(groups)} groups "
-                            f"(first prompt: {groups[0].prompt.id!r}); check the chat template and the data's roles")
+        raise TrainingError(
+            f"no trainable tokens: the loss mask is empty in all {len(groups)} groups "
+            f"(first prompt: {groups[0].prompt.id!r}); check the chat template and the data's roles"
+        )
     outputs = frozenset().union(*(part.outputs for part in update))
     value = 0.0
     for number, batch in enumerate(batches):
-        batch = replace(batch, columns={**batch.columns, **{name: torch.full((len(batch.ids),), mean) for name, mean in columns.items()}})
+        batch = replace(
+            batch,
+            columns={
+                **batch.columns,
+                **{name: torch.full((len(batch.ids),), mean) for name, mean in columns.items()},
+            },
+        )
         with torch.set_grad_enabled(backward):
             out = learner(batch, outputs)
             loss = None
@@ -70,8 +94,11 @@ def measure(learner: Learner, update: Sequence[Part], groups: Sequence[Group], *
                 weight = part.weight if isinstance(part.weight, float) else part.weight.value()  # pyright: ignore[reportAttributeAccessIssue]
                 term = weight * reduce(part.reduce, terms.loss, batch, totals[part.label])
                 if not math.isfinite(float(term.detach())):
-                    raise TrainingError(f"the loss term {part.label!r} is {float(term.detach())} on prompts {_first_ids(batch.ids)}; "
-                                        "the last checkpoint is kept. Lower the learning rate or inspect these records")
+                    raise TrainingError(
+                        f"the loss term {part.label!r} is {float(term.detach())} on prompts "
+                        f"{_first_ids(batch.ids)}; "
+                        "the last checkpoint is kept. Lower the learning rate or inspect these records"
+                    )
                 loss = term if loss is None else loss + term
                 if number < real:
                     meter.add(f"{part.label}/loss", terms.loss, batch)
@@ -86,16 +113,22 @@ def measure(learner: Learner, update: Sequence[Part], groups: Sequence[Group], *
     return math.fsum(part for part, _ in per_rank)
 
 
-def step_means(learner: Learner, update: Sequence[Part], groups: Sequence[Group], *, tokens: int) -> dict[str, float]:
-    """Means declared by objectives (`means`), over the untrained rows of `groups` on all ranks, without gradients."""
+def step_means(
+    learner: Learner, update: Sequence[Part], groups: Sequence[Group], *, tokens: int
+) -> dict[str, float]:
+    """Means declared by objectives (`means`), over the untrained rows of `groups` on all ranks, without
+    gradients.
+    """
     import torch
 
     functions = {name: function for part in update for name, function in part.means.items()}
     if not functions:
         return {}
     if not groups:
-        raise TrainingError(f"cannot compute {', '.join(functions)}: no trajectory of this step has {TRAINED!r} false; "
-                            "use a selector that adds such rows")
+        raise TrainingError(
+            f"cannot compute {', '.join(functions)}: no trajectory of this step has {TRAINED!r} false; "
+            "use a selector that adds such rows"
+        )
     outputs = frozenset().union(*(part.outputs for part in update if part.means))
     batches, real, _ = _micro_batches(groups, "row", tokens, len)
     sums = dict.fromkeys(functions, 0.0)
@@ -110,13 +143,22 @@ def step_means(learner: Learner, update: Sequence[Part], groups: Sequence[Group]
 
 
 def _rows(groups: Sequence[Group], *, trained: bool) -> list[Group]:
-    """Groups restricted to trajectories that are trained on (or not). Without the column `trained`, all are."""
-    chosen = [group.take([i for i, mark in enumerate(group.columns[TRAINED]) if bool(mark) == trained]) if TRAINED in group.columns else group
-              for group in groups if trained or TRAINED in group.columns]
+    """Groups restricted to trajectories that are trained on (or not). Without the column `trained`, all
+    are.
+    """
+    chosen = [
+        group.take([i for i, mark in enumerate(group.columns[TRAINED]) if bool(mark) == trained])
+        if TRAINED in group.columns
+        else group
+        for group in groups
+        if trained or TRAINED in group.columns
+    ]
     return [group for group in chosen if group.trajectories]
 
 
-def _micro_batches(groups: Sequence[Group], unit: Unit, tokens: int, summarise: Callable[[list[Batch]], T]) -> tuple[list[Batch], int, list[T]]:
+def _micro_batches(
+    groups: Sequence[Group], unit: Unit, tokens: int, summarise: Callable[[list[Batch]], T]
+) -> tuple[list[Batch], int, list[T]]:
     """Micro-batches of this rank, the number of real ones (the rest pad to the maximum over ranks), and
     `summarise(batches)` of every rank.
     """
@@ -138,18 +180,29 @@ def _cost(group: Group) -> int:
     return sum(len(trajectory.mask) for trajectory in group.trajectories)
 
 
-def one_step(learners: Mapping[str, Learner], updates: Mapping[str, Sequence[Part]], groups: Sequence[Group], *,
-             tokens: int) -> dict[str, float]:
-    """One optimizer step of every role on `groups`. Returns the metrics, from which the schedules are then updated."""
+def one_step(
+    learners: Mapping[str, Learner],
+    updates: Mapping[str, Sequence[Part]],
+    groups: Sequence[Group],
+    *,
+    tokens: int,
+) -> dict[str, float]:
+    """One optimizer step of every role on `groups`. Returns the metrics, from which the schedules are then
+    updated.
+    """
     line: dict[str, float] = {}
     for role, update in updates.items():
         meter = Meter()
-        line[f"{role}/loss"] = measure(learners[role], update, groups, tokens=tokens, backward=True, meter=meter)
+        line[f"{role}/loss"] = measure(
+            learners[role], update, groups, tokens=tokens, backward=True, meter=meter
+        )
         line |= {f"{role}/{name}": value for name, value in meter.means().items()}
         try:
             line |= {f"{role}/{name}": value for name, value in learners[role].step().items()}
         except TrainingError as error:  # the learner does not know the prompt ids
-            raise TrainingError(f"{error} (prompts {_first_ids(group.prompt.id for group in groups)})") from error
+            raise TrainingError(
+                f"{error} (prompts {_first_ids(group.prompt.id for group in groups)})"
+            ) from error
         for part in update:
             for schedule in part.memories().values():
                 schedule.update(line)
@@ -158,7 +211,12 @@ def one_step(learners: Mapping[str, Learner], updates: Mapping[str, Sequence[Par
 
 def memories(updates: Mapping[str, Sequence[Part]]) -> dict[str, Schedule]:
     """All schedules of all objectives, keyed for checkpoints as `role.label.option`."""
-    return {f"{role}.{p.label}.{name}": schedule for role, ps in updates.items() for p in ps for name, schedule in p.memories().items()}
+    return {
+        f"{role}.{p.label}.{name}": schedule
+        for role, ps in updates.items()
+        for p in ps
+        for name, schedule in p.memories().items()
+    }
 
 
 def steps_planned(units: int, options: Mapping[str, Any]) -> int:
@@ -168,8 +226,9 @@ def steps_planned(units: int, options: Mapping[str, Any]) -> int:
 
 
 def save_is_due(every: int | None, step: int, saved: float) -> bool:
-    """Whether to write a checkpoint after this step: every `every` steps (0: never), or for None `SAVE_SECONDS` after
-    the last one at `saved` (of `time.monotonic`), by the clock of rank 0. A checkpoint is three times the size of the weights.
+    """Whether to write a checkpoint after this step: every `every` steps (0: never), or for None
+    `SAVE_SECONDS` after the last one at `saved` (of `time.monotonic`), by the clock of rank 0. A checkpoint
+    is three times the size of the weights.
     """
     if every is None:
         return ranks.once(lambda: time.monotonic() - saved >= SAVE_SECONDS)
@@ -188,14 +247,17 @@ def fit(
     metrics: Path,
     validation: Sequence[Group] = (),
 ) -> dict[str, Any]:
-    """Train every role on `groups`; resumes bit for bit from the latest checkpoint in `progress`. Returns a summary.
+    """Train every role on `groups`; resumes bit for bit from the latest checkpoint in `progress`. Returns a
+    summary.
 
-    `options` is the `fit` section of the resolved recipe; `tokens` the micro-batch size in tokens. `metrics` receives
-    one JSON line per step. With `validation`, stops early after `patience` validations without improvement and
-    restores the best weights.
+    `options` is the `fit` section of the resolved recipe; `tokens` the micro-batch size in tokens. `metrics`
+    receives one JSON line per step. With `validation`, stops early after `patience` validations without
+    improvement and restores the best weights.
     """
     if not groups:
-        raise TrainingError("nothing to train on: the data set is empty after selection; see the counts of the stage before")
+        raise TrainingError(
+            "nothing to train on: the data set is empty after selection; see the counts of the stage before"
+        )
     planned = steps_planned(len(groups), options)
     state: dict[str, Any] = {"step": 0, "best": None, "best_step": 0, "bad": 0, "stopped": False, "tokens": 0}
     remembered = memories(updates)
@@ -212,7 +274,9 @@ def fit(
         chosen = [groups[i] for i in indices]
         began = time.monotonic()
         line = one_step(learners, updates, chosen, tokens=tokens)
-        line["tokens_per_second"] = sum(len(t.mask) for g in chosen for t in g.trajectories) / (time.monotonic() - began)
+        line["tokens_per_second"] = sum(len(t.mask) for g in chosen for t in g.trajectories) / (
+            time.monotonic() - began
+        )
         state["step"] += 1
         state["tokens"] += sum(sum(t.mask) for g in _rows(chosen, trained=True) for t in g.trajectories)
         line["trainable_tokens"] = state["tokens"]
@@ -229,17 +293,34 @@ def fit(
         for role, learner in learners.items():
             learner.restore(best[role])
     seconds = time.monotonic() - started
-    return {"steps": state["step"], "steps_planned": planned, "stopped_early": state["stopped"],
-            "best_step": state["best_step"] or state["step"], "best_validation_loss": state["best"],
-            "trainable_tokens": state["tokens"], "seconds": round(seconds, 1), **log.last}
+    return {
+        "steps": state["step"],
+        "steps_planned": planned,
+        "stopped_early": state["stopped"],
+        "best_step": state["best_step"] or state["step"],
+        "best_validation_loss": state["best"],
+        "trainable_tokens": state["tokens"],
+        "seconds": round(seconds, 1),
+        **log.last,
+    }
 
 
-def _validate(learners: Mapping[str, Learner], updates: Mapping[str, Sequence[Part]], validation: Sequence[Group],
-              options: Mapping[str, Any], state: dict[str, Any], planned: int, tokens: int, progress: Path) -> dict[str, float]:
+def _validate(
+    learners: Mapping[str, Learner],
+    updates: Mapping[str, Sequence[Part]],
+    validation: Sequence[Group],
+    options: Mapping[str, Any],
+    state: dict[str, Any],
+    planned: int,
+    tokens: int,
+    progress: Path,
+) -> dict[str, float]:
     line: dict[str, float] = {}
     for role, update in updates.items():
         meter = Meter()
-        line[f"validation/{role}/loss"] = measure(learners[role], update, validation, tokens=tokens, backward=False, meter=meter)
+        line[f"validation/{role}/loss"] = measure(
+            learners[role], update, validation, tokens=tokens, backward=False, meter=meter
+        )
         line |= {f"validation/{role}/{name}": value for name, value in meter.means().items()}
     loss = sum(v for k, v in line.items() if k.count("/") == 2 and k.endswith("/loss"))
     if state["best"] is None or loss < state["best"]:

@@ -11,11 +11,21 @@ import typer
 from ratchet.flows.commands.options import OUT, Home, Json, ProfileOption, print_json
 
 
-def certify(model: Annotated[str, typer.Argument(help="Reward model: hub:org/name, path:/models/mine, or a directory.")],
-            data: Annotated[str, typer.Option(help="Held-out preference pairs: a file, a folder, or hub:org/name.")],
-            limit: Annotated[list[str], typer.Option("--limit", help="Required value, for example --limit min_accuracy=0.6.")] = [],  # noqa: B006
-            home: Home = OUT, profile: ProfileOption = None, as_json: Json = False) -> None:
-    """Evaluate a reward model on held-out pairs: accuracy, calibration, length bias, with intervals. Exit code 1 if it fails."""
+def certify(
+    model: Annotated[
+        str, typer.Argument(help="Reward model: hub:org/name, path:/models/mine, or a directory.")
+    ],
+    data: Annotated[str, typer.Option(help="Held-out preference pairs: a file, a folder, or hub:org/name.")],
+    limit: Annotated[
+        list[str], typer.Option("--limit", help="Required value, for example --limit min_accuracy=0.6.")
+    ] = [],  # noqa: B006
+    home: Home = OUT,
+    profile: ProfileOption = None,
+    as_json: Json = False,
+) -> None:
+    """Evaluate a reward model on held-out pairs: accuracy, calibration, length bias, with intervals. Exit
+    code 1 if it fails.
+    """
     import yaml
 
     from ratchet.components.errors import RecipeError
@@ -25,10 +35,19 @@ def certify(model: Annotated[str, typer.Argument(help="Reward model: hub:org/nam
         raise RecipeError(f"--limit {wrong}: expected NAME=VALUE, such as min_accuracy=0.6")
     limits = {name: yaml.safe_load(value) for name, _, value in (one.partition("=") for one in limit)}
     recipe = {
-        "schema": 1, "about": f"The certificate of {model}.",
-        "models": {"policy": {"source": address(model)},  # its tokenizer counts the tokens of the pairs
-                   "reward_model": {"source": address(model), "role": "reward", "certificate": limits}},
-        "data": {"source": address(data), "parser": "auto", "splits": {"reward_validation": 1.0}, "min_topics": 1, "max_topic_share": 1.0},
+        "schema": 1,
+        "about": f"The certificate of {model}.",
+        "models": {
+            "policy": {"source": address(model)},  # its tokenizer counts the tokens of the pairs
+            "reward_model": {"source": address(model), "role": "reward", "certificate": limits},
+        },
+        "data": {
+            "source": address(data),
+            "parser": "auto",
+            "splits": {"reward_validation": 1.0},
+            "min_topics": 1,
+            "max_topic_share": 1.0,
+        },
     }
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "certify.yaml"
@@ -44,8 +63,11 @@ def certify(model: Annotated[str, typer.Argument(help="Reward model: hub:org/nam
         raise typer.Exit(not certificate["passed"])
     found = certificate["accuracy"]
     verdict = "passed" if certificate["passed"] else "failed"
-    typer.echo(f"{verdict}: right on {found['mean']:.1%} [{found['low']:.1%}, {found['high']:.1%}] of {certificate['pairs']} held-out pairs; "
-               f"{made.path / 'certificate.json'}")
+    typer.echo(
+        f"{verdict}: right on {found['mean']:.1%} [{found['low']:.1%}, {found['high']:.1%}] of "
+        f"{certificate['pairs']} held-out pairs; "
+        f"{made.path / 'certificate.json'}"
+    )
     for reason in [*certificate["reasons"], *certificate["notes"]]:
         typer.echo(f"  {reason}")
     if not certificate["passed"]:
@@ -54,4 +76,8 @@ def certify(model: Annotated[str, typer.Argument(help="Reward model: hub:org/nam
 
 def address(text: str) -> str:
     """A source as written in a recipe; a plain path gets the prefix `path:`."""
-    return text if text.split(":")[0] in ("hub", "pypi", "generate", "registry") else f"path:{Path(text.removeprefix('path:')).resolve()}"
+    return (
+        text
+        if text.split(":")[0] in ("hub", "pypi", "generate", "registry")
+        else f"path:{Path(text.removeprefix('path:')).resolve()}"
+    )

@@ -35,17 +35,19 @@ Ctrl-C stops the answers; the conversation goes on."""
 
 
 class Chat:
-    """An interactive session. `models`: title → conversation; `settings` are shared. `seed` None: a new random seed
-    per question.
+    """An interactive session. `models`: title → conversation; `settings` are shared. `seed` None: a new
+    random seed per question.
     """
 
-    def __init__(self, models: Mapping[str, Conversation], settings: Settings, console: Any, seed: int | None = None) -> None:
+    def __init__(
+        self, models: Mapping[str, Conversation], settings: Settings, console: Any, seed: int | None = None
+    ) -> None:
         self.models, self.settings, self.console, self.seed = models, settings, console, seed
         self.turn = 0
 
     def ask(self, question: str) -> dict[str, Answer]:
-        """Stream every model's answer: side by side, or one after the other on a narrow screen. Ctrl-C stops all of
-        them.
+        """Stream every model's answer: side by side, or one after the other on a narrow screen. Ctrl-C stops
+        all of them.
         """
         from ratchet.components.inference.conversation import Answer
 
@@ -56,8 +58,12 @@ class Chat:
         streams = {title: model.answer(question, self.settings, seed) for title, model in self.models.items()}
         with _stoppable() as stopped:
             for titles in [list(answers)] if together else [[title] for title in answers]:
-                with self._screen(lambda titles=titles: self._layout({title: answers[title] for title in titles})) as refresh:
-                    while (waiting := [title for title in titles if not answers[title].stop]) and not stopped():
+                with self._screen(
+                    lambda titles=titles: self._layout({title: answers[title] for title in titles})
+                ) as refresh:
+                    while (
+                        waiting := [title for title in titles if not answers[title].stop]
+                    ) and not stopped():
                         for title in waiting:
                             answers[title] = next(streams[title])
                         refresh()
@@ -72,8 +78,8 @@ class Chat:
 
     @contextlib.contextmanager
     def _screen(self, layout: Callable[[], Any]) -> Iterator[Callable[[], None]]:
-        """Yields a function that redraws the live screen (its last lines if it is too high); prints the final layout
-        at the end.
+        """Yields a function that redraws the live screen (its last lines if it is too high); prints the final
+        layout at the end.
         """
         if not self.console.is_terminal:
             yield lambda: None
@@ -175,8 +181,14 @@ def _cell(answer: Answer) -> Any:
     from rich.text import Text
 
     text = printable(answer.text.strip()) or ("(empty)" if answer.stop == "end" else "")
-    note = Text(printable(f"({answer.note})"), style="red" if answer.error else "dim italic") if answer.note else Text()
-    return Text("\n" if text and answer.note else "").join([Text(text, style="" if answer.text.strip() else "dim"), note])
+    note = (
+        Text(printable(f"({answer.note})"), style="red" if answer.error else "dim italic")
+        if answer.note
+        else Text()
+    )
+    return Text("\n" if text and answer.note else "").join(
+        [Text(text, style="" if answer.text.strip() else "dim"), note]
+    )
 
 
 class _Tail:
@@ -188,21 +200,26 @@ class _Tail:
     def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
         from rich.segment import Segment
 
-        for line in console.render_lines(self.whole, options, pad=False)[-(console.height - 1):]:
+        for line in console.render_lines(self.whole, options, pad=False)[-(console.height - 1) :]:
             yield from line
             yield Segment.line()
 
 
 def printable(text: str) -> str:
-    """The text with control characters replaced by visible symbols (␛), since a model's answer must not control the
-    terminal.
+    """The text with control characters replaced by visible symbols (␛), since a model's answer must not
+    control the terminal.
     """
-    return "".join(chr(0x2400 + ord(c)) if ord(c) < 32 and c not in "\n\t" else "\u2421" if 127 <= ord(c) < 160 else c for c in text)
+    return "".join(
+        chr(0x2400 + ord(c)) if ord(c) < 32 and c not in "\n\t" else "\u2421" if 127 <= ord(c) < 160 else c
+        for c in text
+    )
 
 
 @contextlib.contextmanager
 def _stoppable() -> Iterator[Callable[[], bool]]:
-    """Yields a function that is true after Ctrl-C; suppresses the default SIGINT handler and key echo meanwhile."""
+    """Yields a function that is true after Ctrl-C; suppresses the default SIGINT handler and key echo
+    meanwhile.
+    """
     pressed = []
     before = signal.signal(signal.SIGINT, lambda *_: pressed.append(True))
     try:
@@ -247,26 +264,44 @@ def titled(models: Sequence[str], home: Path) -> dict[str, Path]:
 
     opened = [(name, weights_of(name, home)) for name in dict.fromkeys(models)]
     titles = [title for _, found in opened for title in found]
-    return {title if titles.count(title) == 1 else f"{name} {title}" if len(found) > 1 else name: path
-            for name, found in opened for title, path in found.items()}
+    return {
+        title if titles.count(title) == 1 else f"{name} {title}" if len(found) > 1 else name: path
+        for name, found in opened
+        for title, path in found.items()
+    }
 
 
-def chat(models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="A registered name, name:version or name@alias, a run (its base, "
-                                                     "SFT and final model), a stage's directory or any Hugging Face directory.")],
-         home: Home = OUT,
-         once: Annotated[str | None, typer.Option(help="Answer this message once with each model and exit.")] = None,
-         as_json: Annotated[bool, typer.Option("--json", help="With --once: print JSON.")] = False,
-         system: Annotated[str, typer.Option(help="System prompt.")] = "",
-         temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.")] = 0.7,
-         tokens: Annotated[int, typer.Option(min=1, help="Largest number of tokens per answer.")] = 256,
-         seed: Annotated[int | None, typer.Option(min=0, help="Random seed. Default: a new one for each question.")] = None) -> None:
+def chat(
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL...",
+            help="A registered name, name:version or name@alias, a run (its base, "
+            "SFT and final model), a stage's directory or any Hugging Face directory.",
+        ),
+    ],
+    home: Home = OUT,
+    once: Annotated[
+        str | None, typer.Option(help="Answer this message once with each model and exit.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="With --once: print JSON.")] = False,
+    system: Annotated[str, typer.Option(help="System prompt.")] = "",
+    temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.")] = 0.7,
+    tokens: Annotated[int, typer.Option(min=1, help="Largest number of tokens per answer.")] = 256,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Random seed. Default: a new one for each question.")
+    ] = None,
+) -> None:
     """Chat with one or several models side by side."""
     if as_json and once is None:
         raise RecipeError("--json writes the answers to one message; add --once TEXT")
     paths = titled(models, home)
     from ratchet.tasks.process.launch import environment
 
-    for variable, value in {"TOKENIZERS_PARALLELISM": "false", **environment()}.items():  # read by torch and tokenizers at import
+    for variable, value in {
+        "TOKENIZERS_PARALLELISM": "false",
+        **environment(),
+    }.items():  # read by torch and tokenizers at import
         os.environ.setdefault(variable, value)
     from rich.text import Text
     from transformers.utils import logging
@@ -278,18 +313,40 @@ def chat(models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="A
     console = open_console(quiet=as_json)
     with console.status("loading") if console.is_terminal else contextlib.nullcontext():
         opened = {title: Conversation(path) for title, path in paths.items()}
-    session = Chat(opened, Settings(temperature, tokens, system), console, secrets.randbits(31) if once and seed is None else seed)
+    session = Chat(
+        opened,
+        Settings(temperature, tokens, system),
+        console,
+        secrets.randbits(31) if once and seed is None else seed,
+    )
     if once is not None:
         answers = session.ask(once)
         if as_json:
-            typer.echo(json.dumps({"prompt": once, "seed": session.seed, "answers": [
-                {"model": title, "path": str(paths[title]), "text": answer.text, "tokens": len(answer.tokens), "stop": answer.stop,
-                 **({"error": answer.error} if answer.error else {})} for title, answer in answers.items()]}, ensure_ascii=False))
+            typer.echo(
+                json.dumps(
+                    {
+                        "prompt": once,
+                        "seed": session.seed,
+                        "answers": [
+                            {
+                                "model": title,
+                                "path": str(paths[title]),
+                                "text": answer.text,
+                                "tokens": len(answer.tokens),
+                                "stop": answer.stop,
+                                **({"error": answer.error} if answer.error else {}),
+                            }
+                            for title, answer in answers.items()
+                        ],
+                    },
+                    ensure_ascii=False,
+                )
+            )
         if any(answer.error for answer in answers.values()):
             raise typer.Exit(1)
         return
     console.print(session.banner(paths))
     console.print(Text("/help lists the commands, Ctrl-C stops an answer, Ctrl-D ends", style="dim"))
     with contextlib.suppress(ImportError):
-        import readline  # noqa: F401 (`input` edits lines and keeps a history with it)
+        import readline  # noqa: F401  (`input` edits lines and keeps a history with it)
     session.converse()

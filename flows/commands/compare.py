@@ -14,15 +14,31 @@ from ratchet.flows.commands.options import OUT, Home, Json, ProfileOption, Set, 
 from ratchet.flows.startup import quiet_platforms, servers
 
 
-def compare(names: Annotated[list[str], typer.Argument(help="Two runs (name or directory), or recipes.")], home: Home = OUT,
-            seeds: Annotated[int, typer.Option(min=1, help="For recipes: number of seeds.")] = 3,
-            first_seed: Annotated[int, typer.Option(min=0, help="For recipes: the first seed; take others than those that settings were chosen by.")] = 0,
-            set: Set = [], profile: ProfileOption = None,  # noqa: B006
-            metric: Annotated[str, typer.Option(help="For recipes: per-prompt metric of the evaluation.")] = "win_rate",
-            as_json: Json = False) -> None:
-    """Compare two runs: differences in recipe, code, packages and stage outputs, and in results with paired intervals.
-    Or run recipes with several seeds and compare a metric, with intervals over seeds and prompts."""
-    runs = [name for name in names if any((path / "run.json").exists() for path in (home / "runs" / name, Path(name)))]
+def compare(
+    names: Annotated[list[str], typer.Argument(help="Two runs (name or directory), or recipes.")],
+    home: Home = OUT,
+    seeds: Annotated[int, typer.Option(min=1, help="For recipes: number of seeds.")] = 3,
+    first_seed: Annotated[
+        int,
+        typer.Option(
+            min=0, help="For recipes: the first seed; take others than those that settings were chosen by."
+        ),
+    ] = 0,
+    set: Set = [],  # noqa: B006
+    profile: ProfileOption = None,
+    metric: Annotated[
+        str, typer.Option(help="For recipes: per-prompt metric of the evaluation.")
+    ] = "win_rate",
+    as_json: Json = False,
+) -> None:
+    """Compare two runs: differences in recipe, code, packages and stage outputs, and in results with paired
+    intervals. Or run recipes with several seeds and compare a metric, with intervals over seeds and prompts.
+    """
+    runs = [
+        name
+        for name in names
+        if any((path / "run.json").exists() for path in (home / "runs" / name, Path(name)))
+    ]
     if not runs:
         _recipes(names, range(first_seed, first_seed + seeds), home, set, profile, metric, as_json)
     elif len(names) == 2:
@@ -51,16 +67,37 @@ def _runs(first: str, other: str, home: Path, as_json: bool) -> None:
     console.print(_table(["stage", "", "because of"], found.stages))
     console.print()
     if found.scores:
-        console.print(_table(["score", *names, "other − first, 95 % interval over prompts"], [
-            (score, f"{a:.4g}", f"{b:.4g}", gap if isinstance(gap, str) else
-             f"{gap['mean']:+.4g} [{gap['low']:+.4g}, {gap['high']:+.4g}], {gap['n']} prompts") for score, a, b, gap in found.scores]))
+        console.print(
+            _table(
+                ["score", *names, "other − first, 95 % interval over prompts"],
+                [
+                    (
+                        score,
+                        f"{a:.4g}",
+                        f"{b:.4g}",
+                        gap
+                        if isinstance(gap, str)
+                        else f"{gap['mean']:+.4g} [{gap['low']:+.4g}, {gap['high']:+.4g}], {gap['n']} "
+                        "prompts",
+                    )
+                    for score, a, b, gap in found.scores
+                ],
+            )
+        )
         console.print()
     if found.metrics:
         console.print(_table(["metric", *names], found.metrics))
 
 
-def _recipes(names: Sequence[str], seeds: Sequence[int], home: Path, overrides: Sequence[str], profile: str | None, metric: str,
-             as_json: bool) -> None:
+def _recipes(
+    names: Sequence[str],
+    seeds: Sequence[int],
+    home: Path,
+    overrides: Sequence[str],
+    profile: str | None,
+    metric: str,
+    as_json: bool,
+) -> None:
     from ratchet.components.recipes.recipe import load
 
     for name in names:  # validate all recipes before the first run
@@ -73,12 +110,31 @@ def _recipes(names: Sequence[str], seeds: Sequence[int], home: Path, overrides: 
 
     console = open_console(stderr=as_json)
     with servers(), Display(console) as display:
-        found = run_all(names, seeds=seeds, home=home, overrides=overrides, profile=profile, metric=metric, display=display)
+        found = run_all(
+            names,
+            seeds=seeds,
+            home=home,
+            overrides=overrides,
+            profile=profile,
+            metric=metric,
+            display=display,
+        )
     if as_json:
         return print_json(found)
-    console.print(_table([metric, "mean", "95 % interval", "by seed"], [
-        (name, f"{row['mean']:.3f}", f"[{row['low']:.3f}, {row['high']:.3f}]", " ".join(f"{v:.3f}" for v in row.get("by_seed", [])))
-        for name, row in {**found["arms"], **found["differences"]}.items()]))
+    console.print(
+        _table(
+            [metric, "mean", "95 % interval", "by seed"],
+            [
+                (
+                    name,
+                    f"{row['mean']:.3f}",
+                    f"[{row['low']:.3f}, {row['high']:.3f}]",
+                    " ".join(f"{v:.3f}" for v in row.get("by_seed", [])),
+                )
+                for name, row in {**found["arms"], **found["differences"]}.items()
+            ],
+        )
+    )
     for name, says in found["claims"].items():
         console.print(f"{name} claims {says}", highlight=False, markup=False, soft_wrap=True)
 

@@ -13,11 +13,18 @@ from ratchet.flows.commands.options import Json, print_json
 
 def deploy(
     file: Annotated[Path, typer.Option(help="Deployment file.")] = Path("flows/deployments.yaml"),
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the changes without making them.")] = False,
-    prune: Annotated[bool, typer.Option("--prune", help="Delete deployments made by Ratchet that the file no longer contains.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the changes without making them.")
+    ] = False,
+    prune: Annotated[
+        bool,
+        typer.Option("--prune", help="Delete deployments made by Ratchet that the file no longer contains."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Create or update work pools, GPU slots, schedules and alerts on the Prefect server at PREFECT_API_URL."""
+    """Create or update work pools, GPU slots, schedules and alerts on the Prefect server at
+    PREFECT_API_URL.
+    """
     from ratchet.flows.changes import changes
     from ratchet.flows.deployments import read
 
@@ -29,17 +36,29 @@ def deploy(
 
     address = PREFECT_API_URL.value()
     if not address:
-        raise ServiceError(f"{file} is valid, but PREFECT_API_URL is not set; `prefect server start` runs a server on this machine")
+        raise ServiceError(
+            f"{file} is valid, but PREFECT_API_URL is not set; `prefect server start` runs a server on "
+            "this machine"
+        )
     try:
         with get_client(sync_client=True) as client:
             found = changes(plan, templates, client, Path.cwd())
             shown = []
             for change in found:
                 left = change.what == "remove" and not prune
-                shown.append({"what": "leave" if left else change.what, "kind": change.kind, "name": change.name, "differs": list(change.differs)})
+                shown.append(
+                    {
+                        "what": "leave" if left else change.what,
+                        "kind": change.kind,
+                        "name": change.name,
+                        "differs": list(change.differs),
+                    }
+                )
                 if not as_json:
-                    typer.echo(f"{'leave' if left else change.what:<7} {change.kind:<11} {change.name}"
-                               + ("  (not in the file; --prune removes it)" if left else ""))
+                    typer.echo(
+                        f"{'leave' if left else change.what:<7} {change.kind:<11} {change.name}"
+                        + ("  (not in the file; --prune removes it)" if left else "")
+                    )
                     for line in change.differs:
                         typer.echo(f"{'':<20}{line}")
                 if change.carry_out and not dry_run and not left:
@@ -48,10 +67,18 @@ def deploy(
         raise
     except PrefectHTTPStatusError as error:
         hint = "; is PREFECT_API_AUTH_STRING right?" if error.response.status_code in (401, 403) else ""
-        raise ServiceError(f"the Prefect server at {address} refused: {str(error).splitlines()[0]}{hint}") from error
+        raise ServiceError(
+            f"the Prefect server at {address} refused: {str(error).splitlines()[0]}{hint}"
+        ) from error
     except HTTPError as error:
         raise ServiceError(f"the Prefect server at {address} does not answer: {error}") from error
     if as_json:
         return print_json({"server": address, "carried_out": not dry_run, "changes": shown})
     todo = sum(change.carry_out is not None and (prune or change.what != "remove") for change in found)
-    typer.echo(f"{todo} of {len(found)} would change." if dry_run else f"{todo} of {len(found)} changed." if todo else "Nothing to change.")
+    typer.echo(
+        f"{todo} of {len(found)} would change."
+        if dry_run
+        else f"{todo} of {len(found)} changed."
+        if todo
+        else "Nothing to change."
+    )

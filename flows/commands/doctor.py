@@ -25,7 +25,9 @@ def doctor(home: Home = OUT, as_json: Json = False) -> None:
         if as_json:
             continue
         do = f" → {escape(finding.do)}" if finding.do else ""
-        console.print(f"[{COLOURS[finding.state]}]{finding.state:<5}[/] {finding.name:<13} {escape(finding.seen)}{do}")
+        console.print(
+            f"[{COLOURS[finding.state]}]{finding.state:<5}[/] {finding.name:<13} {escape(finding.seen)}{do}"
+        )
     if as_json:
         print_json([asdict(finding) for finding in findings])
     if any(finding.state == "fail" for finding in findings):

@@ -30,29 +30,54 @@ def print_estimate(console: Any, pipeline: Any) -> None:
     hardware = pipeline.profile.hardware
     made = {s.stage.name for s in pipeline.status() if s.state == "done"}
     priced = hardware.price_per_hour is not None
-    numbers = ["memory", "disk", "trained", "scored", "sampled", "time", *([hardware.currency] if priced else ())]
+    numbers = [
+        "memory",
+        "disk",
+        "trained",
+        "scored",
+        "sampled",
+        "time",
+        *([hardware.currency] if priced else ()),
+    ]
     table = table_of("stage", *numbers, "largest", right=numbers)
     for cost in costs:
         most = max(cost.memory, key=lambda name: (name != "process", cost.memory[name]))
-        table.add_row(cost.stage.name, gb(cost.bytes), gb(cost.disk) if cost.disk else "",
-                      *(_tokens(v) for v in (cost.learn, cost.score, cost.sample)),
-                      "done" if cost.stage.name in made else _time(cost.seconds),
-                      *([_amount(hardware, None if cost.stage.name in made else cost.seconds)] if priced else ()),
-                      f"{most} {gb(cost.memory[most])}" if cost.tokens != 0.0 else "")
+        table.add_row(
+            cost.stage.name,
+            gb(cost.bytes),
+            gb(cost.disk) if cost.disk else "",
+            *(_tokens(v) for v in (cost.learn, cost.score, cost.sample)),
+            "done" if cost.stage.name in made else _time(cost.seconds),
+            *([_amount(hardware, None if cost.stage.name in made else cost.seconds)] if priced else ()),
+            f"{most} {gb(cost.memory[most])}" if cost.tokens != 0.0 else "",
+        )
     console.print(table)
     todo = [cost for cost in costs if cost.stage.name not in made]
     timed = sum(cost.seconds or 0.0 for cost in todo)
     unknown = [cost.stage.name for cost in todo if cost.seconds is None]
     on = f"one of {hardware.devices} × {hardware.device}" if hardware.devices > 1 else hardware.device
-    console.print(f"model      {shape.parameters / 1e6:,.1f} million parameters, {shape.layers} layers of {shape.hidden}", highlight=False)
+    console.print(
+        f"model      {shape.parameters / 1e6:,.1f} million parameters, {shape.layers} layers of "
+        f"{shape.hidden}",
+        highlight=False,
+    )
     host = max(cost.host for cost in costs)
-    console.print(f"peak       {gb(max(c.bytes for c in costs))} on {on}" + (f", {gb(host)} of host memory" if host else ""),
-                  highlight=False)
+    console.print(
+        f"peak       {gb(max(c.bytes for c in costs))} on {on}"
+        + (f", {gb(host)} of host memory" if host else ""),
+        highlight=False,
+    )
     console.print(f"disk       {gb(sum(c.disk for c in todo))} to write", highlight=False)
-    console.print(f"time       {_time(timed) if rates else 'unknown until the model is downloaded and measured on this machine'}"
-                  + (f", plus stages not measured yet: {', '.join(unknown)}" if unknown and rates else ""),
-                  highlight=False, soft_wrap=True)
-    console.print(f"cost       {_price(hardware, timed) if rates else 'unknown without the time'}", highlight=False)
+    console.print(
+        "time       "
+        f"{_time(timed) if rates else 'unknown until the model is downloaded and measured on this machine'}"
+        + (f", plus stages not measured yet: {', '.join(unknown)}" if unknown and rates else ""),
+        highlight=False,
+        soft_wrap=True,
+    )
+    console.print(
+        f"cost       {_price(hardware, timed) if rates else 'unknown without the time'}", highlight=False
+    )
     console.print(f"rates      {_rates(rates, hardware)}", highlight=False, soft_wrap=True)
     check_memory(pipeline.profile, costs, this_machine(pipeline.store.home))
 
@@ -66,7 +91,13 @@ def _tokens(count: float | None) -> str:
 def _time(seconds: float | None) -> str:
     if seconds is None:
         return "?"
-    return f"{seconds / 3600:.1f} h" if seconds >= 5400 else f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+    return (
+        f"{seconds / 3600:.1f} h"
+        if seconds >= 5400
+        else f"{seconds / 60:.0f} min"
+        if seconds >= 90
+        else f"{seconds:.0f} s"
+    )
 
 
 def _amount(hardware: Any, seconds: float | None) -> str:
@@ -76,7 +107,10 @@ def _amount(hardware: Any, seconds: float | None) -> str:
 def _price(hardware: Any, seconds: float) -> str:
     hours, parts = seconds / 3600, []
     if hardware.price_per_hour is not None:
-        parts.append(f"{_amount(hardware, seconds)} {hardware.currency} at {hardware.price_per_hour:g} {hardware.currency} an hour")
+        parts.append(
+            f"{_amount(hardware, seconds)} {hardware.currency} at {hardware.price_per_hour:g} "
+            f"{hardware.currency} an hour"
+        )
     if hardware.watts is not None:
         parts.append(f"{hours * hardware.watts / 1000:,.2f} kWh at {hardware.watts:g} W")
     return ", ".join(parts) or "unknown: the profile states no hardware.price_per_hour or watts"
@@ -86,6 +120,9 @@ def _rates(rates: Any, hardware: Any) -> str:
     if rates is None:
         return "none"
     learn = ", ".join(f"{speed:,.0f} trained ({name})" for name, speed in rates.learn.items())
-    where = ("measured on this machine" if rates.source == "measured" else
-             f"computed from the profile's figures for {hardware.device}, not measured ({rates.source})")
+    where = (
+        "measured on this machine"
+        if rates.source == "measured"
+        else f"computed from the profile's figures for {hardware.device}, not measured ({rates.source})"
+    )
     return f"{learn}, {rates.score:,.0f} scored, {rates.sample:,.0f} sampled tokens a second, {where}"

@@ -9,21 +9,44 @@ import typer
 
 from ratchet.flows.commands.options import OUT, Home
 
-Model = Annotated[str, typer.Argument(help="RUN (its final model), RUN/STAGE, a directory, or a registered model: name, name:version or name@alias.")]
+Model = Annotated[
+    str,
+    typer.Argument(
+        help="RUN (its final model), RUN/STAGE, a directory, or a registered model: name, name:version "
+        "or name@alias."
+    ),
+]
 
 
-def export(model: Model, directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory to create.")], home: Home = OUT) -> None:
+def export(
+    model: Model,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory to create.")],
+    home: Home = OUT,
+) -> None:
     """Export a model as a Hugging Face directory with a model card."""
     from ratchet.tasks.registry.exporting import export as write
 
     out = write(model, directory, home=home)
-    typer.echo(f"{out}: {len([*out.rglob('*')])} files, {sum(f.stat().st_size for f in out.rglob('*') if f.is_file()) / 1e6:.1f} MB")
+    typer.echo(
+        f"{out}: {len([*out.rglob('*')])} files, "
+        f"{sum(f.stat().st_size for f in out.rglob('*') if f.is_file()) / 1e6:.1f} MB"
+    )
 
 
-def push(model: Model, repository: Annotated[str, typer.Argument(metavar="hub:ORG/NAME", help="Hub repository, created if it does not exist.")],
-         public: Annotated[bool, typer.Option("--public", help="Create the repository as public. Default: private.")] = False,
-         message: Annotated[str, typer.Option(help="Commit message.")] = "", home: Home = OUT) -> None:
-    """Upload a model with its model card to the Hugging Face Hub (HF_TOKEN or `hf auth login`; HF_ENDPOINT for another hub)."""
+def push(
+    model: Model,
+    repository: Annotated[
+        str, typer.Argument(metavar="hub:ORG/NAME", help="Hub repository, created if it does not exist.")
+    ],
+    public: Annotated[
+        bool, typer.Option("--public", help="Create the repository as public. Default: private.")
+    ] = False,
+    message: Annotated[str, typer.Option(help="Commit message.")] = "",
+    home: Home = OUT,
+) -> None:
+    """Upload a model with its model card to the Hugging Face Hub (HF_TOKEN or `hf auth login`; HF_ENDPOINT
+    for another hub).
+    """
     from ratchet.tasks.registry.exporting import push as upload
 
     typer.echo(upload(model, repository, home=home, public=public, message=message))

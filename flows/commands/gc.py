@@ -9,13 +9,23 @@ import typer
 from ratchet.flows.commands.options import OUT, Home, Json, print_json
 
 
-def gc(home: Home = OUT,
-       keep_days: Annotated[float, typer.Option(help="Keep stage outputs of runs of the last N days.")] = 14.0,
-       keep_last: Annotated[int, typer.Option(help="Keep stage outputs of the last N runs, regardless of age.")] = 5,
-       best: Annotated[int | None, typer.Option(help="Keep the N best registered versions of a model, besides promoted ones. Default: all.")] = None,
-       metric: Annotated[str, typer.Option(help="Metric that --best ranks by.")] = "win_rate_vs_sft.mean",
-       lower_is_better: Annotated[bool, typer.Option("--lower-is-better")] = False,
-       yes: Annotated[bool, typer.Option("--yes", help="Delete. Without it, only list.")] = False, as_json: Json = False) -> None:
+def gc(
+    home: Home = OUT,
+    keep_days: Annotated[float, typer.Option(help="Keep stage outputs of runs of the last N days.")] = 14.0,
+    keep_last: Annotated[
+        int, typer.Option(help="Keep stage outputs of the last N runs, regardless of age.")
+    ] = 5,
+    best: Annotated[
+        int | None,
+        typer.Option(
+            help="Keep the N best registered versions of a model, besides promoted ones. Default: all."
+        ),
+    ] = None,
+    metric: Annotated[str, typer.Option(help="Metric that --best ranks by.")] = "win_rate_vs_sft.mean",
+    lower_is_better: Annotated[bool, typer.Option("--lower-is-better")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Delete. Without it, only list.")] = False,
+    as_json: Json = False,
+) -> None:
     """List, or with --yes delete, stage outputs that no registered version, running or recent run needs."""
     from rich.filesize import decimal
 
@@ -25,14 +35,33 @@ def gc(home: Home = OUT,
     policy = Policy(keep_days, keep_last, best, metric, lower_is_better)
     found = (sweep if yes else survey)(home, policy)
     if as_json:
-        return print_json({"removed": yes, "freed": found.freed, "directories": [vars(entry) for entry in found.go],
-                           "stays": {reason: {"products": count, "bytes": found.stay_bytes[reason]} for reason, count in found.stay.items()}})
-    console, table = open_console(highlight=False), table_of("removed" if yes else "would go", "what", "made", "frees", right=["frees"], no_wrap=True)
+        return print_json(
+            {
+                "removed": yes,
+                "freed": found.freed,
+                "directories": [vars(entry) for entry in found.go],
+                "stays": {
+                    reason: {"products": count, "bytes": found.stay_bytes[reason]}
+                    for reason, count in found.stay.items()
+                },
+            }
+        )
+    console, table = (
+        open_console(highlight=False),
+        table_of("removed" if yes else "would go", "what", "made", "frees", right=["frees"], no_wrap=True),
+    )
     for entry in sorted(found.go, key=lambda e: -e.size):
-        table.add_row(str(entry.path.relative_to(home.resolve())), entry.what, entry.made[:16].replace("T", " "), decimal(entry.size))
+        table.add_row(
+            str(entry.path.relative_to(home.resolve())),
+            entry.what,
+            entry.made[:16].replace("T", " "),
+            decimal(entry.size),
+        )
     if found.go:
         console.print(table)
     for reason, count in found.stay.most_common():
         console.print(f"stays: {count} products, {decimal(found.stay_bytes[reason])}, {reason}")
-    console.print(f"{'Freed' if yes else 'Would free'} {decimal(found.freed)} in {len(found.go)} directories."
-                  + ("" if yes or not found.go else " Add --yes to remove them."))
+    console.print(
+        f"{'Freed' if yes else 'Would free'} {decimal(found.freed)} in {len(found.go)} directories."
+        + ("" if yes or not found.go else " Add --yes to remove them.")
+    )

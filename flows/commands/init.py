@@ -14,23 +14,37 @@ import typer
 from ratchet.components.errors import RecipeError
 
 CHARACTERS = 3.5  # characters per token, in most English tokenizers
-LONGEST = 2048    # upper bound of the proposed max_tokens
-TEMPLATE = 48     # tokens added by a chat template
-FEW = 100         # rows below which a split may be a single one
+LONGEST = 2048  # upper bound of the proposed max_tokens
+TEMPLATE = 48  # tokens added by a chat template
+FEW = 100  # rows below which a split may be a single one
 
 
 def _learned(section: str, rows: str, rate: str, objective: str = "") -> str:
     """YAML section of a training stage, a format string for `recipe`."""
     updates = f"    updates:\n      policy: {objective}\n" if objective else ""
-    return (f"{section}:\n  max_tokens: {{tokens}}            # prompt and answer together; 95 % of your rows are shorter\n  fit:\n{updates}"
-            f"    batch: 16                # {rows} a step\n    epochs: {{epochs}}                # about {{steps}} steps\n"
-            f"    learning_rate: {rate}\n    adapter: {{{{name: full}}}}    # or {{{{name: lora, rank: 16}}}}\n")
+    return (
+        f"{section}:\n  max_tokens: {{tokens}}            # prompt and answer together; 95 % of your rows "
+        f"are shorter\n  fit:\n{updates}"
+        f"    batch: 16                # {rows} a step\n    epochs: {{epochs}}                # about "
+        f"{{steps}} steps\n"
+        f"    learning_rate: {rate}\n    adapter: {{{{name: full}}}}    # or {{{{name: lora, rank: 16}}}}\n"
+    )
 
 
 SFT = _learned("sft", "conversations", "2.0e-5")
-PREFERENCE = _learned("offline", "pairs", "5.0e-6", "[{{name: preference.dpo, beta: 0.1}}]   # the others: components/pieces/objectives/preference.py")
-LABEL = _learned("offline", "answers", "5.0e-6", "[{{name: kto, beta: 0.1, desirable: {desirable}, undesirable: {undesirable}}}]   "
-                 "# {liked} answers are liked, {disliked} are not")
+PREFERENCE = _learned(
+    "offline",
+    "pairs",
+    "5.0e-6",
+    "[{{name: preference.dpo, beta: 0.1}}]   # the others: components/pieces/objectives/preference.py",
+)
+LABEL = _learned(
+    "offline",
+    "answers",
+    "5.0e-6",
+    "[{{name: kto, beta: 0.1, desirable: {desirable}, undesirable: {undesirable}}}]   "
+    "# {liked} answers are liked, {disliked} are not",
+)
 ANSWER = """\
 online:
   rounds: 100                # on-policy steps
@@ -47,8 +61,8 @@ online:
 
 @dataclass(frozen=True)
 class Kind:
-    """How rows of a kind are trained. `base`: recipe that ships; `main`: split with the training rows; `splits`:
-    share of each split.
+    """How rows of a kind are trained. `base`: recipe that ships; `main`: split with the training rows;
+    `splits`: share of each split.
     """
 
     what: str
@@ -61,16 +75,25 @@ class Kind:
 KINDS = {
     "preference": Kind("preference pairs", "dpo", "reward", {"reward": 0.9, "evaluate": 0.1}, PREFERENCE),
     "label": Kind("answers with a label", "kto", "labelled", {"labelled": 0.9, "evaluate": 0.1}, LABEL),
-    "answer": Kind("prompts with a reference answer", "rlvr_grpo", "prompts", {"prompts": 0.9, "evaluate": 0.1}, ANSWER),
+    "answer": Kind(
+        "prompts with a reference answer", "rlvr_grpo", "prompts", {"prompts": 0.9, "evaluate": 0.1}, ANSWER
+    ),
     "reply": Kind("conversations", "sft", "sft", {"sft": 0.85, "sft_validation": 0.05, "evaluate": 0.1}, SFT),
     "prompt": Kind("prompts without answers", "instruct", "prompts", {}, PROMPT),
 }
 
 
-def init(data: Annotated[str, typer.Argument(help="File or folder: JSONL, JSON, CSV, TSV, Parquet, Arrow.")],
-         out: Annotated[Path, typer.Option(help="Recipe file to write.")] = Path("mine.yaml"),
-         model: Annotated[str | None, typer.Option(help="Model to train: hub:org/name or path:/models/mine. Default: SmolLM2-135M-Instruct.")] = None,
-         force: Annotated[bool, typer.Option("--force", help="Overwrite an existing recipe.")] = False) -> None:
+def init(
+    data: Annotated[str, typer.Argument(help="File or folder: JSONL, JSON, CSV, TSV, Parquet, Arrow.")],
+    out: Annotated[Path, typer.Option(help="Recipe file to write.")] = Path("mine.yaml"),
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Model to train: hub:org/name or path:/models/mine. Default: SmolLM2-135M-Instruct."
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing recipe.")] = False,
+) -> None:
     """Detect the layout of a data file and write a commented, checked recipe for it."""
     from ratchet.components.data.parsing import layout_of, parse
     from ratchet.components.recipes.check_data import check_files
@@ -79,31 +102,42 @@ def init(data: Annotated[str, typer.Argument(help="File or folder: JSONL, JSON, 
 
     file = Path(data.removeprefix("path:"))
     if ":" in data and not data.startswith("path:"):
-        raise RecipeError(f"init needs local data, got {data}; download it first, or write `data.source: {data!r}` "
-                          "into a recipe of your own (docs/data.md)")
+        raise RecipeError(
+            f"init needs local data, got {data}; download it first, or write `data.source: {data!r}` "
+            "into a recipe of your own (docs/data.md)"
+        )
     if not file.exists():
-        raise RecipeError(f"no file or directory {file}; expected JSONL, JSON, CSV, TSV, Parquet, or a directory of these")
+        raise RecipeError(
+            f"no file or directory {file}; expected JSONL, JSON, CSV, TSV, Parquet, or a directory of these"
+        )
     if out.suffix not in (".yaml", ".yml"):
         raise RecipeError(f"--out {out}: expected a name that ends in .yaml")
     if out.exists() and not force:
         raise RecipeError(f"{out} exists already; choose another --out, or overwrite it with --force")
     found = parse(file)
     text, kind = recipe(found.kept, len(found.dropped), file, out, model)
-    trial = out.with_name(f"{out.stem}.{os.getpid()}.yaml")  # in the same directory, since paths are relative to the file
+    trial = out.with_name(
+        f"{out.stem}.{os.getpid()}.yaml"
+    )  # in the same directory, since paths are relative to the file
     try:
         write_atomic(trial, text)
         check_files(load(trial)[0])
         os.replace(trial, out)
     finally:
         trial.unlink(missing_ok=True)
-    typer.echo(f"{out}: {len(found.kept):,} {kind.what} in the layout `{layout_of(file)}`" + (f", {len(found.dropped)} rows left out" if found.dropped else "")
-               + f"; a recipe over `{kind.base}`, checked")
+    typer.echo(
+        f"{out}: {len(found.kept):,} {kind.what} in the layout `{layout_of(file)}`"
+        + (f", {len(found.dropped)} rows left out" if found.dropped else "")
+        + f"; a recipe over `{kind.base}`, checked"
+    )
     for dropped in found.dropped[:1]:
         typer.echo(f"  the first row that is left out: {dropped.reason}")
     typer.echo(f"ratchet plan {out} --estimate   # what it would take\nratchet run {out}")
 
 
-def recipe(records: Sequence[Any], dropped: int, file: Path, out: Path, model: str | None) -> tuple[str, Kind]:
+def recipe(
+    records: Sequence[Any], dropped: int, file: Path, out: Path, model: str | None
+) -> tuple[str, Kind]:
     """The recipe's text and the kind of rows."""
     from ratchet.components.recipes.recipe import load, names
 
@@ -117,17 +151,34 @@ def recipe(records: Sequence[Any], dropped: int, file: Path, out: Path, model: s
     liked = sum(one.label is True for one in records)
     disliked = sum(one.label is False for one in records)
     more = max(liked, 1) / max(disliked, 1)
-    section = kind.section.format(tokens=tokens, epochs=epochs, steps=max(1, learned * epochs // 16), liked=liked, disliked=disliked,
-                                  desirable=round(max(1.0, 1 / more), 2), undesirable=round(max(1.0, more), 2))
+    section = kind.section.format(
+        tokens=tokens,
+        epochs=epochs,
+        steps=max(1, learned * epochs // 16),
+        liked=liked,
+        disliked=disliked,
+        desirable=round(max(1.0, 1 / more), 2),
+        undesirable=round(max(1.0, more), 2),
+    )
     source = os.path.relpath(file.resolve(), out.resolve().parent)
     splits = ", ".join(f"{name}: {'null' if share is None else share}" for name, share in kind.splits.items())
     policy = load("instruct")[0].models["policy"]
     about = f"{base.about.partition(' on ')[0].rstrip('.')}, on {file.name}."
-    named = ([f'source: "{model}"', "sha256: null", f"format: {'tiny' if model.startswith('generate:tiny') else 'auto'}"] if model else
-             [f'source: "{policy.source}"', f"sha256: {policy.sha256}", f"format: {policy.format}"])
+    named = (
+        [
+            f'source: "{model}"',
+            "sha256: null",
+            f"format: {'tiny' if model.startswith('generate:tiny') else 'auto'}",
+        ]
+        if model
+        else [f'source: "{policy.source}"', f"sha256: {policy.sha256}", f"format: {policy.format}"]
+    )
     lines = [
-        f"# Made by `ratchet init`: {len(records):,} {kind.what}" + (f" ({dropped} rows of the file cannot be read)" if dropped else "") + ".",
-        f"# What is not here is as in `{kind.base}`: `ratchet recipes explain {out.name}` writes every key out, `ratchet recipes check {out.name}` checks it.",
+        f"# Made by `ratchet init`: {len(records):,} {kind.what}"
+        + (f" ({dropped} rows of the file cannot be read)" if dropped else "")
+        + ".",
+        f"# What is not here is as in `{kind.base}`: `ratchet recipes explain {out.name}` writes every "
+        f"key out, `ratchet recipes check {out.name}` checks it.",
         "schema: 1",
         f"base: {kind.base}",
         f"about: {json.dumps(about)}",
@@ -137,11 +188,30 @@ def recipe(records: Sequence[Any], dropped: int, file: Path, out: Path, model: s
         "data:",
         f'  source: "path:{source}"   # relative to this file',
         "  sha256: null               # the data of the day; a hash pins it",
-        "  parser: auto               # or the name of a layout; `columns` gives yours other names: docs/data.md",
-        *([f"  splits: {{{splits}}}   # shares of the rows; published train and test files stay apart"] if splits else []),
-        *([f"  {kind.main}: {{max_tokens: {tokens}}}", "  min_topics: 1              # topics decide the splits, where the data has any", "  max_topic_share: 1.0",
-            *(["  min_groups: 1              # few rows: a split may be a single one"] if len(records) < FEW else [])]
-          if splits else ["  transforms: [{name: normalise}, {name: scrub}, {name: duplicates}]   # each row is a prompt; the base extracts questions from conversations"]),
+        "  parser: auto               # or the name of a layout; `columns` gives yours other names: "
+        "docs/data.md",
+        *(
+            [f"  splits: {{{splits}}}   # shares of the rows; published train and test files stay apart"]
+            if splits
+            else []
+        ),
+        *(
+            [
+                f"  {kind.main}: {{max_tokens: {tokens}}}",
+                "  min_topics: 1              # topics decide the splits, where the data has any",
+                "  max_topic_share: 1.0",
+                *(
+                    ["  min_groups: 1              # few rows: a split may be a single one"]
+                    if len(records) < FEW
+                    else []
+                ),
+            ]
+            if splits
+            else [
+                "  transforms: [{name: normalise}, {name: scrub}, {name: duplicates}]   # each row is a "
+                "prompt; the base extracts questions from conversations"
+            ]
+        ),
         section.rstrip(),
         "evaluate:",
         "  prompts: 64                # held-out prompts; more make the intervals narrower",
@@ -156,7 +226,18 @@ def recipe(records: Sequence[Any], dropped: int, file: Path, out: Path, model: s
 
 def _kind(records: Sequence[Any], known: Sequence[str]) -> Kind:
     """The kind that most records have. Labels and reference answers take precedence over replies."""
-    has = {"preference": [one.rejected for one in records], "label": [one.label is not None for one in records],
-           "answer": [one.answer for one in records], "reply": [one.messages and one.messages[-1]["role"] == "assistant" for one in records]}
-    name = next((name for name, rows in has.items() if 2 * sum(map(bool, rows)) > len(rows) and KINDS[name].base in known), "prompt")
+    has = {
+        "preference": [one.rejected for one in records],
+        "label": [one.label is not None for one in records],
+        "answer": [one.answer for one in records],
+        "reply": [one.messages and one.messages[-1]["role"] == "assistant" for one in records],
+    }
+    name = next(
+        (
+            name
+            for name, rows in has.items()
+            if 2 * sum(map(bool, rows)) > len(rows) and KINDS[name].base in known
+        ),
+        "prompt",
+    )
     return KINDS[name]

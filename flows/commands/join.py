@@ -10,7 +10,9 @@ from ratchet.flows.commands.options import OUT, Home
 def join(home: Home = OUT) -> None:
     """Join this node to multi-node training stages of a home (`machines` of the profile), until Ctrl-C.
 
-    All nodes need the home under the same path, the same code, and a trusted network. Start it on every node but the one that runs."""
+    All nodes need the home under the same path, the same code, and a trusted network. Start it on every node
+    but the one that runs.
+    """
     from ratchet.flows.display import open_console
     from ratchet.tasks.process.joining import join as take_part
     from ratchet.tasks.process.orphans import reap_children_on_exit
@@ -21,5 +23,8 @@ def join(home: Home = OUT) -> None:
     try:
         take_part(home, lambda text: console.print(text, markup=False, soft_wrap=True))
     except KeyboardInterrupt:
-        console.print("Stopped. A stage with ranks on this machine ends; the same `ratchet run` resumes it from its last checkpoint.")
+        console.print(
+            "Stopped. A stage with ranks on this machine ends; the same `ratchet run` resumes it from "
+            "its last checkpoint."
+        )
         raise typer.Exit(130) from None

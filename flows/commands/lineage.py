@@ -13,12 +13,19 @@ import typer
 
 from ratchet.flows.commands.options import OUT, Home, Json, print_json
 
-Model = Annotated[str, typer.Argument(help="Registered model (name, name:version or name@alias), or a stage's directory.")]
+Model = Annotated[
+    str, typer.Argument(help="Registered model (name, name:version or name@alias), or a stage's directory.")
+]
 
 
-def lineage(model: Model, home: Home = OUT,
-            picture: Annotated[Path | None, typer.Option(help="SVG file to write. Default: lineage/<stage>.svg of the run.")] = None,
-            as_json: Json = False) -> None:
+def lineage(
+    model: Model,
+    home: Home = OUT,
+    picture: Annotated[
+        Path | None, typer.Option(help="SVG file to write. Default: lineage/<stage>.svg of the run.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
     """Show the provenance of a checkpoint: data digests, recipe, code, packages, parent models, metrics."""
     from ratchet.flows.display import open_console
     from ratchet.tasks.registry.lineage import resolve
@@ -26,20 +33,32 @@ def lineage(model: Model, home: Home = OUT,
 
     made, version = resolve(model, home)
     if as_json:
-        return print_json({**made, "version": version and asdict(version), "history": events(version) if version else []})
+        return print_json(
+            {**made, "version": version and asdict(version), "history": events(version) if version else []}
+        )
     console = open_console(highlight=False, soft_wrap=True)
     title = f"{version.name} version {version.version}" if version else made["product"]
-    console.print(f"[bold]{title}[/bold]{' (' + ', '.join(version.aliases) + ')' if version and version.aliases else ''}")
+    aliases = f" ({', '.join(version.aliases)})" if version and version.aliases else ""
+    console.print(f"[bold]{title}[/bold]{aliases}")
     for word, text in facts(made):
-        console.print(fill(f"{word:<10} {text}", 120, subsequent_indent=" " * 11, break_long_words=False), markup=False)
+        console.print(
+            fill(f"{word:<10} {text}", 120, subsequent_indent=" " * 11, break_long_words=False), markup=False
+        )
     if version:
         if "verdict" in version.tags:
-            console.print(f"{'verdict':<10} {version.tags['verdict']}: {version.tags['verdict.why']}", markup=False)
+            console.print(
+                f"{'verdict':<10} {version.tags['verdict']}: {version.tags['verdict.why']}", markup=False
+            )
         for event in events(version):
-            console.print(f"{'history':<10} {event['at'][:16]} {event['action']} ({event['alias']}) by {event['by']}: {event['why']}",
-                          markup=False)
+            console.print(
+                f"{'history':<10} {event['at'][:16]} {event['action']} ({event['alias']}) by "
+                f"{event['by']}: {event['why']}",
+                markup=False,
+            )
     console.print(tree(made), soft_wrap=False)
-    folder = home / "runs" / made["run"] if made["run"] and (home / "runs" / made["run"]).is_dir() else Path(".")
+    folder = (
+        home / "runs" / made["run"] if made["run"] and (home / "runs" / made["run"]).is_dir() else Path(".")
+    )
     file = picture or folder / "lineage" / f"{made['product']}.svg"
     console.print(f"picture    {draw(made, file, title)}")
 
@@ -51,7 +70,9 @@ def draw(made: Mapping[str, Any], path: Path, title: str) -> Path:
     console = Console(record=True, file=StringIO(), width=140)
     console.print(tree(made))
     path.parent.mkdir(parents=True, exist_ok=True)
-    console.save_svg(str(path), title=f"{title}: recipe {made['recipe']}, run {made['run']}, code {made['revision'][:12]}")
+    console.save_svg(
+        str(path), title=f"{title}: recipe {made['recipe']}, run {made['run']}, code {made['revision'][:12]}"
+    )
     return path
 
 
@@ -61,12 +82,27 @@ def facts(made: Mapping[str, Any]) -> list[tuple[str, str]]:
 
     own = made["stages"][made["product"]]
     packages = ", ".join(f"{name} {version}" for name, version in made["packages"].items())
-    others = sorted({s["revision"][:12] for s in made["stages"].values() if s.get("revision") and s["revision"] != made["revision"]})
-    return [(word, text) for word, text in [
-        ("recipe", made["recipe"]), ("run", made["run"]), ("made", own["made"]), ("content", own["content"]),
-        ("code", made["revision"] + (f"; ancestors also by {', '.join(others)}" if others else "")),
-        ("packages", packages), ("machine", own.get("machine", "")),
-        ("results", ", ".join(f"{k} {v:.4g}" for k, v in list(numbers(made).items())[:8]))] if text]
+    others = sorted(
+        {
+            s["revision"][:12]
+            for s in made["stages"].values()
+            if s.get("revision") and s["revision"] != made["revision"]
+        }
+    )
+    return [
+        (word, text)
+        for word, text in [
+            ("recipe", made["recipe"]),
+            ("run", made["run"]),
+            ("made", own["made"]),
+            ("content", own["content"]),
+            ("code", made["revision"] + (f"; ancestors also by {', '.join(others)}" if others else "")),
+            ("packages", packages),
+            ("machine", own.get("machine", "")),
+            ("results", ", ".join(f"{k} {v:.4g}" for k, v in list(numbers(made).items())[:8])),
+        ]
+        if text
+    ]
 
 
 def tree(made: Mapping[str, Any]) -> Any:

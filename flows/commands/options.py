@@ -13,8 +13,17 @@ Until = Literal["curate", "train", "evaluate", "register"]  # last part of a run
 RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="Name of a recipe, or a YAML file.")]
 Home = Annotated[Path, typer.Option(help="Directory of runs, stage outputs and the MLflow database.")]
 Set = Annotated[list[str], typer.Option("--set", help="Override a recipe key: --set online.rounds=2")]
-ProfileOption = Annotated[str | None, typer.Option("--profile", help="Hardware profile: cpu, gpu, node, cluster, or a YAML file.")]
-Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Smoke test: at most N rows of each split, one epoch, two rounds, nothing registered.")]
+ProfileOption = Annotated[
+    str | None, typer.Option("--profile", help="Hardware profile: cpu, gpu, node, cluster, or a YAML file.")
+]
+Limit = Annotated[
+    int | None,
+    typer.Option(
+        "--limit",
+        min=1,
+        help="Smoke test: at most N rows of each split, one epoch, two rounds, nothing registered.",
+    ),
+]
 Reason = Annotated[str, typer.Option(help="Reason, kept with the version.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

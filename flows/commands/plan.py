@@ -12,14 +12,25 @@ from ratchet.flows.commands.options import OUT, Home, Json, Limit, ProfileOption
 WOULD = {"done": "keep", "resume": "continue", "run": "make"}
 
 
-def plan(recipe: RecipeName, home: Home = OUT, set: Set = [], profile: ProfileOption = None, limit: Limit = None,  # noqa: B006
-         estimate: Annotated[bool, typer.Option("--estimate", help="Also estimate memory, disk, tokens, time and cost.")] = False,
-         as_json: Json = False) -> None:
+def plan(
+    recipe: RecipeName,
+    home: Home = OUT,
+    set: Set = [],  # noqa: B006
+    profile: ProfileOption = None,
+    limit: Limit = None,
+    estimate: Annotated[
+        bool, typer.Option("--estimate", help="Also estimate memory, disk, tokens, time and cost.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
     """Show what `run` would do, stage by stage. Fails if the profile has too little memory."""
     from ratchet.flows.display import open_console
     from ratchet.tasks.pipeline import Pipeline
 
-    console, pipeline = open_console(), Pipeline.open(recipe, home=home, overrides=set, profile=profile, limit=limit)
+    console, pipeline = (
+        open_console(),
+        Pipeline.open(recipe, home=home, overrides=set, profile=profile, limit=limit),
+    )
     if as_json:
         return print_json(_as_json(pipeline, estimate))
     print_plan(console, pipeline, full=not estimate)
@@ -27,15 +38,31 @@ def plan(recipe: RecipeName, home: Home = OUT, set: Set = [], profile: ProfileOp
 
 
 def _as_json(pipeline: Any, estimate: bool) -> dict[str, Any]:
-    stages = {s.stage.name: {"would": WOULD[s.state], "key": s.stage.key, "from": list(dict.fromkeys(s.stage.inputs.values()))}
-              for s in pipeline.status()}
+    stages = {
+        s.stage.name: {
+            "would": WOULD[s.state],
+            "key": s.stage.key,
+            "from": list(dict.fromkeys(s.stage.inputs.values())),
+        }
+        for s in pipeline.status()
+    }
     if estimate:
         from ratchet.tasks.machine.calibration import costs_of
 
         for cost in costs_of(pipeline, measured=True)[0]:
-            stages[cost.stage.name] |= {"bytes": cost.bytes, "disk": cost.disk, "learnt": cost.learn, "scored": cost.score,
-                                        "sampled": cost.sample, "seconds": cost.seconds}
-    return {"run": pipeline.run.name, "quantities": quantities(pipeline.recipe, pipeline.profile), "stages": stages}
+            stages[cost.stage.name] |= {
+                "bytes": cost.bytes,
+                "disk": cost.disk,
+                "learnt": cost.learn,
+                "scored": cost.score,
+                "sampled": cost.sample,
+                "seconds": cost.seconds,
+            }
+    return {
+        "run": pipeline.run.name,
+        "quantities": quantities(pipeline.recipe, pipeline.profile),
+        "stages": stages,
+    }
 
 
 def print_plan(console: Any, pipeline: Any, *, full: bool = False) -> None:
@@ -47,10 +74,17 @@ def print_plan(console: Any, pipeline: Any, *, full: bool = False) -> None:
     if full:
         table = table_of("stage", "would", "key", "from")
         for s in statuses:
-            table.add_row(s.stage.name, WOULD[s.state], s.stage.key[:12],
-                          ", ".join(dict.fromkeys(s.stage.inputs.values())))
+            table.add_row(
+                s.stage.name,
+                WOULD[s.state],
+                s.stage.key[:12],
+                ", ".join(dict.fromkeys(s.stage.inputs.values())),
+            )
         console.print(table)
-    console.print(f"Run {pipeline.run.name}: {done} of {len(statuses)} stages are finished, {len(statuses) - done} to do.")
+    console.print(
+        f"Run {pipeline.run.name}: {done} of {len(statuses)} stages are finished, {len(statuses) - done} "
+        "to do."
+    )
 
 
 def sizes(recipe: Any, profile: Any) -> Any:
@@ -75,7 +109,11 @@ def quantities(recipe: Any, profile: Any) -> dict[str, Any]:
 
     def fit(section: Any, what: str, rest: str, epochs: str) -> str:
         """The rows of a fit; what its batch counts: pairs where an objective reads them, `rest` otherwise."""
-        units = {describe("objective", spec["name"]).unit for specs in section.fit.updates.values() for spec in specs}
+        units = {
+            describe("objective", spec["name"]).unit
+            for specs in section.fit.updates.values()
+            for spec in specs
+        }
         counted = "pairs" if "pair" in units else rest
         row(f"{what} {counted} per step", section.fit.batch)
         row(f"max {what} {counted}", getattr(section, "limit", None))

@@ -9,25 +9,48 @@ import typer
 from ratchet.flows.commands.options import OUT, Home, Reason
 
 
-def promote(model: Annotated[str, typer.Argument(help="Name of a registered model.")],
-            version: Annotated[str, typer.Option(help="Version number.")], reason: Reason, home: Home = OUT,
-            to: Annotated[Literal["champion", "candidate"], typer.Option(help="Alias to set.")] = "champion",
-            force: Annotated[bool, typer.Option("--force", help="Promote even if gates failed, the version was rolled back, or it did not beat the champion.")] = False,
-            score: Annotated[str | None, typer.Option(help="Metric to compare by: gold, reward.reward_model, ...")] = None) -> None:
-    """Set the alias champion (or candidate), after a comparison with the champion on the same held-out prompts."""
+def promote(
+    model: Annotated[str, typer.Argument(help="Name of a registered model.")],
+    version: Annotated[str, typer.Option(help="Version number.")],
+    reason: Reason,
+    home: Home = OUT,
+    to: Annotated[Literal["champion", "candidate"], typer.Option(help="Alias to set.")] = "champion",
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force",
+            help="Promote even if gates failed, the version was rolled back, or it did not beat the "
+            "champion.",
+        ),
+    ] = False,
+    score: Annotated[
+        str | None, typer.Option(help="Metric to compare by: gold, reward.reward_model, ...")
+    ] = None,
+) -> None:
+    """Set the alias champion (or candidate), after a comparison with the champion on the same held-out
+    prompts.
+    """
     from ratchet.tasks.registry.promotion import promote_by_hand
 
-    number, found, overruled = promote_by_hand(model, version, reason, alias=to, force=force, score=score, home=home)
+    number, found, overruled = promote_by_hand(
+        model, version, reason, alias=to, force=force, score=score, home=home
+    )
     if found is not None:
         typer.echo(str(found))
     for objection in overruled:
         typer.echo(f"overruled: {objection}")
     if number != version:
-        typer.echo(f"version {version} was registered without its bytes: version {number} is the same with them")
+        typer.echo(
+            f"version {version} was registered without its bytes: version {number} is the same with them"
+        )
     typer.echo(f"{model}@{to} is version {number}: {reason}")
 
 
-def rollback(model: Annotated[str, typer.Argument(help="Name of a registered model.")], reason: Reason, home: Home = OUT) -> None:
+def rollback(
+    model: Annotated[str, typer.Argument(help="Name of a registered model.")],
+    reason: Reason,
+    home: Home = OUT,
+) -> None:
     """Restore the previous champion."""
     from ratchet.tasks.registry.promotion import rollback as back
 

@@ -20,7 +20,9 @@ def list_recipes(as_json: Json = False) -> None:
 
     recipes = {name: load(name)[0] for name in names()}
     if as_json:
-        return print_json([{"recipe": name, "paper": one.paper, "about": one.about} for name, one in recipes.items()])
+        return print_json(
+            [{"recipe": name, "paper": one.paper, "about": one.about} for name, one in recipes.items()]
+        )
     table = table_of("recipe", "paper", "about")
     for name, loaded in recipes.items():
         table.add_row(name, loaded.paper, loaded.about)
@@ -41,13 +43,23 @@ def explain(recipe: RecipeName, set: Set = [], profile: ProfileOption = None, as
 
 
 @app.command("check")
-def check_recipes(recipe: Annotated[str | None, typer.Argument(help="A name or file; all that ship when left out.")] = None,
-                  set: Set = [], profile: ProfileOption = None, home: Home = OUT, limit: Limit = None,  # noqa: B006
-                  show: Annotated[int, typer.Option("--show", min=0, help="Print this many examples of each split of local data, as they were read.")] = 0,
-                  as_json: Json = False) -> None:
-    """Check a recipe: keys, pieces, options, the flow of columns, the files and registered models that it names.
-    Of local data, prints the size of each split, what is left out, and warnings; with --show the first examples of
-    each split, what is in a loss marked `>` (`+` chosen, `-` rejected).
+def check_recipes(
+    recipe: Annotated[str | None, typer.Argument(help="A name or file; all that ship when left out.")] = None,
+    set: Set = [],  # noqa: B006
+    profile: ProfileOption = None,
+    home: Home = OUT,
+    limit: Limit = None,
+    show: Annotated[
+        int,
+        typer.Option(
+            "--show", min=0, help="Print this many examples of each split of local data, as they were read."
+        ),
+    ] = 0,
+    as_json: Json = False,
+) -> None:
+    """Check a recipe: keys, pieces, options, the flow of columns, the files and registered models that it
+    names. Of local data, prints the size of each split, what is left out, and warnings; with --show the first
+    examples of each split, what is in a loss marked `>` (`+` chosen, `-` rejected).
     """
     from ratchet.components.recipes.check_data import check_files
     from ratchet.components.recipes.check_records import Checked

@@ -14,10 +14,13 @@ from ratchet.flows.commands.lineage import Model
 from ratchet.flows.commands.options import OUT, Home, Json, print_json
 
 
-def reproduce(model: Model, home: Home = OUT,
-              into: Annotated[Path | None, typer.Option(help="Empty directory to replay in, kept afterwards.")] = None,
-              anew: Annotated[bool, typer.Option("--anew", help="Download data and models again.")] = False,
-              as_json: Json = False) -> None:
+def reproduce(
+    model: Model,
+    home: Home = OUT,
+    into: Annotated[Path | None, typer.Option(help="Empty directory to replay in, kept afterwards.")] = None,
+    anew: Annotated[bool, typer.Option("--anew", help="Download data and models again.")] = False,
+    as_json: Json = False,
+) -> None:
     """Train a checkpoint again in a fresh home and compare bit for bit. Exit code 1 if it differs."""
     from ratchet.flows.display import open_console
     from ratchet.tasks.registry.lineage import resolve
@@ -27,7 +30,10 @@ def reproduce(model: Model, home: Home = OUT,
     made, version = resolve(model, home)
     console = open_console(stderr=as_json, highlight=False, soft_wrap=True)
     title = f"{version.name} version {version.version}" if version else made["product"]
-    console.print(f"Replaying {title}: {len(made['stages'])} stages of run {made['run']}, recipe {made['recipe']}.", markup=False)
+    console.print(
+        f"Replaying {title}: {len(made['stages'])} stages of run {made['run']}, recipe {made['recipe']}.",
+        markup=False,
+    )
     changed = surroundings(made)
     for line in changed:
         console.print(f"differs  {line}", markup=False)
@@ -35,23 +41,39 @@ def reproduce(model: Model, home: Home = OUT,
     outcomes = []
     for outcome in replay(made, folder, home=home, anew=anew):
         outcomes.append(outcome)
-        console.print(f"{outcome.stage:<14} {outcome.kind:<8} {outcome.state:<10} {outcome.found[:16]}", markup=False)
+        console.print(
+            f"{outcome.stage:<14} {outcome.kind:<8} {outcome.state:<10} {outcome.found[:16]}", markup=False
+        )
     outcome = outcomes[-1]
     if as_json:
-        print_json({"product": made["product"], "run": made["run"], "version": version and asdict(version), "identical": outcome.state != "differs",
-                    "stages": [asdict(each) for each in outcomes], "surroundings": changed})
+        print_json(
+            {
+                "product": made["product"],
+                "run": made["run"],
+                "version": version and asdict(version),
+                "identical": outcome.state != "differs",
+                "stages": [asdict(each) for each in outcomes],
+                "surroundings": changed,
+            }
+        )
     if outcome.state != "differs":
         console.print(f"Identical: {title} was reproduced bit for bit.", markup=False)
         if into is None:
             shutil.rmtree(folder)
         return
-    console.print(f"Stage {outcome.stage} is the first that differs: recorded {outcome.expected[:16]}, replayed {outcome.found[:16]}.",
-                  markup=False)
+    console.print(
+        f"Stage {outcome.stage} is the first that differs: recorded {outcome.expected[:16]}, replayed "
+        f"{outcome.found[:16]}.",
+        markup=False,
+    )
     if outcome.files:
         console.print(f"Files: {', '.join(outcome.files)}", markup=False)
     if outcome.changed:
         console.print("Its code or options differ from those of the recorded output.", markup=False)
     elif not changed:
-        console.print("Code, packages and machine are the same: the record is wrong or the stage is not deterministic.", markup=False)
+        console.print(
+            "Code, packages and machine are the same: the record is wrong or the stage is not deterministic.",
+            markup=False,
+        )
     console.print(f"The replayed stages are kept in {folder}.", markup=False)
     raise typer.Exit(1)

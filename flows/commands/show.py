@@ -11,9 +11,14 @@ import typer
 from ratchet.flows.commands.options import OUT, Home, Json, print_json
 
 
-def show(run: Annotated[str | None, typer.Argument(help="Name of a run. Default: the newest.")] = None, home: Home = OUT,
-         as_json: Json = False) -> None:
-    """Show a run: stages, metrics, gates, registered versions; of a failed run the error and the path of its log."""
+def show(
+    run: Annotated[str | None, typer.Argument(help="Name of a run. Default: the newest.")] = None,
+    home: Home = OUT,
+    as_json: Json = False,
+) -> None:
+    """Show a run: stages, metrics, gates, registered versions; of a failed run the error and the path of its
+    log.
+    """
     from rich.markup import escape
 
     from ratchet.flows.display import open_console, table_of
@@ -24,11 +29,21 @@ def show(run: Annotated[str | None, typer.Argument(help="Name of a run. Default:
     if as_json:
         return print_json(found)
     console = open_console()
-    console.print(f"[bold]{found['run']}[/bold]  recipe {found['recipe']}  {found['state']}  {_when(found['started'])}  code {found['revision'][:12]}")
+    console.print(
+        f"[bold]{found['run']}[/bold]  recipe {found['recipe']}  {found['state']}  "
+        f"{_when(found['started'])}  code {found['revision'][:12]}"
+    )
     table = table_of("stage", "key", "seconds", "result")
     for stage in found["stages"]:
-        table.add_row(stage["name"], stage["key"][:12], *([f"{stage['meta'].get('seconds', '')}", escape(result(stage["meta"]))]
-                                                          if stage["made"] else ["", "not made"]))
+        table.add_row(
+            stage["name"],
+            stage["key"][:12],
+            *(
+                [f"{stage['meta'].get('seconds', '')}", escape(result(stage["meta"]))]
+                if stage["made"]
+                else ["", "not made"]
+            ),
+        )
     console.print(table)
     print_outcome(console, found, _currency(folder / "recipe.yaml"))
 
@@ -40,8 +55,27 @@ def runs(home: Home = OUT, as_json: Json = False) -> None:
 
     found = [outcome(file.parent) for file in reversed(run_files(home))]
     if as_json:
-        return print_json([{**{key: one[key] for key in ("run", "recipe", "state", "started", "ended", "registered", "champion", "path")},
-                            "verdict": verdict_of(one)} for one in found])
+        return print_json(
+            [
+                {
+                    **{
+                        key: one[key]
+                        for key in (
+                            "run",
+                            "recipe",
+                            "state",
+                            "started",
+                            "ended",
+                            "registered",
+                            "champion",
+                            "path",
+                        )
+                    },
+                    "verdict": verdict_of(one),
+                }
+                for one in found
+            ]
+        )
     if not found:
         return typer.echo(f"there is no run under {home / 'runs'} yet; `ratchet run instruct` makes one")
     table = table_of("run", "recipe", "state", "started", "verdict")
@@ -55,8 +89,14 @@ def print_outcome(console: Any, found: Mapping[str, Any], currency: str = "") ->
     from ratchet.tasks.tracking.outcome import lines_of
     from ratchet.tasks.tracking.spending import describe_spending
 
-    drift = [("drift", f"{kind} against {drift['against']}: " + ("; ".join(drift["moved"]) or f"none in {len(drift['compared'])} comparisons"))
-             for kind, drift in found["drift"].items()]
+    drift = [
+        (
+            "drift",
+            f"{kind} against {drift['against']}: "
+            + ("; ".join(drift["moved"]) or f"none in {len(drift['compared'])} comparisons"),
+        )
+        for kind, drift in found["drift"].items()
+    ]
     spent = [("spent", describe_spending(found["spent"], currency))] if found["spent"] else []
     report = [("report", found["report"])] if found["report"] else []
     for word, text in [*lines_of(found), *spent, *drift, *report]:
@@ -70,4 +110,8 @@ def _when(started: str | None) -> str:
 def _currency(resolved: Path) -> str:
     import yaml
 
-    return (yaml.safe_load(resolved.read_text()).get("profile") or {}).get("hardware", {}).get("currency", "") if resolved.exists() else ""
+    return (
+        (yaml.safe_load(resolved.read_text()).get("profile") or {}).get("hardware", {}).get("currency", "")
+        if resolved.exists()
+        else ""
+    )

@@ -1,11 +1,12 @@
 """Drift detection: compares a run's data with the last run's, and its results with the champion's. Writes
 `<run>/drift.json` and emits an alert event; never stops a run.
 
-Distributions are compared by the population stability index (PSI), the sum over bins of (p - q) ln(p / q), with the
-last run's deciles as bins. A PSI over 0.2 is conventionally significant. With n and m records, chance gives (1/n +
-1/m) chi-squared(bins - 1) (Yurdakul, "Statistical Properties of the Population Stability Index", 2018), so the limit
-is at least the value that chance exceeds once in a hundred runs, over all comparisons. Great Expectations' failure
-shares drift if they grow by half a percent and by four standard errors.
+Distributions are compared by the population stability index (PSI), the sum over bins of (p - q) ln(p / q),
+with the last run's deciles as bins. A PSI over 0.2 is conventionally significant. With n and m records,
+chance gives (1/n + 1/m) chi-squared(bins - 1) (Yurdakul, "Statistical Properties of the Population Stability
+Index", 2018), so the limit is at least the value that chance exceeds once in a hundred runs, over all
+comparisons. Great Expectations' failure shares drift if they grow by half a percent and by four standard
+errors.
 """
 
 from __future__ import annotations
@@ -26,8 +27,13 @@ from ratchet.tasks.pipeline import Pipeline
 
 log = logging.getLogger("ratchet.drift")
 
-LENGTHS = {"tokens": "length in tokens", "turns": "turns", "rating": "rating", "rating_gap": "gap of ratings"}  # by split
-NAMES = {"topic": "topic", "language": "language"}                                                              # over all
+LENGTHS = {
+    "tokens": "length in tokens",
+    "turns": "turns",
+    "rating": "rating",
+    "rating_gap": "gap of ratings",
+}  # by split
+NAMES = {"topic": "topic", "language": "language"}  # over all
 LIMIT, CHANCE, BINS, SHARE = 0.2, 0.01, 10, 0.005
 EVENT = "ratchet.drift"
 
@@ -48,13 +54,18 @@ class Shift:
         return self.size > self.limit
 
     def __str__(self) -> str:
-        return f"{self.what} of {self.where}: {self.before} -> {self.now} ({self.size:.2g}, limit {self.limit:.2g})"
+        return (
+            f"{self.what} of {self.where}: {self.before} -> {self.now} ({self.size:.2g}, limit "
+            f"{self.limit:.2g})"
+        )
 
 
 def stability(before: Sequence[int], now: Sequence[int]) -> float:
     """PSI of two histograms over the same bins, with half a record added to each bin."""
     n, m, bins = sum(before), sum(now), len(before)
-    shares = [((a + 0.5) / (n + bins / 2), (b + 0.5) / (m + bins / 2)) for a, b in zip(before, now, strict=True)]
+    shares = [
+        ((a + 0.5) / (n + bins / 2), (b + 0.5) / (m + bins / 2)) for a, b in zip(before, now, strict=True)
+    ]
     return sum((q - p) * math.log(q / p) for p, q in shares)
 
 
@@ -77,8 +88,8 @@ def numbers_shift(before: Sequence[float], now: Sequence[float]) -> tuple[float,
 
 
 def names_shift(before: Sequence[str], now: Sequence[str], most: int = 20) -> tuple[float, int, str]:
-    """(PSI, number of bins, name that grew most) of two lists of categories: the `most` frequent ones, the rest
-    pooled.
+    """(PSI, number of bins, name that grew most) of two lists of categories: the `most` frequent ones, the
+    rest pooled.
     """
     old, new = Counter(before), Counter(now)
     named = [name for name, _ in (old + new).most_common(most)]
@@ -94,20 +105,37 @@ def data_shifts(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, 
     comparisons: list[tuple[str, str, list[Any], list[Any]]] = []
     for split in dict.fromkeys(row["split"] for row in now):
         for column in LENGTHS:
-            comparisons.append((column, split, *([r[column] for r in rows if r["split"] == split and r[column] is not None] for rows in (before, now))))
+            comparisons.append(
+                (
+                    column,
+                    split,
+                    *(
+                        [r[column] for r in rows if r["split"] == split and r[column] is not None]
+                        for rows in (before, now)
+                    ),
+                )
+            )
     for column in NAMES:
-        comparisons.append((column, "all data", *([r[column] for r in rows if r[column]] for rows in (before, now))))
+        comparisons.append(
+            (column, "all data", *([r[column] for r in rows if r[column]] for rows in (before, now)))
+        )
     comparisons = [a for a in comparisons if len(a[2]) >= BINS and len(a[3]) >= BINS]
     chance = CHANCE / max(1, len(comparisons))
     found = []
     for column, where, old, new in comparisons:
         if column in NAMES:
             size, bins, grew = names_shift(old, new)
-            values_text = [f"{grew!r} {sum(v == grew for v in values) / len(values):.0%}" for values in (old, new)]
+            values_text = [
+                f"{grew!r} {sum(v == grew for v in values) / len(values):.0%}" for values in (old, new)
+            ]
         else:
             size, bins = numbers_shift(old, new)
             values_text = [f"mean {sum(values) / len(values):.4g}" for values in (old, new)]
-        found.append(Shift((LENGTHS | NAMES)[column], where, size, limit(bins, len(old), len(new), chance), *values_text))
+        found.append(
+            Shift(
+                (LENGTHS | NAMES)[column], where, size, limit(bins, len(old), len(new), chance), *values_text
+            )
+        )
     return found
 
 
@@ -120,13 +148,23 @@ def gate_shifts(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Shift
             p, q = old[one["says"]] / before["groups"], one["failed"] / now["groups"]
             pooled = (old[one["says"]] + one["failed"]) / (before["groups"] + now["groups"])
             error = math.sqrt(pooled * (1 - pooled) * (1 / before["groups"] + 1 / now["groups"]))
-            found.append(Shift(f"groups that break “{one['says']}”", "all data", q - p, max(SHARE, 4 * error), f"{p:.2%}", f"{q:.2%}"))
+            found.append(
+                Shift(
+                    f"groups that break “{one['says']}”",
+                    "all data",
+                    q - p,
+                    max(SHARE, 4 * error),
+                    f"{p:.2%}",
+                    f"{q:.2%}",
+                )
+            )
     return found
 
 
 def result_shifts(mine: Mapping[str, Any], champion: Mapping[str, Any]) -> list[Shift]:
-    """How far a run's evaluation is behind the champion's, for each score measured on the same prompts; positive is
-    worse. Significant if the whole 99 % interval is. Not a promotion test: it uses no error budget.
+    """How far a run's evaluation is behind the champion's, for each score measured on the same prompts;
+    positive is worse. Significant if the whole 99 % interval is. Not a promotion test: it uses no error
+    budget.
     """
     from ratchet.tasks.tracking.results import paired, shared_scores
 
@@ -135,12 +173,24 @@ def result_shifts(mine: Mapping[str, Any], champion: Mapping[str, Any]) -> list[
         interval = paired(mine, champion, score, level=0.99)
         if score != "length":  # worse by half the interval's width or more: its upper end is below zero
             room = interval["high"] - interval["mean"]
-            ours, theirs = (sum(e["per_prompt"][score]) / len(e["per_prompt"][score]) for e in (mine, champion))
-            found.append(Shift(f"mean {score}", "held-out prompts", -interval["mean"], room, f"champion {theirs:.4g}", f"this run {ours:.4g}"))
+            ours, theirs = (
+                sum(e["per_prompt"][score]) / len(e["per_prompt"][score]) for e in (mine, champion)
+            )
+            found.append(
+                Shift(
+                    f"mean {score}",
+                    "held-out prompts",
+                    -interval["mean"],
+                    room,
+                    f"champion {theirs:.4g}",
+                    f"this run {ours:.4g}",
+                )
+            )
     return found
 
 
-# --- in a run --------------------------------------------------------------------------------------------------------
+# --- in a run
+# --------------------------------------------------------------------------------------------------------
 
 
 def last_run(pipeline: Pipeline) -> Path | None:
@@ -148,7 +198,11 @@ def last_run(pipeline: Pipeline) -> Path | None:
     runs = []
     for file in pipeline.run.path.parent.glob("*/run.json"):
         state = json.loads(file.read_text())
-        if file.parent.name != pipeline.run.name and state.get("recipe") == pipeline.recipe.name and state.get("state") == "finished":
+        if (
+            file.parent.name != pipeline.run.name
+            and state.get("recipe") == pipeline.recipe.name
+            and state.get("state") == "finished"
+        ):
             runs.append((state.get("ended", 0.0), file.parent))
     return max(runs)[1] if runs else None
 
@@ -165,14 +219,18 @@ def watch_data(pipeline: Pipeline) -> list[Shift]:
         found: list[Shift] = []
         if old.resolve() != new.resolve():
             found = data_shifts(*(list(read_parquet(place / "statistics.parquet")) for place in (old, new)))
-            found += gate_shifts(*(json.loads((place / "validation.json").read_text()) for place in (old, new)))
+            found += gate_shifts(
+                *(json.loads((place / "validation.json").read_text()) for place in (old, new))
+            )
         return _written(pipeline, "data", before.name, found)
     except Exception as error:
         return _failed("data", error)
 
 
 def watch_results(pipeline: Pipeline) -> list[Shift]:
-    """Compare the evaluation with the champion's, before this run may replace it; write the result and alert."""
+    """Compare the evaluation with the champion's, before this run may replace it; write the result and
+    alert.
+    """
     try:
         if pipeline.recipe.register is None or "evaluate" not in pipeline.stages:
             return []
@@ -183,7 +241,12 @@ def watch_results(pipeline: Pipeline) -> list[Shift]:
         if best is None:
             return []
         theirs = (saved_lineage(best, home=pipeline.store.home) or {}).get("results") or {}
-        return _written(pipeline, "results", f"{best.name} version {best.version}", result_shifts(evaluation(pipeline.run.path), theirs))
+        return _written(
+            pipeline,
+            "results",
+            f"{best.name} version {best.version}",
+            result_shifts(evaluation(pipeline.run.path), theirs),
+        )
     except Exception as error:
         return _failed("results", error)
 
@@ -192,14 +255,32 @@ def _written(pipeline: Pipeline, kind: str, against: str, found: Sequence[Shift]
     file = pipeline.run.path / "drift.json"
     known = json.loads(file.read_text()) if file.exists() else {}
     moved = [shift for shift in found if shift.moved]
-    write_atomic(file, json.dumps({**known, kind: {"against": against, "moved": [str(s) for s in moved],
-                                                   "compared": [asdict(s) for s in found]}}, indent=1, ensure_ascii=False))
+    write_atomic(
+        file,
+        json.dumps(
+            {
+                **known,
+                kind: {
+                    "against": against,
+                    "moved": [str(s) for s in moved],
+                    "compared": [asdict(s) for s in found],
+                },
+            },
+            indent=1,
+            ensure_ascii=False,
+        ),
+    )
     if moved:
         from ratchet.tasks.tracking.alerts import emit_alert
 
         message = f"{pipeline.run.name}: {kind} drifted against {against}: " + "; ".join(map(str, moved))
         log.warning(message)
-        emit_alert(EVENT, pipeline.run.name, message, {"recipe": pipeline.recipe.name, "kind": kind, "moved": [str(s) for s in moved]})
+        emit_alert(
+            EVENT,
+            pipeline.run.name,
+            message,
+            {"recipe": pipeline.recipe.name, "kind": kind, "moved": [str(s) for s in moved]},
+        )
     return moved
 
 

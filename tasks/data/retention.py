@@ -1,12 +1,14 @@
-"""Garbage collection of the store: removes outputs that no registered version and no living or recent run needs.
+"""Garbage collection of the store: removes outputs that no registered version and no living or recent run
+needs.
 
 Kept, with all their ancestors:
     promoted    versions with an alias or a former champion, and all of the runs that made them
     registered  other registered versions, or of each model the `best` by a metric
     alive       outputs linked or planned by runs of living processes
-    recent      the same of the last runs and of the runs of the last days; killed runs can be continued until then
-Only entries written by the store are removed: outputs whose manifest matches their name, work of stages that are not locked, and leftovers. Runs keep
-recipe, lineage, logs and metrics.
+    recent      the same of the last runs and of the runs of the last days; killed runs can be continued until
+    then
+Only entries written by the store are removed: outputs whose manifest matches their name, work of stages that
+are not locked, and leftovers. Runs keep recipe, lineage, logs and metrics.
 """
 
 from __future__ import annotations
@@ -66,8 +68,8 @@ class Survey:
 
 
 def survey(home: Path, policy: Policy) -> Survey:
-    """Examine the store without changes. `ServiceError` if the registry is unreachable, `StoreError` if it is not the
-    one that runs here used, `RecipeError` for an unknown metric.
+    """Examine the store without changes. `ServiceError` if the registry is unreachable, `StoreError` if it is
+    not the one that runs here used, `RecipeError` for an unknown metric.
     """
     store, found = Store(home), Survey()
     kept = needed(store, policy)
@@ -77,9 +79,14 @@ def survey(home: Path, policy: Policy) -> Survey:
         if re.fullmatch(r"\.trash-\d+|\.replaced-.+-[0-9a-f]{16}-\d+", entry.name):
             found.go.append(Entry(entry, size(entry), "leftover"))
         elif entry.name == ".work":
-            found.go.extend(Entry(work, size(work), "unfinished work") for work in sorted(entry.iterdir())
-                            if work.is_dir() and work.name not in kept and not _held(work))
-        elif (manifest := read_manifest(entry)) and entry.name == f"{manifest.get('stage')}-{str(manifest.get('key'))[:16]}":
+            found.go.extend(
+                Entry(work, size(work), "unfinished work")
+                for work in sorted(entry.iterdir())
+                if work.is_dir() and work.name not in kept and not _held(work)
+            )
+        elif (
+            manifest := read_manifest(entry)
+        ) and entry.name == f"{manifest.get('stage')}-{str(manifest.get('key'))[:16]}":
             if reason := kept.get(entry.name):
                 found.stay[reason] += 1
                 found.stay_bytes[reason] += size(entry)
@@ -89,8 +96,8 @@ def survey(home: Path, policy: Policy) -> Survey:
 
 
 def sweep(home: Path, policy: Policy) -> Survey:
-    """Remove what `survey` finds. Other runs may be active: outputs are removed atomically under the store's lock, a
-    stage's work only while it is not locked.
+    """Remove what `survey` finds. Other runs may be active: outputs are removed atomically under the store's
+    lock, a stage's work only while it is not locked.
     """
     store = Store(home)
     with disk_errors("removing from the store"):
@@ -99,7 +106,11 @@ def sweep(home: Path, policy: Policy) -> Survey:
             trash, gone = store.root / f"{TRASH}{os.getpid()}", []
             trash.mkdir()
             for entry in found.go:
-                with _free(entry.path) if entry.path.parent.name == ".work" else contextlib.nullcontext(True) as free:
+                with (
+                    _free(entry.path)
+                    if entry.path.parent.name == ".work"
+                    else contextlib.nullcontext(True) as free
+                ):
                     if free:
                         os.replace(entry.path, trash / f"{len(gone)}-{entry.path.name}")
                         gone.append(entry)
@@ -108,23 +119,33 @@ def sweep(home: Path, policy: Policy) -> Survey:
 
 
 def needed(store: Store, policy: Policy) -> dict[str, str]:
-    """Directory name -> reason to keep. Runs are examined before the registry, since one that ends in between has
-    registered its models.
+    """Directory name -> reason to keep. Runs are examined before the registry, since one that ends in between
+    has registered its models.
     """
     kept: dict[str, str] = {}
     runs = {path: _products(path) for path in (store.home / "runs").glob("*") if path.is_dir()}
     by_age = sorted(runs, key=_active, reverse=True)
     alive = {path for path in runs if RunDirectory(store.home, path.name).alive()}
-    recent = {path for i, path in enumerate(by_age) if i < policy.keep_last or _active(path) > time.time() - policy.keep_days * 86400}
+    recent = {
+        path
+        for i, path in enumerate(by_age)
+        if i < policy.keep_last or _active(path) > time.time() - policy.keep_days * 86400
+    }
     versions = [v for name in models(home=store.home) for v in history(name, home=store.home)]
     here = [v for v in versions if Path(v.path).parent == store.root]
     if not here and any(_state(path).get("versions") for path in runs):
-        raise StoreError(f"runs under {store.home / 'runs'} have registered models, but this registry has none of them; set "
-                         "MLFLOW_TRACKING_URI to the one they used")
+        raise StoreError(
+            f"runs under {store.home / 'runs'} have registered models, but this registry has none of "
+            "them; set "
+            "MLFLOW_TRACKING_URI to the one they used"
+        )
     promoted = [v for v in here if v.aliases or any(e["alias"] == "champion" for e in events(v))]
     makers = {v.tags.get("lineage.run") for v in promoted}
     for reason, names in {
-        "promoted": [*(Path(v.path).name for v in promoted), *(n for path in runs if path.name in makers for n in runs[path])],
+        "promoted": [
+            *(Path(v.path).name for v in promoted),
+            *(n for path in runs if path.name in makers for n in runs[path]),
+        ],
         "registered": [Path(v.path).name for v in (_best(here, policy) if policy.best is not None else here)],
         "alive": [n for path in alive for n in runs[path]],
         "recent": [n for path in recent for n in runs[path]],
@@ -136,13 +157,15 @@ def needed(store: Store, policy: Policy) -> dict[str, str]:
 
 
 def _best(versions: list[Version], policy: Policy) -> list[Version]:
-    """The best versions of each model; all versions of a model without this metric. A metric that no version has is
-    an error, so that a typo cannot empty the store.
+    """The best versions of each model; all versions of a model without this metric. A metric that no version
+    has is an error, so that a typo cannot empty the store.
     """
     tag = f"metric.{allowed(policy.metric)}"
     if versions and not any(tag in v.tags for v in versions):
         known = {t.removeprefix("metric.") for v in versions for t in v.tags if t.startswith("metric.")}
-        raise RecipeError(f"no registered version has the metric {policy.metric!r}{nearest(policy.metric, known)}")
+        raise RecipeError(
+            f"no registered version has the metric {policy.metric!r}{nearest(policy.metric, known)}"
+        )
     sign = 1 if policy.lower_is_better else -1
     found = []
     for name in dict.fromkeys(v.name for v in versions):
@@ -178,7 +201,9 @@ def _state(run: Path) -> dict:
 
 def _active(run: Path) -> float:
     """Time of a run's last activity, in seconds since 1970."""
-    return max(p.stat().st_mtime for p in (run, run / "run.json", run / "stages", run / "alive") if p.exists())
+    return max(
+        p.stat().st_mtime for p in (run, run / "run.json", run / "stages", run / "alive") if p.exists()
+    )
 
 
 def _held(work: Path) -> bool:

@@ -1,8 +1,8 @@
 """Data versioning with DVC: `publish` copies data sets to data/, `commit` records their versions.
 
-`dvc.yaml` defines the stages; `dvc repro` and the flow produce the same `dvc.lock`. Outside a git checkout with
-`.dvc` (a container, an unpacked archive), `commit` is skipped with a log line. Only DVC's command line is used; its
-Python API is not stable.
+`dvc.yaml` defines the stages; `dvc repro` and the flow produce the same `dvc.lock`. Outside a git checkout
+with `.dvc` (a container, an unpacked archive), `commit` is skipped with a log line. Only DVC's command line
+is used; its Python API is not stable.
 """
 
 from __future__ import annotations
@@ -30,13 +30,15 @@ BUSY = ("is busy", "Unable to acquire lock", "waiting for a lock")
 def publish(artifact: Path, target: Path) -> bool:
     """Make `target` (a file or directory) equal to `artifact`; returns False if it already was.
 
-    Files in `UNVERSIONED` are omitted, so that equal data has equal versions. Files are hard-linked if possible, else
-    copied, to a temporary name and then exchanged atomically. Existing files in `target` are never written to, only
-    unlinked, since they may be links into DVC's cache. Raises `StoreError`.
+    Files in `UNVERSIONED` are omitted, so that equal data has equal versions. Files are hard-linked if
+    possible, else copied, to a temporary name and then exchanged atomically. Existing files in `target` are
+    never written to, only unlinked, since they may be links into DVC's cache. Raises `StoreError`.
     """
     artifact, target = Path(artifact), Path(target)
     if not artifact.exists():
-        raise StoreError(f"cannot publish {artifact} to {target}: it does not exist; run the stage that makes it first")
+        raise StoreError(
+            f"cannot publish {artifact} to {target}: it does not exist; run the stage that makes it first"
+        )
     if target.exists() and _equal(artifact, target):
         return False
     new = target.with_name(f".{target.name}.new-{os.getpid()}")
@@ -45,7 +47,12 @@ def publish(artifact: Path, target: Path) -> bool:
         for leftover in target.parent.glob(f".{target.name}.new-*"):  # left by a killed process
             _remove(leftover)
         if artifact.is_dir():
-            shutil.copytree(artifact, new, copy_function=_link_or_copy, ignore=lambda folder, _: UNVERSIONED if Path(folder) == artifact else ())
+            shutil.copytree(
+                artifact,
+                new,
+                copy_function=_link_or_copy,
+                ignore=lambda folder, _: UNVERSIONED if Path(folder) == artifact else (),
+            )
         else:
             _link_or_copy(artifact, new)
         if not target.is_symlink() and target.exists() and (target.is_dir() or new.is_dir()):
@@ -53,7 +60,9 @@ def publish(artifact: Path, target: Path) -> bool:
         else:
             new.replace(target)
     except OSError as error:
-        raise StoreError(f"cannot publish {artifact} to {target}: {error}; free space or fix permissions, then run again") from error
+        raise StoreError(
+            f"cannot publish {artifact} to {target}: {error}; free space or fix permissions, then run again"
+        ) from error
     finally:
         _remove(new)
     return True
@@ -74,15 +83,18 @@ def digest(path: Path) -> str:
 
 
 def commit(workspace: Path) -> dict[str, str]:
-    """Run `dvc commit --force` for the stages whose outputs all exist; returns output path -> md5 as in dvc.lock.
+    """Run `dvc commit --force` for the stages whose outputs all exist; returns output path -> md5 as in
+    dvc.lock.
 
-    Afterwards `dvc status` is clean and `dvc repro` has nothing to do. Skipped outside a DVC workspace. Waits for a
-    busy DVC lock, then raises `ServiceError`.
+    Afterwards `dvc status` is clean and `dvc repro` has nothing to do. Skipped outside a DVC workspace. Waits
+    for a busy DVC lock, then raises `ServiceError`.
     """
     workspace = Path(workspace)
     if not _usable(workspace, "data versions are not recorded"):
         return {}
-    if ready := [name for name, paths in _stages(workspace).items() if all((workspace / p).exists() for p in paths)]:
+    if ready := [
+        name for name, paths in _stages(workspace).items() if all((workspace / p).exists() for p in paths)
+    ]:
         dvc(workspace, "commit", "--force", "--quiet", *ready)
     return locked(workspace)
 
@@ -121,7 +133,9 @@ def _outs(lock: str) -> dict[str, str]:
     import yaml
 
     stages = (yaml.safe_load(lock) or {}).get("stages", {})
-    return {out["path"]: out["md5"] for stage in stages.values() for out in stage.get("outs", []) if "md5" in out}
+    return {
+        out["path"]: out["md5"] for stage in stages.values() for out in stage.get("outs", []) if "md5" in out
+    }
 
 
 def _git(workspace: Path, *arguments: str) -> str:
@@ -135,17 +149,24 @@ def dvc(workspace: Path, *arguments: str, wait_seconds: float = 60.0, missing_ok
     """
     end, pause = time.monotonic() + wait_seconds, 0.5
     while True:
-        done = subprocess.run([sys.executable, "-m", "dvc", *arguments], cwd=workspace, text=True, capture_output=True)
+        done = subprocess.run(
+            [sys.executable, "-m", "dvc", *arguments], cwd=workspace, text=True, capture_output=True
+        )
         if done.returncode == 0:
             return done.stdout
         message = (done.stderr or done.stdout).strip()
         if not any(word in message for word in BUSY):
             if missing_ok:
                 return ""
-            raise ServiceError(f"`dvc {' '.join(arguments)}` in {workspace} failed (exit {done.returncode}): {message[-800:]}")
+            raise ServiceError(
+                f"`dvc {' '.join(arguments)}` in {workspace} failed (exit {done.returncode}): "
+                f"{message[-800:]}"
+            )
         if time.monotonic() + pause > end:
-            raise ServiceError(f"another DVC command has locked {workspace} for {wait_seconds:g} s; wait for it, or, if no "
-                               f"such process exists, remove .dvc/tmp/rwlock. DVC reported: {message[-500:]}")
+            raise ServiceError(
+                f"another DVC command has locked {workspace} for {wait_seconds:g} s; wait for it, or, if no "
+                f"such process exists, remove .dvc/tmp/rwlock. DVC reported: {message[-500:]}"
+            )
         time.sleep(pause)
         pause = min(5.0, pause * 2)
 
@@ -153,7 +174,9 @@ def dvc(workspace: Path, *arguments: str, wait_seconds: float = 60.0, missing_ok
 def _usable(workspace: Path, otherwise: str) -> bool:
     """Whether `workspace` has .dvc and dvc.yaml and is in a git checkout; logs one line if not."""
     lacking = next((name for name in (".dvc", "dvc.yaml") if not (workspace / name).exists()), None)
-    if lacking is None and not any((p / ".git").exists() for p in (workspace.resolve(), *workspace.resolve().parents)):
+    if lacking is None and not any(
+        (p / ".git").exists() for p in (workspace.resolve(), *workspace.resolve().parents)
+    ):
         lacking = "a git checkout around it"
     if lacking:
         log.info("%s has no %s: %s", workspace, lacking, otherwise)
@@ -165,8 +188,12 @@ def _stages(workspace: Path) -> dict[str, list[str]]:
     import yaml
 
     stages = yaml.safe_load((workspace / "dvc.yaml").read_text())["stages"]
-    entries = {name: [*s.get("outs", []), *s.get("metrics", []), *s.get("plots", [])] for name, s in stages.items()}
-    return {name: [next(iter(e)) if isinstance(e, dict) else e for e in found] for name, found in entries.items()}
+    entries = {
+        name: [*s.get("outs", []), *s.get("metrics", []), *s.get("plots", [])] for name, s in stages.items()
+    }
+    return {
+        name: [next(iter(e)) if isinstance(e, dict) else e for e in found] for name, found in entries.items()
+    }
 
 
 def _link_or_copy(source: str | Path, target: str | Path) -> None:
@@ -181,7 +208,9 @@ def _equal(one: Path, other: Path) -> bool:
     if one.is_file() != other.is_file():
         return False
     if one.is_file():
-        return os.path.samefile(one, other) or (one.stat().st_size == other.stat().st_size and digest(one) == digest(other))
+        return os.path.samefile(one, other) or (
+            one.stat().st_size == other.stat().st_size and digest(one) == digest(other)
+        )
     names = _files(one, UNVERSIONED)
     return names == _files(other) and all(_equal(one / name, other / name) for name in names)
 
@@ -195,7 +224,11 @@ def _files(folder: Path, without: Collection[str] = ()) -> set[str]:
 def _exchange(new: Path, target: Path) -> None:
     """Swap two paths atomically (renameat2 RENAME_EXCHANGE, Linux), else by two renames."""
     libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
-    if libc and hasattr(libc, "renameat2") and libc.renameat2(-100, os.fsencode(new.absolute()), -100, os.fsencode(target.absolute()), 2) == 0:
+    if (
+        libc
+        and hasattr(libc, "renameat2")
+        and libc.renameat2(-100, os.fsencode(new.absolute()), -100, os.fsencode(target.absolute()), 2) == 0
+    ):
         return
     old = target.with_name(f".{target.name}.new-old")
     target.rename(old)

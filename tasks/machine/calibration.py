@@ -34,24 +34,37 @@ PACKAGE = Path(__file__).parents[2]
 
 
 def costs_of(pipeline: Pipeline, *, measured: bool) -> tuple[list[Cost], Rates | None, Shape]:
-    """The estimate of a run, the throughput used, and the model's dimensions. With `measured`, this machine is
-    benchmarked if needed and if it matches the profile's hardware. `RecipeError` if the dimensions are unknown.
+    """The estimate of a run, the throughput used, and the model's dimensions. With `measured`, this machine
+    is benchmarked if needed and if it matches the profile's hardware. `RecipeError` if the dimensions are
+    unknown.
     """
     shape, folder = model_shape(pipeline)
     splits = curated_splits(pipeline)
     recipe, profile = pipeline.recipe, pipeline.profile
     length = typical_length(pipeline, splits)
     rates = stated_rates(recipe, profile, shape, length=length)
-    why = "the model is not fetched yet" if folder is None else why_not_measured(profile, devices()) if rates else ""
+    why = (
+        "the model is not fetched yet"
+        if folder is None
+        else why_not_measured(profile, devices())
+        if rates
+        else ""
+    )
     if measured and folder is not None and not why:
         rates = machine_rates(pipeline, folder, round(length))
     elif rates is not None:
         rates = replace(rates, source=why or "not asked")
-    return estimate(recipe, profile, pipeline.stages, shape, splits, rates, last_seconds(pipeline)), rates, shape
+    return (
+        estimate(recipe, profile, pipeline.stages, shape, splits, rates, last_seconds(pipeline)),
+        rates,
+        shape,
+    )
 
 
 def why_not_measured(profile: Profile, here: Sequence[str]) -> str:
-    """Why a profile with stated hardware cannot be measured on a machine with the devices `here`; empty if it can."""
+    """Why a profile with stated hardware cannot be measured on a machine with the devices `here`; empty if it
+    can.
+    """
     stated = profile.hardware
     words = set(stated.device.lower().split())
     found = sum(words <= set(name.lower().split()) for name in here)
@@ -81,8 +94,11 @@ def model_shape(pipeline: Pipeline) -> tuple[Shape, Path | None]:
     local = Path(source.source.removeprefix("path:"))
     if source.source.startswith("path:") and (local / "config.json").is_file():
         return shape_of(local), local
-    raise RecipeError(f"the size of models.policy ({source.source}) is unknown before the download: run `ratchet run {pipeline.recipe.name} "
-                      "--until curate`, or set models.policy.shape to the sizes in its config.json")
+    raise RecipeError(
+        f"the size of models.policy ({source.source}) is unknown before the download: run `ratchet run "
+        f"{pipeline.recipe.name} "
+        "--until curate`, or set models.policy.shape to the sizes in its config.json"
+    )
 
 
 def curated_splits(pipeline: Pipeline) -> dict[str, Split]:
@@ -106,14 +122,22 @@ def typical_length(pipeline: Pipeline, splits: Mapping[str, Split]) -> float:
         return longest + (splits[recipe.online.data].tokens if recipe.online.data in splits else longest)
     section = recipe.sft or recipe.offline or recipe.reward
     assert section is not None
-    return min(section.max_tokens, splits[section.data].tokens) if section.data in splits else float(section.max_tokens)
+    return (
+        min(section.max_tokens, splits[section.data].tokens)
+        if section.data in splits
+        else float(section.max_tokens)
+    )
 
 
 def last_seconds(pipeline: Pipeline) -> dict[str, float]:
-    """Seconds that each stage took in its last run in this home on the same kind of machine, with the same model,
-    data and options. Only seed and code may differ.
+    """Seconds that each stage took in its last run in this home on the same kind of machine, with the same
+    model, data and options. Only seed and code may differ.
     """
-    made = {m["key"]: m for path in pipeline.store.root.glob("*-*") if (m := read_manifest(path)) and m.get("made_with", {}).get("does")}
+    made = {
+        m["key"]: m
+        for path in pipeline.store.root.glob("*-*")
+        if (m := read_manifest(path)) and m.get("made_with", {}).get("does")
+    }
 
     @functools.cache
     def made_like(key: str) -> str:
@@ -125,15 +149,25 @@ def last_seconds(pipeline: Pipeline) -> dict[str, float]:
     found: dict[str, tuple[str, float]] = {}
     for key, manifest in made.items():
         if manifest["made_with"].get("machine") == machine() and "seconds" in manifest["meta"]:
-            found[made_like(key)] = max(found.get(made_like(key), ("", 0.0)), (manifest["made"], manifest["meta"]["seconds"]))
+            found[made_like(key)] = max(
+                found.get(made_like(key), ("", 0.0)), (manifest["made"], manifest["meta"]["seconds"])
+            )
     planned: dict[str, str] = {}
     for name, stage in pipeline.stages.items():
-        planned[name] = _likeness(stage.does, stage.options, [planned[parent] for parent in stage.inputs.values()])
+        planned[name] = _likeness(
+            stage.does, stage.options, [planned[parent] for parent in stage.inputs.values()]
+        )
     return {name: found[like][1] for name, like in planned.items() if like in found}
 
 
 def _likeness(does: str, options: Mapping[str, Any], parents: Sequence[str]) -> str:
-    return digest([does, {key: value for key, value in plain(options).items() if key not in ("seed", "resolved")}, list(parents)])
+    return digest(
+        [
+            does,
+            {key: value for key, value in plain(options).items() if key not in ("seed", "resolved")},
+            list(parents),
+        ]
+    )
 
 
 def machine_rates(pipeline: Pipeline, model: Path, length: int) -> Rates:
@@ -141,14 +175,30 @@ def machine_rates(pipeline: Pipeline, model: Path, length: int) -> Rates:
     recipe, online = pipeline.recipe, pipeline.recipe.online
     profile = {k: v for k, v in plain(pipeline.profile).items() if k != "hardware"}
     ask: dict[str, Any] = {
-        "model": str(model), "profile": profile, "adapters": plain(adapters(recipe)), "length": max(8, length),
-        "prompt": max(4, length // 2), "each": online.rollout.get("responses_per_prompt", 1) if online else 1}
+        "model": str(model),
+        "profile": profile,
+        "adapters": plain(adapters(recipe)),
+        "length": max(8, length),
+        "prompt": max(4, length // 2),
+        "each": online.rollout.get("responses_per_prompt", 1) if online else 1,
+    }
     code = [source_digest(does, {}) for does in ("optimise", "rollout")]
-    key = digest([*devices(), os.cpu_count(), packages(), code, {**ask, "model": digest(plain(recipe.models["policy"]))}])
+    key = digest(
+        [
+            *devices(),
+            os.cpu_count(),
+            packages(),
+            code,
+            {**ask, "model": digest(plain(recipe.models["policy"]))},
+        ]
+    )
     file = pipeline.store.home / "calibration.json"
     kept = json.loads(file.read_text()) if file.exists() else {}
     if key not in kept:
-        kept = {**kept, key: {**_measured(ask), "machine": machine(), "model": recipe.models["policy"].source}}
+        kept = {
+            **kept,
+            key: {**_measured(ask), "machine": machine(), "model": recipe.models["policy"].source},
+        }
         write_atomic(file, json.dumps(kept, indent=1))
     found = kept[key]
     return Rates(found["learn"], found["score"], found["sample"], found["load"], "measured")
@@ -158,14 +208,25 @@ def _measured(ask: Mapping[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         request, answer = Path(folder) / "request.json", Path(folder) / "answer.json"
         request.write_text(json.dumps(ask))
-        code = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH")]))}
-        done = subprocess.run([sys.executable, "-m", "ratchet.components.estimates.measure", str(request), str(answer)], env=code,
-                              stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        code = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH")])),
+        }
+        done = subprocess.run(
+            [sys.executable, "-m", "ratchet.components.estimates.measure", str(request), str(answer)],
+            env=code,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
         found = json.loads(answer.read_text()) if answer.exists() else {}
     if done.returncode:
         why = (done.stderr.strip().splitlines() or [f"it was ended by signal {-done.returncode}"])[-1]
         raise StageError(f"the benchmark of this machine failed with {ask['model']}: {why}")
-    if not all(math.isfinite(v) and v > 0 for v in (found["score"], found["sample"], found["load"], *found["learn"].values())):
+    if not all(
+        math.isfinite(v) and v > 0
+        for v in (found["score"], found["sample"], found["load"], *found["learn"].values())
+    ):
         raise StageError(f"the benchmark of this machine returned {found}; expected positive numbers")
     return found
 

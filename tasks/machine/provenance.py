@@ -10,8 +10,25 @@ from importlib import metadata
 from pathlib import Path
 
 PACKAGES = (  # packages that affect results, then those that affect storage
-    "torch", "transformers", "peft", "accelerate", "gguf", "safetensors", "tokenizers", "numpy", "pandas", "pyarrow", "scipy",
-    "vllm", "deepspeed", "datasketch", "py3langid", "great_expectations", "prefect", "mlflow", "dvc",
+    "torch",
+    "transformers",
+    "peft",
+    "accelerate",
+    "gguf",
+    "safetensors",
+    "tokenizers",
+    "numpy",
+    "pandas",
+    "pyarrow",
+    "scipy",
+    "vllm",
+    "deepspeed",
+    "datasketch",
+    "py3langid",
+    "great_expectations",
+    "prefect",
+    "mlflow",
+    "dvc",
 )
 
 
@@ -25,8 +42,12 @@ def revision() -> str:
     if not (here / ".git").exists():  # a .git further up belongs to another project
         return os.environ.get("RATCHET_REVISION", "")
     try:
-        head = subprocess.run(["git", "-C", here, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10)
-        dirty = subprocess.run(["git", "-C", here, "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=10)
+        head = subprocess.run(
+            ["git", "-C", here, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10
+        )
+        dirty = subprocess.run(
+            ["git", "-C", here, "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=10
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return head.stdout.strip() + ("+changes" if dirty.stdout.strip() else "") if head.returncode == 0 else ""

@@ -1,8 +1,8 @@
 """CPU, memory and GPU monitoring of a run, with the metric names of MLflow's system metrics.
 
 MLflow's own monitor sends from a thread and loses what it cannot send. This one appends to
-`<run>/tracking/system.jsonl`, which is uploaded like all metrics files. A sample takes about a millisecond. Samples
-of a remote stage arrive with the stage's output.
+`<run>/tracking/system.jsonl`, which is uploaded like all metrics files. A sample takes about a millisecond.
+Samples of a remote stage arrive with the stage's output.
 """
 
 from __future__ import annotations
@@ -30,10 +30,14 @@ def samples_of(run: Path, stage: str = "") -> Path:
 
 @contextlib.contextmanager
 def sampled(file: Path, every_seconds: float = EVERY_SECONDS) -> Iterator[None]:
-    """Append a sample to `file` immediately, every `every_seconds`, and at the end. A resumed run continues the file."""
+    """Append a sample to `file` immediately, every `every_seconds`, and at the end. A resumed run continues
+    the file.
+    """
     stop = threading.Event()
     first = _first_time(file) or time.time()
-    thread = threading.Thread(target=_serve, args=(file, first, every_seconds, stop), name="system-metrics", daemon=True)
+    thread = threading.Thread(
+        target=_serve, args=(file, first, every_seconds, stop), name="system-metrics", daemon=True
+    )
     thread.start()
     try:
         yield
@@ -100,16 +104,23 @@ def gpus() -> list[Any]:
 def visible_gpus() -> dict[str, str]:
     """The GPUs that this process may use, in order: machine-wide id -> name in CUDA_VISIBLE_DEVICES.
 
-    Those in CUDA_VISIBLE_DEVICES if set, else all of the driver's; torch is not imported, since it would initialise
-    CUDA. The machine-wide id is the UUID (jobs of a scheduler may each call theirs 0), or the listed name without
-    NVML. `RecipeError` if there is a driver but neither a list nor NVML.
+    Those in CUDA_VISIBLE_DEVICES if set, else all of the driver's; torch is not imported, since it would
+    initialise CUDA. The machine-wide id is the UUID (jobs of a scheduler may each call theirs 0), or the
+    listed name without NVML. `RecipeError` if there is a driver but neither a list nor NVML.
     """
     listed, uuids = os.environ.get("CUDA_VISIBLE_DEVICES"), _uuids()
     if listed is None and not uuids and DRIVER.exists():
-        raise RecipeError("`gpus` requested, but the GPUs of this machine cannot be listed; pip install 'ratchet-rlhf[scale]', "
-                          "or set CUDA_VISIBLE_DEVICES")
-    names = (name.strip() for name in listed.split(",")) if listed is not None else map(str, range(len(uuids)))
-    return {_uuid(name, uuids): name for name in itertools.takewhile(lambda name: name not in ("", "-1"), names)}  # as CUDA does
+        raise RecipeError(
+            "`gpus` requested, but the GPUs of this machine cannot be listed; pip install "
+            "'ratchet-rlhf[scale]', "
+            "or set CUDA_VISIBLE_DEVICES"
+        )
+    names = (
+        (name.strip() for name in listed.split(",")) if listed is not None else map(str, range(len(uuids)))
+    )
+    return {
+        _uuid(name, uuids): name for name in itertools.takewhile(lambda name: name not in ("", "-1"), names)
+    }  # as CUDA does
 
 
 def _uuids() -> list[str]:
@@ -122,7 +133,7 @@ def _uuids() -> list[str]:
 
 def _uuid(name: str, uuids: Sequence[str]) -> str:
     """The UUID that CUDA resolves `name` (index or prefix) to; a MIG slice keeps its own name."""
-    found = uuids[int(name):][:1] if name.isdecimal() else [uuid for uuid in uuids if uuid.startswith(name)]
+    found = uuids[int(name) :][:1] if name.isdecimal() else [uuid for uuid in uuids if uuid.startswith(name)]
     return found[0] if len(found) == 1 else name
 
 

@@ -1,4 +1,6 @@
-"""Cancellation of a manually started flow run from the Prefect UI. (Runs of a worker are cancelled by the worker.)"""
+"""Cancellation of a manually started flow run from the Prefect UI. (Runs of a worker are cancelled by the
+worker.)
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ SIGNAL = signal.SIGUSR1
 
 @contextlib.contextmanager
 def cancel_on_prefect_request() -> Iterator[None]:
-    """Inside a flow, in the main thread: when the run is cancelled in the Prefect UI, interrupt it as Ctrl-C does.
-    Raises Prefect's `Abort`, so that the run ends as Cancelled and not as Crashed.
+    """Inside a flow, in the main thread: when the run is cancelled in the Prefect UI, interrupt it as Ctrl-C
+    does. Raises Prefect's `Abort`, so that the run ends as Cancelled and not as Crashed.
     """
     from prefect.client.orchestration import get_client
     from prefect.context import FlowRunContext
@@ -28,7 +30,11 @@ def cancel_on_prefect_request() -> Iterator[None]:
 
     context = FlowRunContext.get()
     run = context.flow_run if context else None
-    if run is None or run.deployment_id is not None or threading.current_thread() is not threading.main_thread():
+    if (
+        run is None
+        or run.deployment_id is not None
+        or threading.current_thread() is not threading.main_thread()
+    ):
         yield
         return
     requested, finished, handler_lock = threading.Event(), threading.Event(), threading.Lock()
@@ -44,7 +50,9 @@ def cancel_on_prefect_request() -> Iterator[None]:
     except KeyboardInterrupt:
         if not requested.is_set():
             raise
-        cancelled: Any = Cancelled(message="Everything finished is kept; the same command continues from here.")
+        cancelled: Any = Cancelled(
+            message="Everything finished is kept; the same command continues from here."
+        )
         with get_client(sync_client=True) as client:
             client.set_flow_run_state(run.id, cancelled, force=True)
         abort = Abort("cancelled from its page")
@@ -60,7 +68,10 @@ def _watch(run: UUID, finished: threading.Event, handler_lock: threading.Lock) -
     from prefect.client.orchestration import get_client
 
     while not finished.wait(POLL):
-        with contextlib.suppress(Exception), get_client(sync_client=True) as client:  # server unavailable: connect again
+        with (
+            contextlib.suppress(Exception),
+            get_client(sync_client=True) as client,
+        ):  # server unavailable: connect again
             while True:  # one client for all polls: creating one takes longer than a request
                 state = client.read_flow_run(run).state
                 if state is not None and (state.is_cancelling() or state.is_cancelled()):

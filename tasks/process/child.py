@@ -8,8 +8,14 @@ import signal
 import sys
 import time
 
-PRELOAD = ["torch", "pandas", "transformers.modeling_utils", "transformers.models.auto.modeling_auto",
-           "transformers.models.auto.tokenization_auto", "ratchet.components.stages.run"]
+PRELOAD = [
+    "torch",
+    "pandas",
+    "transformers.modeling_utils",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.auto.tokenization_auto",
+    "ratchet.components.stages.run",
+]
 
 
 def redirect_output(log: str) -> None:
@@ -21,8 +27,8 @@ def redirect_output(log: str) -> None:
 
 
 def exit_with_parent(parent: int) -> None:
-    """Kill this process when the flow process `parent` dies. (The fork server is its actual parent and lives as long
-    as the flow; Linux.)
+    """Kill this process when the flow process `parent` dies. (The fork server is its actual parent and lives
+    as long as the flow; Linux.)
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)

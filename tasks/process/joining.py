@@ -22,7 +22,9 @@ def join(home: Path, say: Callable[[str], None]) -> NoReturn:
 
     seen = set[str]()
     logging.disable(logging.ERROR)  # torch's launcher logs a lot when a rank fails
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # and its store a stack trace when the leader is gone
+    os.environ.setdefault(
+        "TORCH_CPP_LOG_LEVEL", "ERROR"
+    )  # and its store a stack trace when the leader is gone
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     while True:
         for file, job in jobs(home.resolve()):
@@ -43,13 +45,17 @@ def _run_job(job: Job, say: Callable[[str], None]) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import RendezvousError
 
-    log = str(Path(job.log).with_suffix(f".{socket.gethostname()}.log"))  # one log per machine, since the disk may be shared
+    log = str(
+        Path(job.log).with_suffix(f".{socket.gethostname()}.log")
+    )  # one log per machine, since the disk may be shared
     say(f"{job.name} of {job.leader}: {job.each} of {job.ranks} ranks here (log: {log})")
     try:
         try:
             run_ranks(job, log)
         finally:
-            signal.signal(signal.SIGTERM, signal.default_int_handler)  # the launcher leaves its own handler installed, which raises an exception nothing catches
+            signal.signal(
+                signal.SIGTERM, signal.default_int_handler
+            )  # the launcher leaves its own handler installed, which raises an exception nothing catches
         say(f"{job.name} of {job.leader}: done")
     except ChildFailedError:
         say(f"{job.name} of {job.leader}: failed")
@@ -62,10 +68,14 @@ def _run_job(job: Job, say: Callable[[str], None]) -> None:
 
 
 def jobs(home: Path) -> list[tuple[Path, Job]]:
-    """Multi-node stages in a home, oldest first, so that of two waiting stages one gets all machines it needs."""
+    """Multi-node stages in a home, oldest first, so that of two waiting stages one gets all machines it
+    needs.
+    """
     found = []
     for file in (home / "store" / ".work").glob(f"*/{JOB}"):
-        with contextlib.suppress(OSError, ValueError, TypeError):  # just removed, or written by another version
+        with contextlib.suppress(
+            OSError, ValueError, TypeError
+        ):  # just removed, or written by another version
             found.append((file, Job(**json.loads(file.read_text()))))
     return sorted(found, key=lambda pair: pair[1].since)
 
@@ -74,11 +84,17 @@ def rejection_reason(file: Path, job: Job) -> str:
     """Why this machine cannot take part; empty if it can."""
     work = Path(job.request["work"])
     if work != file.parent:
-        return f"the home is {work.parents[2]} on {job.leader} and {file.parents[3]} here; the path must be the same on both"
+        return (
+            f"the home is {work.parents[2]} on {job.leader} and {file.parents[3]} here; the path must "
+            "be the same on both"
+        )
     try:
         host, port = job.endpoint.rsplit(":", 1)
         socket.create_connection((host, int(port)), timeout=5).close()
     except OSError as error:
-        return (f"{job.endpoint} does not answer ({error}); if that stage still waits, set RATCHET_ADDRESS on its machine to an address "
-                "reachable from here")
+        return (
+            f"{job.endpoint} does not answer ({error}); if that stage still waits, set RATCHET_ADDRESS on "
+            "its machine to an address "
+            "reachable from here"
+        )
     return missing_devices(job.each)

@@ -1,7 +1,8 @@
-"""Stage launcher: runs each stage in a subprocess, so that running out of memory kills the stage and not the flow.
+"""Stage launcher: runs each stage in a subprocess, so that running out of memory kills the stage and not the
+flow.
 
-Children are forked from a fork server that has preloaded slow imports, so a stage starts in milliseconds. A child
-exits with its parent; cancelling the flow terminates it.
+Children are forked from a fork server that has preloaded slow imports, so a stage starts in milliseconds. A
+child exits with its parent; cancelling the flow terminates it.
 """
 
 from __future__ import annotations
@@ -23,23 +24,30 @@ from ratchet.tasks.process.child import PRELOAD, exit_with_parent, redirect_outp
 from ratchet.tasks.process.ranks import execute_on_ranks, ranks_of
 
 ENVIRONMENT = {
-    # Keep freed memory for the next training step. By default glibc returns it to the system, at a cost of a hundred thousand page
-    # faults per step (10 to 20 % of the step time of SmolLM2).
+    # Keep freed memory for the next training step. By default glibc returns it to the system, at a cost of a
+    # hundred thousand page faults per step (10 to 20 % of the step time of SmolLM2).
     "GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=274877906944",
-    # OpenMP threads busy-wait (spin) for each other; GOMP_SPINCOUNT 3,000 instead of 300,000 avoids starvation when cores are
+    # OpenMP threads busy-wait (spin) for each other; GOMP_SPINCOUNT 3,000 instead of 300,000 avoids
+    # starvation when cores are
     # oversubscribed: two runs sampling on two cores are 7x faster, a single run is 4 % slower.
     "GOMP_SPINCOUNT": "3000",
 }
 """Environment of stage processes and their children. Variables set by the user take precedence."""
 
 
-def launch(request: Mapping[str, Any], log: Path, *, inline: bool = False,
-           tick: Callable[[], None] | None = None, devices: Sequence[str] = ()) -> dict[str, Any]:
-    """Run the stage and return its metadata. Output goes to `log`. `devices`: GPUs visible to the stage, as in
-    CUDA_VISIBLE_DEVICES; by default those visible to this process.
+def launch(
+    request: Mapping[str, Any],
+    log: Path,
+    *,
+    inline: bool = False,
+    tick: Callable[[], None] | None = None,
+    devices: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Run the stage and return its metadata. Output goes to `log`. `devices`: GPUs visible to the stage, as
+    in CUDA_VISIBLE_DEVICES; by default those visible to this process.
 
-    Raises the stage's own `RatchetError`; any other exception, or the death of the process, becomes a `StageError`
-    with the cause. `tick` is called about five times per second while waiting.
+    Raises the stage's own `RatchetError`; any other exception, or the death of the process, becomes a
+    `StageError` with the cause. `tick` is called about five times per second while waiting.
     """
     if inline and ranks_of(request) == 1 and not devices:  # CUDA reads CUDA_VISIBLE_DEVICES once per process
         from ratchet.components.stages.run import execute
@@ -49,7 +57,9 @@ def launch(request: Mapping[str, Any], log: Path, *, inline: bool = False,
     context = multiprocessing.get_context("forkserver")
     receive, send = context.Pipe(duplex=False)
     log.parent.mkdir(parents=True, exist_ok=True)
-    child = context.Process(target=_child, args=(dict(request), send, str(log), os.getpid(), tuple(devices)), daemon=False)
+    child = context.Process(
+        target=_child, args=(dict(request), send, str(log), os.getpid(), tuple(devices)), daemon=False
+    )
     with _without_main():
         child.start()
     send.close()
@@ -76,8 +86,8 @@ def launch(request: Mapping[str, Any], log: Path, *, inline: bool = False,
 
 
 def prepare() -> None:
-    """Start the fork server if it is not running. It preloads modules in the background; the first stage waits for
-    it.
+    """Start the fork server if it is not running. It preloads modules in the background; the first stage
+    waits for it.
     """
     multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
     with _environment(environment()):
@@ -85,10 +95,12 @@ def prepare() -> None:
 
 
 def environment() -> dict[str, str]:
-    """The entries of `ENVIRONMENT` that do not conflict with the user's variables; must be set before torch is
-    imported.
+    """The entries of `ENVIRONMENT` that do not conflict with the user's variables; must be set before torch
+    is imported.
     """
-    return {k: v for k, v in ENVIRONMENT.items() if k != "GOMP_SPINCOUNT" or "OMP_WAIT_POLICY" not in os.environ}
+    return {
+        k: v for k, v in ENVIRONMENT.items() if k != "GOMP_SPINCOUNT" or "OMP_WAIT_POLICY" not in os.environ
+    }
 
 
 @contextlib.contextmanager
@@ -119,7 +131,9 @@ def _environment(more: Mapping[str, str]) -> Iterator[None]:
 
 
 def _child(request: dict[str, Any], send: Any, log: str, parent: int, devices: tuple[str, ...]) -> None:
-    if devices:  # the fork server is shared and has not initialised CUDA; ranks and a vLLM server inherit this
+    if (
+        devices
+    ):  # the fork server is shared and has not initialised CUDA; ranks and a vLLM server inherit this
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
     os.setsid()
     exit_with_parent(parent)
@@ -134,10 +148,23 @@ def _child(request: dict[str, Any], send: Any, log: str, parent: int, devices: t
         send.send(("error", error))
         _log_traceback()
     except MemoryError:
-        send.send(("error", StageError(f"stage {request['does']!r} ran out of memory; use a smaller profile "
-                                       "(tokens_per_microbatch, max_num_seqs) and run again", died=True)))
+        send.send(
+            (
+                "error",
+                StageError(
+                    f"stage {request['does']!r} ran out of memory; use a smaller profile "
+                    "(tokens_per_microbatch, max_num_seqs) and run again",
+                    died=True,
+                ),
+            )
+        )
     except BaseException as error:
-        send.send(("error", StageError(f"stage {request['does']!r} failed: {type(error).__name__}: {error} (log: {log})")))
+        send.send(
+            (
+                "error",
+                StageError(f"stage {request['does']!r} failed: {type(error).__name__}: {error} (log: {log})"),
+            )
+        )
         _log_traceback()
     finally:
         send.close()
@@ -166,5 +193,8 @@ def _death_message(does: str, code: int | None, log: Path) -> str:
     if code is not None and code < 0:
         name = signal.Signals(-code).name
         why = "; the machine probably ran out of memory" if -code == signal.SIGKILL else ""
-        return f"stage {does!r} was killed by {name}{why}; run again to continue from its last checkpoint (log: {log})"
+        return (
+            f"stage {does!r} was killed by {name}{why}; run again to continue from its last checkpoint "
+            f"(log: {log})"
+        )
     return f"stage {does!r} ended without a result, exit code {code} (log: {log})"

@@ -1,9 +1,9 @@
 """Run locks and GPU allocation.
 
-Runs, the registry, the DVC workspace and GPUs are locked with `flock` (filelock): the kernel releases the lock when
-the holder dies, so stale locks do not exist. (Stages shared by two runs are locked by the store.) The number of GPU
-slots is a global concurrency limit of the Prefect server, across machines; the machine then picks the GPUs. The
-registry lock of workers without a shared disk is such a limit too.
+Runs, the registry, the DVC workspace and GPUs are locked with `flock` (filelock): the kernel releases the
+lock when the holder dies, so stale locks do not exist. (Stages shared by two runs are locked by the store.)
+The number of GPU slots is a global concurrency limit of the Prefect server, across machines; the machine then
+picks the GPUs. The registry lock of workers without a shared disk is such a limit too.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ LEASE_SECONDS = 90.0  # slots of a killed holder are released after this and the
 
 @contextlib.contextmanager
 def file_lock(lock: Path, what: str, if_running: IfRunning = "wait") -> Iterator[None]:
-    """Hold an exclusive file lock. If another process holds it, wait, or raise `BusyError` (`if_running="refuse"`).
+    """Hold an exclusive file lock. If another process holds it, wait, or raise `BusyError`
+    (`if_running="refuse"`).
 
     The file's content names the holder, for messages only. Stage processes do not inherit the lock.
     """
@@ -49,7 +50,9 @@ def file_lock(lock: Path, what: str, if_running: IfRunning = "wait") -> Iterator
         except Timeout:
             holder = _holder(lock)
             if if_running == "refuse":
-                raise BusyError(f"{what} is locked by {holder}; wait for it to end, or use `if_running: wait`") from None
+                raise BusyError(
+                    f"{what} is locked by {holder}; wait for it to end, or use `if_running: wait`"
+                ) from None
             log.warning("%s is locked by %s; waiting for it", what, holder)
             file.acquire(poll_interval=0.2)
     try:
@@ -61,8 +64,8 @@ def file_lock(lock: Path, what: str, if_running: IfRunning = "wait") -> Iterator
 
 @contextlib.contextmanager
 def gpu_slots(count: int) -> Iterator[tuple[str, ...]]:
-    """Acquire `count` slots of the Prefect concurrency limit `gpu` and as many GPUs of this machine, waiting for
-    them; 0 is a no-op.
+    """Acquire `count` slots of the Prefect concurrency limit `gpu` and as many GPUs of this machine, waiting
+    for them; 0 is a no-op.
 
     Yields the value for CUDA_VISIBLE_DEVICES as a tuple, empty if the machine has no GPU (slots are counted
     nevertheless). `RecipeError` if the machine has fewer GPUs; also raises what `slots` raises.
@@ -72,8 +75,11 @@ def gpu_slots(count: int) -> Iterator[tuple[str, ...]]:
         return
     here = visible_gpus()
     if here and count > len(here):
-        raise RecipeError(f"`gpus: {count}`, but this machine has {len(here)} ({', '.join(here.values())}; CUDA_VISIBLE_DEVICES limits them, if "
-                          f"set); request at most {len(here)}")
+        raise RecipeError(
+            f"`gpus: {count}`, but this machine has {len(here)} ({', '.join(here.values())}; "
+            "CUDA_VISIBLE_DEVICES limits them, if "
+            f"set); request at most {len(here)}"
+        )
     with slots("gpu", count), lock_gpus(here, count if here else 0) as given:
         yield given
 
@@ -82,8 +88,8 @@ def gpu_slots(count: int) -> Iterator[tuple[str, ...]]:
 def lock_gpus(here: Mapping[str, str], count: int) -> Iterator[tuple[str, ...]]:
     """Lock `count` of the GPUs `here` (`visible_gpus`) and yield their names for CUDA_VISIBLE_DEVICES.
 
-    All or none, so that waiting processes hold nothing. Of two competing processes one succeeds, since both try GPUs
-    in the same order and release all when there are too few.
+    All or none, so that waiting processes hold nothing. Of two competing processes one succeeds, since both
+    try GPUs in the same order and release all when there are too few.
     """
     logged = False
     while True:
@@ -93,14 +99,22 @@ def lock_gpus(here: Mapping[str, str], count: int) -> Iterator[tuple[str, ...]]:
                 yield given
                 return
         if not logged:
-            log.warning("waiting for %d of the GPUs %s: %s", count, ", ".join(here.values()),
-                        ", ".join(f"{here[gpu]} is locked by {_holder(_gpu_lock(gpu))}" for gpu in busy))
+            log.warning(
+                "waiting for %d of the GPUs %s: %s",
+                count,
+                ", ".join(here.values()),
+                ", ".join(f"{here[gpu]} is locked by {_holder(_gpu_lock(gpu))}" for gpu in busy),
+            )
             logged = True
         time.sleep(LOOK_SECONDS)
 
 
-def _free(here: Mapping[str, str], count: int, files: contextlib.ExitStack) -> tuple[tuple[str, ...], list[str]]:
-    """(locked GPUs, busy GPUs); locks are held as long as `files`. Stops early if `count` cannot be reached."""
+def _free(
+    here: Mapping[str, str], count: int, files: contextlib.ExitStack
+) -> tuple[tuple[str, ...], list[str]]:
+    """(locked GPUs, busy GPUs); locks are held as long as `files`. Stops early if `count` cannot be
+    reached.
+    """
     given, busy = [], []
     for gpu, name in here.items():
         if len(given) == count or len(here) - len(busy) < count:
@@ -112,8 +126,10 @@ def _free(here: Mapping[str, str], count: int, files: contextlib.ExitStack) -> t
             busy.append(gpu)
             continue
         except OSError as error:
-            raise StoreError(f"GPU {name} cannot be locked: {error}; {GPU_LOCKS} must be writable by all users "
-                             "(mode 1777); it is created if missing") from error
+            raise StoreError(
+                f"GPU {name} cannot be locked: {error}; {GPU_LOCKS} must be writable by all users "
+                "(mode 1777); it is created if missing"
+            ) from error
         with contextlib.suppress(OSError):  # full disk: the lock itself is enough
             _write_holder(lock)
         given.append(name)
@@ -121,7 +137,9 @@ def _free(here: Mapping[str, str], count: int, files: contextlib.ExitStack) -> t
 
 
 def _gpu_lock(gpu: str) -> Path:
-    """Lock file of a GPU in a shared sticky folder. The folder gets its mode before it is renamed into place."""
+    """Lock file of a GPU in a shared sticky folder. The folder gets its mode before it is renamed into
+    place.
+    """
     if not GPU_LOCKS.exists():
         made = tempfile.mkdtemp(prefix=f".{GPU_LOCKS.name}-", dir=GPU_LOCKS.parent)
         os.chmod(made, 0o1777)
@@ -134,8 +152,8 @@ def _gpu_lock(gpu: str) -> Path:
 
 @contextlib.contextmanager
 def slots(name: str, count: int) -> Iterator[None]:
-    """Acquire `count` slots of a Prefect concurrency limit, waiting for them. `ServiceError` if the limit does not
-    exist or the server is unreachable.
+    """Acquire `count` slots of a Prefect concurrency limit, waiting for them. `ServiceError` if the limit
+    does not exist or the server is unreachable.
 
     If the server disappears later, the work continues and slots are released early.
     """
@@ -144,17 +162,27 @@ def slots(name: str, count: int) -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(concurrency(name, occupy=count, lease_duration=LEASE_SECONDS, strict=True,
-                                            raise_on_lease_renewal_failure=False))
+            stack.enter_context(
+                concurrency(
+                    name,
+                    occupy=count,
+                    lease_duration=LEASE_SECONDS,
+                    strict=True,
+                    raise_on_lease_renewal_failure=False,
+                )
+            )
         except ConcurrencySlotAcquisitionError as error:
-            raise ServiceError(f"could not acquire {count} slots of {name!r} from the Prefect server: {error}; create them with `ratchet deploy`") from error
+            raise ServiceError(
+                f"could not acquire {count} slots of {name!r} from the Prefect server: {error}; create "
+                "them with `ratchet deploy`"
+            ) from error
         yield
 
 
 @contextlib.contextmanager
 def registry_lock(home: Path) -> Iterator[None]:
-    """Lock the model registry, since aliases are read and then moved, and runs sharing a checkpoint would register it
-    twice.
+    """Lock the model registry, since aliases are read and then moved, and runs sharing a checkpoint would
+    register it twice.
 
     A file lock separates processes of one home. Homes that share an MLflow server also need a Prefect server
     (`PREFECT_API_URL`) prepared by `ratchet deploy`; without one only the file lock is used, and logged.
@@ -171,7 +199,11 @@ def registry_lock(home: Path) -> Iterator[None]:
 
 def _write_holder(lock: Path) -> None:
     """Write the holder into the existing lock file (files of other users may be written, not created)."""
-    holder_info = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S%z")}
+    holder_info = {
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "since": time.strftime("%Y-%m-%d %H:%M:%S%z"),
+    }
     file = os.open(lock, os.O_WRONLY)
     try:
         os.ftruncate(file, 0)

@@ -1,8 +1,8 @@
 """Orphan reaper: terminates all processes of a run when the run ends in any way, SIGKILL included.
 
-Stage processes watch their flow themselves (`tasks/process/launch.py`), but the local Prefect server and the loading
-fork server do not. A small helper process (this file as a script) holds one end of a pipe and terminates every
-process with the run's mark in its environment when the kernel closes the other end.
+Stage processes watch their flow themselves (`tasks/process/launch.py`), but the local Prefect server and the
+loading fork server do not. A small helper process (this file as a script) holds one end of a pipe and
+terminates every process with the run's mark in its environment when the kernel closes the other end.
 """
 
 import os
@@ -23,8 +23,15 @@ def reap_children_on_exit() -> None:
         return
     mark = secrets.token_hex(8)
     read, _write = os.pipe()  # never closed or inherited: the kernel closes it when this process ends
-    subprocess.Popen([sys.executable, "-I", "-S", "-B", __file__, mark], stdin=read, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                     cwd="/", start_new_session=True, env={k: v for k, v in os.environ.items() if k != MARK})
+    subprocess.Popen(
+        [sys.executable, "-I", "-S", "-B", __file__, mark],
+        stdin=read,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        start_new_session=True,
+        env={k: v for k, v in os.environ.items() if k != MARK},
+    )
     os.close(read)
     os.environ[MARK] = mark
 

@@ -1,7 +1,8 @@
-"""Local Prefect server of a run without a configured one: a separate process on a free port that ends with the run.
+"""Local Prefect server of a run without a configured one: a separate process on a free port that ends with
+the run.
 
-Prefect can start one itself, but first imports the whole server into the run, which takes as long as starting the
-server.
+Prefect can start one itself, but first imports the whole server into the run, which takes as long as starting
+the server.
 """
 
 from __future__ import annotations
@@ -28,15 +29,18 @@ from ratchet.tasks.process.locks import file_lock
 
 STARTUP = "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"
 """Prefect's setting for the start-up timeout."""
-SETTINGS = {"PREFECT_UI_ENABLED": "0",  # the UI is served by `ratchet ui`
-            "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}  # no background services of a shared server
+SETTINGS = {
+    "PREFECT_UI_ENABLED": "0",  # the UI is served by `ratchet ui`
+    "PREFECT__SERVER_EPHEMERAL": "1",
+    "PREFECT__SERVER_FINAL": "1",
+}  # no background services of a shared server
 GRACE = 5.0
 
 
 @dataclass
 class PrefectServer:
-    """A starting or running server. `address`: URL of its API. `unkept`: its new database, not yet cached. `making`:
-    lock held until the database has been created, that is until the server answers.
+    """A starting or running server. `address`: URL of its API. `unkept`: its new database, not yet cached.
+    `making`: lock held until the database has been created, that is until the server answers.
     """
 
     address: str
@@ -49,14 +53,21 @@ class PrefectServer:
         end = time.monotonic() + seconds
         while self.process.poll() is None and time.monotonic() < end:
             try:
-                with urllib.request.urlopen(f"{self.address}/health", timeout=max(end - time.monotonic(), 0.1)):
+                with urllib.request.urlopen(
+                    f"{self.address}/health", timeout=max(end - time.monotonic(), 0.1)
+                ):
                     break
             except (urllib.error.URLError, OSError):
                 time.sleep(0.05)
         else:
-            raise ServiceError(f"Prefect's own server did not start within {seconds:g} s: the machine is too busy; raise {STARTUP}, or start "
-                               "`prefect server start` and set PREFECT_API_URL" if self.process.poll() is None else
-                               f"Prefect's own server ended with exit code {self.process.returncode} before it answered; its output is above")
+            raise ServiceError(
+                f"Prefect's own server did not start within {seconds:g} s: the machine is too busy; raise "
+                f"{STARTUP}, or start "
+                "`prefect server start` and set PREFECT_API_URL"
+                if self.process.poll() is None
+                else f"Prefect's own server ended with exit code {self.process.returncode} before it "
+                "answered; its output is above"
+            )
         if self.unkept:
             _keep(self.unkept)
         self.making.close()
@@ -71,14 +82,16 @@ class PrefectServer:
 
 
 def start(folder: Path) -> PrefectServer:
-    """Start a server on a free local port and set PREFECT_API_URL to it. Its database is in `folder` unless Prefect's
-    settings say otherwise.
+    """Start a server on a free local port and set PREFECT_API_URL to it. Its database is in `folder` unless
+    Prefect's settings say otherwise.
 
-    It ends with this process and ignores Ctrl-C, which a terminal sends to the whole process group: a stopped run
-    must still be able to report to its server.
+    It ends with this process and ignores Ctrl-C, which a terminal sends to the whole process group: a stopped
+    run must still be able to report to its server.
     """
     with contextlib.ExitStack() as turn:
-        turn.enter_context(file_lock(folder / "database.lock", f"Prefect's database of {folder}"))  # two servers creating one database would fail
+        turn.enter_context(
+            file_lock(folder / "database.lock", f"Prefect's database of {folder}")
+        )  # two servers creating one database would fail
         database = folder / "prefect.db"
         unkept = None if database.exists() or _take(database) else database
         server = PrefectServer(*_begin(), unkept)
@@ -91,13 +104,28 @@ def start(folder: Path) -> PrefectServer:
 
 def _begin() -> tuple[str, subprocess.Popen[bytes]]:
     """Address and process of a starting server."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:  # pass the open socket: nobody can take the port, and early callers wait
+    with socket.create_server(
+        ("127.0.0.1", 0)
+    ) as listening:  # pass the open socket: nobody can take the port, and early callers wait
         previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited by the child
         try:
             process = subprocess.Popen(
-                [sys.executable, "-m", "uvicorn", "--factory", "prefect.server.api.server:create_app", "--fd", str(listening.fileno()),
-                 "--log-level", "error", "--lifespan", "on"],
-                env={**os.environ, **SETTINGS}, pass_fds=[listening.fileno()])
+                [
+                    sys.executable,
+                    "-m",
+                    "uvicorn",
+                    "--factory",
+                    "prefect.server.api.server:create_app",
+                    "--fd",
+                    str(listening.fileno()),
+                    "--log-level",
+                    "error",
+                    "--lifespan",
+                    "on",
+                ],
+                env={**os.environ, **SETTINGS},
+                pass_fds=[listening.fileno()],
+            )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
         return f"http://127.0.0.1:{listening.getsockname()[1]}/api", process
@@ -113,7 +141,10 @@ def kept() -> Path:
 
 def _take(database: Path) -> bool:
     """Copy the cached database; returns whether there was one."""
-    with contextlib.suppress(OSError, RuntimeError), tempfile.TemporaryDirectory(dir=database.parent) as folder:  # no home directory, or no permission
+    with (
+        contextlib.suppress(OSError, RuntimeError),
+        tempfile.TemporaryDirectory(dir=database.parent) as folder,
+    ):  # no home directory, or no permission
         os.replace(shutil.copyfile(kept(), Path(folder) / "copy"), database)
         return True
     return False
@@ -125,7 +156,10 @@ def _keep(database: Path) -> None:
         kept().parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=kept().parent) as folder:
             copy = Path(folder) / "copy"
-            with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as ours, contextlib.closing(sqlite3.connect(copy)) as theirs:
+            with (
+                contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as ours,
+                contextlib.closing(sqlite3.connect(copy)) as theirs,
+            ):
                 ours.backup(theirs)
                 empty = not theirs.execute("SELECT count(*) FROM flow_run").fetchone()[0]
             if empty:

@@ -1,9 +1,9 @@
 """Multi-process (data-parallel) and multi-node stages: torchrun's elastic launcher with c10d rendezvous.
 
 The stage's process hosts the rendezvous store and describes the job in `job.json` of its workspace. On other
-machines, `ratchet join` (`tasks/process/joining.py`) reads it and enters the same rendezvous. There are no restarts:
-rerunning the stage resumes from its last checkpoint. A failing rank writes a report to `ranks/` of the workspace,
-which is shared by all machines.
+machines, `ratchet join` (`tasks/process/joining.py`) reads it and enters the same rendezvous. There are no
+restarts: rerunning the stage resumes from its last checkpoint. A failing rank writes a report to `ranks/` of
+the workspace, which is shared by all machines.
 """
 
 from __future__ import annotations
@@ -71,8 +71,10 @@ class Job:
 def ready(profile: Profile) -> None:
     """Fail early if the profile needs a package that is not installed."""
     if profile.learner == "deepspeed" and importlib.util.find_spec("deepspeed") is None:
-        raise RecipeError(f"profile {profile.name}: `learner: deepspeed`: DeepSpeed is not installed; "
-                          "pip install 'ratchet-rlhf[scale]', or set `learner: torch`")
+        raise RecipeError(
+            f"profile {profile.name}: `learner: deepspeed`: DeepSpeed is not installed; "
+            "pip install 'ratchet-rlhf[scale]', or set `learner: torch`"
+        )
 
 
 def ranks_of(request: Mapping[str, Any]) -> int:
@@ -82,31 +84,52 @@ def ranks_of(request: Mapping[str, Any]) -> int:
 
 
 def execute_on_ranks(request: Mapping[str, Any], log: str) -> dict[str, Any]:
-    """Run the stage on all ranks and return rank 0's metadata. Raises the `RatchetError` of the rank that failed
-    first, or a `StageError` naming the rank that died and its machine, also if too few machines join.
+    """Run the stage on all ranks and return rank 0's metadata. Raises the `RatchetError` of the rank that
+    failed first, or a `StageError` naming the rank that died and its machine, also if too few machines join.
     """
     from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
 
-    count, machines, work = ranks_of(request), int(request["options"]["profile"].get("machines", 1)), Workspace(Path(request["work"]))
+    count, machines, work = (
+        ranks_of(request),
+        int(request["options"]["profile"].get("machines", 1)),
+        Workspace(Path(request["work"])),
+    )
     if short := missing_devices(count // machines):
-        raise RecipeError(f"stage {request['does']!r}: the profile says `ranks: {count}`{f' on `machines: {machines}`' if machines > 1 else ''}, {short}")
-    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)  # rendezvous store; lives as long as this call
+        raise RecipeError(
+            f"stage {request['does']!r}: the profile says `ranks: "
+            f"{count}`{f' on `machines: {machines}`' if machines > 1 else ''}, {short}"
+        )
+    store = TCPStore(
+        "localhost", 0, is_master=True, wait_for_workers=False
+    )  # rendezvous store; lives as long as this call
     host = os.environ.get("RATCHET_ADDRESS", socket.gethostname()) if machines > 1 else "localhost"
-    job, command = Job(request, log, count, machines, f"{host}:{store.port}"), f"ratchet join --home {work.root.parents[2]}"
+    job, command = (
+        Job(request, log, count, machines, f"{host}:{store.port}"),
+        f"ratchet join --home {work.root.parents[2]}",
+    )
     shutil.rmtree(job.reports, ignore_errors=True)
     job.reports.mkdir(parents=True)
     if machines > 1:
-        print(f"waiting for {machines - 1} more machine{'s' * (machines > 2)}: run `{command}` on each", flush=True)
-        write_atomic(work.steps, json.dumps({"step": 1, "of": machines, "unit": "machines", "time": time.time(), "metrics": {}}))
+        print(
+            f"waiting for {machines - 1} more machine{'s' * (machines > 2)}: run `{command}` on each",
+            flush=True,
+        )
+        write_atomic(
+            work.steps,
+            json.dumps({"step": 1, "of": machines, "unit": "machines", "time": time.time(), "metrics": {}}),
+        )
         write_atomic(work.root / JOB, json.dumps(asdict(job)))
     try:
         run_ranks(job, log)
         return json.loads((job.reports / META).read_text())
     except RendezvousTimeoutError:
-        raise StageError(f"{job.name} needs {machines} machines, but not all joined within {JOIN_SECONDS} s; run `{command}` on each of the "
-                         "others (it prints why it cannot join), then run this command again") from None
+        raise StageError(
+            f"{job.name} needs {machines} machines, but not all joined within {JOIN_SECONDS} s; run "
+            f"`{command}` on each of the "
+            "others (it prints why it cannot join), then run this command again"
+        ) from None
     except ChildFailedError:
         raise failure_of(job, failure_reports(job)) from None
     finally:
@@ -115,18 +138,30 @@ def execute_on_ranks(request: Mapping[str, Any], log: str) -> dict[str, Any]:
 
 
 def run_ranks(job: Job, log: str) -> None:
-    """Start this machine's ranks once all machines have joined, and wait for them. Raises torch's `ChildFailedError`,
-    `RendezvousError` and, on termination, `SignalException`; by then the ranks have exited and their exit codes are
-    reported.
+    """Start this machine's ranks once all machines have joined, and wait for them. Raises torch's
+    `ChildFailedError`, `RendezvousError` and, on termination, `SignalException`; by then the ranks have
+    exited and their exit codes are reported.
     """
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)  # a process with an initialised CUDA context must not be forked
+    multiprocessing.get_context("forkserver").set_forkserver_preload(
+        PRELOAD
+    )  # a process with an initialised CUDA context must not be forked
     config = LaunchConfig(
-        min_nodes=job.machines, max_nodes=job.machines, nproc_per_node=job.each, max_restarts=0, run_id=job.id, rdzv_backend="c10d",
-        rdzv_endpoint=job.endpoint, rdzv_configs={"is_host": "false", "join_timeout": JOIN_SECONDS}, local_addr=os.environ.get("RATCHET_ADDRESS"),
-        start_method="forkserver", signals_to_handle="SIGTERM", shutdown_timeout=3)
+        min_nodes=job.machines,
+        max_nodes=job.machines,
+        nproc_per_node=job.each,
+        max_restarts=0,
+        run_id=job.id,
+        rdzv_backend="c10d",
+        rdzv_endpoint=job.endpoint,
+        rdzv_configs={"is_host": "false", "join_timeout": JOIN_SECONDS},
+        local_addr=os.environ.get("RATCHET_ADDRESS"),
+        start_method="forkserver",
+        signals_to_handle="SIGTERM",
+        shutdown_timeout=3,
+    )
     try:
         elastic_launch(config, _rank)(job, log, os.getpid())
     except ChildFailedError as failed:
@@ -140,7 +175,12 @@ def missing_devices(each: int) -> str:
     import torch
 
     devices = torch.cuda.device_count() if torch.cuda.is_available() else each
-    return f"one per GPU, but {socket.gethostname()} has {devices} GPUs for {each} ranks; use fewer ranks or more machines" if each > devices else ""
+    return (
+        f"one per GPU, but {socket.gethostname()} has {devices} GPUs for {each} ranks; use fewer ranks or "
+        "more machines"
+        if each > devices
+        else ""
+    )
 
 
 def _rank(job: Job, log: str, agent: int) -> None:
@@ -169,19 +209,25 @@ def _rank(job: Job, log: str, agent: int) -> None:
         print(redacted(traceback.format_exc()), flush=True)
         report(job, rank, log, kind=type(error).__name__, text=redacted(str(error)))
         if not isinstance(error, RatchetError):
-            time.sleep(1.0)  # broken connections are follow-up errors: let the launcher see the dead rank first
+            time.sleep(
+                1.0
+            )  # broken connections are follow-up errors: let the launcher see the dead rank first
         sys.exit(1)  # torch would print the exception, with possible secrets
 
 
 def report(job: Job, rank: int, log: str, **what: Any) -> None:
     """Write how a rank ended: its exit code, or its error type and message."""
     with contextlib.suppress(OSError):  # workspace removed: the leader has ended
-        write_atomic(job.reports / f"{rank}.{'exit' if 'exitcode' in what else 'error'}",
-                     json.dumps({"host": socket.gethostname(), "log": log, **what}))
+        write_atomic(
+            job.reports / f"{rank}.{'exit' if 'exitcode' in what else 'error'}",
+            json.dumps({"host": socket.gethostname(), "log": log, **what}),
+        )
 
 
 def failure_reports(job: Job) -> dict[int, dict[str, Any]]:
-    """Reports of all failed ranks. Waits for reports of other machines, which appear late on a shared disk."""
+    """Reports of all failed ranks. Waits for reports of other machines, which appear late on a shared
+    disk.
+    """
     deadline = time.monotonic() + (REPORT_SECONDS if job.machines > 1 else 0)
     while len(list(job.reports.glob("*.exit"))) < job.ranks and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -195,11 +241,17 @@ def failure_of(job: Job, found: Mapping[int, Mapping[str, Any]]) -> RatchetError
     """The root cause of a failed stage as one error: the death of a rank explains errors of the others, and a
     `RatchetError` explains broken connections.
     """
+
     def where(rank: int) -> str:
-        return f"{job.name}: rank {rank} of {job.ranks}" + (f" on {found[rank]['host']}" if job.machines > 1 else "")
+        return f"{job.name}: rank {rank} of {job.ranks}" + (
+            f" on {found[rank]['host']}" if job.machines > 1 else ""
+        )
 
     def end(rank: int) -> str:
-        return f"the other ranks were stopped; run again to continue from the last checkpoint (log: {found[rank]['log']})"
+        return (
+            "the other ranks were stopped; run again to continue from the last checkpoint (log: "
+            f"{found[rank]['log']})"
+        )
 
     for rank, one in sorted(found.items()):
         if one.get("exitcode", 0) < 0 and one["exitcode"] != -signal.SIGTERM:
@@ -214,8 +266,11 @@ def failure_of(job: Job, found: Mapping[int, Mapping[str, Any]]) -> RatchetError
         if isinstance(own, type) and issubclass(own, RatchetError):
             return own(text)
         if kind == "MemoryError":
-            return StageError(f"{where(rank)} ran out of memory; use a smaller profile (tokens_per_microbatch), "
-                              f"more ranks or a higher zero_stage; {end(rank)}", died=True)
+            return StageError(
+                f"{where(rank)} ran out of memory; use a smaller profile (tokens_per_microbatch), "
+                f"more ranks or a higher zero_stage; {end(rank)}",
+                died=True,
+            )
     for host in sorted(file.stem for file in job.reports.glob("*.left")):
         return StageError(f"{job.name}: `ratchet join` was stopped on {host}; {end(min(found))}", died=True)
     for rank, (kind, text) in raised.items():
@@ -226,23 +281,37 @@ def failure_of(job: Job, found: Mapping[int, Mapping[str, Any]]) -> RatchetError
 
 
 def code_versions() -> dict[str, str]:
-    """Versions that all ranks of a stage must share: this code, and the packages for computation and communication."""
+    """Versions that all ranks of a stage must share: this code, and the packages for computation and
+    communication.
+    """
     sources = hashlib.sha256()
     for file in sorted([*ROOT.rglob("*.py"), *Path(__file__).parents[1].rglob("*.py")]):
         sources.update(file.read_bytes())
-    return {"ratchet": sources.hexdigest()[:12], **{name: packages().get(name, "none") for name in ("torch", "transformers", "peft", "deepspeed")}}
+    return {
+        "ratchet": sources.hexdigest()[:12],
+        **{name: packages().get(name, "none") for name in ("torch", "transformers", "peft", "deepspeed")},
+    }
 
 
 def _require_same_code(machines: list[tuple[str, dict[str, str]]]) -> None:
     first, ours = machines[0]
     for host, theirs in machines:
         if other := next((name for name in ours if ours[name] != theirs[name]), None):
-            raise ContractError(f"{other} is {theirs[other]} on {host} and {ours[other]} on {first}; all machines of a stage need the same version")
+            raise ContractError(
+                f"{other} is {theirs[other]} on {host} and {ours[other]} on {first}; all machines of a "
+                "stage need the same version"
+            )
 
 
 def _connect_timeout(job: Job, rank: int, log: str) -> None:
-    report(job, rank, log, kind="StageError", text=f"could not connect to all ranks within {CONNECT_SECONDS:.0f} s; set GLOO_SOCKET_IFNAME "
-                                                   "(NCCL_SOCKET_IFNAME) to the network interface between the machines")
+    report(
+        job,
+        rank,
+        log,
+        kind="StageError",
+        text=f"could not connect to all ranks within {CONNECT_SECONDS:.0f} s; set GLOO_SOCKET_IFNAME "
+        "(NCCL_SOCKET_IFNAME) to the network interface between the machines",
+    )
     os._exit(1)
 
 

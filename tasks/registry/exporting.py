@@ -1,5 +1,5 @@
-"""Export of a model (of a run, the registry or a directory) as a Hugging Face directory with model card, locally or
-to the Hub.
+"""Export of a model (of a run, the registry or a directory) as a Hugging Face directory with model card,
+locally or to the Hub.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ LEFT_OUT = (*RECORDS, "README.md", *PICKLES)  # store metadata, and the model ca
 
 
 def locate(model: str, home: Path) -> tuple[Path | None, Mapping[str, Any], Version | None, str]:
-    """(directory, or None if only the registry has it; lineage, empty if unknown; registered version; title) of a
-    model. `model`: RUN/STAGE, RUN (its final model), a directory, or a registered name, name:version or name@alias.
+    """(directory, or None if only the registry has it; lineage, empty if unknown; registered version; title)
+    of a model. `model`: RUN/STAGE, RUN (its final model), a directory, or a registered name, name:version or
+    name@alias.
     """
     run, _, stage = model.rpartition("/")
     if (home / "runs" / model / "run.json").is_file():
@@ -42,32 +43,52 @@ def locate(model: str, home: Path) -> tuple[Path | None, Mapping[str, Any], Vers
         if not (path / "config.json").is_file():
             raise RecipeError(f"{path} contains no model (config.json expected)")
         of_run = path.parent.parent if path.parent.name == "stages" else None
-        return path.resolve(), of_product(path, of_run) if (path / MANIFEST).is_file() else {}, None, path.resolve().name if not of_run else f"{of_run.name}/{path.name}"
+        return (
+            path.resolve(),
+            of_product(path, of_run) if (path / MANIFEST).is_file() else {},
+            None,
+            path.resolve().name if not of_run else f"{of_run.name}/{path.name}",
+        )
     made, version = resolve(model, home)
     assert version is not None, "neither a run nor a directory: a registered version"
     return None, made, version, f"{version.name}:{version.version}"
 
 
 def export(model: str, out: Path, *, home: Path, repository: str = "") -> Path:
-    """Copy the model to the new directory `out`, atomically, with a model card (for the Hub's `repository` if given).
-    `RecipeError` for an unknown model or a non-empty `out`, `StoreError` if its files are missing or damaged.
+    """Copy the model to the new directory `out`, atomically, with a model card (for the Hub's `repository` if
+    given). `RecipeError` for an unknown model or a non-empty `out`, `StoreError` if its files are missing or
+    damaged.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RecipeError(f"{out} exists and is not an empty directory; name a new one")
     place, made, version, name = locate(model, home)
     out.parent.mkdir(parents=True, exist_ok=True)
-    with disk_errors(f"exporting {model}"), tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as beside:
+    with (
+        disk_errors(f"exporting {model}"),
+        tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as beside,
+    ):
         if place is None:
             assert version is not None
             place = Path(beside) / "registered"
             bring(f"registry:{version.name}/{version.version}", version.tags.get("weights"), place, home)
         whole, written = Path(beside) / "model", (read_manifest(place) or {"files": {}})["files"]
         shutil.copytree(place, whole, ignore=shutil.ignore_patterns(*LEFT_OUT))
-        if odd := [name for name, entry in written.items() if (whole / name).is_file() and file_digest(whole / name) != entry["sha256"]]:
-            raise StoreError(f"{place / odd[0]} is damaged: its SHA-256 differs from the manifest; run again to recompute it")
+        if odd := [
+            name
+            for name, entry in written.items()
+            if (whole / name).is_file() and file_digest(whole / name) != entry["sha256"]
+        ]:
+            raise StoreError(
+                f"{place / odd[0]} is damaged: its SHA-256 differs from the manifest; run again to "
+                "recompute it"
+            )
         if not any(whole.glob("*.safetensors")):
-            raise StoreError(f"{place} contains no weights (model.safetensors expected; pickles are never exported)")
-        (whole / "README.md").write_text(model_card(whole, made, repository or name, repository or "path/to/this/folder"))
+            raise StoreError(
+                f"{place} contains no weights (model.safetensors expected; pickles are never exported)"
+            )
+        (whole / "README.md").write_text(
+            model_card(whole, made, repository or name, repository or "path/to/this/folder")
+        )
         whole.chmod(0o755)
         if out.exists():
             out.rmdir()
@@ -76,23 +97,31 @@ def export(model: str, out: Path, *, home: Path, repository: str = "") -> Path:
 
 
 def push(model: str, address: str, *, home: Path, public: bool = False, message: str = "") -> str:
-    """Upload a model to `hub:org/name`, private if new unless `public`; returns the commit URL. `SourceError` for
-    another address, `ServiceError` if the Hub rejects it.
+    """Upload a model to `hub:org/name`, private if new unless `public`; returns the commit URL. `SourceError`
+    for another address, `ServiceError` if the Hub rejects it.
     """
     match = re.fullmatch(r"hub:([\w.-]+/[\w.-]+)", address)
     if not match:
         raise SourceError(f"{address!r} is not a Hub repository; expected hub:org/name")
     from huggingface_hub import HfApi
 
-    repository, endpoint = match.group(1), os.environ.get("HF_ENDPOINT")  # read at call time; the library reads it once at import
+    repository, endpoint = (
+        match.group(1),
+        os.environ.get("HF_ENDPOINT"),
+    )  # read at call time; the library reads it once at import
     with tempfile.TemporaryDirectory(prefix=".push-", dir=home if home.is_dir() else None) as folder:
         out = export(model, Path(folder) / "model", home=home, repository=repository)
         hub = HfApi(endpoint=endpoint)
         try:
             hub.create_repo(repository, private=not public, exist_ok=True)
-            done = hub.upload_folder(folder_path=out, repo_id=repository, commit_message=message or f"Ratchet: {model}")
+            done = hub.upload_folder(
+                folder_path=out, repo_id=repository, commit_message=message or f"Ratchet: {model}"
+            )
         except Exception as error:  # network libraries raise various exceptions
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise ServiceError(f"{address}: {hub.endpoint} rejected the model: {reason}; log in with `hf auth login` or set HF_TOKEN to a token "
-                               "with write access") from error
+            raise ServiceError(
+                f"{address}: {hub.endpoint} rejected the model: {reason}; log in with `hf auth login` or "
+                "set HF_TOKEN to a token "
+                "with write access"
+            ) from error
     return str(done.commit_url)

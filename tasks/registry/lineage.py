@@ -1,10 +1,14 @@
-"""Lineage of an artifact: all ancestors with digests, inputs, code revisions and package versions, and the recipe.
+"""Lineage of an artifact: all ancestors with digests, inputs, code revisions and package versions, and the
+recipe.
 
-A lineage is a JSON-serialisable mapping, saved with a run (`lineage/<stage>.json`) and in a registered version:
+A lineage is a JSON-serialisable mapping, saved with a run (`lineage/<stage>.json`) and in a registered
+version:
     product    name of the stage that made the artifact
-    recipe, run, resolved           recipe name, run name, and the resolved recipe as text (empty if no run is known)
+    recipe, run, resolved           recipe name, run name, and the resolved recipe as text (empty if no run is
+    known)
     revision, packages              of the artifact itself; each stage has its own
-    stages     name -> {key, kind, content, inputs: {role: name}, made, meta, revision, packages, machine}; ancestors first.
+    stages     name -> {key, kind, content, inputs: {role: name}, made, meta, revision, packages, machine};
+    ancestors first.
                `content`: digest of the output; an ancestor no longer in the store has `missing: true` instead
     data, weights                   name -> content, of the stages of these kinds
     results    the evaluation (`ratchet.tasks.tracking.results`), if the run evaluated this artifact
@@ -45,8 +49,11 @@ def of_product(path: Path, run: Path | None = None) -> dict[str, Any]:
     path = path.resolve()
     manifest = read_manifest(path)
     if manifest is None:
-        raise StoreError(f"{path} is not a finished artifact: it has no readable manifest.json; expected a directory of the "
-                         "store or a link under runs/<run>/stages/")
+        raise StoreError(
+            f"{path} is not a finished artifact: it has no readable manifest.json; expected a directory "
+            "of the "
+            "store or a link under runs/<run>/stages/"
+        )
     stages: dict[str, dict[str, Any]] = {}
     _walk(path, stages)
     run = run or next(runs_with(path), None)
@@ -54,11 +61,17 @@ def of_product(path: Path, run: Path | None = None) -> dict[str, Any]:
     state = json.loads((run / "run.json").read_text()) if run and (run / "run.json").exists() else {}
     made_with = manifest.get("made_with", {})
     return {
-        "product": manifest["stage"], "recipe": state.get("recipe", ""), "run": run.name if run else "",
-        "revision": made_with.get("revision", state.get("revision", "")), "packages": made_with.get("packages", state.get("packages", {})),
-        "resolved": recipe.read_text() if recipe and recipe.exists() else "", "stages": stages,
-        **{word: {n: s["content"] for n, s in stages.items() if s.get("kind") in kinds}
-           for word, kinds in {"data": ("data", "groups"), "weights": ("weights",)}.items()},
+        "product": manifest["stage"],
+        "recipe": state.get("recipe", ""),
+        "run": run.name if run else "",
+        "revision": made_with.get("revision", state.get("revision", "")),
+        "packages": made_with.get("packages", state.get("packages", {})),
+        "resolved": recipe.read_text() if recipe and recipe.exists() else "",
+        "stages": stages,
+        **{
+            word: {n: s["content"] for n, s in stages.items() if s.get("kind") in kinds}
+            for word, kinds in {"data": ("data", "groups"), "weights": ("weights",)}.items()
+        },
         "results": _results(run, manifest["key"]) if run else {},
     }
 
@@ -78,9 +91,15 @@ def _walk(path: Path, seen: dict[str, dict[str, Any]]) -> None:
             seen[inputs[role]] = {"key": key, "missing": True, "inputs": {}}
         else:
             _walk(parent, seen)
-    seen[name] = {"key": manifest["key"], "kind": manifest["kind"], "content": content(manifest["files"]), "inputs": inputs,
-                  "made": manifest["made"], "meta": manifest["meta"],
-                  **{k: made_with[k] for k in ("revision", "packages", "machine") if k in made_with}}
+    seen[name] = {
+        "key": manifest["key"],
+        "kind": manifest["kind"],
+        "content": content(manifest["files"]),
+        "inputs": inputs,
+        "made": manifest["made"],
+        "meta": manifest["meta"],
+        **{k: made_with[k] for k in ("revision", "packages", "machine") if k in made_with},
+    }
 
 
 def runs_with(path: Path) -> Iterator[Path]:
@@ -98,7 +117,8 @@ def _results(run: Path, key: str) -> dict[str, Any]:
 
 
 def resolve(model: str, home: Path) -> tuple[dict[str, Any], Version | None]:
-    """The lineage of a stage's directory, or of a registered `name`, `name:version` or `name@alias`, and the version.
+    """The lineage of a stage's directory, or of a registered `name`, `name:version` or `name@alias`, and the
+    version.
 
     A plain name means its champion, or the newest version if there is none. `RecipeError` if unknown.
     """
@@ -110,8 +130,11 @@ def resolve(model: str, home: Path) -> tuple[dict[str, Any], Version | None]:
     if made is None and (Path(version.path) / "manifest.json").exists():
         made = of_product(Path(version.path))
     if made is None:
-        raise StoreError(f"{version.name} version {version.version} has no lineage, and its original directory {version.path} "
-                         "is not on this machine; use the machine of the run")
+        raise StoreError(
+            f"{version.name} version {version.version} has no lineage, and its original directory "
+            f"{version.path} "
+            "is not on this machine; use the machine of the run"
+        )
     return made, version
 
 
@@ -121,8 +144,11 @@ def find(model: str, home: Path) -> Version:
     name, number = name.rpartition(":")[::2] if ":" in name else (name, "")
     versions = [] if "/" in name else history(name, home=home)  # a path
     if not versions:
-        raise RecipeError(f"{model!r} is neither a finished stage's directory nor a registered model; runs register their models "
-                          "at the end; `ratchet show` lists stages")
+        raise RecipeError(
+            f"{model!r} is neither a finished stage's directory nor a registered model; runs register "
+            "their models "
+            "at the end; `ratchet show` lists stages"
+        )
     if alias:
         known = {a: v for v in versions for a in v.aliases}
         if alias not in known:

@@ -28,7 +28,7 @@ model, tokenizer = (auto.from_pretrained("{address}") for auto in (AutoModelForS
 talk = [{{"role": "user", "content": "Name three fruits."}}, {{"role": "assistant", "content": "Apple, pear and plum."}}]
 tokens = tokenizer.apply_chat_template(talk, return_tensors="pt", return_dict=True)
 print(model(**tokens).logits.item())
-```""",
+```""",  # noqa: E501
 }
 
 
@@ -38,16 +38,32 @@ def model_card(model_dir: Path, made: Mapping[str, Any], title: str, address: st
     """
     architecture = (json.loads((model_dir / "config.json").read_text()).get("architectures") or [""])[0]
     task = "text-classification" if "Classification" in architecture else "text-generation"
-    sources = {name: str(stage["meta"]["source"]) for name, stage in made.get("stages", {}).items() if stage.get("meta", {}).get("source")}
+    sources = {
+        name: str(stage["meta"]["source"])
+        for name, stage in made.get("stages", {}).items()
+        if stage.get("meta", {}).get("source")
+    }
     base = re.match(r"hub:(?:models/)?([\w.-]+/[\w.-]+)", sources.get("model_policy", ""))
-    head = {"library_name": "transformers", "pipeline_tag": task, "tags": ["ratchet", "reward-model" if task == "text-classification" else "rlhf"],
-            **({"base_model": base.group(1)} if base else {})}
-    parts = [f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n\n# {title}", USE[task].format(address=address)]
+    head = {
+        "library_name": "transformers",
+        "pipeline_tag": task,
+        "tags": ["ratchet", "reward-model" if task == "text-classification" else "rlhf"],
+        **({"base_model": base.group(1)} if base else {}),
+    }
+    parts = [
+        f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n\n# {title}",
+        USE[task].format(address=address),
+    ]
     if made:
         resolved = yaml.safe_load(made.get("resolved") or "") or {}
         about = resolved.get("recipe", {}).get("about", "")
-        parts += [f"Made by the recipe `{made['recipe']}` of Ratchet (stage `{made['product']}`, run `{made['run']}`). {about}".strip(),
-                  *_results(made), *_certificate(made), _lineage(made, sources)]
+        parts += [
+            f"Made by the recipe `{made['recipe']}` of Ratchet (stage `{made['product']}`, run "
+            f"`{made['run']}`). {about}".strip(),
+            *_results(made),
+            *_certificate(made),
+            _lineage(made, sources),
+        ]
     return "\n\n".join(parts) + "\n"
 
 
@@ -57,13 +73,26 @@ def _results(made: Mapping[str, Any]) -> list[str]:
     if not metrics:
         return []
     names = list(dict.fromkeys(re.sub(r"\.(mean|low|high|n)$", "", name) for name in metrics))
-    rows = [f"| {name} | {metrics.get(f'{name}.mean', metrics.get(name, float('nan'))):.4g} | "
-            f"{'[{:.4g}, {:.4g}]'.format(metrics[f'{name}.low'], metrics[f'{name}.high']) if f'{name}.low' in metrics else ''} |" for name in names]
+
+    def row(name: str) -> str:
+        value = metrics.get(f"{name}.mean", metrics.get(name, float("nan")))
+        interval = (
+            f"[{metrics[f'{name}.low']:.4g}, {metrics[f'{name}.high']:.4g}]"
+            if f"{name}.low" in metrics
+            else ""
+        )
+        return f"| {name} | {value:.4g} | {interval} |"
+
+    rows = [row(name) for name in names]
     gates = "\n".join(["", *(f"* {reason}" for reason in verdict.get("reasons", ()))])
-    return ["## Evaluation", f"The gates of its recipe **{'passed' if verdict['passed'] else 'did not pass'}**:\n{gates}" if verdict.get("gates") else
-            "Its recipe has no gates.",
-            "On held-out prompts, with 95 % bootstrap intervals over prompts:",
-            "\n".join(["| metric | value | 95 % interval |", "|---|---|---|", *rows])]
+    return [
+        "## Evaluation",
+        f"The gates of its recipe **{'passed' if verdict['passed'] else 'did not pass'}**:\n{gates}"
+        if verdict.get("gates")
+        else "Its recipe has no gates.",
+        "On held-out prompts, with 95 % bootstrap intervals over prompts:",
+        "\n".join(["| metric | value | 95 % interval |", "|---|---|---|", *rows]),
+    ]
 
 
 def _certificate(made: Mapping[str, Any]) -> list[str]:
@@ -71,17 +100,34 @@ def _certificate(made: Mapping[str, Any]) -> list[str]:
     if not certificate:
         return []
     found = certificate["accuracy"]
-    return ["## Certificate", f"{'Passed' if certificate['passed'] else 'Failed'}: it prefers the chosen answer in {found['mean']:.1%} "
-            f"[{found['low']:.1%}, {found['high']:.1%}] of {certificate['pairs']} held-out pairs."]
+    return [
+        "## Certificate",
+        f"{'Passed' if certificate['passed'] else 'Failed'}: it prefers the chosen answer in "
+        f"{found['mean']:.1%} "
+        f"[{found['low']:.1%}, {found['high']:.1%}] of {certificate['pairs']} held-out pairs.",
+    ]
 
 
 def _lineage(made: Mapping[str, Any], sources: Mapping[str, str]) -> str:
-    rows = [f"| {name} | {stage.get('kind', 'lost')} | {_public(sources.get(name, ''))} | `{stage.get('content', '')[:16]}` |"
-            for name, stage in made["stages"].items()]
+    rows = [
+        f"| {name} | {stage.get('kind', 'lost')} | {_public(sources.get(name, ''))} | "
+        f"`{stage.get('content', '')[:16]}` |"
+        for name, stage in made["stages"].items()
+    ]
     packages = ", ".join(f"{name} {version}" for name, version in made["packages"].items())
-    return "\n".join(["## Lineage", "", "All ancestors, with the first digits of the SHA-256 of their content:", "",
-                      "| stage | kind | source | digest |", "|---|---|---|---|", *rows, "",
-                      f"Code: revision `{made['revision'] or 'unknown'}`. Packages: {packages}."])
+    return "\n".join(
+        [
+            "## Lineage",
+            "",
+            "All ancestors, with the first digits of the SHA-256 of their content:",
+            "",
+            "| stage | kind | source | digest |",
+            "|---|---|---|---|",
+            *rows,
+            "",
+            f"Code: revision `{made['revision'] or 'unknown'}`. Packages: {packages}.",
+        ]
+    )
 
 
 def _public(source: str) -> str:

@@ -1,11 +1,11 @@
-"""Promotion of registered versions to champion: automatic with statistical evidence, or by hand with a reason; and
-rollback.
+"""Promotion of registered versions to champion: automatic with statistical evidence, or by hand with a
+reason; and rollback.
 
-A challenger must beat the champion on the same held-out prompts. With many challengers, some look better by chance,
-so the error rate is divided among them (alpha-spending): the k-th is tested at alpha / (k (k + 1)), with the recipe's
-alpha (`register.champion`). These sum to alpha, so by the union bound the probability that a champion is ever
-replaced by a model that is not better is below alpha (Foster & Stine, 2008; Tian & Ramdas, arXiv:1910.04900). Every
-comparison is recorded as a tag on the challenger, and counted from there.
+A challenger must beat the champion on the same held-out prompts. With many challengers, some look better by
+chance, so the error rate is divided among them (alpha-spending): the k-th is tested at alpha / (k (k + 1)),
+with the recipe's alpha (`register.champion`). These sum to alpha, so by the union bound the probability that
+a champion is ever replaced by a model that is not better is below alpha (Foster & Stine, 2008; Tian & Ramdas,
+arXiv:1910.04900). Every comparison is recorded as a tag on the challenger, and counted from there.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ MOST_RESAMPLES = 2_000_000
 
 @dataclass(frozen=True)
 class Comparison:
-    """Comparison of a challenger with the champion by one score, the `number`-th for this champion. `why_not`: empty
-    if comparable. `low` and `high` are at confidence `level`.
+    """Comparison of a challenger with the champion by one score, the `number`-th for this champion.
+    `why_not`: empty if comparable. `low` and `high` are at confidence `level`.
     """
 
     champion: str
@@ -59,15 +59,21 @@ class Comparison:
 
     @property
     def better(self) -> bool:
-        """The interval is above zero, and there are enough prompts (winning all n has probability 2^-n by chance)."""
+        """The interval is above zero, and there are enough prompts (winning all n has probability 2^-n by
+        chance).
+        """
         return not self.why_not and self.low > 0 and 2.0**-self.n <= (1 - self.level) / 2
 
     def __str__(self) -> str:
         if self.why_not:
             return f"not compared with the champion, version {self.champion}: {self.why_not}"
-        return (f"{self.score} {self.mean:+.4g} [{self.low:+.4g}, {self.high:+.4g}] against the champion, version {self.champion}, on "
-                f"{self.n} prompts: {'shown' if self.better else 'not shown'} to be better ({self.level:.2%} interval, "
-                f"comparison {self.number} of this champion)")
+        return (
+            f"{self.score} {self.mean:+.4g} [{self.low:+.4g}, {self.high:+.4g}] against the champion, "
+            f"version {self.champion}, on "
+            f"{self.n} prompts: {'shown' if self.better else 'not shown'} to be better ({self.level:.2%} "
+            "interval, "
+            f"comparison {self.number} of this champion)"
+        )
 
 
 def spent(number: int, alpha: float = Champion.alpha) -> float:
@@ -75,9 +81,12 @@ def spent(number: int, alpha: float = Champion.alpha) -> float:
     return alpha / (number * (number + 1))
 
 
-def against_champion(name: str, number: str, *, score: str | None = None, rule: Champion | None = None, home: Path) -> Comparison | None:
+def against_champion(
+    name: str, number: str, *, score: str | None = None, rule: Champion | None = None, home: Path
+) -> Comparison | None:
     """Compare a version with the champion and record it; None if there is no champion or it is this version.
-    Repeating it returns the same comparison. Defaults: `rule` of the challenger's recipe, `score` of the rule.
+    Repeating it returns the same comparison. Defaults: `rule` of the challenger's recipe, `score` of the
+    rule.
     """
     with service(f"comparing {name} version {number}", home) as mlflow:
         versions = versions_of(mlflow, name)
@@ -93,32 +102,55 @@ def against_champion(name: str, number: str, *, score: str | None = None, rule: 
             return Comparison(best.version, score, why_not=why_not)
         tag = f"{COMPARED}{best.version}.{score}"
         before = json.loads(challenger.tags.get(tag, "{}"))
-        met = before.get("number") or 1 + sum(t.startswith(f"{COMPARED}{best.version}.") for v in versions for t in v.tags)
+        met = before.get("number") or 1 + sum(
+            t.startswith(f"{COMPARED}{best.version}.") for v in versions for t in v.tags
+        )
         share = spent(met, rule.alpha)
-        resamples = min(MOST_RESAMPLES, max(10_000, math.ceil(80 / share)))  # at least forty resamples in each tail
+        resamples = min(
+            MOST_RESAMPLES, max(10_000, math.ceil(80 / share))
+        )  # at least forty resamples in each tail
         try:
-            found = Comparison(best.version, score, met, 1 - share, **paired(mine, theirs, score, level=1 - share, resamples=resamples))
+            found = Comparison(
+                best.version,
+                score,
+                met,
+                1 - share,
+                **paired(mine, theirs, score, level=1 - share, resamples=resamples),
+            )
         except DataError as error:  # keep the registration
             return Comparison(best.version, score, why_not=str(error))
         mlflow.set_model_version_tag(name, number, tag, json.dumps(asdict(found)))
         return found
 
 
-def with_evidence(name: str, number: str, verdict: Mapping[str, Any], *, rule: Champion | None = None, home: Path) -> dict[str, Any]:
-    """The gates' verdict extended by the comparison with the champion, if there is one; input of `promote`."""
+def with_evidence(
+    name: str, number: str, verdict: Mapping[str, Any], *, rule: Champion | None = None, home: Path
+) -> dict[str, Any]:
+    """The gates' verdict extended by the comparison with the champion, if there is one; input of
+    `promote`.
+    """
     found = against_champion(name, number, rule=rule, home=home) if verdict["passed"] else None
     if found is None:
         return dict(verdict)
     return {**verdict, "champion": found.better, "reasons": [*verdict.get("reasons", []), str(found)]}
 
 
-def promote_by_hand(name: str, number: str, reason: str, *, alias: str = "champion", force: bool = False,
-                    score: str | None = None, home: Path) -> tuple[str, Comparison | None, list[str]]:
-    """Set an alias by a user's decision; returns the version, the comparison, and the objections overruled by `force`.
+def promote_by_hand(
+    name: str,
+    number: str,
+    reason: str,
+    *,
+    alias: str = "champion",
+    force: bool = False,
+    score: str | None = None,
+    home: Path,
+) -> tuple[str, Comparison | None, list[str]]:
+    """Set an alias by a user's decision; returns the version, the comparison, and the objections overruled by
+    `force`.
 
-    A checkpoint stored only in the store gets a new version with its files. `ContractError` if gates failed, the
-    version was rolled back or is not shown to be better than the champion, unless `force`; `StoreError` if the
-    version or its files are missing.
+    A checkpoint stored only in the store gets a new version with its files. `ContractError` if gates failed,
+    the version was rolled back or is not shown to be better than the champion, unless `force`; `StoreError`
+    if the version or its files are missing.
     """
     _reason(reason)
     with registry_lock(home), service(f"promoting {name} version {number}", home) as mlflow:
@@ -133,14 +165,22 @@ def promote_by_hand(name: str, number: str, reason: str, *, alias: str = "champi
             _refuse(name, number, against)
         if ROLLED_BACK in version.tags:
             mlflow.delete_model_version_tag(name, number, ROLLED_BACK)
-        point(mlflow, version, alias, action="promoted", why=reason, by_hand=True, overruled=against,
-              **({"comparison": str(found)} if found else {}))
+        point(
+            mlflow,
+            version,
+            alias,
+            action="promoted",
+            why=reason,
+            by_hand=True,
+            overruled=against,
+            **({"comparison": str(found)} if found else {}),
+        )
     return number, found, against
 
 
 def rollback(name: str, reason: str, *, home: Path) -> tuple[str, str]:
-    """Set `champion` back to the version that the current one replaced; returns (from, to). The rolled-back version
-    cannot become champion again automatically. `StoreError` if there is no earlier champion.
+    """Set `champion` back to the version that the current one replaced; returns (from, to). The rolled-back
+    version cannot become champion again automatically. `StoreError` if there is no earlier champion.
     """
     _reason(reason)
     with registry_lock(home), service(f"rolling {name} back", home) as mlflow:
@@ -148,9 +188,16 @@ def rollback(name: str, reason: str, *, home: Path) -> tuple[str, str]:
         now = holder(versions)
         if now is None:
             raise StoreError(f"model {name!r} has no champion, so nothing can be rolled back")
-        earlier = [e["replaced"] for e in events(now) if e["alias"] == "champion" and e["action"] == "promoted" and e.get("replaced")]
+        earlier = [
+            e["replaced"]
+            for e in events(now)
+            if e["alias"] == "champion" and e["action"] == "promoted" and e.get("replaced")
+        ]
         if not earlier:
-            raise StoreError(f"{name} version {now.version} replaced no earlier champion; use `ratchet promote {name} --version N`")
+            raise StoreError(
+                f"{name} version {now.version} replaced no earlier champion; use `ratchet promote {name} "
+                "--version N`"
+            )
         back = one_of(versions, name, earlier[-1])  # fails before anything is written if it was deleted
         mlflow.set_model_version_tag(name, now.version, ROLLED_BACK, reason)
         point(mlflow, back, "champion", action="rolled back to", why=reason, by_hand=True)
@@ -165,13 +212,17 @@ def _rule(lineage: Mapping[str, Any]) -> Champion:
 
 def _refuse(name: str, number: str, against: list[str]) -> None:
     if against:
-        raise ContractError(f"{name} version {number} is not promoted: {'; '.join(against)}. Use --force to overrule")
+        raise ContractError(
+            f"{name} version {number} is not promoted: {'; '.join(against)}. Use --force to overrule"
+        )
 
 
 def _objections(version: Version, found: Comparison | None) -> list[str]:
     against = []
     if version.tags.get("verdict") != "passed":
-        against.append(f"its gates did not pass ({version.tags.get('verdict.why', 'no verdict is recorded')})")
+        against.append(
+            f"its gates did not pass ({version.tags.get('verdict.why', 'no verdict is recorded')})"
+        )
     if ROLLED_BACK in version.tags:
         against.append(f"it was rolled back ({version.tags[ROLLED_BACK]})")
     if found is not None and not found.better:

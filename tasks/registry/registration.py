@@ -1,5 +1,5 @@
-"""Registration after evaluation: checkpoints become versions, the final one becomes candidate and, if allowed,
-champion.
+"""Registration after evaluation: checkpoints become versions, the final one becomes candidate and, if
+allowed, champion.
 """
 
 from __future__ import annotations
@@ -20,33 +20,58 @@ from ratchet.tasks.tracking.server import tracking_uri
 
 
 def register_run(pipeline: Pipeline, run_id: str | None) -> dict[str, Any]:
-    """Register the run's checkpoints with their lineage; set `candidate`, and `champion` if the gates passed and the
-    model is shown to be better than the current champion. `run_id`: the run's MLflow id, None if it is not uploaded.
+    """Register the run's checkpoints with their lineage; set `candidate`, and `champion` if the gates passed
+    and the model is shown to be better than the current champion. `run_id`: the run's MLflow id, None if it
+    is not uploaded.
 
-    Files of intermediate checkpoints stay in the store; only the final one is copied to MLflow. If the tracking
-    server is unreachable, the run reports it and registers when run again.
+    Files of intermediate checkpoints stay in the store; only the final one is copied to MLflow. If the
+    tracking server is unreachable, the run reports it and registers when run again.
     """
     recipe = pipeline.recipe
     if recipe.register is None:
         return {}
     if run_id is None:  # otherwise the version would never be linked to its run
-        return {"postponed": redacted(f"the run is not uploaded to {tracking_uri(pipeline.store.home)}; check the server or "
-                                      "MLFLOW_TRACKING_URI and run again, nothing is lost")}
+        return {
+            "postponed": redacted(
+                f"the run is not uploaded to {tracking_uri(pipeline.store.home)}; check the server or "
+                "MLFLOW_TRACKING_URI and run again, nothing is lost"
+            )
+        }
     final = final_stage(pipeline)
-    report = json.loads((pipeline.artifact("evaluate").path / "results.json").read_text()) if "evaluate" in pipeline.stages else {}
+    report = (
+        json.loads((pipeline.artifact("evaluate").path / "results.json").read_text())
+        if "evaluate" in pipeline.stages
+        else {}
+    )
     verdict = report.get("verdict", {"passed": False, "reasons": ["the recipe has no evaluation"]})
     versions: dict[str, str] = {}
     try:
         with registry_lock(pipeline.store.home):
             for name in checkpoints(pipeline):
                 artifact, stage = pipeline.artifact(name), pipeline.stages[name]
-                own = {name: value for name, value in tracked(stage.does, artifact.meta).items() if "/" not in name}
-                parents = {p: registered_source(pipeline, p) or f"{model_of(recipe.register, p)}:{versions[p]}" for p in trained_from(pipeline, name)}
-                versions[name] = register(artifact.path, model_of(recipe.register, name), lineage=write_lineage(pipeline, name),
-                                          metrics={**own, **(report.get("metrics", {}) if name == final else {})}, parents=parents,
-                                          run_id=run_id, external=name != final, home=pipeline.store.home)
+                own = {
+                    name: value
+                    for name, value in tracked(stage.does, artifact.meta).items()
+                    if "/" not in name
+                }
+                parents = {
+                    p: registered_source(pipeline, p) or f"{model_of(recipe.register, p)}:{versions[p]}"
+                    for p in trained_from(pipeline, name)
+                }
+                versions[name] = register(
+                    artifact.path,
+                    model_of(recipe.register, name),
+                    lineage=write_lineage(pipeline, name),
+                    metrics={**own, **(report.get("metrics", {}) if name == final else {})},
+                    parents=parents,
+                    run_id=run_id,
+                    external=name != final,
+                    home=pipeline.store.home,
+                )
             model = model_of(recipe.register, final)
-            verdict = with_evidence(model, versions[final], verdict, rule=recipe.register.champion, home=pipeline.store.home)
+            verdict = with_evidence(
+                model, versions[final], verdict, rule=recipe.register.champion, home=pipeline.store.home
+            )
             champion = promote(model, versions[final], verdict, home=pipeline.store.home)
     except ServiceError as error:
         return {"postponed": str(error)}
@@ -56,7 +81,11 @@ def register_run(pipeline: Pipeline, run_id: str | None) -> dict[str, Any]:
 
 def checkpoints(pipeline: Pipeline) -> list[str]:
     """All stages with trained weights."""
-    return [n for n, s in pipeline.stages.items() if s.kind == "weights" and not n.startswith("model_") and n != "gold"]
+    return [
+        n
+        for n, s in pipeline.stages.items()
+        if s.kind == "weights" and not n.startswith("model_") and n != "gold"
+    ]
 
 
 def model_of(register: Register, name: str) -> str:
@@ -65,8 +94,8 @@ def model_of(register: Register, name: str) -> str:
 
 
 def trained_from(pipeline: Pipeline, name: str) -> list[str]:
-    """The checkpoints that a stage depends on, through its inputs and their data, in order; including registered
-    models used as sources.
+    """The checkpoints that a stage depends on, through its inputs and their data, in order; including
+    registered models used as sources.
     """
     known = [n for n in pipeline.stages if registered_source(pipeline, n)] + checkpoints(pipeline)
     found, queue = set[str](), [name]
@@ -86,7 +115,9 @@ def registered_source(pipeline: Pipeline, name: str) -> str:
 
 
 def final_stage(pipeline: Pipeline) -> str:
-    """The stage with the final weights: the last policy, or the reward model of a recipe that trains only that."""
+    """The stage with the final weights: the last policy, or the reward model of a recipe that trains only
+    that.
+    """
     names = checkpoints(pipeline)
     policies = [n for n in names if not n.startswith("reward")]
     return (policies or names)[-1]

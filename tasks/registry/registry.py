@@ -1,9 +1,9 @@
 """MLflow model registry: versions with lineage, and the aliases `candidate` and `champion`.
 
-A version refers to an MLflow LoggedModel. A candidate's files are copied into it (a Hugging Face directory, described
-by `tasks/registry/mlmodel.py`); an intermediate checkpoint is *external*: lineage and metrics only, its files stay in
-the store. Written for an `mlflow server`, which rejects several calls that sqlite allows. All functions raise
-`ServiceError` if the server is unreachable and may be repeated.
+A version refers to an MLflow LoggedModel. A candidate's files are copied into it (a Hugging Face directory,
+described by `tasks/registry/mlmodel.py`); an intermediate checkpoint is *external*: lineage and metrics only,
+its files stay in the store. Written for an `mlflow server`, which rejects several calls that sqlite allows.
+All functions raise `ServiceError` if the server is unreachable and may be repeated.
 """
 
 from __future__ import annotations
@@ -48,22 +48,38 @@ class Version:
     tags: Mapping[str, str] = field(default_factory=dict)
 
 
-def register(model_dir: Path, name: str, *, lineage: Mapping[str, Any], metrics: Mapping[str, float] | None = None,
-             parents: Mapping[str, str] | None = None, run_id: str | None = None, external: bool = False, home: Path) -> str:
-    """Register the directory as a version of model `name`; returns the existing version if weights and data digests
-    are equal.
+def register(
+    model_dir: Path,
+    name: str,
+    *,
+    lineage: Mapping[str, Any],
+    metrics: Mapping[str, float] | None = None,
+    parents: Mapping[str, str] | None = None,
+    run_id: str | None = None,
+    external: bool = False,
+    home: Path,
+) -> str:
+    """Register the directory as a version of model `name`; returns the existing version if weights and data
+    digests are equal.
 
-    `lineage` becomes tags (`lineage.data.<name>`, `lineage.recipe`, ...) and `lineage.json`. Identity: its `data`
-    mapping and the digest of the files. `parents`: versions it was trained from, stage -> `name:version`, as tags
-    `parent.<stage>`. An existing external version does not suffice if files are needed. `StoreError` if `model_dir`
-    has no files.
+    `lineage` becomes tags (`lineage.data.<name>`, `lineage.recipe`, ...) and `lineage.json`. Identity: its
+    `data` mapping and the digest of the files. `parents`: versions it was trained from, stage ->
+    `name:version`, as tags `parent.<stage>`. An existing external version does not suffice if files are
+    needed. `StoreError` if `model_dir` has no files.
     """
     model_dir = Path(model_dir)
     weights = directory_digest(model_dir)
     data = {k: str(v) for k, v in lineage.get("data", {}).items()}
     mark = hashlib.sha256(json.dumps([weights, data], sort_keys=True).encode()).hexdigest()[:40]
-    tags = {MARK: mark, "weights": weights, "path": str(model_dir.resolve()), "external": str(external).lower()}
-    tags |= {f"lineage.{k}": v for k, v in flatten({k: v for k, v in lineage.items() if k not in IN_FILE}).items()}
+    tags = {
+        MARK: mark,
+        "weights": weights,
+        "path": str(model_dir.resolve()),
+        "external": str(external).lower(),
+    }
+    tags |= {
+        f"lineage.{k}": v for k, v in flatten({k: v for k, v in lineage.items() if k not in IN_FILE}).items()
+    }
     tags |= {f"metric.{allowed(k)}": repr(v) for k, v in (metrics or {}).items()}
     tags |= {f"parent.{stage}": version for stage, version in (parents or {}).items()}
     tags |= {f"package.{k}": v for k, v in packages().items()}
@@ -77,27 +93,33 @@ def register(model_dir: Path, name: str, *, lineage: Mapping[str, Any], metrics:
                 return known.version
         model_id = _logged_model(mlflow, model_dir, name, mark, lineage, run_id, external, home)
         with _as_default(tracking_uri(home)):
-            made = mlflow.create_model_version(name, f"models:/{model_id}", run_id=run_id, tags=tags, model_id=model_id)
+            made = mlflow.create_model_version(
+                name, f"models:/{model_id}", run_id=run_id, tags=tags, model_id=model_id
+            )
         if run_id:
             _link_to_run(mlflow, run_id, model_id, metrics or {})
         return str(made.version)
 
 
 def promote(name: str, version: str, verdict: Mapping[str, Any], *, home: Path) -> bool:
-    """Set `candidate`, and `champion` if the verdict allows, and record who, when and why. Returns whether it was
-    allowed to be champion.
+    """Set `candidate`, and `champion` if the verdict allows, and record who, when and why. Returns whether it
+    was allowed to be champion.
 
-    `verdict`: {"passed": gates, "reasons": [str, ...], "champion": allowed (default: as the gates)}. A champion keeps
-    its alias if it fails later; a rolled-back version is not promoted automatically. `StoreError` for a version
-    without files.
+    `verdict`: {"passed": gates, "reasons": [str, ...], "champion": allowed (default: as the gates)}. A
+    champion keeps its alias if it fails later; a rolled-back version is not promoted automatically.
+    `StoreError` for a version without files.
     """
     reasons = verdict.get("reasons", [])
     why = "; ".join([reasons] if isinstance(reasons, str) else map(str, reasons)) or "no reason given"
     with service(f"promoting {name} version {version}", home) as mlflow:
         known = one_of(versions_of(mlflow, name), name, str(version))
         crowned = bool(verdict.get("champion", verdict["passed"])) and ROLLED_BACK not in known.tags
-        written = {"verdict": "passed" if verdict["passed"] else "refused", "verdict.why": cut(why, 5000),
-                   "verdict.at": _now(), "verdict.by": getpass.getuser()}
+        written = {
+            "verdict": "passed" if verdict["passed"] else "refused",
+            "verdict.why": cut(why, 5000),
+            "verdict.at": _now(),
+            "verdict.by": getpass.getuser(),
+        }
         for key, value in written.items():  # tags first: an alias must not point at an unexplained version
             mlflow.set_model_version_tag(name, known.version, key, value)
         point(mlflow, known, "candidate", action="proposed", why=why)
@@ -107,13 +129,20 @@ def promote(name: str, version: str, verdict: Mapping[str, Any], *, home: Path) 
 
 
 def point(mlflow: Any, version: Version, alias: str, *, action: str, why: str, **more: Any) -> Version | None:
-    """Move an alias to the version; returns its previous version. Since aliases have no history, the event is first
-    recorded on both as tags `history.<time>`. No-op if the alias is already there.
+    """Move an alias to the version; returns its previous version. Since aliases have no history, the event is
+    first recorded on both as tags `history.<time>`. No-op if the alias is already there.
     """
     before = holder(versions_of(mlflow, version.name), alias)
     if before is not None and before.version == version.version:
         return before
-    event = {"action": action, "alias": alias, "at": _now(), "by": getpass.getuser(), "why": cut(why, 4000), **more}
+    event = {
+        "action": action,
+        "alias": alias,
+        "at": _now(),
+        "by": getpass.getuser(),
+        "why": cut(why, 4000),
+        **more,
+    }
     event_tags = {version.version: event | {"replaced": before.version if before else None}}
     if before is not None and alias == "champion":
         event_tags[before.version] = event | {"action": "replaced", "replaced_by": version.version}
@@ -150,20 +179,31 @@ def one_of(versions: Sequence[Version], name: str, number: str) -> Version:
 
 
 def with_bytes(name: str, number: str, *, home: Path) -> str:
-    """Number of the version with the same weights that has files: itself, or one created from the store's copy.
-    `StoreError` if that copy is missing or changed.
+    """Number of the version with the same weights that has files: itself, or one created from the store's
+    copy. `StoreError` if that copy is missing or changed.
     """
     version = numbered(history(name, home=home), name, number)
     if not version.external:
         return number
     path = Path(version.path)
     if not path.is_dir() or directory_digest(path) != version.tags["weights"]:
-        raise StoreError(f"{name} version {number} has no bytes in the registry, and {path} {'has changed' if path.is_dir() else 'is gone'}; "
-                         f"make it again with `ratchet reproduce {name}:{number} --into FOLDER`")
-    metrics, parents = ({tag.removeprefix(kind): value for tag, value in version.tags.items() if tag.startswith(kind)}
-                        for kind in ("metric.", "parent."))
-    return register(path, name, lineage=saved_lineage(version, home=home) or {}, parents=parents,
-                    metrics={k: float(v) for k, v in metrics.items()}, home=home)
+        raise StoreError(
+            f"{name} version {number} has no bytes in the registry, and {path} "
+            f"{'has changed' if path.is_dir() else 'is gone'}; "
+            f"make it again with `ratchet reproduce {name}:{number} --into FOLDER`"
+        )
+    metrics, parents = (
+        {tag.removeprefix(kind): value for tag, value in version.tags.items() if tag.startswith(kind)}
+        for kind in ("metric.", "parent.")
+    )
+    return register(
+        path,
+        name,
+        lineage=saved_lineage(version, home=home) or {},
+        parents=parents,
+        metrics={k: float(v) for k, v in metrics.items()},
+        home=home,
+    )
 
 
 def champion(name: str, *, home: Path) -> Version | None:
@@ -179,7 +219,10 @@ def history(name: str, *, home: Path) -> list[Version]:
 
 def models(*, home: Path) -> list[str]:
     """Names of all registered models; empty, without a query, if nothing was tracked in `home`."""
-    if tracking_uri(home).startswith("sqlite:") and not Path(tracking_uri(home).removeprefix("sqlite:///")).exists():
+    if (
+        tracking_uri(home).startswith("sqlite:")
+        and not Path(tracking_uri(home).removeprefix("sqlite:///")).exists()
+    ):
         return []
     with service("listing models", home) as mlflow:
         return [model.name for model in _all(mlflow.search_registered_models)]
@@ -200,9 +243,13 @@ def saved_lineage(version: Version, *, home: Path) -> dict[str, Any] | None:
 
 def directory_digest(path: Path) -> str:
     """SHA-256 over names and contents of all files except the store's manifest and metrics."""
-    files = sorted(p for p in path.rglob("*") if p.is_file() and p.name not in ("manifest.json", "metrics.jsonl"))
+    files = sorted(
+        p for p in path.rglob("*") if p.is_file() and p.name not in ("manifest.json", "metrics.jsonl")
+    )
     if not files:
-        raise StoreError(f"{path} is not a model directory: it holds no files; expected config.json and weights")
+        raise StoreError(
+            f"{path} is not a model directory: it holds no files; expected config.json and weights"
+        )
     digest = hashlib.sha256()
     for file in files:
         digest.update(f"{file.relative_to(path).as_posix()} {file_digest(file)}\n".encode())
@@ -244,9 +291,19 @@ def versions_of(mlflow: Any, name: str) -> list[Version]:
         if error.error_code == "RESOURCE_DOES_NOT_EXIST":
             return []
         raise
-    found = (Version(name, str(v.version), v.model_id or str(v.source).removeprefix("models:/"), v.tags.get("external") == "true",
-                     tuple(a for a, at in aliases.items() if str(at) == str(v.version)), v.tags.get("path", ""),
-                     v.creation_timestamp / 1000, dict(v.tags)) for v in _all(mlflow.search_model_versions, f"name = '{name}'"))
+    found = (
+        Version(
+            name,
+            str(v.version),
+            v.model_id or str(v.source).removeprefix("models:/"),
+            v.tags.get("external") == "true",
+            tuple(a for a, at in aliases.items() if str(at) == str(v.version)),
+            v.tags.get("path", ""),
+            v.creation_timestamp / 1000,
+            dict(v.tags),
+        )
+        for v in _all(mlflow.search_model_versions, f"name = '{name}'")
+    )
     return sorted(found, key=lambda v: int(v.version))
 
 
@@ -259,9 +316,19 @@ def _all(search: Callable[..., Any], *what: str) -> Iterator[Any]:
         token = page.token or ""
 
 
-def _logged_model(mlflow: Any, model_dir: Path, name: str, mark: str, lineage: Mapping[str, Any], run_id: str | None,
-                  external: bool, home: Path) -> str:
-    """Id of a finished LoggedModel; reuses one from a killed attempt if finished, and removes an unfinished one."""
+def _logged_model(
+    mlflow: Any,
+    model_dir: Path,
+    name: str,
+    mark: str,
+    lineage: Mapping[str, Any],
+    run_id: str | None,
+    external: bool,
+    home: Path,
+) -> str:
+    """Id of a finished LoggedModel; reuses one from a killed attempt if finished, and removes an unfinished
+    one.
+    """
     experiment = mlflow.get_run(run_id).info.experiment_id if run_id else experiment_id(mlflow, home)
     kind = "true" if external else "false"
     for old in mlflow.search_logged_models([experiment], f"tags.`{MARK}` = '{mark}'"):
@@ -270,7 +337,10 @@ def _logged_model(mlflow: Any, model_dir: Path, name: str, mark: str, lineage: M
                 return old.model_id
             mlflow.delete_logged_model(old.model_id)
     tags = {MARK: mark, "external": kind} | ({EXTERNAL: "true"} if external else {})
-    params = {k: cut(v, 250) for k, v in flatten({"data": lineage.get("data", {}), "recipe": lineage.get("recipe", "")}).items()}
+    params = {
+        k: cut(v, 250)
+        for k, v in flatten({"data": lineage.get("data", {}), "recipe": lineage.get("recipe", "")}).items()
+    }
     model = mlflow.create_logged_model(experiment, name=name, source_run_id=run_id, tags=tags, params=params)
     if not external:
         mlflow.log_model_artifacts(model.model_id, str(model_dir))
@@ -296,5 +366,8 @@ def _link_to_run(mlflow: Any, run_id: str, model_id: str, metrics: Mapping[str, 
         return
     now = int(datetime.now(UTC).timestamp() * 1000)
     if metrics:
-        mlflow.log_batch(run_id, metrics=[Metric(allowed(k), float(v), now, 0, model_id=model_id) for k, v in metrics.items()])
+        mlflow.log_batch(
+            run_id,
+            metrics=[Metric(allowed(k), float(v), now, 0, model_id=model_id) for k, v in metrics.items()],
+        )
     mlflow.log_outputs(run_id, [LoggedModelOutput(model_id, 0)])

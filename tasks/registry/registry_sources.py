@@ -4,8 +4,8 @@
     registry:NAME@ALIAS      the version with that alias
     registry:NAME/3          that version
 
-Aliases are resolved when a run starts, and the run's recipe records the version and the digest of its weights. An
-unfinished run continues with the same version even if the alias has moved.
+Aliases are resolved when a run starts, and the run's recipe records the version and the digest of its
+weights. An unfinished run continues with the same version even if the alias has moved.
 """
 
 from __future__ import annotations
@@ -37,37 +37,52 @@ ADDRESS = re.compile(r"registry:([^/@:]+)(?:/(\d+)|@([^/@:]+))?")
 
 
 def resolved(recipe: Recipe, profile: Profile, home: Path) -> tuple[Recipe, dict[str, Any]]:
-    """The recipe with `registry:` sources resolved, and the record needed to resume. `SourceError` for an unknown
-    name, version or alias. The registry is not queried without such sources, or to resume a run.
+    """The recipe with `registry:` sources resolved, and the record needed to resume. `SourceError` for an
+    unknown name, version or alias. The registry is not queried without such sources, or to resume a run.
     """
     sources = {name: source for name, source in recipe.models.items() if source.source.startswith(REGISTRY)}
     if not sources:
         return recipe, {}
     request = digest([plain(recipe), profile.name])
-    found = _begun_with(request, recipe, home) or {name: _pin(name, source, home) for name, source in sources.items()}
-    pinned = {name: dataclasses.replace(sources[name], source=source, sha256=weights) for name, (source, weights) in found.items()}
-    return dataclasses.replace(recipe, models={**recipe.models, **pinned}), {"asked": request, "versions": found}
+    found = _begun_with(request, recipe, home) or {
+        name: _pin(name, source, home) for name, source in sources.items()
+    }
+    pinned = {
+        name: dataclasses.replace(sources[name], source=source, sha256=weights)
+        for name, (source, weights) in found.items()
+    }
+    return dataclasses.replace(recipe, models={**recipe.models, **pinned}), {
+        "asked": request,
+        "versions": found,
+    }
 
 
 def bring(source: str, weights: str | None, folder: Path, home: Path) -> None:
-    """Link the files of a version to `folder`: from the store if unchanged, else from the registry. `StoreError` if
-    neither has them.
+    """Link the files of a version to `folder`: from the store if unchanged, else from the registry.
+    `StoreError` if neither has them.
     """
     version = version_of(source, home)
     if version.path and Path(version.path).is_dir() and _link(Path(version.path), folder, weights):
         return
     location = download(version, home, folder.with_name("download"))
     if not _link(location, folder, weights):
-        raise StoreError(f"{source}: expected weights with digest {weights}, got other weights from {location}; the registry's copy is damaged")
+        raise StoreError(
+            f"{source}: expected weights with digest {weights}, got other weights from {location}; the "
+            "registry's copy is damaged"
+        )
 
 
 def download(version: Version, home: Path, folder: Path) -> Path:
-    """Directory with a version's files: the registry's own if it is on this machine, else downloaded into `folder`.
-    `StoreError` if the registry has none.
+    """Directory with a version's files: the registry's own if it is on this machine, else downloaded into
+    `folder`. `StoreError` if the registry has none.
     """
     if version.external:
-        raise StoreError(f"registry:{version.name}/{version.version}: this version has no bytes in the registry, and {version.path} is gone or "
-                         f"changed; make it again with `ratchet reproduce {version.name}:{version.version} --into FOLDER`, or name a version with bytes")
+        raise StoreError(
+            f"registry:{version.name}/{version.version}: this version has no bytes in the registry, and "
+            f"{version.path} is gone or "
+            f"changed; make it again with `ratchet reproduce {version.name}:{version.version} --into "
+            "FOLDER`, or name a version with bytes"
+        )
     with service(f"reading {version.name} version {version.version}", home) as mlflow:
         location = mlflow.get_model_version_download_uri(version.name, version.version)
         if location.startswith("models:/"):
@@ -86,23 +101,34 @@ def version_of(source: str, home: Path, where: str = "") -> Version:
     """The version that a `registry:` address currently means."""
     match, where = ADDRESS.fullmatch(source), f"{where}: " if where else ""
     if not match:
-        raise SourceError(f"{where}{source!r} is not the address of a registered model; expected registry:NAME, registry:NAME/VERSION or registry:NAME@ALIAS")
+        raise SourceError(
+            f"{where}{source!r} is not the address of a registered model; expected registry:NAME, "
+            "registry:NAME/VERSION or registry:NAME@ALIAS"
+        )
     name, number, alias = match.groups()
     known = models(home=home)  # does not create a database
     versions = history(name, home=home) if name in known else []
     if not versions:
-        raise SourceError(f"{where}{source}: no model {name!r} is registered at {tracking_uri(home)}{nearest(name, known) if known else ''}; "
-                          "a run with a `register` section registers one at its end")
+        raise SourceError(
+            f"{where}{source}: no model {name!r} is registered at "
+            f"{tracking_uri(home)}{nearest(name, known) if known else ''}; "
+            "a run with a `register` section registers one at its end"
+        )
     numbers = {version.version: version for version in versions}
     if number:
         if number not in numbers:
-            raise SourceError(f"{where}{source}: {name!r} has no version {number}; it has {', '.join(numbers)}")
+            raise SourceError(
+                f"{where}{source}: {name!r} has no version {number}; it has {', '.join(numbers)}"
+            )
         return numbers[number]
     found = holder(versions, alias or "champion")
     if found is None:
         aliases = ", ".join(f"@{a} (version {v.version})" for v in versions for a in v.aliases) or "none"
-        raise SourceError(f"{where}{source}: {name!r} has no alias {alias or 'champion'!r}, its aliases: {aliases}; name one of these, or a version: "
-                          f"registry:{name}/{versions[-1].version}")
+        raise SourceError(
+            f"{where}{source}: {name!r} has no alias {alias or 'champion'!r}, its aliases: {aliases}; "
+            "name one of these, or a version: "
+            f"registry:{name}/{versions[-1].version}"
+        )
     return found
 
 
@@ -110,7 +136,10 @@ def _pin(name: str, source: Source, home: Path) -> tuple[str, str | None]:
     version = version_of(source.source, home, f"models.{name}.source")
     weights = version.tags.get("weights")
     if source.sha256 not in (None, weights):
-        raise SourceError(f"models.{name}.sha256: expected weights with digest {source.sha256}, got {weights} of {version.name} version {version.version}")
+        raise SourceError(
+            f"models.{name}.sha256: expected weights with digest {source.sha256}, got {weights} of "
+            f"{version.name} version {version.version}"
+        )
     return f"{REGISTRY}{version.name}/{version.version}", weights
 
 
@@ -128,13 +157,17 @@ def _begun_with(request: str, recipe: Recipe, home: Path) -> Mapping[str, tuple[
     if not states:
         return {}
     _, run, versions = max(states)
-    log.warning("run %s is not finished and continues with the same models: %s", run, ", ".join(source for source, _ in versions.values()))
+    log.warning(
+        "run %s is not finished and continues with the same models: %s",
+        run,
+        ", ".join(source for source, _ in versions.values()),
+    )
     return {name: (source, weights) for name, (source, weights) in versions.items()}
 
 
 def _link(place: Path, folder: Path, weights: str | None) -> bool:
-    """Link the files of a model directory (plain, or written by MLflow's transformers flavour) into `folder`; returns
-    whether the digest is `weights`.
+    """Link the files of a model directory (plain, or written by MLflow's transformers flavour) into `folder`;
+    returns whether the digest is `weights`.
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -146,10 +179,24 @@ def _link(place: Path, folder: Path, weights: str | None) -> bool:
 
 def _model_files(place: Path) -> list[tuple[Path, str]]:
     described = place / "MLmodel"
-    flavour = (yaml.safe_load(described.read_text()).get("flavors") or {}).get("transformers", {}) if described.is_file() else {}
+    flavour = (
+        (yaml.safe_load(described.read_text()).get("flavors") or {}).get("transformers", {})
+        if described.is_file()
+        else {}
+    )
     binary = flavour.get("model_binary", ".")
     if binary != ".":  # logged by MLflow itself: weights and tokenizer in folders of their own
         folders = [place / binary, *(place / "components" / part for part in flavour.get("components", ()))]
-        return [(file, str(file.relative_to(folder))) for folder in folders for file in folder.rglob("*") if file.is_file()]
-    return [(file, name) for file in place.rglob("*") if file.is_file() and (name := str(file.relative_to(place))) not in (MANIFEST, "metrics.jsonl", LINEAGE)
-            and not (described.is_file() and written_beside(name))]
+        return [
+            (file, str(file.relative_to(folder)))
+            for folder in folders
+            for file in folder.rglob("*")
+            if file.is_file()
+        ]
+    return [
+        (file, name)
+        for file in place.rglob("*")
+        if file.is_file()
+        and (name := str(file.relative_to(place))) not in (MANIFEST, "metrics.jsonl", LINEAGE)
+        and not (described.is_file() and written_beside(name))
+    ]

@@ -14,14 +14,18 @@ from ratchet.tasks.registry.lineage import find
 from ratchet.tasks.registry.registry import Version, models
 from ratchet.tasks.registry.registry_sources import download
 
-ROLES = {"base": "base", "initial": "SFT", "policy": "final"}  # input of the evaluation -> title in the report
+ROLES = {
+    "base": "base",
+    "initial": "SFT",
+    "policy": "final",
+}  # input of the evaluation -> title in the report
 TRAINED = ("sft", "optimise", "improve")  # stages that train a policy
 
 
 def weights_of(name: str, home: Path) -> dict[str, Path]:
-    """Title -> model directory. A run has base, SFT and final model; a model directory, a stage's directory and a
-    registered `name`, `name:version` or `name@alias` have one. `RecipeError` for an unknown name or a directory
-    without a model; `StoreError` if the files of a version are missing.
+    """Title -> model directory. A run has base, SFT and final model; a model directory, a stage's directory
+    and a registered `name`, `name:version` or `name@alias` have one. `RecipeError` for an unknown name or a
+    directory without a model; `StoreError` if the files of a version are missing.
     """
     for run in (home / "runs" / name, Path(name)):
         if (run / "run.json").is_file():
@@ -32,8 +36,10 @@ def weights_of(name: str, home: Path) -> dict[str, Path]:
     known = models(home=home)
     if name.partition("@")[0].partition(":")[0] not in known:
         runs = [p.parent.name for p in (home / "runs").glob("*/run.json")]
-        raise RecipeError(f"{name!r} is neither a model directory, nor a run under {home / 'runs'}, nor a registered model"
-                          f"{nearest(name, [*runs, *known])}")
+        raise RecipeError(
+            f"{name!r} is neither a model directory, nor a run under {home / 'runs'}, nor a registered model"
+            f"{nearest(name, [*runs, *known])}"
+        )
     version = find(name, home)
     return {f"{version.name}:{version.version}": _of_version(version, home)}
 
@@ -46,7 +52,9 @@ def _model(path: Path) -> Path:
             raise RecipeError(f"{path} is a reward model ({', '.join(kinds)}): expected a language model")
         return path
     kind = (read_manifest(path) or {}).get("kind")
-    raise RecipeError(f"{path} contains no model (config.json expected)" + (f": its stage made {kind}" if kind else ""))
+    raise RecipeError(
+        f"{path} contains no model (config.json expected)" + (f": its stage made {kind}" if kind else "")
+    )
 
 
 def _of_run(run: Path) -> dict[str, Path]:
@@ -58,9 +66,16 @@ def _of_run(run: Path) -> dict[str, Path]:
     if evaluated:
         found = {title: stages / evaluated[role] for role, title in ROLES.items() if role in evaluated}
     else:
-        made = sorted((manifest["made"], link) for link in stages.glob("[!.]*") if (manifest := read_manifest(link)) and
-                      manifest.get("made_with", {}).get("does") in TRAINED)
-        found = {"base": stages / "model_policy", "SFT": stages / "sft", **{link.name: link for _, link in made[-1:]}}
+        made = sorted(
+            (manifest["made"], link)
+            for link in stages.glob("[!.]*")
+            if (manifest := read_manifest(link)) and manifest.get("made_with", {}).get("does") in TRAINED
+        )
+        found = {
+            "base": stages / "model_policy",
+            "SFT": stages / "sft",
+            **{link.name: link for _, link in made[-1:]},
+        }
     found = {title: path.resolve() for title, path in found.items() if (path / "config.json").is_file()}
     for title in ("SFT", "final"):  # without SFT, this title duplicates the base or the final model
         if list(found.values()).count(found.get(title)) > 1:
@@ -71,7 +86,9 @@ def _of_run(run: Path) -> dict[str, Path]:
 
 
 def _of_version(version: Version, home: Path) -> Path:
-    """Files of a registered version: in the store, in a local registry, or downloaded until the process exits."""
+    """Files of a registered version: in the store, in a local registry, or downloaded until the process
+    exits.
+    """
     if (Path(version.path) / "config.json").is_file():
         return _model(Path(version.path))
     folder = tempfile.mkdtemp(prefix="ratchet-model-")

@@ -4,8 +4,8 @@
     <address>/products/<stage>-<key>.<name>   additional files about the artifact, not part of it
     <address>/files/<sha256>                  every file once, by content
 
-Every file is hashed while it is downloaded and compared with its manifest. Credentials are the file system's concern
-(`AWS_*`, `GOOGLE_*` variables).
+Every file is hashed while it is downloaded and compared with its manifest. Credentials are the file system's
+concern (`AWS_*`, `GOOGLE_*` variables).
 """
 
 from __future__ import annotations
@@ -27,19 +27,28 @@ CHUNK = 1 << 22  # bytes
 
 
 def check(address: str) -> None:
-    """`RecipeError` unless the address means the same on every worker and contains no password. Imports no client
-    library.
+    """`RecipeError` unless the address means the same on every worker and contains no password. Imports no
+    client library.
     """
     from fsspec.registry import known_implementations
 
     protocol, colon, _ = address.partition("://")
     if not colon and not Path(address).is_absolute():
-        raise RecipeError(f"artifacts: {address!r} is a different folder for each worker; use an absolute path or an address such as "
-                          "s3://bucket/folder")
+        raise RecipeError(
+            f"artifacts: {address!r} is a different folder for each worker; use an absolute path or an "
+            "address such as "
+            "s3://bucket/folder"
+        )
     if colon and protocol not in known_implementations:
-        raise RecipeError(f"artifacts: {redacted(address)}: unknown file system {protocol!r}{nearest(protocol, known_implementations)}")
+        raise RecipeError(
+            f"artifacts: {redacted(address)}: unknown file system "
+            f"{protocol!r}{nearest(protocol, known_implementations)}"
+        )
     if redacted(address) != address:
-        raise RecipeError(f"artifacts: {redacted(address)}: addresses must not contain passwords; set credentials in the workers' environment")
+        raise RecipeError(
+            f"artifacts: {redacted(address)}: addresses must not contain passwords; set credentials in "
+            "the workers' environment"
+        )
 
 
 class Exchange:
@@ -55,7 +64,11 @@ class Exchange:
             self.system, root = url_to_fs(address, use_listings_cache=False, skip_instance_cache=True)
         except ImportError as error:
             raise RecipeError(f"artifacts: {address}: {error}; for s3:// install the extra `team`") from error
-        self.address, self.root, self.local = address, root.rstrip("/"), isinstance(self.system, LocalFileSystem)
+        self.address, self.root, self.local = (
+            address,
+            root.rstrip("/"),
+            isinstance(self.system, LocalFileSystem),
+        )
 
     def push(self, artifact: Artifact) -> None:
         """Upload the missing files of an artifact."""
@@ -63,7 +76,9 @@ class Exchange:
         if manifest is None:
             raise StoreError(f"{artifact.path} contains no finished artifact to transfer")
         with self._reached("uploading", manifest["stage"]):
-            for name, entry in manifest["files"].items():  # even if the manifest exists: a damaged file may have been removed
+            for name, entry in manifest[
+                "files"
+            ].items():  # even if the manifest exists: a damaged file may have been removed
                 there = self._file(entry)
                 if not self.system.exists(there) or self.system.size(there) != entry["size"]:
                     self._put(artifact.path / name, there)
@@ -71,9 +86,11 @@ class Exchange:
                 self._put(artifact.path / MANIFEST, there)
 
     def pull(self, store: Store, stage: str, key: str) -> Artifact | None:
-        """Download the artifact to `store`, unless the store has it intact; None if it is not (completely) here.
+        """Download the artifact to `store`, unless the store has it intact; None if it is not (completely)
+        here.
 
-        `StoreError` for a file that does not match its manifest, `ServiceError` if the address is unreachable.
+        `StoreError` for a file that does not match its manifest, `ServiceError` if the address is
+        unreachable.
         """
         if (known := store.intact(stage, key)) is not None:
             return known
@@ -86,14 +103,24 @@ class Exchange:
             with store.working(stage, key) as work:
                 if (known := store.intact(stage, key)) is not None:  # another process was faster
                     return known
-                arriving = work.root / "arriving"  # separate from files of an interrupted stage, which may still resume
+                arriving = (
+                    work.root / "arriving"
+                )  # separate from files of an interrupted stage, which may still resume
                 shutil.rmtree(arriving, ignore_errors=True)
                 arriving.mkdir()
                 if not all(self._get(entry, arriving / name) for name, entry in manifest["files"].items()):
                     return None
                 shutil.rmtree(work.product)
                 arriving.replace(work.product)
-                return store.publish(work, stage, key, manifest["kind"], manifest["parents"], manifest["meta"], manifest["made_with"])
+                return store.publish(
+                    work,
+                    stage,
+                    key,
+                    manifest["kind"],
+                    manifest["parents"],
+                    manifest["meta"],
+                    manifest["made_with"],
+                )
 
     def put_note(self, stage: str, key: str, file: Path) -> None:
         """Upload a file about an artifact, next to it."""
@@ -145,18 +172,29 @@ class Exchange:
                     found.update(chunk)
                     here.write(chunk)
         if found.hexdigest() != entry["sha256"]:
-            raise StoreError(f"{self.address}: the file {entry['sha256']} arrived with SHA-256 {found.hexdigest()}; "
-                             "remove it there and run again to upload it once more")
+            raise StoreError(
+                f"{self.address}: the file {entry['sha256']} arrived with SHA-256 {found.hexdigest()}; "
+                "remove it there and run again to upload it once more"
+            )
         return True
 
     def _check(self, manifest: Any, stage: str, key: str) -> None:
         """Check that a downloaded manifest is the requested one and has no paths outside its folder."""
         wanted = {"stage", "key", "kind", "parents", "meta", "made_with", "files"}
-        if not isinstance(manifest, dict) or not wanted <= manifest.keys() or (manifest["stage"], manifest["key"]) != (stage, key):
-            raise StoreError(f"{self.address}: invalid manifest of {stage} {key[:16]}; remove {self._manifest(stage, key)}")
+        if (
+            not isinstance(manifest, dict)
+            or not wanted <= manifest.keys()
+            or (manifest["stage"], manifest["key"]) != (stage, key)
+        ):
+            raise StoreError(
+                f"{self.address}: invalid manifest of {stage} {key[:16]}; remove {self._manifest(stage, key)}"
+            )
         for name in manifest["files"]:
             if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-                raise StoreError(f"{self.address}: the manifest of {stage} names {name!r}, which leads out of the store; the artifact is rejected")
+                raise StoreError(
+                    f"{self.address}: the manifest of {stage} names {name!r}, which leads out of the "
+                    "store; the artifact is rejected"
+                )
 
     @contextlib.contextmanager
     def _reached(self, doing: str, stage: str) -> Iterator[None]:
@@ -166,5 +204,8 @@ class Exchange:
         except RatchetError:
             raise
         except Exception as error:
-            raise ServiceError(f"{doing} {stage}: the artifact store at {self.address} failed: {type(error).__name__}: {error}; "
-                               "nothing is lost, run again when it is reachable") from error
+            raise ServiceError(
+                f"{doing} {stage}: the artifact store at {self.address} failed: {type(error).__name__}: "
+                f"{error}; "
+                "nothing is lost, run again when it is reachable"
+            ) from error

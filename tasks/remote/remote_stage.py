@@ -1,8 +1,8 @@
 """Remote stages: run one stage on a different Prefect work pool, as a flow run of `one_stage`.
 
-The machines share no disk. The flow sends the exchange address and the stage key; the worker downloads inputs from
-the exchange by key and uploads the output, which the flow downloads. A resumed flow finds the stage finished, or
-still running, and does not request it twice.
+The machines share no disk. The flow sends the exchange address and the stage key; the worker downloads inputs
+from the exchange by key and uploads the output, which the flow downloads. A resumed flow finds the stage
+finished, or still running, and does not request it twice.
 """
 
 from __future__ import annotations
@@ -30,14 +30,16 @@ UNWORKED = 60.0  # seconds without a worker before a warning
 
 @dataclass(frozen=True)
 class RemoteStage:
-    """Runs stages through `deployment`, the `flow/name` of a deployment of `one_stage` (`flows/deployments.py`)."""
+    """Runs stages through `deployment`, the `flow/name` of a deployment of `one_stage`
+    (`flows/deployments.py`).
+    """
 
     exchange: Exchange
     deployment: str
 
     def __call__(self, pipeline: Pipeline, stage: Stage) -> Artifact:
-        """The output, downloaded to this machine's store. Errors of the stage are raised as `StageError`, retryable
-        if its run crashed.
+        """The output, downloaded to this machine's store. Errors of the stage are raised as `StageError`,
+        retryable if its run crashed.
         """
         made = self.exchange.pull(pipeline.store, stage.name, stage.key)
         if made is None:
@@ -46,16 +48,24 @@ class RemoteStage:
             self._run(pipeline, stage)
             made = self.exchange.pull(pipeline.store, stage.name, stage.key)
         if made is None:
-            raise StageError(f"stage {stage.name!r}: {self.deployment} reports success, but the output is not at {self.exchange.address}; "
-                             "check that both machines use the same location")
-        with contextlib.suppress(ServiceError, ValueError, KeyError):  # optional: system metrics of the worker
+            raise StageError(
+                f"stage {stage.name!r}: {self.deployment} reports success, but the output is not at "
+                f"{self.exchange.address}; "
+                "check that both machines use the same location"
+            )
+        with contextlib.suppress(
+            ServiceError, ValueError, KeyError
+        ):  # optional: system metrics of the worker
             if samples := self.exchange.get_note(stage.name, stage.key, samples_of(pipeline.run.path).name):
-                write_atomic(samples_of(pipeline.run.path, stage.name), rebase_timestamps(samples_of(pipeline.run.path), samples))
+                write_atomic(
+                    samples_of(pipeline.run.path, stage.name),
+                    rebase_timestamps(samples_of(pipeline.run.path), samples),
+                )
         return made
 
     def _run(self, pipeline: Pipeline, stage: Stage) -> None:
-        """Start the stage's flow run, or find one in progress, and wait for it. Cancelled with this flow if started
-        by it.
+        """Start the stage's flow run, or find one in progress, and wait for it. Cancelled with this flow if
+        started by it.
         """
         from httpx import HTTPError
         from prefect.client.orchestration import get_client
@@ -66,13 +76,29 @@ class RemoteStage:
             mark = f"key:{stage.key[:16]}"
             run = _under_way(client, mark, self.exchange.address)
             if run is None:
-                given = {"recipe": dump(pipeline.recipe, pipeline.profile), "stage": stage.name, "key": stage.key,
-                         "run": pipeline.run.name, "artifacts": self.exchange.address}
-                run = cast(Any, run_deployment(self.deployment, parameters=given, tags=[mark], timeout=0,
-                                               flow_run_name=f"{pipeline.run.name}-{stage.name}"))
+                given = {
+                    "recipe": dump(pipeline.recipe, pipeline.profile),
+                    "stage": stage.name,
+                    "key": stage.key,
+                    "run": pipeline.run.name,
+                    "artifacts": self.exchange.address,
+                }
+                run = cast(
+                    Any,
+                    run_deployment(
+                        self.deployment,
+                        parameters=given,
+                        tags=[mark],
+                        timeout=0,
+                        flow_run_name=f"{pipeline.run.name}-{stage.name}",
+                    ),
+                )
             ours = run.parameters.get("run") == pipeline.run.name
             try:
-                state = _ended(lambda: client.read_flow_run(run.id).state, f"stage {stage.name!r} waits for a worker of {self.deployment}")
+                state = _ended(
+                    lambda: client.read_flow_run(run.id).state,
+                    f"stage {stage.name!r} waits for a worker of {self.deployment}",
+                )
             except HTTPError:  # server unreachable: the remote run continues and is found at the next attempt
                 raise
             except BaseException:
@@ -83,7 +109,9 @@ class RemoteStage:
             self._run(pipeline, stage)
         elif not state.is_completed():
             why = (state.message or "no reason given").removeprefix("Flow run encountered an exception: ")
-            raise StageError(f"stage {stage.name!r} on {self.deployment}: {state.name}: {why}", died=state.is_crashed())
+            raise StageError(
+                f"stage {stage.name!r} on {self.deployment}: {state.name}: {why}", died=state.is_crashed()
+            )
 
 
 def _under_way(client: Any, mark: str, address: str) -> Any:
@@ -97,8 +125,12 @@ def _under_way(client: Any, mark: str, address: str) -> Any:
     from prefect.client.schemas.objects import StateType
 
     living = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.PAUSED]
-    found = client.read_flow_runs(flow_run_filter=FlowRunFilter(
-        tags=FlowRunFilterTags(all_=[mark]), state=FlowRunFilterState(type=FlowRunFilterStateType(any_=living))))
+    found = client.read_flow_runs(
+        flow_run_filter=FlowRunFilter(
+            tags=FlowRunFilterTags(all_=[mark]),
+            state=FlowRunFilterState(type=FlowRunFilterStateType(any_=living)),
+        )
+    )
     return next((run for run in found if run.parameters.get("artifacts") == address), None)
 
 
@@ -122,6 +154,10 @@ def prefect_errors(deployment: str) -> Iterator[None]:
     try:
         yield
     except ObjectNotFound as error:
-        raise ServiceError(f"the Prefect server has no deployment {deployment}; create it with `ratchet deploy`") from error
+        raise ServiceError(
+            f"the Prefect server has no deployment {deployment}; create it with `ratchet deploy`"
+        ) from error
     except HTTPError as error:
-        raise ServiceError(f"the Prefect server does not answer about {deployment}: {type(error).__name__}: {error}") from error
+        raise ServiceError(
+            f"the Prefect server does not answer about {deployment}: {type(error).__name__}: {error}"
+        ) from error

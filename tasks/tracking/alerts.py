@@ -1,7 +1,8 @@
-"""Alerts: events to the Prefect server, whose automations call a webhook (`alerts` in flows/deployments.yaml).
+"""Alerts: events to the Prefect server, whose automations call a webhook (`alerts` in
+flows/deployments.yaml).
 
-The webhook address is a secret: `ratchet deploy` copies it from the environment to an encrypted block of the server;
-it is in no file and no log.
+The webhook address is a secret: `ratchet deploy` copies it from the environment to an encrypted block of the
+server; it is in no file and no log.
 """
 
 from __future__ import annotations
@@ -26,15 +27,18 @@ def emit_alert(event: str, run: str, message: str, payload: Mapping[str, Any]) -
     try:
         from prefect.events import emit_event
 
-        emit_event(event, resource={"prefect.resource.id": f"ratchet.run.{run}", "prefect.resource.name": run},
-                   payload={**payload, "message": message})
+        emit_event(
+            event,
+            resource={"prefect.resource.id": f"ratchet.run.{run}", "prefect.resource.name": run},
+            payload={**payload, "message": message},
+        )
     except Exception as error:
         log.warning("alert %s was not sent: %s", event, type(error).__name__)
 
 
 class Alarm:
-    """Run watcher (`tasks/pipeline.py`) that alerts on tripped health rules and failed gates. Reused stages were
-    reported by the run that made them.
+    """Run watcher (`tasks/pipeline.py`) that alerts on tripped health rules and failed gates. Reused stages
+    were reported by the run that made them.
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
@@ -55,14 +59,25 @@ class Alarm:
             self._alert(stage, "gates failed", failed)
 
     def failed(self, stage: Stage, error: BaseException) -> None:
-        if isinstance(error, HealthError) or f"{HealthError.__name__}: " in str(error):  # the latter from a remote worker, as text
+        if isinstance(error, HealthError) or f"{HealthError.__name__}: " in str(
+            error
+        ):  # the latter from a remote worker, as text
             self._alert(stage, "the run was stopped", [str(error)])
 
     def _alert(self, stage: Stage, what: str, found: Sequence[str]) -> None:
         run, recipe = self.pipeline.run.name, self.pipeline.recipe.name
-        emit_alert(HEALTH, run, f"{run}: {stage.title}: {what}: {'; '.join(found)}", {"recipe": recipe, "stage": stage.name, "found": list(found)})
+        emit_alert(
+            HEALTH,
+            run,
+            f"{run}: {stage.title}: {what}: {'; '.join(found)}",
+            {"recipe": recipe, "stage": stage.name, "found": list(found)},
+        )
 
 
 def _failed_gates(results: Path) -> list[str]:
     verdict = json.loads(results.read_text())["verdict"]
-    return [reason for passed, reason in zip(verdict["gates"].values(), verdict["reasons"], strict=False) if not passed]  # without gates there is one reason
+    return [
+        reason
+        for passed, reason in zip(verdict["gates"].values(), verdict["reasons"], strict=False)
+        if not passed
+    ]  # without gates there is one reason

@@ -18,8 +18,8 @@ Change = tuple[str, str, str]  # name, value in the first run, value in the seco
 
 @dataclass(frozen=True)
 class Differences:
-    """`stages`: name, comparison, reason. `scores`: name, both means, and the paired interval of second − first, or
-    why there is none. `metrics`: all other metrics.
+    """`stages`: name, comparison, reason. `scores`: name, both means, and the paired interval of second −
+    first, or why there is none. `metrics`: all other metrics.
     """
 
     recipe: list[Change] = field(default_factory=list)
@@ -41,16 +41,21 @@ def differences(first: Path, other: Path) -> Differences:
         why_not = comparable(results[0], results[1], score)
         scores.append((score, one, two, why_not or paired(results[1], results[0], score)))
     return Differences(
-        recipe=_changes(*recipes), code=_changes(*({"revision": s.get("revision", "")} for s in states)),
+        recipe=_changes(*recipes),
+        code=_changes(*({"revision": s.get("revision", "")} for s in states)),
         packages=_changes(*(s.get("packages", {}) for s in states)),
         stages=_stages(first, other, list(dict.fromkeys(n for s in states for n in s.get("stages", {})))),
-        scores=scores, metrics=_changes(*(_readable(r.get("metrics", {})) for r in results)),
+        scores=scores,
+        metrics=_changes(*(_readable(r.get("metrics", {})) for r in results)),
     )
 
 
 def _changes(first: dict[str, Any], other: dict[str, Any]) -> list[Change]:
-    return [(name, str(first.get(name, "")), str(other.get(name, ""))) for name in dict.fromkeys([*first, *other])
-            if first.get(name) != other.get(name)]
+    return [
+        (name, str(first.get(name, "")), str(other.get(name, "")))
+        for name in dict.fromkeys([*first, *other])
+        if first.get(name) != other.get(name)
+    ]
 
 
 def _stages(first: Path, other: Path, names: list[str]) -> list[tuple[str, str, str]]:
@@ -59,13 +64,24 @@ def _stages(first: Path, other: Path, names: list[str]) -> list[tuple[str, str, 
     for name in names:
         a, b = (read_manifest(run / "stages" / name) for run in (first, other))
         if a is None or b is None:
-            found.append((name, "in neither" if a is b else "only in the other" if a is None else "only in the first", ""))
+            found.append(
+                (
+                    name,
+                    "in neither" if a is b else "only in the other" if a is None else "only in the first",
+                    "",
+                )
+            )
         elif a["key"] == b["key"]:
             found.append((name, "same artifact", ""))
         else:
             same = content(a["files"]) == content(b["files"])
-            found.append((name, "recomputed, equal" if same else "differs", _why(a.get("made_with", {}), b.get("made_with", {}),
-                                                                                 a["parents"] == b["parents"])))
+            found.append(
+                (
+                    name,
+                    "recomputed, equal" if same else "differs",
+                    _why(a.get("made_with", {}), b.get("made_with", {}), a["parents"] == b["parents"]),
+                )
+            )
     return found
 
 
@@ -73,7 +89,11 @@ def _why(a: dict[str, Any], b: dict[str, Any], same_inputs: bool) -> str:
     """Keys differ by options, inputs or source code; if not the first two, it is the third."""
     if not a or not b:
         return ""
-    options = [n for n in dict.fromkeys([*a["options"], *b["options"]]) if n != "resolved" and a["options"].get(n) != b["options"].get(n)]
+    options = [
+        n
+        for n in dict.fromkeys([*a["options"], *b["options"]])
+        if n != "resolved" and a["options"].get(n) != b["options"].get(n)
+    ]
     reasons = ([f"options: {', '.join(options)}"] if options else []) + ([] if same_inputs else ["inputs"])
     return "; ".join(reasons) or "source code"
 
@@ -85,7 +105,9 @@ def _readable(metrics: dict[str, Any]) -> dict[str, str]:
         stem, _, end = name.rpartition(".")
         if end == "mean" and f"{stem}.low" in metrics:
             found[stem] = f"{value:.4g} [{metrics[f'{stem}.low']:.4g}, {metrics[f'{stem}.high']:.4g}]"
-        elif not (end in ("low", "high", "n") and f"{stem}.mean" in metrics) and isinstance(value, (int, float)):
+        elif not (end in ("low", "high", "n") and f"{stem}.mean" in metrics) and isinstance(
+            value, (int, float)
+        ):
             found[name] = f"{value:.4g}"
     return found
 

@@ -1,5 +1,5 @@
-"""Background thread that uploads a run to MLflow. An unreachable server does not stop the run; the rest is uploaded
-later or by `ratchet sync`.
+"""Background thread that uploads a run to MLflow. An unreachable server does not stop the run; the rest is
+uploaded later or by `ratchet sync`.
 """
 
 from __future__ import annotations
@@ -42,14 +42,20 @@ class Tracking:
         self._wake.set()
         self._thread.join(wait_seconds)
         if self._thread.is_alive():
-            self.problem = self.problem or redacted(f"{tracking_uri(self.home)} has not answered for {wait_seconds:g} s")
+            self.problem = self.problem or redacted(
+                f"{tracking_uri(self.home)} has not answered for {wait_seconds:g} s"
+            )
         if self.problem:
-            log.warning("MLflow is not up to date: %s. Nothing is lost; `ratchet sync` uploads the rest of %s", self.problem, self.run_dir)
+            log.warning(
+                "MLflow is not up to date: %s. Nothing is lost; `ratchet sync` uploads the rest of %s",
+                self.problem,
+                self.run_dir,
+            )
         return self.problem is None
 
     def run_id(self, stage: str = ROOT, wait_seconds: float = 0.0) -> str | None:
-        """MLflow's id of a run once it was uploaded, else None after `wait_seconds` or three failures one second
-        apart.
+        """MLflow's id of a run once it was uploaded, else None after `wait_seconds` or three failures one
+        second apart.
         """
         end, enough = time.monotonic() + wait_seconds, self._failures + 3
         for poll in itertools.count():
@@ -61,13 +67,18 @@ class Tracking:
         return self.ids.get(stage)
 
     def page(self, artifact: str, wait_seconds: float = 0.0) -> str | None:
-        """URL of an artifact in the MLflow UI; None without an HTTP server (the address of `ratchet ui` changes) or
-        if the run is not uploaded after `wait_seconds`.
+        """URL of an artifact in the MLflow UI; None without an HTTP server (the address of `ratchet ui`
+        changes) or if the run is not uploaded after `wait_seconds`.
         """
         server = urlsplit(tracking_uri(self.home))
-        if server.scheme not in ("http", "https") or not self.run_id(wait_seconds=wait_seconds) or self.uploader is None:
+        if (
+            server.scheme not in ("http", "https")
+            or not self.run_id(wait_seconds=wait_seconds)
+            or self.uploader is None
+        ):
             return None
-        address = f"{server.scheme}://{server.netloc.rpartition('@')[2]}{server.path.rstrip('/')}"  # without a password
+        # without a password
+        address = f"{server.scheme}://{server.netloc.rpartition('@')[2]}{server.path.rstrip('/')}"
         inside = self.uploader.link(artifact)
         return inside and f"{address}/{inside}"
 
@@ -79,12 +90,16 @@ class Tracking:
                 last = self._stop.is_set()
                 try:
                     if self.uploader is None:
-                        self.uploader = stack.enter_context(contextlib.closing(Uploader(self.run_dir, self.home)))
+                        self.uploader = stack.enter_context(
+                            contextlib.closing(Uploader(self.run_dir, self.home))
+                        )
                     self.uploader.upload()
                     self.ids |= {key: sent.id for key, sent in self.uploader.sent.items()}
                     self.problem, pause = None, self.every_seconds
                 except Exception as error:  # MLflow errors must not stop the run
-                    self.problem = redacted(f"{type(error).__name__}: {str(error).splitlines()[0][:300] if str(error) else ''}")
+                    self.problem = redacted(
+                        f"{type(error).__name__}: {str(error).splitlines()[0][:300] if str(error) else ''}"
+                    )
                     self._failures, pause = self._failures + 1, min(60.0, pause * 2)
                 if last:
                     return

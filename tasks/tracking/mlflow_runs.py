@@ -1,5 +1,5 @@
-"""MLflow representation of a run, derived from its directory: a parent run, a child run per stage, a grandchild per
-round.
+"""MLflow representation of a run, derived from its directory: a parent run, a child run per stage, a
+grandchild per round.
 """
 
 from __future__ import annotations
@@ -20,14 +20,25 @@ from ratchet.tasks.tracking.mlflow_text import flatten
 from ratchet.tasks.tracking.outcome import markdown, outcome, tracked
 
 ROOT = ""  # the key of the parent run
-ROUND = re.compile(r"(?:rollout|annotate|select|optimise)_(\d+)")  # the stages of a round share one MLflow run
+ROUND = re.compile(
+    r"(?:rollout|annotate|select|optimise)_(\d+)"
+)  # the stages of a round share one MLflow run
 STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
-SHOWN_FILES = ("report.html", "certificate.json", "summary.json", "validation.json", "results.json", "plots/*.png")
+SHOWN_FILES = (
+    "report.html",
+    "certificate.json",
+    "summary.json",
+    "validation.json",
+    "results.json",
+    "plots/*.png",
+)
 
 
 @dataclass
 class MlflowRun:
-    """Content of one MLflow run. `inputs`: data sets by name and role; `files`: metrics files that may still grow."""
+    """Content of one MLflow run. `inputs`: data sets by name and role; `files`: metrics files that may still
+    grow.
+    """
 
     name: str
     parent: str | None
@@ -43,22 +54,50 @@ class MlflowRun:
 
 
 def mlflow_runs(run_dir: Path, report: str | None = None) -> dict[str, MlflowRun]:
-    """The MLflow runs by key (``, `sft`, `online/round-1`), parents first. `report`: URL of the evaluation report.
-    `RecipeError` if it is not a run directory.
+    """The MLflow runs by key (``, `sft`, `online/round-1`), parents first. `report`: URL of the evaluation
+    report. `RecipeError` if it is not a run directory.
     """
     if not (run_dir / "run.json").exists() or not (run_dir / "recipe.yaml").exists():
-        raise RecipeError(f"{run_dir} is not a run: it has no run.json and recipe.yaml; expected a directory under runs/")
-    state, (recipe, params) = json.loads((run_dir / "run.json").read_text()), _recipe((run_dir / "recipe.yaml").read_text())
+        raise RecipeError(
+            f"{run_dir} is not a run: it has no run.json and recipe.yaml; expected a directory under runs/"
+        )
+    state, (recipe, params) = (
+        json.loads((run_dir / "run.json").read_text()),
+        _recipe((run_dir / "recipe.yaml").read_text()),
+    )
     found = outcome(run_dir)
-    root = MlflowRun(run_dir.name, None, state["started"], state.get("ended", 0.0), STATUS.get(state["state"], "RUNNING"), dict(params),
-                     {"recipe": recipe["name"], "paper": recipe.get("paper", ""), "revision": state.get("revision", ""),
-                      "packages": json.dumps(state.get("packages", {})), **({"error": state["error"]} if state.get("error") else {}),
-                      "mlflow.note.content": markdown(found, recipe.get("about", ""), report if found["report"] else None)},
-                     artifacts=[run_dir / "recipe.yaml"], files=[samples_of(run_dir)])
-    root.points.append({"time": root.end, "metrics": {f"spent/{name}": value for name, value in (state.get("spent") or {}).items()}})
+    root = MlflowRun(
+        run_dir.name,
+        None,
+        state["started"],
+        state.get("ended", 0.0),
+        STATUS.get(state["state"], "RUNNING"),
+        dict(params),
+        {
+            "recipe": recipe["name"],
+            "paper": recipe.get("paper", ""),
+            "revision": state.get("revision", ""),
+            "packages": json.dumps(state.get("packages", {})),
+            **({"error": state["error"]} if state.get("error") else {}),
+            "mlflow.note.content": markdown(
+                found, recipe.get("about", ""), report if found["report"] else None
+            ),
+        },
+        artifacts=[run_dir / "recipe.yaml"],
+        files=[samples_of(run_dir)],
+    )
+    root.points.append(
+        {
+            "time": root.end,
+            "metrics": {f"spent/{name}": value for name, value in (state.get("spent") or {}).items()},
+        }
+    )
     runs, complete = {ROOT: root}, dict[str, bool]()
     for name, key in state.get("stages", {}).items():
-        product, work = run_dir / "stages" / name, run_dir.parent.parent / "store" / ".work" / f"{name}-{key[:16]}"
+        product, work = (
+            run_dir / "stages" / name,
+            run_dir.parent.parent / "store" / ".work" / f"{name}-{key[:16]}",
+        )
         manifest = read_manifest(product)
         number = int(match[1]) if (match := ROUND.fullmatch(name)) else 0
         at = f"online/round-{number}" if number else name
@@ -70,22 +109,41 @@ def mlflow_runs(run_dir: Path, report: str | None = None) -> dict[str, MlflowRun
         start = published - meta.get("seconds", 0.0)
         if number:
             runs.setdefault("online", MlflowRun("online", ROOT, start))
-        run = runs.setdefault(at, MlflowRun(f"round-{number}", "online", start, tags={"iteration": str(number)}) if number
-                              else MlflowRun(name, ROOT, start))
-        run.files += [(product.resolve() if manifest else work / "product") / "metrics.jsonl", samples_of(run_dir, name)]
+        run = runs.setdefault(
+            at,
+            MlflowRun(f"round-{number}", "online", start, tags={"iteration": str(number)})
+            if number
+            else MlflowRun(name, ROOT, start),
+        )
+        run.files += [
+            (product.resolve() if manifest else work / "product") / "metrics.jsonl",
+            samples_of(run_dir, name),
+        ]
         if name == state.get("failed_stage") and state.get("error"):
             run.tags["error"] = state["error"]
         if manifest is None:
             continue
         does = made_with.get("does", name)
         run.end = max(run.end, published)
-        run.tags |= {f"{does}.key": key, f"{does}.path": str(product.resolve()), "reused": str(start < state["started"])}
-        shown, numbers = [file for one in SHOWN_FILES for file in sorted(product.resolve().glob(one))], tracked(does, meta)
+        run.tags |= {
+            f"{does}.key": key,
+            f"{does}.path": str(product.resolve()),
+            "reused": str(start < state["started"]),
+        }
+        shown, numbers = (
+            [file for one in SHOWN_FILES for file in sorted(product.resolve().glob(one))],
+            tracked(does, meta),
+        )
         run.artifacts += shown
         run.points.append({"step": number, "time": published, "metrics": numbers})
         if does == "evaluate":
             root.artifacts += shown
-            root.points.append({"time": published, "metrics": {name: value for name, value in numbers.items() if "/" not in name}})
+            root.points.append(
+                {
+                    "time": published,
+                    "metrics": {name: value for name, value in numbers.items() if "/" not in name},
+                }
+            )
         for role, parent in made_with.get("inputs", {}).items():
             data = read_manifest(run_dir / "stages" / parent)
             if data is not None and data["kind"] in ("data", "groups"):

@@ -1,5 +1,5 @@
-"""Summary of a run from its directory: stages, gates, registered versions, champion; for failed runs the error and
-log.
+"""Summary of a run from its directory: stages, gates, registered versions, champion; for failed runs the
+error and log.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ def run_files(home: Path) -> list[Path]:
 
 
 def find_run(name: str | None, home: Path) -> Path:
-    """A run's directory by name or path; the newest without a name. `RecipeError` with the nearest and newest names."""
+    """A run's directory by name or path; the newest without a name. `RecipeError` with the nearest and newest
+    names.
+    """
     known = run_files(home)
     if name is None and known:
         return known[-1].parent
@@ -31,35 +33,49 @@ def find_run(name: str | None, home: Path) -> Path:
         if (path / "run.json").exists():
             return path
     newest = ", ".join(file.parent.name for file in known[:-4:-1])
-    raise RecipeError(f"no run {name!r} under {home / 'runs'}{nearest(name, [file.parent.name for file in known])}"
-                      + (f"; the newest are {newest}; `ratchet runs` lists all" if known else "; there is no run yet"))
+    raise RecipeError(
+        f"no run {name!r} under {home / 'runs'}{nearest(name, [file.parent.name for file in known])}"
+        + (f"; the newest are {newest}; `ratchet runs` lists all" if known else "; there is no run yet")
+    )
 
 
 def outcome(run: Path) -> dict[str, Any]:
-    """Content of `ratchet show --json`. `state`: running, interrupted (the process died), finished, stopped (by the
-    user) or failed. `gates`: list of {name, passed, why}. `registered`: stage → `model:version`. `champion`: whether
-    the final model became champion, and `why_not`. `error`, `failed_stage`, `log` of a failed run. Unknown values are
-    None or empty.
+    """Content of `ratchet show --json`. `state`: running, interrupted (the process died), finished, stopped
+    (by the user) or failed. `gates`: list of {name, passed, why}. `registered`: stage → `model:version`.
+    `champion`: whether the final model became champion, and `why_not`. `error`, `failed_stage`, `log` of a
+    failed run. Unknown values are None or empty.
     """
     run = run.resolve()
     state = json.loads((run / "run.json").read_text())
     verdict = state.get("verdict") or _evaluated(run).get("verdict") or {}
     reasons = list(verdict.get("reasons", []))
-    gates = [{"name": name, "passed": passed, "why": reason.partition(", ")[2]}
-             for (name, passed), reason in zip(verdict.get("gates", {}).items(), reasons, strict=False)]
+    gates = [
+        {"name": name, "passed": passed, "why": reason.partition(", ")[2]}
+        for (name, passed), reason in zip(verdict.get("gates", {}).items(), reasons, strict=False)
+    ]
     alive = RunDirectory(run.parent.parent, run.name).alive()
     failed = state.get("failed_stage")
     log, report = run / "logs" / f"{failed}.log", run / "stages" / "evaluate" / "report.html"
     return {
-        "run": run.name, "path": str(run), "recipe": state.get("recipe"), "revision": state.get("revision", ""),
+        "run": run.name,
+        "path": str(run),
+        "recipe": state.get("recipe"),
+        "revision": state.get("revision", ""),
         "state": "interrupted" if state.get("state") == "running" and not alive else state.get("state"),
-        "started": _date(state.get("started")), "ended": _date(state.get("ended")),
+        "started": _date(state.get("started")),
+        "ended": _date(state.get("ended")),
         "stages": [_stage(run, name, key) for name, key in state.get("stages", {}).items()],
-        "error": state.get("error"), "failed_stage": failed, "log": str(log) if failed and log.exists() else None,
-        "passed": verdict.get("passed") if gates else None, "gates": gates,
-        "registered": state.get("registered") or {}, "postponed": state.get("postponed"),
-        "champion": state.get("champion"), "why_not": _why_not(state, verdict, gates, reasons[len(gates):]),
-        "spent": state.get("spent") or {}, "report": str(report.resolve()) if report.exists() else None,
+        "error": state.get("error"),
+        "failed_stage": failed,
+        "log": str(log) if failed and log.exists() else None,
+        "passed": verdict.get("passed") if gates else None,
+        "gates": gates,
+        "registered": state.get("registered") or {},
+        "postponed": state.get("postponed"),
+        "champion": state.get("champion"),
+        "why_not": _why_not(state, verdict, gates, reasons[len(gates) :]),
+        "spent": state.get("spent") or {},
+        "report": str(report.resolve()) if report.exists() else None,
         "drift": json.loads((run / "drift.json").read_text()) if (run / "drift.json").exists() else {},
     }
 
@@ -74,7 +90,12 @@ def _evaluated(run: Path) -> dict[str, Any]:
     return json.loads(file.read_text()) if file.exists() else {}
 
 
-def _why_not(state: Mapping[str, Any], verdict: Mapping[str, Any], gates: Sequence[Mapping[str, Any]], compared: Sequence[str]) -> str:
+def _why_not(
+    state: Mapping[str, Any],
+    verdict: Mapping[str, Any],
+    gates: Sequence[Mapping[str, Any]],
+    compared: Sequence[str],
+) -> str:
     """Why the final version is not champion; empty if it is, or if nothing was registered."""
     if state.get("champion") in (True, None) or not verdict:
         return ""
@@ -85,7 +106,11 @@ def _why_not(state: Mapping[str, Any], verdict: Mapping[str, Any], gates: Sequen
 
 
 def _date(seconds: float | None) -> str | None:
-    return None if seconds is None else datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="seconds")
+    return (
+        None
+        if seconds is None
+        else datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="seconds")
+    )
 
 
 def verdict_of(found: Mapping[str, Any]) -> str:
@@ -112,7 +137,10 @@ def lines_of(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     if gates := found["gates"]:
         failed = sum(not gate["passed"] for gate in gates)
         lines.append(("gates", f"{failed} of {len(gates)} failed" if failed else f"all {len(gates)} passed"))
-        lines += [("", f"{'✓' if gate['passed'] else '✗'} {gate['name']}: {gate['why']}") for gate in sorted(gates, key=lambda g: g["passed"])]
+        lines += [
+            ("", f"{'✓' if gate['passed'] else '✗'} {gate['name']}: {gate['why']}")
+            for gate in sorted(gates, key=lambda g: g["passed"])
+        ]
     elif found["registered"]:
         lines.append(("gates", "none in the recipe (register.gates)"))
     if found["postponed"]:
@@ -122,23 +150,41 @@ def lines_of(found: Mapping[str, Any]) -> list[tuple[str, str]]:
         for stage, version in found["registered"].items():
             model, _, number = version.rpartition(":")
             by_model.setdefault(model, []).append(f"{number} ({stage})")
-        lines.append(("registered", "; ".join(f"{model} version {', '.join(numbers)}" for model, numbers in by_model.items())))
+        lines.append(
+            (
+                "registered",
+                "; ".join(f"{model} version {', '.join(numbers)}" for model, numbers in by_model.items()),
+            )
+        )
     if found["champion"] is not None:
         lines.append(("champion", "yes" if found["champion"] else f"no: {found['why_not']}"))
     return lines
 
 
 def markdown(found: Mapping[str, Any], about: str, report: str | None = None) -> str:
-    """Markdown summary of a run for Prefect and MLflow: description, verdict, report link, gates, and a table of
-    stages.
+    """Markdown summary of a run for Prefect and MLflow: description, verdict, report link, gates, and a table
+    of stages.
     """
     verdict = verdict_of(found)
     state = f"{found['state']}, {verdict}" if verdict else found["state"]
     lines = [f"- **{word}**: {text}" if word else f"    - {text}" for word, text in lines_of(found)]
-    rows = [f"| {stage['name']} | {stage['meta'].get('seconds', '')} | {headline(stage['meta']).replace('|', '/')} |"
-            for stage in found["stages"] if stage["made"]]
+    rows = [
+        f"| {stage['name']} | {stage['meta'].get('seconds', '')} | "
+        f"{headline(stage['meta']).replace('|', '/')} |"
+        for stage in found["stages"]
+        if stage["made"]
+    ]
     table = ["| stage | seconds | result |", "|---|---|---|", *rows] if rows else []
-    return "\n".join([f"**{found['run']}** ({state}): {about}" + (f" [Evaluation report]({report})" if report else ""), "", *lines, "", *table, ""])
+    return "\n".join(
+        [
+            f"**{found['run']}** ({state}): {about}" + (f" [Evaluation report]({report})" if report else ""),
+            "",
+            *lines,
+            "",
+            *table,
+            "",
+        ]
+    )
 
 
 def headline(meta: Mapping[str, Any]) -> str:
@@ -147,13 +193,21 @@ def headline(meta: Mapping[str, Any]) -> str:
     if "certificate" in meta:
         accuracy = meta["certificate"].get("accuracy")
         if isinstance(accuracy, Mapping):
-            found.append(f"held-out accuracy {accuracy['mean']:.3f} [{accuracy['low']:.3f}, {accuracy['high']:.3f}]")
+            found.append(
+                f"held-out accuracy {accuracy['mean']:.3f} [{accuracy['low']:.3f}, {accuracy['high']:.3f}]"
+            )
         crossed = meta["certificate"].get("cross_validated")
         if isinstance(crossed, Mapping):
-            found.append(f"cross-validated {crossed['mean']:.3f} [{crossed['low']:.3f}, {crossed['high']:.3f}]")
+            found.append(
+                f"cross-validated {crossed['mean']:.3f} [{crossed['low']:.3f}, {crossed['high']:.3f}]"
+            )
     if "round_metrics" in meta:
         round_metrics = meta["round_metrics"]
-        found += [f"{k} {v:.3g}" for k, v in round_metrics.items() if k.startswith("reward.") or k in ("length", "kl", "gold")]
+        found += [
+            f"{k} {v:.3g}"
+            for k, v in round_metrics.items()
+            if k.startswith("reward.") or k in ("length", "kl", "gold")
+        ]
     if meta.get("best_validation_loss") is not None:
         found.append(f"validation loss {meta['best_validation_loss']:.4f} at step {meta['best_step']}")
     if meta.get("steps"):
@@ -170,8 +224,8 @@ def headline(meta: Mapping[str, Any]) -> str:
 
 
 def records(meta: Mapping[str, Any], most: int = 8) -> str:
-    """Record counts of a stage in one line: the `most` largest counts, the others summed. All are in the manifest and
-    in MLflow.
+    """Record counts of a stage in one line: the `most` largest counts, the others summed. All are in the
+    manifest and in MLflow.
     """
     counts = {name: number for name, number in meta.get("counts", {}).items() if number}
     largest = sorted(counts, key=lambda name: -counts[name])[:most]
@@ -197,17 +251,24 @@ def numbers_of(tree: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
     return found
 
 
-DETAILS = re.compile(r"counts\.|spent\.|seconds$|summary\.|splits\.|steps_planned|max_quarantined|.*(tokens_per_second|trainable_tokens|best_step)$|tokens$|.*(\.limits\.|\.coefficients\.|\.margin\.|\.slope$|_difference|\.n$)")
+DETAILS = re.compile(
+    r"counts\.|spent\.|seconds$|summary\.|splits\.|steps_planned|max_quarantined|.*(tokens_per_second|trainable_tokens|best_step)$|tokens$|.*(\.limits\.|\.coefficients\.|\.margin\.|\.slope$|_difference|\.n$)"
+)
 
 
 def tracked(does: str, meta: Mapping[str, Any]) -> dict[str, float]:
-    """Metrics of a stage by their MLflow names. MLflow groups by the part before a slash: metrics for comparison have
-    none, counters get `details/`. Final values of series are omitted, since the series is logged.
+    """Metrics of a stage by their MLflow names. MLflow groups by the part before a slash: metrics for
+    comparison have none, counters get `details/`. Final values of series are omitted, since the series is
+    logged.
     """
     found: dict[str, float] = {}
     for name, value in numbers_of(meta).items():
         if DETAILS.match(name):
             found[f"details/{does}.{name}"] = value
         elif "/" not in name:
-            found[name.removeprefix("round_metrics.") if name.startswith("round_metrics.") or does == "evaluate" else f"{does}.{name}"] = value
+            found[
+                name.removeprefix("round_metrics.")
+                if name.startswith("round_metrics.") or does == "evaluate"
+                else f"{does}.{name}"
+            ] = value
     return found

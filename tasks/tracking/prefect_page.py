@@ -19,7 +19,9 @@ from ratchet.tasks.tracking.live_upload import Tracking
 from ratchet.tasks.tracking.outcome import markdown, numbers_of, outcome
 
 AWAY_SECONDS = 300.0
-"""Pause after a failed call: Prefect's client retries for more than a minute per call, and a run makes dozens."""
+"""Pause after a failed call: Prefect's client retries for more than a minute per call, and a run makes
+dozens.
+"""
 
 
 def unless_away(method: Callable[..., None]) -> Callable[..., None]:
@@ -41,8 +43,8 @@ def unless_away(method: Callable[..., None]) -> Callable[..., None]:
 
 
 class PrefectPage:
-    """Watcher that creates Prefect artifacts: progress of long stages, a table and figures per stage, links to the
-    paper (`arXiv:…`) and the report.
+    """Watcher that creates Prefect artifacts: progress of long stages, a table and figures per stage, links
+    to the paper (`arXiv:…`) and the report.
     """
 
     def __init__(self, tracking: Tracking | None = None, paper: str = "") -> None:
@@ -65,8 +67,11 @@ class PrefectPage:
     def summary(self, pipeline: Pipeline) -> None:
         from prefect.artifacts import create_markdown_artifact
 
-        create_markdown_artifact(markdown=markdown(outcome(pipeline.run.path), pipeline.recipe.about), key="run",
-                                 description=f"{pipeline.run.name}: stages and verdict")
+        create_markdown_artifact(
+            markdown=markdown(outcome(pipeline.run.path), pipeline.recipe.about),
+            key="run",
+            description=f"{pipeline.run.name}: stages and verdict",
+        )
 
     def started(self, stage: Stage, metrics: Path) -> None:
         self.progress, self.last = None, time.monotonic()
@@ -80,7 +85,9 @@ class PrefectPage:
         self.last = time.monotonic()
         share = 100.0 * line["step"] / line["of"]
         if self.progress is None:
-            self.progress = create_progress_artifact(progress=share, key=f"progress-{_slug(stage.name)}", description=stage.title)
+            self.progress = create_progress_artifact(
+                progress=share, key=f"progress-{_slug(stage.name)}", description=stage.title
+            )
         else:
             update_progress_artifact(self.progress, progress=share)
 
@@ -93,12 +100,22 @@ class PrefectPage:
             update_progress_artifact(self.progress, progress=100.0)
             self.progress = None
         rows = [{"number": k, "value": f"{v:.6g}"} for k, v in numbers_of(artifact.meta).items()]
-        rows = [{"number": "made", "value": "reused" if reused else f"in {seconds:.0f} s"},
-                {"number": "key", "value": artifact.digest[:16]}, *rows[:60]]
-        create_table_artifact(table=rows, key=f"result-{_slug(stage.name)}", description=f"{stage.title}: results")
-        for plot in sorted((artifact.path / "plots").glob("*.png")):  # embedded, since the server may not see our files
-            create_image_artifact(image_url="data:image/png;base64," + base64.b64encode(plot.read_bytes()).decode(),
-                                  key=f"plot-{_slug(stage.name)}-{_slug(plot.stem)}", description=f"{stage.title}: {plot.stem.replace('_', ' ')}")
+        rows = [
+            {"number": "made", "value": "reused" if reused else f"in {seconds:.0f} s"},
+            {"number": "key", "value": artifact.digest[:16]},
+            *rows[:60],
+        ]
+        create_table_artifact(
+            table=rows, key=f"result-{_slug(stage.name)}", description=f"{stage.title}: results"
+        )
+        for plot in sorted(
+            (artifact.path / "plots").glob("*.png")
+        ):  # embedded, since the server may not see our files
+            create_image_artifact(
+                image_url="data:image/png;base64," + base64.b64encode(plot.read_bytes()).decode(),
+                key=f"plot-{_slug(stage.name)}-{_slug(plot.stem)}",
+                description=f"{stage.title}: {plot.stem.replace('_', ' ')}",
+            )
         if (artifact.path / "report.html").exists():
             self._report(artifact.path / "report.html")
 
@@ -106,18 +123,26 @@ class PrefectPage:
         from prefect.artifacts import create_link_artifact
 
         if self.paper.startswith("arXiv:"):
-            create_link_artifact(link=f"https://arxiv.org/abs/{self.paper.removeprefix('arXiv:')}", link_text=self.paper, key="paper",
-                                 description="Paper of the recipe's method.")
+            create_link_artifact(
+                link=f"https://arxiv.org/abs/{self.paper.removeprefix('arXiv:')}",
+                link_text=self.paper,
+                key="paper",
+                description="Paper of the recipe's method.",
+            )
             self.paper = ""  # once per run
 
     def _report(self, file: Path) -> None:
-        """Link to the report, or its path: browsers block file:// links, and the file may be on another machine."""
+        """Link to the report, or its path: browsers block file:// links, and the file may be on another
+        machine.
+        """
         from prefect.artifacts import create_link_artifact, create_markdown_artifact
 
         where = f"`{file.resolve()}` on {platform.node()}"
         page = self.tracking.page(file.name, wait_seconds=5.0) if self.tracking else None
         if page:
-            create_link_artifact(link=page, link_text="evaluation report", key="report", description=f"The file: {where}")
+            create_link_artifact(
+                link=page, link_text="evaluation report", key="report", description=f"The file: {where}"
+            )
         else:
             create_markdown_artifact(markdown=f"Evaluation report: {where}", key="report")
 
@@ -126,11 +151,11 @@ class PrefectPage:
         from prefect.artifacts import create_markdown_artifact
 
         if isinstance(error, Exception):
-            create_markdown_artifact(markdown=redacted(f"**{type(error).__name__}**\n\n{error}"), key=f"error-{_slug(stage.name)}")
+            create_markdown_artifact(
+                markdown=redacted(f"**{type(error).__name__}**\n\n{error}"), key=f"error-{_slug(stage.name)}"
+            )
 
 
 def _slug(name: str) -> str:
     """A valid Prefect artifact key: lowercase letters, digits and dashes."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-
-

@@ -1,8 +1,8 @@
 """Reproduction of an artifact in a fresh home, compared bit for bit per stage.
 
-Raw data and models are located by digest: in a store, a DVC folder, or a version in git's history whose files are in
-DVC's cache or remote; else they are downloaded from the recipe's address. All other stages are rerun in plan order up
-to the first that differs.
+Raw data and models are located by digest: in a store, a DVC folder, or a version in git's history whose files
+are in DVC's cache or remote; else they are downloaded from the recipe's address. All other stages are rerun
+in plan order up to the first that differs.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ LOCATED = ("fetch_data", "fetch_model", "make_tiny")
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of one stage. `state`: brought (copied by digest), identical or differs. `files`: differing files, if
-    both sides are available. `changed`: the stage's options or code differ from the recorded ones.
+    """Result of one stage. `state`: brought (copied by digest), identical or differs. `files`: differing
+    files, if both sides are available. `changed`: the stage's options or code differ from the recorded ones.
     """
 
     stage: str
@@ -40,12 +40,14 @@ class Outcome:
     changed: bool = False
 
 
-def reproduce(made: Mapping[str, Any], into: Path, *, home: Path, anew: bool = False,
-              watchers: Sequence[Watcher] = ()) -> Iterator[Outcome]:
-    """Replay a lineage in the empty directory `into`, yielding the result of each stage; stops after one that differs.
+def reproduce(
+    made: Mapping[str, Any], into: Path, *, home: Path, anew: bool = False, watchers: Sequence[Watcher] = ()
+) -> Iterator[Outcome]:
+    """Replay a lineage in the empty directory `into`, yielding the result of each stage; stops after one that
+    differs.
 
-    `home`: where input files may still be; with `anew` they are downloaded. `RecipeError` if the lineage has no
-    recipe, `ContractError` if the current code has another plan.
+    `home`: where input files may still be; with `anew` they are downloaded. `RecipeError` if the lineage has
+    no recipe, `ContractError` if the current code has another plan.
     """
     if not made["resolved"]:
         raise RecipeError(f"the lineage of {made['product']} has no recipe: no run in this home links to it")
@@ -54,14 +56,19 @@ def reproduce(made: Mapping[str, Any], into: Path, *, home: Path, anew: bool = F
     pipeline = Pipeline.again(made["resolved"], home=into, run=made["run"] or "again")
     pipeline.watchers[:] = watchers
     if unknown := [name for name in made["stages"] if name not in pipeline.stages]:
-        raise ContractError(f"the current code has no stage {', '.join(unknown)}; check out revision {made['revision'] or '(unknown)'} "
-                            "and try again")
+        raise ContractError(
+            f"the current code has no stage {', '.join(unknown)}; check out revision "
+            f"{made['revision'] or '(unknown)'} "
+            "and try again"
+        )
     pipeline.begin()
     for name in (n for n in pipeline.stages if n in made["stages"]):
         recorded, stage = made["stages"][name], pipeline.stages[name]
         if recorded.get("missing"):
-            raise StoreError(f"the digest of {name} is unknown since its directory was removed; "
-                             "use a registered version, which includes its whole lineage")
+            raise StoreError(
+                f"the digest of {name} is unknown since its directory was removed; "
+                "use a registered version, which includes its whole lineage"
+            )
         brought = None
         if stage.does in LOCATED and not anew:
             with tempfile.TemporaryDirectory(prefix=".brought-", dir=into) as beside:
@@ -69,16 +76,26 @@ def reproduce(made: Mapping[str, Any], into: Path, *, home: Path, anew: bool = F
         files = (read_manifest((brought or pipeline.make(name)).path) or {})["files"]
         found = content(files)
         state = "differs" if found != recorded["content"] else "brought" if brought else "identical"
-        yield Outcome(name, recorded["kind"], state, recorded["content"], found,
-                      _files(Store(home).path(name, recorded["key"]), recorded["content"], files) if state == "differs" else (),
-                      stage.key != recorded["key"])
+        yield Outcome(
+            name,
+            recorded["kind"],
+            state,
+            recorded["content"],
+            found,
+            _files(Store(home).path(name, recorded["key"]), recorded["content"], files)
+            if state == "differs"
+            else (),
+            stage.key != recorded["key"],
+        )
         if state == "differs":
             pipeline.end("failed")
             return
     pipeline.end("finished")
 
 
-def bring(pipeline: Pipeline, stage: Stage, recorded: Mapping[str, Any], places: Iterable[Path]) -> Artifact | None:
+def bring(
+    pipeline: Pipeline, stage: Stage, recorded: Mapping[str, Any], places: Iterable[Path]
+) -> Artifact | None:
     """Copy the recorded files from the first of `places` that has them, verified; None if none has."""
     for place in places:
         if _read(place) != recorded["content"]:
@@ -87,13 +104,17 @@ def bring(pipeline: Pipeline, stage: Stage, recorded: Mapping[str, Any], places:
         with pipeline.store.working(stage.name, stage.key) as work:
             shutil.copytree(place, work.product, dirs_exist_ok=True)
             (work.product / MANIFEST).unlink(missing_ok=True)
-            return pipeline.store.publish(work, stage.name, stage.key, stage.kind, (), recorded["meta"], made_with)
+            return pipeline.store.publish(
+                work, stage.name, stage.key, stage.kind, (), recorded["meta"], made_with
+            )
     return None
 
 
 def _read(place: Path) -> str:
     """Content digest of a directory from its files (data/ has no manifest); '' if unreadable."""
-    files = [file for file in place.rglob("*") if file.is_file() and file != place / MANIFEST]  # or links to files, in DVC's cache
+    files = [
+        file for file in place.rglob("*") if file.is_file() and file != place / MANIFEST
+    ]  # or links to files, in DVC's cache
     try:
         return content({str(file.relative_to(place)): {"sha256": file_digest(file)} for file in files})
     except OSError:
@@ -117,15 +138,18 @@ def _manifest(place: Path, expected: str) -> dict[str, Any] | None:
 
 
 def surroundings(made: Mapping[str, Any]) -> list[str]:
-    """Differences of code, packages and machine from those of the recorded artifact; bit-exact results are expected
-    only if empty.
+    """Differences of code, packages and machine from those of the recorded artifact; bit-exact results are
+    expected only if empty.
     """
     own, here = made["stages"][made["product"]], packages()
     found = []
     if made["revision"] != revision():
         found.append(f"code: {made['revision'] or 'unknown'} then, {revision() or 'unknown'} now")
-    found += [f"{name}: {version} then, {here.get(name, 'not installed')} now" for name, version in made["packages"].items()
-              if here.get(name) != version]
+    found += [
+        f"{name}: {version} then, {here.get(name, 'not installed')} now"
+        for name, version in made["packages"].items()
+        if here.get(name) != version
+    ]
     if own.get("machine", machine()) != machine():
         found.append(f"machine: {own['machine']} then, {machine()} now")
     return found
@@ -137,4 +161,9 @@ def _files(recorded: Path, expected: str, files: Mapping[str, Mapping[str, Any]]
     if manifest is None:
         return ()
     both = {**manifest["files"], **files}
-    return tuple(n for n in both if content({n: manifest["files"].get(n, {"sha256": ""})}) != content({n: files.get(n, {"sha256": ""})}))
+    return tuple(
+        n
+        for n in both
+        if content({n: manifest["files"].get(n, {"sha256": ""})})
+        != content({n: files.get(n, {"sha256": ""})})
+    )

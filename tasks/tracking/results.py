@@ -1,8 +1,8 @@
 """Evaluation results of runs, and their paired comparison.
 
-An evaluation is a mapping: `metrics` (flat numbers), `verdict`, `policy` (key of the evaluated model), `per_prompt`
-(score -> one number per held-out prompt, in order), and the conditions: `prompts` (digest of the held-out split),
-`answers` (sampling settings), `scorers` (score -> digest of the scorer).
+An evaluation is a mapping: `metrics` (flat numbers), `verdict`, `policy` (key of the evaluated model),
+`per_prompt` (score -> one number per held-out prompt, in order), and the conditions: `prompts` (digest of the
+held-out split), `answers` (sampling settings), `scorers` (score -> digest of the scorer).
 """
 
 from __future__ import annotations
@@ -25,17 +25,27 @@ def evaluation(run: Path) -> dict[str, Any]:
         return {}
     found = json.loads((folder / "results.json").read_text())
     made_with = manifest.get("made_with", {})
-    options, keys = made_with.get("options", {}), dict(zip(made_with.get("inputs", {}), manifest["parents"], strict=False))
+    options, keys = (
+        made_with.get("options", {}),
+        dict(zip(made_with.get("inputs", {}), manifest["parents"], strict=False)),
+    )
     inputs = {role: _manifest_of(folder.resolve().parent, key) for role, key in keys.items()}
     contents = {role: content(m["files"]) for role, m in inputs.items() if m}
     held_out = (inputs.get("data") or {"files": {}})["files"].get(f"{options.get('data')}.parquet", {})
-    scores = {name.removeprefix(FINAL): values for name, values in found.get("per_prompt", {}).items() if name.startswith(FINAL)}
+    scores = {
+        name.removeprefix(FINAL): values
+        for name, values in found.get("per_prompt", {}).items()
+        if name.startswith(FINAL)
+    }
     lengths, each = found.get("lengths", {}).get("final", []), options.get("responses_per_prompt", 1)
-    scores["length"] = [sum(lengths[i:i + each]) / each for i in range(0, len(lengths), each)]
+    scores["length"] = [sum(lengths[i : i + each]) / each for i in range(0, len(lengths), each)]
     return {
-        "policy": keys.get("policy", ""), "metrics": found.get("metrics", {}), "verdict": found.get("verdict", {}),
+        "policy": keys.get("policy", ""),
+        "metrics": found.get("metrics", {}),
+        "verdict": found.get("verdict", {}),
         "per_prompt": {name: values for name, values in scores.items() if values},
-        "prompts": held_out.get("sha256", ""), "answers": {k: options.get(k) for k in ("data", "max_tokens", "temperature")},
+        "prompts": held_out.get("sha256", ""),
+        "answers": {k: options.get(k) for k in ("data", "max_tokens", "temperature")},
         "scorers": {name: _scorer(name, contents, options) for name in scores},
     }
 
@@ -49,7 +59,11 @@ def _scorer(score: str, contents: Mapping[str, str], options: Mapping[str, Any])
     role = score.removeprefix("reward.")
     if score == "gold":
         return digest([contents["gold"], contents["encoder"]]) if {"gold", "encoder"} <= set(contents) else ""
-    return contents.get(role, "") if role in options.get("reward_models", ()) else digest([score, options.get("metrics", [])])
+    return (
+        contents.get(role, "")
+        if role in options.get("reward_models", ())
+        else digest([score, options.get("metrics", [])])
+    )
 
 
 def figures(results: Mapping[str, Any]) -> dict[str, float]:
@@ -57,23 +71,40 @@ def figures(results: Mapping[str, Any]) -> dict[str, float]:
     intervals, and descriptive metrics.
     """
     metrics, measure = results.get("metrics", {}), results.get("measure")
-    compared = [name.removesuffix(".mean") for name in metrics if name.endswith(".mean") and "_vs_" in name and "_lc_" not in name]
-    gains = [f"{measure}_gain_vs_base", f"{measure}_gain_vs_sft", "win_rate_vs_sft", "win_rate_vs_base", *compared]
+    compared = [
+        name.removesuffix(".mean")
+        for name in metrics
+        if name.endswith(".mean") and "_vs_" in name and "_lc_" not in name
+    ]
+    gains = [
+        f"{measure}_gain_vs_base",
+        f"{measure}_gain_vs_sft",
+        "win_rate_vs_sft",
+        "win_rate_vs_base",
+        *compared,
+    ]
     shown = [name for name in dict.fromkeys(gains) if f"{name}.mean" in metrics][:2]
     rewards = [name for name in metrics if name.startswith("final.reward.")]
-    names = [f"final.{measure}" if measure else next(iter(rewards), ""), *(f"{name}.{end}" for name in shown for end in ("mean", "low", "high")),
-             *(f"final.{name}" for name in ("length", "ended", "repetitive", "distinct_2", "perplexity"))]
-    return {name: float(f"{metrics[name]:.4g}") for name in names if isinstance(metrics.get(name), int | float)}
+    names = [
+        f"final.{measure}" if measure else next(iter(rewards), ""),
+        *(f"{name}.{end}" for name in shown for end in ("mean", "low", "high")),
+        *(f"final.{name}" for name in ("length", "ended", "repetitive", "distinct_2", "perplexity")),
+    ]
+    return {
+        name: float(f"{metrics[name]:.4g}") for name in names if isinstance(metrics.get(name), int | float)
+    }
 
 
 def numbers(lineage: Mapping[str, Any]) -> dict[str, float]:
     """Metrics of the evaluation in a lineage."""
-    return {k: v for k, v in lineage.get("results", {}).get("metrics", {}).items() if isinstance(v, (int, float))}
+    return {
+        k: v for k, v in lineage.get("results", {}).get("metrics", {}).items() if isinstance(v, (int, float))
+    }
 
 
 def comparable(mine: Mapping[str, Any], theirs: Mapping[str, Any], score: str) -> str:
-    """Empty if both have `score` from the same scorer on the same prompts with the same sampling settings; else the
-    reason.
+    """Empty if both have `score` from the same scorer on the same prompts with the same sampling settings;
+    else the reason.
     """
     for one, whose in ((mine, "the first"), (theirs, "the other")):
         if not one.get("per_prompt", {}).get(score):
@@ -84,11 +115,21 @@ def comparable(mine: Mapping[str, Any], theirs: Mapping[str, Any], score: str) -
         return "their held-out prompts differ"
     if mine["answers"] != theirs["answers"]:
         return f"their sampling settings differ ({mine['answers']} and {theirs['answers']})"
-    return "" if mine["scorers"][score] == theirs["scorers"][score] else f"their {score} comes from different scorers"
+    return (
+        ""
+        if mine["scorers"][score] == theirs["scorers"][score]
+        else f"their {score} comes from different scorers"
+    )
 
 
-def paired(mine: Mapping[str, Any], theirs: Mapping[str, Any], score: str, *, level: float = 0.95,
-           resamples: int = 10_000) -> dict[str, Any]:
+def paired(
+    mine: Mapping[str, Any],
+    theirs: Mapping[str, Any],
+    score: str,
+    *,
+    level: float = 0.95,
+    resamples: int = 10_000,
+) -> dict[str, Any]:
     """Interval of mine − theirs over the shared prompts; check `comparable` first."""
     from ratchet.components.evaluation.bootstrap import difference
 
@@ -100,4 +141,6 @@ def paired(mine: Mapping[str, Any], theirs: Mapping[str, Any], score: str, *, le
 def shared_scores(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> Sequence[str]:
     """Comparable scores, gold measure first and length last."""
     both = set(mine.get("per_prompt", {})) & set(theirs.get("per_prompt", {}))
-    return sorted((s for s in both if not comparable(mine, theirs, s)), key=lambda s: (s != "gold", s == "length", s))
+    return sorted(
+        (s for s in both if not comparable(mine, theirs, s)), key=lambda s: (s != "gold", s == "length", s)
+    )

@@ -11,10 +11,17 @@ from typing import Any
 
 from ratchet.components.errors import RatchetError, ServiceError
 
-DEFAULTS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20", "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "0",
-            "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}
+DEFAULTS = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "0",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+}
 """Defaults for this process: MLflow's own retry for minutes. Variables set by the user take precedence."""
-KIND = {"mlflow.experimentKind": "custom_model_development"}  # MLflow 3.17 opens on runs by the URL alone (TRAINING)
+KIND = {
+    "mlflow.experimentKind": "custom_model_development"
+}  # MLflow 3.17 opens on runs by the URL alone (TRAINING)
 TRAINING = "workflowType=machine_learning"  # URL parameter that selects this view
 
 
@@ -31,7 +38,9 @@ def client(home: Path) -> Any:
 
     logging.getLogger("mlflow").setLevel(logging.WARNING)  # it logs every table of a new database
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    logging.getLogger("urllib3").setLevel(logging.ERROR)  # and every retry; we log once that the server is unreachable
+    logging.getLogger("urllib3").setLevel(
+        logging.ERROR
+    )  # and every retry; we log once that the server is unreachable
 
     uri = tracking_uri(home)
     if uri.startswith("sqlite:"):
@@ -55,8 +64,11 @@ def reached(doing: str) -> Iterator[None]:
         raise
     except Exception as error:
         text = (str(error).splitlines() or [""])[0][:400]
-        raise ServiceError(f"{doing}: {type(error).__name__}: {text}; check the server or MLFLOW_TRACKING_URI and run again, "
-                           "nothing is lost") from error
+        raise ServiceError(
+            f"{doing}: {type(error).__name__}: {text}; check the server or MLFLOW_TRACKING_URI and run "
+            "again, "
+            "nothing is lost"
+        ) from error
 
 
 def experiment_name(name: str = "ratchet") -> str:

@@ -1,8 +1,8 @@
 """Upload of a run to MLflow, used by the background thread and by `ratchet sync`.
 
-The run's files are authoritative and MLflow is a copy. No state is kept between processes: MLflow is queried for what
-it has, so uploads are idempotent and a new server receives everything. Points are identified by (run, key, step); the
-first value is kept if a resumed stage repeats a step.
+The run's files are authoritative and MLflow is a copy. No state is kept between processes: MLflow is queried
+for what it has, so uploads are idempotent and a new server receives everything. Points are identified by
+(run, key, step); the first value is kept if a resumed stage repeats a step.
 """
 
 from __future__ import annotations
@@ -25,16 +25,29 @@ from ratchet.tasks.tracking.mlflow_text import allowed, cut, lines
 from ratchet.tasks.tracking.server import TRAINING, client, experiment_id, reached, tracking_uri
 
 log = logging.getLogger("ratchet.tracking")
-KEY, COMPLETE = "ratchet.key", "ratchet.complete"  # tags: identity of a run; end time up to which a finished run is fully uploaded
-LIMITS = {"params": 100, "tags": 100, "metrics": 1000, "parameter": 6000, "tag": 8000, "digest": 36}  # MLflow's limits
+KEY, COMPLETE = (
+    "ratchet.key",
+    "ratchet.complete",
+)  # tags: identity of a run; end time up to which a finished run is fully uploaded
+LIMITS = {
+    "params": 100,
+    "tags": 100,
+    "metrics": 1000,
+    "parameter": 6000,
+    "tag": 8000,
+    "digest": 36,
+}  # MLflow's limits
 version_of = functools.cache(digest)  # artifacts are immutable and shared by stages
 
 
 def sync(run_dir: Path, home: Path) -> int:
-    """Upload everything that MLflow lacks; returns the number of points. `RecipeError` if it is not a run directory,
-    `ServiceError` if the server is unreachable or another process is uploading.
+    """Upload everything that MLflow lacks; returns the number of points. `RecipeError` if it is not a run
+    directory, `ServiceError` if the server is unreachable or another process is uploading.
     """
-    with contextlib.closing(Uploader(Path(run_dir).resolve(), Path(home))) as uploader, reached(f"sending {run_dir} to {tracking_uri(home)}"):
+    with (
+        contextlib.closing(Uploader(Path(run_dir).resolve(), Path(home))) as uploader,
+        reached(f"sending {run_dir} to {tracking_uri(home)}"),
+    ):
         return 0 if uploader.complete() else uploader.upload()
 
 
@@ -49,7 +62,9 @@ class Sent:
     inputs: set[str]
     points: set[tuple[str, int]]
     sizes: dict[str, int]  # of artifacts uploaded by an earlier process
-    files: dict[Path, tuple[int, int]] = field(default_factory=dict)  # size and mtime of files when they were read
+    files: dict[Path, tuple[int, int]] = field(
+        default_factory=dict
+    )  # size and mtime of files when they were read
 
 
 class Uploader:
@@ -59,12 +74,14 @@ class Uploader:
         self.run_dir, self.home, self.sent, self.experiment = run_dir, home, dict[str, Sent](), ""
         mlflow_runs(run_dir)
         (run_dir / "tracking").mkdir(exist_ok=True)
-        self.lock = open(run_dir / "tracking" / "lock", "w")  # noqa: SIM115 - held while uploading
+        self.lock = open(run_dir / "tracking" / "lock", "w")  # noqa: SIM115  held while uploading
         try:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self.lock.close()
-            raise ServiceError(f"{run_dir} is being uploaded by another process; wait until it ends") from None
+            raise ServiceError(
+                f"{run_dir} is being uploaded by another process; wait until it ends"
+            ) from None
 
     def close(self) -> None:
         self.lock.close()
@@ -75,7 +92,9 @@ class Uploader:
         return run and f"#/experiments/{self.experiment}/runs/{run.id}/artifacts/{quote(artifact)}?{TRAINING}"
 
     def upload(self) -> int:
-        """Upload new data; returns the number of points. Raises MLflow's errors if unreachable; retry later."""
+        """Upload new data; returns the number of points. Raises MLflow's errors if unreachable; retry
+        later.
+        """
         mlflow, count = client(self.home), 0
         try:
             self.experiment = self.experiment or experiment_id(mlflow, self.home)
@@ -110,11 +129,22 @@ class Uploader:
             made = mlflow.get_run(found[0].info.run_id)
         else:
             parent = {"mlflow.parentRunId": self.sent[run.parent].id} if run.parent is not None else {}
-            made = mlflow.create_run(self.experiment, int(run.start * 1000), {KEY: self._mark(key), "mlflow.source.name": "ratchet", **parent}, run.name)
+            made = mlflow.create_run(
+                self.experiment,
+                int(run.start * 1000),
+                {KEY: self._mark(key), "mlflow.source.name": "ratchet", **parent},
+                run.name,
+            )
         id, data = made.info.run_id, made.data
-        return Sent(id, made.info.status, set(data.params), dict(data.tags), {i.dataset.name for i in (made.inputs.dataset_inputs if made.inputs else [])},
-                    {(name, point.step) for name in data.metrics for point in mlflow.get_metric_history(id, name)},
-                    {file.path: file.file_size for file in mlflow.list_artifacts(id)} if found else {})
+        return Sent(
+            id,
+            made.info.status,
+            set(data.params),
+            dict(data.tags),
+            {i.dataset.name for i in (made.inputs.dataset_inputs if made.inputs else [])},
+            {(name, point.step) for name in data.metrics for point in mlflow.get_metric_history(id, name)},
+            {file.path: file.file_size for file in mlflow.list_artifacts(id)} if found else {},
+        )
 
     def _update(self, mlflow: Any, sent: Sent, run: MlflowRun) -> int:
         from mlflow.data.http_dataset_source import HTTPDatasetSource
@@ -123,14 +153,33 @@ class Uploader:
 
         if run.status == "RUNNING" != sent.status:
             mlflow.update_run(sent.id, status="RUNNING")
-        self._batches(mlflow, sent, "params", [Param(k, redacted(cut(v, LIMITS["parameter"]))) for k, v in run.params.items() if k not in sent.params])
+        self._batches(
+            mlflow,
+            sent,
+            "params",
+            [
+                Param(k, redacted(cut(v, LIMITS["parameter"])))
+                for k, v in run.params.items()
+                if k not in sent.params
+            ],
+        )
         tags = {allowed(k): redacted(cut(v, LIMITS["tag"])) for k, v in run.tags.items()}
         self._batches(mlflow, sent, "tags", [RunTag(k, v) for k, v in tags.items() if sent.tags.get(k) != v])
         for (name, role), path in run.inputs.items():
             if name not in sent.inputs:
-                data = MetaDataset(HTTPDatasetSource(f"file:{path}"), name=name, digest=version_of(path)[:LIMITS["digest"]])
-                self._send(mlflow.log_inputs, sent.id, [DatasetInput(data._to_mlflow_entity(), [InputTag("mlflow.data.context", role)])])
-        sent.params, sent.tags, sent.inputs = sent.params | run.params.keys(), sent.tags | tags, sent.inputs | {name for name, _ in run.inputs}
+                data = MetaDataset(
+                    HTTPDatasetSource(f"file:{path}"), name=name, digest=version_of(path)[: LIMITS["digest"]]
+                )
+                self._send(
+                    mlflow.log_inputs,
+                    sent.id,
+                    [DatasetInput(data._to_mlflow_entity(), [InputTag("mlflow.data.context", role)])],
+                )
+        sent.params, sent.tags, sent.inputs = (
+            sent.params | run.params.keys(),
+            sent.tags | tags,
+            sent.inputs | {name for name, _ in run.inputs},
+        )
         count = self._points(mlflow, sent, run.points)
         for path in run.files:
             if (now := _stamp(path)) and sent.files.get(path) != now:
@@ -162,7 +211,7 @@ class Uploader:
 
     def _batches(self, mlflow: Any, sent: Sent, kind: str, entries: list[Any]) -> None:
         for i in range(0, len(entries), LIMITS[kind]):
-            self._send(mlflow.log_batch, sent.id, **{kind: entries[i:i + LIMITS[kind]]})
+            self._send(mlflow.log_batch, sent.id, **{kind: entries[i : i + LIMITS[kind]]})
 
     def _send(self, call: Any, *args: Any, **kwargs: Any) -> None:
         """Call MLflow; permanently rejected data is logged and skipped."""

@@ -40,7 +40,9 @@ def watched(pipeline: Pipeline, display: Any = None) -> Iterator[Tracking]:
     pipeline.end("finished", spent=spending(pipeline))
     _notify_page(page.summary, pipeline)
     if not tracking.close() and display is not None:
-        display.console.print(f"MLflow is not up to date: {tracking.problem}. Nothing is lost; `ratchet sync` uploads the rest.")
+        display.console.print(
+            f"MLflow is not up to date: {tracking.problem}. Nothing is lost; `ratchet sync` uploads the rest."
+        )
 
 
 def _notify_page(method: Callable[..., None], *args: Any) -> None:

@@ -52,12 +52,24 @@ def test_failing_reward_is_failed_and_none_is_skipped() -> None:
     def shaky(prompt: Prompt, trajectory: Trajectory) -> float | None:
         if trajectory.text == "bad":
             raise ZeroDivisionError("no")
-        return None if trajectory.text == "skip" else {"nan": float("nan"), "inf": float("inf")}.get(trajectory.text, 1.0)
+        return (
+            None
+            if trajectory.text == "skip"
+            else {"nan": float("nan"), "inf": float("inf")}.get(trajectory.text, 1.0)
+        )
 
-    group = Group(Prompt("p", ()), tuple(Trajectory(({"role": "assistant", "content": t},)) for t in ("good", "bad", "skip", "nan", "inf")))
+    group = Group(
+        Prompt("p", ()),
+        tuple(
+            Trajectory(({"role": "assistant", "content": t},)) for t in ("good", "bad", "skip", "nan", "inf")
+        ),
+    )
     columns = shaky([group], None)
     assert columns["reward.shaky"] == [[1.0, None, None, None, None]]
-    assert columns["reward.shaky.status"][0][3:] == ["failed: ValueError: the reward is nan", "failed: ValueError: the reward is inf"]
+    assert columns["reward.shaky.status"][0][3:] == [
+        "failed: ValueError: the reward is nan",
+        "failed: ValueError: the reward is inf",
+    ]
     assert columns["reward.shaky.status"][0][0] == "ok"
     assert columns["reward.shaky.status"][0][1] == "failed: ZeroDivisionError: no"
     assert columns["reward.shaky.status"][0][2].startswith("skipped")
@@ -65,12 +77,22 @@ def test_failing_reward_is_failed_and_none_is_skipped() -> None:
 
 @pytest.mark.parametrize("slot", SLOTS)
 def test_every_number_that_a_piece_takes_has_a_range(slot: str) -> None:
-    """No bare int or float: `Finite` and `Int` of components/recipes/ranges.py state that any value is allowed."""
+    """No bare int or float: `Finite` and `Int` of components/recipes/ranges.py state that any value is
+    allowed.
+    """
     for name, piece in catalogue(slot).items():
         for option in piece.options.values():
-            assert not {"int", "float"} & set(re.findall(r"\w+", option.annotation)), f"{name}.{option.name}: {option.annotation}"
-            assert option.kind is not Any or option.annotation == "Any", f"{name}.{option.name}: {option.annotation} is not checked"
+            assert not {"int", "float"} & set(re.findall(r"\w+", option.annotation)), (
+                f"{name}.{option.name}: {option.annotation}"
+            )
+            assert option.kind is not Any or option.annotation == "Any", (
+                f"{name}.{option.name}: {option.annotation} is not checked"
+            )
 
 
 def test_equal_numbers_give_equal_options_in_every_spelling() -> None:
-    assert resolve("rollout", {"name": "sample", "temperature": 1}) == resolve("rollout", "sample") == resolve("rollout", {"name": "sample", "top_p": None})
+    assert (
+        resolve("rollout", {"name": "sample", "temperature": 1})
+        == resolve("rollout", "sample")
+        == resolve("rollout", {"name": "sample", "top_p": None})
+    )

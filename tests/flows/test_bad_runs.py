@@ -24,7 +24,10 @@ from ratchet.flows.cli import main
 from ratchet.tasks.pipeline import Pipeline
 
 ROOT = Path(__file__).resolve().parents[2]
-ROWS = [{"prompt": f"what is {i} and {i * 7}?", "completion": f"it is {i * 8}, said {i % 5} times", "label": True} for i in range(80)]
+ROWS = [
+    {"prompt": f"what is {i} and {i * 7}?", "completion": f"it is {i * 8}, said {i % 5} times", "label": True}
+    for i in range(80)
+]
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,9 @@ Ratchet = Callable[..., Done]
 
 @pytest.fixture
 def ratchet(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Ratchet:
-    """The command, in a folder whose `home` holds the tiny model; no file may grow beyond `largest_file` bytes."""
+    """The command, in a folder whose `home` holds the tiny model; no file may grow beyond `largest_file`
+    bytes.
+    """
     monkeypatch.chdir(folder)
 
     def run(*arguments: str, largest_file: int | None = None) -> Done:
@@ -61,14 +66,27 @@ def ratchet(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capture
 
 def apart(*arguments: str, cwd: Path) -> Done:
     """Run the command in a separate process that may start servers, without the tests' Prefect settings."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_TRACKING"))} | {"PYTHONPATH": str(ROOT / "infra" / "package")}
-    done = subprocess.run([sys.executable, "-m", "ratchet.flows.cli", *arguments, "--home", "home", "--profile", "test"], cwd=cwd, env=env,
-                          capture_output=True, text=True)
-    return Done(done.returncode, done.stdout + done.stderr, [line for line in done.stderr.splitlines() if line.startswith("error: ")])
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_TRACKING"))} | {
+        "PYTHONPATH": str(ROOT / "infra" / "package")
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "ratchet.flows.cli", *arguments, "--home", "home", "--profile", "test"],
+        cwd=cwd,
+        env=env,
+        capture_output=True,
+        text=True,
+    )
+    return Done(
+        done.returncode,
+        done.stdout + done.stderr,
+        [line for line in done.stderr.splitlines() if line.startswith("error: ")],
+    )
 
 
 def recipe(folder: Path, source: str, more: str = "") -> Path:
-    (folder / "mine.yaml").write_text(f"schema: 1\nabout: mine\nbase: sft\ndata: {{source: '{source}', transforms: []}}\n{more}")
+    (folder / "mine.yaml").write_text(
+        f"schema: 1\nabout: mine\nbase: sft\ndata: {{source: '{source}', transforms: []}}\n{more}"
+    )
     return folder / "mine.yaml"
 
 
@@ -94,12 +112,21 @@ def written(folder: Path, name: str, content: Any) -> str:
     return f"path:{name}"
 
 
-@pytest.mark.parametrize(("name", "content", "message"), [
-    ("absent.jsonl", None, "path:{0}: there is no file or folder {0}; relative paths start at the folder of the recipe"),
-    ("empty.jsonl", [], "path:{0} holds no usable record: it is empty"),
-    ("bad.parquet", b"PAR1 this is not parquet PAR1", "path:{0} is not a readable Parquet file: "),
-])
-def test_unusable_source_is_an_error(name: str, content: Any, message: str, folder: Path, ratchet: Ratchet) -> None:
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "absent.jsonl",
+            None,
+            "path:{0}: there is no file or folder {0}; relative paths start at the folder of the recipe",
+        ),
+        ("empty.jsonl", [], "path:{0} holds no usable record: it is empty"),
+        ("bad.parquet", b"PAR1 this is not parquet PAR1", "path:{0} is not a readable Parquet file: "),
+    ],
+)
+def test_unusable_source_is_an_error(
+    name: str, content: Any, message: str, folder: Path, ratchet: Ratchet
+) -> None:
     source = f"path:{name}" if content is None else written(folder, name, content)
     file, home = recipe(folder, source), folder / "home"
     parts = [ratchet("stage", part, str(file)) for part in ("fetch", "curate")]
@@ -125,24 +152,41 @@ def test_corrupt_row_is_quarantined_and_counted(folder: Path, ratchet: Ratchet) 
     summary = json.loads((drafts / "summary.json").read_text())
     assert "completion" in line and summary["steps"][0] == {**summary["steps"][0], "in": 81, "out": 80}
     message = refused(ratchet("stage", "curate", str(file), "--set", "data.max_dropped=0.0"))
-    assert "1 of 81 records (1.2%) are lost before the split, at most 0.0% allowed" in message and "quarantine.jsonl" in message, "where none may be"
+    assert (
+        "1 of 81 records (1.2%) are lost before the split, at most 0.0% allowed" in message
+        and "quarantine.jsonl" in message
+    ), "where none may be"
 
 
 def test_a_model_without_a_tokenizer(folder: Path, tiny_model: Path, ratchet: Ratchet) -> None:
-    shutil.copytree(tiny_model, folder / "bare", ignore=shutil.ignore_patterns("tokenizer*", "*.jinja", "manifest.json", "special_tokens*"))
-    file = recipe(folder, written(folder, "rows.jsonl", ROWS), "models: {policy: {source: 'path:bare', format: huggingface}}\n")
+    shutil.copytree(
+        tiny_model,
+        folder / "bare",
+        ignore=shutil.ignore_patterns("tokenizer*", "*.jinja", "manifest.json", "special_tokens*"),
+    )
+    file = recipe(
+        folder,
+        written(folder, "rows.jsonl", ROWS),
+        "models: {policy: {source: 'path:bare', format: huggingface}}\n",
+    )
     assert ratchet("stage", "fetch", str(file)).code == 0
-    assert "holds no tokenizer (tokenizer.json expected); save it beside the weights" in refused(ratchet("stage", "curate", str(file)))
+    assert "holds no tokenizer (tokenizer.json expected); save it beside the weights" in refused(
+        ratchet("stage", "curate", str(file))
+    )
 
 
 def test_conversation_of_5000_turns_without_truncation(folder: Path, ratchet: Ratchet) -> None:
-    turns = [{"role": ("user", "assistant")[i % 2], "content": f"turn number {i} of many"} for i in range(5000)]
+    turns = [
+        {"role": ("user", "assistant")[i % 2], "content": f"turn number {i} of many"} for i in range(5000)
+    ]
     file = recipe(folder, written(folder, "long.jsonl", [{"messages": turns}, *ROWS]))
     for part in ("fetch", "curate"):
         done = ratchet("stage", part, str(file))
         assert done.code == 0, done.output
     (drafts,) = (folder / "home").glob("store/drafts-*")
-    assert max(len(g.prompt.messages) for split in drafts.glob("sft*.parquet") for g in read_groups(split)) < 100
+    assert (
+        max(len(g.prompt.messages) for split in drafts.glob("sft*.parquet") for g in read_groups(split)) < 100
+    )
     summary = json.loads((drafts / "summary.json").read_text())
     noted = {reason for step in summary["steps"] for reason in [*step["dropped"], *step["changed"]]}
     assert any("token" in reason or "cut" in reason or "long" in reason for reason in noted), noted
@@ -154,11 +198,13 @@ sft:
     save_every: 1
     batch: 8
     updates: {policy: [{name: likelihood, reduce: token_mean, weight: {name: anneal, start: 1.0, end: 1.0e+60, steps: 2}}]}
-"""
+"""  # noqa: E501
 
 
 def test_non_finite_loss_stops_the_run(folder: Path, ratchet: Ratchet) -> None:
-    """The error names the prompts; finished stages and the last checkpoint are kept; the corrected recipe resumes."""
+    """The error names the prompts; finished stages and the last checkpoint are kept; the corrected recipe
+    resumes.
+    """
     source, home = written(folder, "rows.jsonl", ROWS), folder / "home"
     file = recipe(folder, source, OVERFLOWS)
     for part in ("fetch", "curate"):
@@ -166,19 +212,36 @@ def test_non_finite_loss_stops_the_run(folder: Path, ratchet: Ratchet) -> None:
         assert done.code == 0, done.output
     before = {made.name: made.stat().st_ino for made in (home / "store").glob("[!.]*")}
     done = apart("run", str(file), "--until", "train", cwd=folder)
-    match = re.fullmatch(r"error: (the loss term 'likelihood' is inf on prompts (?P<prompts>.+); the last checkpoint is kept\. "
-                        r"Lower the learning rate or inspect these records)", refused(done))
+    match = re.fullmatch(
+        r"error: (the loss term 'likelihood' is inf on prompts (?P<prompts>.+); the last checkpoint is "
+        r"kept\. "
+        r"Lower the learning rate or inspect these records)",
+        refused(done),
+    )
     assert match and "a watcher failed" not in done.output, done.output
     pipeline = Pipeline.open(file, home=home, profile="test")
-    assert set(match["prompts"].split(", ")) < {group.prompt.id for group in read_groups(pipeline.artifact("curated").path / "sft.parquet")}
+    assert set(match["prompts"].split(", ")) < {
+        group.prompt.id for group in read_groups(pipeline.artifact("curated").path / "sft.parquet")
+    }
     state = json.loads((pipeline.run.path / "run.json").read_text())
     assert state["state"] == "failed" and match[1] in state["error"]
     assert load_state(next((home / "store/.work").glob("sft-*/progress/checkpoint-*")))["state"]["step"] == 1
     assert {made.name: made.stat().st_ino for made in (home / "store").glob("[!.]*")} == before
 
     recipe(folder, source, "sft: {fit: {batch: 8}}")
-    would = dict(line.split()[:2] for line in ratchet("plan", str(file)).output.splitlines() if line.split()[1:2] in (["keep"], ["make"]))
-    assert would == {"model_policy": "keep", "raw": "keep", "drafts": "keep", "curated": "keep", "sft": "make", "evaluate": "make"}
+    would = dict(
+        line.split()[:2]
+        for line in ratchet("plan", str(file)).output.splitlines()
+        if line.split()[1:2] in (["keep"], ["make"])
+    )
+    assert would == {
+        "model_policy": "keep",
+        "raw": "keep",
+        "drafts": "keep",
+        "curated": "keep",
+        "sft": "make",
+        "evaluate": "make",
+    }
     assert Pipeline.open(file, home=home, profile="test").make("sft").meta["steps"] > 1
 
 
@@ -191,4 +254,6 @@ def test_full_disk_is_one_sentence_and_the_run_resumes(folder: Path, ratchet: Ra
     assert {p.name for p in (folder / "home" / "store").glob("[!.]*")} == before
     done = ratchet("stage", "curate", str(file))
     assert done.code == 0, done.output
-    assert all((artifact / "manifest.json").exists() for artifact in (folder / "home" / "store").glob("[!.]*"))
+    assert all(
+        (artifact / "manifest.json").exists() for artifact in (folder / "home" / "store").glob("[!.]*")
+    )

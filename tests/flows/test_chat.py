@@ -48,11 +48,15 @@ def test_once_prints_one_answer_a_model_and_the_seed_decides_it(tiny_model: Path
 
 def sum_of(model: Path) -> str:
     """The tiny model's answer to "What is 3 + 4?", which depends on the machine."""
-    return json.loads(ratchet(str(model), "--once", "What is 3 + 4?", "--json", "--temperature", "0", "--seed", "1"))["answers"][0]["text"]
+    return json.loads(
+        ratchet(str(model), "--once", "What is 3 + 4?", "--json", "--temperature", "0", "--seed", "1")
+    )["answers"][0]["text"]
 
 
 def test_once_as_json(tiny_model: Path) -> None:
-    reply = json.loads(ratchet(str(tiny_model), "--once", "What is 3 + 4?", "--json", "--temperature", "0", "--seed", "1"))
+    reply = json.loads(
+        ratchet(str(tiny_model), "--once", "What is 3 + 4?", "--json", "--temperature", "0", "--seed", "1")
+    )
     assert reply["prompt"] == "What is 3 + 4?" and reply["seed"] == 1
     [answer] = reply["answers"]
     assert answer["model"] == tiny_model.name and answer["stop"] == "end" and answer["text"].isdigit()
@@ -80,25 +84,35 @@ class Terminal:
         self.pid, self.file = pty.fork()
         if self.pid == 0:
             os.chdir(ROOT)
-            env = {**os.environ, "TERM": "xterm-256color", "PYTHONPATH": str(ROOT / "infra" / "package")}  # not C's own, to which readline adds COLUMNS
-            os.execve(sys.executable, [sys.executable, "-m", "ratchet.flows.cli", "chat", *arguments], {k: v for k, v in env.items() if k not in ("NO_COLOR", "COLUMNS", "LINES")})
-        termios.tcsetwinsize(self.file, (24, columns))  # before the program, which loads torch first, asks for it
+            env = {
+                **os.environ,
+                "TERM": "xterm-256color",
+                "PYTHONPATH": str(ROOT / "infra" / "package"),
+            }  # not C's own, to which readline adds COLUMNS
+            os.execve(
+                sys.executable,
+                [sys.executable, "-m", "ratchet.flows.cli", "chat", *arguments],
+                {k: v for k, v in env.items() if k not in ("NO_COLOR", "COLUMNS", "LINES")},
+            )
+        termios.tcsetwinsize(
+            self.file, (24, columns)
+        )  # before the program, which loads torch first, asks for it
 
     def expect(self, text: str, seconds: float = 300) -> str:
         """What came until `text`, without colours."""
         end = time.monotonic() + seconds
         while True:
             plain = COLOURS.sub("", self.seen).replace("\r", "")
-            if text in plain[self.at:]:
-                found = plain[self.at: plain.index(text, self.at) + len(text)]
+            if text in plain[self.at :]:
+                found = plain[self.at : plain.index(text, self.at) + len(text)]
                 self.at += len(found)
                 return found
-            assert time.monotonic() < end, f"no {text!r} in {plain[self.at:]!r}"
+            assert time.monotonic() < end, f"no {text!r} in {plain[self.at :]!r}"
             if select.select([self.file], [], [], 1)[0]:
                 try:
                     self.seen += os.read(self.file, 65536).decode(errors="replace")
                 except OSError:  # the program has ended
-                    assert text in plain[self.at:], f"it ended without {text!r}: {plain[self.at:]!r}"
+                    assert text in plain[self.at :], f"it ended without {text!r}: {plain[self.at :]!r}"
 
     def rest(self) -> str:
         """What comes until the program ends, without colours."""
@@ -157,7 +171,9 @@ def test_ctrl_c_stops_the_answer_and_the_next_question_is_answered(tiny_model: P
     (long / "config.json").unlink()
     config = json.loads((tiny_model / "config.json").read_text())
     (long / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 100_000}))
-    person = Terminal(100, str(long), "--temperature", "50", "--tokens", "50000", "--seed", "1")  # which hardly ever draws the stop token
+    person = Terminal(
+        100, str(long), "--temperature", "50", "--tokens", "50000", "--seed", "1"
+    )  # which hardly ever draws the stop token
     person.expect("> ")
     for _ in range(20):  # now and then it ends by itself first, and the key comes to the empty prompt
         person.type("hi\r")
@@ -178,9 +194,13 @@ def test_ctrl_c_stops_the_answer_and_the_next_question_is_answered(tiny_model: P
 
 
 @pytest.mark.parametrize(("columns", "titles"), [(120, r"{0} +twin"), (60, r"{0}\s+{1}\s+twin")])
-def test_answers_are_side_by_side_on_a_wide_terminal(columns: int, titles: str, tiny_model: Path, tmp_path: Path) -> None:
+def test_answers_are_side_by_side_on_a_wide_terminal(
+    columns: int, titles: str, tiny_model: Path, tmp_path: Path
+) -> None:
     (tmp_path / "twin").symlink_to(tiny_model)
-    person = Terminal(columns, str(tiny_model), str(tmp_path / "twin"), "--temperature", "0", "--once", "What is 3 + 4?")
+    person = Terminal(
+        columns, str(tiny_model), str(tmp_path / "twin"), "--temperature", "0", "--once", "What is 3 + 4?"
+    )
     screen = person.rest()
     output = sum_of(tiny_model)
     assert re.search(titles.format(re.escape(tiny_model.name), output), screen) and screen.count(output) >= 2

@@ -35,7 +35,11 @@ def home(publish, run_of, tmp_path, monkeypatch) -> Path:
     base, data = publish("model_policy"), publish("curated", kind="data")
     for name, score in (("one", 1.0), ("two", 2.0)):
         sft = publish("sft", {"policy": base, "data": data}, text=name, steps=3)
-        results = {"metrics": {"kl": score}, "per_prompt": {"final.gold_like": [score, score + 1]}, "lengths": {"final": [4, 5]}}
+        results = {
+            "metrics": {"kl": score},
+            "per_prompt": {"final.gold_like": [score, score + 1]},
+            "lengths": {"final": [4, 5]},
+        }
         report = publish("evaluate", {"policy": sft, "data": data}, kind="report", results=results)
         run_of(name, model_policy=base, curated=data, sft=sft, evaluate=report)
     return tmp_path
@@ -43,20 +47,44 @@ def home(publish, run_of, tmp_path, monkeypatch) -> Path:
 
 def test_lineage_prints_a_tree_and_draws(home: Path) -> None:
     output = ratchet("lineage", str(home / "runs" / "one" / "stages" / "sft"), "--home", str(home))
-    assert "recipe     fake" in output and "code       abc" in output and "torch 2" in output and "kl 1" in output
-    assert "├── model_policy as policy weights" in output and "└── curated data" in output and "3 steps" in output
+    assert (
+        "recipe     fake" in output
+        and "code       abc" in output
+        and "torch 2" in output
+        and "kl 1" in output
+    )
+    assert (
+        "├── model_policy as policy weights" in output
+        and "└── curated data" in output
+        and "3 steps" in output
+    )
     assert (home / "runs" / "one" / "lineage" / "sft.svg").read_text().startswith("<svg")
-    ratchet("lineage", str(home / "runs" / "two" / "stages" / "sft"), "--home", str(home), "--picture", str(home / "p.svg"))
+    ratchet(
+        "lineage",
+        str(home / "runs" / "two" / "stages" / "sft"),
+        "--home",
+        str(home),
+        "--picture",
+        str(home / "p.svg"),
+    )
     assert (home / "p.svg").exists()
 
 
 def test_lineage_folds_long_lines(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run has some 20 packages, 350 characters."""
     resolve, packages = lineage.resolve, {f"package-{i}": f"{i}.0.1" for i in range(30)}
-    monkeypatch.setattr(lineage, "resolve", lambda model, home: ({**(found := resolve(model, home))[0], "packages": packages}, found[1]))
+    monkeypatch.setattr(
+        lineage,
+        "resolve",
+        lambda model, home: ({**(found := resolve(model, home))[0], "packages": packages}, found[1]),
+    )
     said = ratchet("lineage", str(home / "runs" / "one" / "stages" / "sft"), "--home", str(home))
     lines = said.partition("packages   ")[2].partition("\nsft")[0].splitlines()
-    assert len(lines) > 3 and max(map(len, lines)) <= 120 and all(line.startswith(" " * 11) for line in lines[1:4])
+    assert (
+        len(lines) > 3
+        and max(map(len, lines)) <= 120
+        and all(line.startswith(" " * 11) for line in lines[1:4])
+    )
 
 
 def test_reproduce_needs_a_recipe(home: Path) -> None:
@@ -66,17 +94,48 @@ def test_reproduce_needs_a_recipe(home: Path) -> None:
 
 @pytest.mark.parametrize("state", ["identical", "differs"])
 def test_reproduce_prints_json(home: Path, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [reproduce.Outcome("raw", "data", "brought", "aa", "aa"), reproduce.Outcome("sft", "weights", state, "bb", "cc", ("model.safetensors",))]
+    found = [
+        reproduce.Outcome("raw", "data", "brought", "aa", "aa"),
+        reproduce.Outcome("sft", "weights", state, "bb", "cc", ("model.safetensors",)),
+    ]
     monkeypatch.setattr(reproduce, "reproduce", lambda lineage, into, **_: (into.mkdir(), iter(found))[1])
     monkeypatch.setattr(reproduce, "surroundings", lambda lineage: ["code: abc then, def now"])
-    done = CliRunner().invoke(app, ["reproduce", str(home / "runs" / "one" / "stages" / "sft"), "--home", str(home), "--json"])
+    done = CliRunner().invoke(
+        app, ["reproduce", str(home / "runs" / "one" / "stages" / "sft"), "--home", str(home), "--json"]
+    )
     output = json.loads(done.stdout)
-    assert done.exit_code == (state == "differs") and output["identical"] == (state == "identical") and output["surroundings"] == ["code: abc then, def now"]
-    assert [stage["state"] for stage in output["stages"]] == ["brought", state] and output["run"] == "one" and output["product"] == "sft"
+    assert (
+        done.exit_code == (state == "differs")
+        and output["identical"] == (state == "identical")
+        and output["surroundings"] == ["code: abc then, def now"]
+    )
+    assert (
+        [stage["state"] for stage in output["stages"]] == ["brought", state]
+        and output["run"] == "one"
+        and output["product"] == "sft"
+    )
 
 
-@pytest.mark.parametrize("command", ["show", "runs", "compare", "lineage", "reproduce", "doctor", "plan", "gc", "certify", "deploy", "lm-eval", "chat",
-                                     "recipes list", "recipes explain", "recipes check"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "show",
+        "runs",
+        "compare",
+        "lineage",
+        "reproduce",
+        "doctor",
+        "plan",
+        "gc",
+        "certify",
+        "deploy",
+        "lm-eval",
+        "chat",
+        "recipes list",
+        "recipes explain",
+        "recipes check",
+    ],
+)
 def test_reading_commands_have_json(command: str) -> None:
     found: Any = typer.main.get_command(app)
     for word in command.split():
@@ -88,14 +147,21 @@ def test_gc_shows_first_and_removes_on_yes(home: Path) -> None:
     assert "Would free 0 bytes in 0 directories." in ratchet("gc", "--home", str(home))
     only = ("gc", "--home", str(home), "--keep-days", "0", "--keep-last", "1")
     output = ratchet(*only)
-    assert "would go" in output and "store/sft-" in output and "in 2 directories. Add --yes" in output and "stays: 4 products" in output
+    assert (
+        "would go" in output
+        and "store/sft-" in output
+        and "in 2 directories. Add --yes" in output
+        and "stays: 4 products" in output
+    )
     assert len(list((home / "store").glob("sft-*"))) == 2
     assert "Freed" in ratchet(*only, "--yes") and len(list((home / "store").glob("sft-*"))) == 1
 
 
 def test_compare_two_runs(home: Path) -> None:
     output = ratchet("compare", "one", "two", "--home", str(home))
-    assert "recipe: no difference" in output and "source code" in output and "+1 [+1, +1], 2 prompts" in output
+    assert (
+        "recipe: no difference" in output and "source code" in output and "+1 [+1, +1], 2 prompts" in output
+    )
     with pytest.raises(RecipeError, match="'three'"):
         ratchet("compare", "one", "three", "--home", str(home))
     with pytest.raises(RecipeError, match=r"'one'.*3"):
@@ -104,27 +170,41 @@ def test_compare_two_runs(home: Path) -> None:
         ratchet("compare", "chatt", "chat_offline", "--home", str(home))
 
 
-def test_compare_rejects_invalid_arguments_before_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ratchet.flows.commands.compare.servers", lambda: pytest.fail("something was started"))
+def test_compare_rejects_invalid_arguments_before_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "ratchet.flows.commands.compare.servers", lambda: pytest.fail("something was started")
+    )
     with pytest.raises(RecipeError, match="reward_model"):
         ratchet("compare", "sft", "reward_model", "--home", str(tmp_path))
-    (tmp_path / "results.json").write_text(json.dumps({"per_prompt": {"win_rate": [1.0, 0.0], "final.gold": [0.5, 0.25]}}))
+    (tmp_path / "results.json").write_text(
+        json.dumps({"per_prompt": {"win_rate": [1.0, 0.0], "final.gold": [0.5, 0.25]}})
+    )
     pipeline = SimpleNamespace(artifact=lambda _: SimpleNamespace(path=tmp_path))
     monkeypatch.setattr("ratchet.flows.compare.Pipeline", SimpleNamespace(open=lambda *_, **__: pipeline))
-    monkeypatch.setattr(importlib.import_module("ratchet.flows.post_training"), "post_training", lambda *_, **__: None)
-    assert compare(["sft"], seeds=[0], home=tmp_path, metric="final.gold")["arms"]["sft"]["by_seed"] == [0.375]
+    monkeypatch.setattr(
+        importlib.import_module("ratchet.flows.post_training"), "post_training", lambda *_, **__: None
+    )
+    assert compare(["sft"], seeds=[0], home=tmp_path, metric="final.gold")["arms"]["sft"]["by_seed"] == [
+        0.375
+    ]
     with pytest.raises(RecipeError, match=r"--metric: .*'win_rat'.*'win_rate'"):
         compare(["sft"], seeds=[0], home=tmp_path, metric="win_rat")
 
 
 def test_claim_needs_enough_seeds_and_an_interval_beyond_its_bound() -> None:
     higher = Claim(against="sft", metric="win_rate", at_least=0.01, seeds=3)
-    assert verdict(higher, {"low": 0.02, "high": 0.05}, 3) == "win_rate higher than sft by more than 0.01: shown"
+    assert (
+        verdict(higher, {"low": 0.02, "high": 0.05}, 3) == "win_rate higher than sft by more than 0.01: shown"
+    )
     assert verdict(higher, {"low": -0.02, "high": 0.05}, 3).endswith("not shown, the interval holds both")
     assert verdict(higher, {"low": -0.02, "high": 0.005}, 3).endswith("refuted")
     assert "the claim asks for 3 seeds, these are 2" in verdict(higher, {"low": 0.02, "high": 0.05}, 2)
     lower = Claim(against="sft", metric="final.length", direction="lower", at_least=1.0)
-    assert verdict(lower, {"low": -5.0, "high": -2.0}, 3).endswith("shown") and verdict(lower, {"low": 2.0, "high": 5.0}, 3).endswith("refuted")
+    assert verdict(lower, {"low": -5.0, "high": -2.0}, 3).endswith("shown") and verdict(
+        lower, {"low": 2.0, "high": 5.0}, 3
+    ).endswith("refuted")
 
 
 def test_compare_prints_the_result_of_each_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,15 +212,23 @@ def test_compare_prints_the_result_of_each_claim(tmp_path: Path, monkeypatch: py
 
     def opened(recipe: str, **_: Any) -> SimpleNamespace:
         (tmp_path / recipe).mkdir(exist_ok=True)
-        (tmp_path / recipe / "results.json").write_text(json.dumps({"per_prompt": {"win_rate": wins[recipe], "final.gold": wins[recipe]}}))
+        (tmp_path / recipe / "results.json").write_text(
+            json.dumps({"per_prompt": {"win_rate": wins[recipe], "final.gold": wins[recipe]}})
+        )
         return SimpleNamespace(artifact=lambda _: SimpleNamespace(path=tmp_path / recipe))
 
     monkeypatch.setattr("ratchet.flows.compare.Pipeline", SimpleNamespace(open=opened))
-    monkeypatch.setattr(importlib.import_module("ratchet.flows.post_training"), "post_training", lambda *_, **__: None)
+    monkeypatch.setattr(
+        importlib.import_module("ratchet.flows.post_training"), "post_training", lambda *_, **__: None
+    )
     for recipes in (["chat", "chat_offline"], ["chat_offline", "chat"]):
-        assert compare(recipes, seeds=range(3), home=tmp_path)["claims"] == {"chat": "win_rate higher than chat_offline: shown"}
+        assert compare(recipes, seeds=range(3), home=tmp_path)["claims"] == {
+            "chat": "win_rate higher than chat_offline: shown"
+        }
     assert compare(["chat"], seeds=range(3), home=tmp_path)["claims"] == {}, "its baseline was not run"
-    assert compare(recipes, seeds=range(3), home=tmp_path, metric="final.gold")["claims"] == {}, "it claims nothing of that metric"
+    assert compare(recipes, seeds=range(3), home=tmp_path, metric="final.gold")["claims"] == {}, (
+        "it claims nothing of that metric"
+    )
 
 
 def test_invalid_until_is_an_error() -> None:
@@ -149,7 +237,11 @@ def test_invalid_until_is_an_error() -> None:
 
 def test_doctor_exit_code_follows_its_findings(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for state, code in (("warn", 0), ("fail", 1)):
-        monkeypatch.setattr(doctor, "examine", lambda *_, state=state: [doctor.Finding("disk", state, "little [x]", "clear it")])
+        monkeypatch.setattr(
+            doctor,
+            "examine",
+            lambda *_, state=state: [doctor.Finding("disk", state, "little [x]", "clear it")],
+        )
         assert f"{state}  disk          little [x] → clear it" in ratchet("doctor", code=code)
 
 
@@ -167,15 +259,21 @@ def test_an_estimate_measures_this_machine_once(fresh_home, monkeypatch: pytest.
     home = fresh_home("estimated")
     ask = ("plan", "online_dpo", "--estimate", "--profile", "test", "--home", str(home))
     output = ratchet(*ask)
-    assert "million parameters" in output and "sampled tokens a second, measured on this machine" in output and "rollout_1" in output
+    assert (
+        "million parameters" in output
+        and "sampled tokens a second, measured on this machine" in output
+        and "rollout_1" in output
+    )
     assert "cost       unknown: the profile states no hardware.price_per_hour" in output
     monkeypatch.setattr(calibration, "_measured", lambda ask: pytest.fail("measured again"))
     assert ratchet(*ask) == output, "the same machine, other numbers"
 
 
-def test_a_profile_of_this_machine_is_measured_and_each_stage_priced(fresh_home, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A profile with stated hardware figures: measured rates if this machine matches it, otherwise computed from the
-    figures, and labelled so.
+def test_a_profile_of_this_machine_is_measured_and_each_stage_priced(
+    fresh_home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A profile with stated hardware figures: measured rates if this machine matches it, otherwise computed
+    from the figures, and labelled so.
     """
     import dataclasses
 
@@ -188,32 +286,66 @@ def test_a_profile_of_this_machine_is_measured_and_each_stage_priced(fresh_home,
     home = fresh_home("priced")
     rates = {"learn": {"full": 100.0}, "score": 200.0, "sample": 20.0, "load": 3.0}
     monkeypatch.setattr(calibration, "_measured", lambda ask: rates)
-    stated = {"tflops": 1.0, "bandwidth_gb": 10.0, "memory_gb": 4.0, "price_per_hour": 36.0, "currency": "CHF"}
+    stated = {
+        "tflops": 1.0,
+        "bandwidth_gb": 10.0,
+        "memory_gb": 4.0,
+        "price_per_hour": 36.0,
+        "currency": "CHF",
+    }
 
     def estimate(device: str) -> list[list[str]]:
         file = home / "mine.yaml"
-        file.write_text(yaml.safe_dump({**plain(dataclasses.replace(load_profile("test"), name="mine")), "hardware": {**stated, "device": device}}))
-        return [line.split() for line in ratchet("plan", "raft", "--estimate", "--profile", str(file), "--home", str(home)).splitlines()]
+        file.write_text(
+            yaml.safe_dump(
+                {
+                    **plain(dataclasses.replace(load_profile("test"), name="mine")),
+                    "hardware": {**stated, "device": device},
+                }
+            )
+        )
+        return [
+            line.split()
+            for line in ratchet(
+                "plan", "raft", "--estimate", "--profile", str(file), "--home", str(home)
+            ).splitlines()
+        ]
 
     here = estimate(machine())
     assert " ".join(here[-1]).endswith("20 sampled tokens a second, measured on this machine")
     assert next(line for line in here if line[0] == "stage")[-3:] == ["time", "CHF", "largest"]
-    rollout, model = (next(line for line in here if line[0] == name) for name in ("rollout_1", "model_policy"))
-    seconds = 12 * 4 * 24 / 20 + 12 * 256 / 200 + 3.0  # longest answers sampled, prompts of at most 256 tokens read, one model loaded
+    rollout, model = (
+        next(line for line in here if line[0] == name) for name in ("rollout_1", "model_policy")
+    )
+    seconds = (
+        12 * 4 * 24 / 20 + 12 * 256 / 200 + 3.0
+    )  # longest answers sampled, prompts of at most 256 tokens read, one model loaded
     assert f"{seconds / 3600 * 36:.2f}" in rollout and model[-1] == "done", "what is finished costs no more"
     other = " ".join(estimate("H100 80GB")[-1])
-    assert other.endswith("computed from the profile's figures for H100 80GB, not measured (this machine has 0 of 1 × H100 80GB)")
+    assert other.endswith(
+        "computed from the profile's figures for H100 80GB, not measured (this machine has 0 of 1 × H100 "
+        "80GB)"
+    )
 
 
-@pytest.mark.parametrize(("stated", "ranks", "why"), [
-    ({"device": "H100 80GB", "devices": 2}, 1, ""), ({"device": "H100 80GB", "devices": 3}, 1, "this machine has 2 of 3 × H100 80GB"),
-    ({"device": "H100 80GB"}, 2, "one process is measured, not 2 ranks"), ({"device": "H10"}, 1, "this machine has 0 of 1 × H10"), ({}, 1, "")])
+@pytest.mark.parametrize(
+    ("stated", "ranks", "why"),
+    [
+        ({"device": "H100 80GB", "devices": 2}, 1, ""),
+        ({"device": "H100 80GB", "devices": 3}, 1, "this machine has 2 of 3 × H100 80GB"),
+        ({"device": "H100 80GB"}, 2, "one process is measured, not 2 ranks"),
+        ({"device": "H10"}, 1, "this machine has 0 of 1 × H10"),
+        ({}, 1, ""),
+    ],
+)
 def test_measured_rates_apply_if_the_machine_matches_the_profile(stated: dict, ranks: int, why: str) -> None:
     from ratchet.components.recipes.profile import Hardware, Profile
     from ratchet.tasks.machine.calibration import why_not_measured
 
     here = ["Linux x86_64 Intel(R) Xeon(R) Platinum 8481C", "NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3"]
-    assert why_not_measured(Profile(learner="deepspeed", ranks=ranks, hardware=Hardware(**stated)), here) == why
+    assert (
+        why_not_measured(Profile(learner="deepspeed", ranks=ranks, hardware=Hardware(**stated)), here) == why
+    )
 
 
 def test_plan_fails_if_memory_does_not_suffice(tmp_path: Path) -> None:

@@ -32,18 +32,27 @@ from ratchet.flows.ui import free_port
 from ratchet.tasks.process.locks import GPU_LOCKS, REGISTRY
 
 ROOT = Path(__file__).resolve().parents[2]
-POOLS = {"local": {"type": "process", "base_job_template": str(ROOT / "infra/work_pools/process.json")},
-         "far": {"type": "process", "base_job_template": str(ROOT / "infra/work_pools/process.json")},
-         "cluster": {"type": "kubernetes", "base_job_template": str(ROOT / "infra/work_pools/kubernetes.json")},
-         "docker": {"type": "docker", "base_job_template": str(ROOT / "infra/work_pools/docker.json")}}
+POOLS = {
+    "local": {"type": "process", "base_job_template": str(ROOT / "infra/work_pools/process.json")},
+    "far": {"type": "process", "base_job_template": str(ROOT / "infra/work_pools/process.json")},
+    "cluster": {"type": "kubernetes", "base_job_template": str(ROOT / "infra/work_pools/kubernetes.json")},
+    "docker": {"type": "docker", "base_job_template": str(ROOT / "infra/work_pools/docker.json")},
+}
 
 
 def written(folder: Path, **deployment: Any) -> Path:
     """A file with one deployment; `deployment` changes its keys."""
-    one = {"name": "toy", "recipe": "sft", "profile": "test", "work_pool": {"name": "local"},
-           "schedules": [{"interval": 20}], **deployment}
-    (folder / "deployments.yaml").write_text(yaml.safe_dump(
-        {"schema": 1, "slots": {"gpu": 2}, "work_pools": POOLS, "deployments": [one]}))
+    one = {
+        "name": "toy",
+        "recipe": "sft",
+        "profile": "test",
+        "work_pool": {"name": "local"},
+        "schedules": [{"interval": 20}],
+        **deployment,
+    }
+    (folder / "deployments.yaml").write_text(
+        yaml.safe_dump({"schema": 1, "slots": {"gpu": 2}, "work_pools": POOLS, "deployments": [one]})
+    )
     return folder / "deployments.yaml"
 
 
@@ -53,42 +62,68 @@ def test_shipped_deployments_file_is_valid() -> None:
 
 
 def test_commented_example_in_deployments_file_is_valid(tmp_path: Path) -> None:
-    shown = re.sub(r"^( +)# (artifacts|stages): ", r"\1\2: ", (ROOT / "flows/deployments.yaml").read_text(), flags=re.M)
+    shown = re.sub(
+        r"^( +)# (artifacts|stages): ", r"\1\2: ", (ROOT / "flows/deployments.yaml").read_text(), flags=re.M
+    )
     (tmp_path / "deployments.yaml").write_text(shown.replace("../infra", str(ROOT / "infra")))
     plan, _ = read(tmp_path / "deployments.yaml")
     assert [one.name for one in plan.deployments if one.stages and one.artifacts] == ["nightly"]
 
 
-@pytest.mark.parametrize(("wrong", "said"), [
-    ({"recipie": "sft"}, r"deployments\[0\].recipie: unknown key 'recipie'; did you mean 'recipe'"),
-    ({"recipe": "stf"}, "deployment 'toy': no recipe named 'stf'; did you mean 'sft'"),
-    ({"profile": "cpuu"}, "deployment 'toy': no profile named 'cpuu'; did you mean 'cpu'"),
-    ({"overrides": ["sft.limt=3"]}, "sft.limt: unknown key 'limt'; did you mean 'limit'"),
-    ({"schedules": [{"cron": "0 25 * * *"}]}, r"schedules\[0\]: cron '0 25 \* \* \*' is not valid; expected five fields"),
-    ({"schedules": [{"cron": "0 2 * * *", "timezone": "Europe/Berlim"}]}, "timezone 'Europe/Berlim' is not valid; did you mean 'Europe"),
-    ({"schedules": [{"cron": "0 2 * * *", "interval": 60}]}, "exactly one of cron and interval"),
-    ({"schedules": [{}]}, "exactly one of cron and interval"),
-    ({"schedules": [{"interval": 0}]}, "interval: expected 1 or more, got 0"),
-    ({"if_running": "wiat"}, "'wiat' is not one of wait, refuse"),
-    ({"work_pool": {"name": "locl"}}, "no work pool named 'locl'; did you mean 'local'"),
-    ({"work_pool": {"name": "local", "job_variables": {"workng_dir": "x"}}}, "unknown key 'workng_dir'; did you mean 'working_dir'"),
-    ({"work_pool": {"name": "cluster"}}, "home 'out' would be lost with its container"),
-    ({"gpus": 3}, "needs 3 GPUs, but slots.gpu is 2"),
-    ({"stages": {"stf": {"name": "far"}}}, "stages.stf: no stage of sft does 'stf'; did you mean 'sft'"),
-    ({"stages": {"sft": {"name": "faar"}}}, "stages.sft: no work pool named 'faar'; did you mean 'far'"),
-    ({"stages": {"sft": {"name": "far", "gpus": 3}}}, "stages.sft: needs 3 GPUs, but slots.gpu is 2"),
-    ({"stages": {"sft": {"name": "far", "job_variables": {"workng_dir": "x"}}}}, "stages.sft.job_variables: unknown key 'workng_dir'"),
-    ({"stages": {"sft": {"name": "cluster"}}, "artifacts": "s3://a/b"}, "stages.sft: home 'out' would be lost with its container"),
-    ({"stages": {"sft": {"name": "local"}}}, "stages.sft: 'local' is also the flow's pool"),
-    ({"stages": {"sft": {"name": "far"}}}, "deployment 'toy': stages in other pools need `artifacts`"),
-    ({"stages": {"sft": {"name": "far"}}, "artifacts": "here"}, "deployment 'toy': artifacts: 'here' is a different folder for each worker"),
-])
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"recipie": "sft"}, r"deployments\[0\].recipie: unknown key 'recipie'; did you mean 'recipe'"),
+        ({"recipe": "stf"}, "deployment 'toy': no recipe named 'stf'; did you mean 'sft'"),
+        ({"profile": "cpuu"}, "deployment 'toy': no profile named 'cpuu'; did you mean 'cpu'"),
+        ({"overrides": ["sft.limt=3"]}, "sft.limt: unknown key 'limt'; did you mean 'limit'"),
+        (
+            {"schedules": [{"cron": "0 25 * * *"}]},
+            r"schedules\[0\]: cron '0 25 \* \* \*' is not valid; expected five fields",
+        ),
+        (
+            {"schedules": [{"cron": "0 2 * * *", "timezone": "Europe/Berlim"}]},
+            "timezone 'Europe/Berlim' is not valid; did you mean 'Europe",
+        ),
+        ({"schedules": [{"cron": "0 2 * * *", "interval": 60}]}, "exactly one of cron and interval"),
+        ({"schedules": [{}]}, "exactly one of cron and interval"),
+        ({"schedules": [{"interval": 0}]}, "interval: expected 1 or more, got 0"),
+        ({"if_running": "wiat"}, "'wiat' is not one of wait, refuse"),
+        ({"work_pool": {"name": "locl"}}, "no work pool named 'locl'; did you mean 'local'"),
+        (
+            {"work_pool": {"name": "local", "job_variables": {"workng_dir": "x"}}},
+            "unknown key 'workng_dir'; did you mean 'working_dir'",
+        ),
+        ({"work_pool": {"name": "cluster"}}, "home 'out' would be lost with its container"),
+        ({"gpus": 3}, "needs 3 GPUs, but slots.gpu is 2"),
+        ({"stages": {"stf": {"name": "far"}}}, "stages.stf: no stage of sft does 'stf'; did you mean 'sft'"),
+        ({"stages": {"sft": {"name": "faar"}}}, "stages.sft: no work pool named 'faar'; did you mean 'far'"),
+        ({"stages": {"sft": {"name": "far", "gpus": 3}}}, "stages.sft: needs 3 GPUs, but slots.gpu is 2"),
+        (
+            {"stages": {"sft": {"name": "far", "job_variables": {"workng_dir": "x"}}}},
+            "stages.sft.job_variables: unknown key 'workng_dir'",
+        ),
+        (
+            {"stages": {"sft": {"name": "cluster"}}, "artifacts": "s3://a/b"},
+            "stages.sft: home 'out' would be lost with its container",
+        ),
+        ({"stages": {"sft": {"name": "local"}}}, "stages.sft: 'local' is also the flow's pool"),
+        ({"stages": {"sft": {"name": "far"}}}, "deployment 'toy': stages in other pools need `artifacts`"),
+        (
+            {"stages": {"sft": {"name": "far"}}, "artifacts": "here"},
+            "deployment 'toy': artifacts: 'here' is a different folder for each worker",
+        ),
+    ],
+)
 def test_invalid_deployments_are_one_sentence(wrong: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=said):
         read(written(tmp_path, **wrong))
 
 
-FLOWS = {"3f2c2f0e-7c3e-4b62-9d0a-2f3c6f0a9b11": "post_training", "3f2c2f0e-7c3e-4b62-9d0a-2f3c6f0a9b12": "one_stage"}
+FLOWS = {
+    "3f2c2f0e-7c3e-4b62-9d0a-2f3c6f0a9b11": "post_training",
+    "3f2c2f0e-7c3e-4b62-9d0a-2f3c6f0a9b12": "one_stage",
+}
 
 
 class Server:
@@ -143,8 +178,18 @@ class Server:
         limit = SimpleNamespace(limit=checked.concurrency_limit)
         name = f"{FLOWS[str(checked.flow_id)]}/{checked.name}"
         self.deployments[name] = SimpleNamespace(
-            id=name, name=checked.name, global_concurrency_limit=limit, paused=False, concurrency_options=checked.concurrency_options, schedules=checked.schedules,
-            **{k: getattr(checked, k) for k in given if k not in ("flow_id", "name", "schedules", "concurrency_options")})
+            id=name,
+            name=checked.name,
+            global_concurrency_limit=limit,
+            paused=False,
+            concurrency_options=checked.concurrency_options,
+            schedules=checked.schedules,
+            **{
+                k: getattr(checked, k)
+                for k in given
+                if k not in ("flow_id", "name", "schedules", "concurrency_options")
+            },
+        )
 
     def delete_deployment(self, name: str) -> None:
         del self.deployments[name]
@@ -163,13 +208,22 @@ def test_deploy_is_idempotent_and_lists_differences(tmp_path: Path) -> None:
     server = Server()
     assert {what for what, _ in deploy(written(tmp_path), server).values()} == {"create"}
     assert {what for what, _ in deploy(written(tmp_path), server).values()} == {"keep"}
-    changed = deploy(written(tmp_path, if_running="refuse", schedules=[{"cron": "0 2 * * *", "timezone": "Europe/Berlin"}]), server)
+    changed = deploy(
+        written(
+            tmp_path, if_running="refuse", schedules=[{"cron": "0 2 * * *", "timezone": "Europe/Berlin"}]
+        ),
+        server,
+    )
     what, differs = changed["toy"]
     assert what == "update" and "if_running: 'ENQUEUE' -> 'CANCEL_NEW'" in differs
     assert "schedules: ['every 20 s UTC'] -> ['cron 0 2 * * * Europe/Berlin']" in differs
     assert {what for name, (what, _) in changed.items() if name != "toy"} == {"keep"}
     renamed = deploy(written(tmp_path, name="other"), server)
-    assert renamed["other"][0] == "create" and renamed["toy"][0] == "remove" and set(server.deployments) == {"post_training/other"}
+    assert (
+        renamed["other"][0] == "create"
+        and renamed["toy"][0] == "remove"
+        and set(server.deployments) == {"post_training/other"}
+    )
 
 
 def test_dry_run_prints_json_and_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +232,11 @@ def test_dry_run_prints_json_and_changes_nothing(tmp_path: Path, monkeypatch: py
     with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:4200/api"}):
         done = CliRunner().invoke(app, ["deploy", "--file", str(written(tmp_path)), "--dry-run", "--json"])
     said = json.loads(done.stdout)
-    assert said["carried_out"] is False and said["server"].startswith("http://127.0.0.1") and not server.deployments
+    assert (
+        said["carried_out"] is False
+        and said["server"].startswith("http://127.0.0.1")
+        and not server.deployments
+    )
     assert {"what": "create", "kind": "deployment", "name": "toy", "differs": []} in said["changes"]
 
 
@@ -191,8 +249,12 @@ def test_container_jobs_request_gpus(tmp_path: Path) -> None:
     server.blocks["secret/mlflow-password"] = "..."
     deploy(written(tmp_path, gpus=2, home="/data", work_pool={"name": "docker"}), server)
     made = server.deployments["post_training/toy"]
-    assert made.job_variables["device_requests"][0]["count"] == -1 and made.parameters["gpus"] == 2, "all, of which a stage holds two"
-    volumes = json.loads((ROOT / "infra/work_pools/docker.json").read_text())["variables"]["properties"]["volumes"]["default"]
+    assert made.job_variables["device_requests"][0]["count"] == -1 and made.parameters["gpus"] == 2, (
+        "all, of which a stage holds two"
+    )
+    volumes = json.loads((ROOT / "infra/work_pools/docker.json").read_text())["variables"]["properties"][
+        "volumes"
+    ]["default"]
     assert f"ratchet_gpus:{GPU_LOCKS}" in volumes, "or containers would not know of each other's"
 
 
@@ -209,25 +271,65 @@ def test_registry_concurrency_limit_is_always_one(tmp_path: Path) -> None:
 
 
 def test_remote_stages_get_their_own_deployment(tmp_path: Path) -> None:
-    server, far = Server(), {"sft": {"name": "far", "home": "/far"}, "evaluate": {"name": "cluster", "gpus": 1, "home": "/data"}}
+    server, far = (
+        Server(),
+        {"sft": {"name": "far", "home": "/far"}, "evaluate": {"name": "cluster", "gpus": 1, "home": "/data"}},
+    )
     made = deploy(written(tmp_path, stages=far, artifacts="s3://bucket/artifacts"), server)
-    assert set(made) >= {"toy", "toy.sft", "toy.evaluate"} and {what for what, _ in made.values()} == {"create"}
-    assert {what for what, _ in deploy(written(tmp_path, stages=far, artifacts="s3://bucket/artifacts"), server).values()} == {"keep"}
-    leader, sft, evaluate = (server.deployments[n] for n in ("post_training/toy", "one_stage/toy.sft", "one_stage/toy.evaluate"))
-    assert leader.parameters["remote_stages"] == {"sft": "one_stage/toy.sft", "evaluate": "one_stage/toy.evaluate"}
+    assert set(made) >= {"toy", "toy.sft", "toy.evaluate"} and {what for what, _ in made.values()} == {
+        "create"
+    }
+    assert {
+        what
+        for what, _ in deploy(
+            written(tmp_path, stages=far, artifacts="s3://bucket/artifacts"), server
+        ).values()
+    } == {"keep"}
+    leader, sft, evaluate = (
+        server.deployments[n] for n in ("post_training/toy", "one_stage/toy.sft", "one_stage/toy.evaluate")
+    )
+    assert leader.parameters["remote_stages"] == {
+        "sft": "one_stage/toy.sft",
+        "evaluate": "one_stage/toy.evaluate",
+    }
     assert leader.parameters["artifacts"] == "s3://bucket/artifacts"
-    assert (sft.work_pool_name, sft.parameters["home"], sft.job_variables) == ("far", "/far", {"working_dir": "/checkout"})
-    assert (evaluate.work_pool_name, evaluate.parameters["gpus"], evaluate.job_variables) == ("cluster", 1, {"gpus": 1})
+    assert (sft.work_pool_name, sft.parameters["home"], sft.job_variables) == (
+        "far",
+        "/far",
+        {"working_dir": "/checkout"},
+    )
+    assert (evaluate.work_pool_name, evaluate.parameters["gpus"], evaluate.job_variables) == (
+        "cluster",
+        1,
+        {"gpus": 1},
+    )
     changed = deploy(written(tmp_path), server)
-    assert {name: changed[name][0] for name in ("toy", "toy.sft", "toy.evaluate")} == {"toy": "update", "toy.sft": "remove", "toy.evaluate": "remove"}
+    assert {name: changed[name][0] for name in ("toy", "toy.sft", "toy.evaluate")} == {
+        "toy": "update",
+        "toy.sft": "remove",
+        "toy.evaluate": "remove",
+    }
 
 
-@pytest.mark.parametrize("asked", [
-    {"home": "/data", "work_pool": {"name": "docker"}},
-    {"stages": {"sft": {"name": "docker", "home": "/data"}}, "artifacts": "s3://bucket/artifacts"},
-    {"work_pool": {"name": "local", "job_variables": {"env": {"PASSWORD": "{{ prefect.blocks.secret.mlflow-password.value }}"}}}},
-    {"work_pool": {"name": "local", "job_variables": {"env.PASSWORD": "of {{ prefect.blocks.secret.mlflow-password }}"}}},
-])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"home": "/data", "work_pool": {"name": "docker"}},
+        {"stages": {"sft": {"name": "docker", "home": "/data"}}, "artifacts": "s3://bucket/artifacts"},
+        {
+            "work_pool": {
+                "name": "local",
+                "job_variables": {"env": {"PASSWORD": "{{ prefect.blocks.secret.mlflow-password.value }}"}},
+            }
+        },
+        {
+            "work_pool": {
+                "name": "local",
+                "job_variables": {"env.PASSWORD": "of {{ prefect.blocks.secret.mlflow-password }}"},
+            }
+        },
+    ],
+)
 def test_missing_block_is_an_error_before_any_change(asked: dict[str, Any], tmp_path: Path) -> None:
     server = Server()
     with pytest.raises(RecipeError, match=r"'mlflow-password'.*python -c .*save\('mlflow-password'\)"):
@@ -237,7 +339,10 @@ def test_missing_block_is_an_error_before_any_change(asked: dict[str, Any], tmp_
     assert deploy(written(tmp_path, **asked), server)["toy"][0] == "create"
 
 
-@pytest.mark.parametrize("variables", [{"env": {"MLFLOW_TRACKING_PASSWORD": "{{ $PASSWORD }}"}}, {"env.MLFLOW_TRACKING_PASSWORD": "none"}])
+@pytest.mark.parametrize(
+    "variables",
+    [{"env": {"MLFLOW_TRACKING_PASSWORD": "{{ $PASSWORD }}"}}, {"env.MLFLOW_TRACKING_PASSWORD": "none"}],
+)
 def test_unreferenced_block_may_be_missing(variables: dict[str, Any], tmp_path: Path) -> None:
     pool = {"name": "docker", "job_variables": variables}
     assert deploy(written(tmp_path, home="/data", work_pool=pool), Server())["toy"][0] == "create"
@@ -245,25 +350,39 @@ def test_unreferenced_block_may_be_missing(variables: dict[str, Any], tmp_path: 
 
 def test_docker_runs_use_the_team_network_addresses() -> None:
     """Prefect would pass the worker's own addresses, which a container cannot reach."""
-    run = json.loads((ROOT / "infra/work_pools/docker.json").read_text())["variables"]["properties"]["env"]["default"]
+    run = json.loads((ROOT / "infra/work_pools/docker.json").read_text())["variables"]["properties"]["env"][
+        "default"
+    ]
     worker = yaml.safe_load((ROOT / "infra/compose.yaml").read_text())["services"]["worker"]["environment"]
     for name in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI", "AWS_ENDPOINT_URL"):
         assert run[name] == worker[name]
 
 
-# --- a real server and a real worker ------------------------------------------------------------------------------
+# --- a real server and a real worker
+# ------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def prefect(tmp_path: Path) -> Iterator[dict[str, str]]:
     """A Prefect server on loopback; yields the environment that points at it."""
     port = free_port()
-    env = {**os.environ, "PREFECT_HOME": str(tmp_path / "prefect"), "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
-           "PYTHONPATH": str(ROOT / "infra" / "package"), "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "2", "PREFECT_WORKER_QUERY_SECONDS": "2",
-           "PREFECT_SERVER_SERVICES_CANCELLATION_CLEANUP_LOOP_SECONDS": "3600"}  # it ends within 20 s what we are to end at once
+    env = {
+        **os.environ,
+        "PREFECT_HOME": str(tmp_path / "prefect"),
+        "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
+        "PYTHONPATH": str(ROOT / "infra" / "package"),
+        "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "2",
+        "PREFECT_WORKER_QUERY_SECONDS": "2",
+        "PREFECT_SERVER_SERVICES_CANCELLATION_CLEANUP_LOOP_SECONDS": "3600",
+    }  # it ends within 20 s what we are to end at once
     with (tmp_path / "server.log").open("w") as log:
-        server = subprocess.Popen([sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
-                                  env=env, stdout=log, stderr=log, start_new_session=True)
+        server = subprocess.Popen(
+            [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
+            env=env,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
     try:
         eventually(lambda: answers(env["PREFECT_API_URL"] + "/health"), 60, "the Prefect server")
         yield env
@@ -289,7 +408,9 @@ def eventually(true: Callable[[], Any], seconds: float, what: str) -> Any:
 
 
 def post(env: dict[str, str], path: str, body: dict[str, Any]) -> Any:
-    request = urllib.request.Request(f"{env['PREFECT_API_URL']}/{path}", json.dumps(body).encode(), {"Content-Type": "application/json"})
+    request = urllib.request.Request(
+        f"{env['PREFECT_API_URL']}/{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
     with urllib.request.urlopen(request, timeout=10) as answer:
         return json.load(answer)
 
@@ -309,30 +430,47 @@ def stop(child: subprocess.Popen[Any]) -> None:
 
 
 @pytest.mark.slow
-def test_scheduled_run_is_finished_by_a_worker(prefect: dict[str, str], fresh_home: Callable[[str], Path], tmp_path: Path) -> None:
+def test_scheduled_run_is_finished_by_a_worker(
+    prefect: dict[str, str], fresh_home: Callable[[str], Path], tmp_path: Path
+) -> None:
     """To its end: the model it made is a version in the registry, and Prefect's page says so too."""
     from ratchet.tasks.registry.registry import history
 
     home = fresh_home("nightly")
-    file = written(tmp_path, home=str(home), overrides=["sft.limit=32", "evaluate.prompts=4", "evaluate.max_tokens=8"], if_running="refuse",
-                   work_pool={"name": "local", "job_variables": {"working_dir": str(home)}})
+    file = written(
+        tmp_path,
+        home=str(home),
+        overrides=["sft.limit=32", "evaluate.prompts=4", "evaluate.max_tokens=8"],
+        if_running="refuse",
+        work_pool={"name": "local", "job_variables": {"working_dir": str(home)}},
+    )
     command = [sys.executable, "-m", "ratchet.flows.cli", "deploy", "--file", str(file)]
 
     def ratchet(*more: str) -> str:
-        return subprocess.run([*command, *more], cwd=home, env=prefect, capture_output=True, text=True, check=True).stdout
+        return subprocess.run(
+            [*command, *more], cwd=home, env=prefect, capture_output=True, text=True, check=True
+        ).stdout
 
     assert "create  deployment  toy" in ratchet("--dry-run")
     assert "create  deployment  toy" in ratchet(), "--dry-run made something"
     assert ratchet().endswith("Nothing to change.\n")
     with (tmp_path / "worker.log").open("w") as log:
-        worker = subprocess.Popen([sys.executable, "-m", "prefect", "worker", "start", "--pool", "local"], env=prefect, cwd=tmp_path,
-                                  stdout=log, stderr=log, start_new_session=True)
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "prefect", "worker", "start", "--pool", "local"],
+            env=prefect,
+            cwd=tmp_path,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
     try:
         eventually(lambda: "COMPLETED" in states(prefect), 300, "a scheduled run")
     finally:
         stop(worker)
     (run,) = (json.loads(path.read_text()) for path in home.glob("runs/*/run.json"))
-    assert run["state"] == "finished" and run.get("versions") == {"sft": "1"}, (tmp_path / "worker.log").read_text()[-3000:]
+    assert run["state"] == "finished" and run.get("versions") == {"sft": "1"}, (
+        tmp_path / "worker.log"
+    ).read_text()[-3000:]
     (version,) = history("sft", home=home)
     assert Path(version.path).resolve() == next(home.glob("store/sft-*")).resolve()
 
@@ -342,15 +480,27 @@ def test_missing_block_error_gives_the_command_to_create_it(prefect: dict[str, s
     file = written(tmp_path, home="/data", work_pool={"name": "docker"})
 
     def ratchet(*more: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-m", "ratchet.flows.cli", "deploy", "--file", str(file), *more], cwd=ROOT, env=prefect,
-                              capture_output=True, text=True)
+        return subprocess.run(
+            [sys.executable, "-m", "ratchet.flows.cli", "deploy", "--file", str(file), *more],
+            cwd=ROOT,
+            env=prefect,
+            capture_output=True,
+            text=True,
+        )
 
     dry, refused = ratchet("--dry-run"), ratchet()
     assert dry.returncode == refused.returncode == 2 and dry.stderr == refused.stderr
     command = re.search(r"make it with: python (-c .*)", refused.stderr)
     assert command, refused.stderr
-    subprocess.run(f"{shlex.quote(sys.executable)} {command[1]}", shell=True, input="hunter2\n", env=prefect, text=True, check=True,
-                   start_new_session=True)  # no terminal to ask at
+    subprocess.run(
+        f"{shlex.quote(sys.executable)} {command[1]}",
+        shell=True,
+        input="hunter2\n",
+        env=prefect,
+        text=True,
+        check=True,
+        start_new_session=True,
+    )  # no terminal to ask at
     block = "block_types/slug/secret/block_documents/name/mlflow-password?include_secrets=true"
     with urllib.request.urlopen(f"{prefect['PREFECT_API_URL']}/{block}", timeout=10) as answer:
         assert json.load(answer)["data"] == {"value": "hunter2"}
@@ -363,8 +513,14 @@ def workers(folder: Path, env: dict[str, str], *pools: str) -> Iterator[dict[str
     try:
         for pool in pools:
             with (folder / f"{pool}.log").open("w") as log:
-                started[pool] = subprocess.Popen([sys.executable, "-m", "prefect", "worker", "start", "--pool", pool], env=env, cwd=folder,
-                                                 stdout=log, stderr=log, start_new_session=True)
+                started[pool] = subprocess.Popen(
+                    [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool],
+                    env=env,
+                    cwd=folder,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
         yield started
     finally:
         for worker in started.values():
@@ -372,11 +528,28 @@ def workers(folder: Path, env: dict[str, str], *pools: str) -> Iterator[dict[str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", ["folder", pytest.param("s3", marks=pytest.mark.skipif(
-    importlib.util.find_spec("s3fs") is None, reason="s3fs comes with the extra `team`"))])
-def test_remote_stages_run_through_the_exchange_address(where: str, prefect: dict[str, str], fresh_home: Callable[[str], Path], tmp_path: Path,
-                                                          request: pytest.FixtureRequest) -> None:
-    """Two workers that share no folder: one leads, the other curates and trains. The weights are those of one machine alone."""
+@pytest.mark.parametrize(
+    "where",
+    [
+        "folder",
+        pytest.param(
+            "s3",
+            marks=pytest.mark.skipif(
+                importlib.util.find_spec("s3fs") is None, reason="s3fs comes with the extra `team`"
+            ),
+        ),
+    ],
+)
+def test_remote_stages_run_through_the_exchange_address(
+    where: str,
+    prefect: dict[str, str],
+    fresh_home: Callable[[str], Path],
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+) -> None:
+    """Two workers that share no folder: one leads, the other curates and trains. The weights are those of one
+    machine alone.
+    """
     from ratchet.components.storage.store import read_manifest
     from ratchet.tasks.pipeline import Pipeline
 
@@ -387,49 +560,103 @@ def test_remote_stages_run_through_the_exchange_address(where: str, prefect: dic
     address = str(tmp_path / "between")
     if where == "s3":
         request.getfixturevalue("object_store")
-        address, prefect = "s3://ratchet/artifacts", prefect | {k: v for k, v in os.environ.items() if k.startswith("AWS_")}
+        address, prefect = (
+            "s3://ratchet/artifacts",
+            prefect | {k: v for k, v in os.environ.items() if k.startswith("AWS_")},
+        )
     places = {does: {"name": "far", "home": str(far)} for does in ("curate", "validate", "sft")}
-    file = written(tmp_path, home=str(near), overrides=options, until="train", schedules=[], stages=places, artifacts=address,
-                   work_pool={"name": "local", "job_variables": {"working_dir": str(near)}})
+    file = written(
+        tmp_path,
+        home=str(near),
+        overrides=options,
+        until="train",
+        schedules=[],
+        stages=places,
+        artifacts=address,
+        work_pool={"name": "local", "job_variables": {"working_dir": str(near)}},
+    )
     far.mkdir()
-    subprocess.run([sys.executable, "-m", "ratchet.flows.cli", "deploy", "--file", str(file)], cwd=far, env=prefect, check=True)
+    subprocess.run(
+        [sys.executable, "-m", "ratchet.flows.cli", "deploy", "--file", str(file)],
+        cwd=far,
+        env=prefect,
+        check=True,
+    )
     with workers(tmp_path, prefect, "local", "far"):
-        done = subprocess.run([sys.executable, "-m", "prefect", "deployment", "run", "post_training/toy", "--watch"], cwd=near, env=prefect,
-                              capture_output=True, text=True, timeout=400)
+        done = subprocess.run(
+            [sys.executable, "-m", "prefect", "deployment", "run", "post_training/toy", "--watch"],
+            cwd=near,
+            env=prefect,
+            capture_output=True,
+            text=True,
+            timeout=400,
+        )
     logs = "".join((tmp_path / f"{pool}.log").read_text()[-3000:] for pool in ("local", "far"))
     assert done.returncode == 0, done.stdout[-2000:] + logs
     (run,) = near.glob("runs/*/run.json")
     assert json.loads(run.read_text())["state"] == "finished"
-    made = {p.name: (read_manifest(p) or {}) for home in (near, far, alone) for p in [*home.glob("store/sft-*"), *home.glob("store/curated-*")]}
+    made = {
+        p.name: (read_manifest(p) or {})
+        for home in (near, far, alone)
+        for p in [*home.glob("store/sft-*"), *home.glob("store/curated-*")]
+    }
     assert len(made) == 2, "one key each, whoever made it"
     for name, manifest in made.items():
-        assert all((read_manifest(home / "store" / name) or {})["content"] == manifest["content"] for home in (near, far, alone)), name
+        assert all(
+            (read_manifest(home / "store" / name) or {})["content"] == manifest["content"]
+            for home in (near, far, alone)
+        ), name
     assert {p.name.partition(".")[2] for p in far.glob("runs/*")} == {"drafts", "curated", "sft"}
-    assert not list(far.glob("store/raw-*/.work")) and not list(near.glob("runs/*/logs/sft.log")), "the leader trained by itself"
+    assert not list(far.glob("store/raw-*/.work")) and not list(near.glob("runs/*/logs/sft.log")), (
+        "the leader trained by itself"
+    )
 
 
 @pytest.mark.slow
-def test_remote_stage_failure_is_reported_by_the_flow(prefect: dict[str, str], fresh_home: Callable[[str], Path], tmp_path: Path) -> None:
+def test_remote_stage_failure_is_reported_by_the_flow(
+    prefect: dict[str, str], fresh_home: Callable[[str], Path], tmp_path: Path
+) -> None:
     near, far = fresh_home("near"), tmp_path / "far"
     far.mkdir()
-    file = written(tmp_path, home=str(near), overrides=["sft.limit=32", "sft.max_tokens=8"], until="train", schedules=[],
-                   stages={"sft": {"name": "far", "home": str(far)}}, artifacts=str(tmp_path / "between"),
-                   work_pool={"name": "local", "job_variables": {"working_dir": str(near)}})
-    subprocess.run([sys.executable, "-m", "ratchet.flows.cli", "deploy", "--file", str(file)], cwd=far, env=prefect, check=True)
+    file = written(
+        tmp_path,
+        home=str(near),
+        overrides=["sft.limit=32", "sft.max_tokens=8"],
+        until="train",
+        schedules=[],
+        stages={"sft": {"name": "far", "home": str(far)}},
+        artifacts=str(tmp_path / "between"),
+        work_pool={"name": "local", "job_variables": {"working_dir": str(near)}},
+    )
+    subprocess.run(
+        [sys.executable, "-m", "ratchet.flows.cli", "deploy", "--file", str(file)],
+        cwd=far,
+        env=prefect,
+        check=True,
+    )
     with workers(tmp_path, prefect, "local", "far"):
-        done = subprocess.run([sys.executable, "-m", "prefect", "deployment", "run", "post_training/toy", "--watch"], cwd=near, env=prefect,
-                              capture_output=True, text=True, timeout=400)
+        done = subprocess.run(
+            [sys.executable, "-m", "prefect", "deployment", "run", "post_training/toy", "--watch"],
+            cwd=near,
+            env=prefect,
+            capture_output=True,
+            text=True,
+            timeout=400,
+        )
     assert done.returncode
     (run,) = near.glob("runs/*/run.json")
     told = json.loads(run.read_text())
-    assert told["state"] == "failed" and re.search(r"stage 'sft' on one_stage/toy\.sft: Failed: GateError: .*sft\.max_tokens", told["error"]), told
+    assert told["state"] == "failed" and re.search(
+        r"stage 'sft' on one_stage/toy\.sft: Failed: GateError: .*sft\.max_tokens", told["error"]
+    ), told
 
 
 @pytest.mark.slow
-def test_cancelled_run_ends_its_remote_stage_and_resumes(prefect: dict[str, str], fresh_home: Callable[[str], Path],
-                                                                             tmp_path: Path) -> None:
-    """Cancelled as in the UI: the training process on the other worker ends within seconds, both workers continue,
-    and the next run resumes.
+def test_cancelled_run_ends_its_remote_stage_and_resumes(
+    prefect: dict[str, str], fresh_home: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Cancelled as in the UI: the training process on the other worker ends within seconds, both workers
+    continue, and the next run resumes.
     """
     from ratchet.components.storage.store import read_manifest
     from ratchet.tasks.pipeline import Pipeline
@@ -441,55 +668,129 @@ def test_cancelled_run_ends_its_remote_stage_and_resumes(prefect: dict[str, str]
         Pipeline.open("sft", home=alone, profile="test", overrides=options).make(name)
     far.mkdir()
     children = tmp_path / "children.yaml"
-    children.write_text((ROOT / "flows/recipes/profiles/test.yaml").read_text().replace("launch: inline", "launch: child"))
-    file = written(tmp_path, profile=str(children), home=str(near), overrides=options, until="train", schedules=[],
-                   stages={"sft": {"name": "far", "home": str(far)}}, artifacts=str(tmp_path / "between"),
-                   work_pool={"name": "local", "job_variables": {"working_dir": str(near)}})
-    subprocess.run([sys.executable, "-m", "ratchet.flows.cli", "deploy", "--file", str(file)], cwd=far, env=prefect, check=True)
+    children.write_text(
+        (ROOT / "flows/recipes/profiles/test.yaml").read_text().replace("launch: inline", "launch: child")
+    )
+    file = written(
+        tmp_path,
+        profile=str(children),
+        home=str(near),
+        overrides=options,
+        until="train",
+        schedules=[],
+        stages={"sft": {"name": "far", "home": str(far)}},
+        artifacts=str(tmp_path / "between"),
+        work_pool={"name": "local", "job_variables": {"working_dir": str(near)}},
+    )
+    subprocess.run(
+        [sys.executable, "-m", "ratchet.flows.cli", "deploy", "--file", str(file)],
+        cwd=far,
+        env=prefect,
+        check=True,
+    )
 
     def start() -> subprocess.Popen[bytes]:
-        return subprocess.Popen([sys.executable, "-m", "prefect", "deployment", "run", "post_training/toy", "--watch"], cwd=near, env=prefect,
-                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        return subprocess.Popen(
+            [sys.executable, "-m", "prefect", "deployment", "run", "post_training/toy", "--watch"],
+            cwd=near,
+            env=prefect,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
 
     mark = str(tmp_path)
     with workers(tmp_path, prefect | {"RATCHET_TEST_MARK": mark}, "local", "far") as started:
         first = start()
-        eventually(lambda: list(far.glob("store/.work/sft-*/progress/checkpoint-*")), 300, "a checkpoint on the other worker")
+        eventually(
+            lambda: list(far.glob("store/.work/sft-*/progress/checkpoint-*")),
+            300,
+            "a checkpoint on the other worker",
+        )
         (run,) = (path.name for path in near.glob("runs/sft-*"))
         (leader,) = (found for found in post(prefect, "flow_runs/filter", {}) if found["name"] == run)
         ours = {w.pid for w in started.values()}
         theirs, asked = {*marked(mark, "RATCHET_TEST_MARK")} - ours, time.monotonic()
-        post(prefect, f"flow_runs/{leader['id']}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}, "force": False})
-        eventually(lambda: theirs.isdisjoint(marked(mark, "RATCHET_TEST_MARK")), 120, "the end of what trained")
+        post(
+            prefect,
+            f"flow_runs/{leader['id']}/set_state",
+            {"state": {"type": "CANCELLING", "name": "Cancelling"}, "force": False},
+        )
+        eventually(
+            lambda: theirs.isdisjoint(marked(mark, "RATCHET_TEST_MARK")), 120, "the end of what trained"
+        )
         took = time.monotonic() - asked
-        print(f"{len(theirs)} processes, the training child among them, were gone {took:.1f} s after they were cancelled")
+        print(
+            f"{len(theirs)} processes, the training child among them, were gone {took:.1f} s after they "
+            "were cancelled"
+        )
         assert took < 30
         eventually(lambda: states(prefect) == ["CANCELLED"] * 2, 120, "cancelling")
-        eventually(lambda: {*marked(mark, "RATCHET_TEST_MARK")} == ours, 60, "the end of what the workers had started")  # Prefect's sweepers too
+        eventually(
+            lambda: {*marked(mark, "RATCHET_TEST_MARK")} == ours,
+            60,
+            "the end of what the workers had started",
+        )  # Prefect's sweepers too
         assert first.wait(60) and all(w.poll() is None for w in started.values())
         assert not list(far.glob("store/sft-*")), "it was over before it was cancelled"
-        assert start().wait(300) == 0, "".join((tmp_path / f"{pool}.log").read_text()[-3000:] for pool in ("local", "far"))
-    manifests = [read_manifest(path) or {} for home in (near, far, alone) for path in home.glob("store/sft-*")]
+        assert start().wait(300) == 0, "".join(
+            (tmp_path / f"{pool}.log").read_text()[-3000:] for pool in ("local", "far")
+        )
+    manifests = [
+        read_manifest(path) or {} for home in (near, far, alone) for path in home.glob("store/sft-*")
+    ]
     assert len(manifests) == 3 and len({m["content"] for m in manifests}) == 1
 
 
 @pytest.mark.slow
-def test_run_from_the_command_line_is_cancelled_in_the_prefect_ui(prefect: dict[str, str], fresh_home: Callable[[str], Path]) -> None:
+def test_run_from_the_command_line_is_cancelled_in_the_prefect_ui(
+    prefect: dict[str, str], fresh_home: Callable[[str], Path]
+) -> None:
     from ratchet.tasks.process.orphans import marked
 
     home = fresh_home("user")
-    options = ["--set", "sft.limit=240", "--set", "sft.fit.batch=4", "--set", "sft.fit.epochs=200", "--set", "sft.fit.validate_every=0",
-               "--set", "sft.fit.save_every=5"]
+    options = [
+        "--set",
+        "sft.limit=240",
+        "--set",
+        "sft.fit.batch=4",
+        "--set",
+        "sft.fit.epochs=200",
+        "--set",
+        "sft.fit.validate_every=0",
+        "--set",
+        "sft.fit.save_every=5",
+    ]
     mark = str(home)
-    run = subprocess.Popen([sys.executable, "-m", "ratchet.flows.cli", "run", "sft", "--profile", str(ROOT / "tests/soak/soak.yaml"), "--home", str(home), *options], cwd=home,
-                           env=prefect | {"RATCHET_TEST_MARK": mark}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    run = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "ratchet.flows.cli",
+            "run",
+            "sft",
+            "--profile",
+            str(ROOT / "tests/soak/soak.yaml"),
+            "--home",
+            str(home),
+            *options,
+        ],
+        cwd=home,
+        env=prefect | {"RATCHET_TEST_MARK": mark},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     try:
         eventually(lambda: list(home.glob("store/.work/sft-*/progress/checkpoint-*")), 300, "a checkpoint")
         (leader,) = post(prefect, "flow_runs/filter", {})
         assert [leader["name"]] == [path.name for path in home.glob("runs/*")]
         theirs, asked = {*marked(mark, "RATCHET_TEST_MARK")}, time.monotonic()
         assert len(theirs) > 1, "the stage's process among them"
-        post(prefect, f"flow_runs/{leader['id']}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}, "force": False})
+        post(
+            prefect,
+            f"flow_runs/{leader['id']}/set_state",
+            {"state": {"type": "CANCELLING", "name": "Cancelling"}, "force": False},
+        )
         eventually(lambda: not marked(mark, "RATCHET_TEST_MARK"), 120, "the end of all its processes")
         print(f"{len(theirs)} processes were gone {time.monotonic() - asked:.1f} s after they were cancelled")
         said = run.communicate(timeout=60)[0]
@@ -498,7 +799,9 @@ def test_run_from_the_command_line_is_cancelled_in_the_prefect_ui(prefect: dict[
     assert run.returncode == 130 and "Stopped." in said and "Traceback" not in said, said[-3000:]
     assert states(prefect) == ["CANCELLED"]
     (told,) = home.glob("runs/*/run.json")
-    assert json.loads(told.read_text())["state"] == "stopped" and list(home.glob("store/.work/sft-*/progress/checkpoint-*")), "it can go on"
+    assert json.loads(told.read_text())["state"] == "stopped" and list(
+        home.glob("store/.work/sft-*/progress/checkpoint-*")
+    ), "it can go on"
 
 
 SLOTS = """
@@ -517,8 +820,20 @@ with TURN:
 def test_concurrency_slots_are_exclusive(turn: str, prefect: dict[str, str], tmp_path: Path) -> None:
     """Two homes, which share no lock file."""
     file = written(tmp_path)
-    subprocess.run([sys.executable, "-m", "ratchet.flows.cli", "deploy", "--file", str(file)], env=prefect, cwd=ROOT, check=True)
+    subprocess.run(
+        [sys.executable, "-m", "ratchet.flows.cli", "deploy", "--file", str(file)],
+        env=prefect,
+        cwd=ROOT,
+        check=True,
+    )
     command = [sys.executable, "-c", SLOTS.replace("TURN", turn), "3"]
-    both = [subprocess.Popen([*command, str(tmp_path / home)], env=prefect, cwd=ROOT, stdout=subprocess.PIPE, text=True) for home in ("one", "two")]
+    both = [
+        subprocess.Popen(
+            [*command, str(tmp_path / home)], env=prefect, cwd=ROOT, stdout=subprocess.PIPE, text=True
+        )
+        for home in ("one", "two")
+    ]
     times = sorted([float(t) for t in child.communicate(timeout=60)[0].split()] for child in both)
-    assert all(child.returncode == 0 for child in both) and times[0][1] <= times[1][0], f"both held the slots at once: {times}"
+    assert all(child.returncode == 0 for child in both) and times[0][1] <= times[1][0], (
+        f"both held the slots at once: {times}"
+    )

@@ -18,17 +18,39 @@ from ratchet.flows.display import Display, open_console
 from ratchet.tasks.pipeline import Pipeline
 from ratchet.tasks.tracking.outcome import headline, numbers_of, records
 
-DRAFTS = {"records": 7168, "groups": 3179, "parse: has 1 speakers, not two": 3151, "normalise: text tidied": 1290, "remove_broken: one character": 4,
-          "scrub: link replaced": 15, "duplicates: duplicate": 1, "split: near duplicate": 0, "length: truncated": 1749, "build: not rated": 213,
-          "build: prompt too long": 9, "build: uninformative rating": 771}
-SELECT = {"groups before": 64, "ties": 3, "identical texts": 0, "margins under min_margin": 2, "groups after best_worst": 59}
+DRAFTS = {
+    "records": 7168,
+    "groups": 3179,
+    "parse: has 1 speakers, not two": 3151,
+    "normalise: text tidied": 1290,
+    "remove_broken: one character": 4,
+    "scrub: link replaced": 15,
+    "duplicates: duplicate": 1,
+    "split: near duplicate": 0,
+    "length: truncated": 1749,
+    "build: not rated": 213,
+    "build: prompt too long": 9,
+    "build: uninformative rating": 771,
+}
+SELECT = {
+    "groups before": 64,
+    "ties": 3,
+    "identical texts": 0,
+    "margins under min_margin": 2,
+    "groups after best_worst": 59,
+}
 
 
 def test_records_are_one_line_of_nonzero_counts() -> None:
-    assert records({"counts": SELECT}) == "64 groups before; 3 ties; 2 margins under min_margin; 59 groups after best_worst"
+    assert (
+        records({"counts": SELECT})
+        == "64 groups before; 3 ties; 2 margins under min_margin; 59 groups after best_worst"
+    )
     assert records({"counts": DRAFTS}) == (
-        "7,168 records; 3,179 groups; 3,151 parse: has 1 speakers, not two; 1,290 normalise: text tidied; 15 scrub: link replaced; "
-        "1,749 length: truncated; 213 build: not rated; 771 build: uninformative rating; 14 of 3 other kinds")
+        "7,168 records; 3,179 groups; 3,151 parse: has 1 speakers, not two; 1,290 normalise: text "
+        "tidied; 15 scrub: link replaced; "
+        "1,749 length: truncated; 213 build: not rated; 771 build: uninformative rating; 14 of 3 other kinds"
+    )
     assert records({}) == "" == records({"counts": {"dropped": 0}})
 
 
@@ -36,13 +58,24 @@ def test_the_table_at_the_end_and_the_log_name_the_records() -> None:
     console = Console(file=io.StringIO(), width=200)
     stage = Stage("select_1", "select", "groups", {})
     with Display(console) as display:
-        display.finished(stage, Artifact("groups", Path(), "k", meta={"counts": SELECT, "headline": "half [/done]"}), reused=False, seconds=3.0)
+        display.finished(
+            stage,
+            Artifact("groups", Path(), "k", meta={"counts": SELECT, "headline": "half [/done]"}),
+            reused=False,
+            seconds=3.0,
+        )
         display.finished(stage, Artifact("groups", Path(), "k", meta={"steps": 3}), reused=True, seconds=0.0)
         console.print(display.table())
     log, _, table = console.file.getvalue().partition("stage ")  # type: ignore[attr-defined]
     assert "select 1: done in 3 s  half [/done]\nselect 1: records: 64 groups before; 3 ties" in log
-    assert "half [/done]" in table and "records: 64 groups before; 3 ties; 2 margins" in table and table.count("records") == 1
-    assert headline({"counts": SELECT, "steps": 3}) == "3 steps" and headline({"steps": 0}) == "", "a linear probe takes none"
+    assert (
+        "half [/done]" in table
+        and "records: 64 groups before; 3 ties; 2 margins" in table
+        and table.count("records") == 1
+    )
+    assert headline({"counts": SELECT, "steps": 3}) == "3 steps" and headline({"steps": 0}) == "", (
+        "a linear probe takes none"
+    )
 
 
 def test_log_lines_have_no_trailing_spaces(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -58,12 +91,20 @@ def test_log_lines_have_no_trailing_spaces(capsys: pytest.CaptureFixture[str], t
     console.print()
     output = capsys.readouterr().out.splitlines()
     assert [line for line in output if line != line.rstrip()] == []
-    assert {"stage would key from", "reward models 1", "stage seconds result"} <= {" ".join(line.split()) for line in output}
-    assert output[-2:] == ["[bold]a[/bold] [/done]", ""] and any("59 groups after best_worst" in line for line in output)
+    assert {"stage would key from", "reward models 1", "stage seconds result"} <= {
+        " ".join(line.split()) for line in output
+    }
+    assert output[-2:] == ["[bold]a[/bold] [/done]", ""] and any(
+        "59 groups after best_worst" in line for line in output
+    )
 
 
 def test_show_prints_the_records_and_mlflow_gets_every_count(publish, run_of, tmp_path: Path) -> None:
-    run_of("one", drafts=publish("drafts", kind="data", counts=DRAFTS), sft=publish("sft", counts={"records": 290, "over the limit": 130}))
+    run_of(
+        "one",
+        drafts=publish("drafts", kind="data", counts=DRAFTS),
+        sft=publish("sft", counts={"records": 290, "over the limit": 130}),
+    )
     shown = " ".join(CliRunner().invoke(app, ["show", "one", "--home", str(tmp_path)]).output.split())
     for one in ("3,151 parse: has 1", "1,749 length: truncated", "290 records; 130 over"):
         assert one in shown
@@ -75,13 +116,30 @@ def test_progress_fits_80_columns() -> None:
     with Display(console) as display:
         display.started(Stage("optimise_3", "optimise", "weights", {}), Path())
         for step, seconds in ((10, 0.0), (40, 60.0)):
-            display.progressed(Stage("optimise_3", "optimise", "weights", {}), {"step": step, "of": 120, "time": seconds, "metrics": {
-                "loss": 0.2893, "preference.dpo/loss": 0.2893, "preference.dpo/margin": 0.25, "tokens_per_second": 400.0}})
+            display.progressed(
+                Stage("optimise_3", "optimise", "weights", {}),
+                {
+                    "step": step,
+                    "of": 120,
+                    "time": seconds,
+                    "metrics": {
+                        "loss": 0.2893,
+                        "preference.dpo/loss": 0.2893,
+                        "preference.dpo/margin": 0.25,
+                        "tokens_per_second": 400.0,
+                    },
+                },
+            )
         assert display.live is not None
         with console.capture() as captured:
             console.print(display.live.make_tasks_table(display.live.tasks), no_wrap=True)
     line = re.sub(r"\x1b\[[\d;]*[a-zA-Z]|\r", "", captured.get()).splitlines()[0]
-    assert "optimise 3" in line and "40/120 steps 2 s each 0:02:40 left" in line and len(line) <= 80 and "loss" in line
+    assert (
+        "optimise 3" in line
+        and "40/120 steps 2 s each 0:02:40 left" in line
+        and len(line) <= 80
+        and "loss" in line
+    )
 
 
 def test_resumed_stage_shows_its_step(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -90,8 +148,16 @@ def test_resumed_stage_shows_its_step(capsys: pytest.CaptureFixture[str], tmp_pa
     with Display(open_console()) as display:
         display.started(Stage("sft", "sft", "weights", {}), tmp_path / "product" / "metrics.jsonl")
         display.last_print -= 60
-        display.progressed(Stage("sft", "sft", "weights", {}), {"step": 41, "of": 60, "time": 0.0, "metrics": {}})
+        display.progressed(
+            Stage("sft", "sft", "weights", {}), {"step": 41, "of": 60, "time": 0.0, "metrics": {}}
+        )
         display.last_print -= 60
-        display.progressed(Stage("sft", "sft", "weights", {}), {"step": 51, "of": 60, "time": 5.0, "metrics": {}})
-    assert capsys.readouterr().out.splitlines() == ["sft: started", "sft: continues at step 40", "sft: step 41 of 60",
-                                                    "sft: step 51 of 60  2/s, 0:00:04 left"]
+        display.progressed(
+            Stage("sft", "sft", "weights", {}), {"step": 51, "of": 60, "time": 5.0, "metrics": {}}
+        )
+    assert capsys.readouterr().out.splitlines() == [
+        "sft: started",
+        "sft: continues at step 40",
+        "sft: step 41 of 60",
+        "sft: step 51 of 60  2/s, 0:00:04 left",
+    ]

@@ -18,25 +18,55 @@ from ratchet.flows.ui import free_port, wait_for
 from ratchet.tasks.data.versioning import dvc, locked
 
 ROOT = Path(__file__).resolve().parents[2]
-RECIPE = {"schema": 1, "about": "The smallest with data, groups, weights and an evaluation.", "base": "offline", "profile": "test",
-          "data": {"source": "generate:tiny_pairs?size=200&seed=1"}, "register": None,
-          "offline": {"limit": 8, "fit": {"updates": {"policy": [{"name": "preference.dpo"}]}}},
-          "evaluate": {"prompts": 2, "max_tokens": 4, "perplexity_rows": 2}}
+RECIPE = {
+    "schema": 1,
+    "about": "The smallest with data, groups, weights and an evaluation.",
+    "base": "offline",
+    "profile": "test",
+    "data": {"source": "generate:tiny_pairs?size=200&seed=1"},
+    "register": None,
+    "offline": {"limit": 8, "fit": {"updates": {"policy": [{"name": "preference.dpo"}]}}},
+    "evaluate": {"prompts": 2, "max_tokens": 4, "perplexity_rows": 2},
+}
 
 
 def git(where: Path, *arguments: str) -> None:
-    subprocess.run(["git", "-C", where, "-c", "user.name=t", "-c", "user.email=t@t", *arguments], check=True, capture_output=True)
+    subprocess.run(
+        ["git", "-C", where, "-c", "user.name=t", "-c", "user.email=t@t", *arguments],
+        check=True,
+        capture_output=True,
+    )
 
 
 @pytest.fixture
 def prefect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """One Prefect server and one MLflow file for all commands of a test, which would otherwise start their own."""
+    """One Prefect server and one MLflow file for all commands of a test, which would otherwise start their
+    own.
+    """
     port = free_port()
-    for name, value in {"PREFECT_HOME": tmp_path / "prefect", "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path / 'mlflow.db'}"}.items():
+    for name, value in {
+        "PREFECT_HOME": tmp_path / "prefect",
+        "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path / 'mlflow.db'}",
+    }.items():
         monkeypatch.setenv(name, str(value))
     with (tmp_path / "prefect.log").open("w") as log:
-        server = subprocess.Popen([sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port), "--no-services"],
-                                  stdout=log, stderr=log, start_new_session=True)
+        server = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "prefect",
+                "server",
+                "start",
+                "--host",
+                "127.0.0.1",
+                "--port",
+                str(port),
+                "--no-services",
+            ],
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
     try:
         wait_for(f"http://127.0.0.1:{port}/api/health", server, tmp_path / "prefect.log", 300)
         monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{port}/api")
@@ -52,12 +82,17 @@ def workspace(fresh_home: Callable[[str], Path], tmp_path: Path, monkeypatch: py
     where = fresh_home("work/out").parent
     stages: dict[str, Any] = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
     for stage in stages.values():
-        stage.update(cmd=stage["cmd"].removesuffix("instruct") + "mine.yaml", params=[{"mine.yaml": None}],
-                     deps=[dep for dep in stage.get("deps", []) if dep.startswith("data/")])
+        stage.update(
+            cmd=stage["cmd"].removesuffix("instruct") + "mine.yaml",
+            params=[{"mine.yaml": None}],
+            deps=[dep for dep in stage.get("deps", []) if dep.startswith("data/")],
+        )
     (where / "dvc.yaml").write_text(yaml.safe_dump({"stages": stages}, sort_keys=False))
     (where / "mine.yaml").write_text(yaml.safe_dump(RECIPE))
     (where / ".gitignore").write_text("/out\n")
-    shutil.copytree(ROOT / ".dvc", where / ".dvc", ignore=shutil.ignore_patterns("tmp", "cache", "config.local"))
+    shutil.copytree(
+        ROOT / ".dvc", where / ".dvc", ignore=shutil.ignore_patterns("tmp", "cache", "config.local")
+    )
     git(where, "init", "-q")
     command = tmp_path / "bin" / "ratchet"
     command.parent.mkdir()
@@ -68,10 +103,19 @@ def workspace(fresh_home: Callable[[str], Path], tmp_path: Path, monkeypatch: py
     return where
 
 
-def test_dvc_repro_and_the_flow_write_the_same_versions(workspace: Path, prefect: None, tmp_path: Path, tiny_model: Path) -> None:
+def test_dvc_repro_and_the_flow_write_the_same_versions(
+    workspace: Path, prefect: None, tmp_path: Path, tiny_model: Path
+) -> None:
     dvc(workspace, "repro")
     versions = locked(workspace)
-    assert list(versions) == ["data/raw", "data/curated", "data/quarantined", "data/rounds", "metrics.json", "plots"]
+    assert list(versions) == [
+        "data/raw",
+        "data/curated",
+        "data/quarantined",
+        "data/rounds",
+        "metrics.json",
+        "plots",
+    ]
     git(workspace, "add", "-A")
     git(workspace, "commit", "-qm", "by dvc repro")
 

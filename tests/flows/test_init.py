@@ -15,17 +15,40 @@ from ratchet.components.recipes.recipe import load
 from ratchet.flows.cli import app
 
 ROWS: dict[str, tuple[Any, str, str]] = {  # what a row is, the recipe below, the split that is learned from
-    "messages": (lambda i: {"messages": [{"role": "user", "content": f"What is {i}?"}, {"role": "assistant", "content": "A number. " * 40}]}, "sft", "sft"),
-    "preference": (lambda i: {"prompt": f"Say {i}", "chosen": f"{i}, of course.", "rejected": f"no {i}"}, "dpo", "reward"),
-    "completion": (lambda i: {"prompt": f"Say {i}", "completion": f"{i}, of course.", "label": i % 4 == 0}, "kto", "labelled"),
-    "question": (lambda i: {"question": f"How much is {i} + {i}?", "answer": f"Twice {i}.\n#### {2 * i}"}, "rlvr_grpo", "prompts"),
+    "messages": (
+        lambda i: {
+            "messages": [
+                {"role": "user", "content": f"What is {i}?"},
+                {"role": "assistant", "content": "A number. " * 40},
+            ]
+        },
+        "sft",
+        "sft",
+    ),
+    "preference": (
+        lambda i: {"prompt": f"Say {i}", "chosen": f"{i}, of course.", "rejected": f"no {i}"},
+        "dpo",
+        "reward",
+    ),
+    "completion": (
+        lambda i: {"prompt": f"Say {i}", "completion": f"{i}, of course.", "label": i % 4 == 0},
+        "kto",
+        "labelled",
+    ),
+    "question": (
+        lambda i: {"question": f"How much is {i} + {i}?", "answer": f"Twice {i}.\n#### {2 * i}"},
+        "rlvr_grpo",
+        "prompts",
+    ),
     "prompt": (lambda i: {"prompt": f"Tell me about the number {i}, please."}, "instruct", "prompts"),
 }
 
 
 def init(folder: Path, rows: list[Any], *more: str) -> str:
     (folder / "mine data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    done = CliRunner().invoke(app, ["init", str(folder / "mine data.jsonl"), "--out", str(folder / "mine.yaml"), *more])
+    done = CliRunner().invoke(
+        app, ["init", str(folder / "mine data.jsonl"), "--out", str(folder / "mine.yaml"), *more]
+    )
     if done.exception and not isinstance(done.exception, SystemExit):
         raise done.exception
     return done.output
@@ -35,19 +58,31 @@ def init(folder: Path, rows: list[Any], *more: str) -> str:
 def test_each_kind_of_data_gets_a_recipe_that_passes_the_check(layout: str, tmp_path: Path) -> None:
     row, base, split = ROWS[layout]
     output = init(tmp_path, [row(i) for i in range(200)], "--model", "generate:tiny?seed=0")
-    assert f"in the layout `{layout}`" in output and f"over `{base}`" in output and list(tmp_path.glob("*.yaml")) == [tmp_path / "mine.yaml"]
+    assert (
+        f"in the layout `{layout}`" in output
+        and f"over `{base}`" in output
+        and list(tmp_path.glob("*.yaml")) == [tmp_path / "mine.yaml"]
+    )
     recipe, _ = load(tmp_path / "mine.yaml")
     check_files(recipe)
-    assert recipe.models["policy"].source == "generate:tiny?seed=0" and recipe.register and recipe.register.model == "mine"
+    assert (
+        recipe.models["policy"].source == "generate:tiny?seed=0"
+        and recipe.register
+        and recipe.register.model == "mine"
+    )
     assert {"final.ended", "final.repetitive"} <= set(recipe.register.gates)
     if recipe.offline and base == "kto":
         (update,) = recipe.offline.fit.updates["policy"]
-        assert (update["desirable"], update["undesirable"]) == (3.0, 1.0), "three answers with label false for one with true"
+        assert (update["desirable"], update["undesirable"]) == (3.0, 1.0), (
+            "three answers with label false for one with true"
+        )
     assert recipe.data.source == f"path:{tmp_path}/mine data.jsonl" and (recipe.data.splits or {})[split]
 
 
 def test_sizes_follow_the_data(tmp_path: Path) -> None:
-    """200 rows of 400 characters: 115 tokens and a template; 170 to train on, 10 steps an epoch. 20,000 rows need no second epoch."""
+    """200 rows of 400 characters: 115 tokens and a template; 170 to train on, 10 steps an epoch. 20,000 rows
+    need no second epoch.
+    """
     row = ROWS["messages"][0]
     init(tmp_path, [row(i) for i in range(200)])
     sft = load(tmp_path / "mine.yaml")[0].sft

@@ -15,21 +15,73 @@ def table(name: str, *overrides: str, profile: str | None = None) -> dict[str, s
     return dict(zip(*(column.cells for column in result.columns), strict=True))
 
 
-@pytest.mark.parametrize(("name", "expected"), [
-    ("chat", {"SFT conversations per step": "8", "max SFT conversations": "160", "SFT epochs": "1",
-              "reward models": "1", "reward epochs": "0 (linear probe only)",
-              "rounds": "3", "prompts per round": "64", "responses per prompt": "6", "responses per round": "384", "max tokens per response": "40",
-              "online pairs per step": "8", "epochs per round": "1",
-              "held-out prompts": "128", "responses per held-out prompt": "2", "max tokens per held-out response": "40"}),
-    ("dpo", {"offline pairs per step": "16", "offline epochs": "1",
-             "held-out prompts": "32", "responses per held-out prompt": "1", "max tokens per held-out response": "24"}),
-    ("rlvr_grpo", {"rounds": "30", "prompts per round": "8", "responses per prompt": "8", "responses per round": "64", "max tokens per response": "16",
-                   "online prompts per step": "8", "max online responses per step": "64", "epochs per round": "1",
-                   "held-out prompts": "32", "responses per held-out prompt": "1", "max tokens per held-out response": "24"}),
-    ("ppo", {"rounds": "30", "prompts per round": "32", "responses per prompt": "2", "responses per round": "64", "max tokens per response": "16",
-             "online prompts per step": "16", "max online responses per step": "32", "epochs per round": "2",
-             "held-out prompts": "32", "responses per held-out prompt": "1", "max tokens per held-out response": "24"}),
-])
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (
+            "chat",
+            {
+                "SFT conversations per step": "8",
+                "max SFT conversations": "160",
+                "SFT epochs": "1",
+                "reward models": "1",
+                "reward epochs": "0 (linear probe only)",
+                "rounds": "3",
+                "prompts per round": "64",
+                "responses per prompt": "6",
+                "responses per round": "384",
+                "max tokens per response": "40",
+                "online pairs per step": "8",
+                "epochs per round": "1",
+                "held-out prompts": "128",
+                "responses per held-out prompt": "2",
+                "max tokens per held-out response": "40",
+            },
+        ),
+        (
+            "dpo",
+            {
+                "offline pairs per step": "16",
+                "offline epochs": "1",
+                "held-out prompts": "32",
+                "responses per held-out prompt": "1",
+                "max tokens per held-out response": "24",
+            },
+        ),
+        (
+            "rlvr_grpo",
+            {
+                "rounds": "30",
+                "prompts per round": "8",
+                "responses per prompt": "8",
+                "responses per round": "64",
+                "max tokens per response": "16",
+                "online prompts per step": "8",
+                "max online responses per step": "64",
+                "epochs per round": "1",
+                "held-out prompts": "32",
+                "responses per held-out prompt": "1",
+                "max tokens per held-out response": "24",
+            },
+        ),
+        (
+            "ppo",
+            {
+                "rounds": "30",
+                "prompts per round": "32",
+                "responses per prompt": "2",
+                "responses per round": "64",
+                "max tokens per response": "16",
+                "online prompts per step": "16",
+                "max online responses per step": "32",
+                "epochs per round": "2",
+                "held-out prompts": "32",
+                "responses per held-out prompt": "1",
+                "max tokens per held-out response": "24",
+            },
+        ),
+    ],
+)
 def test_plan_lists_every_quantity_with_its_unit(name: str, expected: dict[str, str]) -> None:
     assert table(name) == {**expected, **DEVICE}
 
@@ -39,9 +91,14 @@ def test_the_control_has_the_sizes_of_what_it_controls() -> None:
 
 
 def test_plan_shows_profile_and_fit_quantities() -> None:
-    many = table("dpo", "offline.limit=500", "offline.fit.max_steps=9",
-                 "data.splits={reward: 0.6, reward_validation: 0.2, evaluate: 0.2}",
-                 "reward={fit: {updates: {reward_model: [{name: ranking.margin}]}, batch: 4}}", profile="node")
+    many = table(
+        "dpo",
+        "offline.limit=500",
+        "offline.fit.max_steps=9",
+        "data.splits={reward: 0.6, reward_validation: 0.2, evaluate: 0.2}",
+        "reward={fit: {updates: {reward_model: [{name: ranking.margin}]}, batch: 4}}",
+        profile="node",
+    )
     assert many["training ranks"] == "8" and many["tokens per forward pass and rank"] == "16384"
     assert many["max offline pairs"] == "500" and many["max offline steps"] == "9"
     assert many["reward pairs per step"] == "4" and many["reward epochs"] == "1"

@@ -31,18 +31,33 @@ for name in pipeline.stages:
 """
 
 
-def weights(home: Path, recipe: str, overrides: list[str], stage: str, profile: str = "test") -> dict[str, str]:
-    manifest = read_manifest(Pipeline.open(recipe, home=home, profile=profile, overrides=overrides).artifact(stage).path)
+def weights(
+    home: Path, recipe: str, overrides: list[str], stage: str, profile: str = "test"
+) -> dict[str, str]:
+    manifest = read_manifest(
+        Pipeline.open(recipe, home=home, profile=profile, overrides=overrides).artifact(stage).path
+    )
     assert manifest is not None
-    return {name: entry["sha256"] for name, entry in manifest["files"].items() if name.endswith(".safetensors")}
+    return {
+        name: entry["sha256"] for name, entry in manifest["files"].items() if name.endswith(".safetensors")
+    }
 
 
-@pytest.mark.parametrize(("recipe", "overrides", "stage", "at"), [
-    ("sft", ["sft.limit=96", "sft.fit.save_every=2", "sft.fit.validate_every=2", "sft.fit.patience=0"], "sft", 4),
-    ("rlvr_grpo", ["online.rounds=6", "online.fit.save_every=2"], "improve", 4),
-])
-def test_sigkill_in_training_changes_nothing(recipe: str, overrides: list[str], stage: str, at: int,
-                                             fresh_home: Callable[[str], Path]) -> None:
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "stage", "at"),
+    [
+        (
+            "sft",
+            ["sft.limit=96", "sft.fit.save_every=2", "sft.fit.validate_every=2", "sft.fit.patience=0"],
+            "sft",
+            4,
+        ),
+        ("rlvr_grpo", ["online.rounds=6", "online.fit.save_every=2"], "improve", 4),
+    ],
+)
+def test_sigkill_in_training_changes_nothing(
+    recipe: str, overrides: list[str], stage: str, at: int, fresh_home: Callable[[str], Path]
+) -> None:
     whole = fresh_home("whole")
     broken = whole.parent / "broken"
     pipeline = Pipeline.open(recipe, home=whole, profile="test", overrides=overrides)
@@ -66,17 +81,41 @@ def test_sigkill_in_training_changes_nothing(recipe: str, overrides: list[str], 
     assert list((broken / "store" / ".work").glob(f"{stage}-*/progress/checkpoint-*"))
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     assert weights(whole, recipe, overrides, stage) == weights(broken, recipe, overrides, stage)
-    lines = [json.loads(t) for t in next((broken / "store").glob(f"{stage}-*/metrics.jsonl")).read_text().splitlines()]
-    assert [line["step"] for line in lines] == list(range(1, len(lines) + 1)), "a step is missing or stands twice"
+    lines = [
+        json.loads(t)
+        for t in next((broken / "store").glob(f"{stage}-*/metrics.jsonl")).read_text().splitlines()
+    ]
+    assert [line["step"] for line in lines] == list(range(1, len(lines) + 1)), (
+        "a step is missing or stands twice"
+    )
 
 
 def test_ctrl_c_stops_cleanly_and_the_same_command_continues(fresh_home: Callable[[str], Path]) -> None:
     home = fresh_home("home")
     settings = ["sft.limit=96", "sft.fit.save_every=2", "sft.fit.validate_every=0"]
-    command = [sys.executable, "-m", "ratchet.flows.cli", "run", "sft", "--profile", "cpu", "--until", "train", "--home", str(home),
-               *(part for setting in settings for part in ("--set", setting))]
-    child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-                             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+    command = [
+        sys.executable,
+        "-m",
+        "ratchet.flows.cli",
+        "run",
+        "sft",
+        "--profile",
+        "cpu",
+        "--until",
+        "train",
+        "--home",
+        str(home),
+        *(part for setting in settings for part in ("--set", setting)),
+    ]
+    child = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     deadline = time.monotonic() + 180
     while time.monotonic() < deadline and child.poll() is None:
         metrics = next((home / "store" / ".work").glob("sft-*/product/metrics.jsonl"), None)

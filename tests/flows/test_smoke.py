@@ -21,9 +21,16 @@ def test_the_data_of_a_recipe_suffice_for_its_rounds_as_it_ships(recipe: str, ti
     for name in ("model_policy", "raw", "drafts", "curated"):
         pipeline.make(name)
     online = pipeline.recipe.online
-    prompts = [group.prompt for group in read_groups(pipeline.artifact("curated").path / f"{online.data}.parquet")]
+    prompts = [
+        group.prompt for group in read_groups(pipeline.artifact("curated").path / f"{online.data}.parquet")
+    ]
     choose = build("prompts", online.prompts)
-    assert len(choose(prompts, count=online.prompts_per_round, round=online.rounds, rounds=online.rounds, seed=0)) == online.prompts_per_round
+    assert (
+        len(
+            choose(prompts, count=online.prompts_per_round, round=online.rounds, rounds=online.rounds, seed=0)
+        )
+        == online.prompts_per_round
+    )
 
 
 @pytest.mark.slow
@@ -53,5 +60,11 @@ def test_a_recipe_runs_as_a_smoke_test(recipe: str, tiny_home: Path) -> None:
         results = json.loads((folder / "results.json").read_text())
         assert results["metrics"] and (folder / "report.html").stat().st_size > 5_000
         models = pipeline.recipe.reward.reward_models if pipeline.recipe.reward else []
-        assert list(results["certificates"]) == models and len(list((folder / "plots").glob("calibration*.png"))) == len(models)
-        assert {"reward model"} if len(models) == 1 else {name.replace("_", " ") for name in models} <= set(results["curves"])
+        assert list(results["certificates"]) == models and len(
+            list((folder / "plots").glob("calibration*.png"))
+        ) == len(models)
+        assert (
+            {"reward model"}
+            if len(models) == 1
+            else {name.replace("_", " ") for name in models} <= set(results["curves"])
+        )

@@ -29,11 +29,19 @@ def padded(rows, dtype, width=None):
 def batch_of(case, dtype):
     steps = next((case[k] for k in ("logprobs", "values", "entropy") if k in case), None)
     mask = case.get("mask") or ([[True] * len(r) for r in steps] if steps else [[True]] * len(case["scores"]))
-    columns = {k: padded(v, dtype) if isinstance(v[0], list) else torch.tensor(v, dtype=dtype) for k, v in case.get("columns", {}).items()}
-    outputs = {k: torch.tensor(case[k], dtype=dtype) if k == "scores" else padded(case[k], dtype)
-            for k in ("logprobs", "values", "entropy", "scores") if k in case}
+    columns = {
+        k: padded(v, dtype) if isinstance(v[0], list) else torch.tensor(v, dtype=dtype)
+        for k, v in case.get("columns", {}).items()
+    }
+    outputs = {
+        k: torch.tensor(case[k], dtype=dtype) if k == "scores" else padded(case[k], dtype)
+        for k in ("logprobs", "values", "entropy", "scores")
+        if k in case
+    }
     rows = torch.arange(len(mask))
-    return Outputs(outputs), Batch({}, padded(mask, torch.bool), columns, rows, rows, tuple(map(str, range(len(mask)))))
+    return Outputs(outputs), Batch(
+        {}, padded(mask, torch.bool), columns, rows, rows, tuple(map(str, range(len(mask))))
+    )
 
 
 @pytest.mark.parametrize("precision", DTYPES)
@@ -53,12 +61,14 @@ def test_objective(case, precision):
 
 
 def examples(name):
-    """Number of doctest examples in an objective's docstring, after checking them. In scope: `torch`, `Outputs`,
-    `batch` (one row of two tokens).
+    """Number of doctest examples in an objective's docstring, after checking them. In scope: `torch`,
+    `Outputs`, `batch` (one row of two tokens).
     """
     row = torch.zeros(1, dtype=torch.long)
     batch = Batch({}, torch.ones(1, 2, dtype=torch.bool), {}, row, row, ("p",))
-    piece = getattr(importlib.import_module(describe("objective", name).module), describe("objective", name).function)
+    piece = getattr(
+        importlib.import_module(describe("objective", name).module), describe("objective", name).function
+    )
     known = {"torch": torch, "Outputs": Outputs, "batch": batch, piece.__name__: piece}
     test = doctest.DocTestParser().get_doctest(piece.__doc__, known, name, None, None)
     found = doctest.DebugRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(test, clear_globs=False)
@@ -67,7 +77,9 @@ def examples(name):
 
 @pytest.mark.parametrize("name", catalogue("objective"))
 def test_every_objective_has_an_oracle(name):
-    assert examples(name) or name in {case["piece"] for case in ORACLES["cases"]}, "work a number: an example in its docstring, or a case"
+    assert examples(name) or name in {case["piece"] for case in ORACLES["cases"]}, (
+        "work a number: an example in its docstring, or a case"
+    )
 
 
 def test_every_case_is_of_an_objective():
@@ -78,12 +90,17 @@ def test_every_case_is_of_an_objective():
 def test_sum_of_parts(case):
     out, batch = batch_of(case, torch.float64)
     built = parts([{"weight": 1.0, "label": spec["name"], **spec} for spec in case["parts"]])
-    total = sum(part.weight * reduce(part.reduce, part(out, batch).loss, batch, count(batch, part.unit)) for part in built)
+    total = sum(
+        part.weight * reduce(part.reduce, part(out, batch).loss, batch, count(batch, part.unit))
+        for part in built
+    )
     assert float(total) == pytest.approx(case["expected"], abs=1e-6)
 
 
 def group_of(rewards, **columns):
-    rows = tuple(Trajectory(({"role": "assistant", "content": "x"},), {"tokens": [1]}, [True]) for _ in rewards)
+    rows = tuple(
+        Trajectory(({"role": "assistant", "content": "x"},), {"tokens": [1]}, [True]) for _ in rewards
+    )
     return Group(Prompt("p", ()), rows, {"reward.reward_model": rewards, **columns})
 
 
@@ -105,20 +122,36 @@ def test_gae(case):
 def test_kl_in_reward():
     case = ORACLES["kl_in_reward"]
     rows = tuple(Trajectory((), {"tokens": [1, 2, 3]}, [True] * 3, [kl] * 3) for kl in case["kl"])
-    group = Group(Prompt("p", ()), rows, {"reward.reward_model": case["scores"], "logprobs.reference": [[0.0] * 3] * 3})
-    shaped = build("annotate", {"name": "advantages.kl_in_reward", "beta": case["beta"]})([group], Context())["shaped"][0]
+    group = Group(
+        Prompt("p", ()), rows, {"reward.reward_model": case["scores"], "logprobs.reference": [[0.0] * 3] * 3}
+    )
+    shaped = build("annotate", {"name": "advantages.kl_in_reward", "beta": case["beta"]})([group], Context())[
+        "shaped"
+    ][0]
     for row, expected in zip(shaped, case["expected"], strict=True):
         assert row == pytest.approx(expected)
-    summed = build("annotate", {"name": "advantages.kl_in_reward.row", "beta": case["beta"]})([group], Context())["regularised"][0]
+    summed = build("annotate", {"name": "advantages.kl_in_reward.row", "beta": case["beta"]})(
+        [group], Context()
+    )["regularised"][0]
     assert summed == pytest.approx([sum(row) for row in case["expected"]])
 
 
-@pytest.mark.parametrize("case", ORACLES["rewards"], ids=lambda c: f"{c['piece']} {c.get('length', c.get('tokens'))} {c['expected']}")
+@pytest.mark.parametrize(
+    "case",
+    ORACLES["rewards"],
+    ids=lambda c: f"{c['piece']} {c.get('length', c.get('tokens'))} {c['expected']}",
+)
 def test_rewards(case):
     tokens = case.get("tokens") or list(range(case["length"]))
     text = "the answer is 4" if case.get("answer") == "right" else "the answer is 5"
-    row = Trajectory(({"role": "assistant", "content": text},), {"tokens": [0, 0, *tokens]}, [False, False] + [True] * len(tokens))
-    written = build("annotate", {"name": case["piece"], **case["options"]})([Group(Prompt("p", (), answer="4"), (row,))], Context())
+    row = Trajectory(
+        ({"role": "assistant", "content": text},),
+        {"tokens": [0, 0, *tokens]},
+        [False, False] + [True] * len(tokens),
+    )
+    written = build("annotate", {"name": case["piece"], **case["options"]})(
+        [Group(Prompt("p", (), answer="4"), (row,))], Context()
+    )
     (name,) = [n for n in written if not n.endswith(".status")]
     assert written[f"{name}.status"] == [["ok"]]
     assert written[name][0] == pytest.approx([case["expected"]], abs=1e-6)
@@ -128,7 +161,9 @@ def test_rewards(case):
 def test_importance(case):
     row = Trajectory((), {"tokens": [0, 1, 2]}, [True] * 3, case["sampled"])
     group = Group(Prompt("p", ()), (row,), {"logprobs.old": [case["old"]]})
-    written = build("annotate", {"name": "scoring.importance", "cap": case["cap"], "limit": 2.0})([group], Context())
+    written = build("annotate", {"name": "scoring.importance", "cap": case["cap"], "limit": 2.0})(
+        [group], Context()
+    )
     assert written["importance"][0][0] == pytest.approx(case["expected"], abs=1e-6)
 
 
@@ -137,16 +172,27 @@ def test_temperature(case):
     """Numbers drawn just under and just over the likelier token's share take it and the other one."""
     uniforms = torch.tensor([case["expected"] - 2e-6, case["expected"] + 2e-6], dtype=torch.float64)
     logits = torch.tensor([[1.0, 1.0], [0.0, 0.0]])
-    tokens, _ = sample(logits, uniforms, torch.full((2,), case["temperature"]), torch.zeros(2, dtype=torch.long), torch.ones(2))
+    tokens, _ = sample(
+        logits,
+        uniforms,
+        torch.full((2,), case["temperature"]),
+        torch.zeros(2, dtype=torch.long),
+        torch.ones(2),
+    )
     assert tokens.tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("case", ORACLES["packing"], ids=lambda c: c["source"])
 def test_packing(case):
-    groups = [Group(Prompt(str(i), ()), (Trajectory((), {"tokens": [i] * n}, [True] * n),)) for i, n in enumerate(case["lengths"])]
+    groups = [
+        Group(Prompt(str(i), ()), (Trajectory((), {"tokens": [i] * n}, [True] * n),))
+        for i, n in enumerate(case["lengths"])
+    ]
     batches = pack(groups, unit="row", tokens=case["capacity"])
     assert [i for batch in batches for i in batch.ids] == [str(i) for i in range(len(groups))]
     token_counts = [[len(tokens) for tokens in batch.inputs["tokens"]] for batch in batches]
     assert [n for lengths in token_counts for n in lengths] == case["lengths"]
     assert all(sum(lengths) <= case["capacity"] or len(lengths) == 1 for lengths in token_counts)
-    assert all(sum(lengths) + after[0] > case["capacity"] for lengths, after in pairwise(token_counts))  # none is begun before the last is full
+    assert all(
+        sum(lengths) + after[0] > case["capacity"] for lengths, after in pairwise(token_counts)
+    )  # none is begun before the last is full

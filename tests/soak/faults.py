@@ -1,7 +1,7 @@
 """The faults of `make soak`: what each breaks, at which moment it can, and how it is mended.
 
-A fault is two functions of the trial: `strike`, called again and again from the drawn moment on until it returns what
-it broke, and `mend`, called before the run is resumed. A new kind is one more entry of `FAULTS`.
+A fault is two functions of the trial: `strike`, called again and again from the drawn moment on until it
+returns what it broke, and `mend`, called before the run is resumed. A new kind is one more entry of `FAULTS`.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ class Trial:
 
 @dataclass(frozen=True)
 class Fault:
-    """`kills`: the run itself is killed, so that it says nothing. `servers`: it needs servers of ours to strike at. `engine`: it
-    needs a profile whose stages start a vLLM (`engine: vllm` with `vllm.python`)."""
+    """`kills`: the run itself is killed, so that it says nothing. `servers`: it needs servers of ours to
+    strike at. `engine`: it needs a profile whose stages start a vLLM (`engine: vllm` with `vllm.python`).
+    """
 
     strike: Callable[[Trial], str | None]
     mend: Callable[[Trial], None] = lambda trial: None
@@ -55,7 +56,9 @@ class Fault:
     engine: bool = False
 
 
-# --- processes ------------------------------------------------------------------------------------------------------
+# --- processes
+# ------------------------------------------------------------------------------------------------------
+
 
 def kill_flow(trial: Trial) -> str:
     assert trial.process is not None
@@ -125,7 +128,9 @@ def joined(trial: Trial) -> None:
     trial.servers.gate.cut = False
 
 
-# --- the disk -------------------------------------------------------------------------------------------------------
+# --- the disk
+# -------------------------------------------------------------------------------------------------------
+
 
 def small_disk(trial: Trial) -> None:
     """Root gets a disk of its own for the home, in memory; others keep theirs and are limited in `fill`."""
@@ -135,7 +140,9 @@ def small_disk(trial: Trial) -> None:
     aside = trial.home.with_name(trial.home.name + ".aside")
     trial.home.rename(aside)
     trial.home.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK_MIB}m", "ratchet-soak", trial.home], check=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK_MIB}m", "ratchet-soak", trial.home], check=True
+    )
     trial.notes["mounted"] = True
     for name in kept:
         subprocess.run(["cp", "-a", aside / name, trial.home / name], check=True)
@@ -170,11 +177,14 @@ def unmount(trial: Trial) -> None:
         subprocess.run(["umount", "-l", trial.home], check=True)
 
 
-# --- bytes ----------------------------------------------------------------------------------------------------------
+# --- bytes
+# ----------------------------------------------------------------------------------------------------------
+
 
 def flip(*patterns: str) -> Callable[[Trial], str | None]:
-    """Kill the run once a file of these names lies in its home, and change one byte of one of them. Not of a finished run, which is
-    on its way out: nothing will read it again, so nothing can notice."""
+    """Kill the run once a file of these names lies in its home, and change one byte of one of them. Not of a
+    finished run, which is on its way out: nothing will read it again, so nothing can notice.
+    """
 
     def strike(trial: Trial) -> str | None:
         if not _found(trial.home, patterns) or _finished(trial.home):
@@ -200,12 +210,20 @@ def flip(*patterns: str) -> Callable[[Trial], str | None]:
 
 
 def _finished(home: Path) -> bool:
-    return any(json.loads(file.read_text())["state"] == "finished" for file in (home / "runs").glob("*/run.json"))
+    return any(
+        json.loads(file.read_text())["state"] == "finished" for file in (home / "runs").glob("*/run.json")
+    )
 
 
 def _found(home: Path, patterns: tuple[str, ...]) -> list[Path]:
-    return sorted(p for pattern in patterns for p in (home / "store").glob(pattern)
-                  if p.is_file() and p.stat().st_size and not any(part.startswith(".") and part != ".work" for part in p.relative_to(home).parts))
+    return sorted(
+        p
+        for pattern in patterns
+        for p in (home / "store").glob(pattern)
+        if p.is_file()
+        and p.stat().st_size
+        and not any(part.startswith(".") and part != ".work" for part in p.relative_to(home).parts)
+    )
 
 
 def wait_for_none(trial: Trial, seconds: float = 20.0) -> list[str]:
@@ -246,4 +264,3 @@ def prepared(fault: Fault, trial: Trial) -> Iterator[None]:
     finally:
         unmount(trial)
         signal.signal(signal.SIGTERM, before)
-

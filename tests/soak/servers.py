@@ -1,4 +1,6 @@
-"""A Prefect and an MLflow server of our own on loopback, to be killed and started again, and a gate before MLflow."""
+"""A Prefect and an MLflow server of our own on loopback, to be killed and started again, and a gate before
+MLflow.
+"""
 
 from __future__ import annotations
 
@@ -82,24 +84,55 @@ class Servers:
 
     def env(self) -> dict[str, str]:
         """Environment variables with the servers' addresses."""
-        return {"PREFECT_API_URL": f"http://127.0.0.1:{self.ports['prefect']}/api", "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{self.gate.port}"}
+        return {
+            "PREFECT_API_URL": f"http://127.0.0.1:{self.ports['prefect']}/api",
+            "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{self.gate.port}",
+        }
 
     def start(self, name: str) -> None:
         port = str(self.ports[name])
         command = {
             "prefect": ["prefect", "server", "start", "--host", "127.0.0.1", "--port", port],
-            "mlflow": ["mlflow", "server", "--host", "127.0.0.1", "--port", port, "--workers", "1", "--backend-store-uri",
-                       f"sqlite:///{self.database}", "--artifacts-destination", str(self.folder / "artifacts")],
+            "mlflow": [
+                "mlflow",
+                "server",
+                "--host",
+                "127.0.0.1",
+                "--port",
+                port,
+                "--workers",
+                "1",
+                "--backend-store-uri",
+                f"sqlite:///{self.database}",
+                "--artifacts-destination",
+                str(self.folder / "artifacts"),
+            ],
         }[name]
         self.folder.mkdir(parents=True, exist_ok=True)
         log = self.folder / f"{name}.log"
         with log.open("ab") as out:
-            child = subprocess.Popen([sys.executable, "-m", *command], stdout=out, stderr=out, start_new_session=True, env={
-                **os.environ, "PREFECT_HOME": str(self.folder / "prefect"), "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-                "PREFECT_SERVER_UI_ENABLED": "false", "DO_NOT_TRACK": "1", "MLFLOW_DISABLE_TELEMETRY": "true",
-                "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"})
+            child = subprocess.Popen(
+                [sys.executable, "-m", *command],
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+                env={
+                    **os.environ,
+                    "PREFECT_HOME": str(self.folder / "prefect"),
+                    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+                    "PREFECT_SERVER_UI_ENABLED": "false",
+                    "DO_NOT_TRACK": "1",
+                    "MLFLOW_DISABLE_TELEMETRY": "true",
+                    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+                },
+            )
         self.children[name] = child
-        wait_for(f"http://127.0.0.1:{port}{'/api/health' if name == 'prefect' else '/health'}", child, log, seconds=300)
+        wait_for(
+            f"http://127.0.0.1:{port}{'/api/health' if name == 'prefect' else '/health'}",
+            child,
+            log,
+            seconds=300,
+        )
 
     def kill(self, name: str) -> None:
         """SIGKILL to the server and its workers."""

@@ -1,8 +1,10 @@
-"""Run a small pipeline again and again, strike it at a random moment, resume it, and compare it with an undisturbed run.
+"""Run a small pipeline again and again, strike it at a random moment, resume it, and compare it with an
+undisturbed run.
 
-After each strike: a run that failed by itself says why in one sentence; nothing of it lives on; the resumed run names what it
-found damaged and ends with the same weights, bit for bit; every product is what its manifest says; no step of any metric is missing, neither in
-the files nor, after `ratchet sync`, in MLflow. One that does not is a complaint, and the trial is not survived.
+After each strike: a run that failed by itself says why in one sentence; nothing of it lives on; the resumed
+run names what it found damaged and ends with the same weights, bit for bit; every product is what its
+manifest says; no step of any metric is missing, neither in the files nor, after `ratchet sync`, in MLflow.
+One that does not is a complaint, and the trial is not survived.
 """
 
 from __future__ import annotations
@@ -27,14 +29,19 @@ from ratchet.components.types import Artifact
 from tests.soak.faults import FAULTS, MARK, Fault, Trial, prepared, wait_for_none
 
 Command = Callable[[Path], Sequence[str]]
-PATIENCE = 20.0  # times the undisturbed run's duration until a run counts as hanging, on a machine that may be busy
+# times the undisturbed run's duration until a run counts as hanging, on a machine that may be busy
+PATIENCE = 20.0
 SENTENCE = re.compile(r"^error: \S.*$", re.MULTILINE)
-DAMAGE = re.compile(r"(?:the checkpoint at )?/\S+ is damaged: .*")  # what a run says of bytes that it makes again
+DAMAGE = re.compile(
+    r"(?:the checkpoint at )?/\S+ is damaged: .*"
+)  # what a run says of bytes that it makes again
 
 
 @dataclass(frozen=True)
 class Truth:
-    """What a finished home holds: digests of weights by stage and file, steps of metrics by stage, points in MLflow."""
+    """What a finished home holds: digests of weights by stage and file, steps of metrics by stage, points in
+    MLflow.
+    """
 
     weights: Mapping[str, str]
     steps: frozenset[tuple[str, int, str]]
@@ -43,7 +50,9 @@ class Truth:
 
 @dataclass
 class Tally:
-    """Per kind of fault: number of trials, survived trials, complaints of the others, and error messages seen."""
+    """Per kind of fault: number of trials, survived trials, complaints of the others, and error messages
+    seen.
+    """
 
     tried: int = 0
     survived: int = 0
@@ -53,7 +62,9 @@ class Tally:
 
 @dataclass
 class Soak:
-    """`run` and `sync` make the command for a home; `base` is a home whose products the trials need not make again."""
+    """`run` and `sync` make the command for a home; `base` is a home whose products the trials need not make
+    again.
+    """
 
     folder: Path
     run: Command
@@ -77,7 +88,9 @@ class Soak:
         return self.truth
 
     def trials(self, names: Sequence[str], count: int) -> Iterator[tuple[str, list[str], Tally]]:
-        """`count` trials of each fault in turn; yields the fault, the trial's complaints and the fault's tally so far."""
+        """`count` trials of each fault in turn; yields the fault, the trial's complaints and the fault's
+        tally so far.
+        """
         if self.truth is None:
             self.undisturbed()
         tallies = {name: Tally() for name in names}
@@ -93,7 +106,8 @@ class Soak:
                     if not complaints:
                         shutil.rmtree(trial.home)
                     if complaints or trial.notes.get("struck"):
-                        break  # else it was over before its moment came: again, and struck as soon as it can be
+                        # else it was over before its moment came: again, and struck as soon as it can be
+                        break
                 if trial.notes.get("struck"):
                     tally.tried += 1
                     tally.survived += not complaints
@@ -116,7 +130,9 @@ class Soak:
             if trial.process.poll() is None:
                 complaints.append(f"the run hung for {limit:.0f} s")
         complaints += [f"process {one} was left behind" for one in wait_for_none(trial)]
-        complaints += _unexplained(trial.process.returncode, log, fault.kills and bool(trial.notes.get("struck")), tally)
+        complaints += _unexplained(
+            trial.process.returncode, log, fault.kills and bool(trial.notes.get("struck")), tally
+        )
         fault.mend(trial)
         code, output = self.go(trial, self.run, limit=limit)
         complaints += [f"process {one} was left behind by the resumed run" for one in wait_for_none(trial)]
@@ -128,10 +144,14 @@ class Soak:
         assert self.truth is not None
         try:
             return complaints + _differences(self.truth, self.settle(trial))
-        except (StoreError, StageError) as error:  # a product is not what its manifest says, a step stands twice
+        except (
+            StoreError,
+            StageError,
+        ) as error:  # a product is not what its manifest says, a step stands twice
             return [*complaints, str(error)]
 
-    # --- one run ----------------------------------------------------------------------------------------------------
+    # --- one run
+    # ----------------------------------------------------------------------------------------------------
 
     def trial(self, name: str, chance: random.Random) -> Trial:
         """A fresh home with the base's artifacts."""
@@ -142,12 +162,20 @@ class Soak:
 
     @contextlib.contextmanager
     def started(self, trial: Trial, command: Command) -> Iterator[Path]:
-        """The command as a process of its own session, its output in a file beside the home; killed at the end."""
+        """The command as a process of its own session, its output in a file beside the home; killed at the
+        end.
+        """
         log = self.folder / f"{trial.home.name}.log"
         served = self.servers.env() if self.servers else {}
         with log.open("wb") as file:
-            trial.process = subprocess.Popen(command(trial.home), stdout=file, stderr=file, stdin=subprocess.DEVNULL, start_new_session=True,
-                                             env={**os.environ, **self.env, **served, MARK: trial.mark})
+            trial.process = subprocess.Popen(
+                command(trial.home),
+                stdout=file,
+                stderr=file,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                env={**os.environ, **self.env, **served, MARK: trial.mark},
+            )
             try:
                 yield log
             finally:
@@ -185,7 +213,9 @@ def _unexplained(code: int, log: Path, killed: bool, tally: Tally) -> list[str]:
 
 
 def _look(home: Path) -> tuple[dict[str, str], frozenset[tuple[str, int, str]]]:
-    """Digests of the weights, and the steps of the metrics, of the products that the run links to; each is verified."""
+    """Digests of the weights, and the steps of the metrics, of the products that the run links to; each is
+    verified.
+    """
     store, weights, steps = Store(home), {}, set()
     for link in sorted((home / "runs").glob("*/stages/*")):
         manifest = read_manifest(link.resolve())
@@ -193,12 +223,21 @@ def _look(home: Path) -> tuple[dict[str, str], frozenset[tuple[str, int, str]]]:
             raise StoreError(f"{link} leads to no finished product")
         store.verify(Artifact(manifest["kind"], link.resolve(), manifest["key"]))
         if manifest["kind"] == "weights":
-            weights |= {f"{link.name}/{file}": e["sha256"] for file, e in manifest["files"].items() if file.endswith(".safetensors")}
+            weights |= {
+                f"{link.name}/{file}": e["sha256"]
+                for file, e in manifest["files"].items()
+                if file.endswith(".safetensors")
+            }
         if (metrics := link.resolve() / "metrics.jsonl").exists():
             try:
-                lines = [(int(line["step"]), sorted(line["metrics"])) for line in map(json.loads, metrics.read_text().splitlines())]
+                lines = [
+                    (int(line["step"]), sorted(line["metrics"]))
+                    for line in map(json.loads, metrics.read_text().splitlines())
+                ]
             except (ValueError, KeyError, TypeError) as error:
-                raise StoreError(f"{metrics}: a line is not a step and its metrics ({type(error).__name__}: {error})") from None
+                raise StoreError(
+                    f"{metrics}: a line is not a step and its metrics ({type(error).__name__}: {error})"
+                ) from None
             if [step for step, _ in lines] != sorted({step for step, _ in lines}):
                 raise StoreError(f"{metrics}: a step stands twice or out of order")
             steps |= {(link.name, step, key) for step, keys in lines for key in keys}
@@ -206,17 +245,26 @@ def _look(home: Path) -> tuple[dict[str, str], frozenset[tuple[str, int, str]]]:
 
 
 def _points(database: Path, home: Path) -> frozenset[tuple[str, str, int]]:
-    """(run, metric, step) of all points MLflow has of this home, read from its own tables. A step of the system's metrics is a
-    second of the run, which no other run has."""
+    """(run, metric, step) of all points MLflow has of this home, read from its own tables. A step of the
+    system's metrics is a second of the run, which no other run has.
+    """
     with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=30)) as base:
-        rows = base.execute("select r.name, m.key, m.step from metrics m join runs r using (run_uuid) join tags t using (run_uuid) "
-                            "where t.key = 'ratchet.key' and t.value like ? and m.key not like 'system/%'", (f"{home}/%",)).fetchall()
+        rows = base.execute(
+            "select r.name, m.key, m.step from metrics m join runs r using (run_uuid) join tags t using "
+            "(run_uuid) "
+            "where t.key = 'ratchet.key' and t.value like ? and m.key not like 'system/%'",
+            (f"{home}/%",),
+        ).fetchall()
     return frozenset(rows)
 
 
 def _differences(truth: Truth, found: Truth) -> list[str]:
-    other = sorted(k for k in truth.weights.keys() | found.weights.keys() if truth.weights.get(k) != found.weights.get(k))
+    other = sorted(
+        k for k in truth.weights.keys() | found.weights.keys() if truth.weights.get(k) != found.weights.get(k)
+    )
     lost, unshipped = truth.steps - found.steps, truth.points - found.points
-    return ([f"weights differ: {', '.join(other)}"] if other else []) + (
-        [f"{len(lost)} metric values are lost, the first {min(lost)}"] if lost else []) + (
-        [f"{len(unshipped)} points are not in MLflow, the first {min(unshipped)}"] if unshipped else [])
+    return (
+        ([f"weights differ: {', '.join(other)}"] if other else [])
+        + ([f"{len(lost)} metric values are lost, the first {min(lost)}"] if lost else [])
+        + ([f"{len(unshipped)} points are not in MLflow, the first {min(unshipped)}"] if unshipped else [])
+    )

@@ -1,4 +1,6 @@
-"""Fixtures for the tests of tasks: a DVC workspace in a git repository with a remote; inputs of the stage `sft`."""
+"""Fixtures for the tests of tasks: a DVC workspace in a git repository with a remote; inputs of the stage
+`sft`.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,17 @@ from ratchet.components.types import Artifact, Group, Prompt, Trajectory
 from ratchet.tasks.data.versioning import dvc
 
 ROOT = Path(__file__).resolve().parents[2]
-PIPELINE = {"stages": {
-    "train": {"cmd": f"{sys.executable} -c 'raise SystemExit(3)'", "deps": ["recipe.yaml"], "params": [{"recipe.yaml": None}],
-              "outs": ["data/raw", "data/one.txt"], "metrics": [{"metrics.json": {"cache": False}}]}}}
+PIPELINE = {
+    "stages": {
+        "train": {
+            "cmd": f"{sys.executable} -c 'raise SystemExit(3)'",
+            "deps": ["recipe.yaml"],
+            "params": [{"recipe.yaml": None}],
+            "outs": ["data/raw", "data/one.txt"],
+            "metrics": [{"metrics.json": {"cache": False}}],
+        }
+    }
+}
 
 
 @pytest.fixture
@@ -29,7 +39,9 @@ def workspace(tmp_path: Path) -> Path:
     subprocess.run(["git", "-C", where, "init", "-q"], check=True)
     for key, value in (("user.name", "t"), ("user.email", "t@t")):
         subprocess.run(["git", "-C", where, "config", key, value], check=True)
-    shutil.copytree(ROOT / ".dvc", where / ".dvc", ignore=shutil.ignore_patterns("tmp", "cache", "config.local"))
+    shutil.copytree(
+        ROOT / ".dvc", where / ".dvc", ignore=shutil.ignore_patterns("tmp", "cache", "config.local")
+    )
     dvc(where, "remote", "add", "-d", "here", str(tmp_path / "remote"))
     (where / "dvc.yaml").write_text(yaml.safe_dump(PIPELINE))
     (where / "recipe.yaml").write_text("beta: 0.1\n")
@@ -45,6 +57,8 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Artifact]:
     for number in range(32):
         messages = conversation(dice)
         first = next(i for i, message in enumerate(messages) if message["role"] == "assistant")
-        groups.append(Group(Prompt(str(number), tuple(messages[:first])), (Trajectory(tuple(messages[first:])),)))
+        groups.append(
+            Group(Prompt(str(number), tuple(messages[:first])), (Trajectory(tuple(messages[first:])),))
+        )
     write_groups(data / "sft.parquet", groups)
     return {"policy": Artifact("weights", policy, "p"), "data": Artifact("data", data, "d")}

@@ -11,15 +11,21 @@ from ratchet.components.errors import RecipeError, ServiceError, StageError, Tra
 from ratchet.tasks.stages import retryable, stage
 
 
-@pytest.mark.parametrize(("error", "again"), [
-    (StageError("the process died", died=True), True),
-    (pickle.loads(pickle.dumps(StageError("the process died", died=True))), True),  # as it comes out of a child
-    (ServiceError("MLflow is away"), True),
-    (StageError("a bug of ours"), False),
-    (RecipeError("no such piece"), False),
-    (TrainingError("the loss is nan"), False),
-    (ValueError("somebody else's"), False),
-])
+@pytest.mark.parametrize(
+    ("error", "again"),
+    [
+        (StageError("the process died", died=True), True),
+        (
+            pickle.loads(pickle.dumps(StageError("the process died", died=True))),
+            True,
+        ),  # as it comes out of a child
+        (ServiceError("MLflow is away"), True),
+        (StageError("a bug of ours"), False),
+        (RecipeError("no such piece"), False),
+        (TrainingError("the loss is nan"), False),
+        (ValueError("somebody else's"), False),
+    ],
+)
 def test_only_transient_errors_are_retried(error: Exception, again: bool) -> None:
     assert retryable(None, None, Failed(data=error)) is again
 

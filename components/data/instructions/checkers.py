@@ -1,12 +1,13 @@
 r"""Checkers of verifiable instructions: one function per convention.
 
-The conventions are those of IFEval (google-research, instruction_following_eval): words are runs of `\w`, bullets are
-lines that start with `*` or `-`, an end phrase is compared without case, surrounding whitespace and quotation marks.
-Differences: keywords match whole words only; final punctuation after an end phrase is ignored; no language detection;
-sentence and paragraph counts are exact; paragraphs are separated by blank lines; JSON is an object or a list; a fixed
-answer contains exactly one option; a format without content (an empty title, bullet or placeholder) does not count. A
-sentence ends at a run of . ! ? before whitespace or the end, or at a line end, except after common abbreviations and
-initials.
+The conventions are those of IFEval (google-research, instruction_following_eval): words are runs of `\w`,
+bullets are lines that start with `*` or `-`, an end phrase is compared without case, surrounding whitespace
+and quotation marks.
+Differences: keywords match whole words only; final punctuation after an end phrase is ignored; no language
+detection; sentence and paragraph counts are exact; paragraphs are separated by blank lines; JSON is an object
+or a list; a fixed answer contains exactly one option; a format without content (an empty title, bullet or
+placeholder) does not count. A sentence ends at a run of . ! ? before whitespace or the end, or at a line end,
+except after common abbreviations and initials.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ def words(text: str) -> list[str]:
     return re.findall(r"\w+", text.lower())
 
 
-ABBREVIATION = re.compile(r"\b(?:mr|mrs|ms|dr|st|vs|etc|e\.g|i\.e|p\.s|a\.m|p\.m|u\.s|[a-z])\.(?=\s+\S)", re.IGNORECASE)
+ABBREVIATION = re.compile(
+    r"\b(?:mr|mrs|ms|dr|st|vs|etc|e\.g|i\.e|p\.s|a\.m|p\.m|u\.s|[a-z])\.(?=\s+\S)", re.IGNORECASE
+)
 BULLET = re.compile(r"^\s*(?:\*(?!\*)|-).*\w.*$", re.MULTILINE)
 NUMBERED = re.compile(r"^\s*(\d+)[.)]\s+\S.*$", re.MULTILINE)
 
@@ -40,12 +43,14 @@ def count(text: str, word: str) -> int:
 
 def begins(text: str, phrase: str) -> bool:
     found = re.match(rf"{re.escape(phrase)}(?!\w)", text.strip(), re.IGNORECASE)
-    return found is not None and bool(words(text.strip()[found.end():]))
+    return found is not None and bool(words(text.strip()[found.end() :]))
 
 
 def ends(text: str, phrase: str) -> bool:
     answer, wanted = (s.strip().strip('"').rstrip('.!? "').lower() for s in (text, phrase))
-    return re.search(rf"(?<!\w){re.escape(wanted)}$", answer) is not None and len(words(answer)) > len(words(wanted))
+    return re.search(rf"(?<!\w){re.escape(wanted)}$", answer) is not None and len(words(answer)) > len(
+        words(wanted)
+    )
 
 
 def last_mark(text: str) -> str:
@@ -65,12 +70,14 @@ def has_title(text: str) -> bool:
 
 def highlighted(text: str) -> bool:
     phrases = re.findall(r"\*{1,2}([^\n*]+)\*{1,2}", text)
-    return any(words(p) and words(p) not in (["phrase"], ["like", "this"]) and p == p.strip() for p in phrases)
+    return any(
+        words(p) and words(p) not in (["phrase"], ["like", "this"]) and p == p.strip() for p in phrases
+    )
 
 
 def has_postscript(text: str) -> bool:
     found = re.search(r"(?<![\w.])p\.\s?s\.(.*)\Z", text, re.IGNORECASE | re.DOTALL)
-    return found is not None and bool(words(found.group(1))) and bool(words(text[:found.start()]))
+    return found is not None and bool(words(found.group(1))) and bool(words(text[: found.start()]))
 
 
 def has_placeholder(text: str) -> bool:
@@ -92,7 +99,9 @@ def is_json(text: str) -> bool:
 
 
 def words_in_json(text: str) -> list[str]:
-    """The words in the values of a JSON object or array, the names of an object's own values left out; [] for other text."""
+    """The words in the values of a JSON object or array, the names of an object's own values left out; [] for
+    other text.
+    """
     text = re.sub(r"^```(?:json)?|```$", "", text.strip(), flags=re.IGNORECASE).strip()
     try:
         value = json.loads(text)

@@ -24,16 +24,21 @@ def blocks(model: Module) -> ModuleList:
 
 @piece(paper="arXiv:2310.06452")
 def top_layers(model: Module, *, count: Count = 4) -> Module:
-    """The last `count` blocks and everything after them (final norm, heads) are trained; embeddings are frozen, also
-    if tied to the output layer. The cited paper trains the last 20 % of the layers.
+    """The last `count` blocks and everything after them (final norm, heads) are trained; embeddings are
+    frozen, also if tied to the output layer. The cited paper trains the last 20 % of the layers.
     """
     layers = blocks(model)
     if not 1 <= count <= len(layers):
-        raise RecipeError(f"adapter top_layers: count is {count} but the model has {len(layers)} layers; use 1 to {len(layers)}")
+        raise RecipeError(
+            f"adapter top_layers: count is {count} but the model has {len(layers)} layers; use 1 to "
+            f"{len(layers)}"
+        )
     model.requires_grad_(False)
     for layer in list(layers)[-count:]:
         layer.requires_grad_(True)
-    before = {id(p) for p in layers.parameters()} | {id(p) for m in model.modules() if _embeds(m) for p in m.parameters()}
+    before = {id(p) for p in layers.parameters()} | {
+        id(p) for m in model.modules() if _embeds(m) for p in m.parameters()
+    }
     for parameter in model.parameters():
         if id(parameter) not in before:
             parameter.requires_grad_(True)

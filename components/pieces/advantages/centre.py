@@ -11,7 +11,9 @@ from ratchet.components.types import Columns, Context, Group
 
 @piece(reads=("{reward}",), writes=("advantages",), compares=True, paper="arXiv:2503.20783")
 def centre(groups: Sequence[Group], ctx: Context, *, reward: str | list = "reward.reward_model") -> Columns:
-    """r - mean(group), one number per trajectory (Dr. GRPO, eq. 3: GRPO without division by the standard deviation)."""
+    """r - mean(group), one number per trajectory (Dr. GRPO, eq. 3: GRPO without division by the standard
+    deviation).
+    """
     advantages = []
     for group in groups:
         rewards = rewards_of(group, reward)

@@ -12,8 +12,9 @@ from ratchet.components.recipes.ranges import Bool, Share
 from ratchet.components.types import Columns, Context, Group
 
 
-def recursion(rewards: Sequence[float], values: Sequence[float], mask: Sequence[bool], gamma: float,
-              gae_lambda: float) -> tuple[list[float], list[float]]:
+def recursion(
+    rewards: Sequence[float], values: Sequence[float], mask: Sequence[bool], gamma: float, gae_lambda: float
+) -> tuple[list[float], list[float]]:
     """Advantages and returns (T), 0 outside the loss mask. Steps between masked-in steps (tool outputs, other
     speakers) neither discount nor bootstrap. The value after the last masked-in step is 0.
     """
@@ -29,18 +30,29 @@ def recursion(rewards: Sequence[float], values: Sequence[float], mask: Sequence[
 
 
 @piece(reads=("{reward}", "values.old"), writes=("advantages", "returns"), paper="arXiv:1506.02438")
-def gae(groups: Sequence[Group], ctx: Context, *, reward: str | list = "reward.reward_model", gamma: Share = 1.0,
-        gae_lambda: Share = 0.95, whiten: Bool = True) -> Columns:
-    """GAE(gamma, lambda) (eq. 16): per-step advantages and returns, lists (T). A scalar reward is assigned to the
-    last masked-in step; a per-step column (T), e.g. `shaped`, is used as it is.
+def gae(
+    groups: Sequence[Group],
+    ctx: Context,
+    *,
+    reward: str | list = "reward.reward_model",
+    gamma: Share = 1.0,
+    gae_lambda: Share = 0.95,
+    whiten: Bool = True,
+) -> Columns:
+    """GAE(gamma, lambda) (eq. 16): per-step advantages and returns, lists (T). A scalar reward is assigned to
+    the last masked-in step; a per-step column (T), e.g. `shaped`, is used as it is.
 
     `whiten` standardises the advantages over all masked-in steps (sample deviation, n - 1), as usual in PPO
     implementations; returns are not scaled.
     """
     advantages, returns = [], []
     for group in groups:
-        rows = [recursion(rewards, values, t.mask, gamma, gae_lambda) for rewards, values, t in
-                zip(step_rewards(group, reward), group.columns["values.old"], group.trajectories, strict=True)]
+        rows = [
+            recursion(rewards, values, t.mask, gamma, gae_lambda)
+            for rewards, values, t in zip(
+                step_rewards(group, reward), group.columns["values.old"], group.trajectories, strict=True
+            )
+        ]
         advantages.append([a for a, _ in rows])
         returns.append([r for _, r in rows])
     if whiten:
@@ -58,7 +70,10 @@ def step_rewards(group: Group, reward: str | Sequence[str]) -> list[list[float]]
         for row, value, trajectory in zip(rows, numbers, group.trajectories, strict=True):
             if stepwise:
                 if len(value) != len(row):
-                    raise ContractError(f"prompt {group.prompt.id!r}: column {name!r} has {len(value)} values for a trajectory of {len(row)} steps")
+                    raise ContractError(
+                        f"prompt {group.prompt.id!r}: column {name!r} has {len(value)} values for a "
+                        f"trajectory of {len(row)} steps"
+                    )
                 row[:] = [a + b for a, b in zip(row, value, strict=True)]
             elif any(trajectory.mask):
                 row[max(i for i, chosen in enumerate(trajectory.mask) if chosen)] += value
@@ -67,10 +82,19 @@ def step_rewards(group: Group, reward: str | Sequence[str]) -> list[list[float]]
 
 def standardised(groups: Sequence[Group], rows: list[list[list[float]]]) -> list[list[list[float]]]:
     """Lists (T) with mean 0 and deviation 1 over the masked-in steps of all groups; 0 elsewhere."""
-    pairs = [(t.mask, row) for group, many in zip(groups, rows, strict=True) for t, row in zip(group.trajectories, many, strict=True)]
+    pairs = [
+        (t.mask, row)
+        for group, many in zip(groups, rows, strict=True)
+        for t, row in zip(group.trajectories, many, strict=True)
+    ]
     every = [a for mask, row in pairs for a, chosen in zip(row, mask, strict=True) if chosen]
     if len(every) < 2:
         return rows
     mean, deviation = statistics.fmean(every), statistics.stdev(every) + 1e-8
-    return [[[(a - mean) / deviation if chosen else 0.0 for a, chosen in zip(row, t.mask, strict=True)]
-             for t, row in zip(group.trajectories, many, strict=True)] for group, many in zip(groups, rows, strict=True)]
+    return [
+        [
+            [(a - mean) / deviation if chosen else 0.0 for a, chosen in zip(row, t.mask, strict=True)]
+            for t, row in zip(group.trajectories, many, strict=True)
+        ]
+        for group, many in zip(groups, rows, strict=True)
+    ]

@@ -12,9 +12,16 @@ from ratchet.components.types import Columns, Context, Group
 
 
 @piece(reads=("{reward}",), writes=("advantages",), compares=True, paper="arXiv:2402.03300")
-def group_norm(groups: Sequence[Group], ctx: Context, *, reward: str | list = "reward.reward_model", epsilon: Positive = 1e-6) -> Columns:
-    """(r - mean) / (std + epsilon), one number per trajectory (GRPO, section 4.1.2). std is the sample deviation (n -
-    1), as in common implementations; the paper does not specify it. Equal rewards, and groups of one, give exactly 0.
+def group_norm(
+    groups: Sequence[Group],
+    ctx: Context,
+    *,
+    reward: str | list = "reward.reward_model",
+    epsilon: Positive = 1e-6,
+) -> Columns:
+    """(r - mean) / (std + epsilon), one number per trajectory (GRPO, section 4.1.2). std is the sample
+    deviation (n - 1), as in common implementations; the paper does not specify it. Equal rewards, and groups
+    of one, give exactly 0.
     """
     advantages = []
     for group in groups:

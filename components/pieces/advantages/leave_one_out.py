@@ -10,9 +10,11 @@ from ratchet.components.types import Columns, Context, Group
 
 
 @piece(reads=("{reward}",), writes=("advantages",), compares=True, paper="arXiv:2402.14740")
-def leave_one_out(groups: Sequence[Group], ctx: Context, *, reward: str | list = "reward.reward_model") -> Columns:
-    """r_i - mean of the other rewards of the group, one number per trajectory (RLOO, eq. 8). 0 for a group of one
-    (our convention).
+def leave_one_out(
+    groups: Sequence[Group], ctx: Context, *, reward: str | list = "reward.reward_model"
+) -> Columns:
+    """r_i - mean of the other rewards of the group, one number per trajectory (RLOO, eq. 8). 0 for a group of
+    one (our convention).
     """
     advantages = []
     for group in groups:

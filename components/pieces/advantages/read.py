@@ -13,8 +13,14 @@ def rewards_of(group: Group, reward: str | Sequence[str]) -> list[float]:
     names = [reward] if isinstance(reward, str) else list(reward)
     for name in names:
         if name not in group.columns:
-            raise DataError(f"prompt {group.prompt.id!r}: no column {name!r} (available: {sorted(group.columns)}); add an annotator that writes it")
+            raise DataError(
+                f"prompt {group.prompt.id!r}: no column {name!r} (available: {sorted(group.columns)}); "
+                "add an annotator that writes it"
+            )
         if any(value is None for value in group.columns[name]):
-            raise DataError(f"prompt {group.prompt.id!r}: {name!r} has no value for some trajectories; trajectories with a failed or skipped "
-                            "reward must be dropped before advantages are computed, never counted as 0")
+            raise DataError(
+                f"prompt {group.prompt.id!r}: {name!r} has no value for some trajectories; trajectories "
+                "with a failed or skipped "
+                "reward must be dropped before advantages are computed, never counted as 0"
+            )
     return [float(sum(values)) for values in zip(*(group.columns[name] for name in names), strict=True)]

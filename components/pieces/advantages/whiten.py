@@ -12,7 +12,13 @@ from ratchet.components.types import Columns, Context, Group
 
 
 @piece(reads=("{reward}",), writes=("advantages",), paper="arXiv:2501.03262")
-def whiten(groups: Sequence[Group], ctx: Context, *, reward: str | list = "reward.reward_model", epsilon: Positive = 1e-8) -> Columns:
+def whiten(
+    groups: Sequence[Group],
+    ctx: Context,
+    *,
+    reward: str | list = "reward.reward_model",
+    epsilon: Positive = 1e-8,
+) -> Columns:
     """(r - mean) / (std + epsilon) over all trajectories of the round, one number per trajectory: the global
     normalisation of REINFORCE++ (section 3). Sample deviation (n - 1); exactly 0 if all rewards are equal.
     """

@@ -12,12 +12,15 @@ from ratchet.components.types import Context, Group, Trajectory
 
 @piece()
 def fluency(groups: Sequence[Group], ctx: Context, *, model: str = "base") -> list[list[float]]:
-    """Mean log-prob per answer token, end of turn included, under `model` at temperature 1, in nats (minus the log
-    perplexity). Tokens copied from the prompt in runs of five or more are excluded unless nothing else remains, since
-    copies are likely whatever they say.
+    """Mean log-prob per answer token, end of turn included, under `model` at temperature 1, in nats (minus
+    the log perplexity). Tokens copied from the prompt in runs of five or more are excluded unless nothing
+    else remains, since copies are likely whatever they say.
     """
     engine = ctx.models[model]
-    bare = [g.replace([dataclasses.replace(t, inputs={}, mask=(), logprobs=None) for t in g.trajectories]) for g in groups]
+    bare = [
+        g.replace([dataclasses.replace(t, inputs={}, mask=(), logprobs=None) for t in g.trajectories])
+        for g in groups
+    ]
     encoded = [engine.encode(group) for group in bare]
     found = []
     for group, row in zip(encoded, engine.score(encoded, frozenset({"logprobs"})), strict=True):
@@ -27,10 +30,16 @@ def fluency(groups: Sequence[Group], ctx: Context, *, model: str = "base") -> li
 
 
 def own_logprobs(trajectory: Trajectory, logprobs: Sequence[float]) -> list[float]:
-    """Log-probs of the answer's tokens that are not copied from the preceding tokens; all of them if everything is
-    copied.
+    """Log-probs of the answer's tokens that are not copied from the preceding tokens; all of them if
+    everything is copied.
     """
-    tokens, chosen = list(trajectory.inputs["tokens"]), [i for i, answered in enumerate(trajectory.mask) if answered]
-    flags = copied([tokens[i] for i in chosen], [token for token, answered in zip(tokens, trajectory.mask, strict=True) if not answered])
+    tokens, chosen = (
+        list(trajectory.inputs["tokens"]),
+        [i for i, answered in enumerate(trajectory.mask) if answered],
+    )
+    flags = copied(
+        [tokens[i] for i in chosen],
+        [token for token, answered in zip(tokens, trajectory.mask, strict=True) if not answered],
+    )
     own = [logprobs[i] for i, taken in zip(chosen, flags, strict=True) if not taken]
     return own or [logprobs[i] for i in chosen]

@@ -12,9 +12,10 @@ from ratchet.components.types import Context, Group
 
 @piece(paper="arXiv:1908.10084")
 def relevance(groups: Sequence[Group], ctx: Context, *, model: str = "encoder") -> list[list[float]]:
-    """Cosine similarity of answer and question embeddings (the question is the last message without its instruction),
-    minus the answer's mean similarity to all other questions: 0 for an answer that fits any question; range -2 to 2.
-    Text copied from the last message in runs of five or more words is removed; an empty remainder gives 0.
+    """Cosine similarity of answer and question embeddings (the question is the last message without its
+    instruction), minus the answer's mean similarity to all other questions: 0 for an answer that fits any
+    question; range -2 to 2. Text copied from the last message in runs of five or more words is removed; an
+    empty remainder gives 0.
     """
     import numpy as np
 
@@ -26,7 +27,12 @@ def relevance(groups: Sequence[Group], ctx: Context, *, model: str = "encoder") 
         texts = [own_words(t.text, source(group.prompt)) for t in group.trajectories]
         vectors = encoder([text or "-" for text in texts])
         others = vectors @ (total - own) / max(1, len(groups) - 1)
-        found.append([float(x) if text else 0.0 for text, x in zip(texts, np.asarray(vectors @ own - others), strict=True)])
+        found.append(
+            [
+                float(x) if text else 0.0
+                for text, x in zip(texts, np.asarray(vectors @ own - others), strict=True)
+            ]
+        )
     return found
 
 

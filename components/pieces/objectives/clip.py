@@ -1,8 +1,8 @@
 """Clipped surrogate objectives (PPO, DAPO, GSPO, truncated importance sampling).
 
-`old` selects the log-probs of the earlier policy: `old` (recomputed by the trainer at the start of the update) or
-`sampled` (the inference engine's, valid if both agree). Advantages are (B,T), or (B,) and then equal for all steps of
-a row.
+`old` selects the log-probs of the earlier policy: `old` (recomputed by the trainer at the start of the
+update) or `sampled` (the inference engine's, valid if both agree). Advantages are (B,T), or (B,) and then
+equal for all steps of a row.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ def step_advantages(batch: Batch) -> Tensor:
 
 
 def surrogate(ratio: Tensor, advantages: Tensor, low: float, high: float, dual: float | None) -> Terms:
-    """-min(ratio A, clip(ratio) A), bounded by `dual` |A| for negative A. The metric `clipped` is 1 where the clip is active."""
+    """-min(ratio A, clip(ratio) A), bounded by `dual` |A| for negative A. The metric `clipped` is 1 where the
+    clip is active.
+    """
     free, bounded = -ratio * advantages, -ratio.clamp(1 - low, 1 + high) * advantages
     loss = torch.maximum(free, bounded)
     clipped = (bounded > free).to(ratio.dtype)
@@ -37,31 +39,50 @@ def surrogate(ratio: Tensor, advantages: Tensor, low: float, high: float, dual: 
 
 
 @piece(reads=("logprobs.{old}", "advantages"), outputs=("logprobs",), unit="step", paper="arXiv:1707.06347")
-def clip(out: Outputs, batch: Batch, *, low: Share = 0.2, high: NotNegative = 0.2, dual: Above1 | None = None, old: str = "old") -> Terms:
-    """PPO's clipped surrogate (eq. 7), one term per step. `high` > `low` is DAPO's clip-higher; `dual` (> 1) is the
-    dual clip of arXiv 1912.09729, which bounds the loss of negative advantages by `dual` |A|.
+def clip(
+    out: Outputs,
+    batch: Batch,
+    *,
+    low: Share = 0.2,
+    high: NotNegative = 0.2,
+    dual: Above1 | None = None,
+    old: str = "old",
+) -> Terms:
+    """PPO's clipped surrogate (eq. 7), one term per step. `high` > `low` is DAPO's clip-higher; `dual` (> 1)
+    is the dual clip of arXiv 1912.09729, which bounds the loss of negative advantages by `dual` |A|.
     """
     return surrogate(log_ratio(out, batch, old).exp(), step_advantages(batch), low, high, dual)
 
 
 @piece(reads=("logprobs.{old}", "advantages"), outputs=("logprobs",), unit="row", paper="arXiv:2507.18071")
-def row(out: Outputs, batch: Batch, *, low: Share = 0.0003, high: NotNegative = 0.0004, old: str = "old") -> Terms:
-    """GSPO (eq. 5-7): one term per row, with the geometric mean of its steps' ratios. The row's advantage is the mean
-    over its steps.
+def row(
+    out: Outputs, batch: Batch, *, low: Share = 0.0003, high: NotNegative = 0.0004, old: str = "old"
+) -> Terms:
+    """GSPO (eq. 5-7): one term per row, with the geometric mean of its steps' ratios. The row's advantage is
+    the mean over its steps.
     """
     ratio = batch.row_mean(log_ratio(out, batch, old)).exp()
     return surrogate(ratio, batch.row_mean(step_advantages(batch)), low, high, None)
 
 
 def mismatch(batch: Batch) -> Tensor:
-    """pi_old / pi_sampled (B,T): numerical mismatch between inference engine and trainer; 1 outside the loss mask."""
+    """pi_old / pi_sampled (B,T): numerical mismatch between inference engine and trainer; 1 outside the loss
+    mask.
+    """
     return torch.where(batch.mask, batch["logprobs.old"] - batch["logprobs.sampled"], 0.0).exp()
 
 
-@piece(reads=("logprobs.old", "logprobs.sampled", "advantages"), outputs=("logprobs",), unit="step", paper="arXiv:1802.01561")
-def truncated(out: Outputs, batch: Batch, *, low: Share = 0.2, high: NotNegative = 0.2, cap: Positive = 2.0) -> Terms:
-    """Clipped surrogate times min(pi_old / pi_sampled, cap): the truncated importance weight of V-trace (eq. 1)
-    against train-inference mismatch. No gradient flows through the weight.
+@piece(
+    reads=("logprobs.old", "logprobs.sampled", "advantages"),
+    outputs=("logprobs",),
+    unit="step",
+    paper="arXiv:1802.01561",
+)
+def truncated(
+    out: Outputs, batch: Batch, *, low: Share = 0.2, high: NotNegative = 0.2, cap: Positive = 2.0
+) -> Terms:
+    """Clipped surrogate times min(pi_old / pi_sampled, cap): the truncated importance weight of V-trace (eq.
+    1) against train-inference mismatch. No gradient flows through the weight.
     """
     terms, weight = clip(out, batch, low=low, high=high), mismatch(batch).clamp(max=cap)
     return Terms(terms.loss * weight, {**terms.metrics, "weight": weight})

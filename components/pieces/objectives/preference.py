@@ -1,9 +1,9 @@
 """Preference losses on pairs (chosen first): DPO and relatives. One term per pair, (U,).
 
-z = (log pi/ref of the chosen) - (log pi/ref of the rejected), with log-probs summed over each answer's loss mask.
-Metrics (U,): `margin` is beta z (the implicit reward margin); `accuracy` is 1 for z > 0, 1/2 for z = 0 (our tie rule:
-policy = reference gives chance level), else 0; `rewards/chosen` and `rewards/rejected` are beta log pi/ref of each
-side.
+z = (log pi/ref of the chosen) - (log pi/ref of the rejected), with log-probs summed over each answer's loss
+mask. Metrics (U,): `margin` is beta z (the implicit reward margin); `accuracy` is 1 for z > 0, 1/2 for z = 0
+(our tie rule: policy = reference gives chance level), else 0; `rewards/chosen` and `rewards/rejected` are
+beta log pi/ref of each side.
 """
 
 from __future__ import annotations
@@ -31,8 +31,15 @@ def accuracy(margin: Tensor) -> Tensor:
 def terms(loss: Tensor, chosen: Tensor, rejected: Tensor) -> Terms:
     """A pair loss with the four usual metrics, from the implicit rewards of both sides."""
     margin = (chosen - rejected).detach()
-    return Terms(loss, {"margin": margin, "accuracy": accuracy(margin),
-                        "rewards/chosen": chosen.detach(), "rewards/rejected": rejected.detach()})
+    return Terms(
+        loss,
+        {
+            "margin": margin,
+            "accuracy": accuracy(margin),
+            "rewards/chosen": chosen.detach(),
+            "rewards/rejected": rejected.detach(),
+        },
+    )
 
 
 @piece(reads=("logprobs.reference",), outputs=("logprobs",), unit="pair", paper="arXiv:2305.18290")
@@ -44,9 +51,9 @@ def dpo(out: Outputs, batch: Batch, *, beta: Positive = 0.1) -> Terms:
 
 @piece(reads=("logprobs.reference",), outputs=("logprobs",), unit="pair", paper="arXiv:2305.18290")
 def cdpo(out: Outputs, batch: Batch, *, beta: Positive = 0.1, label_smoothing: BelowHalf = 0.1) -> Terms:
-    """Conservative DPO: a share `label_smoothing` of labels is assumed flipped (Mitchell 2023, "A note on DPO with
-    noisy preferences"): -(1-e) log sigmoid(beta z) - e log sigmoid(-beta z). RLHF Workflow (arXiv 2405.07863) uses
-    0.1.
+    """Conservative DPO: a share `label_smoothing` of labels is assumed flipped (Mitchell 2023, "A note on DPO
+    with noisy preferences"): -(1-e) log sigmoid(beta z) - e log sigmoid(-beta z). RLHF Workflow (arXiv
+    2405.07863) uses 0.1.
     """
     chosen, rejected = log_ratios(out, batch)
     z = beta * (chosen - rejected)
@@ -56,8 +63,8 @@ def cdpo(out: Outputs, batch: Batch, *, beta: Positive = 0.1, label_smoothing: B
 
 @piece(reads=("logprobs.reference",), outputs=("logprobs",), unit="pair", paper="arXiv:2310.12036")
 def ipo(out: Outputs, batch: Batch, *, beta: Positive = 0.1) -> Terms:
-    """Identity preference optimisation (eq. 17): (z - 1/(2 beta))^2, where beta is the paper's tau. Log-probs are
-    summed over an answer, as in the paper; some libraries average them.
+    """Identity preference optimisation (eq. 17): (z - 1/(2 beta))^2, where beta is the paper's tau. Log-probs
+    are summed over an answer, as in the paper; some libraries average them.
     """
     chosen, rejected = log_ratios(out, batch)
     return terms((chosen - rejected - 1 / (2 * beta)) ** 2, beta * chosen, beta * rejected)
@@ -65,15 +72,17 @@ def ipo(out: Outputs, batch: Batch, *, beta: Positive = 0.1) -> Terms:
 
 @piece(reads=("logprobs.reference",), outputs=("logprobs",), unit="pair", paper="arXiv:2309.06657")
 def hinge(out: Outputs, batch: Batch, *, beta: Positive = 0.1) -> Terms:
-    """Hinge loss on the DPO margin (RSO, SLiC with a reference): max(0, 1 - beta z), where beta is the paper's gamma."""
+    """Hinge loss on the DPO margin (RSO, SLiC with a reference): max(0, 1 - beta z), where beta is the
+    paper's gamma.
+    """
     chosen, rejected = log_ratios(out, batch)
     return terms((1 - beta * (chosen - rejected)).clamp(min=0), beta * chosen, beta * rejected)
 
 
 @piece(outputs=("logprobs",), unit="pair", paper="arXiv:2405.14734")
 def simpo(out: Outputs, batch: Batch, *, beta: Positive = 2.0, gamma: NotNegative = 1.0) -> Terms:
-    """SimPO (eq. 6): -log sigmoid(beta (mean log p chosen - mean log p rejected) - gamma). Reference-free; gamma is
-    the target margin in units of reward, not its ratio to beta.
+    """SimPO (eq. 6): -log sigmoid(beta (mean log p chosen - mean log p rejected) - gamma). Reference-free;
+    gamma is the target margin in units of reward, not its ratio to beta.
     """
     chosen, rejected = batch.pair(batch.row_mean(out.logprobs))
     return terms(-logsigmoid(beta * (chosen - rejected) - gamma), beta * chosen, beta * rejected)
@@ -81,9 +90,9 @@ def simpo(out: Outputs, batch: Batch, *, beta: Positive = 2.0, gamma: NotNegativ
 
 @piece(outputs=("logprobs",), unit="pair", paper="arXiv:2403.07691")
 def orpo(out: Outputs, batch: Batch) -> Terms:
-    """Odds-ratio term of ORPO (eq. 7): -log sigmoid(log odds chosen - log odds rejected), where p is the geometric
-    mean over an answer's tokens. The full ORPO loss is this with weight 0.1 plus `preference.chosen` with
-    `per_token`.
+    """Odds-ratio term of ORPO (eq. 7): -log sigmoid(log odds chosen - log odds rejected), where p is the
+    geometric mean over an answer's tokens. The full ORPO loss is this with weight 0.1 plus
+    `preference.chosen` with `per_token`.
     """
     means = batch.row_mean(out.logprobs).clamp(max=-1e-7)  # p = 1 has no finite odds
     odds = means - torch.log(-torch.expm1(means))
@@ -93,8 +102,8 @@ def orpo(out: Outputs, batch: Batch) -> Terms:
 
 @piece(outputs=("logprobs",), unit="pair", paper="arXiv:2404.19733")
 def chosen(out: Outputs, batch: Batch, *, per_token: Bool = True) -> Terms:
-    """Negative log-likelihood of the chosen answer, to be combined with a pair loss: mean over its tokens (iterative
-    RPO) or sum.
+    """Negative log-likelihood of the chosen answer, to be combined with a pair loss: mean over its tokens
+    (iterative RPO) or sum.
     """
     rows = batch.row_mean(out.logprobs) if per_token else batch.row_sum(out.logprobs)
     return Terms(-batch.pair(rows)[0])

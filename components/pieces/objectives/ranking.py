@@ -1,7 +1,7 @@
 """Reward-model losses on pairs (chosen first), from one score per row. One term per pair, (U,).
 
-`accuracy` counts ties as 1/2 (our convention). Lengths are numbers of masked-in tokens, compared as log(length chosen
-/ length rejected).
+`accuracy` counts ties as 1/2 (our convention). Lengths are numbers of masked-in tokens, compared as
+log(length chosen / length rejected).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def bradley_terry(out: Outputs, batch: Batch) -> Terms:
 
 @piece(reads=("margin",), outputs=("scores",), unit="pair", paper="arXiv:2307.09288")
 def margin(out: Outputs, batch: Batch, *, scale: NotNegative = 1.0) -> Terms:
-    """Bradley-Terry with a margin (Llama 2 eq. 2): the score difference must exceed `scale` times the pair's column
-    `margin`, read from the chosen row.
+    """Bradley-Terry with a margin (Llama 2 eq. 2): the score difference must exceed `scale` times the pair's
+    column `margin`, read from the chosen row.
     """
     chosen, rejected = batch.pair(out.scores)
     wanted, _ = batch.pair(batch["margin"])
@@ -49,9 +49,10 @@ def centre(out: Outputs, batch: Batch) -> Terms:
 
 @piece(outputs=("scores",), unit="pair", paper="arXiv:2310.05199")
 def length_controlled(out: Outputs, batch: Batch, *, slope: Finite = 1.0) -> Terms:
-    """Bradley-Terry as a product of experts with a length-only expert (arXiv 1909.03683, with length as the bias):
-    the logit is the score difference + slope x log length ratio. The score need not explain what length explains; the
-    expert is dropped at inference. `slope`: coefficient of a logistic regression of the label on that log ratio.
+    """Bradley-Terry as a product of experts with a length-only expert (arXiv 1909.03683, with length as the
+    bias): the logit is the score difference + slope x log length ratio. The score need not explain what
+    length explains; the expert is dropped at inference. `slope`: coefficient of a logistic regression of the
+    label on that log ratio.
     """
     chosen, rejected = batch.pair(out.scores)
     return terms(-logsigmoid(chosen - rejected + slope * length_difference(batch)), chosen, rejected)

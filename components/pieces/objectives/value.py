@@ -13,9 +13,9 @@ from ratchet.components.types import Batch, Outputs, Terms
 def value(out: Outputs, batch: Batch, *, clip: Positive | None = 0.2) -> Terms:
     """Half the squared error of the predicted value against the return, one term per step (PPO eq. 9, L^VF).
 
-    With `clip`, the maximum of that error and the error of the value clipped to within `clip` of `values.old`, as in
-    the paper's released code. The metric `explained` is 1 where the value is closer to the return than the old value
-    (ties 1/2).
+    With `clip`, the maximum of that error and the error of the value clipped to within `clip` of
+    `values.old`, as in the paper's released code. The metric `explained` is 1 where the value is closer to
+    the return than the old value (ties 1/2).
     """
     target, old = batch["returns"], batch["values.old"]
     error = (out.values - target) ** 2

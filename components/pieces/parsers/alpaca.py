@@ -12,10 +12,14 @@ from ratchet.components.piece import piece
 
 @piece(reads=("instruction", "output"), writes=("reply",))
 def alpaca(row: Mapping[str, Any]) -> list[Conversation]:
-    """`instruction`, `input` (may be empty), `output`; optional `system` and `history` (earlier pairs of instruction
-    and output).
+    """`instruction`, `input` (may be empty), `output`; optional `system` and `history` (earlier pairs of
+    instruction and output).
     """
-    earlier = [message(role, text) for pair in row.get("history") or () for role, text in zip(("user", "assistant"), pair, strict=True)]
+    earlier = [
+        message(role, text)
+        for pair in row.get("history") or ()
+        for role, text in zip(("user", "assistant"), pair, strict=True)
+    ]
     question = "\n\n".join(text for text in (row["instruction"], row.get("input")) if text)
     prompt = with_system((*earlier, message("user", question)), row.get("system"))
     return [Conversation("", (*prompt, *reply_of(row["output"])), opening=len(prompt))]

@@ -1,4 +1,6 @@
-"""Parser of `chitchat-dataset` JSON: {id: {messages: [[{text, timestamp, sender}]], prompt, ratings, start}}."""
+"""Parser of `chitchat-dataset` JSON: {id: {messages: [[{text, timestamp, sender}]], prompt, ratings,
+start}}.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ from ratchet.components.piece import piece
 
 @piece(reads=("messages", "prompt", "ratings", "start"), writes=("reply", "rating"))
 def chitchat(row: Mapping[str, Any]) -> list[Conversation]:
-    """Two-person conversations: consecutive messages of one speaker are merged, the first speaker is the user, the
-    second the assistant; `prompt` is the topic, `ratings` are the speakers' ratings.
+    """Two-person conversations: consecutive messages of one speaker are merged, the first speaker is the
+    user, the second the assistant; `prompt` is the topic, `ratings` are the speakers' ratings.
     """
     turns: list[tuple[str, list[str]]] = []
     for entry in (one for block in row["messages"] for one in block):
@@ -29,6 +31,13 @@ def chitchat(row: Mapping[str, Any]) -> list[Conversation]:
         raise ValueError(f"has {len(speakers)} speakers, not two" if speakers else "has no messages")
     roles = dict(zip(speakers, ("user", "assistant"), strict=True))
     ratings = {name: float(value) for name, value in sorted((row.get("ratings") or {}).items())}
-    return [Conversation("", tuple(message(roles[speaker], " ".join(texts)) for speaker, texts in turns),
-                         (row.get("prompt") or "").strip() or None, sum(ratings.values()) / len(ratings) if ratings else None, ratings,
-                         source="chitchat")]
+    return [
+        Conversation(
+            "",
+            tuple(message(roles[speaker], " ".join(texts)) for speaker, texts in turns),
+            (row.get("prompt") or "").strip() or None,
+            sum(ratings.values()) / len(ratings) if ratings else None,
+            ratings,
+            source="chitchat",
+        )
+    ]

@@ -19,6 +19,11 @@ def helpsteer(row: Mapping[str, Any], *, score: str = "helpfulness") -> list[Con
     correctness, ...). Answers to one prompt with different ratings become pairs.
     """
     first, *turns = TURN.split(row["prompt"])
-    prompt = (message("user", first), *(message(name.lower(), text) for name, text in zip(turns[::2], turns[1::2], strict=True)))
+    prompt = (
+        message("user", first),
+        *(message(name.lower(), text) for name, text in zip(turns[::2], turns[1::2], strict=True)),
+    )
     prompt = prompt[:-1] if prompt[-1] == message("assistant", "") else prompt
-    return [Conversation("", (*prompt, *reply_of(row["response"])), opening=len(prompt), rating=float(row[score]))]
+    return [
+        Conversation("", (*prompt, *reply_of(row["response"])), opening=len(prompt), rating=float(row[score]))
+    ]

@@ -12,8 +12,10 @@ from ratchet.components.piece import piece
 
 @piece(reads=("messages",), writes=("reply",))
 def messages(row: Mapping[str, Any]) -> list[Conversation]:
-    """`messages`: objects with `role` (system, developer, user, assistant, tool), `content` (text or text parts) and
-    `tool_calls`; optional `tools` (function definitions) and `system` text.
+    """`messages`: objects with `role` (system, developer, user, assistant, tool), `content` (text or text
+    parts) and `tool_calls`; optional `tools` (function definitions) and `system` text.
     """
-    turns = with_system(messages_of(row["messages"], "user"), row.get("system"), row.get("tools") or row.get("functions"))
+    turns = with_system(
+        messages_of(row["messages"], "user"), row.get("system"), row.get("tools") or row.get("functions")
+    )
     return [Conversation("", turns)]

@@ -12,8 +12,9 @@ from ratchet.components.piece import piece
 
 @piece(reads=("chosen", "rejected"), writes=("reply", "rejected"))
 def preference(row: Mapping[str, Any]) -> list[Conversation]:
-    """`chosen` and `rejected`: answers to `prompt` (text, messages or one message), or whole conversations with a
-    common beginning, as messages or as one text (HH-RLHF). Optional `margin`, or `score_chosen` and `score_rejected`.
+    """`chosen` and `rejected`: answers to `prompt` (text, messages or one message), or whole conversations
+    with a common beginning, as messages or as one text (HH-RLHF). Optional `margin`, or `score_chosen` and
+    `score_rejected`.
     """
     sides = messages_of(row["chosen"], "assistant"), messages_of(row["rejected"], "assistant")
     if all(side[0]["role"] == "assistant" for side in sides):
@@ -21,7 +22,9 @@ def preference(row: Mapping[str, Any]) -> list[Conversation]:
         if not prompt:
             raise ValueError("`prompt` is missing, and `chosen` and `rejected` are not whole conversations")
         sides = (*prompt, *sides[0]), (*prompt, *sides[1])
-    opening = next((i for i, (one, other) in enumerate(zip(*sides, strict=False)) if one != other), min(map(len, sides)))
+    opening = next(
+        (i for i, (one, other) in enumerate(zip(*sides, strict=False)) if one != other), min(map(len, sides))
+    )
     if sides[0] == sides[1]:
         raise ValueError("chosen and rejected are the same")
     if opening == 0:
@@ -37,4 +40,12 @@ def preference(row: Mapping[str, Any]) -> list[Conversation]:
         margin = float(scores[0]) - float(scores[1])
     if margin is not None and float(margin) <= 0:
         raise ValueError("the rejected answer is rated at least as high as the chosen one")
-    return [Conversation("", sides[0], opening=opening, rejected=sides[1], meta={} if margin is None else {"margin": float(margin)})]
+    return [
+        Conversation(
+            "",
+            sides[0],
+            opening=opening,
+            rejected=sides[1],
+            meta={} if margin is None else {"margin": float(margin)},
+        )
+    ]

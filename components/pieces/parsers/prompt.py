@@ -14,9 +14,9 @@ from ratchet.components.recipes.ranges import Bool
 
 @piece(reads=("prompt",))
 def prompt(row: Mapping[str, Any], *, marker: str = "####", annotations: Bool = False) -> list[Conversation]:
-    """`prompt` (a text or messages) and optional `answer`, the reference for a verifier. Text before `marker` in
-    `answer` is a worked solution (GSM8K): it becomes the reply (with calculator annotations `<<48/2=24>>` only if
-    `annotations`), the rest the reference answer.
+    """`prompt` (a text or messages) and optional `answer`, the reference for a verifier. Text before `marker`
+    in `answer` is a worked solution (GSM8K): it becomes the reply (with calculator annotations `<<48/2=24>>`
+    only if `annotations`), the rest the reference answer.
     """
     return prompt_with_answer(row, marker, annotations)
 
@@ -28,4 +28,6 @@ def prompt_with_answer(row: Mapping[str, Any], marker: str, annotations: bool) -
         return [Conversation("", messages, opening=len(messages), answer=answer)]
     solution = answer if annotations else re.sub(r"<<[^<>]*>>", "", answer)
     final = answer.rpartition(marker)[2].strip() if marker in answer else answer
-    return [Conversation("", (*messages, message("assistant", solution)), opening=len(messages), answer=final)]
+    return [
+        Conversation("", (*messages, message("assistant", solution)), opening=len(messages), answer=final)
+    ]

@@ -12,6 +12,8 @@ from ratchet.components.recipes.ranges import Bool
 
 
 @piece(reads=("question",), paper="arXiv:2110.14168")
-def question(row: Mapping[str, Any], *, marker: str = "####", annotations: Bool = False) -> list[Conversation]:
+def question(
+    row: Mapping[str, Any], *, marker: str = "####", annotations: Bool = False
+) -> list[Conversation]:
     """`question` and `answer`, as `prompt` and `answer` of the parser `prompt`: GSM8K as published."""
     return prompt_with_answer(row, marker, annotations)

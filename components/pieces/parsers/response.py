@@ -12,6 +12,12 @@ from ratchet.components.piece import piece
 
 @piece(reads=("prompt", "response"), writes=("reply",))
 def response(row: Mapping[str, Any]) -> list[Conversation]:
-    """`prompt` and `response`, each a text or messages; optional `label` (true or false): desirability for KTO."""
+    """`prompt` and `response`, each a text or messages; optional `label` (true or false): desirability for
+    KTO.
+    """
     prompt = prompt_of(row)
-    return [Conversation("", (*prompt, *reply_of(row["response"])), opening=len(prompt), label=label_of(row.get("label")))]
+    return [
+        Conversation(
+            "", (*prompt, *reply_of(row["response"])), opening=len(prompt), label=label_of(row.get("label"))
+        )
+    ]

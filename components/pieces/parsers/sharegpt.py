@@ -15,4 +15,8 @@ def sharegpt(row: Mapping[str, Any]) -> list[Conversation]:
     """`conversations`: objects with `from` (human, gpt, system, function_call, observation, ...) and `value`;
     optional `system`, `tools`.
     """
-    return [Conversation("", with_system(messages_of(row["conversations"], "user"), row.get("system"), row.get("tools")))]
+    return [
+        Conversation(
+            "", with_system(messages_of(row["conversations"], "user"), row.get("system"), row.get("tools"))
+        )
+    ]

@@ -12,17 +12,30 @@ from ratchet.components.recipes.ranges import Count
 
 
 @piece(reads=("instruction", "completions"), writes=("reply", "rejected"), paper="arXiv:2310.01377")
-def ultrafeedback(row: Mapping[str, Any], *, score: str = "overall_score", pairs: Count = 1) -> list[Conversation]:
-    """`instruction` and `completions`, each with `response` and a `score`: the best one is paired with the `pairs`
-    worst that are rated lower.
+def ultrafeedback(
+    row: Mapping[str, Any], *, score: str = "overall_score", pairs: Count = 1
+) -> list[Conversation]:
+    """`instruction` and `completions`, each with `response` and a `score`: the best one is paired with the
+    `pairs` worst that are rated lower.
     """
     prompt = (message("user", row["instruction"]),)
-    rated = sorted(((float(one[score]), one["response"]) for one in row["completions"] if one.get(score) is not None), key=lambda one: one[0])
+    rated = sorted(
+        ((float(one[score]), one["response"]) for one in row["completions"] if one.get(score) is not None),
+        key=lambda one: one[0],
+    )
     if not rated:
         raise ValueError(f"no completion has a value for {score!r}")
     best, answer = max(rated, key=lambda one: one[0])
     worse = [one for one in rated if one[0] < best][:pairs]
     if not worse:
         raise ValueError("no completion is rated lower than another")
-    return [Conversation("", (*prompt, *reply_of(answer)), opening=1, rejected=(*prompt, *reply_of(other)), meta={"margin": best - low})
-            for low, other in worse]
+    return [
+        Conversation(
+            "",
+            (*prompt, *reply_of(answer)),
+            opening=1,
+            rejected=(*prompt, *reply_of(other)),
+            meta={"margin": best - low},
+        )
+        for low, other in worse
+    ]

@@ -15,25 +15,35 @@ from ratchet.components.types import Group, Prompt
 
 @piece(reads=("{reward}",), paper="arXiv:2504.03380")
 class DifficultyPool:
-    """Samples prompts with weight p (1 - p) + floor, where p is the running mean of rewards in [0, 1] of the prompt
-    (1/2 if unseen). Stateful: `update` is called with scored groups; without updates sampling is uniform.
+    """Samples prompts with weight p (1 - p) + floor, where p is the running mean of rewards in [0, 1] of the
+    prompt (1/2 if unseen). Stateful: `update` is called with scored groups; without updates sampling is
+    uniform.
 
-    The paper bounds the expected improvement from below by the variance p (1 - p) of the success and filters a step's
-    prompts by it; sampling by it from earlier steps is ours.
+    The paper bounds the expected improvement from below by the variance p (1 - p) of the success and filters
+    a step's prompts by it; sampling by it from earlier steps is ours.
     """
 
-    def __init__(self, *, reward: str = "reward.exact_answer", floor: Share = 0.02, momentum: BelowOne = 0.5) -> None:
+    def __init__(
+        self, *, reward: str = "reward.exact_answer", floor: Share = 0.02, momentum: BelowOne = 0.5
+    ) -> None:
         self.reward, self.floor, self.momentum = reward, floor, momentum
         self.solved: dict[str, float] = {}
 
-    def __call__(self, prompts: Sequence[Prompt], count: int, round: int, rounds: int, seed: int) -> list[Prompt]:
+    def __call__(
+        self, prompts: Sequence[Prompt], count: int, round: int, rounds: int, seed: int
+    ) -> list[Prompt]:
         if count > len(prompts):
-            raise RecipeError(f"prompts difficulty_pool: prompts_per_round is {count}, the data set has {len(prompts)} prompts")
+            raise RecipeError(
+                f"prompts difficulty_pool: prompts_per_round is {count}, the data set has {len(prompts)} "
+                "prompts"
+            )
         rng = random.Random(f"{seed}/{round}")
         keyed = []
         for prompt in sorted(prompts, key=lambda p: p.id):
             p = self.solved.get(prompt.id, 0.5)
-            keyed.append((rng.random() ** (1 / (p * (1 - p) + self.floor)), prompt.id, prompt))  # weighted sampling without replacement
+            keyed.append(
+                (rng.random() ** (1 / (p * (1 - p) + self.floor)), prompt.id, prompt)
+            )  # weighted sampling without replacement
         return [prompt for _, _, prompt in sorted(keyed, key=lambda k: (-k[0], k[1]))[:count]]
 
     def update(self, groups: Sequence[Group]) -> None:
@@ -42,7 +52,9 @@ class DifficultyPool:
             rewards = rewards_of(group, self.reward)
             mean = min(max(sum(rewards) / len(rewards), 0.0), 1.0)
             before = self.solved.get(group.prompt.id)
-            self.solved[group.prompt.id] = mean if before is None else self.momentum * before + (1 - self.momentum) * mean
+            self.solved[group.prompt.id] = (
+                mean if before is None else self.momentum * before + (1 - self.momentum) * mean
+            )
 
     def state(self) -> dict[str, Any]:
         return {"solved": dict(self.solved)}

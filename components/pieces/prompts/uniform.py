@@ -12,9 +12,11 @@ from ratchet.components.types import Prompt
 
 @piece(paper="arXiv:2402.03300")
 def uniform(prompts: Sequence[Prompt], count: int, round: int, rounds: int, seed: int) -> list[Prompt]:
-    """`count` distinct prompts, uniformly at random; rounds are independent, so prompts may recur. Depends on seed
-    and round only.
+    """`count` distinct prompts, uniformly at random; rounds are independent, so prompts may recur. Depends on
+    seed and round only.
     """
     if count > len(prompts):
-        raise RecipeError(f"prompts uniform: prompts_per_round is {count}, the data set has {len(prompts)} prompts")
+        raise RecipeError(
+            f"prompts uniform: prompts_per_round is {count}, the data set has {len(prompts)} prompts"
+        )
     return random.Random(f"{seed}/{round}").sample(sorted(prompts, key=lambda p: p.id), count)

@@ -14,9 +14,20 @@ if TYPE_CHECKING:
 
 
 @piece(paper="arXiv:2404.09656")
-def ema(reference: Mapping[str, Tensor], policy: Mapping[str, Tensor], *, decay: BelowOne = 0.4) -> Mapping[str, Tensor]:
-    """decay x reference + (1 - decay) x policy, per weight: the soft update of Trust Region DPO (its alpha is 1 - decay)."""
+def ema(
+    reference: Mapping[str, Tensor], policy: Mapping[str, Tensor], *, decay: BelowOne = 0.4
+) -> Mapping[str, Tensor]:
+    """decay x reference + (1 - decay) x policy, per weight: the soft update of Trust Region DPO (its alpha is
+    1 - decay).
+    """
     if reference.keys() != policy.keys():
-        raise ContractError(f"ema: reference and policy differ in weights, e.g. {sorted(reference.keys() ^ policy.keys())[:3]}")
-    return {name: reference[name].lerp(weight.to(reference[name].dtype), 1 - decay) if weight.is_floating_point() else weight
-            for name, weight in policy.items()}
+        raise ContractError(
+            "ema: reference and policy differ in weights, e.g. "
+            f"{sorted(reference.keys() ^ policy.keys())[:3]}"
+        )
+    return {
+        name: reference[name].lerp(weight.to(reference[name].dtype), 1 - decay)
+        if weight.is_floating_point()
+        else weight
+        for name, weight in policy.items()
+    }

@@ -13,8 +13,8 @@ from ratchet.components.types import OK, Columns, Context, Group
 
 
 def aggregate(scores: Sequence[float], how: str, uncertainty: float) -> float:
-    """mean | min (worst-case optimisation, WCO) | uwo (uncertainty-weighted: mean minus `uncertainty` times the
-    population variance over members).
+    """mean | min (worst-case optimisation, WCO) | uwo (uncertainty-weighted: mean minus `uncertainty` times
+    the population variance over members).
     """
     if how == "min":
         return min(scores)
@@ -23,21 +23,34 @@ def aggregate(scores: Sequence[float], how: str, uncertainty: float) -> float:
 
 
 @piece(writes=("reward.ensemble", "reward.ensemble.status", "scores.{models}"), paper="arXiv:2310.02743")
-def ensemble(groups: Sequence[Group], ctx: Context, *, models: list, how: Literal["mean", "min", "uwo"] = "mean",
-             uncertainty: NotNegative = 0.5, standardise: Bool = True) -> Columns:
+def ensemble(
+    groups: Sequence[Group],
+    ctx: Context,
+    *,
+    models: list,
+    how: Literal["mean", "min", "uwo"] = "mean",
+    uncertainty: NotNegative = 0.5,
+    standardise: Bool = True,
+) -> Columns:
     """`reward.ensemble` from the members' scores (section 3.2), and each member's score as `scores.<model>`.
 
-    Bradley-Terry scores have arbitrary offset and scale: `standardise` normalises each member over the given answers
-    (the paper's code does so once, on held-out answers of the SFT policy). If a member fails or skips an answer, so
-    does the ensemble.
+    Bradley-Terry scores have arbitrary offset and scale: `standardise` normalises each member over the given
+    answers (the paper's code does so once, on held-out answers of the SFT policy). If a member fails or skips
+    an answer, so does the ensemble.
     """
     members = [reward_model_scores(groups, ctx, model) for model in models]
     scaled = [_standardised(values) if standardise else values for values, _ in members]
     combined, statuses = [], []
     for g, group in enumerate(groups):
-        status = [next((s[g][i] for _, s in members if s[g][i] != OK), OK) for i in range(len(group.trajectories))]
-        combined.append([aggregate([v[g][i] for v in scaled], how, uncertainty) if what == OK else None
-                         for i, what in enumerate(status)])
+        status = [
+            next((s[g][i] for _, s in members if s[g][i] != OK), OK) for i in range(len(group.trajectories))
+        ]
+        combined.append(
+            [
+                aggregate([v[g][i] for v in scaled], how, uncertainty) if what == OK else None
+                for i, what in enumerate(status)
+            ]
+        )
         statuses.append(status)
     own = {f"scores.{model}": values for model, (values, _) in zip(models, members, strict=True)}
     return {"reward.ensemble": combined, "reward.ensemble.status": statuses, **own}

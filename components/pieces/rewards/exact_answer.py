@@ -9,11 +9,15 @@ from ratchet.components.piece import each, piece
 from ratchet.components.types import Prompt, Trajectory
 
 NUMBER = re.compile(r"(?<![\w./])-?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:/\d+)?")
-"""A hyphen after a digit is not a minus sign; a comma is a thousands separator or separates numbers: 3-4 ends in 4, 1,2 in 2."""
+"""A hyphen after a digit is not a minus sign; a comma is a thousands separator or separates numbers: 3-4 ends
+in 4, 1,2 in 2.
+"""
 
 
 def final_answer(text: str) -> str:
-    r"""The final result of a text: the last \boxed{...}, else the last number, else the whole text, stripped."""
+    r"""The final result of a text: the last \boxed{...}, else the last number, else the whole text,
+    stripped.
+    """
     boxed = last_boxed(text)
     if boxed is not None:
         return boxed.strip()
@@ -44,9 +48,9 @@ def _number(text: str) -> Fraction | None:
 @piece(writes=("reward.exact_answer", "reward.exact_answer.status"), paper="arXiv:2411.15124", gold=True)
 @each
 def exact_answer(prompt: Prompt, trajectory: Trajectory) -> float:
-    """1 if the last boxed answer, or else the last number, equals `prompt.answer`, else 0 (Tulu 3, RLVR). Numbers are
-    compared by value (1,000 = 1000.0), other text without case and surrounding whitespace. A prompt without an answer
-    is a failed reward, not 0.
+    """1 if the last boxed answer, or else the last number, equals `prompt.answer`, else 0 (Tulu 3, RLVR).
+    Numbers are compared by value (1,000 = 1000.0), other text without case and surrounding whitespace. A
+    prompt without an answer is a failed reward, not 0.
     """
     if prompt.answer is None:
         raise ValueError(f"prompt {prompt.id!r} has no answer to compare with")

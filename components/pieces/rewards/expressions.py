@@ -1,8 +1,9 @@
-"""Equality of mathematical expressions by math-verify, in a subprocess with CPU and memory limits. Not a piece.
+"""Equality of mathematical expressions by math-verify, in a subprocess with CPU and memory limits. Not a
+piece.
 
-Evaluations such as 9^{9^{9^9}} in sympy cannot be interrupted by an exception. `python expressions.py` therefore
-answers JSON lines [gold, answer, seconds] with true or false and is killed when a question exceeds its CPU time.
-LaTeX is parsed by a grammar, never by `eval`.
+Evaluations such as 9^{9^{9^9}} in sympy cannot be interrupted by an exception. `python expressions.py`
+therefore answers JSON lines [gold, answer, seconds] with true or false and is killed when a question exceeds
+its CPU time. LaTeX is parsed by a grammar, never by `eval`.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class Comparer:
         self.lock, self.process = threading.Lock(), None
 
     def __call__(self, gold: str, answer: str, seconds: float) -> bool:
-        """Whether `answer` equals `gold`; False if too long, or if the CPU limit `seconds` or the memory limit is
-        exceeded.
+        """Whether `answer` equals `gold`; False if too long, or if the CPU limit `seconds` or the memory
+        limit is exceeded.
         """
         if max(len(gold), len(answer)) > LONGEST:
             return False
@@ -49,10 +50,19 @@ class Comparer:
             return line.strip() == "true"
 
     def start(self) -> subprocess.Popen[str]:
-        process = subprocess.Popen([sys.executable, "-I", __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        process = subprocess.Popen(
+            [sys.executable, "-I", __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
         if not self.ready(process, START) or not process.stdout or process.stdout.readline() != "ready\n":
             process.kill()
-            raise RuntimeError("math-verify did not start; `pip install 'math-verify[antlr4_9_3]'` into the environment that runs this")
+            raise RuntimeError(
+                "math-verify did not start; `pip install 'math-verify[antlr4_9_3]'` into the environment "
+                "that runs this"
+            )
         return process
 
     @staticmethod

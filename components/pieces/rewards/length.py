@@ -12,15 +12,24 @@ from ratchet.components.types import Prompt, Trajectory
 @piece(writes=("reward.length", "reward.length.status"), paper="arXiv:2310.03716")
 @each
 def length(prompt: Prompt, trajectory: Trajectory, *, target: Count = 32) -> float:
-    """1 at `target` tokens, falling linearly to 0 at 0 and at twice `target` tokens; a simple reward for tests."""
+    """1 at `target` tokens, falling linearly to 0 at 0 and at twice `target` tokens; a simple reward for
+    tests.
+    """
     return max(0.0, 1 - abs(sum(trajectory.mask) - target) / target)
 
 
 @piece(writes=("reward.cosine", "reward.cosine.status"), paper="arXiv:2502.03373")
 @each
-def cosine(prompt: Prompt, trajectory: Trajectory, *, maximum: Count = 1000, shortest: Finite = 1.0, longest: Finite = 0.5) -> float:
-    """Correct answers earn more when short, along a cosine from `shortest` at 0 tokens to `longest` at `maximum`
-    tokens; wrong answers the negative (section 4.2). Correctness is that of `rewards.exact_answer`.
+def cosine(
+    prompt: Prompt,
+    trajectory: Trajectory,
+    *,
+    maximum: Count = 1000,
+    shortest: Finite = 1.0,
+    longest: Finite = 0.5,
+) -> float:
+    """Correct answers earn more when short, along a cosine from `shortest` at 0 tokens to `longest` at
+    `maximum` tokens; wrong answers the negative (section 4.2). Correctness is that of `rewards.exact_answer`.
     """
     from ratchet.components.pieces.rewards.exact_answer import exact_answer
 

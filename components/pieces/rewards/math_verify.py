@@ -13,10 +13,25 @@ from ratchet.components.types import Prompt, Trajectory
 
 MARK = re.compile(r"####|\banswer(?: to [^.\n]{1,80}?)?\s*(?:is|was|:|=)\s*:?", re.IGNORECASE)
 END = re.compile(r"\n|\.(?=\s|$)")
-NUMBER = r"(?<![\w.,/])[-+]?[$€£¥]?[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+|(?<=\d)\s?/\s?\d+)?(?<=\d)(?:\s?%)?"
-RUN = re.compile(rf"{NUMBER}(?:(?:\s*[,;]|\s+or|\s+and)?\s+{NUMBER}|[,;]{NUMBER.replace('.,/', '.')})*", re.IGNORECASE)
+NUMBER = (
+    r"(?<![\w.,/])[-+]?[$€£¥]?[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+|(?<=\d)\s?/\s?\d+)?(?<=\d)(?:\s?%)?"
+)
+RUN = re.compile(
+    rf"{NUMBER}(?:(?:\s*[,;]|\s+or|\s+and)?\s+{NUMBER}|[,;]{NUMBER.replace('.,/', '.')})*", re.IGNORECASE
+)
 MATHS = re.compile(r"\$([^$]*[\\^_][^$]*)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
-WORDS = {r"\$": "$", r"\%": "%", "−": "-", "{,}": ",", r"\,": "", r"\!": "", r"\left": "", r"\right": "", r"\dfrac": r"\frac", r"\tfrac": r"\frac"}
+WORDS = {
+    r"\$": "$",
+    r"\%": "%",
+    "−": "-",
+    "{,}": ",",
+    r"\,": "",
+    r"\!": "",
+    r"\left": "",
+    r"\right": "",
+    r"\dfrac": r"\frac",
+    r"\tfrac": r"\frac",
+}
 
 
 def plain(text: str) -> str:
@@ -27,13 +42,19 @@ def plain(text: str) -> str:
 
 
 def number(text: str) -> tuple[Fraction, bool] | None:
-    r"""Value of a single number, and whether it is a percentage: 1,000, 3.50, $5, 50%, 3/4, \frac{3}{4}, 72 clips, x =
+    r"""Value of a single number, and whether it is a percentage: 1,000, 3.50, $5, 50%, 3/4, \frac{3}{4}, 72
+    clips, x =
     72. None for anything else.
     """
-    text = re.sub(r"\\(?:text|mathrm)\{([^{}]*)\}", r" \1", plain(text).strip("$ ")).rpartition("=")[2].strip().rstrip(".")
+    text = (
+        re.sub(r"\\(?:text|mathrm)\{([^{}]*)\}", r" \1", plain(text).strip("$ "))
+        .rpartition("=")[2]
+        .strip()
+        .rstrip(".")
+    )
     text = re.sub(r"^([-+]?)\\frac\s*\{\s*(-?\d+)\s*\}\s*\{\s*(\d+)\s*\}$", r"\1\2/\3", text)
     match = re.match(NUMBER, text)
-    if not match or not re.fullmatch(r"[A-Za-z°\s]*", text[match.end():].removeprefix("/")):
+    if not match or not re.fullmatch(r"[A-Za-z°\s]*", text[match.end() :].removeprefix("/")):
         return None
     value = re.sub(r"[\s,$€£¥%]", "", match[0])
     try:
@@ -49,10 +70,10 @@ def same(one: tuple[Fraction, bool], other: tuple[Fraction, bool]) -> bool:
 
 
 def final_part(text: str, numeric: bool) -> str:
-    r"""The part of a solution taken as its answer: the last \boxed{...}; else the rest of the sentence after the last
-    `####` or "answer is"; else the last number (if `numeric`) or the last formula or line. If a number is expected
-    within words, the first after "answer is" (after the last =) is taken. Enumerations such as "70, 71 or 72" are
-    taken whole.
+    r"""The part of a solution taken as its answer: the last \boxed{...}; else the rest of the sentence after
+    the last `####` or "answer is"; else the last number (if `numeric`) or the last formula or line. If a
+    number is expected within words, the first after "answer is" (after the last =) is taken. Enumerations
+    such as "70, 71 or 72" are taken whole.
     """
     boxed = last_boxed(text)
     if boxed is not None:
@@ -61,12 +82,14 @@ def final_part(text: str, numeric: bool) -> str:
     if numeric and number(text):
         return text
     *_, mark = (None, *MARK.finditer(text))
-    sentence = END.split(text[mark.end():].lstrip(" :*\n"))[0].strip() if mark else ""
+    sentence = END.split(text[mark.end() :].lstrip(" :*\n"))[0].strip() if mark else ""
     if not sentence:
         mark, sentence = None, text
     formulas = [next(filter(None, groups)) for groups in MATHS.findall(sentence)]
     if not numeric:
-        return formulas[-1] if formulas else sentence if mark else sentence.splitlines()[-1] if sentence else ""
+        return (
+            formulas[-1] if formulas else sentence if mark else sentence.splitlines()[-1] if sentence else ""
+        )
     if mark and (number(sentence) or formulas or "\\" in sentence):
         return sentence if number(sentence) or not formulas else formulas[0]
     runs = [match[0] for match in RUN.finditer(sentence.rpartition("=")[2] if mark else sentence)]
@@ -78,10 +101,10 @@ def final_part(text: str, numeric: bool) -> str:
 @piece(writes=("reward.math_verify", "reward.math_verify.status"), paper="arXiv:2110.14168", gold=True)
 @each
 def math_verify(prompt: Prompt, trajectory: Trajectory, *, seconds: Positive = 3.0) -> float:
-    """1 if the final part of the answer equals `prompt.answer`, else 0. Numbers are compared exactly: 1,000 is 1000,
-    3.50 is 3.5, 3/4 is 0.75, 50% is 50 and 0.5; currency signs and units are ignored. Unevaluated sums (48 + 24) are
-    not numbers. Expressions are compared by math-verify within `seconds` of CPU time, else they count as wrong. A
-    prompt without an answer is a failed reward, not 0.
+    """1 if the final part of the answer equals `prompt.answer`, else 0. Numbers are compared exactly: 1,000
+    is 1000, 3.50 is 3.5, 3/4 is 0.75, 50% is 50 and 0.5; currency signs and units are ignored. Unevaluated
+    sums (48 + 24) are not numbers. Expressions are compared by math-verify within `seconds` of CPU time, else
+    they count as wrong. A prompt without an answer is a failed reward, not 0.
     """
     if prompt.answer is None or not prompt.answer.strip():
         raise ValueError(f"prompt {prompt.id!r} has no answer to compare with")
@@ -90,6 +113,13 @@ def math_verify(prompt: Prompt, trajectory: Trajectory, *, seconds: Positive = 3
     known = number(gold)
     answer = plain(final_part(trajectory.text, known is not None))
     found = number(answer)
-    if known is not None and (found is not None or not re.search(r"\d|\\", answer) or re.search(r"[\d)}]\s*(?:[-+*×÷,;]|\\times|\\cdot|\\div|and\b|or\b)\s*[-\d(\\$]", answer)):
+    if known is not None and (
+        found is not None
+        or not re.search(r"\d|\\", answer)
+        or re.search(r"[\d)}]\s*(?:[-+*×÷,;]|\\times|\\cdot|\\div|and\b|or\b)\s*[-\d(\\$]", answer)
+    ):
         return float(found is not None and same(known, found))
-    return float(answer.casefold() == gold.casefold() or (bool(answer) and equal(gold.strip("$"), answer.strip("$"), seconds)))
+    return float(
+        answer.casefold() == gold.casefold()
+        or (bool(answer) and equal(gold.strip("$"), answer.strip("$"), seconds))
+    )

@@ -11,15 +11,18 @@ from ratchet.components.types import Prompt, Trajectory
 @piece(writes=("reward.reasoning_gym", "reward.reasoning_gym.status"), paper="arXiv:2505.24760", gold=True)
 @each
 def reasoning_gym(prompt: Prompt, trajectory: Trajectory, *, extract: Bool = True) -> float:
-    """Score in [0, 1] by the reasoning-gym data set named in `prompt.meta["source_dataset"]`, with the entry's
-    `metadata`. `extract` passes the last boxed answer or number instead of the whole text.
+    """Score in [0, 1] by the reasoning-gym data set named in `prompt.meta["source_dataset"]`, with the
+    entry's `metadata`. `extract` passes the last boxed answer or number instead of the whole text.
     """
     from reasoning_gym.factory import get_score_answer_fn
 
     name = prompt.meta.get("source_dataset") or prompt.meta.get("metadata", {}).get("source_dataset")
     if not name:
         raise ValueError(f"prompt {prompt.id!r}: meta has no `source_dataset`, which selects the verifier")
-    entry = {"question": prompt.messages[-1]["content"], "answer": prompt.answer,
-             "metadata": {"source_dataset": name, **prompt.meta.get("metadata", prompt.meta)}}
+    entry = {
+        "question": prompt.messages[-1]["content"],
+        "answer": prompt.answer,
+        "metadata": {"source_dataset": name, **prompt.meta.get("metadata", prompt.meta)},
+    }
     answer = final_answer(trajectory.text) if extract else trajectory.text
     return float(get_score_answer_fn(name)(answer=answer, entry=entry))

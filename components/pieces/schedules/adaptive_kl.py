@@ -12,12 +12,19 @@ from ratchet.components.recipes.ranges import NotNegative, Positive
 
 @piece(paper="arXiv:1909.08593")
 class AdaptiveKl:
-    """beta <- beta (1 + gain clip(kl / target - 1, -0.2, 0.2)) after every step (Ziegler et al., section 2.2).
-    `target`: in nats of the metric `metric`, a name in the step's log (`role/label/metric`); `RecipeError` if it does
-    not exist.
+    """beta <- beta (1 + gain clip(kl / target - 1, -0.2, 0.2)) after every step (Ziegler et al., section
+    2.2). `target`: in nats of the metric `metric`, a name in the step's log (`role/label/metric`);
+    `RecipeError` if it does not exist.
     """
 
-    def __init__(self, *, target: Positive, initial: NotNegative = 0.2, gain: NotNegative = 0.1, metric: str = "policy/kl/kl") -> None:
+    def __init__(
+        self,
+        *,
+        target: Positive,
+        initial: NotNegative = 0.2,
+        gain: NotNegative = 0.1,
+        metric: str = "policy/kl/kl",
+    ) -> None:
         self.target, self.gain, self.metric, self.beta = target, gain, metric, initial
 
     def value(self) -> float:
@@ -25,7 +32,10 @@ class AdaptiveKl:
 
     def update(self, metrics: Mapping[str, float]) -> None:
         if self.metric not in metrics:
-            raise RecipeError(f"schedule adaptive_kl: no objective reports its metric {self.metric!r}{nearest(self.metric, metrics)}")
+            raise RecipeError(
+                "schedule adaptive_kl: no objective reports its metric "
+                f"{self.metric!r}{nearest(self.metric, metrics)}"
+            )
         error = min(max(metrics[self.metric] / self.target - 1, -0.2), 0.2)
         self.beta *= 1 + self.gain * error
 

@@ -16,8 +16,11 @@ def model_outputs(groups: Sequence[Group], ctx: Context, model: str, ask: str) -
         values = list(row[ask])
         for trajectory, steps in zip(group.trajectories, values, strict=True):
             if len(steps) != len(trajectory.mask):
-                raise ContractError(f"prompt {group.prompt.id!r}: model {model!r} returned {len(steps)} {ask} for a trajectory of "
-                                    f"{len(trajectory.mask)} tokens; it must have the policy's tokenizer")
+                raise ContractError(
+                    f"prompt {group.prompt.id!r}: model {model!r} returned {len(steps)} {ask} for a "
+                    "trajectory of "
+                    f"{len(trajectory.mask)} tokens; it must have the policy's tokenizer"
+                )
         found.append(values)
     return found
 

@@ -11,9 +11,15 @@ from ratchet.components.types import Context, Group
 
 
 @piece(reads=("{reward}",), writes=("margin",), compares=True, makes="pairs", paper="arXiv:2203.02155")
-def all_pairs(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.reward_model", min_margin: NotNegative = 0.0) -> list[Group]:
-    """All pairs of a prompt's answers whose rewards differ by at least `min_margin`, better one first: up to K(K-1)/2
-    pairs of K answers (InstructGPT, section 3.5), in sampling order.
+def all_pairs(
+    groups: Sequence[Group],
+    ctx: Context,
+    *,
+    reward: str = "reward.reward_model",
+    min_margin: NotNegative = 0.0,
+) -> list[Group]:
+    """All pairs of a prompt's answers whose rewards differ by at least `min_margin`, better one first: up to
+    K(K-1)/2 pairs of K answers (InstructGPT, section 3.5), in sampling order.
     """
     made = []
     for group in groups:

@@ -11,8 +11,12 @@ from ratchet.components.types import Context, Group
 
 
 @piece(reads=("{reward}",), makes="answers", paper="arXiv:2304.06767")
-def best_of_n(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.reward_model", keep: Count = 1) -> list[Group]:
-    """The `keep` answers with the highest reward of each prompt, best first (RAFT); ties go to the earlier sample."""
+def best_of_n(
+    groups: Sequence[Group], ctx: Context, *, reward: str = "reward.reward_model", keep: Count = 1
+) -> list[Group]:
+    """The `keep` answers with the highest reward of each prompt, best first (RAFT); ties go to the earlier
+    sample.
+    """
     made = []
     for group in groups:
         values = rewards_of(group, reward)

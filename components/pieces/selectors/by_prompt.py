@@ -11,7 +11,7 @@ from ratchet.components.types import Context, Group
 
 @piece(paper="arXiv:2203.02155")
 def by_prompt(groups: Sequence[Group], ctx: Context) -> list[Group]:
-    """All pairs of a prompt as one group with two rows per pair, chosen first. The prompt is processed once, and
-    `fit.batch` counts prompts; each pair keeps its weight.
+    """All pairs of a prompt as one group with two rows per pair, chosen first. The prompt is processed once,
+    and `fit.batch` counts prompts; each pair keeps its weight.
     """
     return data.by_prompt(groups)

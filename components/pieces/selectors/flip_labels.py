@@ -12,12 +12,17 @@ from ratchet.components.types import Context, Group
 
 @piece(reads=("margin",), paper="arXiv:2401.06080")
 def flip_labels(groups: Sequence[Group], ctx: Context, *, share: Share = 0.0) -> list[Group]:
-    """Swap chosen and rejected in a `share` of the pairs. The choice depends on seed and prompt id only; columns stay
-    in place (the margin remains the label's margin).
+    """Swap chosen and rejected in a `share` of the pairs. The choice depends on seed and prompt id only;
+    columns stay in place (the margin remains the label's margin).
     """
     made = []
     for number, group in enumerate(groups):
-        drawn = int.from_bytes(hashlib.sha256(f"{ctx.seed}/flip/{group.prompt.id}/{number}".encode()).digest()[:8]) / 2**64
+        drawn = (
+            int.from_bytes(
+                hashlib.sha256(f"{ctx.seed}/flip/{group.prompt.id}/{number}".encode()).digest()[:8]
+            )
+            / 2**64
+        )
         if drawn < share:
             ctx.counts["labels flipped"] += 1
             group = Group(group.prompt, group.trajectories[::-1], group.columns)

@@ -13,10 +13,10 @@ from ratchet.components.types import Context, Group, Trajectory
 
 @piece(reads=("margin",), writes=("margin",), makes="pairs", paper="arXiv:2309.16155")
 def off_topic(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.instructions") -> list[Group]:
-    """Adds one pair of kind `off_topic` per prompt: the first chosen answer against an answer that was chosen for
-    another question (`meta["question"]`), with an instruction of the same family if there is one, so that only the
-    question distinguishes the two. Otherwise a policy optimised against a verifier learns answers that obey and fit any question
-    ('{"type": "json"}'). The choice depends on seed and prompt id only.
+    """Adds one pair of kind `off_topic` per prompt: the first chosen answer against an answer that was chosen
+    for another question (`meta["question"]`), with an instruction of the same family if there is one, so that
+    only the question distinguishes the two. Otherwise a policy optimised against a verifier learns answers
+    that obey and fit any question ('{"type": "json"}'). The choice depends on seed and prompt id only.
     """
     prompts = [list(members) for _, members in groupby(groups, key=lambda group: group.prompt.id)]
     chosen: dict[str, list[tuple[str, Trajectory]]] = defaultdict(list)
@@ -29,10 +29,19 @@ def off_topic(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.in
         made += pairs
         first, own = pairs[0], _question(pairs[0])
         family = chosen[first.prompt.meta["instruction"]["family"]]
-        others = [t for question, t in family if question != own] or [t for question, t in everything if question != own]
+        others = [t for question, t in family if question != own] or [
+            t for question, t in everything if question != own
+        ]
         if others:
             index = drawn(range(len(others)), f"{ctx.seed}/{first.prompt.id}")[0]
-            found = pair(Group(first.prompt, (bare(first.trajectories[0]), others[index])), 0, 1, [1.0, 0.0], ctx, reward)
+            found = pair(
+                Group(first.prompt, (bare(first.trajectories[0]), others[index])),
+                0,
+                1,
+                [1.0, 0.0],
+                ctx,
+                reward,
+            )
             made += [of_kind(one, "off_topic") for one in found]
             ctx.counts["pairs of kind off_topic"] += len(found)
     return made

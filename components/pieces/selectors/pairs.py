@@ -16,14 +16,23 @@ from ratchet.components.types import Context, Group, Prompt, Trajectory
 T = TypeVar("T")
 
 
-def pair(group: Group, chosen: int, rejected: int, values: Sequence[float], ctx: Context, reward: str,
-         min_margin: float = 0.0) -> list[Group]:
-    """A group of the two trajectories, chosen first, with `margin` on both rows and provenance in the prompt's meta;
-    [] with a reason in `ctx.counts` if they do not form a pair.
+def pair(
+    group: Group,
+    chosen: int,
+    rejected: int,
+    values: Sequence[float],
+    ctx: Context,
+    reward: str,
+    min_margin: float = 0.0,
+) -> list[Group]:
+    """A group of the two trajectories, chosen first, with `margin` on both rows and provenance in the
+    prompt's meta; [] with a reason in `ctx.counts` if they do not form a pair.
     """
     best, worst = group.trajectories[chosen], group.trajectories[rejected]
     margin = values[chosen] - values[rejected]
-    compared = (best, worst) if chosen != rejected else group.trajectories  # equal indices: all rewards are equal
+    compared = (
+        (best, worst) if chosen != rejected else group.trajectories
+    )  # equal indices: all rewards are equal
     if len(group.trajectories) < 2:
         why = "groups of one answer"
     elif all(t.messages == best.messages for t in compared):
@@ -36,8 +45,15 @@ def pair(group: Group, chosen: int, rejected: int, values: Sequence[float], ctx:
         ctx.counts[why] += 1
         return []
     origin = {
-        "policy": best.weights, "policy_rejected": worst.weights, "reward": reward, "reward_models": group.prompt.meta.get("reward_models", {}).get(reward, {}),
-        "seed": ctx.seed, "round": ctx.round, "decoding": dict(best.meta), "margin": margin, "responses": len(group.trajectories),
+        "policy": best.weights,
+        "policy_rejected": worst.weights,
+        "reward": reward,
+        "reward_models": group.prompt.meta.get("reward_models", {}).get(reward, {}),
+        "seed": ctx.seed,
+        "round": ctx.round,
+        "decoding": dict(best.meta),
+        "margin": margin,
+        "responses": len(group.trajectories),
     }
     made = group.take([chosen, rejected]).with_columns(margin=[margin] * 2)
     prompt = dataclasses.replace(group.prompt, meta={**group.prompt.meta, "pair": origin})
@@ -46,12 +62,23 @@ def pair(group: Group, chosen: int, rejected: int, values: Sequence[float], ctx:
 
 def penalised_rewards(group: Group, reward: str, length_penalty: float) -> list[float]:
     """r - length_penalty x answer tokens."""
-    return [r - length_penalty * sum(t.mask) for r, t in zip(rewards_of(group, reward), group.trajectories, strict=True)]
+    return [
+        r - length_penalty * sum(t.mask)
+        for r, t in zip(rewards_of(group, reward), group.trajectories, strict=True)
+    ]
 
 
-def with_worse(groups: Sequence[Group], ctx: Context, worse: Callable[[Prompt, str], str], *, kind: str, reward: str, verifier: str) -> list[Group]:
-    """Adds one pair of this `kind` per prompt: the first chosen answer against `worse(prompt, answer)`, if the
-    verifier fails the latter.
+def with_worse(
+    groups: Sequence[Group],
+    ctx: Context,
+    worse: Callable[[Prompt, str], str],
+    *,
+    kind: str,
+    reward: str,
+    verifier: str,
+) -> list[Group]:
+    """Adds one pair of this `kind` per prompt: the first chosen answer against `worse(prompt, answer)`, if
+    the verifier fails the latter.
     """
     rescore = build("annotate", {"name": verifier})
     made: list[Group] = []
@@ -59,7 +86,9 @@ def with_worse(groups: Sequence[Group], ctx: Context, worse: Callable[[Prompt, s
         pairs = list(members)
         made += pairs
         prompt, chosen = pairs[0].prompt, bare(pairs[0].trajectories[0])
-        rejected = dataclasses.replace(chosen, messages=({**chosen.messages[-1], "content": worse(prompt, chosen.text.strip())},))
+        rejected = dataclasses.replace(
+            chosen, messages=({**chosen.messages[-1], "content": worse(prompt, chosen.text.strip())},)
+        )
         whole = Group(prompt, (chosen, rejected))
         values = [math.nan if value is None else value for value in rescore([whole], ctx)[reward][0]]
         found = pair(whole.extended({reward: values}), 0, 1, values, ctx, reward)

@@ -13,8 +13,8 @@ from ratchet.components.types import Context, Group
 
 @piece(paper="arXiv:2405.07863")
 class Replay:
-    """Adds `share` as many groups drawn from the last `capacity` earlier groups. Stateful. The draw depends on seed
-    and round only.
+    """Adds `share` as many groups drawn from the last `capacity` earlier groups. Stateful. The draw depends
+    on seed and round only.
     """
 
     def __init__(self, *, share: Share = 0.5, capacity: Count = 1024) -> None:

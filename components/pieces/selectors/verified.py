@@ -19,13 +19,22 @@ def likelihood(trajectory: Trajectory) -> float:
 
 
 @piece(reads=("{reward}", "logprobs.sampled"), makes="answers", paper="arXiv:2308.01825")
-def verified(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.instructions", at_least: Finite = 1.0,
-             max_repetition: Share = 0.4, keep: Count = 1) -> list[Group]:
-    """Groups of one: the `keep` most likely answers of a prompt (mean log-prob per token under the sampler) with a
-    reward of at least `at_least` and a word repetition of at most `max_repetition` (rejection sampling, RFT).
-    Duplicates count once; answers without log-probs rank last; prompts without such an answer are dropped.
+def verified(
+    groups: Sequence[Group],
+    ctx: Context,
+    *,
+    reward: str = "reward.instructions",
+    at_least: Finite = 1.0,
+    max_repetition: Share = 0.4,
+    keep: Count = 1,
+) -> list[Group]:
+    """Groups of one: the `keep` most likely answers of a prompt (mean log-prob per token under the sampler)
+    with a reward of at least `at_least` and a word repetition of at most `max_repetition` (rejection
+    sampling, RFT). Duplicates count once; answers without log-probs rank last; prompts without such an answer
+    are dropped.
 
-    Ranking by least repetition would select the shortest answers, and a model trained on those unlearns long answers.
+    Ranking by least repetition would select the shortest answers, and a model trained on those unlearns long
+    answers.
     """
     made: list[Group] = []
     for group in groups:

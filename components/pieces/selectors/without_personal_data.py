@@ -11,8 +11,10 @@ from ratchet.components.types import Context, Group
 
 @piece()
 def without_personal_data(groups: Sequence[Group], ctx: Context) -> list[Group]:
-    """The groups without the answers that hold an e-mail address, a link, a telephone number or an @handle. Models invent them, and data
-    validation refuses to train on them. A prompt whose answers all do is left out."""
+    """The groups without the answers that hold an e-mail address, a link, a telephone number or an @handle.
+    Models invent them, and data validation refuses to train on them. A prompt whose answers all do is left
+    out.
+    """
     kept: list[Group] = []
     for group in groups:
         clean = [i for i, t in enumerate(group.trajectories) if not scrubbed(t.text)[1]]

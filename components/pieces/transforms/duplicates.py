@@ -29,10 +29,17 @@ def duplicates(records: Sequence[Conversation], count_tokens: CountTokens) -> Fi
 
 
 @piece()
-def near(records: Sequence[Conversation], count_tokens: CountTokens, *, threshold: Share = 0.8, size: Count = 3,
-         min_words: Natural = 20) -> FilterResult:
-    """Drop records whose word shingles of length `size` have Jaccard similarity of at least `threshold` with an
-    earlier kept record. Records under `min_words` are kept: short greetings are alike without being copies.
+def near(
+    records: Sequence[Conversation],
+    count_tokens: CountTokens,
+    *,
+    threshold: Share = 0.8,
+    size: Count = 3,
+    min_words: Natural = 20,
+) -> FilterResult:
+    """Drop records whose word shingles of length `size` have Jaccard similarity of at least `threshold` with
+    an earlier kept record. Records under `min_words` are kept: short greetings are alike without being
+    copies.
     """
     sets = [shingles(r.text, size) if len(r.text.split()) >= min_words else frozenset() for r in records]
     kept: list[Conversation] = []
@@ -42,7 +49,9 @@ def near(records: Sequence[Conversation], count_tokens: CountTokens, *, threshol
         record = records[number]
         if stays := [j for j in alike if j not in gone]:
             gone.add(number)
-            dropped.append(Rejected(record.id, f"near duplicate: of {records[stays[0]].id}", record.as_json(), copy=True))
+            dropped.append(
+                Rejected(record.id, f"near duplicate: of {records[stays[0]].id}", record.as_json(), copy=True)
+            )
         else:
             kept.append(record)
     return FilterResult(kept, dropped)

@@ -11,10 +11,15 @@ from ratchet.components.recipes.ranges import Natural
 
 
 @piece()
-def language(records: Sequence[Conversation], count_tokens: CountTokens, *, keep: Sequence[str] = ("en",),
-             min_words: Natural = 8) -> FilterResult:
-    """Drop records in other languages. Records under `min_words` are kept as undecided, since detection is unreliable
-    there.
+def language(
+    records: Sequence[Conversation],
+    count_tokens: CountTokens,
+    *,
+    keep: Sequence[str] = ("en",),
+    min_words: Natural = 8,
+) -> FilterResult:
+    """Drop records in other languages. Records under `min_words` are kept as undecided, since detection is
+    unreliable there.
     """
     kept: list[Conversation] = []
     dropped: list[Rejected] = []

@@ -10,13 +10,33 @@ from ratchet.components.data.records import Conversation, CountTokens, FilterRes
 from ratchet.components.piece import piece
 from ratchet.components.recipes.ranges import Bool
 
-QUOTES = str.maketrans({"‘": "'", "’": "'", "‚": "'", "“": '"', "”": '"', "„": '"', "…": "...", "–": "-", "—": "-",
-                        "\u00a0": " ", "\u200b": "", "\ufeff": "", "\u2028": "\n", "\u2029": "\n"})
+QUOTES = str.maketrans(
+    {
+        "‘": "'",
+        "’": "'",
+        "‚": "'",
+        "“": '"',
+        "”": '"',
+        "„": '"',
+        "…": "...",
+        "–": "-",
+        "—": "-",
+        "\u00a0": " ",
+        "\u200b": "",
+        "\ufeff": "",
+        "\u2028": "\n",
+        "\u2029": "\n",
+    }
+)
 
 
 @piece()
-def normalise(records: Sequence[Conversation], count_tokens: CountTokens, *, quotes: Bool = True) -> FilterResult:
-    """NFC, straight quotes (unless `quotes` is false), no control characters, single spaces, at most one blank line."""
+def normalise(
+    records: Sequence[Conversation], count_tokens: CountTokens, *, quotes: Bool = True
+) -> FilterResult:
+    """NFC, straight quotes (unless `quotes` is false), no control characters, single spaces, at most one
+    blank line.
+    """
     kept = [record.rewritten(lambda text: tidy(text, quotes)) for record in records]
     return FilterResult(kept, [], {"text tidied": sum(a != b for a, b in zip(records, kept, strict=True))})
 
@@ -27,7 +47,12 @@ def tidy(text: str, quotes: bool = True) -> str:
         text = unicodedata.normalize("NFC", text.translate(QUOTES) if quotes else text)
     if text.isascii() and text.isprintable():
         return re.sub(r"  +", " ", text).strip()
-    text = "".join(c for c in text if c in "\n\t" or (c.isascii() and c.isprintable()) or
-                   (not c.isascii() and unicodedata.category(c) not in ("Cc", "Cs", "Co", "Cn")))
+    text = "".join(
+        c
+        for c in text
+        if c in "\n\t"
+        or (c.isascii() and c.isprintable())
+        or (not c.isascii() and unicodedata.category(c) not in ("Cc", "Cs", "Co", "Cn"))
+    )
     text = re.sub(r"[^\S\n]+", " ", text)
     return re.sub(r" ?\n ?", "\n", re.sub(r"\s*\n\s*\n\s*", "\n\n", text)).strip()

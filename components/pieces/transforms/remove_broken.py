@@ -16,11 +16,16 @@ EMPTY = re.compile(rf"(?:{URL.pattern}|\[link\]|[\W_])*", re.IGNORECASE)
 
 
 @piece()
-def remove_broken(records: Sequence[Conversation], count_tokens: CountTokens, *, max_broken: Share = 0.05,
-                  max_repeat: Count = 40) -> FilterResult:
-    """Drop conversations that are empty or only links, have more than a share `max_broken` of replacement characters,
-    or repeat one character more than `max_repeat` times (`hahaha...` is kept). Empty turns are removed and the
-    adjacent turns, now of one speaker, merged.
+def remove_broken(
+    records: Sequence[Conversation],
+    count_tokens: CountTokens,
+    *,
+    max_broken: Share = 0.05,
+    max_repeat: Count = 40,
+) -> FilterResult:
+    """Drop conversations that are empty or only links, have more than a share `max_broken` of replacement
+    characters, or repeat one character more than `max_repeat` times (`hahaha...` is kept). Empty turns are
+    removed and the adjacent turns, now of one speaker, merged.
     """
     kept: list[Conversation] = []
     dropped: list[Rejected] = []

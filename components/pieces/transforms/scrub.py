@@ -14,8 +14,8 @@ KINDS = ("email", "link", "phone", "handle")
 
 @piece()
 def scrub(records: Sequence[Conversation], count_tokens: CountTokens, *, region: str = "US") -> FilterResult:
-    """Replace personal data by [email], [link], [phone], [handle]. `region`: default country of phone numbers without
-    +.
+    """Replace personal data by [email], [link], [phone], [handle]. `region`: default country of phone numbers
+    without +.
     """
     found: Counter[str] = Counter()
 

@@ -7,8 +7,9 @@
     run.groups("annotate_1")           # one row an answer, with its rewards
     model, tokenizer = run.model("final")
 
-`import ratchet` imports nothing else; each name is loaded when it is used. Below this API are `ratchet.flows` (the Prefect flows and the
-command line), `ratchet.tasks` (stages as tasks, tracking, registry, data versions) and `ratchet.components` (the library of pieces).
+`import ratchet` imports nothing else; each name is loaded when it is used. Below this API are `ratchet.flows`
+(the Prefect flows and the command line), `ratchet.tasks` (stages as tasks, tracking, registry, data versions)
+and `ratchet.components` (the library of pieces).
 """
 
 from typing import TYPE_CHECKING
@@ -29,7 +30,9 @@ def __getattr__(name: str) -> object:
         return importlib.import_module("importlib.metadata").version("ratchet-rlhf")
     if name not in __all__:
         raise AttributeError(f"module 'ratchet' has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(f"ratchet.{_PLACES.get(name, 'flows.api')}"), name)
+    value = globals()[name] = getattr(
+        importlib.import_module(f"ratchet.{_PLACES.get(name, 'flows.api')}"), name
+    )
     return value
 
 

@@ -11,16 +11,30 @@ from ratchet.components.data.sources import digest, fetch
 from ratchet.tasks.data.validation import validate_data
 
 SECTION = {
-    "transforms": ["normalise", "remove_broken", "scrub", "language", "duplicates", "duplicates.near", "length"],
-    "sft": {"min_rating": 6.0}, "reward": {"positions": [8, 12, 16]}, "gold": {"positions": [8, 12, 16]},
-    "max_topic_share": 0.8, "max_dropped": 0.5,
+    "transforms": [
+        "normalise",
+        "remove_broken",
+        "scrub",
+        "language",
+        "duplicates",
+        "duplicates.near",
+        "length",
+    ],
+    "sft": {"min_rating": 6.0},
+    "reward": {"positions": [8, 12, 16]},
+    "gold": {"positions": [8, 12, 16]},
+    "max_topic_share": 0.8,
+    "max_dropped": 0.5,
 }
 
 
 @pytest.mark.slow
 def test_chitchat_end_to_end(tmp_path):
-    source = fetch("pypi:chitchat-dataset==0.9.0!chitchat_dataset/dataset.json", tmp_path / "raw",
-                   sha256="7bf89f36645e2d5ec87d53370c8e851b5a688479c7beb7079cb4c87fc5acea3e")
+    source = fetch(
+        "pypi:chitchat-dataset==0.9.0!chitchat_dataset/dataset.json",
+        tmp_path / "raw",
+        sha256="7bf89f36645e2d5ec87d53370c8e851b5a688479c7beb7079cb4c87fc5acea3e",
+    )
 
     def count(messages):
         return sum(4 + len(m["content"]) // 4 for m in messages)
@@ -29,7 +43,10 @@ def test_chitchat_end_to_end(tmp_path):
     summary = curate(SECTION, source, count, tmp_path / "a", 0)
     assert time.perf_counter() - start < 90
     assert summary["steps"][0]["in"] == 7168 and summary["steps"][0]["out"] == 4017  # two speakers
-    assert summary["ratings"]["most_common"][0] == 5.0 and 0.4 < summary["ratings"]["correlation_log_turns"] < 0.65
+    assert (
+        summary["ratings"]["most_common"][0] == 5.0
+        and 0.4 < summary["ratings"]["correlation_log_turns"] < 0.65
+    )
     curate(SECTION, source, count, tmp_path / "b", 0)
     assert digest(tmp_path / "a") == digest(tmp_path / "b")
 

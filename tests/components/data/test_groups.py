@@ -20,9 +20,21 @@ def say(role, content):
 
 
 def pair(key="p1", **columns):
-    prompt = Prompt(key, (say("system", "be kind"), say("user", "hi")), answer="hello", source="test", meta={"n": [1, 2]})
-    good = Trajectory((say("assistant", "hello"),), {"tokens": [1, 2, 3]}, [False, True, True], [0.0, -0.5, -0.25],
-                      "policy", "abc", (Span(1, 3, 0.5),), (0, 1), "length", {"seed": 7})
+    prompt = Prompt(
+        key, (say("system", "be kind"), say("user", "hi")), answer="hello", source="test", meta={"n": [1, 2]}
+    )
+    good = Trajectory(
+        (say("assistant", "hello"),),
+        {"tokens": [1, 2, 3]},
+        [False, True, True],
+        [0.0, -0.5, -0.25],
+        "policy",
+        "abc",
+        (Span(1, 3, 0.5),),
+        (0, 1),
+        "length",
+        {"seed": 7},
+    )
     bad = Trajectory((say("assistant", "go"), say("user", "?"), say("assistant", "away")))
     return Group(prompt, (good, bad), columns)
 
@@ -31,7 +43,9 @@ text = st.text(max_size=12)
 number = st.floats(allow_nan=False, allow_infinity=False, width=64)
 message = st.builds(say, st.sampled_from(["system", "user", "assistant", "tool"]), text)
 messages = st.lists(message, max_size=3).map(tuple)
-json_value = st.recursive(st.none() | st.booleans() | st.integers(-9, 9) | number | text, lambda x: st.lists(x, max_size=2))
+json_value = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | number | text, lambda x: st.lists(x, max_size=2)
+)
 
 
 @st.composite
@@ -41,22 +55,40 @@ def trajectories(draw):
     tokens = draw(st.none() | sized(st.integers(0, 2**31 - 1)))
     f32 = st.floats(allow_nan=False, width=32)
     return Trajectory(
-        draw(messages), {} if tokens is None else {"tokens": tokens},
-        draw(st.just(()) | sized(st.booleans())) or (), draw(st.none() | sized(f32)), draw(text), draw(text),
-        tuple(draw(st.lists(st.builds(Span, st.integers(0, 3), st.integers(0, 3), st.none() | number), max_size=2))),
+        draw(messages),
+        {} if tokens is None else {"tokens": tokens},
+        draw(st.just(()) | sized(st.booleans())) or (),
+        draw(st.none() | sized(f32)),
+        draw(text),
+        draw(text),
+        tuple(
+            draw(
+                st.lists(
+                    st.builds(Span, st.integers(0, 3), st.integers(0, 3), st.none() | number), max_size=2
+                )
+            )
+        ),
         draw(st.none() | st.tuples(st.integers(0, 3), st.integers(0, 9))),
-        draw(st.sampled_from(["end", "length", "environment", "error"])), draw(st.dictionaries(text, json_value, max_size=2)),
+        draw(st.sampled_from(["end", "length", "environment", "error"])),
+        draw(st.dictionaries(text, json_value, max_size=2)),
     )
 
 
 @st.composite
 def some_groups(draw):
-    prompt = st.builds(Prompt, text, messages, st.none() | text, text, st.dictionaries(text, json_value, max_size=2))
+    prompt = st.builds(
+        Prompt, text, messages, st.none() | text, text, st.dictionaries(text, json_value, max_size=2)
+    )
     out = []
     for _ in range(draw(st.integers(0, 4))):
         paths = tuple(draw(st.lists(trajectories(), max_size=3)))
-        kinds = {"reward.a": st.none() | number, "count": st.integers(-9, 9), "reward.a.status": text,
-                 "advantages": st.lists(number, max_size=4), "ok": st.booleans()}
+        kinds = {
+            "reward.a": st.none() | number,
+            "count": st.integers(-9, 9),
+            "reward.a.status": text,
+            "advantages": st.lists(number, max_size=4),
+            "ok": st.booleans(),
+        }
         names = draw(st.sets(st.sampled_from(sorted(kinds))))
         out.append(Group(draw(prompt), paths, {n: [draw(kinds[n]) for _ in paths] for n in sorted(names)}))
     return out
@@ -72,7 +104,10 @@ def test_round_trip_is_exact(tmp_path_factory, groups):
 
 def test_writing_is_deterministic_and_leaves_no_temporary_files(tmp_path):
     groups = [pair(reward=[1.0, None]), pair("p2")]
-    digests = {hashlib.sha256(write_groups(tmp_path / name, groups).read_bytes()).hexdigest() for name in ("a.parquet", "b.parquet")}
+    digests = {
+        hashlib.sha256(write_groups(tmp_path / name, groups).read_bytes()).hexdigest()
+        for name in ("a.parquet", "b.parquet")
+    }
     assert len(digests) == 1
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.parquet", "b.parquet"]
 
@@ -85,9 +120,14 @@ def test_pandas_reads_one_row_a_trajectory(tmp_path):
 
 
 def test_arrays_are_taken_and_step_columns_shrink_only_without_loss(tmp_path):
-    path = write_groups(tmp_path / "g.parquet", [pair(a=[np.float32([0.5, 0.1]), []], b=[[0.1], [0.5]], r=np.array([1.5, 2]))])
+    path = write_groups(
+        tmp_path / "g.parquet", [pair(a=[np.float32([0.5, 0.1]), []], b=[[0.1], [0.5]], r=np.array([1.5, 2]))]
+    )
     schema = pq.read_schema(path)
-    assert schema.field("a").type.value_type == pa.float32() and schema.field("b").type.value_type == pa.float64()
+    assert (
+        schema.field("a").type.value_type == pa.float32()
+        and schema.field("b").type.value_type == pa.float64()
+    )
     assert read_groups(path)[0].columns["b"] == [[0.1], [0.5]]
 
 
@@ -109,18 +149,26 @@ def test_unwritable_value_error_names_the_column(tmp_path):
     assert not path.exists()
 
 
-@pytest.mark.parametrize(("column", "value", "message"), [
-    ("prompt", None, "'prompt' is null"), ("index", 5, "index is 5"), ("meta", "{oops", "Expecting property"),
-    ("mask", [True], "differ in length"), ("stop", "bored", "stop is 'bored'"),
-    ("completion", [{"role": "robot", "content": "x"}], "a message needs"),
-])
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("prompt", None, "'prompt' is null"),
+        ("index", 5, "index is 5"),
+        ("meta", "{oops", "Expecting property"),
+        ("mask", [True], "differ in length"),
+        ("stop", "bored", "stop is 'bored'"),
+        ("completion", [{"role": "robot", "content": "x"}], "a message needs"),
+    ],
+)
 def test_a_bad_row_is_named(tmp_path, column, value, message):
     path = write_groups(tmp_path / "g.parquet", [pair(), pair("p2")])
     table = pq.read_table(path)
     values = table[column].to_pylist()
     values[2] = value
     at = table.schema.get_field_index(column)
-    pq.write_table(table.set_column(at, table.schema.field(at), pa.array(values, table.schema.field(at).type)), path)
+    pq.write_table(
+        table.set_column(at, table.schema.field(at), pa.array(values, table.schema.field(at).type)), path
+    )
     with pytest.raises(DataError, match=rf"row 2: .*{message}"):
         read_groups(path)
 

@@ -37,33 +37,113 @@ def plain(messages):
 
 CAPITAL = [("user", "What is the capital of France?"), ("assistant", "Paris.")]
 SAMPLES = {
-    "messages": ({"messages": [{"role": "user", "content": "What is the capital of France?"}, {"role": "assistant", "content": "Paris."}]}, CAPITAL),
+    "messages": (
+        {
+            "messages": [
+                {"role": "user", "content": "What is the capital of France?"},
+                {"role": "assistant", "content": "Paris."},
+            ]
+        },
+        CAPITAL,
+    ),
     "messages, developer and parts": (
-        {"messages": [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": [{"type": "text", "text": "Hi."}, {"type": "input_text", "text": "You?"}]},
-                      {"role": "assistant", "content": None, "refusal": "I cannot say."}]},
-        [("system", "Be brief."), ("user", "Hi.\nYou?"), ("assistant", "I cannot say.")]),
-    "messages, UltraChat": ({"prompt": "Hi.", "prompt_id": "f0e37e9f7800261167ce91143f98f511f768847236f133f2d0aed60b444ebe57",
-                             "messages": [{"content": "Hi.", "role": "user"}, {"content": "Hello.", "role": "assistant"}]},
-                            [("user", "Hi."), ("assistant", "Hello.")]),
-    "sharegpt": ({"id": "QWJhYvA_0", "conversations": [{"from": "system", "value": "Be kind."}, {"from": "human", "value": "What is the capital of France?"},
-                                                       {"from": "gpt", "value": "Paris."}]}, [("system", "Be kind."), *CAPITAL]),
+        {
+            "messages": [
+                {"role": "developer", "content": "Be brief."},
+                {
+                    "role": "user",
+                    "content": [{"type": "text", "text": "Hi."}, {"type": "input_text", "text": "You?"}],
+                },
+                {"role": "assistant", "content": None, "refusal": "I cannot say."},
+            ]
+        },
+        [("system", "Be brief."), ("user", "Hi.\nYou?"), ("assistant", "I cannot say.")],
+    ),
+    "messages, UltraChat": (
+        {
+            "prompt": "Hi.",
+            "prompt_id": "f0e37e9f7800261167ce91143f98f511f768847236f133f2d0aed60b444ebe57",
+            "messages": [{"content": "Hi.", "role": "user"}, {"content": "Hello.", "role": "assistant"}],
+        },
+        [("user", "Hi."), ("assistant", "Hello.")],
+    ),
+    "sharegpt": (
+        {
+            "id": "QWJhYvA_0",
+            "conversations": [
+                {"from": "system", "value": "Be kind."},
+                {"from": "human", "value": "What is the capital of France?"},
+                {"from": "gpt", "value": "Paris."},
+            ],
+        },
+        [("system", "Be kind."), *CAPITAL],
+    ),
     "sharegpt, calls": (
-        {"conversations": [{"from": "human", "value": "Weather?"}, {"from": "function_call", "value": '{"name": "weather", "arguments": {"city": "Rome"}}'},
-                           {"from": "observation", "value": '{"celsius": 31}'}, {"from": "gpt", "value": "31 degrees."}], "tools": "[]"},
-        [("user", "Weather?"), ("assistant", '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'),
-         ("tool", '{"celsius": 31}'), ("assistant", "31 degrees.")]),
-    "alpaca": ({"instruction": "Give three tips for staying healthy.", "input": "", "output": "1. Eat.", "text": "Below is an instruction ..."},
-               [("user", "Give three tips for staying healthy."), ("assistant", "1. Eat.")]),
-    "alpaca, input and history": ({"instruction": "Translate.", "input": "Haus", "output": "house", "system": "A dictionary.", "history": [["Translate.\nHund", "dog"]]},
-                                  [("system", "A dictionary."), ("user", "Translate.\nHund"), ("assistant", "dog"), ("user", "Translate.\n\nHaus"), ("assistant", "house")]),
+        {
+            "conversations": [
+                {"from": "human", "value": "Weather?"},
+                {"from": "function_call", "value": '{"name": "weather", "arguments": {"city": "Rome"}}'},
+                {"from": "observation", "value": '{"celsius": 31}'},
+                {"from": "gpt", "value": "31 degrees."},
+            ],
+            "tools": "[]",
+        },
+        [
+            ("user", "Weather?"),
+            ("assistant", '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'),
+            ("tool", '{"celsius": 31}'),
+            ("assistant", "31 degrees."),
+        ],
+    ),
+    "alpaca": (
+        {
+            "instruction": "Give three tips for staying healthy.",
+            "input": "",
+            "output": "1. Eat.",
+            "text": "Below is an instruction ...",
+        },
+        [("user", "Give three tips for staying healthy."), ("assistant", "1. Eat.")],
+    ),
+    "alpaca, input and history": (
+        {
+            "instruction": "Translate.",
+            "input": "Haus",
+            "output": "house",
+            "system": "A dictionary.",
+            "history": [["Translate.\nHund", "dog"]],
+        },
+        [
+            ("system", "A dictionary."),
+            ("user", "Translate.\nHund"),
+            ("assistant", "dog"),
+            ("user", "Translate.\n\nHaus"),
+            ("assistant", "house"),
+        ],
+    ),
     "completion": ({"prompt": "What is the capital of France?", "completion": "Paris."}, CAPITAL),
-    "completion, messages": ({"prompt": [{"role": "user", "content": "What is the capital of France?"}],
-                              "completion": [{"role": "assistant", "content": "Paris."}]}, CAPITAL),
+    "completion, messages": (
+        {
+            "prompt": [{"role": "user", "content": "What is the capital of France?"}],
+            "completion": [{"role": "assistant", "content": "Paris."}],
+        },
+        CAPITAL,
+    ),
     "response": ({"prompt": "What is the capital of France?", "response": "Paris."}, CAPITAL),
-    "text, Guanaco": ({"text": "### Human: What is the capital of France?### Assistant: Paris.### Human: Thanks.### Assistant: Welcome."},
-                      [*CAPITAL, ("user", "Thanks."), ("assistant", "Welcome.")]),
-    "text, ChatML": ({"text": "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nWhat is the capital of France?<|im_end|>\n"
-                              "<|im_start|>assistant\nParis.<|im_end|>\n"}, [("system", "Be kind."), *CAPITAL]),
+    "text, Guanaco": (
+        {
+            "text": "### Human: What is the capital of France?### Assistant: Paris.### Human: Thanks.### "
+            "Assistant: Welcome."
+        },
+        [*CAPITAL, ("user", "Thanks."), ("assistant", "Welcome.")],
+    ),
+    "text, ChatML": (
+        {
+            "text": "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nWhat is the capital of "
+            "France?<|im_end|>\n"
+            "<|im_start|>assistant\nParis.<|im_end|>\n"
+        },
+        [("system", "Be kind."), *CAPITAL],
+    ),
 }
 
 
@@ -79,31 +159,68 @@ def test_conversations_of_each_layout(tmp_path, name):
 
 def test_tool_calls_and_results_are_text_and_the_tools_a_system_message(tmp_path):
     weather = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
-    call = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
-    messages = [{"role": "user", "content": "Weather in Rome?"}, {"role": "assistant", "content": None, "tool_calls": [call]},
-                {"role": "tool", "tool_call_id": "call_1", "content": '{"celsius": 31}'}, {"role": "assistant", "content": "31 degrees."}]
+    call = {
+        "id": "call_1",
+        "type": "function",
+        "function": {"name": "weather", "arguments": '{"city": "Rome"}'},
+    }
+    messages = [
+        {"role": "user", "content": "Weather in Rome?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": '{"celsius": 31}'},
+        {"role": "assistant", "content": "31 degrees."},
+    ]
     record = one(tmp_path, {"messages": messages, "tools": [weather]})
     system, *turns = record.messages
     assert system["role"] == "system" and f"<tools>\n{json.dumps(weather)}\n</tools>" in system["content"]
-    assert plain(turns) == [("user", "Weather in Rome?"), ("assistant", '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'),
-                            ("tool", '{"celsius": 31}'), ("assistant", "31 degrees.")]
+    assert plain(turns) == [
+        ("user", "Weather in Rome?"),
+        ("assistant", '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'),
+        ("tool", '{"celsius": 31}'),
+        ("assistant", "31 degrees."),
+    ]
 
 
 PAIRS = {
     "texts": {"prompt": "Hi.", "chosen": "Hello.", "rejected": "No."},
-    "messages": {"prompt": [{"role": "user", "content": "Hi."}], "chosen": [{"role": "assistant", "content": "Hello."}],
-                 "rejected": [{"role": "assistant", "content": "No."}]},
-    "one message each": {"prompt": "Hi.", "chosen": {"role": "assistant", "content": "Hello."}, "rejected": {"role": "assistant", "content": "No."}},
-    "conversations": {"chosen": [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hello."}],
-                      "rejected": [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "No."}]},
+    "messages": {
+        "prompt": [{"role": "user", "content": "Hi."}],
+        "chosen": [{"role": "assistant", "content": "Hello."}],
+        "rejected": [{"role": "assistant", "content": "No."}],
+    },
+    "one message each": {
+        "prompt": "Hi.",
+        "chosen": {"role": "assistant", "content": "Hello."},
+        "rejected": {"role": "assistant", "content": "No."},
+    },
+    "conversations": {
+        "chosen": [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hello."}],
+        "rejected": [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "No."}],
+    },
     "UltraFeedback binarized": {
-        "prompt": "Hi. ", "prompt_id": "1", "chosen": [{"content": "Hi.", "role": "user"}, {"content": "Hello.", "role": "assistant"}],
+        "prompt": "Hi. ",
+        "prompt_id": "1",
+        "chosen": [{"content": "Hi.", "role": "user"}, {"content": "Hello.", "role": "assistant"}],
         "rejected": [{"content": "Hi.", "role": "user"}, {"content": "No.", "role": "assistant"}],
-        "messages": [{"content": "Hi.", "role": "user"}, {"content": "Hello.", "role": "assistant"}], "score_chosen": 8.5, "score_rejected": 6.0},
-    "HH-RLHF": {"chosen": "\n\nHuman: Hi.\n\nAssistant: Hello.", "rejected": "\n\nHuman: Hi.\n\nAssistant: No."},
-    "HH-RLHF with its prompt apart": {"prompt": "\n\nHuman: Hi.\n\nAssistant:", "chosen": "Hello.", "rejected": "No."},
+        "messages": [{"content": "Hi.", "role": "user"}, {"content": "Hello.", "role": "assistant"}],
+        "score_chosen": 8.5,
+        "score_rejected": 6.0,
+    },
+    "HH-RLHF": {
+        "chosen": "\n\nHuman: Hi.\n\nAssistant: Hello.",
+        "rejected": "\n\nHuman: Hi.\n\nAssistant: No.",
+    },
+    "HH-RLHF with its prompt apart": {
+        "prompt": "\n\nHuman: Hi.\n\nAssistant:",
+        "chosen": "Hello.",
+        "rejected": "No.",
+    },
     "Orca": {"system": "", "question": "Hi.", "chosen": "Hello.", "rejected": "No."},
-    "ShareGPT": {"conversations": [{"from": "human", "value": "Hi."}], "chosen": {"from": "gpt", "value": "Hello."}, "rejected": {"from": "gpt", "value": "No."}},
+    "ShareGPT": {
+        "conversations": [{"from": "human", "value": "Hi."}],
+        "chosen": {"from": "gpt", "value": "Hello."},
+        "rejected": {"from": "gpt", "value": "No."},
+    },
 }
 
 
@@ -112,59 +229,127 @@ def test_pairs_of_each_layout(tmp_path, name):
     record = one(tmp_path, PAIRS[name])
     (group,) = preference_pairs([record], words, Pairs()).kept
     assert plain(group.prompt.messages) == [("user", "Hi.")]
-    assert [plain(path.messages) for path in group.trajectories] == [[("assistant", "Hello.")], [("assistant", "No.")]]
+    assert [plain(path.messages) for path in group.trajectories] == [
+        [("assistant", "Hello.")],
+        [("assistant", "No.")],
+    ]
     assert group.columns == ({"margin": [2.5, 2.5]} if "score_chosen" in PAIRS[name] else {})
 
 
 def test_hh_dialogues_are_split_at_the_last_answer(tmp_path):
-    start = "\n\nHuman: what are some pranks with a pen i can do?\n\nAssistant: Are you looking for practical joke ideas?\n\nHuman: yes"
-    record = one(tmp_path, {"chosen": f"{start}\n\nAssistant: Hide it.\n\nUnder a book.", "rejected": f"{start}\n\nAssistant: Steal one."})
+    start = (
+        "\n\nHuman: what are some pranks with a pen i can do?\n\nAssistant: Are you looking for "
+        "practical joke ideas?\n\nHuman: yes"
+    )
+    record = one(
+        tmp_path,
+        {
+            "chosen": f"{start}\n\nAssistant: Hide it.\n\nUnder a book.",
+            "rejected": f"{start}\n\nAssistant: Steal one.",
+        },
+    )
     assert record.opening == 3 and record.messages[:3] == record.rejected[:3]
-    assert record.messages[3]["content"] == "Hide it.\n\nUnder a book." and record.rejected[3]["content"] == "Steal one."
+    assert (
+        record.messages[3]["content"] == "Hide it.\n\nUnder a book."
+        and record.rejected[3]["content"] == "Steal one."
+    )
 
 
 def test_ultrafeedback_pairs_the_best_with_the_worst(tmp_path):
-    row = {"source": "sharegpt", "instruction": "Name a colour.", "models": ["a", "b", "c"], "correct_answers": ["None"], "completions": [
-        {"model": "a", "response": "Green.", "overall_score": 7.0, "fine-grained_score": 4.0}, {"model": "b", "response": "Blue.", "overall_score": 8.5},
-        {"model": "c", "response": "No.", "overall_score": 2.0}, {"model": "d", "response": "?", "overall_score": None}]}
+    row = {
+        "source": "sharegpt",
+        "instruction": "Name a colour.",
+        "models": ["a", "b", "c"],
+        "correct_answers": ["None"],
+        "completions": [
+            {"model": "a", "response": "Green.", "overall_score": 7.0, "fine-grained_score": 4.0},
+            {"model": "b", "response": "Blue.", "overall_score": 8.5},
+            {"model": "c", "response": "No.", "overall_score": 2.0},
+            {"model": "d", "response": "?", "overall_score": None},
+        ],
+    }
     record = one(tmp_path, row)
-    assert plain(record.messages) == [("user", "Name a colour."), ("assistant", "Blue.")] and record.rejected[1]["content"] == "No."
+    assert (
+        plain(record.messages) == [("user", "Name a colour."), ("assistant", "Blue.")]
+        and record.rejected[1]["content"] == "No."
+    )
     assert record.meta == {"margin": 6.5} and record.source == "sharegpt"
     several = parse(written(tmp_path, row), {"name": "ultrafeedback", "pairs": 2}).kept
-    assert [r.rejected[1]["content"] for r in several] == ["No.", "Green."] and len({r.id for r in several}) == 2
+    assert [r.rejected[1]["content"] for r in several] == ["No.", "Green."] and len(
+        {r.id for r in several}
+    ) == 2
     assert len(preference_pairs(several, words, Pairs()).kept) == 2, "several pairs for one prompt"
 
 
 def test_helpsteer_answers_to_one_prompt_become_pairs(tmp_path):
     def row(response, helpfulness, prompt="What is 1+1?"):
-        return {"prompt": prompt, "response": response, "helpfulness": helpfulness, "correctness": 4, "coherence": 4, "complexity": 1, "verbosity": 1}
+        return {
+            "prompt": prompt,
+            "response": response,
+            "helpfulness": helpfulness,
+            "correctness": 4,
+            "coherence": 4,
+            "complexity": 1,
+            "verbosity": 1,
+        }
 
     long = "Hi.<extra_id_1>Assistant\nHello.\n<extra_id_1>User\nMore?"
-    records = parse(written(tmp_path, row("2", 4), row("3", 0), row("two", 4), row("Yes.", 3, long), row("No.", 1, long), row("alone", 2, "?"))).kept
-    assert plain(records[3].messages[:3]) == [("user", "Hi."), ("assistant", "Hello."), ("user", "More?")] and records[3].opening == 3
+    records = parse(
+        written(
+            tmp_path,
+            row("2", 4),
+            row("3", 0),
+            row("two", 4),
+            row("Yes.", 3, long),
+            row("No.", 1, long),
+            row("alone", 2, "?"),
+        )
+    ).kept
+    assert (
+        plain(records[3].messages[:3]) == [("user", "Hi."), ("assistant", "Hello."), ("user", "More?")]
+        and records[3].opening == 3
+    )
     sifted = preference_pairs(records, words, Pairs())
-    assert [([p.text for p in g.trajectories], g.columns["margin"]) for g in sifted.kept] == [(["2", "3"], [4.0, 4.0]), (["Yes.", "No."], [2.0, 2.0])]
+    assert [([p.text for p in g.trajectories], g.columns["margin"]) for g in sifted.kept] == [
+        (["2", "3"], [4.0, 4.0]),
+        (["Yes.", "No."], [2.0, 2.0]),
+    ]
     assert sifted.reasons() == {"no other answer to its prompt is rated lower": 2}
 
 
 def test_gsm8k_as_published_gives_the_number_and_the_solution(tmp_path):
-    row = {"question": "Natalia sold clips to 48 friends in April, and half as many in May. How many altogether?",
-           "answer": "She sold 48/2 = <<48/2=24>>24 clips in May.\nAltogether 48+24 = <<48+24=72>>72 clips.\n#### 72"}
+    row = {
+        "question": "Natalia sold clips to 48 friends in April, and half as many in May. How many "
+        "altogether?",
+        "answer": "She sold 48/2 = <<48/2=24>>24 clips in May.\nAltogether 48+24 = <<48+24=72>>72 "
+        "clips.\n#### 72",
+    }
     record = one(tmp_path, row)
-    assert record.answer == "72" and record.messages[1]["content"] == "She sold 48/2 = 24 clips in May.\nAltogether 48+24 = 72 clips.\n#### 72"
+    assert (
+        record.answer == "72"
+        and record.messages[1]["content"]
+        == "She sold 48/2 = 24 clips in May.\nAltogether 48+24 = 72 clips.\n#### 72"
+    )
     (group,) = prompt_groups([record], words, Contexts()).kept
     assert group.prompt.answer == "72" and len(group.prompt.messages) == 1
-    assert "<<48/2=24>>" in one(tmp_path, row, {"name": "question", "annotations": True}).messages[1]["content"]
+    assert (
+        "<<48/2=24>>" in one(tmp_path, row, {"name": "question", "annotations": True}).messages[1]["content"]
+    )
     assert one(tmp_path, {"prompt": "1+1?", "answer": 2}).answer == "2"
     assert one(tmp_path, {"question": "1+1?", "answer": "so \\boxed{2}"}).messages[1]["role"] == "assistant"
 
 
 def test_undesirable_answers_are_not_used_for_sft(tmp_path):
-    rows = [{"prompt": f"q{i}", "completion": f"a{i}", "label": label} for i, label in enumerate((True, False, "true", "False", 0, None))]
+    rows = [
+        {"prompt": f"q{i}", "completion": f"a{i}", "label": label}
+        for i, label in enumerate((True, False, "true", "False", 0, None))
+    ]
     records = parse(written(tmp_path, *rows)).kept
     assert [r.label for r in records] == [True, False, True, False, False, None]
     sifted = conversation_groups(records, words, Conversations())
-    assert [g.trajectories[0].text for g in sifted.kept] == ["a0", "a2", "a5"] and sifted.reasons() == {"its label is false": 3}
+    assert [g.trajectories[0].text for g in sifted.kept] == ["a0", "a2", "a5"] and sifted.reasons() == {
+        "its label is false": 3
+    }
     assert [len(g.trajectories) for g in prompt_groups(records, words, Contexts()).kept] == [1, 0, 1, 0, 0, 1]
     with pytest.raises(DataError, match=r"label.*7"):
         parse(written(tmp_path, {"prompt": "q", "completion": "a", "label": 7}))
@@ -176,23 +361,38 @@ def test_chitchat_turns(tmp_path):
 
     rest = {"prompt": "", "ratings": {}, "start": ""}
     data = {
-        "good": {"messages": turns(("b", "hi"), ("b", "there "), ("a", "hello"), ("b", " "), ("a", "you?")),
-                 "prompt": "What if pigs could fly?", "ratings": {"witty": 1, "upbeat": 2, "interesting": 6}, "start": ""},
-        "alone": {"messages": turns(("b", "hi"), ("b", "anyone?")), **rest}, "crowd": {"messages": turns(("a", "1"), ("b", "2"), ("c", "3")), **rest},
-        "broken": {"messages": [[{"text": None, "sender": "a"}]], **rest}, "no topic": {"messages": turns(("a", "1"), ("b", "2")), **rest},
+        "good": {
+            "messages": turns(("b", "hi"), ("b", "there "), ("a", "hello"), ("b", " "), ("a", "you?")),
+            "prompt": "What if pigs could fly?",
+            "ratings": {"witty": 1, "upbeat": 2, "interesting": 6},
+            "start": "",
+        },
+        "alone": {"messages": turns(("b", "hi"), ("b", "anyone?")), **rest},
+        "crowd": {"messages": turns(("a", "1"), ("b", "2"), ("c", "3")), **rest},
+        "broken": {"messages": [[{"text": None, "sender": "a"}]], **rest},
+        "no topic": {"messages": turns(("a", "1"), ("b", "2")), **rest},
     }
     path = tmp_path / "dataset.json"
     path.write_text(json.dumps(data))
     sifted = parse(path, "chitchat")
-    assert (sifted.kept, sifted.dropped) == (parse(path).kept, parse(path).dropped) and [r.id for r in sifted.kept] == ["good", "no topic"]
+    assert (sifted.kept, sifted.dropped) == (parse(path).kept, parse(path).dropped) and [
+        r.id for r in sifted.kept
+    ] == ["good", "no topic"]
     good = sifted.kept[0]
     assert plain(good.messages) == [("user", "hi there"), ("assistant", "hello you?")]
     assert good.topic == "What if pigs could fly?" and good.rating == 3.0 and sifted.kept[1].topic is None
-    assert sifted.reasons() == {"broken structure": 1, "has 1 speakers, not two": 1, "has 3 speakers, not two": 1}
+    assert sifted.reasons() == {
+        "broken structure": 1,
+        "has 1 speakers, not two": 1,
+        "has 3 speakers, not two": 1,
+    }
 
 
 def test_files_of_every_kind_hold_the_same_rows(tmp_path):
-    rows = [{"prompt": "caf\u00e9, \u201chi\u201d", "completion": [{"role": "assistant", "content": "a\nb"}]}, {"prompt": "q", "completion": [{"role": "assistant", "content": "c"}]}]
+    rows = [
+        {"prompt": "caf\u00e9, \u201chi\u201d", "completion": [{"role": "assistant", "content": "a\nb"}]},
+        {"prompt": "q", "completion": [{"role": "assistant", "content": "c"}]},
+    ]
     written(tmp_path, *rows, name="jsonl/x.jsonl")
     (tmp_path / "gz").mkdir()
     (tmp_path / "gz/x.jsonl.gz").write_bytes(gzip.compress((tmp_path / "jsonl/x.jsonl").read_bytes()))
@@ -205,7 +405,10 @@ def test_files_of_every_kind_hold_the_same_rows(tmp_path):
         (tmp_path / kind / f"x.{kind}").write_text("\ufeff" + "\r\n".join(lines) + "\r\n", encoding="utf-8")
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "parquet/x.parquet")
     table = pa.Table.from_pylist(rows)
-    with pa.OSFile(str(tmp_path / "arrow/x.arrow"), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as stream:
+    with (
+        pa.OSFile(str(tmp_path / "arrow/x.arrow"), "wb") as sink,
+        pa.ipc.new_stream(sink, table.schema) as stream,
+    ):
         stream.write_table(table)
     for folder in ("arrow", "parquet"):  # as `datasets` saves a folder
         for name in ("dataset_info.json", "state.json"):
@@ -219,35 +422,74 @@ def test_unknown_layout_error_names_the_nearest_layout_and_the_row(tmp_path):
     path = written(tmp_path, {"instruction": "Say hi.", "context": "", "response": "Hi.", "category": "chat"})
     with pytest.raises(DataError) as found:
         parse(path)
-    for part in ("rows.jsonl, line 1", "the columns category, context, instruction, response", "the nearest is `alpaca`", "of which output is missing",
-                 '{"instruction": "Say hi.", "context": "", "response": "Hi.", "category": "chat"}', "docs/data.md"):
+    for part in (
+        "rows.jsonl, line 1",
+        "the columns category, context, instruction, response",
+        "the nearest is `alpaca`",
+        "of which output is missing",
+        '{"instruction": "Say hi.", "context": "", "response": "Hi.", "category": "chat"}',
+        "docs/data.md",
+    ):
         assert part in str(found.value)
     with pytest.raises(DataError, match=r"data\.columns\.output.*'respons'"):
         parse(path, "auto", {"output": "respons"})
     with pytest.raises(RecipeError, match=r"'alpacca'.*'alpaca'"):
         parse(path, "alpacca")
-    assert plain(one(tmp_path, {"instruction": "Say hi.", "context": "Now.", "response": "Hi."}, columns={"input": "context", "output": "response"}).messages) == [
-        ("user", "Say hi.\n\nNow."), ("assistant", "Hi.")]
-    assert one(tmp_path, {"prompt": [{"role": "user", "content": "1+1"}], "reward_model": {"ground_truth": "2"}},
-               columns={"answer": "reward_model.ground_truth"}).answer == "2"
+    assert plain(
+        one(
+            tmp_path,
+            {"instruction": "Say hi.", "context": "Now.", "response": "Hi."},
+            columns={"input": "context", "output": "response"},
+        ).messages
+    ) == [("user", "Say hi.\n\nNow."), ("assistant", "Hi.")]
+    assert (
+        one(
+            tmp_path,
+            {"prompt": [{"role": "user", "content": "1+1"}], "reward_model": {"ground_truth": "2"}},
+            columns={"answer": "reward_model.ground_truth"},
+        ).answer
+        == "2"
+    )
 
 
-@pytest.mark.parametrize(("row", "expected"), [
-    ({"messages": [{"role": "robot", "content": "hi"}]}, "a message needs a role"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "a part of type 'image_url'"),
-    ({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "weight": 0}]}, "weight 0"),
-    ({"messages": [{"role": "user"}]}, "a message needs a text"),
-    ({"messages": []}, "expected a text or a list of messages"),
-    ({"prompt": "hi", "chosen": "a", "rejected": "a"}, "chosen and rejected are the same"),
-    ({"prompt": "hi", "chosen": "a", "rejected": " "}, "the rejected answer is empty"),
-    ({"prompt": "hi", "completion": ""}, "the answer is empty"),
-    ({"chosen": "a", "rejected": "b"}, "`prompt` is missing"),
-    ({"chosen": "\n\nHuman: a\n\nAssistant: b\n\nHuman: c\n\nAssistant: d", "rejected": "\n\nHuman: a\n\nAssistant: b\n\nHuman: e\n\nAssistant: f"},
-     "first differ in a user turn"),
-    ({"prompt": "hi", "chosen": "a", "rejected": "b", "score_chosen": 7, "score_rejected": 7}, "rated at least as high"),
-    ({"text": "Once upon a time."}, "no turn markers"),
-    ([], "the row is a list"),
-])
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"messages": [{"role": "robot", "content": "hi"}]}, "a message needs a role"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "a part of type 'image_url'",
+        ),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": "q"},
+                    {"role": "assistant", "content": "a", "weight": 0},
+                ]
+            },
+            "weight 0",
+        ),
+        ({"messages": [{"role": "user"}]}, "a message needs a text"),
+        ({"messages": []}, "expected a text or a list of messages"),
+        ({"prompt": "hi", "chosen": "a", "rejected": "a"}, "chosen and rejected are the same"),
+        ({"prompt": "hi", "chosen": "a", "rejected": " "}, "the rejected answer is empty"),
+        ({"prompt": "hi", "completion": ""}, "the answer is empty"),
+        ({"chosen": "a", "rejected": "b"}, "`prompt` is missing"),
+        (
+            {
+                "chosen": "\n\nHuman: a\n\nAssistant: b\n\nHuman: c\n\nAssistant: d",
+                "rejected": "\n\nHuman: a\n\nAssistant: b\n\nHuman: e\n\nAssistant: f",
+            },
+            "first differ in a user turn",
+        ),
+        (
+            {"prompt": "hi", "chosen": "a", "rejected": "b", "score_chosen": 7, "score_rejected": 7},
+            "rated at least as high",
+        ),
+        ({"text": "Once upon a time."}, "no turn markers"),
+        ([], "the row is a list"),
+    ],
+)
 def test_invalid_row_is_dropped_with_a_reason(tmp_path, row, expected):
     sifted = parse(written(tmp_path, {"prompt": "hi", "completion": "hello"}, row))
     (lost,) = sifted.dropped
@@ -266,11 +508,19 @@ def test_invalid_json_line_is_dropped(tmp_path):
 
 def test_rows_keep_ids_answers_ratings_and_meta(tmp_path):
     rows = [
-        {"id": "m", "messages": [{"role": "user", "content": "hi"}], "ratings": {"a": 2, "b": 4}, "topic": "t"},
-        {"id": "p", "prompt": "hi", "chosen": "yes", "rejected": "no", "margin": 2, "meta": '{"n": 1}'}, {"id": "m", "question": "1+1", "answer": 2, "source": "s"},
+        {
+            "id": "m",
+            "messages": [{"role": "user", "content": "hi"}],
+            "ratings": {"a": 2, "b": 4},
+            "topic": "t",
+        },
+        {"id": "p", "prompt": "hi", "chosen": "yes", "rejected": "no", "margin": 2, "meta": '{"n": 1}'},
+        {"id": "m", "question": "1+1", "answer": 2, "source": "s"},
     ]
     records = parse(written(tmp_path, *rows)).kept
-    assert [r.id for r in records] == ["m", "p", "m~2"] and records[0].rating == 3.0 and records[0].topic == "t"
+    assert (
+        [r.id for r in records] == ["m", "p", "m~2"] and records[0].rating == 3.0 and records[0].topic == "t"
+    )
     assert records[1].meta == {"n": 1, "margin": 2.0} and (records[2].answer, records[2].source) == ("2", "s")
 
 
@@ -290,5 +540,7 @@ def test_misspelt_column_of_a_larger_layout_is_an_error(tmp_path):
     row = {"prompt": "hi", "chosn": "yes", "rejected": "no"}
     with pytest.raises(DataError, match=r"'chosn'.*data\.columns: {chosen: chosn}"):
         parse(written(tmp_path, row))
-    assert one(tmp_path, row, columns={"chosen": "chosn"}).rejected and one(tmp_path, row, "prompt").opening == 1
+    assert (
+        one(tmp_path, row, columns={"chosen": "chosn"}).rejected and one(tmp_path, row, "prompt").opening == 1
+    )
     assert parse(written(tmp_path, row), columns={"chosen": "chosn"}).changed["read as `preference`"] == 1

@@ -19,60 +19,121 @@ def words(messages):
 
 def source(folder, name, count, **more):
     path = folder / f"{name}.jsonl"
-    path.write_text("".join(json.dumps({"prompt": f"question {i} of {name}", "completion": f"answer {i} of {name}", **more}) + "\n" for i in range(count)))
+    path.write_text(
+        "".join(
+            json.dumps({"prompt": f"question {i} of {name}", "completion": f"answer {i} of {name}", **more})
+            + "\n"
+            for i in range(count)
+        )
+    )
     return path
 
 
 def curated(tmp_path, out, paths, seed=0, **each):
-    section = {"sources": [{"source": f"path:{path}", **each.get(path.stem, {})} for path in paths], "near_threshold": None,
-               "splits": {"sft": 0.8, "evaluate": 0.2}}
+    section = {
+        "sources": [{"source": f"path:{path}", **each.get(path.stem, {})} for path in paths],
+        "near_threshold": None,
+        "splits": {"sft": 0.8, "evaluate": 0.2},
+    }
     summary = curate(section, paths, words, tmp_path / out, seed)
     return summary, {name: read_groups(tmp_path / out / f"{name}.parquet") for name in summary["splits"]}
 
 
 def test_weights_are_proportions_and_each_row_knows_its_source(tmp_path):
-    paths = [source(tmp_path, "chat", 90), source(tmp_path, "code", 60, source="github"), source(tmp_path, "math", 60)]
+    paths = [
+        source(tmp_path, "chat", 90),
+        source(tmp_path, "code", 60, source="github"),
+        source(tmp_path, "math", 60),
+    ]
     weights = {"chat": {"weight": 3}, "code": {"weight": 1}, "math": {"weight": 0.5}}
     summary, splits = curated(tmp_path, "out", paths, **weights)
     rows = [group.prompt for groups in splits.values() for group in groups]
-    count = {label: sum(prompt.source == label for prompt in rows) for label in ("chat.jsonl", "code.jsonl", "math.jsonl")}
-    assert count == {"chat.jsonl": 90, "code.jsonl": 30, "math.jsonl": 15}  # chat runs out first: 30 records a unit of weight
-    assert next(p for p in rows if p.source == "code.jsonl").meta["source"] == "github" and all(p.id.startswith(p.source) for p in rows)
+    count = {
+        label: sum(prompt.source == label for prompt in rows)
+        for label in ("chat.jsonl", "code.jsonl", "math.jsonl")
+    }
+    assert count == {
+        "chat.jsonl": 90,
+        "code.jsonl": 30,
+        "math.jsonl": 15,
+    }  # chat runs out first: 30 records a unit of weight
+    assert next(p for p in rows if p.source == "code.jsonl").meta["source"] == "github" and all(
+        p.id.startswith(p.source) for p in rows
+    )
     assert {label: sum(one["groups"].values()) for label, one in summary["sources"].items()} == count
     assert counted(summary)["groups of code.jsonl"] == 30 and "60 records of code.jsonl" in origins(summary)
-    assert summary["steps"][1]["dropped"] == {"over the weight of code.jsonl": 30, "over the weight of math.jsonl": 45}
+    assert summary["steps"][1]["dropped"] == {
+        "over the weight of code.jsonl": 30,
+        "over the weight of math.jsonl": 45,
+    }
 
 
 def test_mixture_is_determined_by_the_seed(tmp_path):
     paths = [source(tmp_path, "chat", 40), source(tmp_path, "code", 60)]
-    (_, first), (_, again), (_, other) = (curated(tmp_path, out, paths, seed, code={"limit": 10}) for out, seed in (("a", 0), ("b", 0), ("c", 1)))
-    ids = [{group.prompt.id for groups in splits.values() for group in groups if group.prompt.source == "code.jsonl"} for splits in (first, again, other)]
+    (_, first), (_, again), (_, other) = (
+        curated(tmp_path, out, paths, seed, code={"limit": 10})
+        for out, seed in (("a", 0), ("b", 0), ("c", 1))
+    )
+    ids = [
+        {
+            group.prompt.id
+            for groups in splits.values()
+            for group in groups
+            if group.prompt.source == "code.jsonl"
+        }
+        for splits in (first, again, other)
+    ]
     assert ids[0] == ids[1] != ids[2] and all(len(one) == 10 for one in ids)
     assert (tmp_path / "a/sft.parquet").read_bytes() == (tmp_path / "b/sft.parquet").read_bytes()
 
 
 def test_one_source_is_held_out_and_not_capped(tmp_path):
     paths = [source(tmp_path, "chat", 40), source(tmp_path, "held", 20)]
-    summary, splits = curated(tmp_path, "out", paths, chat={"limit": 12, "weight": 1}, held={"splits": {"test": "*"}, "limit": 5})
-    assert {p.prompt.source for p in splits["evaluate"]} == {"held.jsonl"} and len(splits["evaluate"]) == 20 and len(splits["sft"]) == 12
+    summary, splits = curated(
+        tmp_path, "out", paths, chat={"limit": 12, "weight": 1}, held={"splits": {"test": "*"}, "limit": 5}
+    )
+    assert (
+        {p.prompt.source for p in splits["evaluate"]} == {"held.jsonl"}
+        and len(splits["evaluate"]) == 20
+        and len(splits["sft"]) == 12
+    )
     assert summary["splits"]["sft"]["published"] == "train"
 
 
 def test_sources_in_recipes(tmp_path):
     chat = source(tmp_path, "chat", 3)
     mine = tmp_path / "mine.yaml"
-    mine.write_text("schema: 1\nabout: mine\nbase: sft\ndata:\n  sources:\n    - {source: 'path:chat.jsonl', limit: 2}\n    - {source: 'generate:tiny_corpus', parser: messages}\n")
+    mine.write_text(
+        "schema: 1\nabout: mine\nbase: sft\ndata:\n  sources:\n    - {source: 'path:chat.jsonl', limit: "
+        "2}\n    - {source: 'generate:tiny_corpus', parser: messages}\n"
+    )
     recipe, profile = load(mine)
-    assert recipe.data.source == "" and recipe.data.sources[0].source == f"path:{chat}" and recipe.data.labels == ["chat.jsonl", "tiny_corpus"]
+    assert (
+        recipe.data.source == ""
+        and recipe.data.sources[0].source == f"path:{chat}"
+        and recipe.data.labels == ["chat.jsonl", "tiny_corpus"]
+    )
     fixed = pins.pinned(recipe, tmp_path)
-    assert fixed.data.sources[0].sha256 and plan(recipe, profile)["raw"].key != plan(fixed, profile)["raw"].key
+    assert (
+        fixed.data.sources[0].sha256 and plan(recipe, profile)["raw"].key != plan(fixed, profile)["raw"].key
+    )
     assert load(mine, overrides=["data.source=generate:tiny_corpus"])[0].data.sources == []
     assert load(mine, overrides=["data.sources.0.limit=9"])[0].data.sources[0].limit == 9
-    assert load(mine, overrides=["data.sources.1.source=generate:tiny_corpus?seed=4", "data.sources.0.source=generate:tiny_corpus?seed=5"])[0].data.labels == [
-        "tiny_corpus-1", "tiny_corpus-2"]
-    for change, message in [("data.sources.0.weight=1", "only some sources have a `weight`"), ("data.sources.0.wieght=1", "did you mean 'weight'"),
-                         ("data.sources.0.weight=0", r"data.sources\[0\].weight: expected a number above 0, got 0"), ("data.sources=[]", "data: needs 'source'"),
-                         ("data={source: a, sources: [{source: b}]}", "got both `source` and `sources`"), ("data.sources.1.parser=mesages", "did you mean 'messages'"),
-                         ("data.sources.0.splits={tset: x}", "unknown key 'tset'; did you mean 'test'")]:
+    assert load(
+        mine,
+        overrides=[
+            "data.sources.1.source=generate:tiny_corpus?seed=4",
+            "data.sources.0.source=generate:tiny_corpus?seed=5",
+        ],
+    )[0].data.labels == ["tiny_corpus-1", "tiny_corpus-2"]
+    for change, message in [
+        ("data.sources.0.weight=1", "only some sources have a `weight`"),
+        ("data.sources.0.wieght=1", "did you mean 'weight'"),
+        ("data.sources.0.weight=0", r"data.sources\[0\].weight: expected a number above 0, got 0"),
+        ("data.sources=[]", "data: needs 'source'"),
+        ("data={source: a, sources: [{source: b}]}", "got both `source` and `sources`"),
+        ("data.sources.1.parser=mesages", "did you mean 'messages'"),
+        ("data.sources.0.splits={tset: x}", "unknown key 'tset'; did you mean 'test'"),
+    ]:
         with pytest.raises(RecipeError, match=message):
             load(mine, overrides=[change])

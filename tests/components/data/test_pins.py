@@ -37,7 +37,9 @@ def test_changed_content_changes_the_key_and_a_new_mtime_does_not(tmp_path: Path
     assert second.stages["model_policy"].key == first.stages["model_policy"].key
     with pytest.raises(SourceError, match="pin"):  # resuming the first run would mix two versions of the data
         Pipeline.again(dump(first.recipe, first.profile), home=tmp_path, run="again").make("raw")
-    assert opened(tmp_path, f"path:{data}", f"data.sha256={'f' * 64}").recipe.data.sha256 == "f" * 64, "a pin of the user's was replaced"
+    assert opened(tmp_path, f"path:{data}", f"data.sha256={'f' * 64}").recipe.data.sha256 == "f" * 64, (
+        "a pin of the user's was replaced"
+    )
     absent = opened(tmp_path, f"path:{tmp_path / 'chat.jsonl'}")
     with pytest.raises(SourceError, match=r"chat\.jsonl.*'chats\.jsonl'"):
         absent.make("raw")
@@ -75,44 +77,79 @@ def test_hub_branch_is_pinned_to_its_current_commit(hub: dict[str, str | None], 
 
     hub |= {"org/chats": FIRST, "datasets/org/chats@v1!rows.jsonl": SECOND}
     assert pinned("hub:org/chats") == (f"hub:org/chats@{FIRST}", None)
-    assert pinned("hub:datasets/org/chats@v1!rows.jsonl") == (f"hub:datasets/org/chats@{SECOND}!rows.jsonl", None)
+    assert pinned("hub:datasets/org/chats@v1!rows.jsonl") == (
+        f"hub:datasets/org/chats@{SECOND}!rows.jsonl",
+        None,
+    )
     hub["org/chats"] = SECOND
     assert pinned("hub:org/chats") == (f"hub:org/chats@{SECOND}", None)
-    for kept in (f"hub:org/chats@{FIRST}", f"hub:org/chats@{FIRST}!rows.jsonl", "pypi:a==1", "generate:tiny?seed=0", "hub:org/unknown"):
+    for kept in (
+        f"hub:org/chats@{FIRST}",
+        f"hub:org/chats@{FIRST}!rows.jsonl",
+        "pypi:a==1",
+        "generate:tiny?seed=0",
+        "hub:org/unknown",
+    ):
         assert pinned(kept) == (kept, None)
     assert pinned("hub:org/chats", "0" * 64) == ("hub:org/chats", "0" * 64)
 
 
-def test_unreachable_hub_uses_the_last_download(hub: dict[str, str | None], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unreachable_hub_uses_the_last_download(
+    hub: dict[str, str | None], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.WARNING)
     store = Store(tmp_path)
     for age, commit in ((100, SECOND), (200, FIRST)):
         with store.working("raw", commit) as work:
             (work.product / "rows").write_text("x")
-            artifact = store.publish(work, "raw", commit, "data", [], {"source": f"hub:org/chats@{commit}!rows"})
+            artifact = store.publish(
+                work, "raw", commit, "data", [], {"source": f"hub:org/chats@{commit}!rows"}
+            )
         os.utime(artifact.path / "manifest.json", (age, age))
-    for branch, commit in (("org/chats", SECOND), ("org/chats@old", SECOND), ("org/chats", FIRST), ("org/chats", "c" * 40), ("org/chats@new", FIRST)):
+    for branch, commit in (
+        ("org/chats", SECOND),
+        ("org/chats@old", SECOND),
+        ("org/chats", FIRST),
+        ("org/chats", "c" * 40),
+        ("org/chats@new", FIRST),
+    ):
         hub[f"{branch}!rows"] = commit
         pins._pin(f"hub:{branch}!rows", None, tmp_path, "raw")
     hub.clear()
     assert not caplog.text
     for branch, commit in (("", FIRST), ("@old", SECOND), ("@new", FIRST)):  # none has fetched the third
-        assert pins._pin(f"hub:org/chats{branch}!rows", None, tmp_path, "raw") == (f"hub:org/chats@{commit}!rows", None)
+        assert pins._pin(f"hub:org/chats{branch}!rows", None, tmp_path, "raw") == (
+            f"hub:org/chats@{commit}!rows",
+            None,
+        )
         assert f"hub:org/chats{branch}: the Hub is unreachable; using commit {commit[:12]}" in caplog.text
-    assert pins._pin("hub:org/chats@v3!rows", None, tmp_path, "raw") == ("hub:org/chats@v3!rows", None), "of this branch nothing is known"
+    assert pins._pin("hub:org/chats@v3!rows", None, tmp_path, "raw") == ("hub:org/chats@v3!rows", None), (
+        "of this branch nothing is known"
+    )
     assert pins._pin("hub:org/chat", None, tmp_path, "raw") == ("hub:org/chat", None)
     assert pins._pin("hub:org/chats!rows", None, tmp_path, "model_policy") == ("hub:org/chats!rows", None)
 
 
-def test_scheduled_run_uses_the_new_data_and_reports_drift(fresh_home: Callable[[str], Path], tmp_path: Path) -> None:
+def test_scheduled_run_uses_the_new_data_and_reports_drift(
+    fresh_home: Callable[[str], Path], tmp_path: Path
+) -> None:
     from ratchet.tasks.data.drift import watch_data
 
     home, data, moved = fresh_home("home"), tmp_path / "chats.jsonl", []
     for words in (3, 12):
-        rows = [{"messages": [{"role": "user", "content": f"question {i}: " + "why " * (i % 5 + 1)},
-                              {"role": "assistant", "content": f"answer {i}: " + "because it is so " * (words + i % 3)}]} for i in range(200)]
+        rows = [
+            {
+                "messages": [
+                    {"role": "user", "content": f"question {i}: " + "why " * (i % 5 + 1)},
+                    {"role": "assistant", "content": f"answer {i}: " + "because it is so " * (words + i % 3)},
+                ]
+            }
+            for i in range(200)
+        ]
         data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        night = opened(home, f"path:{data}", "data.transforms=[]", "data.parser=auto", "data.sft.min_rating=null")
+        night = opened(
+            home, f"path:{data}", "data.transforms=[]", "data.parser=auto", "data.sft.min_rating=null"
+        )
         night.begin()
         for name in ("model_policy", "raw", "drafts", "curated"):
             night.make(name)

@@ -1,5 +1,5 @@
-"""Published splits: train and test files are never mixed, recipe splits come from the right ones, and held-out rows
-are not trained on.
+"""Published splits: train and test files are never mixed, recipe splits come from the right ones, and
+held-out rows are not trained on.
 """
 
 import json
@@ -50,8 +50,15 @@ def write(folder: Path, name: str, *rows: object) -> Path:
 
 
 def questions(start: int, stop: int, **more: object) -> list[dict[str, object]]:
-    return [{"question": f"Anna has {i} apples and buys {i + 2} more of them at the market on a sunny day. How many apples does she have in the evening?",
-             "answer": f"{i} + {i + 2} = {2 * i + 2}\n#### {2 * i + 2}", **more} for i in range(start, stop)]
+    return [
+        {
+            "question": f"Anna has {i} apples and buys {i + 2} more of them at the market on a sunny day. "
+            "How many apples does she have in the evening?",
+            "answer": f"{i} + {i + 2} = {2 * i + 2}\n#### {2 * i + 2}",
+            **more,
+        }
+        for i in range(start, stop)
+    ]
 
 
 def gsm8k(folder: Path) -> Path:
@@ -63,16 +70,28 @@ def gsm8k(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("names", "splits"), [
-    (("train.jsonl", "test.jsonl"), ["test", "train"]),
-    (("data/train-00000-of-00002.jsonl", "data/train-00001-of-00002.jsonl", "data/validation-00000-of-00001.jsonl"), ["train", "train", "validation"]),
-    (("train/part-1.jsonl", "test/part-1.jsonl"), ["test", "train"]),
-    (("train_sft.jsonl", "test_sft.jsonl"), ["test", "train"]),
-    (("gsm8k_test.jsonl", "gsm8k_train.jsonl"), ["test", "train"]),
-    (("helpful/train.jsonl", "helpful/test.jsonl", "harmless/train.jsonl"), ["train", "test", "train"]),
-    (("conversations.jsonl", "dev.jsonl", "dataset_info.json"), ["train", "validation"]),
-    (("trainers.jsonl", "tests.jsonl"), ["", ""]), (("train-1.jsonl", "train-2.jsonl"), ["", ""]), (("test.jsonl",), [""]),
-])
+@pytest.mark.parametrize(
+    ("names", "splits"),
+    [
+        (("train.jsonl", "test.jsonl"), ["test", "train"]),
+        (
+            (
+                "data/train-00000-of-00002.jsonl",
+                "data/train-00001-of-00002.jsonl",
+                "data/validation-00000-of-00001.jsonl",
+            ),
+            ["train", "train", "validation"],
+        ),
+        (("train/part-1.jsonl", "test/part-1.jsonl"), ["test", "train"]),
+        (("train_sft.jsonl", "test_sft.jsonl"), ["test", "train"]),
+        (("gsm8k_test.jsonl", "gsm8k_train.jsonl"), ["test", "train"]),
+        (("helpful/train.jsonl", "helpful/test.jsonl", "harmless/train.jsonl"), ["train", "test", "train"]),
+        (("conversations.jsonl", "dev.jsonl", "dataset_info.json"), ["train", "validation"]),
+        (("trainers.jsonl", "tests.jsonl"), ["", ""]),
+        (("train-1.jsonl", "train-2.jsonl"), ["", ""]),
+        (("test.jsonl",), [""]),
+    ],
+)
 def test_the_split_of_a_file_is_in_its_name_or_its_folders(tmp_path, names, splits):
     for name in names:
         write(tmp_path, name, {"prompt": "hi", "completion": name})
@@ -85,10 +104,14 @@ def test_splits_are_read_from_the_dataset_card(tmp_path):
     with pytest.raises(SourceError, match=r"main, socratic"):
         published(folder)
     assert [(split, file.relative_to(folder).as_posix()) for split, file in published(folder, "main")] == [
-        ("train", "main/train-00000-of-00001.jsonl"), ("test", "main/test-00000-of-00001.jsonl")]
+        ("train", "main/train-00000-of-00001.jsonl"),
+        ("test", "main/test-00000-of-00001.jsonl"),
+    ]
     with pytest.raises(SourceError, match=r"mian.*'main'"):
         published(folder, "mian")
-    assert patterns_of("---\nconfigs: [{config_name: default, data_files: 'a/**'}]\n---", None) == {"train": ["a/**"]}
+    assert patterns_of("---\nconfigs: [{config_name: default, data_files: 'a/**'}]\n---", None) == {
+        "train": ["a/**"]
+    }
     assert patterns_of("no front matter", None) == patterns_of("---\n: [\n---", "x") == {}
     (folder / "README.md").unlink()
     assert [split for split, _ in published(folder, "main")] == ["test", "train"]
@@ -102,10 +125,17 @@ def test_source_lists_its_published_splits(tmp_path):
     with pytest.raises(DataError, match=r"train_gen, train_sft"):
         published(tmp_path)
     found = published(tmp_path, splits={"train": ["train_sft", "a.jsonl"], "test": "b*.jsonl"})
-    assert [(split, file.name) for split, file in found] == [("train", "train_sft.jsonl"), ("train", "a.jsonl"), ("test", "b1.jsonl"), ("test", "b2.jsonl")]
+    assert [(split, file.name) for split, file in found] == [
+        ("train", "train_sft.jsonl"),
+        ("train", "a.jsonl"),
+        ("test", "b1.jsonl"),
+        ("test", "b2.jsonl"),
+    ]
     assert published(tmp_path / "a.jsonl", splits={"test": "*"}) == [("test", tmp_path / "a.jsonl")]
-    for splits, message in [({"train": "traim_sft"}, "'traim_sft'.* did you mean 'train_sft'"),
-                         ({"train": "*", "test": "a.jsonl"}, "a.jsonl into both train and test")]:
+    for splits, message in [
+        ({"train": "traim_sft"}, "'traim_sft'.* did you mean 'train_sft'"),
+        ({"train": "*", "test": "a.jsonl"}, "a.jsonl into both train and test"),
+    ]:
         with pytest.raises(DataError, match=message):
             published(tmp_path, splits=splits)
 
@@ -113,10 +143,25 @@ def test_source_lists_its_published_splits(tmp_path):
 def test_which_published_split_each_split_is_made_from():
     every = {"sft": None, "sft_validation": None, "evaluate": None}
     assert home_of(every, {""}) == dict.fromkeys(every, "")
-    assert home_of(every, {"train", "test"}) == {"sft": "train", "sft_validation": "train", "evaluate": "test"}
-    assert home_of(every, {"train", "validation"}) == {"sft": "train", "sft_validation": "train", "evaluate": "validation"}
-    assert home_of(every, {"train", "validation", "test"}) == {"sft": "train", "sft_validation": "validation", "evaluate": "test"}
-    assert home_of({"reward": None, "reward_validation": None}, {"train", "test"}) == {"reward": "train", "reward_validation": "test"}
+    assert home_of(every, {"train", "test"}) == {
+        "sft": "train",
+        "sft_validation": "train",
+        "evaluate": "test",
+    }
+    assert home_of(every, {"train", "validation"}) == {
+        "sft": "train",
+        "sft_validation": "train",
+        "evaluate": "validation",
+    }
+    assert home_of(every, {"train", "validation", "test"}) == {
+        "sft": "train",
+        "sft_validation": "validation",
+        "evaluate": "test",
+    }
+    assert home_of({"reward": None, "reward_validation": None}, {"train", "test"}) == {
+        "reward": "train",
+        "reward_validation": "test",
+    }
     assert home_of({**every, "sft_validation": "test"}, {"train", "test"})["sft_validation"] == "test"
     with pytest.raises(RecipeError, match=r"data\.splits\.evaluate: .*'validation'"):
         home_of({"evaluate": "validation"}, {"train", "test"})
@@ -126,28 +171,61 @@ def test_which_published_split_each_split_is_made_from():
 
 def test_train_and_test_are_never_mixed(tmp_path):
     folder = gsm8k(tmp_path / "gsm8k")
-    section = {"config": "main", "near_threshold": None, "splits": {"sft": 0.9, "sft_validation": 0.1, "evaluate": 0.5}, "decontaminate": None}
+    section = {
+        "config": "main",
+        "near_threshold": None,
+        "splits": {"sft": 0.9, "sft_validation": 0.1, "evaluate": 0.5},
+        "decontaminate": None,
+    }
     summary = curate(section, folder, words, tmp_path / "out", 0)
-    numbers = {name: {int(g.prompt.messages[0]["content"].split()[2]) for g in read_groups(tmp_path / f"out/{name}.parquet")} for name in summary["splits"]}
-    assert numbers["sft"] | numbers["sft_validation"] == set(range(40)) and numbers["evaluate"] == set(range(40, 60))
-    assert {name: split["published"] for name, split in summary["splits"].items()} == {"sft": "train", "sft_validation": "train", "evaluate": "test"}
-    assert origins(summary) == "sft, sft_validation from the published train; evaluate from the published test"
+    numbers = {
+        name: {
+            int(g.prompt.messages[0]["content"].split()[2])
+            for g in read_groups(tmp_path / f"out/{name}.parquet")
+        }
+        for name in summary["splits"]
+    }
+    assert numbers["sft"] | numbers["sft_validation"] == set(range(40)) and numbers["evaluate"] == set(
+        range(40, 60)
+    )
+    assert {name: split["published"] for name, split in summary["splits"].items()} == {
+        "sft": "train",
+        "sft_validation": "train",
+        "evaluate": "test",
+    }
+    assert (
+        origins(summary) == "sft, sft_validation from the published train; evaluate from the published test"
+    )
     assert counted(summary)["groups of evaluate from the published test"] == 20
-    summary = curate({**section, "splits": {"sft": 0.9, "sft_validation": 0.1}}, folder, words, tmp_path / "unread", 0)
+    summary = curate(
+        {**section, "splits": {"sft": 0.9, "sft_validation": 0.1}}, folder, words, tmp_path / "unread", 0
+    )
     assert summary["splits"]["sft_validation"]["published"] == "test"
     summary = curate({**section, "splits": {"sft": 1}}, folder, words, tmp_path / "unread", 0)
-    assert summary["steps"][1]["dropped"] == {"of the published split 'test', from which no split is made": 20}
+    assert summary["steps"][1]["dropped"] == {
+        "of the published split 'test', from which no split is made": 20
+    }
 
 
 def test_unknown_published_split_is_an_error_before_the_run(tmp_path):
     folder = gsm8k(tmp_path)
     for change, message in [
         ("data.source=path:{}", "data.source: .* its card has the configurations main, socratic"),
-        ("data.sources=[{{source: 'path:{}', config: main, splits: {{train: tran}}}}]", r"data.sources\[0\]: .* names 'tran'"),
+        (
+            "data.sources=[{{source: 'path:{}', config: main, splits: {{train: tran}}}}]",
+            r"data.sources\[0\]: .* names 'tran'",
+        ),
         ("data.sources=[{{source: 'path:{}', config: main, splits: {{train: train}}}}]", ""),
-        ("data={{source: 'path:{}', config: main, splits: {{sft: 1, sft_validation: 1, evaluate: {{split: validation}}}}}}",
-         "data.splits.evaluate: made from the published split 'validation', but the data has test, train"),
-        ("data={{source: 'path:{}', config: main, splits: {{sft: 1, sft_validation: 1, evaluate: {{split: test}}}}}}", ""),
+        (
+            "data={{source: 'path:{}', config: main, splits: {{sft: 1, sft_validation: 1, evaluate: "
+            "{{split: validation}}}}}}",
+            "data.splits.evaluate: made from the published split 'validation', but the data has test, train",
+        ),
+        (
+            "data={{source: 'path:{}', config: main, splits: {{sft: 1, sft_validation: 1, evaluate: "
+            "{{split: test}}}}}}",
+            "",
+        ),
     ]:
         recipe = load("sft", overrides=[change.format(folder)])[0]
         if message:
@@ -158,35 +236,72 @@ def test_unknown_published_split_is_an_error_before_the_run(tmp_path):
 
 
 def record(key: str, prompt: str, reply: str = "Yes.", **more) -> Conversation:
-    return Conversation(key, ({"role": "user", "content": prompt}, {"role": "assistant", "content": reply}), opening=1, **more)
+    return Conversation(
+        key, ({"role": "user", "content": prompt}, {"role": "assistant", "content": reply}), opening=1, **more
+    )
 
 
-LONG = "A train leaves the station at noon and travels at sixty miles an hour for three hours before it stops to rest."
+LONG = (
+    "A train leaves the station at noon and travels at sixty miles an hour for three hours before it "
+    "stops to rest."
+)
 
 
 def test_decontamination_finds_exactly_the_planted_rows():
-    held_out = [record(f"t{i}", f"Read this. {text}") for i, text in enumerate((LONG, "What is 3 + 4?", "Name the capital of France."))]
+    held_out = [
+        record(f"t{i}", f"Read this. {text}")
+        for i, text in enumerate((LONG, "What is 3 + 4?", "Name the capital of France."))
+    ]
     parts = {
-        "sft": [record("copy", "what is  3 + 4"), record("other sign", "What is 3 - 4?"), record("quoted", "Please help.", f"Someone asked me: {LONG.upper()}"),
-                record("rejected", "Well?", rejected=({"role": "user", "content": "Well?"}, {"role": "assistant", "content": LONG})),
-                record("twelve words", " ".join(LONG.split()[:12])), record("the answer", "Which word?", "Yes."),
-                Conversation("turns", ({"role": "user", "content": "Read this. What is 3 + 4?"}, {"role": "assistant", "content": "7"}))],
-        "sft_validation": [record("also", f"{LONG} When does it stop?"), record("own", "A question of its own, which nobody else has asked so far, with many words in it")],
+        "sft": [
+            record("copy", "what is  3 + 4"),
+            record("other sign", "What is 3 - 4?"),
+            record("quoted", "Please help.", f"Someone asked me: {LONG.upper()}"),
+            record(
+                "rejected",
+                "Well?",
+                rejected=({"role": "user", "content": "Well?"}, {"role": "assistant", "content": LONG}),
+            ),
+            record("twelve words", " ".join(LONG.split()[:12])),
+            record("the answer", "Which word?", "Yes."),
+            Conversation(
+                "turns",
+                (
+                    {"role": "user", "content": "Read this. What is 3 + 4?"},
+                    {"role": "assistant", "content": "7"},
+                ),
+            ),
+        ],
+        "sft_validation": [
+            record("also", f"{LONG} When does it stop?"),
+            record("own", "A question of its own, which nobody else has asked so far, with many words in it"),
+        ],
         "evaluate": held_out,
     }
     parts["sft"][0] = record("copy", "read this what is  3 + 4")
     kept, dropped = decontaminate(parts, [], 13)
     assert {d.id: d.reason for d in dropped} == {
-        "copy": "contaminated, the same prompt as in evaluate: t1", "turns": "contaminated, the same prompt as in evaluate: t1",
-        "quoted": "contaminated, 13 words of a question in evaluate: t0", "rejected": "contaminated, 13 words of a question in evaluate: t0",
-        "also": "contaminated, 13 words of a question in evaluate: t0"}
-    assert [r.id for r in kept["sft"]] == ["other sign", "twelve words", "the answer"] and kept["evaluate"] == held_out and list(kept) == list(parts)
-    kept, dropped = decontaminate({"sft": parts["sft"][1:3], "evaluate": held_out[:1]}, [record("b", LONG)], 13)
+        "copy": "contaminated, the same prompt as in evaluate: t1",
+        "turns": "contaminated, the same prompt as in evaluate: t1",
+        "quoted": "contaminated, 13 words of a question in evaluate: t0",
+        "rejected": "contaminated, 13 words of a question in evaluate: t0",
+        "also": "contaminated, 13 words of a question in evaluate: t0",
+    }
+    assert (
+        [r.id for r in kept["sft"]] == ["other sign", "twelve words", "the answer"]
+        and kept["evaluate"] == held_out
+        and list(kept) == list(parts)
+    )
+    kept, dropped = decontaminate(
+        {"sft": parts["sft"][1:3], "evaluate": held_out[:1]}, [record("b", LONG)], 13
+    )
     assert [d.id for d in dropped] == ["t0", "quoted"]
 
 
 def test_task_boilerplate_is_not_contamination():
-    task = "Answer the following question step by step and give the final answer alone on the last line please"
+    task = (
+        "Answer the following question step by step and give the final answer alone on the last line please"
+    )
     held_out = [record(f"t{i}", f"{task} {i}") for i in range(5)]
     kept, dropped = decontaminate({"sft": [record("own", f"{task} 99")], "evaluate": held_out}, [], 13)
     assert not dropped and len(kept["sft"]) == 1
@@ -195,15 +310,30 @@ def test_task_boilerplate_is_not_contamination():
 
 
 def test_curation_counts_decontaminated_rows(tmp_path):
-    write(tmp_path, "mine/train.jsonl", *questions(0, 30), {"question": LONG, "answer": "so #### 1"}, {"question": "Which fish?", "answer": f"{LONG} #### 2"})
+    write(
+        tmp_path,
+        "mine/train.jsonl",
+        *questions(0, 30),
+        {"question": LONG, "answer": "so #### 1"},
+        {"question": "Which fish?", "answer": f"{LONG} #### 2"},
+    )
     write(tmp_path, "mine/test.jsonl", *questions(30, 40), {"question": f"Think. {LONG}", "answer": "#### 3"})
     write(tmp_path, "bench.jsonl", {"question": "Which fish?", "answer": "#### 2"})
-    section = {"near_threshold": None, "splits": {"sft": 1, "evaluate": 1}, "sources": [
-        {"source": "path:mine"}, {"source": "path:bench.jsonl", "splits": {"benchmark": "*"}}]}
+    section = {
+        "near_threshold": None,
+        "splits": {"sft": 1, "evaluate": 1},
+        "sources": [{"source": "path:mine"}, {"source": "path:bench.jsonl", "splits": {"benchmark": "*"}}],
+    }
     summary = curate(section, [tmp_path / "mine", tmp_path / "bench.jsonl"], words, tmp_path / "out", 0)
     step = next(s for s in summary["steps"] if s["step"] == "decontaminate")
-    assert step["dropped"] == {"contaminated, 13 words of a question in evaluate": 1, "contaminated, the same prompt as in a benchmark": 1}
+    assert step["dropped"] == {
+        "contaminated, 13 words of a question in evaluate": 1,
+        "contaminated, the same prompt as in a benchmark": 1,
+    }
     assert origins(summary).endswith("; 2 contaminated records left out")
     assert summary["splits"]["sft"]["groups"] == 30 and summary["splits"]["evaluate"]["groups"] == 11
     lines = [json.loads(line) for line in (tmp_path / "out/quarantine.jsonl").open()]
-    assert {line["id"]: line["reason"].rpartition(": ")[2] for line in lines} == {"mine-train-30": "mine-test-10", "mine-train-31": "bench.jsonl-bench-0"}
+    assert {line["id"]: line["reason"].rpartition(": ")[2] for line in lines} == {
+        "mine-train-30": "mine-test-10",
+        "mine-train-31": "bench.jsonl-bench-0",
+    }

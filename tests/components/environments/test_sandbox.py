@@ -42,7 +42,8 @@ ATTACKS = {
     "a rename": "import os\nos.rename({folder!r} + '/victim', {folder!r} + '/gone')",
     "a mode": "import os\nos.chmod({file!r}, 0o777)",
     "the temporary folder": "import tempfile\ntempfile.NamedTemporaryFile().write(b'x')",
-    "shared memory": "from multiprocessing import shared_memory\nm = shared_memory.SharedMemory(create=True, size=8)\nm.unlink()",
+    "shared memory": "from multiprocessing import shared_memory\nm = "
+    "shared_memory.SharedMemory(create=True, size=8)\nm.unlink()",
     "its parent": "import os, signal\nos.kill(os.getppid(), 0)",
     "everybody": "import os, signal\nos.kill({pid}, 0)",
     "a trace": "import ctypes\nassert ctypes.CDLL(None).ptrace(0, 0, 0, 0) == 0",
@@ -51,14 +52,22 @@ ATTACKS = {
 
 @pytest.fixture
 def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Targets of the attacks: a secret in a file and in the environment, a listening server, a process to kill."""
+    """Targets of the attacks: a secret in a file and in the environment, a listening server, a process to
+    kill.
+    """
     monkeypatch.setenv("API_TOKEN", SECRET)
     (tmp_path / "key").write_text(SECRET)
     (tmp_path / "victim").write_text("here")
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(0.2)
-        yield {"secret": SECRET, "file": str(tmp_path / "key"), "folder": str(tmp_path), "port": server.getsockname()[1],
-               "pid": os.getpid(), "server": server}
+        yield {
+            "secret": SECRET,
+            "file": str(tmp_path / "key"),
+            "folder": str(tmp_path),
+            "port": server.getsockname()[1],
+            "pid": os.getpid(),
+            "server": server,
+        }
 
 
 @pytest.mark.parametrize("name", ATTACKS)
@@ -80,7 +89,7 @@ from ratchet.components.environments.sandbox import execute
 program = "import time\\ntime.sleep(0.5)\\n" + sys.argv[1].replace("PARENT", str(os.getpid()))  # there long enough to be counted
 verdict = execute(program, cpu_seconds=1, wall_seconds=60)
 print("still here:", verdict)
-"""
+"""  # noqa: E501
 
 
 def session(leader: int) -> set[int]:
@@ -97,10 +106,16 @@ def session(leader: int) -> set[int]:
 
 
 def attacked(program: str) -> tuple[str, int]:
-    """Run a program in the sandbox from a caller in a separate process; returns the caller's last output and the
-    maximum number of processes in the program's session.
+    """Run a program in the sandbox from a caller in a separate process; returns the caller's last output and
+    the maximum number of processes in the program's session.
     """
-    caller = subprocess.Popen([sys.executable, "-c", CALLER, program], cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    caller = subprocess.Popen(
+        [sys.executable, "-c", CALLER, program],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     children = Path(f"/proc/{caller.pid}/task/{caller.pid}/children")
     leader, most = 0, 0
     while caller.poll() is None:
@@ -115,11 +130,14 @@ def attacked(program: str) -> tuple[str, int]:
     return caller.stdout.read(), most
 
 
-@pytest.mark.parametrize(("program", "why"), [
-    ("import os\nwhile True: os.fork()", "PermissionError"),
-    ("import os\nwhile True:\n    try: os.fork()\n    except OSError: pass", "CPU time"),
-    ("import ctypes\nfork = ctypes.CDLL(None).fork\nwhile True: fork()", "CPU time"),
-])
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        ("import os\nwhile True: os.fork()", "PermissionError"),
+        ("import os\nwhile True:\n    try: os.fork()\n    except OSError: pass", "CPU time"),
+        ("import ctypes\nfork = ctypes.CDLL(None).fork\nwhile True: fork()", "CPU time"),
+    ],
+)
 def test_sandbox_prevents_forks(program: str, why: str) -> None:
     output, most = attacked(program)
     assert output.startswith("still here: Verdict(passed=False") and why in output and most == 1
@@ -127,7 +145,9 @@ def test_sandbox_prevents_forks(program: str, why: str) -> None:
 
 def test_process_count_detects_a_second_process() -> None:
     """Checks the process count itself with an unconfined fork."""
-    free = subprocess.Popen([sys.executable, "-c", "import os, time\nos.fork()\ntime.sleep(600)"], start_new_session=True)
+    free = subprocess.Popen(
+        [sys.executable, "-c", "import os, time\nos.fork()\ntime.sleep(600)"], start_new_session=True
+    )
     end = time.monotonic() + 60
     while len(session(free.pid)) < 2 and time.monotonic() < end:
         time.sleep(0.05)
@@ -139,18 +159,29 @@ def test_process_count_detects_a_second_process() -> None:
     assert not session(free.pid)
 
 
-@pytest.mark.parametrize("program", ["import os\nos.kill(os.getppid(), 9)", "import os\nos.kill(PARENT, 9)", "import os\nos.killpg(os.getpgid(PARENT), 9)",
-                                     "import signal\nsignal.pidfd_send_signal(__import__('os').pidfd_open(PARENT), 9)"])
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import os\nos.kill(os.getppid(), 9)",
+        "import os\nos.kill(PARENT, 9)",
+        "import os\nos.killpg(os.getpgid(PARENT), 9)",
+        "import signal\nsignal.pidfd_send_signal(__import__('os').pidfd_open(PARENT), 9)",
+    ],
+)
 def test_sandbox_cannot_kill_its_parent(program: str) -> None:
     output, most = attacked(program)
     assert most == 1 and output.startswith("still here: Verdict(passed=False, reason='PermissionError")
 
 
 def test_honest_code_passes_with_the_standard_library() -> None:
-    verdict = execute("import collections, datetime, decimal, functools, hashlib, heapq, itertools, math, random, re, string\n"
-                      "assert math.isqrt(50) == 7 and re.sub('a', 'b', 'aa') == 'bb' and hashlib.md5(b'x').hexdigest()\n"
-                      "assert datetime.date(2024, 2, 29).weekday() == 3 and random.Random(0).random() == random.Random(0).random()\n"
-                      "print('shown to nobody')")
+    verdict = execute(
+        "import collections, datetime, decimal, functools, hashlib, heapq, itertools, math, random, re, "
+        "string\n"
+        "assert math.isqrt(50) == 7 and re.sub('a', 'b', 'aa') == 'bb' and hashlib.md5(b'x').hexdigest()\n"
+        "assert datetime.date(2024, 2, 29).weekday() == 3 and random.Random(0).random() == "
+        "random.Random(0).random()\n"
+        "print('shown to nobody')"
+    )
     assert verdict.passed, verdict.reason
 
 
@@ -160,32 +191,50 @@ def test_failing_code_reports_its_own_error() -> None:
 
 
 def test_cpu_and_wall_time_limits() -> None:
-    verdict = execute("while True:\n    try:\n        while True: pass\n    except BaseException: pass", cpu_seconds=1)
+    verdict = execute(
+        "while True:\n    try:\n        while True: pass\n    except BaseException: pass", cpu_seconds=1
+    )
     assert not verdict.passed and "CPU time" in verdict.reason
     begun = time.monotonic()
     assert "timeout" in execute("import time\ntime.sleep(600)", wall_seconds=2).reason
     assert time.monotonic() - begun < 30
 
 
-@pytest.mark.parametrize("program", [
-    "raise SystemExit(0)", "import os\nos._exit(0)", "import sys\nsys.exit()", "quit = exit = None\nimport os\nos.abort()",
-    "import os\nfor fd in range(3, 64):\n    try: os.write(fd, b'passed 0\\n')\n    except OSError: pass\nos._exit(0)",
-    "import os\nfor fd in range(3, 64):\n    try: os.write(fd, b'x' * 9999)\n    except OSError: pass\n",
-    "import ctypes\nctypes.string_at(0)", "def f(n): return f(n + 1)\nimport sys\nsys.setrecursionlimit(10**9)\nf(0)",
-])
+@pytest.mark.parametrize(
+    "program",
+    [
+        "raise SystemExit(0)",
+        "import os\nos._exit(0)",
+        "import sys\nsys.exit()",
+        "quit = exit = None\nimport os\nos.abort()",
+        "import os\nfor fd in range(3, 64):\n    try: os.write(fd, b'passed 0\\n')\n    except OSError: "
+        "pass\nos._exit(0)",
+        "import os\nfor fd in range(3, 64):\n    try: os.write(fd, b'x' * 9999)\n    except OSError: pass\n",
+        "import ctypes\nctypes.string_at(0)",
+        "def f(n): return f(n + 1)\nimport sys\nsys.setrecursionlimit(10**9)\nf(0)",
+    ],
+)
 def test_early_exit_does_not_pass(program: str) -> None:
     assert not execute(program, cpu_seconds=1, wall_seconds=5).passed
 
 
 def test_sandbox_without_landlock_is_an_error() -> None:
     """Simulates a kernel without Landlock with a seccomp filter that denies the call."""
-    script = ("from ratchet.components.environments import confinement as c\nfrom ratchet.components.environments.sandbox import execute\n"
-              "lines = [(0x20, 0, 0, 0), (0x15, 0, 1, c.LANDLOCK_CREATE), (0x06, 0, 0, c.REFUSE), (0x06, 0, 0, c.ALLOW)]\n"
-              "program = c.Program(4, (c.Filter * 4)(*(c.Filter(*line) for line in lines)))\n"
-              "assert c.libc.prctl(38, 1, 0, 0, 0) == 0 and c.libc.prctl(22, 2, c.ctypes.byref(program), 0, 0) == 0\n"
-              "execute('open(\"/etc/passwd\")')")
+    script = (
+        "from ratchet.components.environments import confinement as c\nfrom "
+        "ratchet.components.environments.sandbox import execute\n"
+        "lines = [(0x20, 0, 0, 0), (0x15, 0, 1, c.LANDLOCK_CREATE), (0x06, 0, 0, c.REFUSE), (0x06, 0, 0, "
+        "c.ALLOW)]\n"
+        "program = c.Program(4, (c.Filter * 4)(*(c.Filter(*line) for line in lines)))\n"
+        "assert c.libc.prctl(38, 1, 0, 0, 0) == 0 and c.libc.prctl(22, 2, c.ctypes.byref(program), 0, 0) "
+        "== 0\n"
+        "execute('open(\"/etc/passwd\")')"
+    )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
-    assert f"{SandboxError.__name__}: model-written code cannot be run safely on this machine (Landlock: " in done.stderr
+    assert (
+        f"{SandboxError.__name__}: model-written code cannot be run safely on this machine (Landlock: "
+        in done.stderr
+    )
 
 
 def test_broken_confinement_is_detected() -> None:
@@ -194,7 +243,10 @@ def test_broken_confinement_is_detected() -> None:
 
 
 def test_sandboxed_program_exits_with_its_caller() -> None:
-    script = "from ratchet.components.environments.sandbox import execute\nexecute('while True: pass', cpu_seconds=600, wall_seconds=600)"
+    script = (
+        "from ratchet.components.environments.sandbox import execute\nexecute('while True: pass', "
+        "cpu_seconds=600, wall_seconds=600)"
+    )
     caller = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT)
     children = Path(f"/proc/{caller.pid}/task/{caller.pid}/children")
     end = time.monotonic() + 60

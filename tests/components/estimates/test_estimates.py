@@ -17,8 +17,15 @@ from ratchet.components.recipes.recipe import load
 
 LLAMA_8B = Shape(32, 4096, 32, 8, 128, 14336, 128256, False)
 SMOL = Shape(30, 576, 9, 3, 64, 1536, 49152, True)
-CONFIG = {"num_hidden_layers": 6, "hidden_size": 192, "num_attention_heads": 6, "num_key_value_heads": 2, "intermediate_size": 512,
-          "vocab_size": 640, "tie_word_embeddings": True}
+CONFIG = {
+    "num_hidden_layers": 6,
+    "hidden_size": 192,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "intermediate_size": 512,
+    "vocab_size": 640,
+    "tie_word_embeddings": True,
+}
 
 
 def real_model():
@@ -43,12 +50,16 @@ def test_parameters_are_those_of_transformers(tmp_path: Path) -> None:
     assert sum(count(file) for file in tmp_path.glob("*.safetensors")) == shape.parameters
 
 
-@pytest.mark.parametrize("adapter", [{"name": "full"}, {"name": "top_layers", "count": 2}, {"name": "lora", "rank": 8}])
+@pytest.mark.parametrize(
+    "adapter", [{"name": "full"}, {"name": "top_layers", "count": 2}, {"name": "lora", "rank": 8}]
+)
 def test_trainable_parameters_equal_the_adapters(adapter: dict) -> None:
     from ratchet.components.piece import build
 
     model = build("adapter", adapter)(real_model())
-    assert trained(read_shape(CONFIG, "here"), adapter)[0] == sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert trained(read_shape(CONFIG, "here"), adapter)[0] == sum(
+        p.numel() for p in model.parameters() if p.requires_grad
+    )
 
 
 def test_activations_equal_tensors_saved_by_autograd(tiny_model: Path) -> None:
@@ -64,8 +75,14 @@ def test_activations_equal_tensors_saved_by_autograd(tiny_model: Path) -> None:
     shape = read_shape(json.loads((tiny_model / "config.json").read_text()), "tiny")
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
     tokens = 512
-    batch = Batch({"tokens": [torch.randint(5, shape.vocabulary, (tokens,))]}, torch.tensor([[False] * (tokens - 1) + [True]]), {},
-                  torch.zeros(1, dtype=torch.long), torch.zeros(1, dtype=torch.long), ("one",))
+    batch = Batch(
+        {"tokens": [torch.randint(5, shape.vocabulary, (tokens,))]},
+        torch.tensor([[False] * (tokens - 1) + [True]]),
+        {},
+        torch.zeros(1, dtype=torch.long),
+        torch.zeros(1, dtype=torch.long),
+        ("one",),
+    )
     kept: dict[int, int] = {}
 
     def keep(tensor):
@@ -77,14 +94,18 @@ def test_activations_equal_tensors_saved_by_autograd(tiny_model: Path) -> None:
     from ratchet.components.models.forward import model_outputs
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
-        out = model_outputs(model, "policy", batch, frozenset({"logprobs"}))  # held: nothing is freed while we count
+        out = model_outputs(
+            model, "policy", batch, frozenset({"logprobs"})
+        )  # held: nothing is freed while we count
     assert out.logprobs.requires_grad
     expected = kept_activations(shape, tokens, shape.layers, bytes_each=4, checkpointing=False)
     assert sum(kept.values()) == pytest.approx(expected, rel=0.2)
 
 
 def test_zero_stages_divide_memory_by_ranks() -> None:
-    """16 bytes a parameter in mixed precision (arXiv 1910.02054, figure 1): 120 GB for 7.5B, 1.9 GB each on 64 ranks at stage 3."""
+    """16 bytes a parameter in mixed precision (arXiv 1910.02054, figure 1): 120 GB for 7.5B, 1.9 GB each on
+    64 ranks at stage 3.
+    """
     shape = Shape(1, 1, 1, 1, 1, 1, 1, True, counted=7_500_000_000)
 
     def held(stage: int) -> float:
@@ -95,10 +116,17 @@ def test_zero_stages_divide_memory_by_ranks() -> None:
 
 
 def test_tokens_and_seconds_by_hand() -> None:
-    recipe, profile = load("sft", profile="test", overrides=["sft.limit=100", "sft.fit.epochs=2", "sft.fit.validate_every=0", "evaluate=null"])
+    recipe, profile = load(
+        "sft",
+        profile="test",
+        overrides=["sft.limit=100", "sft.fit.epochs=2", "sft.fit.validate_every=0", "evaluate=null"],
+    )
     stages = plan(recipe, profile)
     rates = Rates({adapter_key({"name": "full"}): 50.0}, 100.0, 10.0, load=2.0)
-    costs = {c.stage.name: c for c in estimate(recipe, profile, stages, SMOL, {"sft": Split(80, 30.0)}, rates, {"curated": 9.0})}
+    costs = {
+        c.stage.name: c
+        for c in estimate(recipe, profile, stages, SMOL, {"sft": Split(80, 30.0)}, rates, {"curated": 9.0})
+    }
     assert costs["sft"].learn == 80 * 2 * 30 and costs["sft"].seconds == 80 * 2 * 30 / 50 + 3 * 2.0
     assert costs["curated"].seconds == 9.0 and costs["raw"].seconds is None
 
@@ -106,42 +134,73 @@ def test_tokens_and_seconds_by_hand() -> None:
 def test_a_round_counts_what_it_samples_scores_and_learns() -> None:
     recipe, profile = load("chat", profile="test")
     splits = {"prompts": Split(600, 50.0), "sft": Split(290, 120.0), "reward": Split(500, 130.0)}
-    costs = {c.stage.name: c for c in estimate(recipe, profile, plan(recipe, profile), SMOL, splits, None, {})}
+    costs = {
+        c.stage.name: c for c in estimate(recipe, profile, plan(recipe, profile), SMOL, splits, None, {})
+    }
     assert costs["rollout_1"].sample == 64 * 6 * 40
-    assert costs["annotate_1"].score == pytest.approx(64 * 6 * 90 * 12 / 30), "the reward model has 12 of 30 layers"
-    assert costs["annotate_2"].score - costs["annotate_1"].score == pytest.approx(24 * 90), "the KL of 24 prompts"
-    assert costs["select_1"].score == 64 * 2 * 90 and costs["optimise_1"].learn == 64 * 2 * 90, "pairs: two answers a prompt"
+    assert costs["annotate_1"].score == pytest.approx(64 * 6 * 90 * 12 / 30), (
+        "the reward model has 12 of 30 layers"
+    )
+    assert costs["annotate_2"].score - costs["annotate_1"].score == pytest.approx(24 * 90), (
+        "the KL of 24 prompts"
+    )
+    assert costs["select_1"].score == 64 * 2 * 90 and costs["optimise_1"].learn == 64 * 2 * 90, (
+        "pairs: two answers a prompt"
+    )
 
 
-@pytest.mark.parametrize(("recipe", "stage", "rows"), [("rlvr_grpo", "improve", 1), ("online_dpo", "optimise_1", 2)])
+@pytest.mark.parametrize(
+    ("recipe", "stage", "rows"), [("rlvr_grpo", "improve", 1), ("online_dpo", "optimise_1", 2)]
+)
 def test_activations_depend_on_the_rows_of_one_unit(recipe: str, stage: str, rows: int) -> None:
-    """Answers of a step are packed into micro-batches, so more answers per prompt need no more activation memory; a
-    pair is never split.
+    """Answers of a step are packed into micro-batches, so more answers per prompt need no more activation
+    memory; a pair is never split.
     """
     found = []
     for answers in (4, 16):
-        chosen, profile = load(recipe, profile="test", overrides=["online.rollout.max_tokens=1000", f"online.rollout.responses_per_prompt={answers}"])
-        costs = {c.stage.name: c for c in estimate(chosen, profile, plan(chosen, profile), SMOL, {"prompts": Split(600, 50.0)}, None, {})}
+        chosen, profile = load(
+            recipe,
+            profile="test",
+            overrides=["online.rollout.max_tokens=1000", f"online.rollout.responses_per_prompt={answers}"],
+        )
+        costs = {
+            c.stage.name: c
+            for c in estimate(
+                chosen, profile, plan(chosen, profile), SMOL, {"prompts": Split(600, 50.0)}, None, {}
+            )
+        }
         found.append(costs[stage].memory["activations"])
     assert found[0] == found[1]
-    wide, _ = training(SMOL, {"name": "full"}, Layout.of(profile), max(profile.tokens_per_microbatch, rows * 1050))
+    wide, _ = training(
+        SMOL, {"name": "full"}, Layout.of(profile), max(profile.tokens_per_microbatch, rows * 1050)
+    )
     assert found[0] == wide["activations"]
 
 
 def test_demonstrations_are_sampled_on_both_splits() -> None:
     recipe, profile = load("instruct", profile="test")
     splits = {"demonstrate": Split(240, 40.0), "demonstrate_validation": Split(40, 40.0)}
-    costs = {c.stage.name: c for c in estimate(recipe, profile, plan(recipe, profile), SMOL, splits, None, {})}
-    assert costs["demonstrated"].sample == (240 + 40) * 6 * 48 and costs["demonstrated"].score == (240 + 40) * 40, "a verifier asks no model"
+    costs = {
+        c.stage.name: c for c in estimate(recipe, profile, plan(recipe, profile), SMOL, splits, None, {})
+    }
+    assert (
+        costs["demonstrated"].sample == (240 + 40) * 6 * 48 and costs["demonstrated"].score == (240 + 40) * 40
+    ), "a verifier asks no model"
     assert costs["compared"].sample is None, "nobody knows yet how many prompts there are"
 
 
 def test_every_member_of_an_ensemble_reads_every_answer() -> None:
     recipe, profile = load("reward_ensemble", profile="test")
     splits = {"prompts": Split(600, 50.0), "evaluate": Split(10, 50.0)}
-    costs = {c.stage.name: c for c in estimate(recipe, profile, plan(recipe, profile), SMOL, splits, None, {})}
-    assert costs["annotate_1"].score == 12 * 4 * (50 + 24) * 3 and costs["select_1"].score == 12 * 2 * (50 + 24)
-    assert costs["evaluate"].score == 2 * 10 * (50 + (50 + 24) * (3 + 1)), "by two arms: prompts; answers by each reward model, and people's replies"
+    costs = {
+        c.stage.name: c for c in estimate(recipe, profile, plan(recipe, profile), SMOL, splits, None, {})
+    }
+    assert costs["annotate_1"].score == 12 * 4 * (50 + 24) * 3 and costs["select_1"].score == 12 * 2 * (
+        50 + 24
+    )
+    assert costs["evaluate"].score == 2 * 10 * (50 + (50 + 24) * (3 + 1)), (
+        "by two arms: prompts; answers by each reward model, and people's replies"
+    )
 
 
 @pytest.mark.parametrize(("recipe", "arms"), [("sft", 2), ("online_dpo", 2), ("chat", 3)])
@@ -157,16 +216,23 @@ def test_every_arm_of_the_evaluation_answers(recipe: str, arms: int) -> None:
 def test_too_large_profile_is_refused_with_options_to_lower() -> None:
     recipe, profile = load("rlhf_workflow_8b", profile="gpu")
     costs = estimate(recipe, profile, plan(recipe, profile), LLAMA_8B, {}, None, {})
-    with pytest.raises(RecipeError, match=r"'gpu'.*'sft'.*14\d\.\d GB.*optimiser 96\.4 GB.*80\.0 GB.*10%.*adapter"):
+    with pytest.raises(
+        RecipeError, match=r"'gpu'.*'sft'.*14\d\.\d GB.*optimiser 96\.4 GB.*80\.0 GB.*10%.*adapter"
+    ):
         check_memory(profile, costs, (1e15, 1e15))
     smaller = [f"{section}.fit.adapter={{name: lora}}" for section in ("sft", "reward", "online")]
     recipe, profile = load("rlhf_workflow_8b", profile="gpu", overrides=smaller)
-    check_memory(profile, estimate(recipe, profile, plan(recipe, profile), LLAMA_8B, {}, None, {}), (1e15, 1e15))
+    check_memory(
+        profile, estimate(recipe, profile, plan(recipe, profile), LLAMA_8B, {}, None, {}), (1e15, 1e15)
+    )
 
 
 def test_sampling_model_on_gpu_has_the_learners_precision() -> None:
     recipe, profile = load("rlhf_workflow_8b", profile="gpu")
-    known = {c.stage.name: c.memory for c in estimate(recipe, profile, plan(recipe, profile), LLAMA_8B, {}, None, {})}
+    known = {
+        c.stage.name: c.memory
+        for c in estimate(recipe, profile, plan(recipe, profile), LLAMA_8B, {}, None, {})
+    }
     weights, head = 2 * 8_030_261_248, 4 * 128256 * 4096
     reward_bytes = 2 * LLAMA_8B.first(recipe.reward.layers if recipe.reward else None).parameters
     assert known["annotate_1"]["weights"] == known["evaluate"]["SFT policy"] == weights
@@ -177,7 +243,9 @@ def test_sampling_model_on_gpu_has_the_learners_precision() -> None:
         assert known[stage]["scorer"] == pytest.approx(weights + head, rel=0.05), "beside vLLM"
         assert known[stage]["KV cache"] == profile.vllm.cache_gb * 2**30, "which takes what it was given"
     sft = known["sft"]
-    assert sft["saving"] + sft["activations"] + sft["gradients"] == 2 * weights, "read back in float32, where a step's own were before"
+    assert sft["saving"] + sft["activations"] + sft["gradients"] == 2 * weights, (
+        "read back in float32, where a step's own were before"
+    )
 
 
 def test_sampling_model_on_cpu_is_float32() -> None:
@@ -186,8 +254,12 @@ def test_sampling_model_on_cpu_is_float32() -> None:
     recipe, profile = load("chat", profile="cpu")
     for precision in ("float32", "bfloat16"):
         chosen = dataclasses.replace(profile, learner="deepspeed", precision=precision)
-        known = {c.stage.name: c.memory for c in estimate(recipe, chosen, plan(recipe, chosen), SMOL, {}, None, {})}
-        assert known["annotate_1"]["weights"] == 4 * SMOL.parameters and not known["annotate_1"]["output layer"]
+        known = {
+            c.stage.name: c.memory for c in estimate(recipe, chosen, plan(recipe, chosen), SMOL, {}, None, {})
+        }
+        assert (
+            known["annotate_1"]["weights"] == 4 * SMOL.parameters and not known["annotate_1"]["output layer"]
+        )
 
 
 @pytest.mark.parametrize("profile", ["node", "cluster"])
@@ -217,12 +289,19 @@ def test_unstated_hardware_is_this_machine() -> None:
 
 def test_unsupported_architecture_is_refused() -> None:
     with pytest.raises(RecipeError, match=r"num_hidden_layers, hidden_size"):
-        read_shape({"n_layer": 2, "vocab_size": 5, "intermediate_size": 3, "num_attention_heads": 2}, "models.policy.shape")
+        read_shape(
+            {"n_layer": 2, "vocab_size": 5, "intermediate_size": 3, "num_attention_heads": 2},
+            "models.policy.shape",
+        )
 
 
 def test_hardware_section_changes_no_key() -> None:
     import dataclasses
 
     recipe, profile = load("chat")
-    dear = dataclasses.replace(profile, hardware=dataclasses.replace(profile.hardware, price_per_hour=1000.0, watts=5.0))
-    assert {n: s.key for n, s in plan(recipe, profile).items()} == {n: s.key for n, s in plan(recipe, dear).items()}
+    dear = dataclasses.replace(
+        profile, hardware=dataclasses.replace(profile.hardware, price_per_hour=1000.0, watts=5.0)
+    )
+    assert {n: s.key for n, s in plan(recipe, profile).items()} == {
+        n: s.key for n, s in plan(recipe, dear).items()
+    }

@@ -27,13 +27,24 @@ def test_expected_best_is_the_mean_over_all_subsets(n):
         scores, truths = list(rng.normal(size=8)), list(rng.integers(0, 2, 8).astype(float))
         assert expected_best(scores, truths, n) == pytest.approx(brute_force(scores, truths, n))
     assert expected_best([None, 1.0, 2.0, None, 0.5, 3.0, -1.0, 0.0], truths, n) == pytest.approx(
-        brute_force([None, 1.0, 2.0, None, 0.5, 3.0, -1.0, 0.0], truths, n))
+        brute_force([None, 1.0, 2.0, None, 0.5, 3.0, -1.0, 0.0], truths, n)
+    )
 
 
 def test_tied_scores_share_their_value():
-    """In a subset that holds some of the tied answers, each is the best equally often over all subsets of its size."""
-    assert expected_best([1.0, 1.0, 1.0], [1, 0, 0], 1) == expected_best([1.0, 1.0, 1.0], [1, 0, 0], 2) == pytest.approx(1 / 3)
-    assert expected_best([2.0, 1.0, 2.0], [1, 0, 0], 2) == pytest.approx(brute_force([2.0, 1.0, 2.0], [1, 0, 0], 2)) == 0.5
+    """In a subset that holds some of the tied answers, each is the best equally often over all subsets of its
+    size.
+    """
+    assert (
+        expected_best([1.0, 1.0, 1.0], [1, 0, 0], 1)
+        == expected_best([1.0, 1.0, 1.0], [1, 0, 0], 2)
+        == pytest.approx(1 / 3)
+    )
+    assert (
+        expected_best([2.0, 1.0, 2.0], [1, 0, 0], 2)
+        == pytest.approx(brute_force([2.0, 1.0, 2.0], [1, 0, 0], 2))
+        == 0.5
+    )
 
 
 def test_best_of_n_curve_rises_for_a_good_and_falls_for_an_inverted_reward_model():
@@ -42,8 +53,14 @@ def test_best_of_n_curve_rises_for_a_good_and_falls_for_an_inverted_reward_model
     good, inverted = best_of_n(truths + rng.normal(0, 0.5, (60, 8)), truths), best_of_n(-truths, truths)
     assert list(good) == ["1", "2", "4", "8", "rises"]
     assert good["1"]["mean"] == pytest.approx(truths.mean()) == inverted["1"]["mean"]
-    assert good["1"]["mean"] < good["2"]["mean"] < good["4"]["mean"] < good["8"]["mean"] and good["rises"]["low"] > 0
-    assert good["rises"]["mean"] == pytest.approx(good["8"]["mean"] - good["1"]["mean"]) and good["rises"]["n"] == 60
+    assert (
+        good["1"]["mean"] < good["2"]["mean"] < good["4"]["mean"] < good["8"]["mean"]
+        and good["rises"]["low"] > 0
+    )
+    assert (
+        good["rises"]["mean"] == pytest.approx(good["8"]["mean"] - good["1"]["mean"])
+        and good["rises"]["n"] == 60
+    )
     assert inverted["rises"]["high"] < 0
     coin = best_of_n(rng.normal(size=(60, 8)), truths)
     assert coin["rises"]["low"] < 0 < coin["rises"]["high"]
@@ -60,9 +77,16 @@ def test_accuracy_within_prompts_is_the_area_under_the_roc_curve_of_each():
     from sklearn.metrics import roc_auc_score
 
     rng = np.random.default_rng(0)
-    scores, truths = rng.normal(size=(30, 8)).round(1).tolist(), (rng.random((30, 8)) < 0.4).astype(float).tolist()
+    scores, truths = (
+        rng.normal(size=(30, 8)).round(1).tolist(),
+        (rng.random((30, 8)) < 0.4).astype(float).tolist(),
+    )
     areas = [roc_auc_score(t, s) for s, t in zip(scores, truths, strict=True) if 0 < sum(t) < 8]
     found = accuracy_within_prompts([*scores, [1.0, 2.0], []], [*truths, [1.0, 1.0], []])
-    assert found["mean"] == pytest.approx(np.mean(areas)) and found["n"] == len(areas) and found["low"] < found["mean"] < found["high"]
+    assert (
+        found["mean"] == pytest.approx(np.mean(areas))
+        and found["n"] == len(areas)
+        and found["low"] < found["mean"] < found["high"]
+    )
     assert accuracy_within_prompts([[1.0, 2.0]], [[0.0, 0.0]]) is None
     assert accuracy_within_prompts([[None, 0.0]], [[0.0, 1.0]])["mean"] == 1.0

@@ -13,7 +13,9 @@ def test_resampling_uses_numpys_generator_of_the_seed() -> None:
     data = np.random.default_rng(0).exponential(size=60)
     means = data[np.random.default_rng(7).integers(60, size=(10_000, 60))].mean(1)
     found = mean_interval(data, seed=7)
-    assert (found["low"], found["high"]) == pytest.approx(tuple(np.quantile(means, [0.025, 0.975])), rel=1e-12)
+    assert (found["low"], found["high"]) == pytest.approx(
+        tuple(np.quantile(means, [0.025, 0.975])), rel=1e-12
+    )
 
 
 def test_percentile_matches_the_normal_closed_form_for_many_units():

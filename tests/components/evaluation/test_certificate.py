@@ -44,7 +44,10 @@ def test_certificate_values_match_a_hand_computation():
     brier = np.mean([(1 - expit(d)) ** 2 for d in (1, -1, 0, 3)])
     assert certificate["brier"] == pytest.approx(brier)
     assert certificate["brier"] == pytest.approx(brier_score_loss([1] * 4, expit([1, -1, 0, 3])))
-    assert not certificate["passed"] and [reason.split(" is ")[0] for reason in certificate["reasons"]] == ["held-out accuracy", "share of tied pairs"]
+    assert not certificate["passed"] and [reason.split(" is ")[0] for reason in certificate["reasons"]] == [
+        "held-out accuracy",
+        "share of tied pairs",
+    ]
     json.dumps(certificate)
 
 
@@ -54,8 +57,12 @@ def test_calibration_error_of_calibrated_and_overconfident_scores():
     assert error < 0.03 and sum(b["pairs"] for b in bins) == len(deltas)
     loud, _ = calibration(5 * deltas)
     assert loud > 0.1
-    hand, table = calibration(np.array([np.log(3), np.log(3), np.log(3), -np.log(3)]))  # says 75 %, is right 3 of 4 times
-    assert hand == pytest.approx(0, abs=1e-12) and table == [{"confidence": pytest.approx(0.75), "accuracy": 0.75, "pairs": 4}]
+    hand, table = calibration(
+        np.array([np.log(3), np.log(3), np.log(3), -np.log(3)])
+    )  # says 75 %, is right 3 of 4 times
+    assert hand == pytest.approx(0, abs=1e-12) and table == [
+        {"confidence": pytest.approx(0.75), "accuracy": 0.75, "pairs": 4}
+    ]
 
 
 def test_length_biased_reward_model_is_detected():
@@ -74,7 +81,9 @@ def test_swapping_every_pair_mirrors_accuracy_and_keeps_correlation():
     rng = np.random.default_rng(1)
     deltas, lengths = rng.normal(size=50), rng.integers(1, 30, size=(50, 2)).astype(float)
     ours, mirrored = length_bias(deltas, lengths), length_bias(-deltas, lengths[:, ::-1])
-    assert ours["pearson"] == pytest.approx(mirrored["pearson"]) and ours["spearman"] == pytest.approx(mirrored["spearman"])
+    assert ours["pearson"] == pytest.approx(mirrored["pearson"]) and ours["spearman"] == pytest.approx(
+        mirrored["spearman"]
+    )
     assert ours["controlled"]["mean"] == pytest.approx(1 - mirrored["controlled"]["mean"])
 
 
@@ -83,7 +92,11 @@ def test_length_covariate_agrees_with_scikit_learn():
     lengths = np.random.default_rng(3).integers(1, 40, size=(500, 2)).astype(float)
     gaps = np.log1p(lengths[:, 0]) - np.log1p(lengths[:, 1])
     x = np.stack([deltas / np.sqrt((deltas**2).mean()), gaps / np.sqrt((gaps**2).mean())], 1)
-    mirrored = LogisticRegression(fit_intercept=False, C=1 / 0.2, tol=1e-8).fit(np.r_[x, -x], np.r_[np.ones(500), np.zeros(500)]).coef_[0]
+    mirrored = (
+        LogisticRegression(fit_intercept=False, C=1 / 0.2, tol=1e-8)
+        .fit(np.r_[x, -x], np.r_[np.ones(500), np.zeros(500)])
+        .coef_[0]
+    )
     got = length_bias(deltas, lengths)["coefficients"]
     assert (got["score"], got["length"]) == pytest.approx(tuple(mirrored), abs=1e-3)
 
@@ -100,36 +113,68 @@ def test_reload_and_batches_are_bounded():
 def test_padding_sensitivity_fails_on_the_padding_side_and_is_noted_on_the_other(wrong):
     scores = [[2.0, 1], [3, 0]] * 4
     whole = certificate_of(scores, padding_side="right", padding_difference={"left": 1e-6, "right": 1e-3})
-    assert whole["passed"] and whole["notes"] == [] and whole["padding_difference"] == {"left": 1e-6, "right": 1e-3}
+    assert (
+        whole["passed"]
+        and whole["notes"] == []
+        and whole["padding_difference"] == {"left": 1e-6, "right": 1e-3}
+    )
     noted = certificate_of(scores, padding_side="right", padding_difference={"left": wrong, "right": 0.0})
     assert noted["passed"] and noted["reasons"] == []
-    assert re.fullmatch(r"not safe to pad on the left, while its tokenizer pads on the right: .* by (0\.2|inf), expected at most 0\.001", noted["notes"][0])
+    assert re.fullmatch(
+        r"not safe to pad on the left, while its tokenizer pads on the right: .* by (0\.2|inf), expected "
+        r"at most 0\.001",
+        noted["notes"][0],
+    )
     failed = certificate_of(scores, padding_side="left", padding_difference={"left": wrong, "right": 0.0})
     assert not failed["passed"] and failed["notes"] == []
     assert failed["reasons"][0].startswith("not safe to pad on the left, as its tokenizer pads")
-    assert certificate_of(scores, padding_side="left", padding_difference={"left": 0.2, "right": 0.0}, limits={"padding_tolerance": None})["passed"]
+    assert certificate_of(
+        scores,
+        padding_side="left",
+        padding_difference={"left": 0.2, "right": 0.0},
+        limits={"padding_tolerance": None},
+    )["passed"]
     assert certificate_of(scores)["padding_difference"] is None
 
 
 def test_windows_of_one_conversation_do_not_narrow_the_interval():
-    """85 of 138 pairs of 117 conversations: Wilson's interval of 58 trials reaches below chance, that of 138 does not."""
+    """85 of 138 pairs of 117 conversations: Wilson's interval of 58 trials reaches below chance, that of 138
+    does not.
+    """
     scores = [[1.0, 0]] * 85 + [[0, 1.0]] * 53
     alone, clustered = certificate_of(scores), certificate_of(scores, conversations=117)
-    assert alone["accuracy"]["n"] == 138 and (alone["accuracy"]["low"], alone["accuracy"]["high"]) == pytest.approx((0.5327, 0.6929), abs=1e-4)
+    assert alone["accuracy"]["n"] == 138 and (
+        alone["accuracy"]["low"],
+        alone["accuracy"]["high"],
+    ) == pytest.approx((0.5327, 0.6929), abs=1e-4)
     assert clustered["accuracy"]["n"] == 58 and clustered["accuracy"]["mean"] == 85 / 138
-    assert (clustered["accuracy"]["low"], clustered["accuracy"]["high"]) == pytest.approx((0.4873, 0.7302), abs=1e-4)
+    assert (clustered["accuracy"]["low"], clustered["accuracy"]["high"]) == pytest.approx(
+        (0.4873, 0.7302), abs=1e-4
+    )
     assert clustered["length"]["longer_preferred"]["n"] == clustered["length"]["controlled"]["n"] == 58
     assert alone["passed"] and not clustered["passed"] and clustered["conversations"] == 117
     lengths = np.tile([10.0, 10.0], (138, 1))
-    for near, trials in ((138, 58), (100, 58), (40, 40)):  # of pairs of like length, some; no more trials than they are
+    for near, trials in (
+        (138, 58),
+        (100, 58),
+        (40, 40),
+    ):  # of pairs of like length, some; no more trials than they are
         lengths[near:] = [10.0, 20.0]
-        assert certificate_of(scores, lengths, conversations=117, limits={"min_accuracy": None})["length"]["matched"]["n"] == trials
+        assert (
+            certificate_of(scores, lengths, conversations=117, limits={"min_accuracy": None})["length"][
+                "matched"
+            ]["n"]
+            == trials
+        )
     assert independent(3, 1) == 1 and independent(3, 100) == 3
 
 
 def test_conversations_are_identified_by_id_or_first_turn():
     def side(*turns, **meta):
-        return Trajectory(tuple({"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(turns)), meta=meta)
+        return Trajectory(
+            tuple({"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(turns)),
+            meta=meta,
+        )
 
     topic = Prompt("p", ({"role": "system", "content": "kites"},))
     short, long, other = side("hi", "hello"), side("hi", " hello", "you?", "fine"), side("hi", "bye")
@@ -141,9 +186,13 @@ def test_conversations_are_identified_by_id_or_first_turn():
 def test_certificate_is_decided_by_the_intervals_lower_bound():
     """16 of 20: 80 % [58.4 %, 91.9 %]."""
     scores = [[1.0, 0]] * 16 + [[0, 1.0]] * 4
-    assert certificate_of(scores)["passed"] and certificate_of(scores, limits={"min_accuracy": 0.58})["passed"]
+    assert (
+        certificate_of(scores)["passed"] and certificate_of(scores, limits={"min_accuracy": 0.58})["passed"]
+    )
     (reason,) = certificate_of(scores, limits={"min_accuracy": 0.59})["reasons"]
-    assert reason == "held-out accuracy is 80.0% [58.4%, 91.9%]; expected a lower bound above 59.0% (the floor)"
+    assert (
+        reason == "held-out accuracy is 80.0% [58.4%, 91.9%]; expected a lower bound above 59.0% (the floor)"
+    )
     assert not certificate_of(scores, limits={"min_pairs": 21})["passed"]
     with pytest.raises(RecipeError, match="min_accuracy"):
         certificate_of(scores, limits={"min_acuracy": 0.7})
@@ -163,24 +212,50 @@ def test_certificate_notes_that_accuracy_is_not_required():
 def test_separate_limits_for_contrast_pairs_and_best_of_n():
     scores, limits = [[1.0, 0]] * 20, {"min_accuracy_by_kind": {"contrast": 0.5}, "best_of_n_rises": True}
     good, coin = share(0.8, 40), share(0.55, 40)
-    rising, flat = {"1": good, "8": good, "rises": good}, {"1": good, "8": good, "rises": {**good, "low": -0.01}}
-    assert certificate_of(scores, by_kind={"contrast": good, "pass_fail": coin}, best_of_n=rising, limits=limits)["passed"]
+    rising, flat = (
+        {"1": good, "8": good, "rises": good},
+        {"1": good, "8": good, "rises": {**good, "low": -0.01}},
+    )
+    assert certificate_of(
+        scores, by_kind={"contrast": good, "pass_fail": coin}, best_of_n=rising, limits=limits
+    )["passed"]
     assert certificate_of(scores, by_kind={"contrast": coin}, best_of_n=flat)["passed"], "no limit, no reason"
-    assert "accuracy on pairs of kind contrast is 55.0%" in certificate_of(scores, by_kind={"contrast": coin}, best_of_n=rising, limits=limits)["reasons"][0]
+    assert (
+        "accuracy on pairs of kind contrast is 55.0%"
+        in certificate_of(scores, by_kind={"contrast": coin}, best_of_n=rising, limits=limits)["reasons"][0]
+    )
     both = {**limits, "min_accuracy_by_kind": {"contrast": 0.5, "pass_fail": 0.5}}
-    assert "of kind pass_fail is 55.0%" in certificate_of(scores, by_kind={"contrast": good, "pass_fail": coin}, best_of_n=rising, limits=both)["reasons"][0]
-    assert "best of 1" in certificate_of(scores, by_kind={"contrast": good}, best_of_n=flat, limits=limits)["reasons"][0]
-    assert [reason.split(",")[0].rpartition(" ")[2] for reason in certificate_of(scores, limits=limits)["reasons"]] == ["measured", "measured"]
+    assert (
+        "of kind pass_fail is 55.0%"
+        in certificate_of(
+            scores, by_kind={"contrast": good, "pass_fail": coin}, best_of_n=rising, limits=both
+        )["reasons"][0]
+    )
+    assert (
+        "best of 1"
+        in certificate_of(scores, by_kind={"contrast": good}, best_of_n=flat, limits=limits)["reasons"][0]
+    )
+    assert [
+        reason.split(",")[0].rpartition(" ")[2] for reason in certificate_of(scores, limits=limits)["reasons"]
+    ] == ["measured", "measured"]
 
 
 def test_accuracy_by_kind_uses_only_pairs_of_that_kind():
     def pair(kind, i):
         meta = {} if kind is None else {"pair": {"kind": kind}}
-        return Group(Prompt(str(i), (), meta=meta), tuple(Trajectory(({"role": "assistant", "content": f"{i} {side}"},)) for side in "ab"))
+        return Group(
+            Prompt(str(i), (), meta=meta),
+            tuple(Trajectory(({"role": "assistant", "content": f"{i} {side}"},)) for side in "ab"),
+        )
 
     kinds = ["contrast", "pass_fail", "contrast", None, "pass_fail", "contrast"]
-    found = accuracy_by_kind([[1, 0], [0, 1], [0, 1], [1, 0], [1, 1], [3, 1]], [pair(kind, i) for i, kind in enumerate(kinds)])
-    assert {kind: (row["mean"], row["n"]) for kind, row in found.items()} == {"contrast": (pytest.approx(2 / 3), 3), "pass_fail": (0.25, 2)}
+    found = accuracy_by_kind(
+        [[1, 0], [0, 1], [0, 1], [1, 0], [1, 1], [3, 1]], [pair(kind, i) for i, kind in enumerate(kinds)]
+    )
+    assert {kind: (row["mean"], row["n"]) for kind, row in found.items()} == {
+        "contrast": (pytest.approx(2 / 3), 3),
+        "pass_fail": (0.25, 2),
+    }
 
 
 def test_require_refuses_missing_and_failed_certificates():

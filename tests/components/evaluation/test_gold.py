@@ -25,18 +25,38 @@ def say(role, content):
 @pytest.fixture(scope="module")
 def encoder_path(tmp_path_factory):
     path = tmp_path_factory.mktemp("encoder")
-    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *DULL, *WARM, *PLAIN, *(f"topic{i}" for i in range(12))]
+    vocabulary = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        *DULL,
+        *WARM,
+        *PLAIN,
+        *(f"topic{i}" for i in range(12)),
+    ]
     (path / "words.txt").write_text("\n".join(vocabulary))
     BertTokenizerFast(str(path / "words.txt")).save_pretrained(path)
     torch.manual_seed(0)
-    BertModel(BertConfig(vocab_size=len(vocabulary), hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
-                         intermediate_size=32, initializer_range=0.5)).save_pretrained(path)
+    BertModel(
+        BertConfig(
+            vocab_size=len(vocabulary),
+            hidden_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=32,
+            initializer_range=0.5,
+        )
+    ).save_pretrained(path)
     return path
 
 
 def window(rng, warm, turns=4):
     def text():
-        return " ".join(rng.choice(PLAIN, 4).tolist() + rng.choice(WARM if rng.random() < warm else DULL, 2).tolist())
+        return " ".join(
+            rng.choice(PLAIN, 4).tolist() + rng.choice(WARM if rng.random() < warm else DULL, 2).tolist()
+        )
 
     return tuple(say("user" if i % 2 == 0 else "assistant", text()) for i in range(turns))
 
@@ -67,8 +87,16 @@ def test_gold_measure_generalises_to_new_topics(trained):
 
 def test_gold_measure_scores_one_reply_after_a_fixed_context(trained, encoder_path):
     measure = GoldMeasure.load(trained[0], encoder_path)
-    context = [say("system", "topic3"), say("user", "the dog today walk"), say("assistant", "rain music"), say("user", "bread house")]
-    better, worse = [*context, say("assistant", "tell lovely story")], [*context, say("assistant", "whatever bye no")]
+    context = [
+        say("system", "topic3"),
+        say("user", "the dog today walk"),
+        say("assistant", "rain music"),
+        say("user", "bread house"),
+    ]
+    better, worse = (
+        [*context, say("assistant", "tell lovely story")],
+        [*context, say("assistant", "whatever bye no")],
+    )
     for controlled in (False, True):
         whole = measure.score([better, worse], length_controlled=controlled)
         alone = measure.score_replies([better, worse], length_controlled=controlled)
@@ -79,34 +107,50 @@ def test_gold_measure_scores_one_reply_after_a_fixed_context(trained, encoder_pa
 
 
 def relevant_pairs(count, topics, seed):
-    """The chosen reply names the topic of the prompt, the rejected one another topic; without the prompt neither is
-    better.
+    """The chosen reply names the topic of the prompt, the rejected one another topic; without the prompt
+    neither is better.
     """
     rng = np.random.default_rng(seed)
     pairs = []
     for i in range(count):
         topic, other = rng.choice(topics, 2, replace=False)
         filler = " ".join(rng.choice(PLAIN, 2))
-        sides = [Trajectory((say("user", f"tell {topic} {topic}"), say("assistant", f"{filler} {named} {named}"))) for named in (topic, other)]
+        sides = [
+            Trajectory((say("user", f"tell {topic} {topic}"), say("assistant", f"{filler} {named} {named}")))
+            for named in (topic, other)
+        ]
         pairs.append(Group(Prompt(f"{topic}-{i}", (), meta={"topic": str(topic)}), tuple(sides)))
     return pairs
 
 
 def test_gold_measure_uses_the_prompt(encoder_path, tmp_path):
     topics = [f"topic{i}" for i in range(12)]
-    certificate = train_gold(relevant_pairs(600, topics, 0), relevant_pairs(200, topics, 1), encoder_path, tmp_path)
+    certificate = train_gold(
+        relevant_pairs(600, topics, 0), relevant_pairs(200, topics, 1), encoder_path, tmp_path
+    )
     assert certificate["passed"] and certificate["accuracy"]["mean"] > 0.6
     measure = GoldMeasure.load(tmp_path, encoder_path)
-    scores = {(topic, named): measure.score_replies([[say("user", f"tell {topic} {topic}"), say("assistant", f"rain {named} {named}")]])[0]
-              for topic in topics[:4] for named in topics[:4]}
+    scores = {
+        (topic, named): measure.score_replies(
+            [[say("user", f"tell {topic} {topic}"), say("assistant", f"rain {named} {named}")]]
+        )[0]
+        for topic in topics[:4]
+        for named in topics[:4]
+    }
     right = [scores[a, a] > scores[a, b] for a in topics[:4] for b in topics[:4] if a != b]
     assert np.mean(right) > 0.6, "the same replies, ordered by the prompt"
 
 
 def test_a_measure_at_chance_fails_its_certificate(encoder_path, tmp_path):
-    coin = [Group(g.prompt, g.trajectories[:: 1 if i % 2 else -1]) for i, g in enumerate(pairs(200, [f"topic{i}" for i in range(8)], 0))]
+    coin = [
+        Group(g.prompt, g.trajectories[:: 1 if i % 2 else -1])
+        for i, g in enumerate(pairs(200, [f"topic{i}" for i in range(8)], 0))
+    ]
     certificate = train_gold(coin[:120], coin[120:], encoder_path, tmp_path)
-    assert not certificate["passed"] and "expected a lower bound above 50.0% (chance)" in certificate["reasons"][0]
+    assert (
+        not certificate["passed"]
+        and "expected a lower bound above 50.0% (chance)" in certificate["reasons"][0]
+    )
 
 
 def test_score_is_independent_of_the_batch_and_of_reloading(trained, encoder_path):
@@ -134,8 +178,13 @@ def test_length_control_removes_length(encoder_path, tmp_path):
     def talk(words):
         return (say("user", "the dog"), say("assistant", " ".join(rng.choice(PLAIN, words))))
 
-    groups = [Group(Prompt(str(i), (say("system", f"topic{i % 8}"),)), (Trajectory(talk(int(n) + 4)), Trajectory(talk(int(n)))))
-              for i, n in enumerate(rng.integers(2, 12, 200))]
+    groups = [
+        Group(
+            Prompt(str(i), (say("system", f"topic{i % 8}"),)),
+            (Trajectory(talk(int(n) + 4)), Trajectory(talk(int(n)))),
+        )
+        for i, n in enumerate(rng.integers(2, 12, 200))
+    ]
     certificate = train_gold(groups[:150], groups[150:], encoder_path, tmp_path)
     assert certificate["length"]["longer_preferred"]["mean"] == 1 and certificate["accuracy"]["mean"] > 0.8
     assert certificate["length_controlled"]["mean"] < certificate["accuracy"]["mean"] - 0.1
@@ -158,7 +207,11 @@ def test_embeddings_are_mean_pooled_unit_vectors_whatever_the_batch(encoder_path
     assert vectors[:1] == pytest.approx(Encoder(encoder_path)(texts[:1]), abs=1e-5)
     model = BertModel.from_pretrained(encoder_path).eval()
     with torch.no_grad():
-        hidden = model(**BertTokenizerFast.from_pretrained(encoder_path)(texts[0], return_tensors="pt")).last_hidden_state[0].mean(0)
+        hidden = (
+            model(**BertTokenizerFast.from_pretrained(encoder_path)(texts[0], return_tensors="pt"))
+            .last_hidden_state[0]
+            .mean(0)
+        )
     assert vectors[0] == pytest.approx((hidden / hidden.norm()).numpy(), abs=1e-5)
 
 

@@ -22,9 +22,11 @@ def test_distinct_by_hand():
 def test_self_bleu_by_hand_and_at_its_ends():
     assert self_bleu(["a b c d e"] * 3) == pytest.approx(1)
     assert self_bleu(["a b c d", "e f g h"]) == 0
-    # "a b c x" against "a b c d": unigrams 3/4; smoothed bigrams (2+1)/(3+1), trigrams (1+1)/(2+1), 4-grams (0+1)/(1+1)
+    # "a b c x" against "a b c d": unigrams 3/4; smoothed bigrams (2+1)/(3+1), trigrams (1+1)/(2+1), 4-grams
+    # (0+1)/(1+1)
     assert self_bleu(["a b c x", "a b c d"]) == pytest.approx((3 / 4 * 3 / 4 * 2 / 3 * 1 / 2) ** 0.25)
-    # brevity: "a b" against "a b c d", exp(1 - 4/2); the other way the reference is shorter and nothing is taken off
+    # brevity: "a b" against "a b c d", exp(1 - 4/2); the other way the reference is shorter and nothing is
+    # taken off
     short = (1.0 * 1.0 * 1.0 * 1.0) ** 0.25 * math.exp(-1)
     long = (2 / 4 * (1 + 1) / (3 + 1) * (0 + 1) / (2 + 1) * (0 + 1) / (1 + 1)) ** 0.25
     assert self_bleu(["a b", "a b c d"]) == pytest.approx((short + long) / 2)
@@ -36,7 +38,9 @@ def test_self_bleu_clips_by_the_other_answers_only():
     first = (1 / 2 * 1 / 2) ** 0.5
     rest = (1 / 2 * 1 / 2) ** 0.5
     assert self_bleu(rows, n=2) == pytest.approx((first + 2 * rest) / 3)
-    assert self_bleu([f"word{i} and more" for i in range(30)], limit=10, seed=1) == self_bleu([f"word{i} and more" for i in range(30)], limit=10, seed=1)
+    assert self_bleu([f"word{i} and more" for i in range(30)], limit=10, seed=1) == self_bleu(
+        [f"word{i} and more" for i in range(30)], limit=10, seed=1
+    )
 
 
 def test_spread_is_the_mean_pairwise_cosine_distance():
@@ -58,7 +62,11 @@ def test_perplexity_of_a_uniform_model_is_its_vocabulary():
 def test_alignment_tax_is_weighted_by_tokens():
     ours, theirs = [[-2.0] * 3, [-1.0]], [[-1.0] * 3, [-1.0]]
     ratio = perplexity_ratio(ours, theirs)
-    assert ratio["mean"] == pytest.approx(math.exp(3 / 4)) == pytest.approx(perplexity(ours) / perplexity(theirs))
+    assert (
+        ratio["mean"]
+        == pytest.approx(math.exp(3 / 4))
+        == pytest.approx(perplexity(ours) / perplexity(theirs))
+    )
     assert ratio["low"] == pytest.approx(1) and ratio["high"] == pytest.approx(math.e)
     with pytest.raises(DataError, match="same tokens"):
         perplexity_ratio(ours, [[-1.0] * 2, [-1.0]])
@@ -82,10 +90,26 @@ def test_kl_to_itself_is_zero_and_masked_tokens_do_not_count():
 
 
 def test_answer_rates_by_hand():
-    texts = ["I like tea.", "", "As an AI language model I have no taste", "no " * 10, "I'm sorry, but I can't help with that."]
+    texts = [
+        "I like tea.",
+        "",
+        "As an AI language model I have no taste",
+        "no " * 10,
+        "I'm sorry, but I can't help with that.",
+    ]
     rates = answer_rates(texts, ["end", "end", "length", "length", "error"])
-    assert rates == {"ended": 0.4, "truncated": 0.4, "failed": 0.2, "empty": 0.2, "refusal_like": 0.4, "repetitive": 0.2, "personal_data": 0.0}
-    measured_rates = answer_rates(["Write to jo@example.org", "Ask @jo_smith or call +44 20 7946 0018", "At 3 @ the park"], ["end"] * 3)
+    assert rates == {
+        "ended": 0.4,
+        "truncated": 0.4,
+        "failed": 0.2,
+        "empty": 0.2,
+        "refusal_like": 0.4,
+        "repetitive": 0.2,
+        "personal_data": 0.0,
+    }
+    measured_rates = answer_rates(
+        ["Write to jo@example.org", "Ask @jo_smith or call +44 20 7946 0018", "At 3 @ the park"], ["end"] * 3
+    )
     assert measured_rates["personal_data"] == 2 / 3
     assert answer_rates(["I'm sorry you lost your dog"], ["end"])["refusal_like"] == 0
     with pytest.raises(DataError):
@@ -93,12 +117,22 @@ def test_answer_rates_by_hand():
 
 
 def test_proxy_over_gold_gap_by_hand():
-    """Two reward models and the gold measure on two prompts, by hand; the base model's wins are another question."""
-    won = {"win_rate": [0.5, 0.5], "win_rate_reward_model_1": [1.0, 0.5], "win_rate_reward_model_2": [1.0, 1.0], "win_rate_reward_model_1_base": [0.0, 0.0],
-           "win_rate_safety": [0.0, 0.0]}
+    """Two reward models and the gold measure on two prompts, by hand; the base model's wins are another
+    question.
+    """
+    won = {
+        "win_rate": [0.5, 0.5],
+        "win_rate_reward_model_1": [1.0, 0.5],
+        "win_rate_reward_model_2": [1.0, 1.0],
+        "win_rate_reward_model_1_base": [0.0, 0.0],
+        "win_rate_safety": [0.0, 0.0],
+    }
     gap = proxy_over_gold(won, ["reward_model_1", "reward_model_2"])
     assert gap is not None and gap["mean"] == ((1.0 - 0.5) + (0.75 - 0.5)) / 2 and gap["n"] == 2
-    assert proxy_over_gold({"win_rate": [1.0]}, ["reward_model"]) is None and proxy_over_gold({"win_rate_reward_model": [1.0]}, ["reward_model"]) is None
+    assert (
+        proxy_over_gold({"win_rate": [1.0]}, ["reward_model"]) is None
+        and proxy_over_gold({"win_rate_reward_model": [1.0]}, ["reward_model"]) is None
+    )
 
 
 def test_distinct_n_ratio_compares_as_much_text():

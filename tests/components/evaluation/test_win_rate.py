@@ -10,8 +10,8 @@ from ratchet.components.evaluation.win_rate import compare, length_controlled, p
 
 
 def world(quality, taste_for_length, n=600, seed=0):
-    """Scores of two arms whose lengths differ by N(5, 5); the score is quality plus tanh of the length gap with
-    logistic noise.
+    """Scores of two arms whose lengths differ by N(5, 5); the score is quality plus tanh of the length gap
+    with logistic noise.
     """
     rng = np.random.default_rng(seed)
     ours, theirs = rng.normal(25, 3.5, n), rng.normal(20, 3.5, n)
@@ -25,11 +25,15 @@ def test_length_controlled_rate_is_a_half_when_only_length_differs():
     assert found["raw"]["low"] > 0.6
     assert found["length_controlled"]["mean"] == pytest.approx(0.5, abs=0.04)
     assert found["length_controlled"]["low"] < 0.5 < found["length_controlled"]["high"]
-    assert found["length_effect"] == pytest.approx(2, abs=0.2) and found["length_ratio"] == pytest.approx(1.25, abs=0.03)
+    assert found["length_effect"] == pytest.approx(2, abs=0.2) and found["length_ratio"] == pytest.approx(
+        1.25, abs=0.03
+    )
 
 
 def test_length_controlled_interval_covers_the_true_rate():
-    worlds = [compare(*world(0.0, 2.0, n=100, seed=seed), resamples=200)["length_controlled"] for seed in range(60)]
+    worlds = [
+        compare(*world(0.0, 2.0, n=100, seed=seed), resamples=200)["length_controlled"] for seed in range(60)
+    ]
     assert np.mean([w["low"] <= 0.5 <= w["high"] for w in worlds]) >= 0.85
     assert np.mean([w["mean"] for w in worlds]) == pytest.approx(0.5, abs=0.04)
 
@@ -46,13 +50,17 @@ def test_length_control_fit_equals_scikit_learn():
     interval, effect = length_controlled(outcome, gap, np.arange(200), resamples=10)
     x = np.stack([np.ones(200), np.tanh(gap / gap.std())], 1)
     oracle = LogisticRegression(fit_intercept=False, C=10, tol=1e-10).fit(x, outcome).coef_[0]
-    assert interval["mean"] == pytest.approx(expit(oracle[0]), abs=1e-5) and effect == pytest.approx(oracle[1], abs=1e-4)
+    assert interval["mean"] == pytest.approx(expit(oracle[0]), abs=1e-5) and effect == pytest.approx(
+        oracle[1], abs=1e-4
+    )
 
 
 def test_responses_are_averaged_per_prompt():
     assert per_prompt([[1.0, 3.0], [5.0]], [[2.0, 1.0], [0.0]]).tolist() == [(0 + 0.5 + 1 + 1) / 4, 1.0]
     many = compare([[1.0] * 9, [0.0]], [[0.0] * 9, [1.0]], [[4] * 9, [4]], [[4] * 9, [4]])
-    assert many["raw"]["mean"] == 0.5 == pytest.approx(many["length_controlled"]["mean"]) and many["wins"] == [1.0, 0.0]
+    assert many["raw"]["mean"] == 0.5 == pytest.approx(many["length_controlled"]["mean"]) and many[
+        "wins"
+    ] == [1.0, 0.0]
 
 
 def test_swapping_the_arms_mirrors_both_rates():

@@ -21,7 +21,11 @@ from ratchet.components.types import Group, Prompt, Request, Trajectory
 
 
 def profile(dtype: Any = "float32", **options: Any) -> dict[str, Any]:
-    return plain(Profile(threads=1, **{"engine": "vllm", "vllm": Vllm(server="http://127.0.0.1:9", dtype=dtype), **options}))
+    return plain(
+        Profile(
+            threads=1, **{"engine": "vllm", "vllm": Vllm(server="http://127.0.0.1:9", dtype=dtype), **options}
+        )
+    )
 
 
 @pytest.fixture(scope="module")
@@ -38,16 +42,27 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return first, later
 
 
-def test_stale_server_weights_are_detected_at_the_first_answer(two: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stale_server_weights_are_detected_at_the_first_answer(
+    two: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A torch engine that may ignore `load` stands in for vLLM."""
     first, later = two
     torch_engine = TorchEngine(first, threads=1)
     monkeypatch.setattr(choose, "sampler", lambda profile, path: torch_engine)
     engine = choose.engine_of(profile(), first)
-    requests = [Request(engine.encode_prompt([{"role": "user", "content": f"{i} + 1 ="}]), count=2, max_tokens=8, seed=i) for i in range(6)]
+    requests = [
+        Request(
+            engine.encode_prompt([{"role": "user", "content": f"{i} + 1 ="}]), count=2, max_tokens=8, seed=i
+        )
+        for i in range(6)
+    ]
     answers = engine.generate(requests)
     assert answers == TorchEngine(first, threads=1).generate(requests) and engine.generate([]) == []
-    monkeypatch.setattr(TorchEngine, "load", lambda self, path, load=TorchEngine.load: None if self is torch_engine else load(self, path))
+    monkeypatch.setattr(
+        TorchEngine,
+        "load",
+        lambda self, path, load=TorchEngine.load: None if self is torch_engine else load(self, path),
+    )
     engine.load(later)
     with pytest.raises(ContractError, match=r"\S+ nats"):
         engine.generate(requests)
@@ -56,16 +71,26 @@ def test_stale_server_weights_are_detected_at_the_first_answer(two: tuple[Path, 
 
 
 def test_logprob_gap_uses_only_masked_steps_with_sampler_logprobs() -> None:
-    paths = (Trajectory((), mask=[False, True, True], logprobs=[0.0, -1.0, -2.0]), Trajectory((), mask=[False, True, True]))
+    paths = (
+        Trajectory((), mask=[False, True, True], logprobs=[0.0, -1.0, -2.0]),
+        Trajectory((), mask=[False, True, True]),
+    )
     rows = [[9.0, -1.5, -2.25], [9.0, 9.0, 9.0]]
     assert gap([Group(Prompt("p", ()), paths)], [{"logprobs": rows}]) == Gap(0.5, 0.375)
     assert gap([], []) == Gap(0.0, 0.0)
-    assert gap([Group(Prompt("p", ()), paths)], [{"logprobs": [[0.0, math.nan, -2.0], rows[1]]}]).worst == math.inf
+    assert (
+        gap([Group(Prompt("p", ()), paths)], [{"logprobs": [[0.0, math.nan, -2.0], rows[1]]}]).worst
+        == math.inf
+    )
 
 
 def test_tolerance_depends_on_the_precision() -> None:
     exact = [profile(), profile(engine="torch"), profile("bfloat16", engine="torch")]
-    half = [profile("bfloat16"), profile("float16"), profile(engine="torch", learner="deepspeed", precision="bfloat16")]
+    half = [
+        profile("bfloat16"),
+        profile("float16"),
+        profile(engine="torch", learner="deepspeed", precision="bfloat16"),
+    ]
     rounded = Gap(worst=0.6, mean=0.06)  # SmolLM2-135M in bfloat16 against itself in float32
     for given in exact:
         with pytest.raises(ContractError, match="at worst"):

@@ -36,20 +36,27 @@ def test_history_contains_finished_exchanges(model: Conversation) -> None:
     stream = model.engine.stream
     model.engine.stream = lambda request: (seen.append(len(request.tokens)), stream(request))[1]  # type: ignore[method-assign]
     last(model.answer("how are you?", GREEDY, 1))
-    assert [m["role"] for m in model.history] == ["user", "assistant"] * 2 and model.history[1]["content"] == first.text
+    assert [m["role"] for m in model.history] == ["user", "assistant"] * 2 and model.history[1][
+        "content"
+    ] == first.text
     assert seen == [len(model.engine.encode_prompt(model.history[:3]))]
 
 
 def test_system_message_is_not_part_of_the_history(model: Conversation) -> None:
     request = model._request([{"role": "user", "content": "hi"}], Settings(system="Topic: rain"), 0)
-    assert request.tokens == model.engine.encode_prompt([{"role": "system", "content": "Topic: rain"}, {"role": "user", "content": "hi"}])
+    assert request.tokens == model.engine.encode_prompt(
+        [{"role": "system", "content": "Topic: rain"}, {"role": "user", "content": "hi"}]
+    )
     last(model.answer("hi", Settings(0.0, 5, "Topic: rain"), 0))
     assert [m["role"] for m in model.history] == ["user", "assistant"]
 
 
 def test_seed_decides_the_answer(tiny_model: Path) -> None:
     def texts(seed: int) -> list[str]:
-        return [last(Conversation(tiny_model).answer("tell me about dogs", Settings(2.0, 12), seed)).text for _ in range(2)]
+        return [
+            last(Conversation(tiny_model).answer("tell me about dogs", Settings(2.0, 12), seed)).text
+            for _ in range(2)
+        ]
 
     assert len(set(texts(1))) == 1 and texts(1) != texts(2)
 
@@ -70,21 +77,34 @@ def test_closing_keeps_partial_text_and_an_unstarted_answer_adds_nothing(model: 
 
 
 def test_streamed_text_never_ends_within_a_utf8_character(model: Conversation) -> None:
-    tokens = [*model.engine.tokenizer("né 你好 🙂", add_special_tokens=False)["input_ids"], *model.engine.contract.eos]
+    tokens = [
+        *model.engine.tokenizer("né 你好 🙂", add_special_tokens=False)["input_ids"],
+        *model.engine.contract.eos,
+    ]
     assert len(tokens) > 12, "characters of several tokens"
     model.engine.stream = lambda request: iter(tokens)  # type: ignore[method-assign]
     texts = [answer.text for answer in model.answer("hi", GREEDY, 0)]
-    assert not any("\ufffd" in text for text in texts) and {"né", "né 你", "né 你好", "né 你好 🙂"} <= set(texts)
+    assert not any("\ufffd" in text for text in texts) and {"né", "né 你", "né 你好", "né 你好 🙂"} <= set(
+        texts
+    )
 
 
-def test_prompt_over_the_context_length_is_an_error_and_answers_are_truncated_to_it(model: Conversation) -> None:
+def test_prompt_over_the_context_length_is_an_error_and_answers_are_truncated_to_it(
+    model: Conversation,
+) -> None:
     room = len(model.engine.encode_prompt([{"role": "user", "content": "hi"}]))
     model.engine.model.config.max_position_embeddings = room + 3
     assert last(model.answer("hi", Settings(0.0, 100), 0)).note == "cut at 3 tokens"
     refused = last(model.answer("hi", GREEDY, 0))
-    assert refused.stop == "error" and f"context length is {room + 3}" in refused.error and len(model.history) == 2
+    assert (
+        refused.stop == "error"
+        and f"context length is {room + 3}" in refused.error
+        and len(model.history) == 2
+    )
 
 
 def test_chat_template_error_becomes_the_answers_error(model: Conversation) -> None:
-    model.engine.tokenizer.chat_template = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+    model.engine.tokenizer.chat_template = (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+    )
     assert "no system role" in last(model.answer("hi", Settings(system="x"), 0)).error

@@ -35,7 +35,9 @@ def test_greedy_tokens_equal_transformers(tiny: Path) -> None:
     tokens = prompts(engine)
     answers = engine.generate([Request(t, count=2, max_tokens=20, temperature=0.0) for t in tokens])
     for ids, (first, second) in zip(tokens, answers, strict=True):
-        theirs = plain.generate(torch.tensor([ids]), max_new_tokens=20, do_sample=False)[0, len(ids) :].tolist()
+        theirs = plain.generate(torch.tensor([ids]), max_new_tokens=20, do_sample=False)[
+            0, len(ids) :
+        ].tolist()
         assert list(first.tokens) == theirs == list(second.tokens)
         assert first.stop == ("end" if theirs[-1] == engine.tokenizer.eos_token_id else "length")
 
@@ -44,11 +46,27 @@ def test_sampled_logprobs_equal_the_training_forward(tiny: Path) -> None:
     engine, learner = TorchEngine(tiny, rows=8), TorchLearner(tiny)
     groups = []
     tokens = prompts(engine)
-    for ids, samples in zip(tokens, engine.generate([Request(t, count=4, max_tokens=16, temperature=0.7, seed=i)
-                                                    for i, t in enumerate(tokens)]), strict=True):
-        groups.append(Group(Prompt("p", ()), tuple(
-            Trajectory((), {"tokens": [*ids, *s.tokens]}, [False] * len(ids) + [True] * len(s.tokens),
-                       [0.0] * len(ids) + list(s.logprobs)) for s in samples)))
+    for ids, samples in zip(
+        tokens,
+        engine.generate(
+            [Request(t, count=4, max_tokens=16, temperature=0.7, seed=i) for i, t in enumerate(tokens)]
+        ),
+        strict=True,
+    ):
+        groups.append(
+            Group(
+                Prompt("p", ()),
+                tuple(
+                    Trajectory(
+                        (),
+                        {"tokens": [*ids, *s.tokens]},
+                        [False] * len(ids) + [True] * len(s.tokens),
+                        [0.0] * len(ids) + list(s.logprobs),
+                    )
+                    for s in samples
+                ),
+            )
+        )
     batch = pack(groups, unit="group", tokens=10_000)[0]
     with torch.no_grad():
         ours = learner(batch, frozenset({"logprobs"})).logprobs
@@ -68,25 +86,43 @@ def test_answers_are_independent_of_the_batch(tiny: Path) -> None:
     assert [len(group) for group in together] == [r.count for r in requests]
 
 
-def test_common_prefixes_are_prefilled_once_with_equal_answers(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_common_prefixes_are_prefilled_once_with_equal_answers(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = TorchEngine(tiny, rows=2)
-    begins = [engine.encode_prompt([{"role": "user", "content": text}]) for text in ("tell me about the sea and the sky", "what do you like to do?")]
+    begins = [
+        engine.encode_prompt([{"role": "user", "content": text}])
+        for text in ("tell me about the sea and the sky", "what do you like to do?")
+    ]
     prompts = [begin + end for end in ([], [9, 8, 7], [9, 8, 7, 6], [5]) for begin in begins]
-    requests = [Request(tokens, count=1 + i % 2, max_tokens=6, seed=i, temperature=0.7) for i, tokens in enumerate(prompts)]
+    requests = [
+        Request(tokens, count=1 + i % 2, max_tokens=6, seed=i, temperature=0.7)
+        for i, tokens in enumerate(prompts)
+    ]
     alone = [engine.generate([r])[0] for r in requests]
     computed: list[int] = []
     forward = inference.hidden_states
-    monkeypatch.setattr(inference, "hidden_states", lambda model, tokens, positions, plan: (
-        computed.append(tokens.shape[1] if isinstance(plan, PrefillPlan) else 0), forward(model, tokens, positions, plan))[1])
+    monkeypatch.setattr(
+        inference,
+        "hidden_states",
+        lambda model, tokens, positions, plan: (
+            computed.append(tokens.shape[1] if isinstance(plan, PrefillPlan) else 0),
+            forward(model, tokens, positions, plan),
+        )[1],
+    )
     together = engine.generate(requests)
     assert [[s.tokens for s in group] for group in together] == [[s.tokens for s in group] for group in alone]
-    for ours, theirs in zip([s for group in together for s in group], [s for group in alone for s in group], strict=True):
+    for ours, theirs in zip(
+        [s for group in together for s in group], [s for group in alone for s in group], strict=True
+    ):
         assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
     assert sum(computed) <= sum(map(len, begins)) + 2 * (3 + 4 + 1) + len(prompts)
 
 
 @pytest.mark.parametrize(("temperature", "max_tokens"), [(0.0, 1), (0.0, 2), (0.7, 20)])
-def test_stream_yields_the_tokens_of_generate_one_by_one(tiny: Path, temperature: float, max_tokens: int) -> None:
+def test_stream_yields_the_tokens_of_generate_one_by_one(
+    tiny: Path, temperature: float, max_tokens: int
+) -> None:
     engine = TorchEngine(tiny)
     for tokens in prompts(engine):
         request = Request(tokens, max_tokens=max_tokens, temperature=temperature, seed=3)
@@ -103,9 +139,16 @@ def test_load_replaces_the_engines_weights(tiny: Path, tmp_path: Path) -> None:
     learner.save(tmp_path)
     engine.load(tmp_path)
     assert engine.weights != before
-    group = Group(Prompt("p", ({"role": "user", "content": "hi"},)), (Trajectory(({"role": "assistant", "content": "Hello!"},)),))
+    group = Group(
+        Prompt("p", ({"role": "user", "content": "hi"},)),
+        (Trajectory(({"role": "assistant", "content": "Hello!"},)),),
+    )
     with torch.no_grad():
-        ours = learner(pack([engine.encode(group)], unit="row", tokens=99)[0], frozenset({"logprobs"})).logprobs[0].tolist()
+        ours = (
+            learner(pack([engine.encode(group)], unit="row", tokens=99)[0], frozenset({"logprobs"}))
+            .logprobs[0]
+            .tolist()
+        )
     assert engine.score([group], frozenset({"logprobs"}))[0]["logprobs"][0] == pytest.approx(ours, abs=1e-6)
 
 
@@ -116,8 +159,15 @@ def test_reward_scores_equal_transformers(tiny: Path, tmp_path: Path) -> None:
     engine = TorchEngine(tmp_path, kind="reward")
     plain = AutoModelForSequenceClassification.from_pretrained(tmp_path)
     assert plain.config.num_hidden_layers == 1
-    group = engine.encode(Group(Prompt("p", ({"role": "user", "content": "hi"},)), tuple(
-        Trajectory(({"role": "assistant", "content": text},)) for text in ("Hello!", "Hello! How are you?"))))
+    group = engine.encode(
+        Group(
+            Prompt("p", ({"role": "user", "content": "hi"},)),
+            tuple(
+                Trajectory(({"role": "assistant", "content": text},))
+                for text in ("Hello!", "Hello! How are you?")
+            ),
+        )
+    )
     scores = engine.score([group], frozenset({"scores"}))[0]["scores"]
     for trajectory, score in zip(group.trajectories, scores, strict=True):
         theirs = plain(torch.tensor([trajectory.inputs["tokens"]])).logits.detach()
@@ -139,10 +189,16 @@ def test_sampling_uses_inverse_transform() -> None:
 def test_sampled_token_depends_only_on_the_rows_settings() -> None:
     torch.manual_seed(0)
     logits, u = torch.randn(3000, 5) * 3, torch.rand(5, dtype=torch.float64)
-    settings = (torch.tensor([1.0, 0.0, 0.7, 0.7, 1.3]), torch.tensor([0, 0, 0, 5, 0]), torch.tensor([1.0, 1.0, 1.0, 1.0, 0.4]))
+    settings = (
+        torch.tensor([1.0, 0.0, 0.7, 0.7, 1.3]),
+        torch.tensor([0, 0, 0, 5, 0]),
+        torch.tensor([1.0, 1.0, 1.0, 1.0, 0.4]),
+    )
     together, logprobs = sample(logits.clone(), u, *settings)
     for row in range(5):
-        token, logprob = sample(logits[:, row : row + 1].clone(), u[row : row + 1], *(s[row : row + 1] for s in settings))
+        token, logprob = sample(
+            logits[:, row : row + 1].clone(), u[row : row + 1], *(s[row : row + 1] for s in settings)
+        )
         assert int(token) == int(together[row])
         torch.testing.assert_close(logprob[0], logprobs[row], atol=1e-5, rtol=0)
         torch.testing.assert_close(logprob[0], logits[:, row].log_softmax(0)[token[0]], atol=1e-5, rtol=0)
@@ -162,6 +218,12 @@ def test_top_k_and_top_p_equal_transformers(top_k: int, top_p: float) -> None:
         kept = TopPLogitsWarper(top_p)(None, kept)
     n = 2000
     u = (torch.arange(n, dtype=torch.float64) + 0.5) / n
-    tokens, _ = sample(logits.repeat(n, 1).t().contiguous(), u, torch.full((n,), 0.8), torch.full((n,), top_k), torch.full((n,), top_p))
+    tokens, _ = sample(
+        logits.repeat(n, 1).t().contiguous(),
+        u,
+        torch.full((n,), 0.8),
+        torch.full((n,), top_k),
+        torch.full((n,), top_p),
+    )
     counts = torch.bincount(tokens, minlength=50) / n
     assert float((counts - kept.softmax(-1)[0]).abs().max()) < 2 / n

@@ -1,6 +1,7 @@
-"""vLLM as an engine. Quick: refusals, choosing, and the client's patience with a server that is lost. Slow: the real vLLM, against
-the torch engine on a small random model: in this process where vllm is importable, as a server of the environment whose python
-`RATCHET_VLLM_PYTHON` names, and behind the one at the address `RATCHET_VLLM_SERVER`.
+"""vLLM as an engine. Quick: refusals, choosing, and the client's patience with a server that is lost. Slow:
+the real vLLM, against the torch engine on a small random model: in this process where vllm is importable, as
+a server of the environment whose python `RATCHET_VLLM_PYTHON` names, and behind the one at the address
+`RATCHET_VLLM_SERVER`.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ def other(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-# --- what needs no vLLM -----------------------------------------------------------------------------------------------
+# --- what needs no vLLM
+# -----------------------------------------------------------------------------------------------
 
 
 class Echo:
@@ -123,13 +125,20 @@ def test_engine_is_selected_by_profile_and_request(tiny: Path, tmp_path: Path) -
     torch_profile, vllm_profile = plain(Profile(threads=1)), profile(server="http://127.0.0.1:9")
     save_model(new_reward(tiny, layers=1, pool="mean"), load_tokenizer(tiny), tmp_path)
     assert isinstance(engine_of(torch_profile, tiny), TorchEngine)
-    assert isinstance(engine_of(vllm_profile, tmp_path, "reward"), TorchEngine), "vLLM cannot compute our reward heads"
+    assert isinstance(engine_of(vllm_profile, tmp_path, "reward"), TorchEngine), (
+        "vLLM cannot compute our reward heads"
+    )
     split = engine_of(vllm_profile, tiny, "policy_with_value")
     assert isinstance(split, SplitEngine) and isinstance(split.sampler.backend, Server)
-    group = Group(Prompt("p", ({"role": "user", "content": "hi"},)), (Trajectory(({"role": "assistant", "content": "Hello!"},)),))
+    group = Group(
+        Prompt("p", ({"role": "user", "content": "hi"},)),
+        (Trajectory(({"role": "assistant", "content": "Hello!"},)),),
+    )
     outputs = frozenset({"logprobs", "values"})
     ours = TorchEngine(tiny, kind="policy_with_value", threads=1)
-    assert split.score([group], outputs) == ours.score([group], outputs), "what a loss reads is the torch engine's, and no vLLM was asked"
+    assert split.score([group], outputs) == ours.score([group], outputs), (
+        "what a loss reads is the torch engine's, and no vLLM was asked"
+    )
     assert split.weights == ours.weights and split.encode(group) == ours.encode(group)
 
 
@@ -150,12 +159,14 @@ def test_unsupported_requests_are_refused_for_vllm(tiny: Path, tmp_path: Path) -
 def test_value_head_is_not_sent_to_vllm(tiny: Path, tmp_path: Path) -> None:
     save_model(load_model(tiny, "policy_with_value"), load_tokenizer(tiny), tmp_path)
     assert [file.name for file in tmp_path.glob("*.safetensors")] == ["model.safetensors"]
-    assert (tmp_path / VALUE_HEAD).is_file() and VllmEngine(tmp_path, Echo()).weights == VllmEngine(tiny, Echo()).weights
+    assert (tmp_path / VALUE_HEAD).is_file() and VllmEngine(tmp_path, Echo()).weights == VllmEngine(
+        tiny, Echo()
+    ).weights
 
 
 def test_tied_output_layer_is_written_for_vllm(tiny: Path, tmp_path: Path) -> None:
-    """vLLM would update only the input embedding. The untied copy is the same model to transformers, and is deleted
-    with its engine.
+    """vLLM would update only the input embedding. The untied copy is the same model to transformers, and is
+    deleted with its engine.
     """
     view = untied(tiny, str(tmp_path))
     assert view
@@ -179,29 +190,49 @@ def test_samples_come_back_in_order_with_their_stop(tiny: Path) -> None:
     backend = Echo()
     engine = VllmEngine(tiny, backend)
     (eos,) = engine.contract.eos
-    answers = engine.generate([Request([1, 2], count=2, seed=3, stop_tokens=(5,), max_tokens=7, temperature=0.5), Request([3], count=1, seed=3)])
+    answers = engine.generate(
+        [
+            Request([1, 2], count=2, seed=3, stop_tokens=(5,), max_tokens=7, temperature=0.5),
+            Request([3], count=1, seed=3),
+        ]
+    )
     assert [[s.stop for s in group] for group in answers] == [["end", "end"], ["length"]]
     assert [row for row, _ in backend.requests] == [[1, 2], [1, 2], [3]]
     parameter_list = [one for _, one in backend.requests]
-    assert parameter_list[0] == parameters(Request([9], seed=3, max_tokens=7, temperature=0.5), 0, sorted({5, eos}))
-    assert len({one["seed"] for one in parameter_list}) == 2, "sample 0 of seed 3 is the same draw whatever the prompt"
+    assert parameter_list[0] == parameters(
+        Request([9], seed=3, max_tokens=7, temperature=0.5), 0, sorted({5, eos})
+    )
+    assert len({one["seed"] for one in parameter_list}) == 2, (
+        "sample 0 of seed 3 is the same draw whatever the prompt"
+    )
     assert parameter_list[0]["seed"] == parameter_list[2]["seed"] != parameter_list[1]["seed"]
-    assert all(0 <= parameters(Request([1], seed=s), n, [])["seed"] < 2**31 for s in (0, 2**31 - 1) for n in range(3))
+    assert all(
+        0 <= parameters(Request([1], seed=s), n, [])["seed"] < 2**31 for s in (0, 2**31 - 1) for n in range(3)
+    )
     with pytest.raises(ContractError, match="max_tokens"):
         engine.generate([Request([])])
 
 
 def test_scores_are_zero_where_mask_is_false(tiny: Path) -> None:
     path = Trajectory((), {"tokens": [7, 8, 9]}, [False, True, True])
-    assert VllmEngine(tiny, Echo()).score([Group(Prompt("p", ()), (path, path))], frozenset({"logprobs"})) == [{"logprobs": [[0.0, -1.0, -2.0]] * 2}]
+    assert VllmEngine(tiny, Echo()).score(
+        [Group(Prompt("p", ()), (path, path))], frozenset({"logprobs"})
+    ) == [{"logprobs": [[0.0, -1.0, -2.0]] * 2}]
 
 
 class Stand(BaseHTTPRequestHandler):
-    """A stub of vLLM's HTTP API: answers with the prompt's length and the version of the last weights it was sent."""
+    """A stub of vLLM's HTTP API: answers with the prompt's length and the version of the last weights it was
+    sent.
+    """
 
     def do_GET(self) -> None:
         state: Any = self.server
-        self._reply({"/weight_info": {"weight_version": state.weights}, "/is_paused": {"is_paused": state.paused}}.get(self.path, {}))
+        self._reply(
+            {
+                "/weight_info": {"weight_version": state.weights},
+                "/is_paused": {"is_paused": state.paused},
+            }.get(self.path, {})
+        )
 
     def do_POST(self) -> None:
         state: Any = self.server
@@ -221,10 +252,23 @@ class Stand(BaseHTTPRequestHandler):
                     state.weights = "default"
                 if isinstance(trouble, int):
                     return self._reply({"error": "why"}, trouble)
-            tokens, known = [len(body["token_ids"])], [None, *({str(t): {"logprob": -0.5}} for t in body["token_ids"][1:])]
-            return self._reply({"prompt_logprobs": known, "choices": [{
-                "token_ids": tokens, "finish_reason": "stop", "logprobs": {"content": [{"token_id": tokens[0], "logprob": -2.0}]},
-                "weight_versions": [{"version": state.weights, "start": 0, "end": 1}]}]})
+            tokens, known = (
+                [len(body["token_ids"])],
+                [None, *({str(t): {"logprob": -0.5}} for t in body["token_ids"][1:])],
+            )
+            return self._reply(
+                {
+                    "prompt_logprobs": known,
+                    "choices": [
+                        {
+                            "token_ids": tokens,
+                            "finish_reason": "stop",
+                            "logprobs": {"content": [{"token_id": tokens[0], "logprob": -2.0}]},
+                            "weight_versions": [{"version": state.weights, "start": 0, "end": 1}],
+                        }
+                    ],
+                }
+            )
         return self._reply({})
 
     def _reply(self, value: Any, code: int = 200) -> None:
@@ -240,7 +284,13 @@ class Stand(BaseHTTPRequestHandler):
 @pytest.fixture
 def stand() -> Iterator[Any]:
     server: Any = ThreadingHTTPServer(("127.0.0.1", 0), Stand)
-    server.weights, server.troubles, server.calls, server.frozen, server.paused = "default", [], [], False, False
+    server.weights, server.troubles, server.calls, server.frozen, server.paused = (
+        "default",
+        [],
+        [],
+        False,
+        False,
+    )
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield server
     server.shutdown()
@@ -248,7 +298,10 @@ def stand() -> Iterator[Any]:
 
 
 def client(stand: Any, tiny: Path, **options: Any) -> Server:
-    server = Server(profile(server=f"http://127.0.0.1:{stand.server_address[1]}", wait_seconds=2.0, **options)["vllm"], rows=4)
+    server = Server(
+        profile(server=f"http://127.0.0.1:{stand.server_address[1]}", wait_seconds=2.0, **options)["vllm"],
+        rows=4,
+    )
     server.load(tiny, "mine")
     return server
 
@@ -260,7 +313,13 @@ def test_weights_are_sent_once_and_answers_record_their_version(stand: Any, tiny
     server = client(stand, tiny)
     expected = [Answer((n,), (-2.0,), (0.0, *[-0.5] * (n - 1))) for n in (1, 2, 3)]
     assert server.answer(ROWS, ASKED) == expected == server.answer(ROWS, ASKED)
-    refresh = ["/pause?mode=wait", "/collective_rpc", "/reset_prefix_cache", "/update_weight_version", "/resume"]
+    refresh = [
+        "/pause?mode=wait",
+        "/collective_rpc",
+        "/reset_prefix_cache",
+        "/update_weight_version",
+        "/resume",
+    ]
     assert [c for c in stand.calls if "generate" not in c] == refresh
     client(stand, tiny).answer(ROWS, ASKED)
     assert stand.calls.count("/collective_rpc") == 1, "a second worker finds the weights there"
@@ -269,15 +328,21 @@ def test_weights_are_sent_once_and_answers_record_their_version(stand: Any, tiny
     assert not stand.paused, "a server whose worker died while it refreshed is woken"
 
 
-@pytest.mark.parametrize(("troubles", "refreshes"), [(["drop"], 1), ([503, "drop"], 1), (["restart"], 2), ([500], 1)])
-def test_restarted_server_gets_the_weights_and_the_request_again(stand: Any, tiny: Path, tmp_path: Path, troubles: list, refreshes: int) -> None:
+@pytest.mark.parametrize(
+    ("troubles", "refreshes"), [(["drop"], 1), ([503, "drop"], 1), (["restart"], 2), ([500], 1)]
+)
+def test_restarted_server_gets_the_weights_and_the_request_again(
+    stand: Any, tiny: Path, tmp_path: Path, troubles: list, refreshes: int
+) -> None:
     server, calm = client(stand, tiny), client(stand, tiny)
     expected = calm.answer(ROWS, ASKED)
     stand.troubles = troubles
     with progress.report_progress(tmp_path / "steps.json"):
         progress.expect("answers", 9)
         assert server.answer(ROWS, ASKED) == expected
-        assert progress._count is not None and progress._count.done == len(ROWS), "an answer that was lost is none"
+        assert progress._count is not None and progress._count.done == len(ROWS), (
+            "an answer that was lost is none"
+        )
     assert not stand.troubles and stand.calls.count("/collective_rpc") == refreshes
 
 
@@ -300,7 +365,9 @@ def test_unreachable_or_foreign_server_is_an_error(stand: Any, tiny: Path) -> No
 def test_different_architecture_is_refused_by_the_server(stand: Any, tiny: Path, tmp_path: Path) -> None:
     server = client(stand, tiny)
     config = json.loads((tiny / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 9, "transformers_version": "0"}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({**config, "num_hidden_layers": 9, "transformers_version": "0"})
+    )
     with pytest.raises(ContractError, match="architecture"):
         server.load(tmp_path, "bigger")
     (tmp_path / "config.json").write_text(json.dumps({**config, "transformers_version": "0"}))
@@ -318,7 +385,8 @@ def test_an_environment_without_vllm_fails_at_once(tiny: Path) -> None:
     assert server.child is not None and server.child.poll() == 1
 
 
-# --- the real vLLM ----------------------------------------------------------------------------------------------------
+# --- the real vLLM
+# ----------------------------------------------------------------------------------------------------
 
 
 def where(mode: str) -> dict[str, Any]:
@@ -344,9 +412,21 @@ def prompts(engine: Any) -> list[list[int]]:
 
 
 def as_groups(tokens: list[list[int]], answers: list) -> list[Group]:
-    return [Group(Prompt("p", ()), tuple(
-        Trajectory((), {"tokens": [*ids, *s.tokens]}, [False] * len(ids) + [True] * len(s.tokens), [0.0] * len(ids) + list(s.logprobs))
-        for s in samples)) for ids, samples in zip(tokens, answers, strict=True)]
+    return [
+        Group(
+            Prompt("p", ()),
+            tuple(
+                Trajectory(
+                    (),
+                    {"tokens": [*ids, *s.tokens]},
+                    [False] * len(ids) + [True] * len(s.tokens),
+                    [0.0] * len(ids) + list(s.logprobs),
+                )
+                for s in samples
+            ),
+        )
+        for ids, samples in zip(tokens, answers, strict=True)
+    ]
 
 
 @pytest.mark.slow
@@ -360,20 +440,30 @@ def test_greedy_tokens_and_stops_equal_the_torch_engines(engine: VllmEngine, tin
     for limit, stops in ((20, ()), (4, ()), (20, (middle,))):
         requests = [Request(t, count=2, max_tokens=limit, temperature=0.0, stop_tokens=stops) for t in tokens]
         theirs, mine = engine.generate(requests), ours.generate(requests)
-        assert [[(s.tokens, s.stop) for s in group] for group in theirs] == [[(s.tokens, s.stop) for s in group] for group in mine]
-    assert theirs[0][0].tokens[-1] == middle and theirs[0][0].stop == "end", "a stop token is part of the answer"
+        assert [[(s.tokens, s.stop) for s in group] for group in theirs] == [
+            [(s.tokens, s.stop) for s in group] for group in mine
+        ]
+    assert theirs[0][0].tokens[-1] == middle and theirs[0][0].stop == "end", (
+        "a stop token is part of the answer"
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [{"temperature": 1.0}, {"temperature": 0.7}, {"temperature": 1.3, "top_p": 0.8, "top_k": 20}])
+@pytest.mark.parametrize(
+    "how", [{"temperature": 1.0}, {"temperature": 0.7}, {"temperature": 1.3, "top_p": 0.8, "top_k": 20}]
+)
 def test_logprobs_are_at_temperature_1(engine: VllmEngine, tiny: Path, how: dict[str, float]) -> None:
     engine.load(tiny)
     ours = TorchEngine(tiny, threads=1)
     tokens = prompts(ours)
-    answers = engine.generate([Request(t, count=4, max_tokens=16, seed=i, **how) for i, t in enumerate(tokens)])  # type: ignore[arg-type]
+    answers = engine.generate(
+        [Request(t, count=4, max_tokens=16, seed=i, **how) for i, t in enumerate(tokens)]
+    )
     groups = as_groups(tokens, answers)
     outputs = frozenset({"logprobs"})
-    for group, mine, theirs in zip(groups, ours.score(groups, outputs), engine.score(groups, outputs), strict=True):
+    for group, mine, theirs in zip(
+        groups, ours.score(groups, outputs), engine.score(groups, outputs), strict=True
+    ):
         for trajectory, p, q in zip(group.trajectories, mine["logprobs"], theirs["logprobs"], strict=True):
             assert trajectory.logprobs == pytest.approx(p, abs=TOLERANCE)
             assert q == pytest.approx(p, abs=TOLERANCE)
@@ -394,12 +484,19 @@ def test_samples_depend_on_index_and_seed_and_are_reproducible(engine: VllmEngin
 
 @pytest.mark.slow
 def test_samples_follow_the_models_distribution(engine: VllmEngine, tiny: Path) -> None:
-    """First tokens of 400 draws at temperature 0.7 against softmax(logits / 0.7), by total variation over the likeliest 8."""
+    """First tokens of 400 draws at temperature 0.7 against softmax(logits / 0.7), by total variation over the
+    likeliest 8.
+    """
     engine.load(tiny)
     (first, *_) = prompts(engine)
     with torch.no_grad():
-        expected = (load_policy(tiny, attention="sdpa")(torch.tensor([first])).logits[0, -1] / 0.7).softmax(-1)
-    drawn = [s.tokens[0] for s in engine.generate([Request(first, count=400, max_tokens=1, temperature=0.7, seed=5)])[0]]
+        expected = (load_policy(tiny, attention="sdpa")(torch.tensor([first])).logits[0, -1] / 0.7).softmax(
+            -1
+        )
+    drawn = [
+        s.tokens[0]
+        for s in engine.generate([Request(first, count=400, max_tokens=1, temperature=0.7, seed=5)])[0]
+    ]
     for token in expected.topk(8).indices.tolist():
         p = float(expected[token])
         assert abs(drawn.count(token) / 400 - p) < 4.5 * (p * (1 - p) / 400) ** 0.5
@@ -418,8 +515,17 @@ def test_new_weights_change_the_answers_in_place(engine: VllmEngine, tiny: Path,
         for group, mine in zip(groups, ours.score(groups, frozenset({"logprobs"})), strict=True):
             assert group.trajectories[0].logprobs == pytest.approx(mine["logprobs"][0], abs=TOLERANCE)
         backend: Any = engine.backend
-        found.append((answers, (backend.url, backend.child and backend.child.pid) if isinstance(backend, Server) else id(backend.llm)))
-    assert found[0] == found[2] and found[0][0] != found[1][0], "other weights, other answers; the first ones again, the first answers"
+        found.append(
+            (
+                answers,
+                (backend.url, backend.child and backend.child.pid)
+                if isinstance(backend, Server)
+                else id(backend.llm),
+            )
+        )
+    assert found[0] == found[2] and found[0][0] != found[1][0], (
+        "other weights, other answers; the first ones again, the first answers"
+    )
     assert len({running for _, running in found}) == 1, "the engine was never built again"
 
 
@@ -431,21 +537,41 @@ def test_on_policy_steps_use_current_vllm_samples(tiny: Path, tmp_path: Path) ->
     from ratchet.components.stages.improve import improve
 
     hardware = Profile(**{**options, "vllm": Vllm(**options["vllm"])})
-    recipe, _ = load("rlvr_grpo", overrides=[
-        "online.rounds=2", "online.prompts_per_round=2", "online.rollout.responses_per_prompt=4", "online.select=[]", "online.fit.learning_rate=0.01",
-        "online.fit.updates={policy: [{name: clip, old: sampled}, {name: entropy, weight: 1.0}]}"])
+    recipe, _ = load(
+        "rlvr_grpo",
+        overrides=[
+            "online.rounds=2",
+            "online.prompts_per_round=2",
+            "online.rollout.responses_per_prompt=4",
+            "online.select=[]",
+            "online.fit.learning_rate=0.01",
+            "online.fit.updates={policy: [{name: clip, old: sampled}, {name: entropy, weight: 1.0}]}",
+        ],
+    )
     stage = plan(corrected(recipe, hardware), hardware)["improve"]
     (tmp_path / "data").mkdir()
     (tmp_path / "work" / "product").mkdir(parents=True)
     (tmp_path / "work" / "progress").mkdir()
-    write_groups(tmp_path / "data" / "prompts.parquet",
-                 [Group(Prompt(str(i), ({"role": "user", "content": f"{i} + 1 ="},), answer=str(i + 1)), ()) for i in range(4)])
-    inputs = {name: Artifact("weights", tiny, "a") for name in ("policy", "reference")} | {"data": Artifact("data", tmp_path / "data", "b")}
+    write_groups(
+        tmp_path / "data" / "prompts.parquet",
+        [
+            Group(Prompt(str(i), ({"role": "user", "content": f"{i} + 1 ="},), answer=str(i + 1)), ())
+            for i in range(4)
+        ],
+    )
+    inputs = {name: Artifact("weights", tiny, "a") for name in ("policy", "reference")} | {
+        "data": Artifact("data", tmp_path / "data", "b")
+    }
     before = family(os.getpid())
     improve(Job(stage.options, inputs, Workspace(tmp_path / "work")))
-    steps = [json.loads(line)["metrics"] for line in (tmp_path / "work" / "product" / "metrics.jsonl").read_text().splitlines()]
+    steps = [
+        json.loads(line)["metrics"]
+        for line in (tmp_path / "work" / "product" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert [step["policy/clip/importance"] for step in steps] == pytest.approx([1.0, 1.0], abs=1e-4)
-    assert abs(steps[0]["policy/entropy/entropy"] - steps[1]["policy/entropy/entropy"]) > 1e-3, "the policy moved, by ten times what rounding may"
+    assert abs(steps[0]["policy/entropy/entropy"] - steps[1]["policy/entropy/entropy"]) > 1e-3, (
+        "the policy moved, by ten times what rounding may"
+    )
     gc.collect()
     assert not alive(family(os.getpid()) - before), "the stage left its server behind"
 
@@ -468,7 +594,12 @@ def family(pid: int) -> set[int]:
 
 
 def alive(pids: set[int]) -> set[int]:
-    return {pid for pid in pids if (Path("/proc") / str(pid)).exists() and "\nState:\tZ" not in (Path("/proc") / str(pid) / "status").read_text()}
+    return {
+        pid
+        for pid in pids
+        if (Path("/proc") / str(pid)).exists()
+        and "\nState:\tZ" not in (Path("/proc") / str(pid) / "status").read_text()
+    }
 
 
 @pytest.mark.slow
@@ -492,12 +623,22 @@ def test_killed_server_restarts_with_its_weights_and_leaves_no_process(tiny: Pat
 
 @pytest.mark.slow
 def test_vllm_server_exits_with_its_parent(tiny: Path, tmp_path: Path) -> None:
-    code = ("import json, sys, time; from pathlib import Path; from ratchet.components.inference.choose import sampler; from ratchet.components.types import Request;"
-            "e = sampler(json.loads(sys.argv[1]), Path(sys.argv[2])); e.generate([Request([1, 2, 3], max_tokens=2)]);"
-            "print(e.backend.child.pid, flush=True); time.sleep(600)")
-    owner = subprocess.Popen([sys.executable, "-c", code, json.dumps(where("server")), str(tiny)], stdout=subprocess.PIPE, text=True)
+    code = (
+        "import json, sys, time; from pathlib import Path; from ratchet.components.inference.choose "
+        "import sampler; from ratchet.components.types import Request;"
+        "e = sampler(json.loads(sys.argv[1]), Path(sys.argv[2])); e.generate([Request([1, 2, 3], "
+        "max_tokens=2)]);"
+        "print(e.backend.child.pid, flush=True); time.sleep(600)"
+    )
+    owner = subprocess.Popen(
+        [sys.executable, "-c", code, json.dumps(where("server")), str(tiny)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert owner.stdout
-    server = family(next(int(line) for line in owner.stdout if line.strip().isdigit()))  # vLLM's own warnings come first
+    server = family(
+        next(int(line) for line in owner.stdout if line.strip().isdigit())
+    )  # vLLM's own warnings come first
     assert len(server) > 1
     owner.send_signal(signal.SIGKILL)
     owner.wait()

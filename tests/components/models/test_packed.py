@@ -14,8 +14,16 @@ from ratchet.components.models.logprobs import chosen_logprobs
 from ratchet.components.training.packing import pack
 from ratchet.components.types import Group, Prompt, Trajectory
 
-SIZES = dict(vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
-             tie_word_embeddings=True, pad_token_id=0)
+SIZES = dict(
+    vocab_size=61,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    tie_word_embeddings=True,
+    pad_token_id=0,
+)
 
 
 def model(kind: str, attention: str) -> torch.nn.Module:
@@ -31,8 +39,15 @@ def families() -> list[Group]:
     for number, (prefix, answers) in enumerate([(9, (5, 3, 9)), (4, (6,)), (1, (2, 8))]):
         head = torch.randint(1, 61, (prefix,)).tolist()
         rows = [head + torch.randint(1, 61, (n,)).tolist() for n in answers]
-        groups.append(Group(Prompt(str(number), ()), tuple(
-            Trajectory((), {"tokens": row}, [False] * prefix + [True] * (len(row) - prefix)) for row in rows)))
+        groups.append(
+            Group(
+                Prompt(str(number), ()),
+                tuple(
+                    Trajectory((), {"tokens": row}, [False] * prefix + [True] * (len(row) - prefix))
+                    for row in rows
+                ),
+            )
+        )
     return groups
 
 
@@ -54,12 +69,20 @@ def test_packed_equals_padded_forward_and_backward(kind: str) -> None:
     (ours.logprobs * weights + ours.entropy).sum().backward()
     (theirs * weights + entropy).sum().backward()
     for (name, p), q in zip(packed.named_parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(p.grad, q.grad, atol=2e-5, rtol=1e-4, msg=lambda m, name=name: f"{name}: {m}")
+        torch.testing.assert_close(
+            p.grad, q.grad, atol=2e-5, rtol=1e-4, msg=lambda m, name=name: f"{name}: {m}"
+        )
 
 
 def test_common_prefixes_are_packed_once_at_every_depth() -> None:
     system, question, answer = list(range(10, 20)), list(range(20, 30)), list(range(30, 40))
-    rows = [[*system, *question, *answer, 1], [*system, 2], [*system, *question, 3], [*system, *question, *answer, 4, 5], [6, 7]]
+    rows = [
+        [*system, *question, *answer, 1],
+        [*system, 2],
+        [*system, *question, 3],
+        [*system, *question, *answer, 4, 5],
+        [6, 7],
+    ]
     plan = PackedPlan([torch.tensor(row) for row in rows])
     assert sorted(plan.tokens[0].tolist()) == sorted([*system, *question, *answer, 1, 2, 3, 4, 5, 6, 7])
     assert [plan.tokens[0][i].tolist() for i in plan.index] == rows
@@ -68,32 +91,64 @@ def test_common_prefixes_are_packed_once_at_every_depth() -> None:
 
 def test_short_common_prefixes_are_not_shared() -> None:
     plan = PackedPlan([torch.tensor([5, 6, 7]), torch.tensor([5, 6, 8])])
-    assert plan.tokens[0].tolist() == [5, 6, 7, 5, 6, 8] and [segment.before for segment in plan.segments] == [(), ()]
+    assert plan.tokens[0].tolist() == [5, 6, 7, 5, 6, 8] and [
+        segment.before for segment in plan.segments
+    ] == [(), ()]
 
 
 def test_prefixes_at_three_depths_change_neither_logprobs_nor_gradients() -> None:
     packed, plain = model("llama", "ratchet"), model("llama", "eager")
     torch.manual_seed(3)
     system, first, second = (torch.randint(1, 61, (n,)).tolist() for n in (9, 12, 8))
-    rows = [[*system, *first, 7, 8], [*system, 9], [*system, *first, *second], [*system, *first, *second, 3], [*system, *first, *second, 3], [4, *system]]
-    groups = [Group(Prompt(str(i), ()), (Trajectory((), {"tokens": row}, [False] + [True] * (len(row) - 1)),)) for i, row in enumerate(rows)]
-    ours = model_outputs(packed, "policy", pack(groups, unit="row", tokens=10_000)[0], frozenset({"logprobs"})).logprobs
-    theirs = [plain(input_ids=torch.tensor([row])).logits[0, :-1].log_softmax(-1)[range(len(row) - 1), row[1:]] for row in rows]
+    rows = [
+        [*system, *first, 7, 8],
+        [*system, 9],
+        [*system, *first, *second],
+        [*system, *first, *second, 3],
+        [*system, *first, *second, 3],
+        [4, *system],
+    ]
+    groups = [
+        Group(Prompt(str(i), ()), (Trajectory((), {"tokens": row}, [False] + [True] * (len(row) - 1)),))
+        for i, row in enumerate(rows)
+    ]
+    ours = model_outputs(
+        packed, "policy", pack(groups, unit="row", tokens=10_000)[0], frozenset({"logprobs"})
+    ).logprobs
+    theirs = [
+        plain(input_ids=torch.tensor([row])).logits[0, :-1].log_softmax(-1)[range(len(row) - 1), row[1:]]
+        for row in rows
+    ]
     for b, expected in enumerate(theirs):
         torch.testing.assert_close(ours[b, 1 : len(rows[b])], expected, atol=1e-5, rtol=0)
     weights = [torch.randn(len(row) - 1) for row in rows]
     sum((ours[b, 1 : len(rows[b])] * w).sum() for b, w in enumerate(weights)).backward()
     sum((expected * w).sum() for expected, w in zip(theirs, weights, strict=True)).backward()
     for (name, p), q in zip(packed.named_parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(p.grad, q.grad, atol=2e-5, rtol=1e-4, msg=lambda m, name=name: f"{name}: {m}")
+        torch.testing.assert_close(
+            p.grad, q.grad, atol=2e-5, rtol=1e-4, msg=lambda m, name=name: f"{name}: {m}"
+        )
 
 
 def test_output_layer_runs_once_for_equal_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     read, model_ = [], model("llama", "ratchet")
-    monkeypatch.setattr(forward, "chosen_logprobs", lambda hidden, *a, **k: read.append(len(hidden)) or chosen_logprobs(hidden, *a, **k))
+    monkeypatch.setattr(
+        forward,
+        "chosen_logprobs",
+        lambda hidden, *a, **k: read.append(len(hidden)) or chosen_logprobs(hidden, *a, **k),
+    )
     chosen, rejected = [*range(1, 11), 7, 8], [[*range(1, 11), 9], [*range(1, 11), 7, 9]]
-    paths = [Trajectory((), {"tokens": row}, [False] * 10 + [True] * (len(row) - 10)) for other in rejected for row in (chosen, other)]
-    out = model_outputs(model_, "policy", pack([Group(Prompt("p", ()), tuple(paths))], unit="pair", tokens=99)[0], frozenset({"logprobs"})).logprobs
+    paths = [
+        Trajectory((), {"tokens": row}, [False] * 10 + [True] * (len(row) - 10))
+        for other in rejected
+        for row in (chosen, other)
+    ]
+    out = model_outputs(
+        model_,
+        "policy",
+        pack([Group(Prompt("p", ()), tuple(paths))], unit="pair", tokens=99)[0],
+        frozenset({"logprobs"}),
+    ).logprobs
     assert read == [2 + 1 + 1], "7 after the prompt once, 8 and 9 after 7, 9 after the prompt"
     assert torch.equal(out[0], out[2]) and out[0, 10] == out[3, 10]
 
@@ -101,11 +156,17 @@ def test_output_layer_runs_once_for_equal_rows(monkeypatch: pytest.MonkeyPatch) 
 def test_equal_rows_and_a_row_that_ends_in_the_prefix() -> None:
     packed, plain = model("llama", "ratchet"), model("llama", "eager")
     rows = [[*range(1, 11), 7], [*range(1, 11), 7], list(range(1, 11))]
-    group = Group(Prompt("p", ()), tuple(Trajectory((), {"tokens": r}, [False] + [True] * (len(r) - 1)) for r in rows))
-    ours = model_outputs(packed, "policy", pack([group], unit="group", tokens=9)[0], frozenset({"logprobs"})).logprobs
+    group = Group(
+        Prompt("p", ()), tuple(Trajectory((), {"tokens": r}, [False] + [True] * (len(r) - 1)) for r in rows)
+    )
+    ours = model_outputs(
+        packed, "policy", pack([group], unit="group", tokens=9)[0], frozenset({"logprobs"})
+    ).logprobs
     for b, row in enumerate(rows):
         theirs = plain(input_ids=torch.tensor([row])).logits[0, :-1].log_softmax(-1)
-        torch.testing.assert_close(ours[b, 1 : len(row)], theirs[range(len(row) - 1), row[1:]], atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            ours[b, 1 : len(row)], theirs[range(len(row) - 1), row[1:]], atol=1e-5, rtol=0
+        )
 
 
 def test_a_call_without_plan_is_refused() -> None:

@@ -27,11 +27,18 @@ def mixed(monkeypatch):
 
 
 @pytest.mark.parametrize("shape", [(7, 24), (1, 7, 24), (2, 3, 24), (1, 24), (0, 24)])
-@pytest.mark.parametrize(("bias", "learns"), [(b, learns) for b in (True, False) for learns in (("rows",), ("weight",), ("rows", "weight"))]
-                         + [(True, ("rows", "weight", "bias"))])
+@pytest.mark.parametrize(
+    ("bias", "learns"),
+    [(b, learns) for b in (True, False) for learns in (("rows",), ("weight",), ("rows", "weight"))]
+    + [(True, ("rows", "weight", "bias"))],
+)
 def test_matmul_and_gradients_equal_torch(shape, bias, learns):
     torch.manual_seed(0)
-    given = {"rows": torch.randn(shape), "weight": torch.randn(10, 24), "bias": torch.randn(10) if bias else None}
+    given = {
+        "rows": torch.randn(shape),
+        "weight": torch.randn(10, 24),
+        "bias": torch.randn(10) if bias else None,
+    }
     wanted = torch.randn(*shape[:-1], 10)
     found = []
     for multiply in (product, F.linear):
@@ -79,11 +86,14 @@ def test_backward_saves_nothing_for_frozen_weights():
 def test_loaded_policy_uses_fast_matmul_with_equal_outputs(tiny_model, monkeypatch):
     ours, plain = load_policy(tiny_model), load_policy(tiny_model, attention="sdpa")
     changed = [name for name, module in ours.named_modules() if type(module) is Linear]
-    assert changed == [name for name, module in plain.named_modules() if type(module) is nn.Linear] and changed
+    assert (
+        changed == [name for name, module in plain.named_modules() if type(module) is nn.Linear] and changed
+    )
     assert list(ours.state_dict()) == list(plain.state_dict())
     layer = ours.get_submodule(changed[0])
     rows = torch.randn(3, layer.in_features)
     torch.testing.assert_close(layer(rows), plain.get_submodule(changed[0])(rows), rtol=1e-5, atol=1e-5)
+
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_mixed_precision_equals_autocast(bias, mixed):
@@ -132,7 +142,9 @@ def test_a_score_is_not_rounded_in_mixed_precision(mixed):
     """With 8 significant bits many answers would tie."""
     head, states = nn.Linear(24, 1, bias=False), torch.randn(7, 24)
     speed_up(nn.Sequential(head))
-    torch.testing.assert_close(forward._read(head, states), F.linear(states, head.weight)[:, 0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        forward._read(head, states), F.linear(states, head.weight)[:, 0], rtol=1e-5, atol=1e-5
+    )
 
 
 def test_hardware_that_emulates_bfloat16_keeps_float32(monkeypatch, mixed):
@@ -153,11 +165,20 @@ def test_other_layer_classes_are_unchanged():
 
 def test_memory_is_bounded_over_many_shapes():
     """oneDNN would remember 1,024 of them, 0.7 MB each."""
-    code = ("import torch; from pathlib import Path; from ratchet.components.models import products; products.onednn_is_faster = lambda: True\n"
-            "def resident(): return int(Path('/proc/self/statm').read_text().split()[1]) / 256\n"
-            "weight, rows = torch.randn(64, 96), torch.randn(1200, 96)\n"
-            "products.product(rows, weight); before = resident()\n"
-            "for n in range(200, 1000): products.product(rows[:n], weight)\n"
-            "print(resident() - before)")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[3], check=True)
+    code = (
+        "import torch; from pathlib import Path; from ratchet.components.models import products; "
+        "products.onednn_is_faster = lambda: True\n"
+        "def resident(): return int(Path('/proc/self/statm').read_text().split()[1]) / 256\n"
+        "weight, rows = torch.randn(64, 96), torch.randn(1200, 96)\n"
+        "products.product(rows, weight); before = resident()\n"
+        "for n in range(200, 1000): products.product(rows[:n], weight)\n"
+        "print(resident() - before)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[3],
+        check=True,
+    )
     assert float(done.stdout) < 150, "MB"

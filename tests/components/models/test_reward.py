@@ -27,7 +27,12 @@ from ratchet.components.training.packing import pack
 from ratchet.components.training.torch import TorchLearner
 from ratchet.components.types import Context, Group, Prompt, Trajectory
 
-SAID = [("hello there", "what a lovely day"), ("how are you", "fine thanks"), ("tell me a joke", "no"), ("go on", "a long story follows")]
+SAID = [
+    ("hello there", "what a lovely day"),
+    ("how are you", "fine thanks"),
+    ("tell me a joke", "no"),
+    ("go on", "a long story follows"),
+]
 
 
 @pytest.fixture
@@ -35,9 +40,16 @@ def pairs(tiny_model):
     tokenizer = load_tokenizer(tiny_model)
     groups = []
     for i, (first, second) in enumerate(SAID):
-        sides = [Trajectory(({"role": "user", "content": first}, {"role": "assistant", "content": text}), meta={"conversation": str(i // 2)})
-                 for text in (second, second[::-1] + first)]
-        group, _ = encode_group(tokenizer, Group(Prompt(f"p{i}", (), meta={"topic": str(i)}), tuple(sides)), 128)
+        sides = [
+            Trajectory(
+                ({"role": "user", "content": first}, {"role": "assistant", "content": text}),
+                meta={"conversation": str(i // 2)},
+            )
+            for text in (second, second[::-1] + first)
+        ]
+        group, _ = encode_group(
+            tokenizer, Group(Prompt(f"p{i}", (), meta={"topic": str(i)}), tuple(sides)), 128
+        )
         groups.append(group)
     return groups
 
@@ -59,7 +71,9 @@ def test_score_is_the_head_on_the_mean_of_the_answers_hidden_states(tiny_model, 
         model.score.centre.normal_()
         model.score.scale.uniform_(0.5, 2)
     save_model(model, load_tokenizer(tiny_model), tmp_path)
-    assert [file.name for file in tmp_path.glob("*.safetensors")] == ["model.safetensors"], "vLLM would take another for the model's"
+    assert [file.name for file in tmp_path.glob("*.safetensors")] == ["model.safetensors"], (
+        "vLLM would take another for the model's"
+    )
     (batch,) = pack(pairs, unit="pair", tokens=1 << 12)
     with torch.no_grad():
         ours = model_outputs(load_reward(tmp_path), "reward", batch, frozenset({"scores"})).scores
@@ -68,15 +82,23 @@ def test_score_is_the_head_on_the_mean_of_the_answers_hidden_states(tiny_model, 
         assert backbone.config.num_hidden_layers == 1
         for row, ids in enumerate(batch.inputs["tokens"]):
             chosen = batch.mask[row, : len(ids)]
-            assert float(ours[row]) == pytest.approx(float(whole(input_ids=ids[None]).logits[0, chosen, 0].mean()), abs=1e-4)
+            assert float(ours[row]) == pytest.approx(
+                float(whole(input_ids=ids[None]).logits[0, chosen, 0].mean()), abs=1e-4
+            )
             states = backbone(input_ids=ids[None]).last_hidden_state[0][chosen]
             x = (states.mean(0) - model.score.centre) / model.score.scale
             assert float(ours[row]) == pytest.approx(float(x @ model.score.weight[0]), abs=1e-4)
 
 
 def test_reward_model_without_a_transformers_class_is_saved_as_its_body(tiny_model, pairs, tmp_path):
-    config = Olmo2Config(vocab_size=len(load_tokenizer(tiny_model)), hidden_size=16, intermediate_size=16, num_hidden_layers=1,
-                         num_attention_heads=2, attn_implementation="ratchet")
+    config = Olmo2Config(
+        vocab_size=len(load_tokenizer(tiny_model)),
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        attn_implementation="ratchet",
+    )
     model = MeanReward(AutoModel.from_config(config), StandardisedHead(16)).eval()
     with torch.no_grad():
         model.score.weight.normal_()
@@ -84,7 +106,9 @@ def test_reward_model_without_a_transformers_class_is_saved_as_its_body(tiny_mod
     assert type(AutoModel.from_pretrained(tmp_path)).__name__ == "Olmo2Model"
     learner = TorchLearner(tmp_path, kind="reward")
     assert verify_saved(tmp_path, learner, pairs, kind="reward", tokens=256) < 1e-4
-    assert SavedReward(tmp_path).padding(pairs) == {}, "transformers alone cannot score with it, so its users cannot pad either"
+    assert SavedReward(tmp_path).padding(pairs) == {}, (
+        "transformers alone cannot score with it, so its users cannot pad either"
+    )
 
 
 def spread_head(model):
@@ -101,7 +125,10 @@ def test_a_saved_reward_model_scores_the_same_padded_on_either_side(tiny_model, 
     found = saved.padding(uneven(pairs))
     assert found["padding_side"] == "right" and set(found["padding_difference"]) == {"left", "right"}
     assert max(found["padding_difference"].values()) < 1e-4
-    alone = [saved(torch.as_tensor(t.inputs["tokens"]), torch.as_tensor(t.mask)).item() for t in pairs[0].trajectories]
+    alone = [
+        saved(torch.as_tensor(t.inputs["tokens"]), torch.as_tensor(t.mask)).item()
+        for t in pairs[0].trajectories
+    ]
     assert alone == pytest.approx(score(TorchEngine(tmp_path, kind="reward"), pairs[:1])[0], abs=1e-4)
     assert abs(alone[0] - alone[1]) > 1e-2
 
@@ -109,27 +136,61 @@ def test_a_saved_reward_model_scores_the_same_padded_on_either_side(tiny_model, 
 @pytest.mark.parametrize("pool", ["last", "mean"])
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_learned_position_embeddings_make_left_padding_unsafe(tiny_model, pairs, tmp_path, pool, side):
-    """transformers numbers GPT-2's positions from the first column; whether that fails is the saved tokenizer's to say. Its positions
-    are just enough for the longest text."""
+    """transformers numbers GPT-2's positions from the first column; whether that fails is the saved
+    tokenizer's to say. Its positions are just enough for the longest text.
+    """
     tokenizer = AutoTokenizer.from_pretrained(tiny_model, padding_side=side)
     longest = max(len(t.inputs["tokens"]) for pair in pairs for t in pair.trajectories)
     torch.manual_seed(0)
-    config = GPT2Config(vocab_size=len(tokenizer), n_embd=16, n_layer=1, n_head=2, n_positions=longest, eos_token_id=tokenizer.eos_token_id,
-                        bos_token_id=None, pad_token_id=tokenizer.pad_token_id)
+    config = GPT2Config(
+        vocab_size=len(tokenizer),
+        n_embd=16,
+        n_layer=1,
+        n_head=2,
+        n_positions=longest,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+        pad_token_id=tokenizer.pad_token_id,
+    )
     save_model(AutoModelForCausalLM.from_config(config), tokenizer, tmp_path / "policy")
     save_model(spread_head(new_reward(tmp_path / "policy", pool=pool)), tokenizer, tmp_path / "reward")
     learner, found = TorchLearner(tmp_path / "reward", kind="reward"), {}
-    verify_saved(tmp_path / "reward", learner, pairs, kind="reward", tokens=256, inspect=lambda saved: found.update(saved.padding(uneven(pairs))))
+    verify_saved(
+        tmp_path / "reward",
+        learner,
+        pairs,
+        kind="reward",
+        tokens=256,
+        inspect=lambda saved: found.update(saved.padding(uneven(pairs))),
+    )
     assert found["padding_side"] == side
     assert found["padding_difference"]["right"] < 1e-4 and found["padding_difference"]["left"] > 0.01
-    certificate = examine(tmp_path / "reward", pairs, score_in_memory(learner, pairs, 256), {"min_accuracy": None}, threads=1, **found)
-    remarks = [note for note in certificate["notes"] if "accuracy" not in note] if side == "right" else certificate["reasons"]
-    assert certificate["passed"] == (side == "right") and len(remarks) == 1 and remarks[0].startswith("not safe to pad on the left")
+    certificate = examine(
+        tmp_path / "reward",
+        pairs,
+        score_in_memory(learner, pairs, 256),
+        {"min_accuracy": None},
+        threads=1,
+        **found,
+    )
+    remarks = (
+        [note for note in certificate["notes"] if "accuracy" not in note]
+        if side == "right"
+        else certificate["reasons"]
+    )
+    assert (
+        certificate["passed"] == (side == "right")
+        and len(remarks) == 1
+        and remarks[0].startswith("not safe to pad on the left")
+    )
 
 
 def test_padding_check_uses_pairs_of_different_length(pairs):
     lengths = [max(len(t.inputs["tokens"]) for t in pair.trajectories) for pair in pairs]
-    assert [max(len(t.inputs["tokens"]) for t in pair.trajectories) for pair in uneven(pairs)] == [min(lengths), max(lengths)]
+    assert [max(len(t.inputs["tokens"]) for t in pair.trajectories) for pair in uneven(pairs)] == [
+        min(lengths),
+        max(lengths),
+    ]
 
 
 @pytest.mark.parametrize("factor", [1.1, np.nan])
@@ -157,7 +218,9 @@ def test_linear_probe_is_scikit_learns_logistic_regression_on_the_frozen_feature
         states = reward_states(model, batch).double().numpy()
     scale = states[:8].std(0)
     d = (states[0::2] - states[1::2]) / scale
-    oracle = LogisticRegression(C=1 / (found["penalty"] * 2 * len(d)), fit_intercept=False, tol=1e-10, max_iter=10_000)
+    oracle = LogisticRegression(
+        C=1 / (found["penalty"] * 2 * len(d)), fit_intercept=False, tol=1e-10, max_iter=10_000
+    )
     oracle.fit(np.concatenate([d, -d]), np.repeat([1, 0], len(d)))
     assert np.allclose((scores[:, 0] - scores[:, 1]).numpy(), d @ oracle.coef_[0], atol=2e-3)
 
@@ -181,21 +244,34 @@ def test_batched_scores_equal_pair_by_pair(saved, pairs):
 
 def test_certificate_compares_saved_and_in_memory_scores(saved, pairs):
     learner = TorchLearner(saved, kind="reward")
-    assert examine(saved, pairs, score_in_memory(learner, pairs, 256), {"min_accuracy": None}, threads=1)["passed"]
+    assert examine(saved, pairs, score_in_memory(learner, pairs, 256), {"min_accuracy": None}, threads=1)[
+        "passed"
+    ]
     with torch.no_grad():
         learner.model.score.weight += 0.01  # an update that never reached the disk
-    certificate = examine(saved, pairs, score_in_memory(learner, pairs, 256), {"min_accuracy": None}, threads=1)
+    certificate = examine(
+        saved, pairs, score_in_memory(learner, pairs, 256), {"min_accuracy": None}, threads=1
+    )
     assert not certificate["passed"] and "after saving and loading" in certificate["reasons"][0]
     assert certificate["conversations"] == 2 and certificate["accuracy"]["n"] == 1
 
 
 def test_arms_scored_together_score_as_arm_by_arm(saved):
-    """Each prompt is read once for all arms. An empty answer has no score and counts as the worst of all arms."""
+    """Each prompt is read once for all arms. An empty answer has no score and counts as the worst of all
+    arms.
+    """
     context = Context(models={"reward_model": TorchEngine(saved, kind="reward")}, seed=0)
     replies = {"base": [["yes", "no"], ["maybe"]], "policy": [["", "yes"], ["a long story follows", "fine"]]}
-    answers = {arm: [Group(Prompt(str(i), ({"role": "user", "content": SAID[i][0]},)),
-                           tuple(Trajectory(({"role": "assistant", "content": text},)) for text in texts))
-                     for i, texts in enumerate(rows)] for arm, rows in replies.items()}
+    answers = {
+        arm: [
+            Group(
+                Prompt(str(i), ({"role": "user", "content": SAID[i][0]},)),
+                tuple(Trajectory(({"role": "assistant", "content": text},)) for text in texts),
+            )
+            for i, texts in enumerate(rows)
+        ]
+        for arm, rows in replies.items()
+    }
     together = rewards_of(answers, context, ["reward_model"])
     for arm, groups in answers.items():
         alone = rewards_of({arm: groups}, context, ["reward_model"])[arm]["reward.reward_model"]
@@ -205,6 +281,14 @@ def test_arms_scored_together_score_as_arm_by_arm(saved):
     assert together["policy"]["reward.reward_model"][0][0] is None
     full, counts = settled(together)
     assert counts == {"answers without reward.reward_model": 1}
-    worst = min(value for arm in together.values() for row in arm["reward.reward_model"] for value in row if value is not None)
+    worst = min(
+        value
+        for arm in together.values()
+        for row in arm["reward.reward_model"]
+        for value in row
+        if value is not None
+    )
     assert full["policy"]["reward.reward_model"][0][0] == worst and full["base"] == together["base"]
-    assert full["base"]["reward.reward_model"][0][0] == pytest.approx(full["policy"]["reward.reward_model"][0][1], abs=1e-5)
+    assert full["base"]["reward.reward_model"][0][0] == pytest.approx(
+        full["policy"]["reward.reward_model"][0][1], abs=1e-5
+    )

@@ -21,10 +21,19 @@ print(other.is_deepspeed_available())
 """
 
 
-@pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="the extra `scale` is not installed")
+@pytest.mark.skipif(
+    importlib.util.find_spec("deepspeed") is None, reason="the extra `scale` is not installed"
+)
 def test_saving_does_not_import_deepspeed(tiny_home: Path, tmp_path: Path) -> None:
     (model,) = (tiny_home / "store").glob("model_policy-*")
-    done = subprocess.run([sys.executable, "-c", CODE, str(model), str(tmp_path / "saved")], capture_output=True, text=True,
-                          cwd=Path(__file__).parents[3], check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, str(model), str(tmp_path / "saved")],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[3],
+        check=True,
+    )
     assert done.stdout.splitlines() == ["[]", "True"]
-    assert (tmp_path / "saved" / "model.safetensors").read_bytes() == (model / "model.safetensors").read_bytes()
+    assert (tmp_path / "saved" / "model.safetensors").read_bytes() == (
+        model / "model.safetensors"
+    ).read_bytes()

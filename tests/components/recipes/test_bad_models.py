@@ -1,4 +1,6 @@
-"""Catalogue of bad model folders: `path:` models that a run would stop at are refused before anything starts."""
+"""Catalogue of bad model folders: `path:` models that a run would stop at are refused before anything
+starts.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,17 @@ from ratchet.components.errors import RatchetError
 from ratchet.components.recipes.check_data import check_files
 from ratchet.components.recipes.recipe import load
 
-CAUSAL = json.dumps({"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "max_position_embeddings": 2048})
+CAUSAL = json.dumps(
+    {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "max_position_embeddings": 2048}
+)
 SCORER = json.dumps({"architectures": ["LlamaForSequenceClassification"], "id2label": {"0": "score"}})
 PAIR = json.dumps({"architectures": ["LlamaForSequenceClassification"]})  # transformers' default: two labels
 WHOLE = {"config.json": CAUSAL, "tokenizer.json": "{}", "chat_template.jinja": "x", "model.safetensors": ""}
 SHARDS = json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}})
-ADAPTER = {"adapter_config.json": json.dumps({"peft_type": "LORA", "base_model_name_or_path": "org/base"}), "adapter_model.safetensors": ""}
+ADAPTER = {
+    "adapter_config.json": json.dumps({"peft_type": "LORA", "base_model_name_or_path": "org/base"}),
+    "adapter_model.safetensors": "",
+}
 REWARD = {"role": "reward"}
 
 
@@ -27,22 +34,60 @@ def but(*without: str, **files: str) -> dict[str, str]:
 
 
 BAD: dict[str, tuple[Mapping[str, str], Mapping[str, Any], str]] = {
-    "a readme alone": ({"readme.md": "x"}, {}, "holds no config.json; expected a Hugging Face model directory"),
+    "a readme alone": (
+        {"readme.md": "x"},
+        {},
+        "holds no config.json; expected a Hugging Face model directory",
+    ),
     "broken config": (but(**{"config.json": "{"}), {}, "config.json is not valid JSON"),
-    "no tokenizer": (but("tokenizer.json"), {}, "has no tokenizer; expected tokenizer.json next to config.json"),
-    "no chat template": (but("chat_template.jinja", **{"tokenizer_config.json": "{}"}), {}, "the tokenizer has no chat template"),
-    "pickled weights": (but("model.safetensors", **{"pytorch_model.bin": ""}), {}, "holds no *.safetensors (pickles such as pytorch_model.bin are never read)"),
-    "a missing shard": (but("model.safetensors", **{"model.safetensors.index.json": SHARDS, "model-1.safetensors": ""}), {},
-                        "names model-2.safetensors, which is not there (1 of 2 files are missing)"),
-    "a causal model as a reward model": (WHOLE, REWARD, "expects a sequence classifier with one label (num_labels 1), got LlamaForCausalLM with 2"),
-    "a classifier of two labels": (but(**{"config.json": PAIR}), REWARD, "got LlamaForSequenceClassification with 2"),
+    "no tokenizer": (
+        but("tokenizer.json"),
+        {},
+        "has no tokenizer; expected tokenizer.json next to config.json",
+    ),
+    "no chat template": (
+        but("chat_template.jinja", **{"tokenizer_config.json": "{}"}),
+        {},
+        "the tokenizer has no chat template",
+    ),
+    "pickled weights": (
+        but("model.safetensors", **{"pytorch_model.bin": ""}),
+        {},
+        "holds no *.safetensors (pickles such as pytorch_model.bin are never read)",
+    ),
+    "a missing shard": (
+        but("model.safetensors", **{"model.safetensors.index.json": SHARDS, "model-1.safetensors": ""}),
+        {},
+        "names model-2.safetensors, which is not there (1 of 2 files are missing)",
+    ),
+    "a causal model as a reward model": (
+        WHOLE,
+        REWARD,
+        "expects a sequence classifier with one label (num_labels 1), got LlamaForCausalLM with 2",
+    ),
+    "a classifier of two labels": (
+        but(**{"config.json": PAIR}),
+        REWARD,
+        "got LlamaForSequenceClassification with 2",
+    ),
     "no GGUF": (WHOLE, {"format": "gguf"}, "holds no .gguf file"),
-    "a pickled adapter": ({**ADAPTER, "adapter_model.safetensors": None}, {}, "holds adapter_config.json but no adapter_model.safetensors"),  # type: ignore[dict-item]
-    "an adapter without a base": ({**ADAPTER, "adapter_config.json": "{}"}, {}, "adapter_config.json names no base model"),
+    "a pickled adapter": (
+        {**ADAPTER, "adapter_model.safetensors": None},
+        {},
+        "holds adapter_config.json but no adapter_model.safetensors",
+    ),
+    "an adapter without a base": (
+        {**ADAPTER, "adapter_config.json": "{}"},
+        {},
+        "adapter_config.json names no base model",
+    ),
 }
 GOOD: dict[str, tuple[Mapping[str, str], Mapping[str, Any]]] = {
     "as transformers saves it": (WHOLE, {}),
-    "template in the tokenizer's settings": (but("chat_template.jinja", **{"tokenizer_config.json": '{"chat_template": "x"}'}), {}),
+    "template in the tokenizer's settings": (
+        but("chat_template.jinja", **{"tokenizer_config.json": '{"chat_template": "x"}'}),
+        {},
+    ),
     "a reward model": (but(**{"config.json": SCORER}), REWARD),
     "a mean-pooled one of an earlier run": (but(**{"reward_head.st": ""}), REWARD),
     "an adapter": (ADAPTER, {}),
@@ -56,7 +101,9 @@ def given(folder: Path, files: Mapping[str, str | None], model: Mapping[str, Any
         if text is not None:
             (folder / "model" / name).write_text(text)
     models = {"mine" if model.get("role") else "policy": {"source": "path:model", "format": "auto", **model}}
-    (folder / "mine.yaml").write_text(json.dumps({"schema": 1, "base": "sft", "about": "mine", "models": models}))
+    (folder / "mine.yaml").write_text(
+        json.dumps({"schema": 1, "base": "sft", "about": "mine", "models": models})
+    )
     return folder / "mine.yaml"
 
 
@@ -66,7 +113,11 @@ def test_a_bad_model_folder_is_one_sentence(case: str, tmp_path: Path) -> None:
     with pytest.raises(RatchetError) as refused:
         check_files(load(given(tmp_path, files, model))[0])
     message = str(refused.value)
-    assert message.startswith(f"models.{'mine' if model.get('role') else 'policy'}.source: ") and error_text in message and "\n" not in message
+    assert (
+        message.startswith(f"models.{'mine' if model.get('role') else 'policy'}.source: ")
+        and error_text in message
+        and "\n" not in message
+    )
 
 
 @pytest.mark.parametrize("case", GOOD)

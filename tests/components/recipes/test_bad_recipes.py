@@ -12,7 +12,11 @@ from ratchet.components.errors import RatchetError
 from ratchet.components.recipes.check_data import check_files
 from ratchet.components.recipes.recipe import load
 
-CASES = [(recipe, *case) for recipe, cases in yaml.safe_load((Path(__file__).parent / "bad_recipes.yaml").read_text()).items() for case in cases]
+CASES = [
+    (recipe, *case)
+    for recipe, cases in yaml.safe_load((Path(__file__).parent / "bad_recipes.yaml").read_text()).items()
+    for case in cases
+]
 
 
 def test_there_are_at_least_100_bad_recipes() -> None:

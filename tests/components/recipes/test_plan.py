@@ -10,26 +10,45 @@ from ratchet.components.recipes.plan import Stage, plan
 from ratchet.components.recipes.recipe import load
 
 
-@pytest.mark.parametrize(("changes", "kept"), [
-    (["online.keep_earlier=true"], {1: [1], 2: [1, 2], 3: [1, 2, 3], 4: [1, 2, 3, 4]}),
-    (["online.keep_earlier=false"], {1: [1], 2: [2], 3: [3], 4: [4]}),
-    (["online.by_round={4: {keep_earlier: true}}"], {1: [1], 2: [2], 3: [3], 4: [1, 2, 3, 4]}),
-    (["online.keep_earlier=true", "online.by_round={2: {keep_earlier: false}, 3: {keep_earlier: false}}"], {1: [1], 2: [2], 3: [3], 4: [1, 2, 3, 4]}),
-])
+@pytest.mark.parametrize(
+    ("changes", "kept"),
+    [
+        (["online.keep_earlier=true"], {1: [1], 2: [1, 2], 3: [1, 2, 3], 4: [1, 2, 3, 4]}),
+        (["online.keep_earlier=false"], {1: [1], 2: [2], 3: [3], 4: [4]}),
+        (["online.by_round={4: {keep_earlier: true}}"], {1: [1], 2: [2], 3: [3], 4: [1, 2, 3, 4]}),
+        (
+            [
+                "online.keep_earlier=true",
+                "online.by_round={2: {keep_earlier: false}, 3: {keep_earlier: false}}",
+            ],
+            {1: [1], 2: [2], 3: [3], 4: [1, 2, 3, 4]},
+        ),
+    ],
+)
 def test_each_earlier_round_is_kept_once(changes: list[str], kept: dict[int, list[int]]) -> None:
     stages = plan(*load("chat", overrides=["online.rounds=4", "online.prompts_per_round=8", *changes]))
 
     def rounds_in(stage: Stage) -> Counter[int]:
         """How often the product of a `select` holds the pairs of each round."""
-        return sum((rounds_in(stages[v]) for k, v in stage.inputs.items() if k.startswith("earlier_")), Counter([stage.round or 0]))
+        return sum(
+            (rounds_in(stages[v]) for k, v in stage.inputs.items() if k.startswith("earlier_")),
+            Counter([stage.round or 0]),
+        )
 
     assert {i: sorted(rounds_in(stages[f"select_{i}"]).elements()) for i in kept} == kept
 
 
-@pytest.mark.parametrize(("changes", "read"), [
-    ([], "preferences"), (["preferences=null", "reward=null", "online=null"], "demonstrations"), (["offline.data=pairs", "data.splits.pairs=0.1"], "curated"),
-])
-def test_offline_learning_on_the_split_reward_reads_the_pairs_that_a_stage_made(changes: list[str], read: str) -> None:
+@pytest.mark.parametrize(
+    ("changes", "read"),
+    [
+        ([], "preferences"),
+        (["preferences=null", "reward=null", "online=null"], "demonstrations"),
+        (["offline.data=pairs", "data.splits.pairs=0.1"], "curated"),
+    ],
+)
+def test_offline_learning_on_the_split_reward_reads_the_pairs_that_a_stage_made(
+    changes: list[str], read: str
+) -> None:
     offline = "offline={data: reward, fit: {updates: {policy: [{name: preference.simpo}]}}}"
     stages = plan(*load("instruct", overrides=[offline, *changes]))
     assert stages["pairs"].inputs["data"] == read
@@ -38,18 +57,42 @@ def test_offline_learning_on_the_split_reward_reads_the_pairs_that_a_stage_made(
 def test_preferences_without_a_reward_model_make_no_pairs_to_certify_one() -> None:
     offline = "offline={data: reward, fit: {updates: {policy: [{name: preference.simpo}]}}}"
     stages = plan(*load("instruct", overrides=[offline, "reward=null", "online=null"]))
-    assert stages["compared"].options["unread"] == ["reward_validation"] and "reward_validation" not in stages["preferences"].options["section"]["splits"]
+    assert (
+        stages["compared"].options["unread"] == ["reward_validation"]
+        and "reward_validation" not in stages["preferences"].options["section"]["splits"]
+    )
 
 
-@pytest.mark.parametrize(("name", "own"), [
-    ("instruct_dpo", {"evaluate"}), ("instruct_best_of_n", {"evaluate"}), ("instruct_rlvr", {"improve", "evaluate"}),
-    ("instruct_offline", {f"{step}_{i}" for step in ("rollout", "annotate", "select", "optimise") for i in (2, 3)} | {"evaluate"}),
-])
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        ("instruct_dpo", {"evaluate"}),
+        ("instruct_best_of_n", {"evaluate"}),
+        ("instruct_rlvr", {"improve", "evaluate"}),
+        (
+            "instruct_offline",
+            {f"{step}_{i}" for step in ("rollout", "annotate", "select", "optimise") for i in (2, 3)}
+            | {"evaluate"},
+        ),
+    ],
+)
 def test_control_recipe_shares_all_equal_stages(name: str, own: set[str]) -> None:
     whole, control = (plan(*load(recipe)) for recipe in ("instruct", name))
     assert {stage for stage in control if stage not in whole or control[stage].key != whole[stage].key} == own
 
 
 def test_demonstrations_have_pairs_to_certify_the_reward_model_that_they_train() -> None:
-    whole = plan(*load("instruct", overrides=["preferences=null", "offline=null", "online=null", "evaluate=null", "register=null", "claim=null"]))
+    whole = plan(
+        *load(
+            "instruct",
+            overrides=[
+                "preferences=null",
+                "offline=null",
+                "online=null",
+                "evaluate=null",
+                "register=null",
+                "claim=null",
+            ],
+        )
+    )
     assert "reward_validation" in whole["demonstrations"].options["section"]["splits"]

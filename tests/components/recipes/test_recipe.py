@@ -1,4 +1,6 @@
-"""Recipes: merging with a base, strict keys and types, column dataflow; every mistake is one sentence with a fix."""
+"""Recipes: merging with a base, strict keys and types, column dataflow; every mistake is one sentence with a
+fix.
+"""
 
 from __future__ import annotations
 
@@ -57,31 +59,63 @@ def test_a_file_without_its_ending_is_not_taken_for_a_name(tmp_path: Path) -> No
         load(tmp_path / "mine")
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    ("onlin: {}", "unknown key 'onlin'; did you mean 'online'"),
-    ("online: {rolout: {name: sample}}", "online.rolout: unknown key 'rolout'; did you mean 'rollout'"),
-    ("online: {fit: {learning_rat: 1}}", "did you mean 'learning_rate'"),
-    ("online: {rounds: many}", "online.rounds: expected a whole number, got 'many'"),
-    ("online: {cadence: steps}", "'steps' is not one of round, step"),
-    ("online: {annotate: [{name: advantages.centre, reward: reward.reward_model}]}", r"reads \['reward.reward_model'\], which no earlier piece writes"),
-    ("online: {annotate: [{name: rewards.reward_model, model: jury}]}", "needs the model 'jury'"),
-    ("online: {fit: {updates: {policy: [{name: preference.dpo, reduce: token_mean}]}}}", "logprobs.reference|token_mean"),
-    ("online: {fit: {updates: {policy: []}}}", "no objective"),
-    ("base: onlne", "no base named 'onlne'; did you mean 'online'"),
-    ("schema: 7", "schema: 1.*got 7"),
-    ("profile: gpuu", "no profile named 'gpuu'"),
-    ("online: {by_round: {2: {fit: {updates: {policy: [{name: clip}]}}}}}",
-     r"online.by_round.2.fit.updates.policy: 'clip' reads \['logprobs.old'\]"),
-    ("online: {select: [{name: replay}]}", "online.select: 'replay' is stateful.*`cadence: step`, or use `keep_earlier: true`"),
-    ("online: {cadence: step, prompts: {name: difficulty_pool, reward: reward.reward_model}}", r"online.prompts: .* reads \['reward.reward_model'\]"),
-    ("online: {reference: {name: ema}}", "online.reference: .* with `cadence: round`; expected `initial`, or `previous`"),
-    ("online: {cadence: step, reference: previous}", "online.reference: got 'previous' with `cadence: step`.*a reference update"),
-    ("online: {cadence: step, reference: {name: emma}}", "online.reference: no reference piece named 'emma'; did you mean 'ema'"),
-    ("online: {reference: first}", "'first' is not one of initial, previous"),
-    ("evaluate: {metrics: [{name: rewards.reward_model, model: safety}]}", "evaluate.metrics: .* needs the model 'safety'"),
-    ("evaluate: {metrics: [{name: advantages.centre, reward: reward.reward_model}]}", r"evaluate.metrics: .* reads \['reward.reward_model'\]"),
-    ("online: {by_round: {3: {}}}", "round 3 does not exist"),
-])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("onlin: {}", "unknown key 'onlin'; did you mean 'online'"),
+        ("online: {rolout: {name: sample}}", "online.rolout: unknown key 'rolout'; did you mean 'rollout'"),
+        ("online: {fit: {learning_rat: 1}}", "did you mean 'learning_rate'"),
+        ("online: {rounds: many}", "online.rounds: expected a whole number, got 'many'"),
+        ("online: {cadence: steps}", "'steps' is not one of round, step"),
+        (
+            "online: {annotate: [{name: advantages.centre, reward: reward.reward_model}]}",
+            r"reads \['reward.reward_model'\], which no earlier piece writes",
+        ),
+        ("online: {annotate: [{name: rewards.reward_model, model: jury}]}", "needs the model 'jury'"),
+        (
+            "online: {fit: {updates: {policy: [{name: preference.dpo, reduce: token_mean}]}}}",
+            "logprobs.reference|token_mean",
+        ),
+        ("online: {fit: {updates: {policy: []}}}", "no objective"),
+        ("base: onlne", "no base named 'onlne'; did you mean 'online'"),
+        ("schema: 7", "schema: 1.*got 7"),
+        ("profile: gpuu", "no profile named 'gpuu'"),
+        (
+            "online: {by_round: {2: {fit: {updates: {policy: [{name: clip}]}}}}}",
+            r"online.by_round.2.fit.updates.policy: 'clip' reads \['logprobs.old'\]",
+        ),
+        (
+            "online: {select: [{name: replay}]}",
+            "online.select: 'replay' is stateful.*`cadence: step`, or use `keep_earlier: true`",
+        ),
+        (
+            "online: {cadence: step, prompts: {name: difficulty_pool, reward: reward.reward_model}}",
+            r"online.prompts: .* reads \['reward.reward_model'\]",
+        ),
+        (
+            "online: {reference: {name: ema}}",
+            "online.reference: .* with `cadence: round`; expected `initial`, or `previous`",
+        ),
+        (
+            "online: {cadence: step, reference: previous}",
+            "online.reference: got 'previous' with `cadence: step`.*a reference update",
+        ),
+        (
+            "online: {cadence: step, reference: {name: emma}}",
+            "online.reference: no reference piece named 'emma'; did you mean 'ema'",
+        ),
+        ("online: {reference: first}", "'first' is not one of initial, previous"),
+        (
+            "evaluate: {metrics: [{name: rewards.reward_model, model: safety}]}",
+            "evaluate.metrics: .* needs the model 'safety'",
+        ),
+        (
+            "evaluate: {metrics: [{name: advantages.centre, reward: reward.reward_model}]}",
+            r"evaluate.metrics: .* reads \['reward.reward_model'\]",
+        ),
+        ("online: {by_round: {3: {}}}", "round 3 does not exist"),
+    ],
+)
 def test_recipe_errors_are_one_sentence(tmp_path: Path, change: str, message: str) -> None:
     whole = yaml.safe_load(ONLINE)
     changed = {**merge(whole, yaml.safe_load(change))}
@@ -95,13 +129,37 @@ def test_duplicate_key_is_an_error(tmp_path: Path) -> None:
 
 
 def test_null_removes_a_key_of_the_base() -> None:
-    recipe, _ = load("chat", overrides=["register.gates=null", "online.health=null", "online.watch.gold=null", "sft.fit.max_grad_norm=null",
-                                        "online.rollout.temperature=null", "claim=null"])
+    recipe, _ = load(
+        "chat",
+        overrides=[
+            "register.gates=null",
+            "online.health=null",
+            "online.watch.gold=null",
+            "sft.fit.max_grad_norm=null",
+            "online.rollout.temperature=null",
+            "claim=null",
+        ],
+    )
     assert recipe.register and recipe.online and recipe.sft
-    assert (recipe.register.gates, recipe.online.health, recipe.online.watch.gold, recipe.sft.fit.max_grad_norm) == ({}, {}, False, None)
+    assert (
+        recipe.register.gates,
+        recipe.online.health,
+        recipe.online.watch.gold,
+        recipe.sft.fit.max_grad_norm,
+    ) == ({}, {}, False, None)
     assert recipe.online.rollout["temperature"] == 1.0 and recipe.claim is None
-    online, _ = load("online_dpo", overrides=["data.splits.reward=null", "data.splits.reward_validation=null", "reward=null", "online.annotate=[rewards.length]",
-                                              "online.select=[{name: best_worst, reward: reward.length}]", "evaluate=null", "register=null"])
+    online, _ = load(
+        "online_dpo",
+        overrides=[
+            "data.splits.reward=null",
+            "data.splits.reward_validation=null",
+            "reward=null",
+            "online.annotate=[rewards.length]",
+            "online.select=[{name: best_worst, reward: reward.length}]",
+            "evaluate=null",
+            "register=null",
+        ],
+    )
     assert list(online.data.splits or ()) == ["prompts", "evaluate"]
 
 
@@ -109,35 +167,74 @@ def test_equivalent_spellings_give_the_same_keys() -> None:
     def keys(*overrides: str) -> list[str]:
         return [stage.key for stage in plan(*load("online_dpo", overrides=overrides)).values()]
 
-    assert keys() == keys("online.fit.weight_decay=0", "data.near_threshold=0.8", "online.prompts=disjoint", "data.languages=null")
+    assert keys() == keys(
+        "online.fit.weight_decay=0",
+        "data.near_threshold=0.8",
+        "online.prompts=disjoint",
+        "data.languages=null",
+    )
 
 
 def test_an_item_of_a_list_is_changed_by_its_number() -> None:
-    recipe, _ = load("chat", overrides=["data.transforms.6.max_turns=12", "data.transforms.0=null", "online.annotate.1={name: rewards.length}",
-                                        "online.select.0.reward=reward.length"])
-    assert [t["name"] for t in recipe.data.transforms][:2] == ["remove_broken", "scrub"] and recipe.data.transforms[-1]["max_turns"] == 12
-    assert recipe.online and [a["name"] for a in recipe.online.annotate] == ["rewards.reward_model", "rewards.length"]
-    assert merge({"a": ["normalise"]}, {"a": {"0": {"quotes": False}}}) == {"a": [{"name": "normalise", "quotes": False}]}
+    recipe, _ = load(
+        "chat",
+        overrides=[
+            "data.transforms.6.max_turns=12",
+            "data.transforms.0=null",
+            "online.annotate.1={name: rewards.length}",
+            "online.select.0.reward=reward.length",
+        ],
+    )
+    assert [t["name"] for t in recipe.data.transforms][:2] == [
+        "remove_broken",
+        "scrub",
+    ] and recipe.data.transforms[-1]["max_turns"] == 12
+    assert recipe.online and [a["name"] for a in recipe.online.annotate] == [
+        "rewards.reward_model",
+        "rewards.length",
+    ]
+    assert merge({"a": ["normalise"]}, {"a": {"0": {"quotes": False}}}) == {
+        "a": [{"name": "normalise", "quotes": False}]
+    }
 
 
 def test_base_may_be_a_file_but_not_one_based_on_a_recipe(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("{}")
-    own = write(tmp_path, "schema: 1\nbase: online_dpo\nabout: its method, my data\ndata: {source: 'path:rows.jsonl'}\n")
+    own = write(
+        tmp_path,
+        "schema: 1\nbase: online_dpo\nabout: its method, my data\ndata: {source: 'path:rows.jsonl'}\n",
+    )
     first, shipped = load(own)[0], load("online_dpo")[0]
-    assert first.online == shipped.online and (first.name, first.claim, first.data.source) == ("mine", None, f"path:{tmp_path}/rows.jsonl")
+    assert first.online == shipped.online and (first.name, first.claim, first.data.source) == (
+        "mine",
+        None,
+        f"path:{tmp_path}/rows.jsonl",
+    )
     (tmp_path / "below").mkdir()
     second = tmp_path / "below" / "second.yaml"
     for base, under in (("dpo_hh", "reward_hh"), ("../mine.yaml", "online_dpo")):
         second.write_text(f"schema: 1\nbase: {base}\n")
-        with pytest.raises(RecipeError, match=rf"second\.yaml: its base '{re.escape(base)}' has the base '{under}'.*; copy \S*{Path(base).stem}\.yaml to "
-                                              rf"a file of your own and change that, or use '{under}' or one of .*chat"):
+        with pytest.raises(
+            RecipeError,
+            match=rf"second\.yaml: its base '{re.escape(base)}' has the base '{under}'.*; copy "
+            rf"\S*{Path(base).stem}\.yaml to "
+            rf"a file of your own and change that, or use '{under}' or one of .*chat",
+        ):
             load(second)
-    write(tmp_path, own.read_text().replace("online_dpo", "online").replace("its method, my data", "mine") + "online: {fit: {updates: {policy: [likelihood]}}}\n")
-    assert load(second)[0].data.source == f"path:{tmp_path}/rows.jsonl", "a path is relative to the file that names it"
+    write(
+        tmp_path,
+        own.read_text().replace("online_dpo", "online").replace("its method, my data", "mine")
+        + "online: {fit: {updates: {policy: [likelihood]}}}\n",
+    )
+    assert load(second)[0].data.source == f"path:{tmp_path}/rows.jsonl", (
+        "a path is relative to the file that names it"
+    )
 
 
 def test_about_and_paper_are_not_inherited_from_a_shipped_recipe(tmp_path: Path) -> None:
-    """`about` and `paper` stand in the report, MLflow, Prefect and the model card, whatever the data of the user is."""
+    """`about` and `paper` stand in the report, MLflow, Prefect and the model card, whatever the data of the
+    user is.
+    """
     own, none, words = (tmp_path / f"{name}.yaml" for name in ("own", "none", "words"))
     own.write_text("schema: 1\nbase: sft_gsm8k\n")
     assert (load(own)[0].about, load(own)[0].paper) == ("own, over sft_gsm8k.", "")
@@ -149,20 +246,32 @@ def test_about_and_paper_are_not_inherited_from_a_shipped_recipe(tmp_path: Path)
 
 # Shipped recipes that learn from rewards without watching `equal_rewards`, and why.
 UNWATCHED = {
-    **dict.fromkeys(("instruct", "instruct_offline"), "a verifier labels each pair: the reward model only proposes it"),
+    **dict.fromkeys(
+        ("instruct", "instruct_offline"), "a verifier labels each pair: the reward model only proposes it"
+    ),
     "instruct_reward_labels": "a reward model gives no two answers one reward; its certificate bounds ties",
 }
 
 
 def test_recipes_that_learn_from_rewards_watch_equal_rewards() -> None:
     """500 steps on a reward of 0 teach nothing and look like any other run."""
-    learn = {name: one.online.health for name in names() if (one := load(name)[0]).online and optimised_rewards(one.online.annotate, one.online.select)}
-    assert {name for name, rules in learn.items() if "equal_rewards" not in rules} <= set(UNWATCHED) <= set(learn)
+    learn = {
+        name: one.online.health
+        for name in names()
+        if (one := load(name)[0]).online and optimised_rewards(one.online.annotate, one.online.select)
+    }
+    assert (
+        {name for name, rules in learn.items() if "equal_rewards" not in rules}
+        <= set(UNWATCHED)
+        <= set(learn)
+    )
     assert {"online_dpo", "raft", "reward_ensemble", "rlvr_grpo", "ppo", "rloo", "chat"} <= set(learn)
 
 
 def test_every_split_that_a_recipe_makes_is_read() -> None:
-    """A split that nothing reads loses its share of the data. The controls of a recipe share its splits, and so its prompts."""
+    """A split that nothing reads loses its share of the data. The controls of a recipe share its splits, and
+    so its prompts.
+    """
     shared = read_splits(load("instruct")[0])
     for name in names():
         recipe, _ = load(name)
@@ -172,9 +281,14 @@ def test_every_split_that_a_recipe_makes_is_read() -> None:
 
 def test_gates_on_endings_and_repetition() -> None:
     """A reward can rise while answers are cut off or repeat themselves: no such version becomes champion."""
-    gates = {name: set(one.register.gates) for name in ("chat", "instruct", "instruct_rlvr") if (one := load(name)[0]).register}
-    assert {"final.ended", "final.repetitive"} <= gates["chat"] and all({"ending_vs_base", "repetition_vs_base"} <= gates[name]
-                                                                        for name in ("instruct", "instruct_rlvr"))
+    gates = {
+        name: set(one.register.gates)
+        for name in ("chat", "instruct", "instruct_rlvr")
+        if (one := load(name)[0]).register
+    }
+    assert {"final.ended", "final.repetitive"} <= gates["chat"] and all(
+        {"ending_vs_base", "repetition_vs_base"} <= gates[name] for name in ("instruct", "instruct_rlvr")
+    )
 
 
 def test_column_written_twice_is_an_error(tmp_path: Path) -> None:
@@ -186,40 +300,72 @@ def test_column_written_twice_is_an_error(tmp_path: Path) -> None:
 
 def test_evaluation_accepts_an_additional_reward_model(tmp_path: Path) -> None:
     """A safety classifier, say: its mean is `final.reward.safety`, which a gate reads."""
-    own = {"models": {"safety": {"source": f"path:{tmp_path}", "format": "huggingface", "sha256": None}},
-           "evaluate": {"metrics": [{"name": "rewards.reward_model", "model": "safety"}]}}
+    own = {
+        "models": {"safety": {"source": f"path:{tmp_path}", "format": "huggingface", "sha256": None}},
+        "evaluate": {"metrics": [{"name": "rewards.reward_model", "model": "safety"}]},
+    }
     recipe, profile = load(write(tmp_path, yaml.safe_dump(merge(yaml.safe_load(ONLINE), own))))
     assert plan(recipe, profile)["evaluate"].inputs["safety"] == "model_safety"
 
 
 def test_gate_on_an_added_metric(tmp_path: Path) -> None:
-    gates = {"final.reward.safety": {"over": 0.9}, "win_rate_safety_vs_base": {"over": 0.5, "interval": True}, "win_rate_safety_vs_base.low": {"over": 0.4}}
-    own = merge(yaml.safe_load(ONLINE), {"models": {"safety": {"source": f"path:{tmp_path}"}}, "register": {"gates": gates}})
+    gates = {
+        "final.reward.safety": {"over": 0.9},
+        "win_rate_safety_vs_base": {"over": 0.5, "interval": True},
+        "win_rate_safety_vs_base.low": {"over": 0.4},
+    }
+    own = merge(
+        yaml.safe_load(ONLINE),
+        {"models": {"safety": {"source": f"path:{tmp_path}"}}, "register": {"gates": gates}},
+    )
     with pytest.raises(RecipeError, match=r"register\.gates\.final\.reward\.safety"):
         load(write(tmp_path, yaml.safe_dump(own)))
     added = {"metrics": [{"name": "rewards.reward_model", "model": "safety"}]}
     assert load(write(tmp_path, yaml.safe_dump(merge(own, {"evaluate": added}))))
     with pytest.raises(RecipeError, match=r"register\.gates.*`evaluate`"):
         load(write(tmp_path, yaml.safe_dump({**own, "evaluate": None})))
-    later = {"evaluate": added, "register": {"gates": {"win_rate_safety_vs_sft": {"over": 0.5}}}}  # there is no SFT stage to win against
+    later = {
+        "evaluate": added,
+        "register": {"gates": {"win_rate_safety_vs_sft": {"over": 0.5}}},
+    }  # there is no SFT stage to win against
     with pytest.raises(RecipeError, match=r"win_rate_safety_vs_sft.*'win_rate_safety_vs_base'"):
         load(write(tmp_path, yaml.safe_dump(merge(own, later))))
-    without, _ = load("chat", overrides=["evaluate.perplexity_rows=0", "register.gates.perplexity_ratio=null"])
-    assert without.register and "perplexity_ratio" not in without.register.gates and "length_ratio" in without.register.gates
+    without, _ = load(
+        "chat", overrides=["evaluate.perplexity_rows=0", "register.gates.perplexity_ratio=null"]
+    )
+    assert (
+        without.register
+        and "perplexity_ratio" not in without.register.gates
+        and "length_ratio" in without.register.gates
+    )
 
 
-@pytest.mark.parametrize("change", ["register.champion.score=reward.reward_model", "register.gates.win_rate_reward_model_vs_sft={over: 0.5, interval: true}",
-                                    "register.gates.final.reward.reward_model={over: 0.5}", "register.gates.reward.reward_model_gain_vs_base={over: 0.0}"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        "register.champion.score=reward.reward_model",
+        "register.gates.win_rate_reward_model_vs_sft={over: 0.5, interval: true}",
+        "register.gates.final.reward.reward_model={over: 0.5}",
+        "register.gates.reward.reward_model_gain_vs_base={over: 0.0}",
+    ],
+)
 def test_gate_on_the_optimised_reward_model_is_an_error(change: str) -> None:
     key, value = change.split("=", 1)
     name = key.removeprefix("register.gates.")
-    changes = {"register": {"gates": {name: yaml.safe_load(value)}}} if name != key else {"register": {"champion": {"score": value}}}
+    changes = (
+        {"register": {"gates": {name: yaml.safe_load(value)}}}
+        if name != key
+        else {"register": {"champion": {"score": value}}}
+    )
     with pytest.raises(RecipeError, match=r"'reward_model'"):
         check(recipe_with("chat", changes), {})
 
 
 def test_gates_on_verifiers_and_reward_models() -> None:
-    for name, changes in {"instruct_rlvr": {}, "chat": {"register": {"gates": {"win_rate_reward_model_vs_sft": {"below": 0.9}}}}}.items():
+    for name, changes in {
+        "instruct_rlvr": {},
+        "chat": {"register": {"gates": {"win_rate_reward_model_vs_sft": {"below": 0.9}}}},
+    }.items():
         check(recipe_with(name, changes), {})
 
 
@@ -227,14 +373,21 @@ def recipe_with(name: str, changes: dict[str, Any]) -> Recipe:
     """A shipped recipe with keys changed, names with dots in them included."""
     recipe, _ = load(name)
     assert recipe.register is not None
-    champion = dataclasses.replace(recipe.register.champion, **changes.get("register", {}).get("champion", {}))
+    champion = dataclasses.replace(
+        recipe.register.champion, **changes.get("register", {}).get("champion", {})
+    )
     gates = {**recipe.register.gates, **changes.get("register", {}).get("gates", {})}
-    return dataclasses.replace(recipe, register=dataclasses.replace(recipe.register, champion=champion, gates=gates))
+    return dataclasses.replace(
+        recipe, register=dataclasses.replace(recipe.register, champion=champion, gates=gates)
+    )
 
 
 def test_a_transform_may_be_a_word_alone() -> None:
     recipe, profile = load("sft", overrides=["data.transforms=[normalise, {name: length, max_turns: 9}]"])
-    written_out = [{"name": "normalise", "quotes": True}, {"name": "length", "min_turns": 2, "max_turns": 9, "max_tokens": 2048}]
+    written_out = [
+        {"name": "normalise", "quotes": True},
+        {"name": "length", "min_turns": 2, "max_turns": 9, "max_tokens": 2048},
+    ]
     assert recipe.data.transforms == written_out and plan(recipe, profile)
 
 
@@ -258,7 +411,9 @@ def test_one_round_is_equal_from_a_file_and_from_the_command_line(tmp_path: Path
     recipe, _ = load(file, overrides=["online.by_round.2.fit.epochs=2"])
     assert recipe.online is not None
     second = for_round(recipe.online, 2)
-    assert (second.fit.learning_rate, second.fit.epochs) == (1e-5, 2) and for_round(recipe.online, 1).fit.epochs == 1
+    assert (second.fit.learning_rate, second.fit.epochs) == (1e-5, 2) and for_round(
+        recipe.online, 1
+    ).fit.epochs == 1
 
 
 def test_a_profile_is_a_name_or_a_file(tmp_path: Path) -> None:
@@ -266,7 +421,12 @@ def test_a_profile_is_a_name_or_a_file(tmp_path: Path) -> None:
     own = tmp_path / "ours.yaml"
     own.write_text("threads: 3\nvllm: {python: /opt/vllm/bin/python}\n")
     recipe, hardware = load(file, profile=str(own))
-    assert (recipe.profile, hardware.name, hardware.threads, hardware.vllm.python) == (str(own), "ours", 3, "/opt/vllm/bin/python")
+    assert (recipe.profile, hardware.name, hardware.threads, hardware.vllm.python) == (
+        str(own),
+        "ours",
+        3,
+        "/opt/vllm/bin/python",
+    )
     own.write_text("thread: 3\n")
     with pytest.raises(RecipeError, match=r"profile .*ours.*'thread'.*'threads'"):
         load(file, profile=str(own))
@@ -288,14 +448,29 @@ def test_passes_that_train_nothing_are_refused() -> None:
     with pytest.raises(RecipeError, match=r"reward\.fit\.epochs"):
         load("reward_model", overrides=["reward.fit.epochs=0"])
     with pytest.raises(RecipeError, match=r"reward\.members: 3 members"):
-        load("chat", overrides=["reward.members=3", "online.annotate=[]", "online.select=[]", "online.prepare=[]",
-                                "online.fit.updates.policy=[{name: likelihood}]"])
+        load(
+            "chat",
+            overrides=[
+                "reward.members=3",
+                "online.annotate=[]",
+                "online.select=[]",
+                "online.prepare=[]",
+                "online.fit.updates.policy=[{name: likelihood}]",
+            ],
+        )
     assert load("reward_model", overrides=["reward.fit.epochs=0", "reward.linear_probe=true"])
 
 
-@pytest.mark.parametrize("objectives", [
-    "[{name: ranking.margin}]", "[{name: ranking.length_controlled}]", "[{name: ranking.bradley_terry, weight: 0.5}]",
-    "[{name: ranking.bradley_terry}, {name: ranking.margin}]", "[{name: ranking.bradley_terry}, {name: ranking.bradley_terry, label: again}]"])
+@pytest.mark.parametrize(
+    "objectives",
+    [
+        "[{name: ranking.margin}]",
+        "[{name: ranking.length_controlled}]",
+        "[{name: ranking.bradley_terry, weight: 0.5}]",
+        "[{name: ranking.bradley_terry}, {name: ranking.margin}]",
+        "[{name: ranking.bradley_terry}, {name: ranking.bradley_terry, label: again}]",
+    ],
+)
 def test_a_probe_alone_fits_plain_bradley_terry(objectives: str) -> None:
     """`chat` trains only a linear probe as reward model: options that the probe ignores are refused."""
     change = f"reward.fit.updates.reward_model={objectives}"
@@ -303,7 +478,9 @@ def test_a_probe_alone_fits_plain_bradley_terry(objectives: str) -> None:
         load("chat", overrides=[change])
     for trained in (["reward.fit.epochs=1"], ["reward.fit.epochs=1", "reward.linear_probe=false"]):
         assert load("chat", overrides=[change, *trained])
-    assert load("chat", overrides=["reward.fit.updates.reward_model=[{name: ranking.bradley_terry, label: fit}]"])
+    assert load(
+        "chat", overrides=["reward.fit.updates.reward_model=[{name: ranking.bradley_terry, label: fit}]"]
+    )
 
 
 def test_gold_health_rules_need_online_watch_gold() -> None:
@@ -324,20 +501,33 @@ def test_changing_the_number_of_rounds_keeps_existing_rounds() -> None:
 
 
 def test_changing_a_source_clears_the_inherited_hash_format_and_shape():
-    """They belong to the base's model: the hash would reject any other model, and `format: tiny` would generate one."""
+    """They belong to the base's model: the hash would reject any other model, and `format: tiny` would
+    generate one.
+    """
     model = load("chat", overrides=["models.policy.source=hub:org/mine"])[0].models["policy"]
     assert (model.sha256, model.format, model.shape) == (None, "auto", None)
-    assert load("chat", overrides=["models.policy.format=gguf", "models.policy.source=hub:org/mine"])[0].models["policy"].format == "gguf"
+    assert (
+        load("chat", overrides=["models.policy.format=gguf", "models.policy.source=hub:org/mine"])[0]
+        .models["policy"]
+        .format
+        == "gguf"
+    )
     same = load("chat")[0].models["policy"]
-    assert same.sha256 and load("chat", overrides=[f"models.policy.source={same.source}"])[0].models["policy"] == same
+    assert (
+        same.sha256
+        and load("chat", overrides=[f"models.policy.source={same.source}"])[0].models["policy"] == same
+    )
 
 
-@pytest.mark.parametrize(("change", "new"), [
-    ("online.fit.updates={policy: [{name: preference.dpo, times: x}]}", "weight_column"),
-    ("reward.fit.updates.judge=[{name: ranking.bradley_terry}]", "reward_model"),
-    ("online.annotate=[{name: rewards.reward_model, model: judge}]", "reward_model"),
-    ("online.reference={name: ema, follow: 0.5}", "decay"),
-])
+@pytest.mark.parametrize(
+    ("change", "new"),
+    [
+        ("online.fit.updates={policy: [{name: preference.dpo, times: x}]}", "weight_column"),
+        ("reward.fit.updates.judge=[{name: ranking.bradley_terry}]", "reward_model"),
+        ("online.annotate=[{name: rewards.reward_model, model: judge}]", "reward_model"),
+        ("online.reference={name: ema, follow: 0.5}", "decay"),
+    ],
+)
 def test_the_error_for_an_old_name_has_the_new_one(change: str, new: str) -> None:
     with pytest.raises(RecipeError, match=f"was renamed to {new}"):
         load("online_dpo", overrides=[change])

@@ -16,12 +16,24 @@ def test_every_shipped_recipe_loads_with_a_limit(name, count):
     for split in ("sft", "prompts", "evaluate", "demonstrate", "preferences_validation"):
         assert recipe.data.of(split).limit <= count
     for section in (recipe.sft, recipe.reward, recipe.offline, recipe.online):
-        assert section is None or (section.fit.epochs <= 1 and section.fit.batch * section.fit.max_steps <= count and section.fit.min_ended == 0)
+        assert section is None or (
+            section.fit.epochs <= 1
+            and section.fit.batch * section.fit.max_steps <= count
+            and section.fit.min_ended == 0
+        )
     if recipe.online:
-        assert recipe.online.rounds * recipe.online.prompts_per_round <= min(count, whole.online.rounds * whole.online.prompts_per_round)
-        assert all(rule.action == "warn" for rule in recipe.online.health.values()) and recipe.online.annotate == whole.online.annotate
+        assert recipe.online.rounds * recipe.online.prompts_per_round <= min(
+            count, whole.online.rounds * whole.online.prompts_per_round
+        )
+        assert (
+            all(rule.action == "warn" for rule in recipe.online.health.values())
+            and recipe.online.annotate == whole.online.annotate
+        )
     if recipe.reward:
-        assert recipe.reward.certificate.min_accuracy is None and recipe.reward.certificate.reload_tolerance == whole.reward.certificate.reload_tolerance
+        assert (
+            recipe.reward.certificate.min_accuracy is None
+            and recipe.reward.certificate.reload_tolerance == whole.reward.certificate.reload_tolerance
+        )
     assert recipe.evaluate is None or recipe.evaluate.prompts <= count
 
 
@@ -30,5 +42,12 @@ def test_smoke_test_reports_the_same_recipe_errors():
         load("chat", overrides=["register.gates.win_rate_vs_sftt={over: 0.5}"], limit=8)
     with pytest.raises(RecipeError, match=r"--limit.*0"):
         load("chat", limit=0)
-    changed = load("chat", overrides=["online.by_round={2: {prompts_per_round: 9, fit: {learning_rate: 1.0e-5}}, 3: {sample_from: initial}}"], limit=8)[0]
+    changed = load(
+        "chat",
+        overrides=[
+            "online.by_round={2: {prompts_per_round: 9, fit: {learning_rate: 1.0e-5}}, 3: {sample_from: "
+            "initial}}"
+        ],
+        limit=8,
+    )[0]
     assert changed.online.by_round == {"2": {"fit": {"learning_rate": 1e-5}}}

@@ -67,34 +67,60 @@ def completed(pipeline: Pipeline, until: str) -> Pipeline:
     return pipeline
 
 
-def test_a_published_reward_model_scores_as_transformers_does_and_is_optimised_against(published: Path, tiny_home: Path, tmp_path: Path) -> None:
-    pipeline = completed(Pipeline.open(recipe(tmp_path, published), home=tiny_home, profile="test"), "annotate_1")
+def test_a_published_reward_model_scores_as_transformers_does_and_is_optimised_against(
+    published: Path, tiny_home: Path, tmp_path: Path
+) -> None:
+    pipeline = completed(
+        Pipeline.open(recipe(tmp_path, published), home=tiny_home, profile="test"), "annotate_1"
+    )
     certificate = pipeline.artifact("certified_mine").meta["certificate"]
-    assert certificate["passed"] and certificate["pairs"] > 50 and "accuracy was not required" in certificate["notes"][0]
+    assert (
+        certificate["passed"]
+        and certificate["pairs"] > 50
+        and "accuracy was not required" in certificate["notes"][0]
+    )
     assert certificate["reload_difference"] < 1e-4, "the loop's engine against transformers alone"
-    messages = [{"role": "user", "content": "do you like dogs?"}, {"role": "assistant", "content": "Yes, I like dogs a lot."}]
+    messages = [
+        {"role": "user", "content": "do you like dogs?"},
+        {"role": "assistant", "content": "Yes, I like dogs a lot."},
+    ]
     group = Group(Prompt("p", tuple(messages[:1])), (Trajectory(tuple(messages[1:])),))
     engine = TorchEngine(pipeline.artifact("model_mine").path, kind="reward", threads=1)
     ours = reward_model([group], Context({"mine": engine}), model="mine")["reward.mine"][0][0]
-    inputs = AutoTokenizer.from_pretrained(published).apply_chat_template(messages, return_tensors="pt", return_dict=True)
+    inputs = AutoTokenizer.from_pretrained(published).apply_chat_template(
+        messages, return_tensors="pt", return_dict=True
+    )
     with torch.no_grad():
         theirs = AutoModelForSequenceClassification.from_pretrained(published)(**inputs).logits[0, 0].item()
     assert ours == pytest.approx(theirs, abs=1e-4)
 
 
-def test_reward_model_not_above_chance_is_refused_before_sampling(published: Path, tiny_home: Path, tmp_path: Path) -> None:
-    pipeline = completed(Pipeline.open(recipe(tmp_path, published, "0.99"), home=tiny_home, profile="test"), "certified_mine")
+def test_reward_model_not_above_chance_is_refused_before_sampling(
+    published: Path, tiny_home: Path, tmp_path: Path
+) -> None:
+    pipeline = completed(
+        Pipeline.open(recipe(tmp_path, published, "0.99"), home=tiny_home, profile="test"), "certified_mine"
+    )
     with pytest.raises(ContractError, match=r"'mine'.*99\.0%"):
         pipeline.make("rollout_1")
 
 
 def test_a_product_of_an_earlier_run_is_a_source(tiny_home: Path, tmp_path: Path) -> None:
-    first = Pipeline.open("reward_model", home=tiny_home, profile="test", overrides=[
-        "reward.limit=48", "reward.limit_validation=24", "reward.certificate.min_accuracy=null"])
+    first = Pipeline.open(
+        "reward_model",
+        home=tiny_home,
+        profile="test",
+        overrides=["reward.limit=48", "reward.limit_validation=24", "reward.certificate.min_accuracy=null"],
+    )
     product = completed(first, "reward").artifact("reward").path
-    second = completed(Pipeline.open(recipe(tmp_path, product), home=tiny_home, profile="test"), "certified_mine")
+    second = completed(
+        Pipeline.open(recipe(tmp_path, product), home=tiny_home, profile="test"), "certified_mine"
+    )
     again = second.artifact("model_mine")
-    assert json.loads((again.path / "manifest.json").read_text())["stage"] == "model_mine" and not (again.path / "published_reward_model.txt").exists()
+    assert (
+        json.loads((again.path / "manifest.json").read_text())["stage"] == "model_mine"
+        and not (again.path / "published_reward_model.txt").exists()
+    )
     assert second.artifact("certified_mine").meta["certificate"]["reload_difference"] < 1e-4
 
 
@@ -104,22 +130,43 @@ def test_other_models_are_refused_at_download(tiny_model: Path, tiny_home: Path,
         completed(pipeline, "model_mine")
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    ("models.mine.role=null", r"models\.mine\.role: training optimises this model"),
-    ("models.mine.certificate.best_of_n_rises=true", r"models\.mine\.certificate\.best_of_n_rises: expected a `demonstrate` section"),
-])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("models.mine.role=null", r"models\.mine\.role: training optimises this model"),
+        (
+            "models.mine.certificate.best_of_n_rises=true",
+            r"models\.mine\.certificate\.best_of_n_rises: expected a `demonstrate` section",
+        ),
+    ],
+)
 def test_recipe_without_certification_pairs_is_refused(change: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=message):
         load(recipe(tmp_path, tmp_path), overrides=[change])
 
 
 def test_certify_command(published: Path, tmp_path: Path) -> None:
-    rows = [{"prompt": f"question {i} about {thing}?", "chosen": f"Yes, I like {thing}.", "rejected": f"No {i}."}
-            for i, thing in enumerate(["music", "films", "books", "dogs", "rain", "tea"] * 4)]
+    rows = [
+        {"prompt": f"question {i} about {thing}?", "chosen": f"Yes, I like {thing}.", "rejected": f"No {i}."}
+        for i, thing in enumerate(["music", "films", "books", "dogs", "rain", "tea"] * 4)
+    ]
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    arguments = ["certify", str(published), "--data", str(tmp_path / "pairs.jsonl"), "--home", str(tmp_path / "home"), "--profile", "test"]
+    arguments = [
+        "certify",
+        str(published),
+        "--data",
+        str(tmp_path / "pairs.jsonl"),
+        "--home",
+        str(tmp_path / "home"),
+        "--profile",
+        "test",
+    ]
     failed = CliRunner().invoke(app, [*arguments, "--limit", "min_accuracy=0.99"])
-    assert failed.exit_code == 1 and "failed: right on" in failed.output and "expected a lower bound" in failed.output
+    assert (
+        failed.exit_code == 1
+        and "failed: right on" in failed.output
+        and "expected a lower bound" in failed.output
+    )
     passed = CliRunner().invoke(app, [*arguments, "--limit", "min_accuracy=null"])
     assert passed.exit_code == 0 and "passed: right on" in passed.output
 
@@ -127,4 +174,10 @@ def test_certify_command(published: Path, tmp_path: Path) -> None:
 def test_a_recipe_without_held_out_pairs_is_refused_at_once(tmp_path: Path) -> None:
     whole, _ = load(recipe(tmp_path, tmp_path))
     with pytest.raises(RecipeError, match=r"models\.mine: .*`reward_validation`"):
-        check(dataclasses.replace(whole, data=dataclasses.replace(whole.data, splits={"reward": 0.5, "prompts": 0.3, "evaluate": 0.2})), {})
+        check(
+            dataclasses.replace(
+                whole,
+                data=dataclasses.replace(whole.data, splits={"reward": 0.5, "prompts": 0.3, "evaluate": 0.2}),
+            ),
+            {},
+        )

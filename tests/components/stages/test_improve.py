@@ -19,10 +19,18 @@ from ratchet.components.training.postconditions import check_rollout
 from ratchet.components.types import Group, Prompt
 from ratchet.tasks.pipeline import Pipeline
 
-CHANGES = ["online.rounds=4", "online.prompts_per_round=4", "online.fit.save_every=2", "online.rollout.responses_per_prompt=4",
-           "online.prompts={name: difficulty_pool}", "online.select=[{name: replay, share: 0.5, capacity: 8}]",
-           "online.reference={name: ema, decay: 0.5}", "online.prepare=[{name: scoring.logprobs, model: reference}]",
-           "online.fit.updates.policy=[{name: clip, old: sampled, reduce: token_mean}, {name: kl, weight: 0.5, reduce: token_mean}]"]
+CHANGES = [
+    "online.rounds=4",
+    "online.prompts_per_round=4",
+    "online.fit.save_every=2",
+    "online.rollout.responses_per_prompt=4",
+    "online.prompts={name: difficulty_pool}",
+    "online.select=[{name: replay, share: 0.5, capacity: 8}]",
+    "online.reference={name: ema, decay: 0.5}",
+    "online.prepare=[{name: scoring.logprobs, model: reference}]",
+    "online.fit.updates.policy=[{name: clip, old: sampled, reduce: token_mean}, {name: kl, weight: 0.5, "
+    "reduce: token_mean}]",
+]
 
 
 def prepared(home: Path, *changes: str) -> Pipeline:
@@ -35,16 +43,22 @@ def prepared(home: Path, *changes: str) -> Pipeline:
 def improve(pipeline: Pipeline, work: Path) -> tuple[str, list[dict]]:
     """Digest of the weights, and the metrics of every step."""
     stage = pipeline.stages["improve"]
-    execute(as_request("improve", stage.options, {k: pipeline.artifact(v) for k, v in stage.inputs.items()}, work))
+    execute(
+        as_request("improve", stage.options, {k: pipeline.artifact(v) for k, v in stage.inputs.items()}, work)
+    )
     lines = (work / "product" / "metrics.jsonl").read_text().splitlines()
-    return file_digest(work / "product" / "model.safetensors"), [json.loads(line)["metrics"] for line in lines]
+    return file_digest(work / "product" / "model.safetensors"), [
+        json.loads(line)["metrics"] for line in lines
+    ]
 
 
 def test_stateful_pieces_resume_bit_for_bit(tiny_home: Path, tmp_path: Path) -> None:
     pipeline = prepared(tiny_home)
     weights, steps = improve(pipeline, tmp_path / "whole")
     assert [s["select/groups"] for s in steps] == [4.0, 6.0, 6.0, 6.0], "the first step has nothing to replay"
-    assert abs(steps[0]["policy/kl/kl"]) < 1e-4 < max(abs(s["policy/kl/kl"]) for s in steps[1:]), "the reference starts as the policy and lags"
+    assert abs(steps[0]["policy/kl/kl"]) < 1e-4 < max(abs(s["policy/kl/kl"]) for s in steps[1:]), (
+        "the reference starts as the policy and lags"
+    )
     checkpoint = latest(tmp_path / "whole" / "progress")
     assert checkpoint and checkpoint.name == "checkpoint-2"
     killed = tmp_path / "killed"
@@ -54,24 +68,41 @@ def test_stateful_pieces_resume_bit_for_bit(tiny_home: Path, tmp_path: Path) -> 
     assert improve(pipeline, killed) == (weights, steps)
 
 
-def test_the_reference_update_every_round_keeps_the_reference_at_the_policy(tiny_home: Path, tmp_path: Path) -> None:
-    _, steps = improve(prepared(tiny_home, "online.rounds=3", "online.reference={name: every_round}"), tmp_path)
+def test_the_reference_update_every_round_keeps_the_reference_at_the_policy(
+    tiny_home: Path, tmp_path: Path
+) -> None:
+    _, steps = improve(
+        prepared(tiny_home, "online.rounds=3", "online.reference={name: every_round}"), tmp_path
+    )
     assert max(abs(s["policy/kl/kl"]) for s in steps) < 1e-4
 
 
 def test_lora_reference_logprobs_equal_the_initial_policy(tiny_home: Path, tmp_path: Path) -> None:
     """With LoRA the reference is the learner's model with its adapter disabled."""
-    pipeline = prepared(tiny_home, "online.rounds=2", "online.reference=initial", "online.fit.adapter={name: lora, rank: 4}", "online.prepare=[]",
-                        "online.annotate=[{name: rewards.exact_answer}, {name: advantages.group_norm, reward: reward.exact_answer}, "
-                        "{name: scoring.logprobs, model: reference}]")
+    pipeline = prepared(
+        tiny_home,
+        "online.rounds=2",
+        "online.reference=initial",
+        "online.fit.adapter={name: lora, rank: 4}",
+        "online.prepare=[]",
+        "online.annotate=[{name: rewards.exact_answer}, {name: advantages.group_norm, reward: "
+        "reward.exact_answer}, "
+        "{name: scoring.logprobs, model: reference}]",
+    )
     _, steps = improve(pipeline, tmp_path)
     assert abs(steps[0]["policy/kl/kl"]) < 1e-4 and len(steps) == 2
     groups = read_groups(tmp_path / "product" / "last_groups.parquet")
     reference = pipeline.artifact("model_policy").path
     scores = TorchEngine(reference, threads=1).score(groups, frozenset({"logprobs"}))
-    assert max(abs(p - q) for g, row in zip(groups, scores, strict=True)
-               for mine, theirs in zip(g.columns["logprobs.reference"], row["logprobs"], strict=True)
-               for p, q in zip(mine, theirs, strict=True)) < 1e-4
+    assert (
+        max(
+            abs(p - q)
+            for g, row in zip(groups, scores, strict=True)
+            for mine, theirs in zip(g.columns["logprobs.reference"], row["logprobs"], strict=True)
+            for p, q in zip(mine, theirs, strict=True)
+        )
+        < 1e-4
+    )
 
 
 def test_steps_done_are_steps_planned(tiny_home: Path, tmp_path: Path) -> None:
@@ -81,8 +112,10 @@ def test_steps_done_are_steps_planned(tiny_home: Path, tmp_path: Path) -> None:
     checkpoint = latest(tmp_path / "whole" / "progress")
     assert checkpoint
     saved = load_state(checkpoint)
-    for wrong, why in (({"step": 9}, "9 of 3"),
-                       ({"updates": saved["state"]["updates"] + 1}, r"\d+ optimizer updates after 3 steps")):
+    for wrong, why in (
+        ({"step": 9}, "9 of 3"),
+        ({"updates": saved["state"]["updates"] + 1}, r"\d+ optimizer updates after 3 steps"),
+    ):
         work = tmp_path / next(iter(wrong))
         save_state(work / "progress" / checkpoint.name, {**saved, "state": {**saved["state"], **wrong}})
         with pytest.raises(TrainingError, match=why):
@@ -91,19 +124,37 @@ def test_steps_done_are_steps_planned(tiny_home: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("does", ["improve", "rollout_1"])
-def test_lost_answer_is_an_error(does: str, tiny_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_answer_is_an_error(
+    does: str, tiny_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if does == "improve":
         pipeline, planned = prepared(tiny_home), "15 of 16 responses to 4 prompts"
     else:
-        pipeline = Pipeline.open("raft", home=tiny_home, profile="test", overrides=["online.prompts_per_round=4", "online.rollout.responses_per_prompt=2"])
+        pipeline = Pipeline.open(
+            "raft",
+            home=tiny_home,
+            profile="test",
+            overrides=["online.prompts_per_round=4", "online.rollout.responses_per_prompt=2"],
+        )
         for name in list(pipeline.stages)[: list(pipeline.stages).index(does)]:
             pipeline.make(name)
         planned = "7 of 8 responses to 4 prompts"
     whole = TorchEngine.generate
-    monkeypatch.setattr(TorchEngine, "generate", lambda self, requests: [a[i == 0:] for i, a in enumerate(whole(self, requests))])
+    monkeypatch.setattr(
+        TorchEngine,
+        "generate",
+        lambda self, requests: [a[i == 0 :] for i, a in enumerate(whole(self, requests))],
+    )
     stage = pipeline.stages[does]
     with pytest.raises(DataError, match=planned):
-        execute(as_request(stage.does, stage.options, {k: pipeline.artifact(v) for k, v in stage.inputs.items()}, tmp_path))
+        execute(
+            as_request(
+                stage.does,
+                stage.options,
+                {k: pipeline.artifact(v) for k, v in stage.inputs.items()},
+                tmp_path,
+            )
+        )
 
 
 def test_lost_prompt_is_an_error() -> None:

@@ -39,14 +39,22 @@ def make(pipeline: Pipeline, until: str) -> None:
         pipeline.make(name)
 
 
-def test_a_hacked_reward_holds_the_round_and_returns_the_weights_before_it(tiny_home: Path, tmp_path: Path) -> None:
+def test_a_hacked_reward_holds_the_round_and_returns_the_weights_before_it(
+    tiny_home: Path, tmp_path: Path
+) -> None:
     pipeline = pipeline_of(tmp_path, tiny_home)
     make(pipeline, "optimise_2")
     first, second = (pipeline.artifact(f"annotate_{i}").meta for i in (1, 2))
-    assert second["round_metrics"]["reward.length"] > first["round_metrics"]["reward.length"] + 0.02 and second["round_metrics"]["gold"] < first["round_metrics"]["gold"]
+    assert (
+        second["round_metrics"]["reward.length"] > first["round_metrics"]["reward.length"] + 0.02
+        and second["round_metrics"]["gold"] < first["round_metrics"]["gold"]
+    )
     assert (first["verdict"], second["verdict"]) == ("ok", "hold")
     assert pipeline.artifact("optimise_2").meta["held"]
-    weights = {name: weights_digest(pipeline.artifact(name).path) for name in ("model_policy", "optimise_1", "optimise_2")}
+    weights = {
+        name: weights_digest(pipeline.artifact(name).path)
+        for name in ("model_policy", "optimise_1", "optimise_2")
+    }
     assert weights["optimise_2"] == weights["model_policy"] != weights["optimise_1"]
 
 

@@ -51,7 +51,13 @@ def test_progress_counts_done_and_expected(tmp_path: Path, reports: list[dict[st
     progress.expect("after the end", 3)
     progress.advance()
     assert [(line["step"], line["of"], line["unit"]) for line in reports] == [
-        (0, 5, "answers"), (1, 5, "answers"), (4, 5, "answers"), (5, 5, "answers"), (0, None, "texts"), (2, None, "texts")]
+        (0, 5, "answers"),
+        (1, 5, "answers"),
+        (4, 5, "answers"),
+        (5, 5, "answers"),
+        (0, None, "texts"),
+        (2, None, "texts"),
+    ]
     assert all(line["metrics"] == {} for line in reports), "a count is no metric"
 
 
@@ -62,7 +68,9 @@ def test_full_disk_does_not_stop_the_stage(tmp_path: Path) -> None:
     assert not (tmp_path / "gone").exists(), "there was nowhere to write to"
 
 
-def test_progress_is_written_rarely(tmp_path: Path, reports: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_written_rarely(
+    tmp_path: Path, reports: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(progress, "EVERY", 3600.0)
     with progress.report_progress(tmp_path / "steps.json"):
         progress.expect("answers", 1000)
@@ -71,17 +79,33 @@ def test_progress_is_written_rarely(tmp_path: Path, reports: list[dict[str, Any]
     assert [line["step"] for line in reports] == [0, 1000]
 
 
-def test_long_stages_report_progress_to_the_end(fresh_home: Callable[[str], Path], reports: list[dict[str, Any]],
-                                                        monkeypatch: pytest.MonkeyPatch) -> None:
-    """Curation, linear probe, the stages of two rounds and the evaluation each report progress in one unit up to the
-    total.
+def test_long_stages_report_progress_to_the_end(
+    fresh_home: Callable[[str], Path], reports: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Curation, linear probe, the stages of two rounds and the evaluation each report progress in one unit up
+    to the total.
     """
     monkeypatch.setattr(torch, "SCORE_TOKENS", 64)
-    pipeline = Pipeline.open("online_dpo", home=fresh_home("home"), profile="test", overrides=[
-        "seed=7", "reward.limit=48", "reward.limit_validation=16", "reward.certificate.min_accuracy=null", "reward.fit.epochs=0",
-        "reward.linear_probe=true", "online.rounds=2", "online.prompts_per_round=6", "online.watch={kl_prompts: 5}",
-        "online.annotate=[{name: rewards.length}, {name: rewards.reward_model}]",
-        "evaluate.prompts=5", "evaluate.perplexity_rows=3", "evaluate.metrics=[{name: rewards.length}]"])
+    pipeline = Pipeline.open(
+        "online_dpo",
+        home=fresh_home("home"),
+        profile="test",
+        overrides=[
+            "seed=7",
+            "reward.limit=48",
+            "reward.limit_validation=16",
+            "reward.certificate.min_accuracy=null",
+            "reward.fit.epochs=0",
+            "reward.linear_probe=true",
+            "online.rounds=2",
+            "online.prompts_per_round=6",
+            "online.watch={kl_prompts: 5}",
+            "online.annotate=[{name: rewards.length}, {name: rewards.reward_model}]",
+            "evaluate.prompts=5",
+            "evaluate.perplexity_rows=3",
+            "evaluate.metrics=[{name: rewards.length}]",
+        ],
+    )
     expected: dict[str, tuple[str, int | None]] = {}
     for name in pipeline.stages:
         reports.clear()
@@ -90,7 +114,10 @@ def test_long_stages_report_progress_to_the_end(fresh_home: Callable[[str], Path
             continue
         assert len({(line["unit"], line["of"]) for line in reports}) == 1, name
         done = [line["step"] for line in reports]
-        assert done == sorted(done) and done[0] == 0 and done[-1] == reports[-1]["of"] and len(done) > 2, (name, done)
+        assert done == sorted(done) and done[0] == 0 and done[-1] == reports[-1]["of"] and len(done) > 2, (
+            name,
+            done,
+        )
         expected[name] = reports[-1]["unit"], reports[-1]["of"]
         assert not (pipeline.artifact(name).path / "steps.json").exists()
     rounds = {f"{stage}_{i}" for i in (1, 2) for stage in ("rollout", "annotate", "select")}
@@ -102,20 +129,31 @@ def test_long_stages_report_progress_to_the_end(fresh_home: Callable[[str], Path
     pairs = pipeline.artifact("select_2").meta["counts"]["groups after best_worst"]
     assert expected["select_2"] == ("texts", 2 * pairs) and 0 < pairs <= 6, "by the reference"
     answer_count = pipeline.artifact("evaluate").meta["counts"]["answers"]
-    assert expected["evaluate"] == ("texts", 3 * answer_count + 3 * 2), "sampled, scored, measured; people's replies by both arms"
+    assert expected["evaluate"] == ("texts", 3 * answer_count + 3 * 2), (
+        "sampled, scored, measured; people's replies by both arms"
+    )
 
 
-def test_unit_test_rewards_report_progress(tmp_path: Path, reports: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ratchet.components.pieces.rewards.unit_tests.execute", lambda *_, **__: Verdict(True))
+def test_unit_test_rewards_report_progress(
+    tmp_path: Path, reports: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "ratchet.components.pieces.rewards.unit_tests.execute", lambda *_, **__: Verdict(True)
+    )
     prompt = Prompt("p", (), meta={"test_list": ["assert f() == 1"]})
-    group = Group(prompt, tuple(Trajectory(({"role": "assistant", "content": f"def f(): return {i}"},)) for i in range(3)))
+    group = Group(
+        prompt,
+        tuple(Trajectory(({"role": "assistant", "content": f"def f(): return {i}"},)) for i in range(3)),
+    )
     with progress.report_progress(tmp_path / "steps.json"):
         progress.expect("texts", 3)
         unit_tests([group], Context())
     assert [line["step"] for line in reports] == [0, 1, 2, 3]
 
 
-def test_download_progress_is_measured_from_the_directory(tmp_path: Path, reports: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_download_progress_is_measured_from_the_directory(
+    tmp_path: Path, reports: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Counts only megabytes added since the start."""
     monkeypatch.setattr(progress, "POLL", 0.01)
     (tmp_path / "before").write_bytes(bytes(5 * 10**6))
@@ -135,7 +173,9 @@ def test_download_progress_is_measured_from_the_directory(tmp_path: Path, report
         (tmp_path / "deep" / "1").unlink()
         (tmp_path / "deep" / "3").write_bytes(bytes(3 * 10**6))
         wait(5)
-    assert [line["step"] for line in reports] == sorted(line["step"] for line in reports) and reports[-1]["of"] is None
+    assert [line["step"] for line in reports] == sorted(line["step"] for line in reports) and reports[-1][
+        "of"
+    ] is None
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -1,4 +1,6 @@
-"""Stops and holds during training: stale sampler weights, endless answers, health rules; by rounds and by steps."""
+"""Stops and holds during training: stale sampler weights, endless answers, health rules; by rounds and by
+steps.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,13 @@ from ratchet.components.training.torch import TorchLearner
 from ratchet.components.types import Artifact, Group, Prompt, Trajectory
 from ratchet.tasks.pipeline import Pipeline
 
-STEPS = ["online.rounds=4", "online.prompts_per_round=8", "online.rollout.responses_per_prompt=8", "online.fit.save_every=2", "online.select=[]"]
+STEPS = [
+    "online.rounds=4",
+    "online.prompts_per_round=8",
+    "online.rollout.responses_per_prompt=8",
+    "online.fit.save_every=2",
+    "online.select=[]",
+]
 ROUNDS = ["online.rounds=3", "online.prompts_per_round=8", "online.fit.learning_rate=1e-2"]
 
 
@@ -43,13 +51,17 @@ def prepared(recipe: str, home: Path, last: str, *changes: str) -> Pipeline:
     return pipeline
 
 
-def work(pipeline: Pipeline, name: str, at: Path, **others: Artifact) -> tuple[dict[str, Any], list[dict[str, float]]]:
+def work(
+    pipeline: Pipeline, name: str, at: Path, **others: Artifact
+) -> tuple[dict[str, Any], list[dict[str, float]]]:
     """A stage's meta and the metrics of its steps, made outside the store, some inputs replaced."""
     stage = pipeline.stages[name]
     inputs = {**{k: pipeline.artifact(v) for k, v in stage.inputs.items()}, **others}
     meta = execute(as_request(stage.does, stage.options, inputs, at))
     metrics = at / "product" / "metrics.jsonl"
-    return meta, [json.loads(line)["metrics"] for line in metrics.read_text().splitlines()] if metrics.exists() else []
+    return meta, [
+        json.loads(line)["metrics"] for line in metrics.read_text().splitlines()
+    ] if metrics.exists() else []
 
 
 def weights(path: Path) -> str:
@@ -62,7 +74,11 @@ def mute(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     model, tokenizer = load_policy(tiny_model, attention="sdpa"), load_tokenizer(tiny_model)
     states: list[torch.Tensor] = []
     model.lm_head.register_forward_pre_hook(lambda _, given: states.append(given[0][0].detach()))
-    ids = tokenizer.apply_chat_template([{"role": "user", "content": "3 + 4 ="}, {"role": "assistant", "content": "7"}], return_tensors="pt", return_dict=True)
+    ids = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "3 + 4 ="}, {"role": "assistant", "content": "7"}],
+        return_tensors="pt",
+        return_dict=True,
+    )
     model(input_ids=ids["input_ids"])
     mean = states[0].mean(0)
     head = torch.nn.Linear(model.lm_head.in_features, model.lm_head.out_features, bias=False)
@@ -76,13 +92,18 @@ def mute(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-# --- the probe --------------------------------------------------------------------------------------------------------
+# --- the probe
+# --------------------------------------------------------------------------------------------------------
 
 
-def test_stale_sampler_weights_stop_the_steps(tiny_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stale_sampler_weights_stop_the_steps(
+    tiny_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pipeline = prepared("rlvr_grpo", tiny_home, "improve", *STEPS)
     load = TorchEngine.load
-    monkeypatch.setattr(TorchEngine, "load", lambda self, path: None if hasattr(self, "model") else load(self, path))
+    monkeypatch.setattr(
+        TorchEngine, "load", lambda self, path: None if hasattr(self, "model") else load(self, path)
+    )
     with pytest.raises(ContractError, match=r"nats.*0\.001"):
         work(pipeline, "improve", tmp_path)
     steps = (tmp_path / "product" / "metrics.jsonl").read_text().splitlines()
@@ -93,28 +114,58 @@ def test_stale_sampler_weights_stop_the_steps(tiny_home: Path, tmp_path: Path, m
 def test_saved_weights_that_differ_from_the_learner_stop_the_round(tiny_model: Path, mute: Path) -> None:
     learner, profile = TorchLearner(tiny_model, learning_rate=1e-3, threads=1), plain(Profile(threads=1))
     tokens = TorchEngine(tiny_model, threads=1).encode_prompt([{"role": "user", "content": "3 + 4 ="}])
-    groups = [Group(Prompt("p", ()), (Trajectory((), {"tokens": [*tokens, tokens[0]]}, [False] * len(tokens) + [True]),))] * 8
+    groups = [
+        Group(
+            Prompt("p", ()),
+            (Trajectory((), {"tokens": [*tokens, tokens[0]]}, [False] * len(tokens) + [True]),),
+        )
+    ] * 8
     assert probe(tiny_model, learner, groups, profile, seed=0, min_ended=0.05)["sampler_difference"] < 1e-4
     with pytest.raises(ContractError, match="nats"):
         probe(mute, learner, groups, profile, seed=0, min_ended=0.0)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_saved_weights_are_compared_in_float32_whatever_the_precision_of_training(precision: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saved_weights_are_compared_in_float32_whatever_the_precision_of_training(
+    precision: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(products, "has_bfloat16", lambda: True)
-    learner, engine = TorchLearner(tiny_model, learning_rate=1e-3, threads=1), TorchEngine(tiny_model, threads=1)
-    group = engine.encode(Group(Prompt("p", ({"role": "user", "content": "3 + 4 ="},)), (Trajectory(({"role": "assistant", "content": "7 and 8 and 9"},)),)))
+    learner, engine = (
+        TorchLearner(tiny_model, learning_rate=1e-3, threads=1),
+        TorchEngine(tiny_model, threads=1),
+    )
+    group = engine.encode(
+        Group(
+            Prompt("p", ({"role": "user", "content": "3 + 4 ="},)),
+            (Trajectory(({"role": "assistant", "content": "7 and 8 and 9"},)),),
+        )
+    )
     sample, mixed = TorchEngine.generate, list[bool]()
-    monkeypatch.setattr(TorchEngine, "generate", lambda self, requests: mixed.append(products.MIXED) or sample(self, requests))
+    monkeypatch.setattr(
+        TorchEngine, "generate", lambda self, requests: mixed.append(products.MIXED) or sample(self, requests)
+    )
     with products.product_precision(precision):
         assert verify_saved(tiny_model, learner, [group], kind="policy", tokens=64) < 1e-4
-        assert probe(tiny_model, learner, [group], plain(Profile(threads=1, precision=precision)), seed=0, min_ended=0.0)["sampler_difference"] < 1e-4
+        assert (
+            probe(
+                tiny_model,
+                learner,
+                [group],
+                plain(Profile(threads=1, precision=precision)),
+                seed=0,
+                min_ended=0.0,
+            )["sampler_difference"]
+            < 1e-4
+        )
     assert mixed == [False]
 
 
-@pytest.mark.parametrize(("recipe", "stage", "changes"), [("raft", "optimise_1", ROUNDS[:2]), ("rlvr_grpo", "improve", STEPS)])
-def test_policy_without_end_of_turn_stops_the_run(recipe: str, stage: str, changes: list[str], mute: Path, tiny_home: Path,
-                                                            tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("recipe", "stage", "changes"), [("raft", "optimise_1", ROUNDS[:2]), ("rlvr_grpo", "improve", STEPS)]
+)
+def test_policy_without_end_of_turn_stops_the_run(
+    recipe: str, stage: str, changes: list[str], mute: Path, tiny_home: Path, tmp_path: Path
+) -> None:
     others = {name: Artifact("weights", mute, "mute") for name in ("policy", "reference")}
     with pytest.raises(ContractError, match=r"0% of \d+ .*`fit\.min_ended`.*5%.*steps \(`fit\.epochs`\)"):
         work(prepared(recipe, tiny_home, stage, *changes), stage, tmp_path / "strict", **others)
@@ -123,11 +174,14 @@ def test_policy_without_end_of_turn_stops_the_run(recipe: str, stage: str, chang
     assert meta["probe"]["ended"] == 0.0, "a recipe whose answers have no end may say so"
 
 
-# --- health rules, by rounds ------------------------------------------------------------------------------------------
+# --- health rules, by rounds
+# ------------------------------------------------------------------------------------------
 
 
 def test_stop_rule_ends_the_run_after_its_round(tiny_home: Path) -> None:
-    pipeline = prepared("raft", tiny_home, "annotate_2", *ROUNDS, f"online.by_round={{2: {{health: {rule('stop')}}}}}")
+    pipeline = prepared(
+        "raft", tiny_home, "annotate_2", *ROUNDS, f"online.by_round={{2: {{health: {rule('stop')}}}}}"
+    )
     with pytest.raises(HealthError, match=r"round 2 .*entropy is [\d.]+ nats.*99"):
         pipeline.make("annotate_2")
     states = {s.stage.name: s.state for s in pipeline.status()}
@@ -137,43 +191,83 @@ def test_stop_rule_ends_the_run_after_its_round(tiny_home: Path) -> None:
 def test_held_round_restores_the_previous_weights(tiny_home: Path) -> None:
     """Rounds 2 and 3 are held: both end with the policy before round 1's update, which tripped the rule."""
     held = f"health: {rule('hold')}"
-    pipeline = prepared("raft", tiny_home, "optimise_3", *ROUNDS, f"online.by_round={{2: {{{held}}}, 3: {{{held}}}}}")
+    pipeline = prepared(
+        "raft", tiny_home, "optimise_3", *ROUNDS, f"online.by_round={{2: {{{held}}}, 3: {{{held}}}}}"
+    )
     pipeline.make("optimise_3")
-    first, learnt, *after = (weights(pipeline.artifact(name).path) for name in ("model_policy", "optimise_1", "optimise_2", "optimise_3"))
+    first, learnt, *after = (
+        weights(pipeline.artifact(name).path)
+        for name in ("model_policy", "optimise_1", "optimise_2", "optimise_3")
+    )
     assert learnt != first and after == [first, first]
     assert pipeline.artifact("optimise_3").meta["held"]
 
 
-# --- health rules, by steps -------------------------------------------------------------------------------------------
+# --- health rules, by steps
+# -------------------------------------------------------------------------------------------
 
 
 def test_stop_rule_ends_the_steps(tiny_home: Path, tmp_path: Path) -> None:
-    pipeline = prepared("rlvr_grpo", tiny_home, "improve", *STEPS, "online.watch={kl_prompts: 8}", "online.health={kl: {limit: 1.0e-3, action: stop}}",
-                        "online.fit.learning_rate=3e-3", "online.fit.min_ended=0.0")
+    pipeline = prepared(
+        "rlvr_grpo",
+        tiny_home,
+        "improve",
+        *STEPS,
+        "online.watch={kl_prompts: 8}",
+        "online.health={kl: {limit: 1.0e-3, action: stop}}",
+        "online.fit.learning_rate=3e-3",
+        "online.fit.min_ended=0.0",
+    )
     with pytest.raises(HealthError, match=r"step \d .*KL to the initial policy is [\d.]+ nats"):
         work(pipeline, "improve", tmp_path)
-    steps = [json.loads(line)["metrics"] for line in (tmp_path / "product" / "metrics.jsonl").read_text().splitlines()]
-    assert steps and steps[0]["rollout/kl"] == 0.0 and not (tmp_path / "product" / "model.safetensors").exists()
+    steps = [
+        json.loads(line)["metrics"]
+        for line in (tmp_path / "product" / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert (
+        steps and steps[0]["rollout/kl"] == 0.0 and not (tmp_path / "product" / "model.safetensors").exists()
+    )
 
 
-def test_all_held_steps_leave_the_weights_unchanged(tiny_home: Path, tiny_model: Path, tmp_path: Path) -> None:
-    meta, steps = work(prepared("rlvr_grpo", tiny_home, "improve", *STEPS, f"online.health={rule('hold')}"), "improve", tmp_path)
-    assert meta["held_steps"] == 5 and meta["updates"] == 0 and meta["verdict"] == "hold" and "(at step 4, 5 times in all)" in meta["verdicts"][0]
+def test_all_held_steps_leave_the_weights_unchanged(
+    tiny_home: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    meta, steps = work(
+        prepared("rlvr_grpo", tiny_home, "improve", *STEPS, f"online.health={rule('hold')}"),
+        "improve",
+        tmp_path,
+    )
+    assert (
+        meta["held_steps"] == 5
+        and meta["updates"] == 0
+        and meta["verdict"] == "hold"
+        and "(at step 4, 5 times in all)" in meta["verdicts"][0]
+    )
     assert [s["health/held"] for s in steps] == [1.0] * 4
     before, after = load_policy(tiny_model).state_dict(), load_policy(tmp_path / "product").state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
 def test_held_step_is_undone_and_resume_is_bit_identical(tiny_home: Path, tmp_path: Path) -> None:
-    changes = [*STEPS, "online.rounds=6", "online.fit.learning_rate=1e-3", "online.fit.min_ended=0.0", "online.watch={kl_prompts: 8}"]
+    changes = [
+        *STEPS,
+        "online.rounds=6",
+        "online.fit.learning_rate=1e-3",
+        "online.fit.min_ended=0.0",
+        "online.watch={kl_prompts: 8}",
+    ]
     _, free = work(prepared("rlvr_grpo", tiny_home, "improve", *changes), "improve", tmp_path / "free")
     kl = [step["rollout/kl"] for step in free]  # 0 at first, whatever this processor made of the model
     limit = max(kl) / 2
     first = next(i for i in range(6) if kl[i] > limit)
-    pipeline = prepared("rlvr_grpo", tiny_home, "improve", *changes, f"online.health={{kl: {{limit: {limit}, action: hold}}}}")
+    pipeline = prepared(
+        "rlvr_grpo", tiny_home, "improve", *changes, f"online.health={{kl: {{limit: {limit}, action: hold}}}}"
+    )
     meta, steps = work(pipeline, "improve", tmp_path / "whole")
     held = [step["health/held"] for step in steps]
-    assert first > 0 and held[: first + 1] == [0.0] * first + [1.0], "the first that trips is the one that tripped in the free run"
+    assert first > 0 and held[: first + 1] == [0.0] * first + [1.0], (
+        "the first that trips is the one that tripped in the free run"
+    )
     assert meta["updates"] < 6 and meta["held_steps"] >= sum(held)
     checkpoint = latest(tmp_path / "whole" / "progress")
     assert checkpoint and checkpoint.name == "checkpoint-4"
@@ -201,7 +295,9 @@ def round_metrics(responses: float = ENOUGH, **numbers: float) -> dict[str, floa
 
 def test_hold_restores_the_last_healthy_weights() -> None:
     learner, run = Counted(), {"updates": 0, "held": 0}
-    health = Health({"health": {"entropy": {"limit": 1.0, "action": "hold"}}, "fit": {"min_ended": 0.05}}, learner)
+    health = Health(
+        {"health": {"entropy": {"limit": 1.0, "action": "hold"}}, "fit": {"min_ended": 0.05}}, learner
+    )
     for step, (entropy, after) in enumerate([(2.0, 1), (2.0, 2), (0.5, 1), (0.5, 1), (2.0, 2)], start=1):
         held = health(step, round_metrics(entropy=entropy), run)
         assert held == (entropy < 1.0) and learner.weight == run["updates"]
@@ -212,9 +308,20 @@ def test_hold_restores_the_last_healthy_weights() -> None:
 
 
 def test_health_rules_pool_small_steps_and_test_their_mean() -> None:
-    health, run = Health({"health": {"length_ratio": {"limit": 1.5, "action": "hold"}}, "fit": {"min_ended": 0.2}}, Counted()), {"updates": 0, "held": 0}
-    tripped = [health(i, round_metrics(ENOUGH / 4, length=length), run) for i, length in enumerate([20.0] * 4 + [60.0, 20.0, 20.0, 36.0], start=1)]
-    assert tripped == [False] * 7 + [True], "one long step alone says nothing; the mean of four, 34 against 20, does"
+    health, run = (
+        Health(
+            {"health": {"length_ratio": {"limit": 1.5, "action": "hold"}}, "fit": {"min_ended": 0.2}},
+            Counted(),
+        ),
+        {"updates": 0, "held": 0},
+    )
+    tripped = [
+        health(i, round_metrics(ENOUGH / 4, length=length), run)
+        for i, length in enumerate([20.0] * 4 + [60.0, 20.0, 20.0, 36.0], start=1)
+    ]
+    assert tripped == [False] * 7 + [True], (
+        "one long step alone says nothing; the mean of four, 34 against 20, does"
+    )
     for i in range(3):
         assert not health(9 + i, round_metrics(ENOUGH / 4, truncated=1.0), run)
     with pytest.raises(ContractError, match=f"0% of {ENOUGH} answers"):

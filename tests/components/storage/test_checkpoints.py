@@ -17,7 +17,10 @@ def test_save_does_not_replace_a_later_checkpoint(before: int, after: int, tmp_p
     for step in (before, after):
         save_checkpoint(tmp_path, {"step": step, "written": step}, {}, {})
     found = latest(tmp_path)
-    assert found and load_checkpoint(found, {}, {}) == {"step": max(before, after), "written": max(before, after)}
+    assert found and load_checkpoint(found, {}, {}) == {
+        "step": max(before, after),
+        "written": max(before, after),
+    }
     assert [p.name for p in tmp_path.iterdir()] == [f"checkpoint-{max(before, after)}"]
 
 
@@ -54,11 +57,20 @@ def test_resumed_metrics_log_has_every_step_once(tmp_path: Path) -> None:
 
 def test_state_of_pieces_survives_a_checkpoint(tmp_path: Path) -> None:
     def fresh():
-        prompts, select = pieces("prompts", [{"name": "difficulty_pool"}]), pieces("select", [{"name": "threshold"}, {"name": "replay"}])
+        prompts, select = (
+            pieces("prompts", [{"name": "difficulty_pool"}]),
+            pieces("select", [{"name": "threshold"}, {"name": "replay"}]),
+        )
         return prompts[0][1], select[1][1], stateful_pieces(prompts=prompts, select=select)
 
-    groups = [Group(Prompt(f"{i}", ({"role": "user", "content": "hi"},)), (Trajectory((), {"tokens": [i, 7]}, [False, True]),) * 2,
-                    {"reward.exact_answer": [1.0, float(i % 2)]}) for i in range(8)]
+    groups = [
+        Group(
+            Prompt(f"{i}", ({"role": "user", "content": "hi"},)),
+            (Trajectory((), {"tokens": [i, 7]}, [False, True]),) * 2,
+            {"reward.exact_answer": [1.0, float(i % 2)]},
+        )
+        for i in range(8)
+    ]
     choose, replay, remembered = fresh()
     assert sorted(remembered) == ["prompts.0.difficulty_pool", "select.1.replay"]
     choose.update(groups)

@@ -38,16 +38,22 @@ def stage(x: int) -> float:
 """
 FILES = {
     "stage.py": USES,
-    "tools.py": "from {p}components.deep import FACTOR as F\n\ndef helper(x: int):\n    return F * x\n\ndef other():\n    return 1\n",
+    "tools.py": "from {p}components.deep import FACTOR as F\n\ndef helper(x: int):\n    return F * "
+    "x\n\ndef other():\n    return 1\n",
     "deep.py": "FACTOR = 2\nSIBLING = 3\n",
     "late.py": "from {p}components import registry\n\ndef late():\n    return registry.KNOWN['one']()\n",
-    "registry.py": "KNOWN = {}\n\ndef register(f):\n    KNOWN['one'] = f\n    return f\n\nimport {p}components.registered\n",
-    "registered.py": "from {p}components.registry import register\n\n@register\ndef one():\n    return scale()\n\ndef scale():\n    return 1.5\n\n"
-                     "def free():\n    return 0\n",
-    "shapes.py": "from {p}components.base import Shape\n\nclass Circle(Shape):\n    side: float = 1.0\n\n    def size(self) -> float:\n        return self.side\n\n"
-                 "class Square(Shape):\n    pass\n\ndef area(shape):\n    return shape.size()\n",
-    "base.py": "class Shape:\n    def __init__(self, side):\n        self.side = corrected(side)\n\ndef corrected(side):\n    return abs(side)\n",
-    "table.py": "from pathlib import Path\n\nNAME = 'table.txt'\n\ndef find(x):\n    return (Path('.') / NAME).read_text()\n",
+    "registry.py": "KNOWN = {}\n\ndef register(f):\n    KNOWN['one'] = f\n    return f\n\nimport "
+    "{p}components.registered\n",
+    "registered.py": "from {p}components.registry import register\n\n@register\ndef one():\n    return "
+    "scale()\n\ndef scale():\n    return 1.5\n\n"
+    "def free():\n    return 0\n",
+    "shapes.py": "from {p}components.base import Shape\n\nclass Circle(Shape):\n    side: float = "
+    "1.0\n\n    def size(self) -> float:\n        return self.side\n\n"
+    "class Square(Shape):\n    pass\n\ndef area(shape):\n    return shape.size()\n",
+    "base.py": "class Shape:\n    def __init__(self, side):\n        self.side = corrected(side)\n\ndef "
+    "corrected(side):\n    return abs(side)\n",
+    "table.py": "from pathlib import Path\n\nNAME = 'table.txt'\n\ndef find(x):\n    return (Path('.') / "
+    "NAME).read_text()\n",
     "table.txt": "a b c\n",
 }
 
@@ -76,55 +82,76 @@ def code(tmp_path: Path) -> Any:
     return digest
 
 
-@pytest.mark.parametrize(("file", "old", "new"), [
-    ("stage.py", "LIMIT = 3", "LIMIT = 4"),                                  # a constant of its own module
-    ("stage.py", "import math", "import cmath as math"),                     # what another package's name means
-    ("deep.py", "FACTOR = 2", "FACTOR = 2.0"),                               # a constant two imports away, by another name
-    ("tools.py", "deep import FACTOR as F", "deep import SIBLING as F"),     # an import that means another definition
-    ("late.py", "['one']", "['two']"),                                       # imported within the function
-    ("base.py", "abs(side)", "side"),                                        # called by a method of a base class
-    ("shapes.py", "return self.side", "return 2 * self.side"),               # a method
-    ("shapes.py", "side: float", "side: int"),                               # a field of a class, which may be read at run time
-    ("shapes.py", "return shape.size()", "return -shape.size()"),            # an attribute of a module
-    ("registry.py", "KNOWN['one'] = f", "KNOWN['one'] = print"),
-    ("registered.py", "1.5", "1.6"),                                         # only registered, and never named
-    ("registered.py", "def free", "import os\nos.environ['X'] = 'y'\n\ndef free"),  # a statement with an effect
-    ("table.py", "read_text()", "read_text('ascii')"),
-    ("table.txt", "a b", "a  b"),                                            # a data file that a string names
-])
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("stage.py", "LIMIT = 3", "LIMIT = 4"),  # a constant of its own module
+        ("stage.py", "import math", "import cmath as math"),  # what another package's name means
+        ("deep.py", "FACTOR = 2", "FACTOR = 2.0"),  # a constant two imports away, by another name
+        (
+            "tools.py",
+            "deep import FACTOR as F",
+            "deep import SIBLING as F",
+        ),  # an import that means another definition
+        ("late.py", "['one']", "['two']"),  # imported within the function
+        ("base.py", "abs(side)", "side"),  # called by a method of a base class
+        ("shapes.py", "return self.side", "return 2 * self.side"),  # a method
+        ("shapes.py", "side: float", "side: int"),  # a field of a class, which may be read at run time
+        ("shapes.py", "return shape.size()", "return -shape.size()"),  # an attribute of a module
+        ("registry.py", "KNOWN['one'] = f", "KNOWN['one'] = print"),
+        ("registered.py", "1.5", "1.6"),  # only registered, and never named
+        (
+            "registered.py",
+            "def free",
+            "import os\nos.environ['X'] = 'y'\n\ndef free",
+        ),  # a statement with an effect
+        ("table.py", "read_text()", "read_text('ascii')"),
+        ("table.txt", "a b", "a  b"),  # a data file that a string names
+    ],
+)
 def test_changed_reachable_code_changes_the_digest(code: Any, file: str, old: str, new: str) -> None:
     assert code() != code(file, old, new)
 
 
-@pytest.mark.parametrize(("file", "old", "new"), [
-    ("stage.py", "# the largest", "# the greatest, which is three"),
-    ("stage.py", "\nLIMIT", "\n\n\nLIMIT"),
-    ("stage.py", "'''A stage.'''", "'''The stage.'''"),
-    ("stage.py", "'''Do it.'''", ""),
-    ("stage.py", "x: int) -> float", "x: float)"),
-    ("stage.py", "UNUSED = 4", "UNUSED = 5"),
-    ("stage.py", "LIMIT = 3", "LIMIT: int = 3"),
-    ("tools.py", "return 1", "return 2"),
-    ("deep.py", "SIBLING = 3", "SIBLING = 4\n\ndef new():\n    return SIBLING"),
-    ("registered.py", "return 0", "return 1"),
-    ("shapes.py", "class Square(Shape):\n    pass", "class Square(Shape):\n    side = 4"),
-    ("registry.py", "def register(f)", "def register(f: object) -> object"),
-])
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("stage.py", "# the largest", "# the greatest, which is three"),
+        ("stage.py", "\nLIMIT", "\n\n\nLIMIT"),
+        ("stage.py", "'''A stage.'''", "'''The stage.'''"),
+        ("stage.py", "'''Do it.'''", ""),
+        ("stage.py", "x: int) -> float", "x: float)"),
+        ("stage.py", "UNUSED = 4", "UNUSED = 5"),
+        ("stage.py", "LIMIT = 3", "LIMIT: int = 3"),
+        ("tools.py", "return 1", "return 2"),
+        ("deep.py", "SIBLING = 3", "SIBLING = 4\n\ndef new():\n    return SIBLING"),
+        ("registered.py", "return 0", "return 1"),
+        ("shapes.py", "class Square(Shape):\n    pass", "class Square(Shape):\n    side = 4"),
+        ("registry.py", "def register(f)", "def register(f: object) -> object"),
+    ],
+)
 def test_changed_unreachable_code_keeps_the_digest(code: Any, file: str, old: str, new: str) -> None:
     assert code() == code(file, old, new)
 
 
 def test_moved_definition_keeps_its_digest(code: Any, tmp_path: Path) -> None:
     before = code()
-    (tmp_path / "components/elsewhere.py").write_text(f"from {PREFIX}components.deep import FACTOR as F\n\ndef helper(x):\n    return F * x\n")
+    (tmp_path / "components/elsewhere.py").write_text(
+        f"from {PREFIX}components.deep import FACTOR as F\n\ndef helper(x):\n    return F * x\n"
+    )
     assert code("stage.py", f"{PREFIX}components.tools import", "{p}components.elsewhere import") == before
 
 
-@pytest.mark.parametrize("use", [
-    "from {p}components import deep\n    return getattr(deep, x)", "from {p}components import deep\n    return deep.nowhere",
-    "from importlib import import_module as i\n    return vars(i('{p}components.deep'))[x]", "from {p}components.deep import *\n    return SIBLING",
-    "import {p}components.deep\n    return [{p}components.deep]",
-])
+@pytest.mark.parametrize(
+    "use",
+    [
+        "from {p}components import deep\n    return getattr(deep, x)",
+        "from {p}components import deep\n    return deep.nowhere",
+        "from importlib import import_module as i\n    return vars(i('{p}components.deep'))[x]",
+        "from {p}components.deep import *\n    return SIBLING",
+        "import {p}components.deep\n    return [{p}components.deep]",
+    ],
+)
 def test_module_with_dynamic_names_is_digested_whole(code: Any, tmp_path: Path, use: str) -> None:
     stage, deep = tmp_path / "components/stage.py", tmp_path / "components/deep.py"
     if "import *" in use:
@@ -136,16 +163,21 @@ def test_module_with_dynamic_names_is_digested_whole(code: Any, tmp_path: Path, 
 
 
 def test_script_started_by_a_module_is_digested(code: Any, tmp_path: Path) -> None:
-    script = "def main():\n    print({})\n\ndef idle():\n    print({})\n\nif __name__ == '__main__':\n    main()\n"
+    script = (
+        "def main():\n    print({})\n\ndef idle():\n    print({})\n\nif __name__ == '__main__':\n    main()\n"
+    )
     (tmp_path / "components/child.py").write_text(script.format(1, 1))
-    (tmp_path / "components/stage.py").write_text(f"from {PREFIX}components import child\n\ndef stage():\n    return child.__file__\n")
+    (tmp_path / "components/stage.py").write_text(
+        f"from {PREFIX}components import child\n\ndef stage():\n    return child.__file__\n"
+    )
     before = code()
     assert code("child.py", "print(1)", "print(2)") != before
     (tmp_path / "components/child.py").write_text(script.format(1, 2))
     assert code() == before
 
 
-# --- the stages of real recipes ---------------------------------------------------------------------------------------
+# --- the stages of real recipes
+# ---------------------------------------------------------------------------------------
 
 CHOSEN = [("instruct", "drafts"), ("instruct", "reward"), ("instruct", "optimise_1"), ("rloo", "improve")]
 
@@ -165,8 +197,12 @@ def changed(module: Module, numbers: set[int]) -> dict[Path, str]:
 
 
 def can_change(module: Module) -> set[int]:
-    return {number for number, node in enumerate(module.body) if isinstance(node, ast.Assign | ast.AnnAssign | ast.FunctionDef | ast.ClassDef | ast.For)
-            or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call))}
+    return {
+        number
+        for number, node in enumerate(module.body)
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.FunctionDef | ast.ClassDef | ast.For)
+        or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call))
+    }
 
 
 @pytest.mark.parametrize(("recipe", "name"), CHOSEN)
@@ -186,18 +222,29 @@ def test_changed_definition_changes_the_key_only_if_reached(recipe: str, name: s
         read |= changed(module, can_change(module) - used)
         read[module.path] += "\n\ndef never_called():\n    return 1\n"
     assert after(read) == before
-    wanted = sorted(node for node in reached if isinstance(node.what, int) and node.what in can_change(modules[node.module]))
+    wanted = sorted(
+        node
+        for node in reached
+        if isinstance(node.what, int) and node.what in can_change(modules[node.module])
+    )
     for node in random.Random(0).sample(wanted, 8):
         assert isinstance(node.what, int)
-        assert after(changed(modules[node.module], {node.what})) != before, f"{node.module}: {ast.unparse(modules[node.module].body[node.what])[:80]}"
+        assert after(changed(modules[node.module], {node.what})) != before, (
+            f"{node.module}: {ast.unparse(modules[node.module].body[node.what])[:80]}"
+        )
 
 
 def test_comments_docstrings_and_annotations_keep_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them changed in all files at once, and every line written anew."""
+
     def bared(text: str) -> str:
         tree = ast.parse(text)
         for node in ast.walk(tree):
-            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            if (
+                isinstance(node, ast.Expr)
+                and isinstance(node.value, ast.Constant)
+                and isinstance(node.value.value, str)
+            ):
                 node.value.value = "another docstring"
             elif isinstance(node, ast.FunctionDef):
                 node.returns = None
@@ -207,39 +254,68 @@ def test_comments_docstrings_and_annotations_keep_the_key(monkeypatch: pytest.Mo
 
     recipes = ("instruct", "ppo", "rlvr_gsm8k")
     before = [{name: stage.key for name, stage in plan(*load(recipe)).items()} for recipe in recipes]
-    bare = {path: bared(path.read_text()) for folder in ("components", "tasks") for path in (ROOT.parent / folder).rglob("*.py")}
+    bare = {
+        path: bared(path.read_text())
+        for folder in ("components", "tasks")
+        for path in (ROOT.parent / folder).rglob("*.py")
+    }
     pieces = our_sources().pieces
-    monkeypatch.setattr("ratchet.components.recipes.plan.our_sources", lambda: Sources(ROOT.parent, pieces, bare))
+    monkeypatch.setattr(
+        "ratchet.components.recipes.plan.our_sources", lambda: Sources(ROOT.parent, pieces, bare)
+    )
     assert [{name: stage.key for name, stage in plan(*load(recipe)).items()} for recipe in recipes] == before
 
 
-@pytest.mark.parametrize(("file", "old", "new", "moved"), [
-    ("components/training/trainer.py", "from __future__", "# a comment\nfrom __future__", []),
-    ("components/data/groups.py", "ROLES =", "NEW = 1\n\n\ndef new():\n    return NEW\n\n\nROLES =", []),
-    ("components/evaluation/report.py", '"report.html.j2"', '"report.css.j2"', ["evaluate"]),
-])
-def test_keys_changed_by_a_recipe_option(file: str, old: str, new: str, moved: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("file", "old", "new", "moved"),
+    [
+        ("components/training/trainer.py", "from __future__", "# a comment\nfrom __future__", []),
+        ("components/data/groups.py", "ROLES =", "NEW = 1\n\n\ndef new():\n    return NEW\n\n\nROLES =", []),
+        ("components/evaluation/report.py", '"report.html.j2"', '"report.css.j2"', ["evaluate"]),
+    ],
+)
+def test_keys_changed_by_a_recipe_option(
+    file: str, old: str, new: str, moved: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     before, path, pieces = plan(*load("instruct")), ROOT.parent / file, our_sources().pieces
     text = path.read_text()
     assert old in text
-    monkeypatch.setattr("ratchet.components.recipes.plan.our_sources", lambda: Sources(ROOT.parent, pieces, {path: text.replace(old, new, 1)}))
+    monkeypatch.setattr(
+        "ratchet.components.recipes.plan.our_sources",
+        lambda: Sources(ROOT.parent, pieces, {path: text.replace(old, new, 1)}),
+    )
     assert [name for name, stage in plan(*load("instruct")).items() if stage.key != before[name].key] == moved
 
 
-@pytest.mark.parametrize("options", [
-    {"select": [{"name": "contrast", "verifier": "rewards.format"}]}, {"annotate": [{"name": "rewards.format", "label": "x"}]}, {"verifier": "rewards.format"},
-])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"select": [{"name": "contrast", "verifier": "rewards.format"}]},
+        {"annotate": [{"name": "rewards.format", "label": "x"}]},
+        {"verifier": "rewards.format"},
+    ],
+)
 def test_a_piece_that_options_name_anywhere_is_reached(options: Mapping[str, Any]) -> None:
     assert ("ratchet.components.pieces.rewards.format", "format") in starts("select", options)
-    assert ("ratchet.components.pieces.rewards.format", "format") not in starts("select", {"select": [{"name": "contrast"}]})
+    assert ("ratchet.components.pieces.rewards.format", "format") not in starts(
+        "select", {"select": [{"name": "contrast"}]}
+    )
 
 
-def test_every_function_that_a_stage_calls_is_reached(fresh_home: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The oracle is Python's tracer: all project functions called while real stages run must be in the digest."""
+def test_every_function_that_a_stage_calls_is_reached(
+    fresh_home: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The oracle is Python's tracer: all project functions called while real stages run must be in the
+    digest.
+    """
     called: set[CodeType] = set()
 
     def note(frame: FrameType, event: str, _: object) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(str(ROOT.parent)) and frame.f_code.co_filename.endswith(".py"):
+        if (
+            event == "call"
+            and frame.f_code.co_filename.startswith(str(ROOT.parent))
+            and frame.f_code.co_filename.endswith(".py")
+        ):
             called.add(frame.f_code)
 
     def traced(function: Callable[[Job], Any], request: Mapping[str, Any]) -> dict[str, Any]:
@@ -250,8 +326,16 @@ def test_every_function_that_a_stage_calls_is_reached(fresh_home: Callable[[str]
             sys.setprofile(None)
 
     monkeypatch.setattr("ratchet.components.stages.run.run_job", traced)
-    small = ["online.rounds=1", "online.prompts_per_round=2", "online.rollout.responses_per_prompt=2", "online.fit.batch=2"]
-    pipeline, sources = Pipeline.open("rloo", home=fresh_home("traced"), profile="test", overrides=small), our_sources()
+    small = [
+        "online.rounds=1",
+        "online.prompts_per_round=2",
+        "online.rollout.responses_per_prompt=2",
+        "online.fit.batch=2",
+    ]
+    pipeline, sources = (
+        Pipeline.open("rloo", home=fresh_home("traced"), profile="test", overrides=small),
+        our_sources(),
+    )
     for name, stage in pipeline.stages.items():
         if name == "evaluate":
             break
@@ -263,6 +347,12 @@ def test_every_function_that_a_stage_calls_is_reached(fresh_home: Callable[[str]
             if module and isinstance(node.what, int):
                 statement = module.body[node.what]
                 first = min([statement.lineno, *(d.lineno for d in getattr(statement, "decorator_list", ()))])
-                lines |= {(str(module.path), line) for line in range(first, (statement.end_lineno or first) + 1)}
+                lines |= {
+                    (str(module.path), line) for line in range(first, (statement.end_lineno or first) + 1)
+                }
         assert len(called) > 100 or stage.does not in ("curate", "improve")
-        assert not {(c.co_filename, c.co_qualname) for c in called if c.co_name != "<module>" and (c.co_filename, c.co_firstlineno) not in lines}
+        assert not {
+            (c.co_filename, c.co_qualname)
+            for c in called
+            if c.co_name != "<module>" and (c.co_filename, c.co_firstlineno) not in lines
+        }

@@ -13,8 +13,14 @@ from ratchet.components.types import Group, Prompt, Span, Trajectory
 
 
 def test_round_trip_is_exact(tmp_path: Path) -> None:
-    state = {"step": 3, "none": None, "pi": 0.1 + 0.2, "list": [1, "a", {"t": torch.arange(3)}],
-             "by_number": {0: {"m": torch.randn(2, 3, dtype=torch.float64)}}, "flag": True}
+    state = {
+        "step": 3,
+        "none": None,
+        "pi": 0.1 + 0.2,
+        "list": [1, "a", {"t": torch.arange(3)}],
+        "by_number": {0: {"m": torch.randn(2, 3, dtype=torch.float64)}},
+        "flag": True,
+    }
     save_state(tmp_path / "s", state)
     back = load_state(tmp_path / "s")
     assert back["step"] == 3 and back["pi"] == state["pi"] and back["flag"] is True and back["none"] is None
@@ -30,10 +36,23 @@ def test_shared_tensors_and_views_are_saved(tmp_path: Path) -> None:
 
 
 def test_groups_come_back_equal(tmp_path: Path) -> None:
-    answer = Trajectory(({"role": "assistant", "content": "4"},), {"tokens": [1, 2, 3]}, [False, True, True], (-0.1, -1 / 3), "policy", "w",
-                        (Span(0, 2, 0.5), Span(2, 3)), (0, 1), "length", {"temperature": 0.7})
-    group = Group(Prompt("p", ({"role": "user", "content": "2 + 2"},), "4", meta={"kind": "sum"}), (answer, answer),
-                  {"reward.exact_answer": [1.0, 0.0], "logprobs.reference": [[0.0, -0.5, -0.25]] * 2})
+    answer = Trajectory(
+        ({"role": "assistant", "content": "4"},),
+        {"tokens": [1, 2, 3]},
+        [False, True, True],
+        (-0.1, -1 / 3),
+        "policy",
+        "w",
+        (Span(0, 2, 0.5), Span(2, 3)),
+        (0, 1),
+        "length",
+        {"temperature": 0.7},
+    )
+    group = Group(
+        Prompt("p", ({"role": "user", "content": "2 + 2"},), "4", meta={"kind": "sum"}),
+        (answer, answer),
+        {"reward.exact_answer": [1.0, 0.0], "logprobs.reference": [[0.0, -0.5, -0.25]] * 2},
+    )
     save_state(tmp_path / "s", {"memory": [group]})
     assert load_state(tmp_path / "s") == {"memory": [group]}
 
@@ -63,7 +82,10 @@ def test_one_flipped_bit_is_detected(tmp_path: Path, name: str) -> None:
 def test_unreadable_state_is_not_reported_as_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise "too many open files" would restart a stage from the beginning."""
     save_state(tmp_path / "s", {"step": 1})
-    monkeypatch.setattr("ratchet.components.storage.state.file_digest", lambda _: (_ for _ in ()).throw(OSError(24, "Too many open files")))
+    monkeypatch.setattr(
+        "ratchet.components.storage.state.file_digest",
+        lambda _: (_ for _ in ()).throw(OSError(24, "Too many open files")),
+    )
     with pytest.raises(StoreError, match=r"Too many open files") as raised:
         load_state(tmp_path / "s")
     assert not isinstance(raised.value, DamageError)

@@ -77,14 +77,23 @@ def test_recomputed_artifact_must_equal_the_damaged_one(tmp_path: Path) -> None:
     (artifact.path / "deep" / "file.txt").write_text("jello")
     with pytest.raises(StoreError, match=rf"{artifact.path}"):
         make(store, "another")
-    assert (artifact.path / "deep" / "file.txt").read_text() == "jello" and not list(store.root.glob(".replaced-*"))
+    assert (artifact.path / "deep" / "file.txt").read_text() == "jello" and not list(
+        store.root.glob(".replaced-*")
+    )
     with store.working("sft", KEY) as work:
-        assert (work.product / "deep" / "file.txt").read_text() == "another", "the work is kept for whoever accepts it"
+        assert (work.product / "deep" / "file.txt").read_text() == "another", (
+            "the work is kept for whoever accepts it"
+        )
         shutil.rmtree(work.product)
         work.product.mkdir()
     text = (artifact.path / MANIFEST).read_text()
-    (artifact.path / MANIFEST).write_text(text.replace('"sha256": "', '"sha256": "0', 1))  # a manifest that contradicts itself proves nothing
-    assert make(store, "another").path == artifact.path and (artifact.path / "deep" / "file.txt").read_text() == "another"
+    (artifact.path / MANIFEST).write_text(
+        text.replace('"sha256": "', '"sha256": "0', 1)
+    )  # a manifest that contradicts itself proves nothing
+    assert (
+        make(store, "another").path == artifact.path
+        and (artifact.path / "deep" / "file.txt").read_text() == "another"
+    )
 
 
 def test_recomputed_report_may_differ(tmp_path: Path) -> None:

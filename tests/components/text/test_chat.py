@@ -23,10 +23,14 @@ PROMPT = Prompt("p", say("hi", "Hello!", "how are you?"))
 
 
 def test_loss_mask_covers_assistant_tokens_and_end_of_turn(tokenizer) -> None:
-    done = encode(tokenizer, PROMPT, Trajectory(({"role": "assistant", "content": "fine"}, *say("good", "yes"))))
+    done = encode(
+        tokenizer, PROMPT, Trajectory(({"role": "assistant", "content": "fine"}, *say("good", "yes")))
+    )
     chosen = tokenizer.decode([t for t, m in zip(done.inputs["tokens"], done.mask, strict=True) if m])
     assert chosen == "fine<|im_end|>yes<|im_end|>"
-    rendered = tokenizer.apply_chat_template([*PROMPT.messages, {"role": "assistant", "content": "fine"}, *say("good", "yes")], tokenize=False)
+    rendered = tokenizer.apply_chat_template(
+        [*PROMPT.messages, {"role": "assistant", "content": "fine"}, *say("good", "yes")], tokenize=False
+    )
     assert tokenizer.decode(done.inputs["tokens"]) + "\n" == rendered
 
 
@@ -34,7 +38,11 @@ def test_siblings_start_with_the_same_prompt_tokens(tokenizer) -> None:
     head = encode_prompt(tokenizer, PROMPT.messages)
     for text in ("fine", "\nodd", " spaced", "1"):
         done = encode(tokenizer, PROMPT, Trajectory(({"role": "assistant", "content": text},)))
-        assert list(done.inputs["tokens"][: len(head)]) == head and not any(done.mask[: len(head)]) and all(done.mask[len(head) :])
+        assert (
+            list(done.inputs["tokens"][: len(head)]) == head
+            and not any(done.mask[: len(head)])
+            and all(done.mask[len(head) :])
+        )
         assert decode_answer(tokenizer, done.inputs["tokens"][len(head) :]) == text
 
 
@@ -44,7 +52,9 @@ def test_truncation_ends_after_a_whole_answer_or_drops_the_row(tokenizer) -> Non
     group = Group(PROMPT, (long,), {"reward": [1.0]})
     assert encode_group(tokenizer, group, len(whole.mask))[1] == "kept"
     cut, what = encode_group(tokenizer, group, len(whole.mask) - 1)
-    assert what == "cut" and tokenizer.decode(cut.trajectories[0].inputs["tokens"]).endswith("assistant\nfine<|im_end|>")
+    assert what == "cut" and tokenizer.decode(cut.trajectories[0].inputs["tokens"]).endswith(
+        "assistant\nfine<|im_end|>"
+    )
     assert len(cut.trajectories[0].messages) == 1
     assert encode_group(tokenizer, group, 5) == (None, "dropped")
 
@@ -57,7 +67,10 @@ def test_empty_loss_mask_error_shows_the_sample(tokenizer) -> None:
 def test_a_template_without_end_of_turn_is_refused(tokenizer) -> None:
     kept = tokenizer.chat_template
     try:
-        tokenizer.chat_template = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\\n' }}{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+        tokenizer.chat_template = (
+            "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\\n' "
+            "}}{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+        )
         with pytest.raises(ContractError, match="stop"):
             encode(tokenizer, PROMPT, Trajectory(({"role": "assistant", "content": "x"},)))
     finally:

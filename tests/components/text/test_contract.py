@@ -20,16 +20,31 @@ from ratchet.components.text.contract import agree, contract, contract_of, recor
 from ratchet.components.types import Artifact
 
 
-def save(path: Path, change: Callable[[Any], None] = lambda tokenizer: None, *, dtype: torch.dtype = torch.float32,
-         claimed: torch.dtype | None = None) -> Path:
+def save(
+    path: Path,
+    change: Callable[[Any], None] = lambda tokenizer: None,
+    *,
+    dtype: torch.dtype = torch.float32,
+    claimed: torch.dtype | None = None,
+) -> Path:
     """A model directory of hardly any weights, its tokenizer changed."""
     tokenizer = _tokenizer(0)
     change(tokenizer)
     tokenizer.save_pretrained(path)
-    LlamaConfig(vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
-                dtype=claimed).save_pretrained(path)
-    save_file({"layer": torch.zeros(2, 3, dtype=dtype), "router": torch.zeros(3), "mask": torch.zeros(2, dtype=torch.bool)},
-              path / "model.safetensors")
+    LlamaConfig(
+        vocab_size=len(tokenizer),
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        dtype=claimed,
+    ).save_pretrained(path)
+    save_file(
+        {
+            "layer": torch.zeros(2, 3, dtype=dtype),
+            "router": torch.zeros(3),
+            "mask": torch.zeros(2, dtype=torch.bool),
+        },
+        path / "model.safetensors",
+    )
     return path
 
 
@@ -54,20 +69,30 @@ def groups(path: Path) -> Artifact:
     return Artifact("groups", path, "groups", meta=record(path / "none", contract_of(path)))
 
 
-@pytest.mark.parametrize(("change", "message"), [(other_template, "template"), (other_eos, "eos"), (other_vocabulary, "vocabulary")])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [(other_template, "template"), (other_eos, "eos"), (other_vocabulary, "vocabulary")],
+)
 @pytest.mark.parametrize("name", ["reference", "initial", "previous", "groups", "teacher"])
-def test_tokenizer_that_differs_from_the_policys_is_refused(change: Callable[[Any], None], message: str, name: str, tmp_path: Path) -> None:
+def test_tokenizer_that_differs_from_the_policys_is_refused(
+    change: Callable[[Any], None], message: str, name: str, tmp_path: Path
+) -> None:
     mine, theirs = save(tmp_path / "mine"), save(tmp_path / "theirs", change)
     inputs = {"policy": weights(mine), name: groups(theirs) if name == "groups" else weights(theirs)}
     options = {"prepare": [{"name": "scoring.logprobs", "model": name}]}
-    with pytest.raises(ContractError, match=rf"select: '{name}' .*theirs.* and 'policy' .*{message}: expected .*, got "):
+    with pytest.raises(
+        ContractError, match=rf"select: '{name}' .*theirs.* and 'policy' .*{message}: expected .*, got "
+    ):
         agree("select", inputs, options)
 
 
 @pytest.mark.parametrize("name", ["reference", "initial", "previous", "groups"])
 def test_rounded_policy_is_refused_and_float32_training_accepted(name: str, tmp_path: Path) -> None:
     """Training a published bfloat16 model gives a float32 policy, which must be accepted."""
-    paths = {dtype: save(tmp_path / str(dtype), dtype=dtype, claimed=dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16)}
+    paths = {
+        dtype: save(tmp_path / str(dtype), dtype=dtype, claimed=dtype)
+        for dtype in (torch.float32, torch.bfloat16, torch.float16)
+    }
 
     def agreed(policy: torch.dtype, other: torch.dtype) -> str:
         met = groups(paths[other]) if name == "groups" else weights(paths[other])
@@ -76,20 +101,34 @@ def test_rounded_policy_is_refused_and_float32_training_accepted(name: str, tmp_
         return contract.dtype
 
     for other in paths:
-        assert agreed(torch.float32, other) == "float32" and agreed(other, other) == str(other).removeprefix("torch.")
-    for policy, other in ((torch.bfloat16, torch.float32), (torch.float16, torch.float32), (torch.float16, torch.bfloat16)):
+        assert agreed(torch.float32, other) == "float32" and agreed(other, other) == str(other).removeprefix(
+            "torch."
+        )
+    for policy, other in (
+        (torch.bfloat16, torch.float32),
+        (torch.float16, torch.float32),
+        (torch.float16, torch.bfloat16),
+    ):
         names = str(policy).removeprefix("torch."), str(other).removeprefix("torch.")
-        with pytest.raises(ContractError, match=rf"optimise: '{name}' .* and 'policy' .*dtype: expected '{names[0]}', got '{names[1]}'"):
+        with pytest.raises(
+            ContractError,
+            match=rf"optimise: '{name}' .* and 'policy' .*dtype: expected '{names[0]}', got '{names[1]}'",
+        ):
             agreed(policy, other)
 
 
 def test_teacher_may_have_higher_precision(tmp_path: Path) -> None:
-    inputs = {"policy": weights(save(tmp_path / "student", dtype=torch.bfloat16)), "teacher": weights(save(tmp_path / "teacher"))}
+    inputs = {
+        "policy": weights(save(tmp_path / "student", dtype=torch.bfloat16)),
+        "teacher": weights(save(tmp_path / "teacher")),
+    }
     assert agree("annotate", inputs, {"annotate": [{"name": "scoring.logprobs", "model": "teacher"}]})
 
 
 def test_weights_must_match_the_config_dtype_and_be_unquantised(tmp_path: Path) -> None:
-    assert contract_of(save(tmp_path / "wider", dtype=torch.bfloat16, claimed=torch.float32)).dtype == "bfloat16"
+    assert (
+        contract_of(save(tmp_path / "wider", dtype=torch.bfloat16, claimed=torch.float32)).dtype == "bfloat16"
+    )
     assert contract_of(save(tmp_path / "silent", dtype=torch.bfloat16)).dtype == "bfloat16"
     with pytest.raises(ContractError, match=r"float32 .*bfloat16.*dtype.*'float32'"):
         contract_of(save(tmp_path / "lying", claimed=torch.bfloat16))
@@ -102,16 +141,32 @@ def test_weights_must_match_the_config_dtype_and_be_unquantised(tmp_path: Path) 
 
 
 def test_matching_inputs_and_models_that_render_text_themselves_pass(tmp_path: Path) -> None:
-    mine, same, theirs = save(tmp_path / "mine"), save(tmp_path / "same"), save(tmp_path / "theirs", other_vocabulary)
-    inputs = {"policy": weights(mine), "reference": weights(same, **record(same, None)), "groups": groups(mine), "reward_model": weights(theirs),
-              "base": weights(theirs), "teacher": weights(theirs), "data": Artifact("data", tmp_path, "data")}
-    assert agree("select", inputs, {"prepare": [{"name": "scoring.logprobs", "model": "reference"}]}) == contract_of(mine)
+    mine, same, theirs = (
+        save(tmp_path / "mine"),
+        save(tmp_path / "same"),
+        save(tmp_path / "theirs", other_vocabulary),
+    )
+    inputs = {
+        "policy": weights(mine),
+        "reference": weights(same, **record(same, None)),
+        "groups": groups(mine),
+        "reward_model": weights(theirs),
+        "base": weights(theirs),
+        "teacher": weights(theirs),
+        "data": Artifact("data", tmp_path, "data"),
+    }
+    assert agree(
+        "select", inputs, {"prepare": [{"name": "scoring.logprobs", "model": "reference"}]}
+    ) == contract_of(mine)
     assert agree("fetch_data", {}, {}) is None
 
 
 def test_recorded_contract_is_used_without_reading_the_model(tmp_path: Path) -> None:
     mine, theirs = save(tmp_path / "mine"), save(tmp_path / "theirs", other_eos)
-    noted = {"policy": weights(tmp_path / "gone", **record(mine, None)), "initial": weights(tmp_path / "gone", **record(theirs, None))}
+    noted = {
+        "policy": weights(tmp_path / "gone", **record(mine, None)),
+        "initial": weights(tmp_path / "gone", **record(theirs, None)),
+    }
     with pytest.raises(ContractError, match="'initial'"):
         agree("annotate", noted, {})
 
@@ -125,16 +180,25 @@ def test_model_without_chat_template_has_no_contract(tmp_path: Path) -> None:
 
 
 def test_contract_is_checked_before_the_stage_reads_data(tmp_path: Path) -> None:
-    inputs = {"policy": weights(save(tmp_path / "mine")), "groups": groups(save(tmp_path / "theirs", other_template))}
+    inputs = {
+        "policy": weights(save(tmp_path / "mine")),
+        "groups": groups(save(tmp_path / "theirs", other_template)),
+    }
     with pytest.raises(ContractError, match="optimise: 'groups'"):
         execute(as_request("optimise", {}, inputs, tmp_path / "work"))
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    (lambda tokenizer: setattr(tokenizer, "chat_template", None), "chat template"),
-    (lambda tokenizer: setattr(tokenizer, "pad_token", tokenizer.eos_token), "pad token .* must exist and differ from eos"),
-    (lambda tokenizer: setattr(tokenizer, "eos_token", None), "no eos_token"),
-])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tokenizer: setattr(tokenizer, "chat_template", None), "chat template"),
+        (
+            lambda tokenizer: setattr(tokenizer, "pad_token", tokenizer.eos_token),
+            "pad token .* must exist and differ from eos",
+        ),
+        (lambda tokenizer: setattr(tokenizer, "eos_token", None), "no eos_token"),
+    ],
+)
 def test_unusable_tokenizer_is_an_error(change: Callable[[Any], None], message: str) -> None:
     tokenizer = _tokenizer(0)
     config = SimpleNamespace(vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)

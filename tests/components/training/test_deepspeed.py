@@ -1,6 +1,8 @@
-"""DeepSpeed on two gloo ranks against one process: the same losses, gradients and weights, and checkpoints that either reads.
+"""DeepSpeed on two gloo ranks against one process: the same losses, gradients and weights, and checkpoints
+that either reads.
 
-This file is also what torchrun starts: every rank works through the jobs and the first one writes what it saw.
+This file is also what torchrun starts: every rank works through the jobs and the first one writes what it
+saw.
 """
 
 from __future__ import annotations
@@ -47,19 +49,44 @@ LORA = {"name": "lora", "rank": 4, "alpha": 8.0}
 
 
 def groups(objective: str) -> list[Group]:
-    """Seven groups of random rows of unequal length, some with a long common prefix: no split over two ranks is even."""
+    """Seven groups of random rows of unequal length, some with a long common prefix: no split over two ranks
+    is even.
+    """
     dice, groups = random.Random(0), []
     for number in range(7):
         prompt = [1, *(dice.randrange(3, 200) for _ in range(dice.randint(2, 9)))]
         rows = [[dice.randrange(3, 200) for _ in range(dice.randint(1, 12))] for _ in range(ROWS[objective])]
-        paths = tuple(Trajectory((), {"tokens": [*prompt, *row]}, [False] * len(prompt) + [True] * len(row),
-                                 logprobs=[0.0] * len(prompt) + [-5.0 - dice.random()] * len(row)) for row in rows)
+        paths = tuple(
+            Trajectory(
+                (),
+                {"tokens": [*prompt, *row]},
+                [False] * len(prompt) + [True] * len(row),
+                logprobs=[0.0] * len(prompt) + [-5.0 - dice.random()] * len(row),
+            )
+            for row in rows
+        )
         steps = [[0.0] * len(prompt) + [-5.0 - dice.random() for _ in row] for row in rows]
-        groups.append(Group(Prompt(str(number), ()), paths, {
-            "logprobs.reference": steps, "advantages": [dice.gauss(0, 1) for _ in rows],
-            "returns": [[1.0] * len(step) for step in steps], "values.old": [[0.1] * len(step) for step in steps],
-            **({"label": [float(number % 3 == 0), None], "trained": [True, False],  # the second row is the mismatched answer
-                "logprobs.reference": [[x - 3.0 if x else x for x in step] for step in steps]} if objective == "kto" else {})}))
+        groups.append(
+            Group(
+                Prompt(str(number), ()),
+                paths,
+                {
+                    "logprobs.reference": steps,
+                    "advantages": [dice.gauss(0, 1) for _ in rows],
+                    "returns": [[1.0] * len(step) for step in steps],
+                    "values.old": [[0.1] * len(step) for step in steps],
+                    **(
+                        {
+                            "label": [float(number % 3 == 0), None],
+                            "trained": [True, False],  # the second row is the mismatched answer
+                            "logprobs.reference": [[x - 3.0 if x else x for x in step] for step in steps],
+                        }
+                        if objective == "kto"
+                        else {}
+                    ),
+                },
+            )
+        )
     return groups
 
 
@@ -67,21 +94,47 @@ def learner_of(job: Mapping[str, Any], where: str) -> Any:
     from ratchet.components.training.deepspeed import DeepSpeedLearner
 
     adapter = build("adapter", job["adapter"]) if job.get("adapter") else None
-    options = {"kind": KINDS.get(job["objective"], "policy"), "adapter": adapter, "learning_rate": 1e-3, "weight_decay": 0.1,
-               "max_grad_norm": 0.5, "schedule": "linear", "warmup_steps": 1, "total_steps": 8, **job.get("options", {})}
+    options = {
+        "kind": KINDS.get(job["objective"], "policy"),
+        "adapter": adapter,
+        "learning_rate": 1e-3,
+        "weight_decay": 0.1,
+        "max_grad_norm": 0.5,
+        "schedule": "linear",
+        "warmup_steps": 1,
+        "total_steps": 8,
+        **job.get("options", {}),
+    }
     if where == "torch":
         return TorchLearner(Path(job["model"]), **options)
     return DeepSpeedLearner(Path(job["model"]), **options, **job.get("zero", {}))
 
 
 def work(job: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Train with `fit`, from the checkpoint in `folder` when one is there; losses and norms by step, the export in `folder`/export."""
+    """Train with `fit`, from the checkpoint in `folder` when one is there; losses and norms by step, the
+    export in `folder`/export.
+    """
     learner, folder = learner_of(job, where), Path(job["folder"])
     updates = {"policy": parts([objective_with_defaults(spec, "") for spec in OBJECTIVES[job["objective"]]])}
-    options = {"batch": 4, "epochs": 4, "max_steps": job.get("steps", 3), "validate_every": 0, "patience": 0,
-               "save_every": job.get("save_every", 0)}
-    fit({"policy": learner}, updates, groups(job["objective"]), options, tokens=job.get("tokens", 24), seed=5, progress=folder,
-        metrics=folder / "metrics.jsonl", validation=groups(job["objective"])[:3])
+    options = {
+        "batch": 4,
+        "epochs": 4,
+        "max_steps": job.get("steps", 3),
+        "validate_every": 0,
+        "patience": 0,
+        "save_every": job.get("save_every", 0),
+    }
+    fit(
+        {"policy": learner},
+        updates,
+        groups(job["objective"]),
+        options,
+        tokens=job.get("tokens", 24),
+        seed=5,
+        progress=folder,
+        metrics=folder / "metrics.jsonl",
+        validation=groups(job["objective"])[:3],
+    )
     learner.save(folder / "export")
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return {"steps": [line["step"] for line in lines], "metrics": [line["metrics"] for line in lines]}
@@ -92,8 +145,20 @@ def on_ranks(count: int, jobs: Sequence[Mapping[str, Any]], folder: Path) -> lis
     (folder / "jobs.json").write_text(json.dumps(list(jobs)))
     root = Path(__file__).resolve().parents[3]
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}", __file__, str(folder)],
-        cwd=root, env={**os.environ, "PYTHONPATH": str(root / "infra" / "package"), "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc-per-node={count}",
+            __file__,
+            str(folder),
+        ],
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root / "infra" / "package"), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     return json.loads((folder / "results.json").read_text())
 
@@ -120,7 +185,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def job(models: Mapping[str, str], folder: Path, objective: str = "sft", **more: Any) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
-    return {"model": models["reward" if objective == "reward" else "policy"], "folder": str(folder), "objective": objective, **more}
+    return {
+        "model": models["reward" if objective == "reward" else "policy"],
+        "folder": str(folder),
+        "objective": objective,
+        **more,
+    }
 
 
 def alike(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
@@ -136,29 +206,43 @@ def same_weights(one: Path, other: Path, kind: str = "policy") -> None:
 
     theirs = load_model(other / "export", kind).state_dict()
     for name, value in load_model(one / "export", kind).state_dict().items():
-        torch.testing.assert_close(value, theirs[name], atol=5 * TOLERANCE, rtol=0, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            value, theirs[name], atol=5 * TOLERANCE, rtol=0, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 def compare(models: Mapping[str, str], folder: Path, wanted: Mapping[str, Mapping[str, Any]]) -> None:
     """Each job in one process with the torch learner and on two ranks with DeepSpeed."""
-    alone = {name: work(job(models, folder / "alone" / name, **more), "torch") for name, more in wanted.items()}
-    together = on_ranks(2, [job(models, folder / "ranks" / name, **more) for name, more in wanted.items()], folder)
+    alone = {
+        name: work(job(models, folder / "alone" / name, **more), "torch") for name, more in wanted.items()
+    }
+    together = on_ranks(
+        2, [job(models, folder / "ranks" / name, **more) for name, more in wanted.items()], folder
+    )
     for (name, more), result in zip(wanted.items(), together, strict=True):
         alike(result, alone[name])
         same_weights(folder / "ranks" / name, folder / "alone" / name, KINDS.get(more["objective"], "policy"))
 
 
 def test_two_ranks_equal_one_process(models: dict[str, str], tmp_path: Path) -> None:
-    compare(models, tmp_path, {
-        "sft": {"objective": "sft", "zero": {"zero_stage": 0}},
-        "dpo": {"objective": "dpo", "zero": {"zero_stage": 1}},
-        "grpo": {"objective": "grpo", "zero": {"zero_stage": 2}},
-        "reward": {"objective": "reward", "zero": {"zero_stage": 3}},
-        "kto": {"objective": "kto", "zero": {"zero_stage": 2}},
-        "sharded": {"objective": "sft", "zero": {"zero_stage": 3}, "options": {"gradient_checkpointing": True}},
-        "offload": {"objective": "sft", "zero": {"zero_stage": 2, "offload_optimizer": True}},
-        "lora": {"objective": "dpo", "zero": {"zero_stage": 3}, "adapter": LORA},
-    })
+    compare(
+        models,
+        tmp_path,
+        {
+            "sft": {"objective": "sft", "zero": {"zero_stage": 0}},
+            "dpo": {"objective": "dpo", "zero": {"zero_stage": 1}},
+            "grpo": {"objective": "grpo", "zero": {"zero_stage": 2}},
+            "reward": {"objective": "reward", "zero": {"zero_stage": 3}},
+            "kto": {"objective": "kto", "zero": {"zero_stage": 2}},
+            "sharded": {
+                "objective": "sft",
+                "zero": {"zero_stage": 3},
+                "options": {"gradient_checkpointing": True},
+            },
+            "offload": {"objective": "sft", "zero": {"zero_stage": 2, "offload_optimizer": True}},
+            "lora": {"objective": "dpo", "zero": {"zero_stage": 3}, "adapter": LORA},
+        },
+    )
 
 
 @pytest.mark.slow
@@ -167,20 +251,33 @@ def test_every_objective_at_every_stage(models: dict[str, str], tmp_path: Path, 
     zero = {"zero_stage": stage}
     wanted = {name: {"objective": name, "zero": zero} for name in OBJECTIVES}
     wanted |= {f"lora_{name}": {"objective": name, "zero": zero, "adapter": LORA} for name in OBJECTIVES}
-    wanted |= {f"{word}_lora": {"objective": "dpo", "zero": zero, "adapter": {**LORA, word: True}} for word in ("dora", "rslora")}
+    wanted |= {
+        f"{word}_lora": {"objective": "dpo", "zero": zero, "adapter": {**LORA, word: True}}
+        for word in ("dora", "rslora")
+    }
     wanted["top"] = {"objective": "sft", "zero": zero, "adapter": {"name": "top_layers", "count": 1}}
-    wanted["checkpointing"] = {"objective": "sft", "zero": zero, "options": {"gradient_checkpointing": True, "schedule": "cosine"}}
+    wanted["checkpointing"] = {
+        "objective": "sft",
+        "zero": zero,
+        "options": {"gradient_checkpointing": True, "schedule": "cosine"},
+    }
     wanted["one_batch"] = {"objective": "sft", "zero": zero, "tokens": 4096}
     if stage:
         wanted["offload"] = {"objective": "dpo", "zero": {**zero, "offload_optimizer": True}}
     if stage == 3:
-        wanted["offload_all"] = {"objective": "dpo", "zero": {**zero, "offload_optimizer": True, "offload_parameters": True}}
+        wanted["offload_all"] = {
+            "objective": "dpo",
+            "zero": {**zero, "offload_optimizer": True, "offload_parameters": True},
+        }
     compare(models, tmp_path, wanted)
 
 
 def test_a_checkpoint_is_read_by_any_number_of_ranks(models: dict[str, str], tmp_path: Path) -> None:
     whole = work(job(models, tmp_path / "whole", steps=5), "torch")
-    begun = [job(models, tmp_path / f"to_one_{stage}", steps=3, save_every=2, zero={"zero_stage": stage}) for stage in range(4)]
+    begun = [
+        job(models, tmp_path / f"to_one_{stage}", steps=3, save_every=2, zero={"zero_stage": stage})
+        for stage in range(4)
+    ]
     went_on = []
     for stage in range(4):
         work(job(models, tmp_path / f"to_two_{stage}", steps=3, save_every=2), "torch")
@@ -195,7 +292,10 @@ def test_a_checkpoint_is_read_by_any_number_of_ranks(models: dict[str, str], tmp
 
 
 def test_one_rank_equals_the_torch_learner(models: dict[str, str], tmp_path: Path) -> None:
-    alike(work(job(models, tmp_path / "a", "dpo", zero={"zero_stage": 2}), "deepspeed"), work(job(models, tmp_path / "b", "dpo"), "torch"))
+    alike(
+        work(job(models, tmp_path / "a", "dpo", zero={"zero_stage": 2}), "deepspeed"),
+        work(job(models, tmp_path / "b", "dpo"), "torch"),
+    )
     same_weights(tmp_path / "a", tmp_path / "b")
     learner = learner_of(job(models, tmp_path), "deepspeed")
     with pytest.raises(ContractError, match="parameters"):
@@ -203,24 +303,34 @@ def test_one_rank_equals_the_torch_learner(models: dict[str, str], tmp_path: Pat
 
 
 @pytest.mark.parametrize("stage", [0, 2, 3])
-def test_non_finite_gradient_stops_without_an_update(models: dict[str, str], tmp_path: Path, stage: int) -> None:
+def test_non_finite_gradient_stops_without_an_update(
+    models: dict[str, str], tmp_path: Path, stage: int
+) -> None:
     import torch
 
     from ratchet.components.errors import TrainingError
 
     learner = learner_of(job(models, tmp_path, zero={"zero_stage": stage}), "deepspeed")
     before = learner.state()["weights"]
-    learner.backward(learner(pack(groups("sft"), unit="row", tokens=999)[0], frozenset({"logprobs"})).logprobs.sum() * float("inf"))
+    learner.backward(
+        learner(pack(groups("sft"), unit="row", tokens=999)[0], frozenset({"logprobs"})).logprobs.sum()
+        * float("inf")
+    )
     with pytest.raises(TrainingError, match="update 1"):
         learner.step()
     assert all(torch.equal(value, before[name]) for name, value in learner.state()["weights"].items())
 
 
 @pytest.mark.parametrize("where", ["torch", "deepspeed"])
-def test_reference_is_the_model_with_the_adapter_disabled(models: dict[str, str], tmp_path: Path, where: str) -> None:
+def test_reference_is_the_model_with_the_adapter_disabled(
+    models: dict[str, str], tmp_path: Path, where: str
+) -> None:
     from ratchet.components.inference.torch import TorchEngine
 
-    learner, rows = learner_of(job(models, tmp_path, adapter=LORA, zero={"zero_stage": 3}), where), groups("grpo")
+    learner, rows = (
+        learner_of(job(models, tmp_path, adapter=LORA, zero={"zero_stage": 3}), where),
+        groups("grpo"),
+    )
     ask = frozenset({"logprobs"})
     initial = TorchEngine(Path(models["policy"])).score(rows, ask)
     for _ in range(2):
@@ -255,5 +365,7 @@ def test_deepspeed_knows_every_key_of_the_configuration(stage: int) -> None:
     from ratchet.components.training.deepspeed import config
 
     settings = config(zero_stage=stage, precision="bfloat16" if stage > 1 else "float32", max_grad_norm=1.0)
-    assert int(DeepSpeedZeroConfig(**settings["zero_optimization"]).stage) == stage  # an unknown key is an error
+    assert (
+        int(DeepSpeedZeroConfig(**settings["zero_optimization"]).stage) == stage
+    )  # an unknown key is an error
     assert "auto" not in json.dumps(settings), "`auto` is of one integration, DeepSpeed itself refuses it"

@@ -10,7 +10,11 @@ from ratchet.components.types import Group, Prompt, Trajectory
 
 
 def group(name: str, *rows: list[int], **columns) -> Group:
-    return Group(Prompt(name, ()), tuple(Trajectory((), {"tokens": r}, [False] + [True] * (len(r) - 1)) for r in rows), columns)
+    return Group(
+        Prompt(name, ()),
+        tuple(Trajectory((), {"tokens": r}, [False] + [True] * (len(r) - 1)) for r in rows),
+        columns,
+    )
 
 
 def test_shared_prefixes_count_once() -> None:
@@ -23,7 +27,11 @@ def test_shared_prefixes_count_once() -> None:
 def test_units_stay_whole_and_are_numbered() -> None:
     four = group("a", [1, 2, 3], [1, 4, 5], [1, 6, 7], [1, 8, 9])
     pairs = pack([four], unit="pair", tokens=5)
-    assert [b.unit.tolist() for b in pairs] == [[0, 0], [0, 0]] and pairs[1].inputs["tokens"][0].tolist() == [1, 6, 7]
+    assert [b.unit.tolist() for b in pairs] == [[0, 0], [0, 0]] and pairs[1].inputs["tokens"][0].tolist() == [
+        1,
+        6,
+        7,
+    ]
     assert [b.unit.tolist() for b in pack([four], unit="pair", tokens=99)] == [[0, 0, 1, 1]]
     assert [len(b.unit) for b in pack([four, four], unit="group", tokens=1)] == [4, 4]
     with pytest.raises(ContractError, match="pair"):
@@ -31,8 +39,21 @@ def test_units_stay_whole_and_are_numbered() -> None:
 
 
 def test_columns_become_tensors() -> None:
-    batch = pack([group("a", [1, 2, 3], [1, 4], reward=[1, True], steps=[[0.0, 1.0, 2.0], [0.0, 3.0]], status=["ok", "ok"],
-                        gone=[None, 1.0])], unit="row", tokens=99)[0]
+    batch = pack(
+        [
+            group(
+                "a",
+                [1, 2, 3],
+                [1, 4],
+                reward=[1, True],
+                steps=[[0.0, 1.0, 2.0], [0.0, 3.0]],
+                status=["ok", "ok"],
+                gone=[None, 1.0],
+            )
+        ],
+        unit="row",
+        tokens=99,
+    )[0]
     assert sorted(batch.columns) == ["reward", "steps"]
     assert batch["reward"].tolist() == [1.0, 1.0] and batch["steps"].tolist() == [[0, 1, 2], [0, 3, 0]]
     assert batch.mask.tolist() == [[False, True, True], [False, True, False]] and batch.ids == ("a", "a")

@@ -32,7 +32,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def batch() -> Batch:
     rows = [[1, 20, 30, 40, 2], [1, 20, 30, 41, 42, 2], [1, 50, 2]]
     paths = [Trajectory((), {"tokens": r}, [False, False] + [True] * (len(r) - 2)) for r in rows]
-    return pack([Group(Prompt("a", ()), tuple(paths[:2])), Group(Prompt("b", ()), (paths[2],))], unit="row", tokens=99)[0]
+    return pack(
+        [Group(Prompt("a", ()), tuple(paths[:2])), Group(Prompt("b", ()), (paths[2],))], unit="row", tokens=99
+    )[0]
 
 
 def update(learner: TorchLearner) -> dict[str, float]:
@@ -40,11 +42,15 @@ def update(learner: TorchLearner) -> dict[str, float]:
     return learner.step()
 
 
-@pytest.mark.parametrize("adapter", [None, lora, lambda m: top_layers(m, count=1)], ids=["full", "lora", "top"])
+@pytest.mark.parametrize(
+    "adapter", [None, lora, lambda m: top_layers(m, count=1)], ids=["full", "lora", "top"]
+)
 def test_restore_resumes_bit_for_bit(tiny: Path, adapter) -> None:
     def make() -> TorchLearner:
         torch.manual_seed(0)
-        return TorchLearner(tiny, adapter=adapter, learning_rate=1e-2, schedule="cosine", warmup_steps=2, total_steps=6)
+        return TorchLearner(
+            tiny, adapter=adapter, learning_rate=1e-2, schedule="cosine", warmup_steps=2, total_steps=6
+        )
 
     through, first, second = make(), make(), make()
     numbers = [update(through) for _ in range(4)]
@@ -71,7 +77,12 @@ def test_saved_directory_loads_as_the_trained_model(tiny: Path, tmp_path: Path, 
     assert (tmp_path / "tokenizer.json").is_file() and not list(tmp_path.glob(".saving*"))
     if adapter:
         merge_adapter(tmp_path / "adapter", tiny, tmp_path / "merged")
-        torch.testing.assert_close(load_policy(tmp_path / "merged", attention="sdpa")(row[None]).logits, plain(row[None]).logits, atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            load_policy(tmp_path / "merged", attention="sdpa")(row[None]).logits,
+            plain(row[None]).logits,
+            atol=1e-5,
+            rtol=0,
+        )
     update(learner)  # saving did not end training
     assert not torch.equal(before, learner(batch(), OUTPUTS).logprobs.detach())
 
@@ -125,9 +136,19 @@ def test_non_finite_gradient_stops_without_an_update(tiny: Path) -> None:
 
 
 @pytest.mark.parametrize("limit", [None, 0.25])
-def test_gradients_are_clipped_only_with_a_limit(tiny: Path, limit: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_are_clipped_only_with_a_limit(
+    tiny: Path, limit: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     learner, seen = TorchLearner(tiny, max_grad_norm=limit), []
-    monkeypatch.setattr(learner.optimiser, "step", lambda: seen.append(math.sqrt(sum(float(p.grad.square().sum()) for p in learner.parameters.values() if p.grad is not None))))
+    monkeypatch.setattr(
+        learner.optimiser,
+        "step",
+        lambda: seen.append(
+            math.sqrt(
+                sum(float(p.grad.square().sum()) for p in learner.parameters.values() if p.grad is not None)
+            )
+        ),
+    )
     learner.backward(-10 * learner(batch(), OUTPUTS).logprobs.sum())
     norm = learner.step()["grad_norm"]
     assert norm > 1 and seen == [pytest.approx(norm if limit is None else limit, rel=1e-3)]
@@ -142,7 +163,10 @@ def test_values_start_at_zero_learn_and_are_saved(tiny: Path, tmp_path: Path) ->
         learner.backward((((out.values - 1) * batch().mask) ** 2).sum())
         learner.step()
     learned = learner(batch(), outputs).values.detach()
-    assert float(learned[batch().mask].mean()) == pytest.approx(1.0, abs=0.2) and not learned[~batch().mask].any()
+    assert (
+        float(learned[batch().mask].mean()) == pytest.approx(1.0, abs=0.2)
+        and not learned[~batch().mask].any()
+    )
     learner.save(tmp_path)
     again = TorchLearner(tmp_path, kind="policy_with_value")
     torch.testing.assert_close(again(batch(), outputs).values.detach(), learned, atol=1e-6, rtol=0)
@@ -152,7 +176,12 @@ def test_moments_and_gradients_are_freed_after_training(tiny: Path) -> None:
     learner = TorchLearner(tiny)
     update(learner)
     learner.backward(-learner(batch(), OUTPUTS).logprobs.sum())
-    tensors = [weakref.ref(moment) for state in learner.optimiser.state.values() for moment in state.values() if moment.dim()]
+    tensors = [
+        weakref.ref(moment)
+        for state in learner.optimiser.state.values()
+        for moment in state.values()
+        if moment.dim()
+    ]
     tensors += [weakref.ref(p.grad) for p in learner.parameters.values() if p.grad is not None]
     assert len(tensors) == 3 * len(learner.parameters) and all(one() is not None for one in tensors)
     learner.release_optimiser()

@@ -14,8 +14,10 @@ from ratchet.components.training.trainer import fit, steps_planned, widest
 from ratchet.components.types import Group, Outputs, Prompt, Trajectory
 
 
-@pytest.mark.parametrize(("units", "batch", "epochs", "most", "steps"), [
-    (10, 4, 1, None, 3), (10, 4, 2, None, 6), (8, 4, 1, None, 2), (10, 4, 2, 5, 5), (1, 8, 1, None, 1)])
+@pytest.mark.parametrize(
+    ("units", "batch", "epochs", "most", "steps"),
+    [(10, 4, 1, None, 3), (10, 4, 2, None, 6), (8, 4, 1, None, 2), (10, 4, 2, 5, 5), (1, 8, 1, None, 1)],
+)
 def test_steps_planned(units: int, batch: int, epochs: int, most: int | None, steps: int) -> None:
     assert steps_planned(units, {"batch": batch, "epochs": epochs, "max_steps": most}) == steps
 
@@ -52,15 +54,39 @@ class Learner:
 
 
 def fitted(folder: Path, learners: dict, **changes) -> dict:
-    updates = {role: parts([{"name": "likelihood", "weight": 1.0, "reduce": "token_mean", "label": "likelihood"}]) for role in learners}
-    groups = [Group(Prompt(f"{i}", ()), (Trajectory((), {"tokens": [i, 7]}, [False, True]),)) for i in range(6)]
-    options = {"batch": 2, "epochs": 1, "max_steps": None, "validate_every": 0, "patience": 0, "save_every": 0, **changes}
-    return fit(learners, updates, groups, options, tokens=8, seed=0, progress=folder / "progress", metrics=folder / "m.jsonl")
+    updates = {
+        role: parts([{"name": "likelihood", "weight": 1.0, "reduce": "token_mean", "label": "likelihood"}])
+        for role in learners
+    }
+    groups = [
+        Group(Prompt(f"{i}", ()), (Trajectory((), {"tokens": [i, 7]}, [False, True]),)) for i in range(6)
+    ]
+    options = {
+        "batch": 2,
+        "epochs": 1,
+        "max_steps": None,
+        "validate_every": 0,
+        "patience": 0,
+        "save_every": 0,
+        **changes,
+    }
+    return fit(
+        learners,
+        updates,
+        groups,
+        options,
+        tokens=8,
+        seed=0,
+        progress=folder / "progress",
+        metrics=folder / "m.jsonl",
+    )
 
 
 def test_steps_done_are_steps_planned(tmp_path: Path) -> None:
     assert fitted(tmp_path, {"policy": Learner()})["steps"] == 3
-    assert fitted(tmp_path, dict.fromkeys(("policy", "critic"), Learner()))["steps"] == 3, "two roles, two updates a step"
+    assert fitted(tmp_path, dict.fromkeys(("policy", "critic"), Learner()))["steps"] == 3, (
+        "two roles, two updates a step"
+    )
     with pytest.raises(TrainingError, match="2 optimizer updates after 3 steps"):
         fitted(tmp_path, {"policy": Learner(2)})
 
@@ -73,13 +99,21 @@ def test_a_checkpoint_of_more_steps_than_are_planned_is_not_finished(tmp_path: P
         fitted(tmp_path, {"policy": Learner()})
 
 
-def test_checkpoints_are_five_minutes_apart_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoints_are_five_minutes_apart_by_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     learner, saved = Learner(), []
-    monkeypatch.setattr(trainer.time, "monotonic", lambda: 7.0 + 100 * learner.called)  # a step takes 100 s, on a machine that just booted
+    monkeypatch.setattr(
+        trainer.time, "monotonic", lambda: 7.0 + 100 * learner.called
+    )  # a step takes 100 s, on a machine that just booted
     monkeypatch.setattr(trainer, "save_checkpoint", lambda folder, state, *rest: saved.append(state["step"]))
     fitted(tmp_path, {"policy": learner}, epochs=3, save_every=None)
     assert saved == [3, 6]
 
 
 def test_widest_unit_of_several_objectives() -> None:
-    assert widest(["step", "pair", "row"]) == "pair" and widest(["step"]) == "step" and widest(["group", "pair"]) == "group"
+    assert (
+        widest(["step", "pair", "row"]) == "pair"
+        and widest(["step"]) == "step"
+        and widest(["group", "pair"]) == "group"
+    )

@@ -53,33 +53,69 @@ def group(key: str) -> Group:
 
 def fitted(folder: Path, **options: Any) -> tuple[Overfitting, dict[str, Any]]:
     learner = Overfitting()
-    whole = {"batch": 1, "epochs": 1, "max_steps": None, "validate_every": 2, "patience": 2, "save_every": 3, **options}
-    found = fit({"policy": learner}, {"policy": parts(LIKELIHOOD)}, [group(str(i)) for i in range(20)], whole, tokens=64, seed=0,
-                progress=folder / "progress", metrics=folder / "metrics.jsonl", validation=[group("held out")])
+    whole = {
+        "batch": 1,
+        "epochs": 1,
+        "max_steps": None,
+        "validate_every": 2,
+        "patience": 2,
+        "save_every": 3,
+        **options,
+    }
+    found = fit(
+        {"policy": learner},
+        {"policy": parts(LIKELIHOOD)},
+        [group(str(i)) for i in range(20)],
+        whole,
+        tokens=64,
+        seed=0,
+        progress=folder / "progress",
+        metrics=folder / "metrics.jsonl",
+        validation=[group("held out")],
+    )
     return learner, found
 
 
-@pytest.mark.parametrize(("patience", "stopped", "steps"), [(1, True, 8), (2, True, 10), (0, False, 20), (9, False, 20)])
-def test_early_stopping_on_rising_validation_loss(tmp_path: Path, patience: int, stopped: bool, steps: int) -> None:
-    """Validated at steps 2, 4, 6 (best), 8, 10, ...: stops after `patience` worse ones and restores the best weights."""
+@pytest.mark.parametrize(
+    ("patience", "stopped", "steps"), [(1, True, 8), (2, True, 10), (0, False, 20), (9, False, 20)]
+)
+def test_early_stopping_on_rising_validation_loss(
+    tmp_path: Path, patience: int, stopped: bool, steps: int
+) -> None:
+    """Validated at steps 2, 4, 6 (best), 8, 10, ...: stops after `patience` worse ones and restores the best
+    weights.
+    """
     learner, found = fitted(tmp_path, patience=patience)
     assert (found["stopped_early"], found["steps"], found["steps_planned"]) == (stopped, steps, 20)
-    assert (found["best_step"], found["best_validation_loss"]) == (BEST, 0.0) and float(learner.weight.detach()) == BEST
+    assert (found["best_step"], found["best_validation_loss"]) == (BEST, 0.0) and float(
+        learner.weight.detach()
+    ) == BEST
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == steps
 
 
 def test_early_stopping_is_the_same_after_a_resume(tmp_path: Path) -> None:
     fitted(tmp_path)
     checkpoint = latest(tmp_path / "progress")
-    assert checkpoint and checkpoint.name == "checkpoint-9", "one worse validation is behind it, one before it"
+    assert checkpoint and checkpoint.name == "checkpoint-9", (
+        "one worse validation is behind it, one before it"
+    )
     learner, found = fitted(tmp_path)
-    assert found["stopped_early"] and (found["steps"], found["best_step"], float(learner.weight.detach())) == (10, BEST, BEST)
+    assert found["stopped_early"] and (
+        found["steps"],
+        found["best_step"],
+        float(learner.weight.detach()),
+    ) == (10, BEST, BEST)
 
 
-@pytest.mark.parametrize("name", [n for n in names() if (s := load(n)[0].sft) and s.limit and s.fit.validate_every and s.fit.patience])
+@pytest.mark.parametrize(
+    "name",
+    [n for n in names() if (s := load(n)[0].sft) and s.limit and s.fit.validate_every and s.fit.patience],
+)
 def test_early_stopping_options_of_shipped_recipes_can_trigger(name: str) -> None:
     """`patience` validations after the first fit into the planned steps, with steps left to save."""
     sft = load(name)[0].sft
     assert sft and sft.limit
-    steps = steps_planned(sft.limit, {"batch": sft.fit.batch, "epochs": sft.fit.epochs, "max_steps": sft.fit.max_steps})
+    steps = steps_planned(
+        sft.limit, {"batch": sft.fit.batch, "epochs": sft.fit.epochs, "max_steps": sft.fit.max_steps}
+    )
     assert (1 + sft.fit.patience) * sft.fit.validate_every < steps

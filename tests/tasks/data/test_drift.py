@@ -1,4 +1,6 @@
-"""Data drift: the index by hand and under the null hypothesis, moved columns, and a run that records and shows it."""
+"""Data drift: the index by hand and under the null hypothesis, moved columns, and a run that records and
+shows it.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +28,32 @@ from ratchet.tasks.data.drift import (
 from ratchet.tasks.tracking import alerts
 
 
-def rows(seed: int, *, count: int = 400, mean: float = 100.0, rating: float = 7.0, topics: str = "abcd") -> list[dict[str, Any]]:
+def rows(
+    seed: int, *, count: int = 400, mean: float = 100.0, rating: float = 7.0, topics: str = "abcd"
+) -> list[dict[str, Any]]:
     draw = random.Random(seed)
-    return [{"split": "sft", "tokens": draw.gauss(mean, 20), "turns": 4, "rating": draw.gauss(rating, 1), "rating_gap": None,
-             "topic": draw.choice(topics), "language": "en"} for _ in range(count)]
+    return [
+        {
+            "split": "sft",
+            "tokens": draw.gauss(mean, 20),
+            "turns": 4,
+            "rating": draw.gauss(rating, 1),
+            "rating_gap": None,
+            "topic": draw.choice(topics),
+            "language": "en",
+        }
+        for _ in range(count)
+    ]
 
 
 def test_stability_index_by_hand() -> None:
     p, q = [(10 + 0.5) / 41, (30 + 0.5) / 41], [(30 + 0.5) / 41, (10 + 0.5) / 41]
-    assert stability([10, 30], [30, 10]) == pytest.approx(sum((b - a) * math.log(b / a) for a, b in zip(p, q, strict=True)))
-    assert stability([10, 30], [10, 30]) == 0 and stability([10, 30], [30, 10]) == pytest.approx(2 * (20 / 41) * math.log(30.5 / 10.5))
+    assert stability([10, 30], [30, 10]) == pytest.approx(
+        sum((b - a) * math.log(b / a) for a, b in zip(p, q, strict=True))
+    )
+    assert stability([10, 30], [10, 30]) == 0 and stability([10, 30], [30, 10]) == pytest.approx(
+        2 * (20 / 41) * math.log(30.5 / 10.5)
+    )
 
 
 def test_drift_index_has_its_nominal_false_positive_rate() -> None:
@@ -49,34 +67,59 @@ def test_drift_index_has_its_nominal_false_positive_rate() -> None:
     assert limit(10, 100_000, 100_000, 0.05) == 0.2 and limit(1, 10, 10, 0.05) == math.inf
 
 
-@pytest.mark.parametrize(("change", "what"), [
-    ({}, set()), ({"mean": 140.0}, {"length in tokens"}), ({"rating": 5.0}, {"rating"}), ({"topics": "cdef"}, {"topic"})])
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({}, set()),
+        ({"mean": 140.0}, {"length in tokens"}),
+        ({"rating": 5.0}, {"rating"}),
+        ({"topics": "cdef"}, {"topic"}),
+    ],
+)
 def test_exactly_the_shifted_columns_are_reported(change: dict[str, Any], what: set[str]) -> None:
     found = data_shifts(rows(1), rows(2, **change))
     assert {s.what for s in found if s.moved} == what
-    assert {s.what for s in found} == {"length in tokens", "turns", "rating", "topic", "language"}, "unrated gaps are not compared"
+    assert {s.what for s in found} == {"length in tokens", "turns", "rating", "topic", "language"}, (
+        "unrated gaps are not compared"
+    )
 
 
 def test_drift_of_failed_expectations() -> None:
     def report(failed: int) -> dict[str, Any]:
-        return {"groups": 1000, "expectations": [{"of": "rows", "says": "no turn is empty", "failed": failed},
-                                                 {"of": "splits", "says": "every split has enough groups", "failed": 0}]}
+        return {
+            "groups": 1000,
+            "expectations": [
+                {"of": "rows", "says": "no turn is empty", "failed": failed},
+                {"of": "splits", "says": "every split has enough groups", "failed": 0},
+            ],
+        }
 
     assert [s.moved for s in gate_shifts(report(1), report(3))] == [False]
     (moved,) = gate_shifts(report(1), report(40))
-    assert moved.moved and str(moved).startswith("groups that break “no turn is empty” of all data: 0.10% -> 4.00%")
+    assert moved.moved and str(moved).startswith(
+        "groups that break “no turn is empty” of all data: 0.10% -> 4.00%"
+    )
     assert not gate_shifts(report(40), report(1))[0].moved, "better data is no alarm"
 
 
 def test_results_behind_the_champion() -> None:
     def evaluated(scores: list[float]) -> dict[str, Any]:
-        return {"per_prompt": {"gold": scores}, "prompts": "p", "answers": {}, "scorers": {"gold": "g"}, "policy": "", "metrics": {}}
+        return {
+            "per_prompt": {"gold": scores},
+            "prompts": "p",
+            "answers": {},
+            "scorers": {"gold": "g"},
+            "policy": "",
+            "metrics": {},
+        }
 
     champion = evaluated([0.5 + 0.01 * (i % 7) for i in range(60)])
     worse = evaluated([0.3 + 0.01 * (i % 5) for i in range(60)])
     assert [s.moved for s in result_shifts(worse, champion)] == [True]
     assert [s.moved for s in result_shifts(champion, worse)] == [False]
-    assert not result_shifts(evaluated([0.5]), {**champion, "prompts": "others"}), "other prompts are not compared"
+    assert not result_shifts(evaluated([0.5]), {**champion, "prompts": "others"}), (
+        "other prompts are not compared"
+    )
 
 
 @pytest.fixture
@@ -92,23 +135,40 @@ def pipeline(tmp_path: Path) -> Any:
 
     for name, ended in (("toy-old", 1.0), ("toy-last", 2.0)):
         data(tmp_path / "runs" / name / "stages" / "curated", rows(1))
-        (tmp_path / "runs" / name / "run.json").write_text(json.dumps({"recipe": "toy", "state": "finished", "ended": ended}))
+        (tmp_path / "runs" / name / "run.json").write_text(
+            json.dumps({"recipe": "toy", "state": "finished", "ended": ended})
+        )
     now = data(tmp_path / "store" / "curated-now", rows(2, mean=150.0))
     run = SimpleNamespace(path=tmp_path / "runs" / "toy-now", name="toy-now")
     run.path.mkdir()
-    (run.path / "run.json").write_text(json.dumps({"recipe": "toy", "state": "running", "run": "toy-now", "revision": "abc"}))
-    return SimpleNamespace(run=run, recipe=SimpleNamespace(name="toy"), artifact=lambda _: SimpleNamespace(path=now))
+    (run.path / "run.json").write_text(
+        json.dumps({"recipe": "toy", "state": "running", "run": "toy-now", "revision": "abc"})
+    )
+    return SimpleNamespace(
+        run=run, recipe=SimpleNamespace(name="toy"), artifact=lambda _: SimpleNamespace(path=now)
+    )
 
 
-def test_run_records_alerts_and_shows_drift(pipeline: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_run_records_alerts_and_shows_drift(
+    pipeline: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     emitted: list[Any] = []
     monkeypatch.setattr(alerts, "emit_alert", lambda *what: emitted.append(what))
     last = last_run(pipeline)
     assert last is not None and last.name == "toy-last"
     (moved,) = watch_data(pipeline)
-    assert moved.what == "length in tokens" and len(emitted) == 1 and emitted[0][0] == drift.EVENT and "mean 1" in emitted[0][2]
+    assert (
+        moved.what == "length in tokens"
+        and len(emitted) == 1
+        and emitted[0][0] == drift.EVENT
+        and "mean 1" in emitted[0][2]
+    )
     written = json.loads((pipeline.run.path / "drift.json").read_text())["data"]
-    assert written["against"] == "toy-last" and written["moved"] == [str(moved)] and Shift(**written["compared"][0])
+    assert (
+        written["against"] == "toy-last"
+        and written["moved"] == [str(moved)]
+        and Shift(**written["compared"][0])
+    )
     from typer.testing import CliRunner
 
     from ratchet.flows.cli import app
@@ -117,6 +177,8 @@ def test_run_records_alerts_and_shows_drift(pipeline: Any, monkeypatch: pytest.M
     assert f"drift      data against toy-last: {moved}" in shown.replace("\n", " ")
 
 
-def test_drift_errors_never_stop_a_run(pipeline: Any, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+def test_drift_errors_never_stop_a_run(
+    pipeline: Any, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
     (tmp_path / "runs" / "toy-last" / "stages" / "curated" / "statistics.parquet").write_text("broken")
     assert watch_data(pipeline) == [] and "drift of data could not be checked" in caplog.text

@@ -58,7 +58,12 @@ def test_recent_runs_keep_their_artifacts_and_old_runs_do_not(publish, run_of, t
     assert went(survey(tmp_path, Policy(keep_last=0, keep_days=1))) == {"sft", "model_policy"}
 
     assert [e.path for e in sweep(tmp_path, Policy(keep_last=1)).go] == [old.path]
-    assert not old.path.exists() and new.path.exists() and base.path.exists() and not list((tmp_path / "store").glob(".trash*"))
+    assert (
+        not old.path.exists()
+        and new.path.exists()
+        and base.path.exists()
+        and not list((tmp_path / "store").glob(".trash*"))
+    )
     assert (tmp_path / "runs" / "before" / "run.json").exists(), "a run keeps its record"
 
 
@@ -82,8 +87,13 @@ def test_gc_deletes_only_store_directories(publish, tmp_path):
 def test_gc_keeps_artifacts_of_running_runs(publish, run_of, tmp_path):
     used, other = publish("curated", kind="data"), publish("gold")
     age(run_of("living", curated=used), 100)
-    child = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], cwd=ROOT, text=True, stdin=subprocess.PIPE,
-                             stdout=subprocess.PIPE)
+    child = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)],
+        cwd=ROOT,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
     work = tmp_path / "store" / ".work" / ("sft-" + "a" * 16)
     try:
         assert child.stdout is not None and child.stdout.readline() == "holding\n"
@@ -108,7 +118,10 @@ def test_gc_keeps_progress_of_recent_interrupted_runs(publish, run_of, tmp_path)
 
 def test_gc_does_not_race_with_a_run_that_links_an_artifact(publish, tmp_path):
     sft = publish("sft")
-    code = "import sys; from pathlib import Path; from ratchet.tasks.data.retention import *; sweep(Path(sys.argv[1]), Policy(0, 0))"
+    code = (
+        "import sys; from pathlib import Path; from ratchet.tasks.data.retention import *; "
+        "sweep(Path(sys.argv[1]), Policy(0, 0))"
+    )
     with Store(tmp_path).steady():
         child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT)
         with pytest.raises(subprocess.TimeoutExpired):
@@ -124,14 +137,20 @@ def test_promoted_versions_keep_their_whole_run_and_the_best_their_ancestors(pub
     versions = []
     for number, win_rate in enumerate((0.9, 0.5, 0.7)):
         sft = publish("sft", {"policy": base}, text=str(number))
-        report = publish("evaluate", {"policy": sft}, kind="report", results={"metrics": {"win_rate": win_rate}})
+        report = publish(
+            "evaluate", {"policy": sft}, kind="report", results={"metrics": {"win_rate": win_rate}}
+        )
         run = run_of(f"run{number}", sft=sft, evaluate=report)
-        version = register(sft.path, "policy", lineage=of_product(sft.path), metrics={"win_rate": win_rate}, home=tmp_path)
+        version = register(
+            sft.path, "policy", lineage=of_product(sft.path), metrics={"win_rate": win_rate}, home=tmp_path
+        )
         run.record(versions={"sft": version})
         age(run, 50)
         versions.append((sft, report))
     promote("policy", "2", {"passed": True, "reasons": ["first"]}, home=tmp_path)
-    promote("policy", "3", {"passed": False, "reasons": ["gates"]}, home=tmp_path)  # candidate moves on; 2 stays champion
+    promote(
+        "policy", "3", {"passed": False, "reasons": ["gates"]}, home=tmp_path
+    )  # candidate moves on; 2 stays champion
     assert went(survey(tmp_path, NOTHING)) == {"evaluate"}, "without --best every registered version stays"
     assert [e.path for e in survey(tmp_path, NOTHING).go] == [versions[0][1].path]
     best = Policy(0, 0, best=1, metric="win_rate")
@@ -151,10 +170,18 @@ def test_gc_keeps_versions_without_the_ranking_metric(publish, run_of, tmp_path)
         for number in range(2):
             product = publish(name, {"policy": base}, text=str(number))
             run = run_of(f"{name}{number}", **{name: product})
-            run.record(versions={name: register(product.path, name, lineage=of_product(product.path), metrics=metrics, home=tmp_path)})
+            run.record(
+                versions={
+                    name: register(
+                        product.path, name, lineage=of_product(product.path), metrics=metrics, home=tmp_path
+                    )
+                }
+            )
             age(run, 50)
     assert went(survey(tmp_path, Policy(0, 0, best=1, metric="win_rate"))) == {"policy"}
-    assert survey(tmp_path, Policy(0, 0, best=1, metric="win_rate")).stay == {"registered": 4}, "one policy, both reward models, what they began as"
+    assert survey(tmp_path, Policy(0, 0, best=1, metric="win_rate")).stay == {"registered": 4}, (
+        "one policy, both reward models, what they began as"
+    )
 
 
 def test_hard_linked_file_counts_as_zero_bytes_freed(publish, tmp_path):

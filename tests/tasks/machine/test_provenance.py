@@ -15,7 +15,9 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 def git(place: Path, *arguments: str) -> str:
     name = ["-c", "user.name=a", "-c", "user.email=a@b"]
-    return subprocess.run(["git", "-C", place, *name, *arguments], check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        ["git", "-C", place, *name, *arguments], check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 @pytest.fixture
@@ -31,7 +33,9 @@ def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     provenance.revision.cache_clear()
 
 
-def test_revision_of_a_checkout_is_its_commit_and_marks_changes(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_revision_of_a_checkout_is_its_commit_and_marks_changes(
+    code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     git(code, "init", "-q")
     git(code, "add", ".")
     git(code, "commit", "-qm", "one")
@@ -41,7 +45,9 @@ def test_revision_of_a_checkout_is_its_commit_and_marks_changes(code: Path, monk
     provenance.revision.cache_clear()
     changed = provenance.revision()
     assert changed == git(code, "rev-parse", "HEAD") + "+changes"
-    assert changed == git(code, "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+changes"), "what an image is built with"
+    assert changed == git(code, "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+changes"), (
+        "what an image is built with"
+    )
 
 
 def test_revision_of_an_image_comes_from_its_environment(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,9 @@ class Server:
         self.set.append((run, state.type, force))
 
 
-def during(server: Server, monkeypatch: pytest.MonkeyPatch, seconds: float = 5.0, deployment: str | None = None) -> None:
+def during(
+    server: Server, monkeypatch: pytest.MonkeyPatch, seconds: float = 5.0, deployment: str | None = None
+) -> None:
     run = SimpleNamespace(id="run-1", deployment_id=deployment)
     monkeypatch.setattr("prefect.client.orchestration.get_client", lambda **_: server)
     monkeypatch.setattr("prefect.context.FlowRunContext.get", lambda: SimpleNamespace(flow_run=run))
@@ -57,7 +59,9 @@ def in_the_background(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.mark.parametrize("requested_state", [StateType.CANCELLING, StateType.CANCELLED])
-def test_cancelled_run_ends_in_state_cancelled(requested_state: StateType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cancelled_run_ends_in_state_cancelled(
+    requested_state: StateType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also if the server is unreachable for one poll."""
     server = Server(StateType.RUNNING, ConnectionError("away"), StateType.RUNNING, requested_state)
     with pytest.raises(Abort) as raised:

@@ -41,7 +41,9 @@ with file_lock(Path(sys.argv[1]), "run toy"):
 @pytest.fixture
 def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """Another process that holds `tmp_path/lock`."""
-    child = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path / "lock")], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path / "lock")], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
     assert child.stdout is not None and child.stdout.readline() == "held\n"
     yield child
     child.kill()
@@ -49,13 +51,16 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_second_process_fails_and_names_the_holder(holder: subprocess.Popen[str], tmp_path: Path) -> None:
-    with pytest.raises(BusyError, match=rf"toy .*{holder.pid} .*20"), \
-            file_lock(tmp_path / "lock", "run toy", "refuse"):
+    with (
+        pytest.raises(BusyError, match=rf"toy .*{holder.pid} .*20"),
+        file_lock(tmp_path / "lock", "run toy", "refuse"),
+    ):
         pass
 
 
-def test_second_process_waits_until_the_first_is_killed(holder: subprocess.Popen[str], tmp_path: Path,
-                                                          caplog: pytest.LogCaptureFixture) -> None:
+def test_second_process_waits_until_the_first_is_killed(
+    holder: subprocess.Popen[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     killed_at: list[float] = []
 
     def kill() -> None:
@@ -65,7 +70,9 @@ def test_second_process_waits_until_the_first_is_killed(holder: subprocess.Popen
     killer = threading.Timer(0.5, kill)
     killer.start()
     with file_lock(tmp_path / "lock", "run toy"):
-        assert killed_at and time.monotonic() - killed_at[0] < 5, "it did not wait, or a dead holder kept the lock"
+        assert killed_at and time.monotonic() - killed_at[0] < 5, (
+            "it did not wait, or a dead holder kept the lock"
+        )
         assert f"locked by process {holder.pid}" in caplog.text and "waiting" in caplog.text
         assert f'"pid": {os.getpid()}' in (tmp_path / "lock").read_text()
     killer.join()
@@ -82,10 +89,18 @@ def test_a_stage_process_does_not_inherit_the_lock(tmp_path: Path) -> None:
         child.wait()
 
 
-@pytest.mark.parametrize(("address", "refused", "requested"), [
-    (None, False, []), ("http://prefect/api", True, [REGISTRY]), ("http://prefect/api", False, [REGISTRY])])
-def test_registry_lock_uses_the_prefect_server_if_reachable(address: str | None, refused: bool, requested: list[str], tmp_path: Path,
-                                                               monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("address", "refused", "requested"),
+    [(None, False, []), ("http://prefect/api", True, [REGISTRY]), ("http://prefect/api", False, [REGISTRY])],
+)
+def test_registry_lock_uses_the_prefect_server_if_reachable(
+    address: str | None,
+    refused: bool,
+    requested: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Without a server, or with one that has no such limit, the file is all, which the log says once."""
     from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 
@@ -112,7 +127,9 @@ def test_registry_lock_uses_the_prefect_server_if_reachable(address: str | None,
 
 
 class Limit:
-    """Fake Prefect concurrency limit with two slots; waiting longer than five seconds counts as a deadlock."""
+    """Fake Prefect concurrency limit with two slots; waiting longer than five seconds counts as a
+    deadlock.
+    """
 
     def __init__(self) -> None:
         self.free, self.given_back = 2, threading.Condition()
@@ -120,7 +137,9 @@ class Limit:
     @contextlib.contextmanager
     def __call__(self, name: str, occupy: int, **_: Any) -> Iterator[None]:
         with self.given_back:
-            assert self.given_back.wait_for(lambda: self.free >= occupy, 5), f"{occupy} slots of {name}, {self.free} free: a deadlock"
+            assert self.given_back.wait_for(lambda: self.free >= occupy, 5), (
+                f"{occupy} slots of {name}, {self.free} free: a deadlock"
+            )
             self.free -= occupy
         try:
             yield
@@ -132,10 +151,15 @@ class Limit:
 
 @pytest.fixture
 def lead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """lead("home", gpus=2) -> [{stage: slots in use while it runs}] of concurrent runs whose rollouts run remotely on
-    one GPU.
+    """lead("home", gpus=2) -> [{stage: slots in use while it runs}] of concurrent runs whose rollouts run
+    remotely on one GPU.
     """
-    flow, limit, meet, used = importlib.import_module("ratchet.flows.post_training"), Limit(), threading.Barrier(2), dict[str, dict[str, int]]()
+    flow, limit, meet, used = (
+        importlib.import_module("ratchet.flows.post_training"),
+        Limit(),
+        threading.Barrier(2),
+        dict[str, dict[str, int]](),
+    )
     seen = dict[str, tuple[str, ...]]()
 
     def make(pipeline: Any, name: str) -> None:
@@ -156,9 +180,18 @@ def lead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
     def run(*homes: str, gpus: int) -> list[dict[str, int]]:
         used.update({home: {} for home in homes})
-        options = {"profile": "test", "until": "train", "gpus": gpus, "artifacts": str(tmp_path), "remote_stages": {"rollout": "one_stage/x"}}
+        options = {
+            "profile": "test",
+            "until": "train",
+            "gpus": gpus,
+            "artifacts": str(tmp_path),
+            "remote_stages": {"rollout": "one_stage/x"},
+        }
         with ThreadPoolExecutor() as pool:
-            for done in [pool.submit(flow.post_training.fn, "online_dpo", home=str(tmp_path / home), **options) for home in homes]:
+            for done in [
+                pool.submit(flow.post_training.fn, "online_dpo", home=str(tmp_path / home), **options)
+                for home in homes
+            ]:
                 done.result()
         return [used[home] for home in homes]
 
@@ -168,8 +201,13 @@ def lead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
 def test_slots_are_held_only_for_local_stages(lead: Callable[..., Any]) -> None:
     (used,) = lead("home", gpus=2)
-    assert used["rollout_1"] == used["rollout_2"] == 1, "the leader kept its own while another worker wanted one"
-    assert used["reward"] == used["annotate_1"] == used["optimise_2"] == 2 and used["raw"] == used["curated"] == 0
+    assert used["rollout_1"] == used["rollout_2"] == 1, (
+        "the leader kept its own while another worker wanted one"
+    )
+    assert (
+        used["reward"] == used["annotate_1"] == used["optimise_2"] == 2
+        and used["raw"] == used["curated"] == 0
+    )
 
 
 def test_two_runs_with_remote_stages_do_not_deadlock(lead: Callable[..., Any]) -> None:
@@ -177,10 +215,15 @@ def test_two_runs_with_remote_stages_do_not_deadlock(lead: Callable[..., Any]) -
     assert one.keys() == two.keys() and min(one["optimise_2"], two["optimise_2"]) > 0
 
 
-def test_stage_runs_on_the_gpus_locked_for_it(lead: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stage_runs_on_the_gpus_locked_for_it(
+    lead: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
     lead("home", gpus=1)
-    assert lead.seen["reward"] == lead.seen["optimise_2"] == ("4",) and lead.seen["raw"] == lead.seen["curated"] == ()
+    assert (
+        lead.seen["reward"] == lead.seen["optimise_2"] == ("4",)
+        and lead.seen["raw"] == lead.seen["curated"] == ()
+    )
     assert lead.seen["rollout_1"] == (), "made elsewhere: the leader sees no GPU for it"
 
 
@@ -213,12 +256,20 @@ def test_remote_stage_locks_gpus_on_its_worker(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("prefect.concurrency.sync.concurrency", Limit())
     monkeypatch.setattr(one_stage, "make", make)
     with pytest.raises(StageError, match="as far"):
-        one_stage.one_stage.fn(dump(led.recipe, led.profile), stage="model_policy", key=led.stages["model_policy"].key, run="r",
-                               artifacts=str(tmp_path / "between"), home=str(tmp_path / "far"), gpus=2)
+        one_stage.one_stage.fn(
+            dump(led.recipe, led.profile),
+            stage="model_policy",
+            key=led.stages["model_policy"].key,
+            run="r",
+            artifacts=str(tmp_path / "between"),
+            home=str(tmp_path / "far"),
+            gpus=2,
+        )
     assert seen == [("4", "5")]
 
 
-# --- the GPUs of one machine -------------------------------------------------------------------------------------------
+# --- the GPUs of one machine
+# -------------------------------------------------------------------------------------------
 
 TAKE = """
 import sys
@@ -239,8 +290,17 @@ def take(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
     def start(visible: str, count: int) -> subprocess.Popen[str]:
         env = {**os.environ, "PYTHONPATH": str(ROOT / "infra" / "package"), "CUDA_VISIBLE_DEVICES": visible}
-        started.append(subprocess.Popen([sys.executable, "-c", TAKE, str(tmp_path / "gpus"), str(count)], cwd=ROOT, env=env,
-                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        started.append(
+            subprocess.Popen(
+                [sys.executable, "-c", TAKE, str(tmp_path / "gpus"), str(count)],
+                cwd=ROOT,
+                env=env,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
         return started[-1]
 
     yield start
@@ -256,7 +316,9 @@ def next_line(stream: Any) -> str:
 
 
 @pytest.mark.parametrize("end", ["returns", "is killed"])
-def test_two_processes_get_two_gpus_and_a_third_waits_until_one_ends(end: str, take: Callable[..., subprocess.Popen[str]]) -> None:
+def test_two_processes_get_two_gpus_and_a_third_waits_until_one_ends(
+    end: str, take: Callable[..., subprocess.Popen[str]]
+) -> None:
     first, second = take("0,1", 1), take("0,1", 1)
     gpus = [next_line(first.stdout), next_line(second.stdout)]
     assert sorted(gpus) == ["0", "1"]
@@ -284,9 +346,15 @@ def test_waiting_for_several_gpus_holds_none(take: Callable[..., subprocess.Pope
     ready = select.select([child.stdout for child in both], [], [], 60)[0]
     assert len(ready) == 1
     (one,) = (child for child in both if child.stdout in ready)
-    assert sorted(next_line(one.stdout).split(",")) == ["0", "1"] and not select.select([c.stdout for c in both if c is not one], [], [], 0.5)[0]
+    assert (
+        sorted(next_line(one.stdout).split(",")) == ["0", "1"]
+        and not select.select([c.stdout for c in both if c is not one], [], [], 0.5)[0]
+    )
     one.kill()
-    assert sorted(next_line(next(child for child in both if child is not one).stdout).split(",")) == ["0", "1"]
+    assert sorted(next_line(next(child for child in both if child is not one).stdout).split(",")) == [
+        "0",
+        "1",
+    ]
 
 
 def test_concurrent_gpu_locks_are_exclusive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,11 +387,15 @@ def test_gpu_locks_work_for_every_user(tmp_path: Path, monkeypatch: pytest.Monke
     finally:
         os.umask(umask)
     assert (tmp_path / "gpus").stat().st_mode & 0o7777 == 0o1777
-    assert {file.name: file.stat().st_mode & 0o777 for file in (tmp_path / "gpus").iterdir()} == {"GPU-a": 0o666, "MIG-GPU-b_1_0": 0o666}
+    assert {file.name: file.stat().st_mode & 0o777 for file in (tmp_path / "gpus").iterdir()} == {
+        "GPU-a": 0o666,
+        "MIG-GPU-b_1_0": 0o666,
+    }
 
 
 def test_full_disk_does_not_break_gpu_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the holder's name cannot be written."""
+
     def full(*_: Any) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -347,7 +419,9 @@ def test_unusable_lock_directory_is_an_error(tmp_path: Path, monkeypatch: pytest
     assert (tmp_path / "precious").read_text() == "kept"
 
 
-def test_too_many_gpus_is_an_error_and_zero_locks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_gpus_is_an_error_and_zero_locks_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     requested = []
 
     @contextlib.contextmanager
@@ -372,15 +446,34 @@ def test_too_many_gpus_is_an_error_and_zero_locks_nothing(tmp_path: Path, monkey
 
 def binding(*uuids: str) -> SimpleNamespace:
     """Fake `pynvml` with these GPUs."""
-    return SimpleNamespace(NVMLError=OSError, nvmlInit=lambda: None, nvmlDeviceGetCount=lambda: len(uuids),
-                           nvmlDeviceGetHandleByIndex=lambda number: number, nvmlDeviceGetUUID=lambda handle: uuids[handle])
+    return SimpleNamespace(
+        NVMLError=OSError,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetCount=lambda: len(uuids),
+        nvmlDeviceGetHandleByIndex=lambda number: number,
+        nvmlDeviceGetUUID=lambda handle: uuids[handle],
+    )
 
 
-@pytest.mark.parametrize(("listed", "found"), [
-    (None, {"GPU-aa": "0", "GPU-ab": "1"}), ("1", {"GPU-ab": "1"}), ("1, 0", {"GPU-ab": "1", "GPU-aa": "0"}), ("", {}), ("-1", {}),
-    ("0,-1,1", {"GPU-aa": "0"}), ("0,0", {"GPU-aa": "0"}), ("GPU-ab", {"GPU-ab": "GPU-ab"}), ("GPU-a", {"GPU-a": "GPU-a"}),
-    ("MIG-x", {"MIG-x": "MIG-x"}), ("7", {"7": "7"})])
-def test_gpus_are_from_cuda_visible_devices_or_nvml(listed: str | None, found: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("listed", "found"),
+    [
+        (None, {"GPU-aa": "0", "GPU-ab": "1"}),
+        ("1", {"GPU-ab": "1"}),
+        ("1, 0", {"GPU-ab": "1", "GPU-aa": "0"}),
+        ("", {}),
+        ("-1", {}),
+        ("0,-1,1", {"GPU-aa": "0"}),
+        ("0,0", {"GPU-aa": "0"}),
+        ("GPU-ab", {"GPU-ab": "GPU-ab"}),
+        ("GPU-a", {"GPU-a": "GPU-a"}),
+        ("MIG-x", {"MIG-x": "MIG-x"}),
+        ("7", {"7": "7"}),
+    ],
+)
+def test_gpus_are_from_cuda_visible_devices_or_nvml(
+    listed: str | None, found: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Index and UUID of a GPU map to one lock; unknown names are used as they are."""
     monkeypatch.setitem(sys.modules, "pynvml", binding("GPU-aa", "GPU-ab"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -415,13 +508,38 @@ def test_installed_nvml_has_the_functions_used() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("if_running", ["wait", "refuse"])
-def test_second_run_of_a_recipe_waits_or_is_refused(if_running: str, fresh_home: Callable[[str], Path]) -> None:
-    """The command as a user types it, twice at once: one product, and the second waits or says in one sentence why not."""
+def test_second_run_of_a_recipe_waits_or_is_refused(
+    if_running: str, fresh_home: Callable[[str], Path]
+) -> None:
+    """The command as a user types it, twice at once: one product, and the second waits or says in one
+    sentence why not.
+    """
     home = fresh_home("two")
-    command = [sys.executable, "-m", "ratchet.flows.cli", "run", "sft", "--profile", "test", "--home", str(home), "--set", "sft.limit=32",
-               "--set", "evaluate.prompts=4", "--until", "train", "--if-running", if_running]
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_API", "MLFLOW_TRACKING"))} | {"PYTHONPATH": str(ROOT / "infra" / "package")}
-    first = subprocess.Popen(command, cwd=home, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    command = [
+        sys.executable,
+        "-m",
+        "ratchet.flows.cli",
+        "run",
+        "sft",
+        "--profile",
+        "test",
+        "--home",
+        str(home),
+        "--set",
+        "sft.limit=32",
+        "--set",
+        "evaluate.prompts=4",
+        "--until",
+        "train",
+        "--if-running",
+        if_running,
+    ]
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_API", "MLFLOW_TRACKING"))} | {
+        "PYTHONPATH": str(ROOT / "infra" / "package")
+    }
+    first = subprocess.Popen(
+        command, cwd=home, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and not list(home.glob("runs/*/run.json")):
         time.sleep(0.05)
@@ -429,7 +547,13 @@ def test_second_run_of_a_recipe_waits_or_is_refused(if_running: str, fresh_home:
     next_line, _ = first.communicate()
     assert first.returncode == 0, next_line
     if if_running == "refuse":
-        assert second.returncode == 1 and "error: run sft-" in second.stderr and f"process {first.pid}" in second.stderr
+        assert (
+            second.returncode == 1
+            and "error: run sft-" in second.stderr
+            and f"process {first.pid}" in second.stderr
+        )
     else:
-        assert second.returncode == 0 and f"held by process {first.pid}" in second.stderr, second.stdout + second.stderr
+        assert second.returncode == 0 and f"held by process {first.pid}" in second.stderr, (
+            second.stdout + second.stderr
+        )
     assert len(list((home / "store").glob("sft-*"))) == 1 and not list((home / "store").glob(".replaced-*"))

@@ -21,12 +21,14 @@ if sys.argv[1] == "guarded":
     reap_children_on_exit()
 print(os.environ.get({MARK!r}, ""), subprocess.Popen(["sleep", "600"], start_new_session=True).pid, flush=True)
 time.sleep(600)
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize("how", ["guarded", "unguarded"])
 def test_killed_run_leaves_no_child_process(how: str) -> None:
-    process = subprocess.Popen([sys.executable, "-c", SCRIPT, how], cwd=ROOT, text=True, stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, how], cwd=ROOT, text=True, stdout=subprocess.PIPE
+    )
     assert process.stdout is not None
     *mark, child = process.stdout.readline().split()
     assert not mark or set(marked(mark[0])) >= {int(child)}
@@ -53,10 +55,21 @@ with servers(forks=True):
 
 
 def test_loading_fork_server_exits_with_its_killed_flow(tmp_path: Path) -> None:
-    """By itself it would look for its parent only once torch and the rest are loaded: half a minute on a busy machine."""
+    """By itself it would look for its parent only once torch and the rest are loaded: half a minute on a busy
+    machine.
+    """
     (tmp_path / "slow_to_load.py").write_text("import time\ntime.sleep(600)\n")
-    process = subprocess.Popen([sys.executable, "-c", LOADING], cwd=ROOT, text=True, stdout=subprocess.PIPE, env={
-        **os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT / 'infra' / 'package'}", "PREFECT_API_URL": "http://127.0.0.1:9/api"})
+    process = subprocess.Popen(
+        [sys.executable, "-c", LOADING],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT / 'infra' / 'package'}",
+            "PREFECT_API_URL": "http://127.0.0.1:9/api",
+        },
+    )
     assert process.stdout is not None
     server = int(process.stdout.readline())
     assert process.wait(60) == -signal.SIGKILL

@@ -47,22 +47,29 @@ server.wait(120)
 print(turn())
 print(urllib.request.urlopen(os.environ["PREFECT_API_URL"] + "/health").read().decode(), server.process.pid, flush=True)
 {work}
-"""
+"""  # noqa: E501
     folder.mkdir(exist_ok=True)
     env = {**{k: v for k, v in os.environ.items() if k != "PREFECT_API_URL"}, "PREFECT_HOME": str(folder)}
-    return subprocess.run([sys.executable, "-c", code], env=env, cwd=ROOT, text=True, capture_output=True, check=True).stdout
+    return subprocess.run(
+        [sys.executable, "-c", code], env=env, cwd=ROOT, text=True, capture_output=True, check=True
+    ).stdout
 
 
 def test_second_home_copies_the_migrated_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     run = "from prefect import flow\nflow(name='work')(lambda: None)()"
     output = served(tmp_path / "one", run).split()
-    assert output[:4] == ["migrates", "held", "free", "true"], "a second server waits until the first has made the database: two would end each other"
+    assert output[:4] == ["migrates", "held", "free", "true"], (
+        "a second server waits until the first has made the database: two would end each other"
+    )
     assert not Path(f"/proc/{output[4]}").exists(), "it ends with its process"
     assert tables(tmp_path / "one" / "prefect.db")["flow_run"] == 1 and tables(kept())["flow_run"] == 0
     assert served(tmp_path / "two", run).split()[:4] == ["copied", "free", "free", "true"]
     assert tables(tmp_path / "two" / "prefect.db")["flow_run"] == 1 and tables(kept())["flow_run"] == 0
-    assert served(tmp_path / "one").split()[0] == "copied" and tables(tmp_path / "one" / "prefect.db")["flow_run"] == 1, "what is there stays"
+    assert (
+        served(tmp_path / "one").split()[0] == "copied"
+        and tables(tmp_path / "one" / "prefect.db")["flow_run"] == 1
+    ), "what is there stays"
     prefect_server._keep(tmp_path / "one" / "prefect.db")
     assert tables(kept())["flow_run"] == 0, "a database with runs in it is nobody's beginning"
 
@@ -78,12 +85,20 @@ with servers():
 
 
 @pytest.mark.parametrize(("address", "seconds"), [(None, "None"), ("http://127.0.0.1:9/api", "180")])
-def test_heartbeats_are_sent_only_to_a_shared_prefect_server(tmp_path: Path, address: str | None, seconds: str) -> None:
-    """Heartbeats show a shared server which runs are dead. A run's own server does not use them, and Prefect's
-    heartbeat thread delays the end of each flow by a second.
+def test_heartbeats_are_sent_only_to_a_shared_prefect_server(
+    tmp_path: Path, address: str | None, seconds: str
+) -> None:
+    """Heartbeats show a shared server which runs are dead. A run's own server does not use them, and
+    Prefect's heartbeat thread delays the end of each flow by a second.
     """
-    env = {**{k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}, "PYTHONPATH": str(ROOT / "infra" / "package"), **({"PREFECT_API_URL": address} if address else {})}
-    done = subprocess.run([sys.executable, "-c", BEATS], env=env, cwd=tmp_path, text=True, capture_output=True, check=True)
+    env = {
+        **{k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")},
+        "PYTHONPATH": str(ROOT / "infra" / "package"),
+        **({"PREFECT_API_URL": address} if address else {}),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", BEATS], env=env, cwd=tmp_path, text=True, capture_output=True, check=True
+    )
     assert done.stdout.split() == [seconds]
 
 

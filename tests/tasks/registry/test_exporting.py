@@ -20,29 +20,69 @@ from ratchet.components.types import Artifact
 from ratchet.tasks.registry.exporting import export, push
 from ratchet.tasks.registry.registry import promote, register
 
-RESULTS = {"metrics": {"verified.mean": 0.36, "verified.low": 0.304, "verified.high": 0.416, "verified.n": 256, "final.length": 14.0},
-           "verdict": {"passed": True, "gates": {"verified": True}, "reasons": ["verified: passed, the low end of its interval 0.304 is over 0.2"]}}
-FILES = {"config.json": json.dumps({"architectures": ["LlamaForCausalLM"]}), "tokenizer.json": "{}", "model.safetensors": "weights" * 100}
+RESULTS = {
+    "metrics": {
+        "verified.mean": 0.36,
+        "verified.low": 0.304,
+        "verified.high": 0.416,
+        "verified.n": 256,
+        "final.length": 14.0,
+    },
+    "verdict": {
+        "passed": True,
+        "gates": {"verified": True},
+        "reasons": ["verified: passed, the low end of its interval 0.304 is over 0.2"],
+    },
+}
+FILES = {
+    "config.json": json.dumps({"architectures": ["LlamaForCausalLM"]}),
+    "tokenizer.json": "{}",
+    "model.safetensors": "weights" * 100,
+}
 
 
-def product(store: Store, stage: str, kind: str, files: dict[str, str], inputs: dict[str, Artifact], **meta: Any) -> Artifact:
+def product(
+    store: Store, stage: str, kind: str, files: dict[str, str], inputs: dict[str, Artifact], **meta: Any
+) -> Artifact:
     key = digest([stage, files])
     with store.working(stage, key) as work:
         for name, text in files.items():
             (work.product / name).write_text(text)
         work.metrics.write_text("{}")
-        return store.publish(work, stage, key, kind, [a.digest for a in inputs.values()], meta,
-                             {"does": stage, "options": {}, "inputs": {role: a.path.name.rpartition("-")[0] for role, a in inputs.items()},
-                              "revision": "abc123", "packages": {"torch": "2.13"}, "machine": "here"})
+        return store.publish(
+            work,
+            stage,
+            key,
+            kind,
+            [a.digest for a in inputs.values()],
+            meta,
+            {
+                "does": stage,
+                "options": {},
+                "inputs": {role: a.path.name.rpartition("-")[0] for role, a in inputs.items()},
+                "revision": "abc123",
+                "packages": {"torch": "2.13"},
+                "machine": "here",
+            },
+        )
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home with the finished run `mine`: a base model from the hub, raw data from a local file, SFT weights and their evaluation."""
+    """A home with the finished run `mine`: a base model from the hub, raw data from a local file, SFT weights
+    and their evaluation.
+    """
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     home, run = tmp_path / "home", RunDirectory(tmp_path / "home", "mine")
     store = Store(home)
-    base = product(store, "model_policy", "weights", {**FILES, "model.safetensors": "base"}, {}, source="hub:org/base@" + "a" * 40)
+    base = product(
+        store,
+        "model_policy",
+        "weights",
+        {**FILES, "model.safetensors": "base"},
+        {},
+        source="hub:org/base@" + "a" * 40,
+    )
     raw = product(store, "raw", "data", {"rows.jsonl": "{}"}, {}, source=f"path:{tmp_path}/secret/rows.jsonl")
     sft = product(store, "sft", "weights", FILES, {"policy": base, "data": raw})
     report = product(store, "evaluate", "report", {"results.json": json.dumps(RESULTS)}, {"policy": sft})
@@ -58,22 +98,46 @@ def files_of(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("model", ["mine/sft", "mine", "runs/mine/stages/sft"])
-def test_export_writes_the_model_files_and_a_model_card(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str) -> None:
+def test_export_writes_the_model_files_and_a_model_card(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
     monkeypatch.chdir(home)
     card = (export(model, tmp_path / "out", home=home) / "README.md").read_text()
     assert files_of(tmp_path / "out") == FILES
     head = yaml.safe_load(card.split("---")[1])
-    assert head["base_model"] == "org/base" and (head["library_name"], head["pipeline_tag"]) == ("transformers", "text-generation")
-    for told in ("recipe `instruct`", "Answers that a program can check.", "gates of its recipe **passed**", RESULTS["verdict"]["reasons"][0],
-                 "| verified | 0.36 | [0.304, 0.416] |", "| final.length | 14 |  |", "| raw | data | a local file |", "hub:org/base@aaaa", "`abc123`", "torch 2.13"):
+    assert head["base_model"] == "org/base" and (head["library_name"], head["pipeline_tag"]) == (
+        "transformers",
+        "text-generation",
+    )
+    for told in (
+        "recipe `instruct`",
+        "Answers that a program can check.",
+        "gates of its recipe **passed**",
+        RESULTS["verdict"]["reasons"][0],
+        "| verified | 0.36 | [0.304, 0.416] |",
+        "| final.length | 14 |  |",
+        "| raw | data | a local file |",
+        "hub:org/base@aaaa",
+        "`abc123`",
+        "torch 2.13",
+    ):
         assert told in card, told
     assert str(tmp_path) not in card and "verified.low" not in card
 
 
 def test_export_of_a_registered_version_omits_mlflow_files(home: Path, tmp_path: Path) -> None:
     (path,) = (home / "store").glob("sft-*")
-    lineage = {"product": "sft", "recipe": "instruct", "run": "mine", "revision": "abc", "packages": {}, "resolved": "", "results": {},
-               "stages": {"sft": {"kind": "weights", "content": "c" * 64, "meta": {}}}, "data": {}}
+    lineage = {
+        "product": "sft",
+        "recipe": "instruct",
+        "run": "mine",
+        "revision": "abc",
+        "packages": {},
+        "resolved": "",
+        "results": {},
+        "stages": {"sft": {"kind": "weights", "content": "c" * 64, "meta": {}}},
+        "data": {},
+    }
     promote("mine", register(path, "mine", lineage=lineage, home=home), {"passed": True}, home=home)
     path.rename(tmp_path / "gone")
     card = (export("mine@champion", tmp_path / "out", home=home) / "README.md").read_text()
@@ -85,12 +149,21 @@ def test_export_accepts_any_model_directory_and_refuses_others(home: Path, tmp_p
     plain.mkdir()
     for name, text in {**FILES, "README.md": "another's card", "pytorch_model.bin": "pickle"}.items():
         (plain / name).write_text(text)
-    assert "# plain" in (export(str(plain), tmp_path / "out", home=home) / "README.md").read_text() and files_of(tmp_path / "out") == FILES
-    for model, out, error in ((str(plain), tmp_path / "out", "is not an empty directory"), ("mine/stf", tmp_path / "new", "no stage 'stf'; it has"),
-                              ("mine/raw", tmp_path / "new", "config.json"), ("other", tmp_path / "new", "neither a ")):
+    assert (
+        "# plain" in (export(str(plain), tmp_path / "out", home=home) / "README.md").read_text()
+        and files_of(tmp_path / "out") == FILES
+    )
+    for model, out, error in (
+        (str(plain), tmp_path / "out", "is not an empty directory"),
+        ("mine/stf", tmp_path / "new", "no stage 'stf'; it has"),
+        ("mine/raw", tmp_path / "new", "config.json"),
+        ("other", tmp_path / "new", "neither a "),
+    ):
         with pytest.raises(RecipeError, match=error):
             export(model, out, home=home)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["home", "out", "plain"], "an export that failed left something"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["home", "out", "plain"], (
+        "an export that failed left something"
+    )
 
 
 def test_a_damaged_product_is_not_exported(home: Path, tmp_path: Path) -> None:
@@ -111,16 +184,36 @@ class Hub(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        assert self.headers["Authorization"] == "Bearer hf_right" or self.path.endswith("validate-yaml"), self.path
+        assert self.headers["Authorization"] == "Bearer hf_right" or self.path.endswith("validate-yaml"), (
+            self.path
+        )
         here = f"http://{self.headers['Host']}"
         if self.path == "/api/repos/create":
             Hub.made.update(json.loads(body))
             return self._say({"url": f"{here}/org/name"})
         if "/preupload/" in self.path:
-            return self._say({"files": [{"path": f["path"], "shouldIgnore": False, "uploadMode": "lfs" if f["path"].endswith("safetensors") else "regular"}
-                                        for f in json.loads(body)["files"]]})
+            return self._say(
+                {
+                    "files": [
+                        {
+                            "path": f["path"],
+                            "shouldIgnore": False,
+                            "uploadMode": "lfs" if f["path"].endswith("safetensors") else "regular",
+                        }
+                        for f in json.loads(body)["files"]
+                    ]
+                }
+            )
         if self.path.endswith("/info/lfs/objects/batch"):
-            return self._say({"transfer": "basic", "objects": [{**o, "actions": {"upload": {"href": f"{here}/put/{o['oid']}"}}} for o in json.loads(body)["objects"]]})
+            return self._say(
+                {
+                    "transfer": "basic",
+                    "objects": [
+                        {**o, "actions": {"upload": {"href": f"{here}/put/{o['oid']}"}}}
+                        for o in json.loads(body)["objects"]
+                    ],
+                }
+            )
         if "/commit/" in self.path:
             for line in map(json.loads, body.splitlines()):
                 if line["key"] == "file":
@@ -158,17 +251,29 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], dict[str, byte
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
     monkeypatch.setenv("HF_TOKEN", "hf_right")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # large files by LFS, which a few lines can serve
+    monkeypatch.setattr(
+        constants, "HF_HUB_DISABLE_XET", True
+    )  # large files by LFS, which a few lines can serve
     yield lambda: Hub.files
     server.shutdown()
     server.server_close()
 
 
-def test_a_push_uploads_the_export_and_makes_a_private_repository(home: Path, tmp_path: Path, hub: Callable[[], dict[str, bytes]]) -> None:
+def test_a_push_uploads_the_export_and_makes_a_private_repository(
+    home: Path, tmp_path: Path, hub: Callable[[], dict[str, bytes]]
+) -> None:
     assert push("mine/sft", "hub:org/name", home=home).endswith("/org/name/commit/1")
     card = hub().pop("README.md").decode()
-    assert {name: body.decode() for name, body in hub().items()} == FILES and "# org/name" in card and 'pipeline("text-generation", "org/name")' in card
-    assert Hub.made["name"] == "name" and Hub.made["organization"] == "org" and Hub.made["visibility"] == "private"
+    assert (
+        {name: body.decode() for name, body in hub().items()} == FILES
+        and "# org/name" in card
+        and 'pipeline("text-generation", "org/name")' in card
+    )
+    assert (
+        Hub.made["name"] == "name"
+        and Hub.made["organization"] == "org"
+        and Hub.made["visibility"] == "private"
+    )
     push("mine/sft", "hub:org/name", home=home, public=True)
     assert Hub.made["visibility"] == "public" and not list(home.glob(".push-*"))
 

@@ -11,8 +11,10 @@ import torch
 from ratchet.components.errors import RecipeError
 from ratchet.tasks.registry.harness import evaluate
 
-ROWS = [{"question": "The quick", "choices": ["brown", "fox"], "answer": n % 2} for n in range(6)] + \
-       [{"question": "fox jumps", "choices": ["The", "quick"], "answer": 0}, {"question": "brown fox", "choices": ["jumps", "brown"], "answer": 1}]
+ROWS = [{"question": "The quick", "choices": ["brown", "fox"], "answer": n % 2} for n in range(6)] + [
+    {"question": "fox jumps", "choices": ["The", "quick"], "answer": 0},
+    {"question": "brown fox", "choices": ["jumps", "brown"], "answer": 1},
+]
 
 
 @pytest.fixture
@@ -21,11 +23,32 @@ def model(tmp_path: Path) -> Path:
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
     torch.manual_seed(0)
-    LlamaForCausalLM(LlamaConfig(vocab_size=8, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, eos_token_id=1,
-                                 bos_token_id=None, pad_token_id=0, initializer_range=1.0)).save_pretrained(tmp_path / "model")
-    words = Tokenizer(models.WordLevel({word: n for n, word in enumerate(["<pad>", "</s>", "The", "quick", "brown", "fox", "<unk>", "jumps"])}, unk_token="<unk>"))
+    LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=8,
+            hidden_size=16,
+            intermediate_size=16,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            eos_token_id=1,
+            bos_token_id=None,
+            pad_token_id=0,
+            initializer_range=1.0,
+        )
+    ).save_pretrained(tmp_path / "model")
+    words = Tokenizer(
+        models.WordLevel(
+            {
+                word: n
+                for n, word in enumerate(["<pad>", "</s>", "The", "quick", "brown", "fox", "<unk>", "jumps"])
+            },
+            unk_token="<unk>",
+        )
+    )
     words.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>", pad_token="<pad>", unk_token="<unk>").save_pretrained(tmp_path / "model")
+    PreTrainedTokenizerFast(
+        tokenizer_object=words, eos_token="</s>", pad_token="<pad>", unk_token="<unk>"
+    ).save_pretrained(tmp_path / "model")
     return tmp_path / "model"
 
 
@@ -52,16 +75,24 @@ def accuracy(model: Path, rows: list[dict]) -> float:
     """Of choosing the word of the higher log-probability."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    policy, tokenizer, right = AutoModelForCausalLM.from_pretrained(model), AutoTokenizer.from_pretrained(model), 0
+    policy, tokenizer, right = (
+        AutoModelForCausalLM.from_pretrained(model),
+        AutoTokenizer.from_pretrained(model),
+        0,
+    )
     for row in rows:
         with torch.no_grad():
-            logits = policy(**tokenizer(row["question"], return_tensors="pt", return_token_type_ids=False)).logits[0, -1]
+            logits = policy(
+                **tokenizer(row["question"], return_tensors="pt", return_token_type_ids=False)
+            ).logits[0, -1]
         right += int(logits[tokenizer.convert_tokens_to_ids(row["choices"])].argmax()) == row["answer"]
     return right / len(rows)
 
 
 @pytest.mark.slow
-def test_a_task_over_a_local_file_is_scored_as_transformers_scores_it(model: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_over_a_local_file_is_scored_as_transformers_scores_it(
+    model: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("lm_eval")
     import datasets
 

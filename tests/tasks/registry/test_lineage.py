@@ -18,7 +18,12 @@ def chain(publish, run_of):
     base = publish("model_policy")
     data = publish("curated", {"policy": base}, kind="data")
     sft = publish("sft", {"policy": base, "data": data}, steps=3)
-    evaluated = publish("evaluate", {"base": base, "policy": sft, "data": data}, kind="report", results={"metrics": {"win_rate": 0.6}})
+    evaluated = publish(
+        "evaluate",
+        {"base": base, "policy": sft, "data": data},
+        kind="report",
+        results={"metrics": {"win_rate": 0.6}},
+    )
     run_of("one", model_policy=base, curated=data, sft=sft, evaluate=evaluated)
     return base, data, sft
 
@@ -29,8 +34,17 @@ def test_lineage_lists_every_ancestor_with_its_provenance(chain, tmp_path):
     assert version is None and list(lineage["stages"]) == ["model_policy", "curated", "sft"]
     assert lineage["stages"]["sft"]["inputs"] == {"policy": "model_policy", "data": "curated"}
     assert lineage["stages"]["sft"]["key"] == sft.digest and lineage["stages"]["sft"]["meta"]["steps"] == 3
-    assert (lineage["product"], lineage["run"], lineage["recipe"], lineage["revision"]) == ("sft", "one", "fake", "abc")
-    assert lineage["packages"] == {"torch": "2"} and lineage["resolved"] == "recipe: {}\n" and lineage["results"]["metrics"] == {"win_rate": 0.6}
+    assert (lineage["product"], lineage["run"], lineage["recipe"], lineage["revision"]) == (
+        "sft",
+        "one",
+        "fake",
+        "abc",
+    )
+    assert (
+        lineage["packages"] == {"torch": "2"}
+        and lineage["resolved"] == "recipe: {}\n"
+        and lineage["results"]["metrics"] == {"win_rate": 0.6}
+    )
     assert set(lineage["data"]) == {"curated"} and set(lineage["weights"]) == {"model_policy", "sft"}
     assert of_product(base.path)["results"] == {}  # the evaluation was of another
 
@@ -38,9 +52,15 @@ def test_lineage_lists_every_ancestor_with_its_provenance(chain, tmp_path):
 def test_content_digest_ignores_timestamps(publish, tmp_path):
     first = of_product(publish("sft", steps=3).path)
     shutil.rmtree(tmp_path / "store")
-    assert of_product(publish("sft", steps=4).path)["stages"]["sft"]["content"] == first["stages"]["sft"]["content"]
+    assert (
+        of_product(publish("sft", steps=4).path)["stages"]["sft"]["content"]
+        == first["stages"]["sft"]["content"]
+    )
     shutil.rmtree(tmp_path / "store")
-    assert of_product(publish("sft", text="other").path)["stages"]["sft"]["content"] != first["stages"]["sft"]["content"]
+    assert (
+        of_product(publish("sft", text="other").path)["stages"]["sft"]["content"]
+        != first["stages"]["sft"]["content"]
+    )
 
 
 def test_missing_ancestor_is_marked(chain, tmp_path):
@@ -49,8 +69,14 @@ def test_missing_ancestor_is_marked(chain, tmp_path):
     lineage = of_product(sft.path)
     assert lineage["stages"]["curated"] == {"key": data.digest, "missing": True, "inputs": {}}
     lineage["stages"]["sft"]["meta"]["headline"] = "a <note>"
-    text = " ".join("".join(ET.parse(draw(lineage, tmp_path / "l.svg", "policy 1")).getroot().itertext()).split())
-    assert all(name in text for name in lineage["stages"]) and "no longer in the store" in text and "a <note>" in text
+    text = " ".join(
+        "".join(ET.parse(draw(lineage, tmp_path / "l.svg", "policy 1")).getroot().itertext()).split()
+    )
+    assert (
+        all(name in text for name in lineage["stages"])
+        and "no longer in the store" in text
+        and "a <note>" in text
+    )
     shutil.rmtree(sft.path)
     with pytest.raises(StoreError, match="finished"):
         of_product(sft.path)
@@ -65,7 +91,11 @@ def test_registered_version_has_its_lineage_without_the_store(chain, tmp_path, m
     for name in ("policy", "policy:1", "policy@champion"):
         found, which = resolve(name, tmp_path)
         assert found == recorded and which is not None and which.version == version
-    for name, message in (("polic", "registered model"), ("policy:7", "no version 7"), ("policy@champ", "did you mean 'champion'"),
-                       ("runs/one/stages/stf", "neither a finished stage's directory nor a registered model")):
+    for name, message in (
+        ("polic", "registered model"),
+        ("policy:7", "no version 7"),
+        ("policy@champ", "did you mean 'champion'"),
+        ("runs/one/stages/stf", "neither a finished stage's directory nor a registered model"),
+    ):
         with pytest.raises(RecipeError, match=message):
             resolve(name, tmp_path)

@@ -11,16 +11,33 @@ from ratchet.components.recipes.plan import plan
 from ratchet.components.recipes.recipe import dump, load
 from ratchet.components.recipes.schema import Champion
 from ratchet.tasks.registry.promotion import against_champion, promote_by_hand, rollback, spent, with_evidence
-from ratchet.tasks.registry.registry import champion, events, history, promote, register, saved_lineage, with_bytes
+from ratchet.tasks.registry.registry import (
+    champion,
+    events,
+    history,
+    promote,
+    register,
+    saved_lineage,
+    with_bytes,
+)
 from ratchet.tasks.tracking.results import comparable, paired, shared_scores
 from ratchet.tasks.tracking.server import client
 
-PASSED, FAILED = {"passed": True, "reasons": ["win rate 0.6 > 0.5"]}, {"passed": False, "reasons": ["tax 1.4 > 1.3"]}
+PASSED, FAILED = (
+    {"passed": True, "reasons": ["win rate 0.6 > 0.5"]},
+    {"passed": False, "reasons": ["tax 1.4 > 1.3"]},
+)
 
 
 def evaluation(gold: list[float], **more):
-    return {"metrics": {}, "per_prompt": {"gold": gold, "length": [1.0] * len(gold)}, "prompts": "p", "answers": {"max_tokens": 8},
-            "scorers": {"gold": "g", "length": "l"}, **more}
+    return {
+        "metrics": {},
+        "per_prompt": {"gold": gold, "length": [1.0] * len(gold)},
+        "prompts": "p",
+        "answers": {"max_tokens": 8},
+        "scorers": {"gold": "g", "length": "l"},
+        **more,
+    }
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +57,9 @@ def version(home, tmp_path, monkeypatch):
         folder.mkdir()
         (folder / "model.safetensors").write_text(text + tmp_path.name)
         found = evaluation([b + lift + rng.gauss(0, 0.2) for b in base], **more)
-        return register(folder, tmp_path.name, lineage={"results": found, "data": {}, "resolved": resolved}, home=home)
+        return register(
+            folder, tmp_path.name, lineage={"results": found, "data": {}, "resolved": resolved}, home=home
+        )
 
     return make
 
@@ -52,19 +71,30 @@ def test_error_rate_over_all_challengers_is_bounded():
 
 def test_automatic_promotion_needs_evidence_and_manual_needs_a_reason(version, home, tmp_path):
     name, first = tmp_path.name, version("first")
-    assert against_champion(name, first, home=home) is None and with_evidence(name, first, PASSED, home=home) == PASSED
+    assert (
+        against_champion(name, first, home=home) is None
+        and with_evidence(name, first, PASSED, home=home) == PASSED
+    )
     assert promote(name, first, with_evidence(name, first, PASSED, home=home), home=home)
 
     equal = version("equal")
     verdict = with_evidence(name, equal, PASSED, home=home)
-    assert verdict["passed"] and not verdict["champion"] and "not shown to be better" in verdict["reasons"][-1]
+    assert (
+        verdict["passed"] and not verdict["champion"] and "not shown to be better" in verdict["reasons"][-1]
+    )
     assert not promote(name, equal, verdict, home=home)
     again = against_champion(name, equal, home=home)
     assert again is not None and again.number == 1, "asking again spends nothing"
 
     better = version("better", lift=0.5)
     found = against_champion(name, better, home=home)
-    assert found is not None and found.better and found.number == 2 and found.level == 1 - spent(2) and found.n == 60
+    assert (
+        found is not None
+        and found.better
+        and found.number == 2
+        and found.level == 1 - spent(2)
+        and found.n == 60
+    )
     assert promote(name, better, with_evidence(name, better, PASSED, home=home), home=home)
 
     with pytest.raises(ContractError, match=r"--force"):
@@ -76,7 +106,12 @@ def test_automatic_promotion_needs_evidence_and_manual_needs_a_reason(version, h
     _, _, overruled = promote_by_hand(name, worse, "the gate is wrong", force=True, home=home)
     assert len(overruled) == 2
     last = events(champion(name, home=home))[-1]
-    assert (last["why"], last["replaced"], last["by_hand"], last["overruled"]) == ("the gate is wrong", better, True, overruled)
+    assert (last["why"], last["replaced"], last["by_hand"], last["overruled"]) == (
+        "the gate is wrong",
+        better,
+        True,
+        overruled,
+    )
     assert last["by"] and last["at"]
 
 
@@ -86,22 +121,38 @@ def test_recipe_sets_score_and_error_rate_of_the_comparison(version, home, tmp_p
     strict = Champion(score="length", alpha=0.01)
     text = dump(*load("sft", overrides=["register.champion={score: length, alpha: 0.01}"]))
     better = version("better", lift=0.5, resolved=text)
-    for rule in (strict, None):  # handed over by the pipeline, or read from the version by a person's promotion
+    for rule in (
+        strict,
+        None,
+    ):  # handed over by the pipeline, or read from the version by a person's promotion
         found = against_champion(name, better, rule=rule, home=home)
         assert found is not None and (found.score, found.level) == ("length", 1 - 0.005) and not found.better
     assert not with_evidence(name, better, PASSED, rule=strict, home=home)["champion"]
-    assert with_evidence(name, better, PASSED, rule=Champion(), home=home)["champion"], "by the gold measure it is better"
+    assert with_evidence(name, better, PASSED, rule=Champion(), home=home)["champion"], (
+        "by the gold measure it is better"
+    )
     comparison = against_champion(name, better, score="gold", home=home)
     assert comparison is not None and comparison.better and comparison.level == 1 - spent(2, 0.01)
 
 
 def test_champion_options_are_validated_and_change_only_the_report():
-    for wrong, message in (("{alpha: 0}", "register.champion.alpha: expected a number above 0, got 0"), ("{alfa: 0.1}", "did you mean 'alpha'"),
-                        ("{score: reward.reward_model}", "register.champion.score: .* 'reward.reward_model'.*did you mean|known")):
+    for wrong, message in (
+        ("{alpha: 0}", "register.champion.alpha: expected a number above 0, got 0"),
+        ("{alfa: 0.1}", "did you mean 'alpha'"),
+        (
+            "{score: reward.reward_model}",
+            "register.champion.score: .* 'reward.reward_model'.*did you mean|known",
+        ),
+    ):
         with pytest.raises(RecipeError, match=message):
             load("sft", overrides=[f"register.champion={wrong}"])
-    plain, changed = (plan(*load("sft", overrides=more)) for more in ([], ["register.champion={score: length, alpha: 0.01}"]))
-    assert {name for name in plain if plain[name].key != changed[name].key} <= {"evaluate"}, "the report alone shows it"
+    plain, changed = (
+        plan(*load("sft", overrides=more))
+        for more in ([], ["register.champion={score: length, alpha: 0.01}"])
+    )
+    assert {name for name in plain if plain[name].key != changed[name].key} <= {"evaluate"}, (
+        "the report alone shows it"
+    )
 
 
 def test_rollback_restores_previous_champions_and_persists(version, home, tmp_path):
@@ -121,7 +172,11 @@ def test_rollback_restores_previous_champions_and_persists(version, home, tmp_pa
         promote_by_hand(name, three, "again", home=home)
     promote_by_hand(name, three, "the filter is in place now", force=True, home=home)
     assert champion(name, home=home).version == three
-    actions = [e["action"] for e in events({v.version: v for v in history(name, home=home)}[two]) if e["alias"] == "champion"]
+    actions = [
+        e["action"]
+        for e in events({v.version: v for v in history(name, home=home)}[two])
+        if e["alias"] == "champion"
+    ]
     assert actions == ["promoted", "replaced", "rolled back to", "replaced"]
 
 
@@ -146,10 +201,17 @@ def test_a_candidate_needs_no_gates(version, home, tmp_path):
 
 def test_comparable_gives_the_reason():
     mine = evaluation([1.0, 2.0])
-    assert comparable(mine, evaluation([0.0]), "gold") == "" and shared_scores(mine, evaluation([0.0])) == ["gold", "length"]
-    for other, why in ((evaluation([1.0], prompts="q"), "prompts differ"), (evaluation([1.0], prompts=""), "no longer available"),
-                       (evaluation([1.0], answers={"max_tokens": 9}), "settings differ"), ({}, "has no gold"),
-                       (evaluation([1.0], scorers={"gold": "h"}), "different scorers")):
+    assert comparable(mine, evaluation([0.0]), "gold") == "" and shared_scores(mine, evaluation([0.0])) == [
+        "gold",
+        "length",
+    ]
+    for other, why in (
+        (evaluation([1.0], prompts="q"), "prompts differ"),
+        (evaluation([1.0], prompts=""), "no longer available"),
+        (evaluation([1.0], answers={"max_tokens": 9}), "settings differ"),
+        ({}, "has no gold"),
+        (evaluation([1.0], scorers={"gold": "h"}), "different scorers"),
+    ):
         assert why in comparable(mine, other, "gold")
     assert paired(mine, evaluation([0.0, 1.0, 7.0]), "gold")["mean"] == 1.0  # of the prompts both answered
 
@@ -168,7 +230,15 @@ def test_external_checkpoint_is_registered_with_its_files_or_an_error(version, h
     folder.mkdir()
     (folder / "model.safetensors").write_text("round 2" + name)
     lineage = {"recipe": "chat", "data": {"pairs": "d"}}
-    middle = register(folder, name, lineage=lineage, metrics={"optimise.steps": 8.0}, parents={"sft": f"{name}:{first}"}, external=True, home=home)
+    middle = register(
+        folder,
+        name,
+        lineage=lineage,
+        metrics={"optimise.steps": 8.0},
+        parents={"sft": f"{name}:{first}"},
+        external=True,
+        home=home,
+    )
     before = history(name, home=home)
     with pytest.raises(ContractError, match=f"version {middle}"):
         promote_by_hand(name, middle, "round 3 talks too much", home=home)
@@ -177,7 +247,9 @@ def test_external_checkpoint_is_registered_with_its_files_or_an_error(version, h
     crowned = champion(name, home=home)
     assert overruled and crowned and number == crowned.version != middle and not crowned.external
     assert saved_lineage(crowned, home=home) == lineage
-    assert crowned.tags["metric.optimise.steps"] == "8.0" and crowned.tags["parent.sft"] == f"{name}:{first}", "`ratchet gc --best` ranks by them"
+    assert (
+        crowned.tags["metric.optimise.steps"] == "8.0" and crowned.tags["parent.sft"] == f"{name}:{first}"
+    ), "`ratchet gc --best` ranks by them"
     assert with_bytes(name, middle, home=home) == number, "asked again, the same one"
     (folder / "model.safetensors").write_text("another")
     other = register(folder, name, lineage=lineage, external=True, home=home)

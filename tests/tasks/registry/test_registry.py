@@ -30,10 +30,32 @@ def server(tmp_path_factory):
     folder, port = tmp_path_factory.mktemp("server"), free_port()
     with open(folder / "log", "w") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1",
-             "--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--artifacts-destination", str(folder / "artifacts")],
-            env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"},
-            cwd=folder, stdout=out, stderr=out, start_new_session=True)
+            [
+                sys.executable,
+                "-m",
+                "mlflow",
+                "server",
+                "--host",
+                "127.0.0.1",
+                "--port",
+                str(port),
+                "--workers",
+                "1",
+                "--backend-store-uri",
+                f"sqlite:///{folder}/mlflow.db",
+                "--artifacts-destination",
+                str(folder / "artifacts"),
+            ],
+            env={
+                **os.environ,
+                "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+                "MLFLOW_DISABLE_TELEMETRY": "true",
+            },
+            cwd=folder,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+        )
     try:
         wait_for(f"http://127.0.0.1:{port}/health", process, folder / "log", 300)
         yield f"http://127.0.0.1:{port}"
@@ -60,9 +82,13 @@ def walk(tmp_path, home):
     final = register(one, name, lineage=LINEAGE, metrics={"win_rate": 0.6}, run_id=run, home=home)
     assert final != middle and register(one, name, lineage=LINEAGE, external=True, home=home) == middle
     assert register(one, name, lineage=LINEAGE, run_id=run, home=home) == final
-    second = mlflow.create_run(experiment_id(mlflow, home)).info.run_id  # made the same weights of the same data: its page says so, once
+    second = mlflow.create_run(
+        experiment_id(mlflow, home)
+    ).info.run_id  # made the same weights of the same data: its page says so, once
     for _ in range(2):
-        assert register(one, name, lineage=LINEAGE, metrics={"win_rate": 0.6}, run_id=second, home=home) == final
+        assert (
+            register(one, name, lineage=LINEAGE, metrics={"win_rate": 0.6}, run_id=second, home=home) == final
+        )
     assert [m.value for m in mlflow.get_metric_history(second, "win_rate")] == [0.6]
     assert len(mlflow.get_run(second).outputs.model_outputs) == 1
     other = register(one, name, lineage={**LINEAGE, "data": {"pairs": "d2"}}, home=home)
@@ -73,7 +99,11 @@ def walk(tmp_path, home):
     worse = register(two, name, lineage=LINEAGE, home=home)
     assert not promote(name, worse, {"passed": False, "reasons": ["tax 1.3 > 1.1"]}, home=home)
     best = champion(name, home=home)
-    assert best.version == final and best.tags["lineage.data.pairs"] == "d1" and best.tags["metric.win_rate"] == "0.6"
+    assert (
+        best.version == final
+        and best.tags["lineage.data.pairs"] == "d1"
+        and best.tags["metric.win_rate"] == "0.6"
+    )
     assert best.tags["verdict.why"] == "win rate 0.60 > 0.50" and best.tags["package.torch"]
     versions = {v.version: v for v in history(name, home=home)}
     assert versions[worse].aliases == ("candidate",) and versions[worse].tags["verdict"] == "refused"
@@ -95,7 +125,10 @@ def test_registry_on_sqlite(tmp_path, home, monkeypatch):
     mlflow, final, middle = walk(tmp_path, home)
     names = [a.path for a in mlflow.list_logged_model_artifacts(final.model_id)]
     assert sorted(names) == ["config.json", "lineage.json", "model.safetensors"]
-    assert [a.path for a in mlflow.list_logged_model_artifacts(middle.model_id)] == ["MLmodel", "lineage.json"]  # no bytes copied
+    assert [a.path for a in mlflow.list_logged_model_artifacts(middle.model_id)] == [
+        "MLmodel",
+        "lineage.json",
+    ]  # no bytes copied
 
 
 @pytest.mark.slow
@@ -104,11 +137,23 @@ def test_registry_on_a_server(tmp_path, server, monkeypatch):
     _, final, _ = walk(tmp_path, tmp_path / "home")
     from mlflow.artifacts import download_artifacts
 
-    got = download_artifacts(f"models:/{final.name}/{final.version}", tracking_uri=server, dst_path=str(tmp_path / "got"))
+    got = download_artifacts(
+        f"models:/{final.name}/{final.version}", tracking_uri=server, dst_path=str(tmp_path / "got")
+    )
     assert (tmp_path / "got" / "model.safetensors").read_text() == "1", got
-    (tmp_path / "one").rename(tmp_path / "gone")  # what the version was made of: a recipe's `registry:` takes the server's copy
-    bring(f"registry:{final.name}/{final.version}", final.tags["weights"], tmp_path / "progress" / "registered", tmp_path / "home")
-    assert {file.name: file.read_text() for file in (tmp_path / "progress" / "registered").iterdir()} == {"config.json": "{}", "model.safetensors": "1"}
+    (tmp_path / "one").rename(
+        tmp_path / "gone"
+    )  # what the version was made of: a recipe's `registry:` takes the server's copy
+    bring(
+        f"registry:{final.name}/{final.version}",
+        final.tags["weights"],
+        tmp_path / "progress" / "registered",
+        tmp_path / "home",
+    )
+    assert {file.name: file.read_text() for file in (tmp_path / "progress" / "registered").iterdir()} == {
+        "config.json": "{}",
+        "model.safetensors": "1",
+    }
 
 
 def test_unreachable_server_is_one_error(tmp_path, home, monkeypatch):
@@ -131,28 +176,65 @@ def test_registration_is_postponed_until_the_run_is_uploaded(tmp_path):
 
 
 def test_versions_have_metrics_and_parent_versions(tmp_path, monkeypatch):
-    """Parents are the nearest checkpoints: the policy before a round, and the reward model that scored its pairs."""
+    """Parents are the nearest checkpoints: the policy before a round, and the reward model that scored its
+    pairs.
+    """
     from ratchet.tasks.registry import registration
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setattr(registration, "write_lineage", lambda *_: LINEAGE)
-    reads = {"curated": (), "model_policy": (), "sft": ("model_policy", "curated"), "reward": ("sft", "curated"), "gold": ("curated",),
-             "rollout_1": ("sft",), "annotate_1": ("rollout_1", "reward", "gold"), "optimise_1": ("sft", "annotate_1"),
-             "rollout_2": ("optimise_1",), "annotate_2": ("rollout_2", "reward", "gold"), "optimise_2": ("optimise_1", "annotate_2")}
+    reads = {
+        "curated": (),
+        "model_policy": (),
+        "sft": ("model_policy", "curated"),
+        "reward": ("sft", "curated"),
+        "gold": ("curated",),
+        "rollout_1": ("sft",),
+        "annotate_1": ("rollout_1", "reward", "gold"),
+        "optimise_1": ("sft", "annotate_1"),
+        "rollout_2": ("optimise_1",),
+        "annotate_2": ("rollout_2", "reward", "gold"),
+        "optimise_2": ("optimise_1", "annotate_2"),
+    }
     weights = ("model_policy", "sft", "reward", "gold", "optimise_1", "optimise_2")
-    stages = {name: Stage(name, name.split("_")[0], "weights" if name in weights else "data", {}, {one: one for one in inputs})
-              for name, inputs in reads.items()}
-    metas = {"sft": {"best_validation_loss": 3.5, "stopped_early": False, "probe": {"ended": 0.5}}, "optimise_2": {"steps": 8}}
-    artifacts = {name: Artifact("weights", model(tmp_path / name, name), "", meta=metas.get(name, {})) for name in weights}
-    line = SimpleNamespace(recipe=SimpleNamespace(register=Register("m")), stages=stages, artifact=artifacts.__getitem__,
-                           store=SimpleNamespace(home=tmp_path), run=SimpleNamespace(record=lambda **_: None))
+    stages = {
+        name: Stage(
+            name,
+            name.split("_")[0],
+            "weights" if name in weights else "data",
+            {},
+            {one: one for one in inputs},
+        )
+        for name, inputs in reads.items()
+    }
+    metas = {
+        "sft": {"best_validation_loss": 3.5, "stopped_early": False, "probe": {"ended": 0.5}},
+        "optimise_2": {"steps": 8},
+    }
+    artifacts = {
+        name: Artifact("weights", model(tmp_path / name, name), "", meta=metas.get(name, {}))
+        for name in weights
+    }
+    line = SimpleNamespace(
+        recipe=SimpleNamespace(register=Register("m")),
+        stages=stages,
+        artifact=artifacts.__getitem__,
+        store=SimpleNamespace(home=tmp_path),
+        run=SimpleNamespace(record=lambda **_: None),
+    )
     mlflow = client(tmp_path)
-    numbers = registration.register_run(line, mlflow.create_run(experiment_id(mlflow, tmp_path)).info.run_id)["versions"]
+    numbers = registration.register_run(line, mlflow.create_run(experiment_id(mlflow, tmp_path)).info.run_id)[
+        "versions"
+    ]
     assert numbers == {"sft": "1", "reward": "1", "optimise_1": "2", "optimise_2": "3"}
-    tags = {v.version: v.tags for v in history("m", home=tmp_path)} | {"reward": history("m-reward", home=tmp_path)[0].tags}
+    tags = {v.version: v.tags for v in history("m", home=tmp_path)} | {
+        "reward": history("m-reward", home=tmp_path)[0].tags
+    }
 
     def tagged(version, prefix):
-        return {key.removeprefix(prefix): value for key, value in tags[version].items() if key.startswith(prefix)}
+        return {
+            key.removeprefix(prefix): value for key, value in tags[version].items() if key.startswith(prefix)
+        }
 
     assert tagged("1", "metric.") == {"sft.best_validation_loss": "3.5", "sft.probe.ended": "0.5"}
     assert tagged("3", "metric.") == {"optimise.steps": "8.0"} and tagged("1", "parent.") == {}
@@ -189,20 +271,28 @@ if act == "register":
     print(registration.register_run(line, given)["versions"]["sft"])
 else:
     print(promotion.promote_by_hand("race", given, "the other may not be forgotten", force=True, home=home)[0])
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.slow
 def test_concurrent_registration_creates_one_version_and_keeps_all_promotions(tmp_path, monkeypatch):
-    """Without the lock both read before either writes: two versions of the same weights, and a champion event without
-    `replaced`.
+    """Without the lock both read before either writes: two versions of the same weights, and a champion event
+    without `replaced`.
     """
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
 
     def at_once(act, *given):
         env = {k: v for k, v in os.environ.items() if k != "PREFECT_API_URL"}
-        children = [subprocess.Popen([sys.executable, "-c", RACE, act, str(tmp_path), one], env=env, text=True,
-                                     stdin=subprocess.PIPE, stdout=subprocess.PIPE) for one in given]
+        children = [
+            subprocess.Popen(
+                [sys.executable, "-c", RACE, act, str(tmp_path), one],
+                env=env,
+                text=True,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+            for one in given
+        ]
         assert [child.stdout.readline() for child in children] == ["ready\n"] * 2
         for child in children:
             child.stdin.write("go\n")
@@ -242,11 +332,17 @@ def test_registry_requests_hold_the_lock(act, tmp_path, monkeypatch):
     monkeypatch.setattr("ratchet.tasks.tracking.server.client", ask)
     monkeypatch.setattr(registration, "write_lineage", lambda *_: {})
     weights = model(tmp_path / "weights", "w")
-    line = SimpleNamespace(recipe=SimpleNamespace(register=Register("race")), stages={"sft": Stage("sft", "sft", "weights", {})},
-                           artifact=lambda _: Artifact("weights", weights, ""), store=SimpleNamespace(home=tmp_path))
+    line = SimpleNamespace(
+        recipe=SimpleNamespace(register=Register("race")),
+        stages={"sft": Stage("sft", "sft", "weights", {})},
+        artifact=lambda _: Artifact("weights", weights, ""),
+        store=SimpleNamespace(home=tmp_path),
+    )
     if act == "register":
         assert "away" in registration.register_run(line, "run")["postponed"]
     else:
         with pytest.raises(ServiceError, match="away"):
-            promotion.promote_by_hand("race", "1", "why", home=tmp_path) if act == "promote" else promotion.rollback("race", "why", home=tmp_path)
+            promotion.promote_by_hand(
+                "race", "1", "why", home=tmp_path
+            ) if act == "promote" else promotion.rollback("race", "why", home=tmp_path)
     assert requested and all(requested)

@@ -19,7 +19,9 @@ from ratchet.tasks.registry.registry_sources import _model_files
 
 @pytest.fixture(scope="module")
 def registered(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
-    """A home with two versions of `small`: 1 is champion, 2 an external one whose directory is outside the store."""
+    """A home with two versions of `small`: 1 is champion, 2 an external one whose directory is outside the
+    store.
+    """
     home = tmp_path_factory.mktemp("registered")
     for number, external in enumerate((False, True)):
         place = home / f"model{number}"
@@ -37,17 +39,28 @@ def home(registered: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def opened(home: Path, source: str, *more: str) -> Pipeline:
-    return Pipeline.open("sft", home=home, profile="test", overrides=[f"models.policy.source={source}", *more])
+    return Pipeline.open(
+        "sft", home=home, profile="test", overrides=[f"models.policy.source={source}", *more]
+    )
 
 
 def test_an_alias_is_pinned_to_its_version_and_the_digest_of_its_weights(home: Path) -> None:
     pipeline = opened(home, "registry:small")
     weights = directory_digest(home / "model0")
-    assert (pipeline.recipe.models["policy"].source, pipeline.recipe.models["policy"].sha256) == ("registry:small/1", weights)
-    assert yaml.safe_load(dump(pipeline.recipe, pipeline.profile))["recipe"]["models"]["policy"]["source"] == "registry:small/1"
+    assert (pipeline.recipe.models["policy"].source, pipeline.recipe.models["policy"].sha256) == (
+        "registry:small/1",
+        weights,
+    )
+    assert (
+        yaml.safe_load(dump(pipeline.recipe, pipeline.profile))["recipe"]["models"]["policy"]["source"]
+        == "registry:small/1"
+    )
     artifact = pipeline.make("model_policy")
     assert directory_digest(artifact.path) == weights and artifact.meta["source"] == "registry:small/1"
-    assert opened(home, "registry:small@champion").stages["model_policy"].key == opened(home, "registry:small/1").stages["model_policy"].key
+    assert (
+        opened(home, "registry:small@champion").stages["model_policy"].key
+        == opened(home, "registry:small/1").stages["model_policy"].key
+    )
     assert trained_from(pipeline, "sft") == ["model_policy"]
 
 
@@ -57,7 +70,9 @@ def test_registry_files_are_used_if_the_store_has_none(home: Path) -> None:
         artifact = opened(home, "registry:small/1", "seed=7").make("model_policy")
     finally:
         (home / "gone").rename(home / "model0")
-    assert directory_digest(artifact.path) == directory_digest(home / "model0"), "files that MLflow wrote beside the model came along"
+    assert directory_digest(artifact.path) == directory_digest(home / "model0"), (
+        "files that MLflow wrote beside the model came along"
+    )
 
 
 def test_an_external_version_whose_directory_was_changed_is_refused(home: Path) -> None:
@@ -70,14 +85,26 @@ def test_an_external_version_whose_directory_was_changed_is_refused(home: Path) 
         note.write_text("1")
 
 
-@pytest.mark.parametrize(("source", "error"), [
-    ("registry:smal", "models.policy.source: registry:smal: no model 'smal' is registered .* did you mean 'small'"),
-    ("registry:small/9", "'small' has no version 9; it has 1, 2"),
-    ("registry:small@canary", r"'small' has no alias 'canary', its aliases: @candidate \(version 1\), @champion \(version 1\); .*registry:small/2"),
-    ("registry:small:1", "expected registry:NAME, registry:NAME/VERSION or registry:NAME@ALIAS"),
-    ("registry:small/3/4", "expected registry:NAME, registry:NAME/VERSION or registry:NAME@ALIAS"),
-])
-def test_a_version_that_is_not_there_is_refused_before_anything_starts(home: Path, source: str, error: str) -> None:
+@pytest.mark.parametrize(
+    ("source", "error"),
+    [
+        (
+            "registry:smal",
+            "models.policy.source: registry:smal: no model 'smal' is registered .* did you mean 'small'",
+        ),
+        ("registry:small/9", "'small' has no version 9; it has 1, 2"),
+        (
+            "registry:small@canary",
+            r"'small' has no alias 'canary', its aliases: @candidate \(version 1\), @champion \(version "
+            r"1\); .*registry:small/2",
+        ),
+        ("registry:small:1", "expected registry:NAME, registry:NAME/VERSION or registry:NAME@ALIAS"),
+        ("registry:small/3/4", "expected registry:NAME, registry:NAME/VERSION or registry:NAME@ALIAS"),
+    ],
+)
+def test_a_version_that_is_not_there_is_refused_before_anything_starts(
+    home: Path, source: str, error: str
+) -> None:
     with pytest.raises(SourceError, match=error):
         opened(home, source)
 
@@ -96,7 +123,10 @@ def test_unfinished_run_keeps_its_resolved_version(home: Path) -> None:
         assert other.recipe.models["policy"].source == f"registry:small/{third}"
         state = json.loads((first.run.path / "run.json").read_text())
         first.run.record(**{**state, "state": "finished", "versions": {"sft": "4"}})
-        assert opened(home, "registry:small@champion", "seed=9").recipe.models["policy"].source == f"registry:small/{third}"
+        assert (
+            opened(home, "registry:small@champion", "seed=9").recipe.models["policy"].source
+            == f"registry:small/{third}"
+        )
     finally:
         promote("small", "1", {"passed": True}, home=home)
 
@@ -105,13 +135,28 @@ def test_version_without_a_flavour_links_all_files(tmp_path: Path) -> None:
     """A mean-pooled reward model has no MLmodel file; its lineage is stored next to the weights."""
     for file in ("config.json", "reward_head.st", "requirements.txt", "lineage.json"):
         (tmp_path / file).touch()
-    assert sorted(name for _, name in _model_files(tmp_path)) == ["config.json", "requirements.txt", "reward_head.st"]
+    assert sorted(name for _, name in _model_files(tmp_path)) == [
+        "config.json",
+        "requirements.txt",
+        "reward_head.st",
+    ]
 
 
 def test_model_logged_by_mlflow_becomes_a_flat_directory(tmp_path: Path) -> None:
     """Its transformers flavour keeps weights and tokenizer in folders of their own."""
-    for file in ("model/config.json", "model/model.safetensors", "components/tokenizer/tokenizer.json", "requirements.txt"):
+    for file in (
+        "model/config.json",
+        "model/model.safetensors",
+        "components/tokenizer/tokenizer.json",
+        "requirements.txt",
+    ):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).touch()
-    (tmp_path / "MLmodel").write_text(yaml.safe_dump({"flavors": {"transformers": {"model_binary": "model", "components": ["tokenizer"]}}}))
-    assert sorted(name for _, name in _model_files(tmp_path)) == ["config.json", "model.safetensors", "tokenizer.json"]
+    (tmp_path / "MLmodel").write_text(
+        yaml.safe_dump({"flavors": {"transformers": {"model_binary": "model", "components": ["tokenizer"]}}})
+    )
+    assert sorted(name for _, name in _model_files(tmp_path)) == [
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    ]

@@ -1,5 +1,5 @@
-"""Exchange of artifacts through a shared address: identical bytes on every machine, or an error and an unchanged
-store.
+"""Exchange of artifacts through a shared address: identical bytes on every machine, or an error and an
+unchanged store.
 """
 
 from __future__ import annotations
@@ -38,11 +38,22 @@ def test_push_and_pull_preserve_every_byte(tmp_path: Path) -> None:
     exchange.push(artifact)
     exchange.push(artifact)
     arrived = exchange.pull(other, "sft", artifact.digest)
-    assert arrived is not None and (arrived.kind, arrived.digest, arrived.parents, arrived.meta) == (artifact.kind, artifact.digest, artifact.parents, artifact.meta)
+    assert arrived is not None and (arrived.kind, arrived.digest, arrived.parents, arrived.meta) == (
+        artifact.kind,
+        artifact.digest,
+        artifact.parents,
+        artifact.meta,
+    )
     before, after = read_manifest(artifact.path) or {}, read_manifest(arrived.path) or {}
-    assert (after["files"], after["content"], after["made_with"]) == (before["files"], before["content"], before["made_with"])
+    assert (after["files"], after["content"], after["made_with"]) == (
+        before["files"],
+        before["content"],
+        before["made_with"],
+    )
     assert (arrived.path / "nested/empty").read_text() == ""
-    assert len(there(tmp_path / "between")) == 3, "two files by content, one manifest, and no half of anything"
+    assert len(there(tmp_path / "between")) == 3, (
+        "two files by content, one manifest, and no half of anything"
+    )
     assert not (other.root / ".work" / arrived.path.name).exists()
 
 
@@ -71,13 +82,19 @@ def test_interrupted_push_is_completed_by_the_next(tmp_path: Path, monkeypatch: 
     with pytest.raises(KeyboardInterrupt):
         exchange.push(artifact)
     other = Exchange(str(tmp_path / "between"))
-    assert other.pull(Store(tmp_path / "there"), "sft", artifact.digest) is None, "half a product was taken for a whole one"
+    assert other.pull(Store(tmp_path / "there"), "sft", artifact.digest) is None, (
+        "half a product was taken for a whole one"
+    )
     other.push(artifact)
     assert other.pull(Store(tmp_path / "there"), "sft", artifact.digest) is not None
 
 
 def test_pull_ignores_partial_work_of_the_same_stage(tmp_path: Path) -> None:
-    artifact, exchange, other = product(tmp_path / "here", a="1"), Exchange(str(tmp_path / "between")), Store(tmp_path / "there")
+    artifact, exchange, other = (
+        product(tmp_path / "here", a="1"),
+        Exchange(str(tmp_path / "between")),
+        Store(tmp_path / "there"),
+    )
     exchange.push(artifact)
     with other.working("sft", artifact.digest) as work:
         (work.product / "left").write_text("by a killed stage")
@@ -85,18 +102,33 @@ def test_pull_ignores_partial_work_of_the_same_stage(tmp_path: Path) -> None:
     file.rename(tmp_path / "aside")
     assert exchange.pull(other, "sft", artifact.digest) is None
     with other.working("sft", artifact.digest) as work:
-        assert (work.product / "left").read_text() == "by a killed stage", "which would have gone on from there"
+        assert (work.product / "left").read_text() == "by a killed stage", (
+            "which would have gone on from there"
+        )
     (tmp_path / "aside").rename(file)
     arrived = exchange.pull(other, "sft", artifact.digest)
     assert arrived is not None and sorted(p.name for p in arrived.path.iterdir()) == ["a", "manifest.json"]
 
 
-@pytest.mark.parametrize(("damage", "message"), [
-    (lambda manifest: manifest["files"].update({"../../escape": next(iter(manifest["files"].values()))}), "names '../../escape', which leads out"),
-    (lambda manifest: manifest["files"].update({"/etc/escape": next(iter(manifest["files"].values()))}), "names '/etc/escape', which leads out"),
-    (lambda manifest: manifest.update(key="0" * 64), "invalid manifest"),
-    (lambda manifest: manifest.pop("files"), "invalid manifest"),
-])
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (
+            lambda manifest: manifest["files"].update(
+                {"../../escape": next(iter(manifest["files"].values()))}
+            ),
+            "names '../../escape', which leads out",
+        ),
+        (
+            lambda manifest: manifest["files"].update(
+                {"/etc/escape": next(iter(manifest["files"].values()))}
+            ),
+            "names '/etc/escape', which leads out",
+        ),
+        (lambda manifest: manifest.update(key="0" * 64), "invalid manifest"),
+        (lambda manifest: manifest.pop("files"), "invalid manifest"),
+    ],
+)
 def test_pull_rejects_an_invalid_manifest(damage: Any, message: str, tmp_path: Path) -> None:
     artifact, exchange = product(tmp_path / "here", a="1"), Exchange(str(tmp_path / "between"))
     exchange.push(artifact)
@@ -106,7 +138,10 @@ def test_pull_rejects_an_invalid_manifest(damage: Any, message: str, tmp_path: P
     file.write_text(json.dumps(manifest))
     with pytest.raises(StoreError, match=message):
         exchange.pull(Store(tmp_path / "there"), "sft", artifact.digest)
-    assert not list((tmp_path / "there").rglob("escape")) and Store(tmp_path / "there").get("sft", artifact.digest) is None
+    assert (
+        not list((tmp_path / "there").rglob("escape"))
+        and Store(tmp_path / "there").get("sft", artifact.digest) is None
+    )
 
 
 def test_pull_detects_a_changed_byte(tmp_path: Path) -> None:
@@ -127,7 +162,11 @@ def test_pull_detects_a_changed_byte(tmp_path: Path) -> None:
 
 def test_pull_replaces_a_damaged_local_artifact(tmp_path: Path) -> None:
     """A worker's own store may contain a damaged copy of an input."""
-    artifact, exchange, there = product(tmp_path / "here", a="12345"), Exchange(str(tmp_path / "between")), Store(tmp_path / "there")
+    artifact, exchange, there = (
+        product(tmp_path / "here", a="12345"),
+        Exchange(str(tmp_path / "between")),
+        Store(tmp_path / "there"),
+    )
     exchange.push(artifact)
     for bad in ("12346", "123456"):
         arrived = exchange.pull(there, "sft", artifact.digest)
@@ -137,11 +176,17 @@ def test_pull_replaces_a_damaged_local_artifact(tmp_path: Path) -> None:
     assert arrived is not None and arrived == there.intact("sft", artifact.digest)
 
 
-@pytest.mark.parametrize(("address", "message"), [
-    ("artifacts", "is a different folder for each worker"),
-    ("s4://bucket/folder", "unknown file system 's4'; did you mean 's3'"),
-    ("s3://me:hunter22@bucket/folder", r"s3://\*\*\*@bucket/folder: addresses must not contain passwords"),
-])
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("artifacts", "is a different folder for each worker"),
+        ("s4://bucket/folder", "unknown file system 's4'; did you mean 's3'"),
+        (
+            "s3://me:hunter22@bucket/folder",
+            r"s3://\*\*\*@bucket/folder: addresses must not contain passwords",
+        ),
+    ],
+)
 def test_invalid_exchange_address_is_an_error(address: str, message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         Exchange(address)
@@ -154,11 +199,16 @@ def test_push_and_pull_through_an_object_store(object_store: subprocess.Popen[by
     assert exchange.pull(Store(tmp_path / "there"), "sft", artifact.digest) is None
     exchange.push(artifact)
     arrived = Exchange("s3://ratchet/artifacts").pull(Store(tmp_path / "there"), "sft", artifact.digest)
-    assert arrived is not None and (read_manifest(arrived.path) or {})["files"] == (read_manifest(artifact.path) or {})["files"]
+    assert (
+        arrived is not None
+        and (read_manifest(arrived.path) or {})["files"] == (read_manifest(artifact.path) or {})["files"]
+    )
     import boto3
 
     (entry,) = [e for n, e in (read_manifest(artifact.path) or {})["files"].items() if n == "a"]
-    boto3.client("s3").put_object(Bucket="ratchet", Key=f"artifacts/files/{entry['sha256']}", Body=b"2" * 100_000)
+    boto3.client("s3").put_object(
+        Bucket="ratchet", Key=f"artifacts/files/{entry['sha256']}", Body=b"2" * 100_000
+    )
     with pytest.raises(StoreError, match="SHA-256"):
         Exchange("s3://ratchet/artifacts").pull(Store(tmp_path / "elsewhere"), "sft", artifact.digest)
     with pytest.raises(ServiceError, match="s3://nobody/artifacts"):

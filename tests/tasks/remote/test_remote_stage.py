@@ -1,5 +1,5 @@
-"""A stage run by another worker: submitted once, found again after a restart, cancelled with its flow. (Real workers:
-test_deployments.py.)
+"""A stage run by another worker: submitted once, found again after a restart, cancelled with its flow. (Real
+workers: test_deployments.py.)
 """
 
 from __future__ import annotations
@@ -80,8 +80,10 @@ def meet(monkeypatch: pytest.MonkeyPatch) -> Any:
 def pipeline(tmp_path: Path) -> Pipeline:
     """One finished stage and one that reads it."""
     opened = Pipeline.open("sft", home=tmp_path / "near", profile="test")
-    opened.stages = {"raw": Stage("raw", "fetch_data", "data", {}, key="a" * 64),
-                     "sft": Stage("sft", "sft", "weights", {}, {"data": "raw"}, "b" * 64)}
+    opened.stages = {
+        "raw": Stage("raw", "fetch_data", "data", {}, key="a" * 64),
+        "sft": Stage("sft", "sft", "weights", {}, {"data": "raw"}, "b" * 64),
+    }
     finish(opened.store, "raw", "a" * 64)
     opened.run = RunDirectory(tmp_path / "near", "sft-1")
     return opened
@@ -96,14 +98,21 @@ def finish(store: Store, stage: str, key: str) -> Artifact:
 DONE, RUNNING, WAITING = state(StateType.COMPLETED), state(StateType.RUNNING), state(StateType.SCHEDULED)
 
 
-def test_remote_stage_uploads_inputs_and_downloads_the_output(tmp_path: Path, pipeline: Pipeline, meet: Any) -> None:
+def test_remote_stage_uploads_inputs_and_downloads_the_output(
+    tmp_path: Path, pipeline: Pipeline, meet: Any
+) -> None:
     exchange = Exchange(str(tmp_path / "between"))
 
     def worker(request: Any) -> None:
         far = Store(tmp_path / "far")
         assert exchange.pull(far, "raw", "a" * 64), "the input did not lie there"
         exchange.push(finish(far, "sft", request["parameters"]["key"]))
-        (tmp_path / "system.jsonl").write_text("".join(json.dumps({"step": s, "time": 1060.4 + s, "metrics": {"system/x": s}}) + "\n" for s in (0, 10)))
+        (tmp_path / "system.jsonl").write_text(
+            "".join(
+                json.dumps({"step": s, "time": 1060.4 + s, "metrics": {"system/x": s}}) + "\n"
+                for s in (0, 10)
+            )
+        )
         exchange.put_note("sft", request["parameters"]["key"], tmp_path / "system.jsonl")
 
     ours = samples_of(pipeline.run.path)
@@ -112,19 +121,30 @@ def test_remote_stage_uploads_inputs_and_downloads_the_output(tmp_path: Path, pi
     server = meet(Server(WAITING, RUNNING, DONE, worker=worker))
     pipeline.remote["sft"] = RemoteStage(exchange, "one_stage/nightly.sft")
     artifact = pipeline.make("sft")
-    assert artifact.path == pipeline.store.path("sft", "b" * 64) == pipeline.run.stages()["sft"] and (artifact.path / "file").read_text() == "sft"
+    assert (
+        artifact.path == pipeline.store.path("sft", "b" * 64) == pipeline.run.stages()["sft"]
+        and (artifact.path / "file").read_text() == "sft"
+    )
     (request,) = server.requests
     assert request["name"] == "one_stage/nightly.sft" and request["tags"] == [f"key:{'b' * 16}"]
     assert {k: v for k, v in request["parameters"].items() if k != "recipe"} == {
-        "stage": "sft", "key": "b" * 64, "run": "sft-1", "artifacts": str(tmp_path / "between")}
+        "stage": "sft",
+        "key": "b" * 64,
+        "run": "sft-1",
+        "artifacts": str(tmp_path / "between"),
+    }
     assert pipeline.make("sft") == artifact and len(server.requests) == 1
     seen = [json.loads(line) for line in samples_of(pipeline.run.path, "sft").read_text().splitlines()]
-    assert [(line["step"], line["time"], line["metrics"]["system/x"]) for line in seen] == [(60, 1060.4, 0), (70, 1070.4, 10)], "not on our clock"
+    assert [(line["step"], line["time"], line["metrics"]["system/x"]) for line in seen] == [
+        (60, 1060.4, 0),
+        (70, 1070.4, 10),
+    ], "not on our clock"
 
 
 @pytest.mark.parametrize("note", ["", "{", '{"metrics": {}}\n', None])
-def test_invalid_note_does_not_discard_the_artifact(note: str | None, tmp_path: Path, pipeline: Pipeline, meet: Any,
-                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_note_does_not_discard_the_artifact(
+    note: str | None, tmp_path: Path, pipeline: Pipeline, meet: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     exchange = Exchange(str(tmp_path / "between"))
     exchange.push(finish(Store(tmp_path / "far"), "sft", "b" * 64))
     if note is None:
@@ -139,26 +159,46 @@ def test_invalid_note_does_not_discard_the_artifact(note: str | None, tmp_path: 
 def test_resumed_flow_submits_no_second_run(tmp_path: Path, pipeline: Pipeline, meet: Any) -> None:
     exchange = Exchange(str(tmp_path / "between"))
     pipeline.remote["sft"] = RemoteStage(exchange, "one_stage/nightly.sft")
-    server = meet(Server(RUNNING, DONE, worker=lambda _: exchange.push(finish(Store(tmp_path / "far"), "sft", "b" * 64))))
+    server = meet(
+        Server(
+            RUNNING, DONE, worker=lambda _: exchange.push(finish(Store(tmp_path / "far"), "sft", "b" * 64))
+        )
+    )
     server.living = [SimpleNamespace(id="run-0", parameters={"run": "sft-1", "artifacts": exchange.address})]
     pipeline.make("sft")
     assert not server.requests, "one was under way"
     finished = meet(Server())
-    again = Pipeline(pipeline.recipe, pipeline.profile, pipeline.stages, Store(tmp_path / "third"), RunDirectory(tmp_path / "third", "sft-1"))
+    again = Pipeline(
+        pipeline.recipe,
+        pipeline.profile,
+        pipeline.stages,
+        Store(tmp_path / "third"),
+        RunDirectory(tmp_path / "third", "sft-1"),
+    )
     finish(again.store, "raw", "a" * 64)
     again.remote["sft"] = RemoteStage(exchange, "one_stage/nightly.sft")
     again.make("sft")
     assert not finished.requests, "it lay at the exchange"
 
 
-@pytest.mark.parametrize(("ended", "message", "again"), [
-    (state(StateType.FAILED, "Flow run encountered an exception: TrainingError: the loss is not finite"),
-     "stage 'sft' on one_stage/x: Failed: TrainingError: the loss is not finite", False),
-    (state(StateType.CRASHED, "Flow run process exited with status code -9"), "Crashed: .*-9", True),
-    (state(StateType.CANCELLED), "Cancelled: no reason given", False),
-    (DONE, "reports success, but the output is not at", False),
-])
-def test_remote_failure_is_reported(ended: State[Any], message: str, again: bool, tmp_path: Path, pipeline: Pipeline, meet: Any) -> None:
+@pytest.mark.parametrize(
+    ("ended", "message", "again"),
+    [
+        (
+            state(
+                StateType.FAILED, "Flow run encountered an exception: TrainingError: the loss is not finite"
+            ),
+            "stage 'sft' on one_stage/x: Failed: TrainingError: the loss is not finite",
+            False,
+        ),
+        (state(StateType.CRASHED, "Flow run process exited with status code -9"), "Crashed: .*-9", True),
+        (state(StateType.CANCELLED), "Cancelled: no reason given", False),
+        (DONE, "reports success, but the output is not at", False),
+    ],
+)
+def test_remote_failure_is_reported(
+    ended: State[Any], message: str, again: bool, tmp_path: Path, pipeline: Pipeline, meet: Any
+) -> None:
     meet(Server(ended))
     pipeline.remote["sft"] = RemoteStage(Exchange(str(tmp_path / "between")), "one_stage/x")
     with pytest.raises(StageError, match=message) as error:
@@ -185,16 +225,26 @@ def test_temporary_server_loss_is_tolerated(tmp_path: Path, pipeline: Pipeline, 
     assert error.value.retryable and not server.cancelled, "hours of work for a second's silence"
 
 
-def test_remote_run_with_another_exchange_is_not_reused(tmp_path: Path, pipeline: Pipeline, meet: Any) -> None:
+def test_remote_run_with_another_exchange_is_not_reused(
+    tmp_path: Path, pipeline: Pipeline, meet: Any
+) -> None:
     exchange = Exchange(str(tmp_path / "between"))
     pipeline.remote["sft"] = RemoteStage(exchange, "one_stage/x")
-    server = meet(Server(DONE, worker=lambda _: exchange.push(finish(Store(tmp_path / "far"), "sft", "b" * 64))))
-    server.living = [SimpleNamespace(id="run-0", parameters={"run": "other-2", "artifacts": "s3://bucket/of-another-deployment"})]
+    server = meet(
+        Server(DONE, worker=lambda _: exchange.push(finish(Store(tmp_path / "far"), "sft", "b" * 64)))
+    )
+    server.living = [
+        SimpleNamespace(
+            id="run-0", parameters={"run": "other-2", "artifacts": "s3://bucket/of-another-deployment"}
+        )
+    ]
     pipeline.make("sft")
     assert len(server.requests) == 1
 
 
-def test_cancelling_one_run_does_not_cancel_a_shared_remote_stage(tmp_path: Path, pipeline: Pipeline, meet: Any) -> None:
+def test_cancelling_one_run_does_not_cancel_a_shared_remote_stage(
+    tmp_path: Path, pipeline: Pipeline, meet: Any
+) -> None:
     exchange = Exchange(str(tmp_path / "between"))
     pipeline.remote["sft"] = RemoteStage(exchange, "one_stage/x")
     theirs = SimpleNamespace(id="run-0", parameters={"run": "other-2", "artifacts": exchange.address})
@@ -210,16 +260,22 @@ def test_cancelling_one_run_does_not_cancel_a_shared_remote_stage(tmp_path: Path
     server = meet(Server(RUNNING, state(StateType.CANCELLED), DONE, worker=gone))
     server.living = [theirs]
     pipeline.make("sft")
-    assert [request["parameters"]["run"] for request in server.requests] == ["sft-1"], "theirs was cancelled, and ours not asked for"
+    assert [request["parameters"]["run"] for request in server.requests] == ["sft-1"], (
+        "theirs was cancelled, and ours not asked for"
+    )
 
 
-def test_unreachable_server_and_missing_deployment_are_errors(tmp_path: Path, pipeline: Pipeline, meet: Any) -> None:
+def test_unreachable_server_and_missing_deployment_are_errors(
+    tmp_path: Path, pipeline: Pipeline, meet: Any
+) -> None:
     from httpx import ConnectError
     from prefect.exceptions import ObjectNotFound
 
     pipeline.remote["sft"] = RemoteStage(Exchange(str(tmp_path / "between")), "one_stage/x")
-    for raised, message in ((ConnectError("refused"), "does not answer about one_stage/x: ConnectError: refused"),
-                         (ObjectNotFound(Exception()), "has no deployment one_stage/x; create it with `ratchet deploy`")):
+    for raised, message in (
+        (ConnectError("refused"), "does not answer about one_stage/x: ConnectError: refused"),
+        (ObjectNotFound(Exception()), "has no deployment one_stage/x; create it with `ratchet deploy`"),
+    ):
         server = meet(Server())
         server.read_flow_runs = lambda raised=raised, **_: (_ for _ in ()).throw(raised)  # type: ignore[method-assign]
         with pytest.raises(ServiceError, match=message):
@@ -230,7 +286,12 @@ def test_worker_with_another_revision_is_an_error(tmp_path: Path) -> None:
     from ratchet.components.recipes.recipe import dump
 
     opened = Pipeline.open("sft", home=tmp_path, profile="test")
-    given = {"recipe": dump(opened.recipe, opened.profile), "run": "sft-1", "artifacts": str(tmp_path / "between"), "home": str(tmp_path / "far")}
+    given = {
+        "recipe": dump(opened.recipe, opened.profile),
+        "run": "sft-1",
+        "artifacts": str(tmp_path / "between"),
+        "home": str(tmp_path / "far"),
+    }
     ours = opened.stages["sft"].key
     with pytest.raises(ContractError, match=rf"'sft'.*{ours[:16]}.*bbbbbbbbbbbbbbbb"):
         one_stage.fn(stage="sft", key="b" * 64, **given)
@@ -243,14 +304,27 @@ def test_worker_with_another_revision_is_an_error(tmp_path: Path) -> None:
     assert json.loads(state_file.read_text())["state"] == "failed"
 
 
-def test_worker_samples_system_metrics_during_a_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_samples_system_metrics_during_a_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from ratchet.components.recipes.recipe import dump
 
-    flow, opened, between = importlib.import_module("ratchet.flows.one_stage"), Pipeline.open("sft", home=tmp_path, profile="test"), str(tmp_path / "between")
+    flow, opened, between = (
+        importlib.import_module("ratchet.flows.one_stage"),
+        Pipeline.open("sft", home=tmp_path, profile="test"),
+        str(tmp_path / "between"),
+    )
     monkeypatch.setattr(flow, "make", lambda pipeline, name: pipeline.make(name))
     monkeypatch.setattr(flow, "PrefectPage", Mock)
     key = opened.stages["raw"].key
-    one_stage.fn(dump(opened.recipe, opened.profile), stage="raw", key=key, run="sft-1", artifacts=between, home=str(tmp_path / "far"))
+    one_stage.fn(
+        dump(opened.recipe, opened.profile),
+        stage="raw",
+        key=key,
+        run="sft-1",
+        artifacts=between,
+        home=str(tmp_path / "far"),
+    )
     assert Exchange(between).pull(Store(tmp_path / "third"), "raw", key)
     note = Exchange(between).get_note("raw", key, "system.jsonl")
     assert note and note == samples_of(tmp_path / "far" / "runs" / "sft-1.raw").read_text()

@@ -34,10 +34,20 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def pipeline(tmp_path: Path) -> Pipeline:
-    """A started run of `online_dpo`: everything up to the first rollout is finished, `optimise_1` is running."""
+    """A started run of `online_dpo`: everything up to the first rollout is finished, `optimise_1` is
+    running.
+    """
     run = Pipeline.open("online_dpo", home=tmp_path / "store", profile="test")
     run.begin()
-    for name in (*(n for n in run.stages if n.startswith("model_")), "raw", "drafts", "curated", "rollout_1", "annotate_1", "select_1"):
+    for name in (
+        *(n for n in run.stages if n.startswith("model_")),
+        "raw",
+        "drafts",
+        "curated",
+        "rollout_1",
+        "annotate_1",
+        "select_1",
+    ):
         publish(run, name)
     write(work(run, "optimise_1"), range(5))
     return run
@@ -47,14 +57,27 @@ def publish(pipeline: Pipeline, name: str, **meta: Any) -> None:
     stage = pipeline.stages[name]
     with pipeline.store.working(stage.name, stage.key) as workspace:
         (workspace.product / "data.parquet").write_text(name)
-        pipeline.store.publish(workspace, stage.name, stage.key, stage.kind, [], {"seconds": 1.0, **meta},
-                               {"does": stage.does, "options": {}, "inputs": dict(stage.inputs)})
+        pipeline.store.publish(
+            workspace,
+            stage.name,
+            stage.key,
+            stage.kind,
+            [],
+            {"seconds": 1.0, **meta},
+            {"does": stage.does, "options": {}, "inputs": dict(stage.inputs)},
+        )
     pipeline.take(stage)
 
 
 def work(pipeline: Pipeline, name: str) -> Path:
     """Metrics file of a running stage."""
-    file = pipeline.store.root / ".work" / f"{name}-{pipeline.stages[name].key[:16]}" / "product" / "metrics.jsonl"
+    file = (
+        pipeline.store.root
+        / ".work"
+        / f"{name}-{pipeline.stages[name].key[:16]}"
+        / "product"
+        / "metrics.jsonl"
+    )
     file.parent.mkdir(parents=True, exist_ok=True)
     return file
 
@@ -62,7 +85,10 @@ def work(pipeline: Pipeline, name: str) -> Path:
 def write(file: Path, steps: range, value: float = 1.0) -> None:
     with file.open("a") as out:
         for step in steps:
-            out.write(json.dumps({"step": step, "time": 1000.0 + step, "metrics": {"loss": value, "note": "text"}}) + "\n")
+            out.write(
+                json.dumps({"step": step, "time": 1000.0 + step, "metrics": {"loss": value, "note": "text"}})
+                + "\n"
+            )
 
 
 def losses(home: Path, run_id: str | None) -> list[tuple[int, float, int]]:
@@ -81,12 +107,22 @@ def test_runs_nest_and_uploading_twice_or_resuming_adds_nothing(home: Path, pipe
     mlflow = client(home)
     top, round_one = mlflow.get_run(ids[ROOT]), mlflow.get_run(ids[STEP])
     assert top.info.status == round_one.info.status == "RUNNING"  # killed, so it was never ended
-    assert top.data.params["recipe.name"] == "online_dpo" and round_one.data.tags["mlflow.parentRunId"] == ids["online"]
+    assert (
+        top.data.params["recipe.name"] == "online_dpo"
+        and round_one.data.tags["mlflow.parentRunId"] == ids["online"]
+    )
     assert {(i.dataset.name, i.dataset.digest) for i in round_one.inputs.dataset_inputs} >= {
-        ("rollout_1", digest(pipeline.artifact("rollout_1").path)[:36])}
+        ("rollout_1", digest(pipeline.artifact("rollout_1").path)[:36])
+    }
     assert [a.path for a in mlflow.list_artifacts(ids[ROOT])] == ["recipe.yaml"]
-    assert link == f"#/experiments/{top.info.experiment_id}/runs/{ids[ROOT]}/artifacts/report.html?workflowType=machine_learning"
-    assert mlflow.get_experiment(top.info.experiment_id).tags["mlflow.experimentKind"] == "custom_model_development"
+    assert (
+        link
+        == f"#/experiments/{top.info.experiment_id}/runs/{ids[ROOT]}/artifacts/report.html?workflowType=machine_learning"  # noqa: E501
+    )
+    assert (
+        mlflow.get_experiment(top.info.experiment_id).tags["mlflow.experimentKind"]
+        == "custom_model_development"
+    )
 
     file.write_text("")  # the stage resumes from its checkpoint at step 3: steps 3 and 4 are logged again
     write(file, range(3, 8), value=2.0)
@@ -99,7 +135,9 @@ def test_runs_nest_and_uploading_twice_or_resuming_adds_nothing(home: Path, pipe
     assert tracking.page("report.html") is None, "no server shows an sqlite file"
 
 
-def test_a_run_whose_server_was_replaced_is_uploaded_again(pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_whose_server_was_replaced_is_uploaded_again(
+    pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pipeline.end("finished")
     monkeypatch.chdir(tmp_path)  # where such a server keeps its artifacts
     for name in ("one", "other"):
@@ -132,7 +170,9 @@ def test_a_run_that_another_process_uploads_is_uploaded_afterwards(home: Path, p
 
 
 @pytest.mark.parametrize("kind", ["dead", "frozen"])
-def test_unreachable_mlflow_server_loses_nothing(home: Path, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_unreachable_mlflow_server_loses_nothing(
+    home: Path, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     run = pipeline.run.path
     with contextlib.closing(socket.socket()) as server:
         server.bind(("127.0.0.1", 0))
@@ -155,7 +195,10 @@ def test_unreachable_mlflow_server_loses_nothing(home: Path, pipeline: Pipeline,
     assert sync(run, home) > 5
     with contextlib.closing(Uploader(run, home)) as uploader:
         uploader.upload()
-        assert client(home).get_run(uploader.sent[ROOT].id).info.status == "FINISHED" and len(losses(home, uploader.sent[STEP].id)) == 5
+        assert (
+            client(home).get_run(uploader.sent[ROOT].id).info.status == "FINISHED"
+            and len(losses(home, uploader.sent[STEP].id)) == 5
+        )
 
 
 def test_directory_without_a_run_is_an_error(home: Path, tmp_path: Path) -> None:
@@ -166,17 +209,23 @@ def test_directory_without_a_run_is_an_error(home: Path, tmp_path: Path) -> None
 def test_users_mlflow_settings_are_kept(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "77")
     client(home)
-    assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "77" and os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "1"
+    assert (
+        os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "77"
+        and os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "1"
+    )
 
 
-# --- what MLflow should show, without MLflow ------------------------------------------------------------------------------
+# --- what MLflow should show, without MLflow
+# ------------------------------------------------------------------------------
 
 
 def test_failed_run_keeps_finished_stages_finished(pipeline: Pipeline) -> None:
     pipeline.end("failed", error="TrainingError: no pair is left", failed_stage="optimise_1")
     runs = mlflow_runs(pipeline.run.path)
     assert {key for key, run in runs.items() if run.status != "FINISHED"} == {ROOT, "online", STEP}
-    assert {runs[key].status for key in (ROOT, "online", STEP)} == {"FAILED"} and runs[STEP].tags["error"] == "TrainingError: no pair is left"
+    assert {runs[key].status for key in (ROOT, "online", STEP)} == {"FAILED"} and runs[STEP].tags[
+        "error"
+    ] == "TrainingError: no pair is left"
     assert runs["online"].end == runs[STEP].end > runs[STEP].start
 
 
@@ -185,9 +234,18 @@ def test_stages_of_a_round_share_one_mlflow_run_with_their_data_sets(pipeline: P
     assert {name for name, _ in runs[STEP].inputs} == {"curated", "rollout_1", "annotate_1"}
     publish(pipeline, "optimise_1", steps=4)
     runs = mlflow_runs(pipeline.run.path)
-    assert {name for name, _ in runs[STEP].inputs} == {"curated", "rollout_1", "annotate_1", "select_1"} and runs[STEP].status == "FINISHED"
+    assert {name for name, _ in runs[STEP].inputs} == {
+        "curated",
+        "rollout_1",
+        "annotate_1",
+        "select_1",
+    } and runs[STEP].status == "FINISHED"
     assert {"raw", "drafts", "select_1"} <= {name for name, _ in runs[ROOT].inputs}
-    assert {"step": 1, "time": pytest.approx(time.time(), abs=600), "metrics": {"details/optimise.seconds": 1.0, "optimise.steps": 4.0}} in runs[STEP].points
+    assert {
+        "step": 1,
+        "time": pytest.approx(time.time(), abs=600),
+        "metrics": {"details/optimise.seconds": 1.0, "optimise.steps": 4.0},
+    } in runs[STEP].points
 
 
 def test_system_metrics_of_another_machine_are_on_the_run_of_its_stage(pipeline: Pipeline) -> None:
@@ -198,10 +256,23 @@ def test_system_metrics_of_another_machine_are_on_the_run_of_its_stage(pipeline:
 def test_mlflow_description_has_the_verdict_and_a_table_of_stages(pipeline: Pipeline) -> None:
     note = mlflow_runs(pipeline.run.path)[ROOT].tags["mlflow.note.content"]
     assert note.startswith(f"**{pipeline.run.name}** (running)") and pipeline.recipe.about in note
-    pipeline.run.record(state="finished", ended=1.0, champion=False, registered={"optimise_2": "online_dpo:1"},
-                        verdict={"passed": False, "gates": {"ending": False}, "reasons": ["ending: failed, its value -0.3 is not over -0.02"]})
+    pipeline.run.record(
+        state="finished",
+        ended=1.0,
+        champion=False,
+        registered={"optimise_2": "online_dpo:1"},
+        verdict={
+            "passed": False,
+            "gates": {"ending": False},
+            "reasons": ["ending: failed, its value -0.3 is not over -0.02"],
+        },
+    )
     note = mlflow_runs(pipeline.run.path)[ROOT].tags["mlflow.note.content"]
-    assert "(finished, 1 of 1 gates failed)" in note and "ending: its value -0.3 is not over -0.02" in note and "online_dpo version 1 (optimise_2)" in note
+    assert (
+        "(finished, 1 of 1 gates failed)" in note
+        and "ending: its value -0.3 is not over -0.02" in note
+        and "online_dpo version 1 (optimise_2)" in note
+    )
     assert "| curated |" in note and "Evaluation report" not in note
     publish(pipeline, "evaluate")
     (pipeline.run.path / "stages" / "evaluate" / "report.html").write_text("")
@@ -211,6 +282,10 @@ def test_mlflow_description_has_the_verdict_and_a_table_of_stages(pipeline: Pipe
 
 def test_names_and_texts_fit_mlflows_limits() -> None:
     assert flatten({"a": {"b": 1, "c": [1, 2]}, "d": [{"e": "x"}], "f,g": {}}) == {
-        "a.b": "1", "a.c": "[1, 2]", "d.0.e": "x", "f_g": "{}"}
+        "a.b": "1",
+        "a.c": "[1, 2]",
+        "d.0.e": "x",
+        "f_g": "{}",
+    }
     assert len(cut("x" * 9000, 6000)) == 6000 and cut("x" * 9000, 6000).endswith("[cut, 9000 characters]")
     assert lines(b'{"step": 1}\n{"st') == [{"step": 1}]

@@ -14,8 +14,14 @@ from ratchet.flows.cli import app
 from ratchet.tasks.tracking.outcome import lines_of, outcome, verdict_of
 from ratchet.tasks.tracking.results import figures
 
-VERDICT = {"passed": False, "gates": {"win_rate": True, "ending": False},
-           "reasons": ["win_rate: passed, its value 0.61 is over 0.5", "ending: failed, the low end of its interval -0.3 is not over -0.02"]}
+VERDICT = {
+    "passed": False,
+    "gates": {"win_rate": True, "ending": False},
+    "reasons": [
+        "win_rate: passed, its value 0.61 is over 0.5",
+        "ending: failed, the low end of its interval -0.3 is not over -0.02",
+    ],
+}
 
 
 def ratchet(*arguments: str) -> str:
@@ -27,41 +33,94 @@ def ratchet(*arguments: str) -> str:
 def run(home: Path, name: str, **state: object) -> RunDirectory:
     run_directory = RunDirectory(home, name)
     run_directory.open("profile: {hardware: {currency: CHF}}\n")
-    run_directory.record(**{"recipe": "mine", "state": "finished", "started": 1_700_000_000.0, "stages": {"sft": "k" * 64}, **state})
+    run_directory.record(
+        **{
+            "recipe": "mine",
+            "state": "finished",
+            "started": 1_700_000_000.0,
+            "stages": {"sft": "k" * 64},
+            **state,
+        }
+    )
     return run_directory
 
 
 def test_failed_gates_come_first_with_their_figures(tmp_path: Path) -> None:
-    run(tmp_path, "mine-1", verdict=VERDICT, champion=False, registered={"sft": "mine:1", "reward": "mine-reward:4", "optimise_1": "mine:2"})
+    run(
+        tmp_path,
+        "mine-1",
+        verdict=VERDICT,
+        champion=False,
+        registered={"sft": "mine:1", "reward": "mine-reward:4", "optimise_1": "mine:2"},
+    )
     output = ratchet("show", "--home", str(tmp_path)).splitlines()
-    assert [line for line in output if "gates" in line or "✗" in line or "✓" in line or line.startswith(("registered", "champion"))] == [
-        "gates      1 of 2 failed", "           ✗ ending: the low end of its interval -0.3 is not over -0.02", "           ✓ win_rate: its value 0.61 is over 0.5",
-        "registered mine version 1 (sft), 2 (optimise_1); mine-reward version 4 (reward)", "champion   no: 1 of 2 gates failed (ending)"]
+    assert [
+        line
+        for line in output
+        if "gates" in line or "✗" in line or "✓" in line or line.startswith(("registered", "champion"))
+    ] == [
+        "gates      1 of 2 failed",
+        "           ✗ ending: the low end of its interval -0.3 is not over -0.02",
+        "           ✓ win_rate: its value 0.61 is over 0.5",
+        "registered mine version 1 (sft), 2 (optimise_1); mine-reward version 4 (reward)",
+        "champion   no: 1 of 2 gates failed (ending)",
+    ]
 
 
-@pytest.mark.parametrize(("state", "verdict", "line"), [
-    ({"champion": True}, "champion", ("champion", "yes")),
-    ({"champion": False}, "gates passed, not champion", ("champion", "no: gold +0.1 [-0.1, +0.3] against the champion, version 1: not shown to be better"))])
-def test_champion_or_result_of_the_comparison(tmp_path: Path, state: dict, verdict: str, line: tuple[str, str]) -> None:
-    passed = {"passed": True, "gates": {"ending": True}, "reasons": ["ending: passed, its value 1 is over 0",
-              "gold +0.1 [-0.1, +0.3] against the champion, version 1: not shown to be better"]}
+@pytest.mark.parametrize(
+    ("state", "verdict", "line"),
+    [
+        ({"champion": True}, "champion", ("champion", "yes")),
+        (
+            {"champion": False},
+            "gates passed, not champion",
+            (
+                "champion",
+                "no: gold +0.1 [-0.1, +0.3] against the champion, version 1: not shown to be better",
+            ),
+        ),
+    ],
+)
+def test_champion_or_result_of_the_comparison(
+    tmp_path: Path, state: dict, verdict: str, line: tuple[str, str]
+) -> None:
+    passed = {
+        "passed": True,
+        "gates": {"ending": True},
+        "reasons": [
+            "ending: passed, its value 1 is over 0",
+            "gold +0.1 [-0.1, +0.3] against the champion, version 1: not shown to be better",
+        ],
+    }
     found = outcome(run(tmp_path, "mine-1", verdict=passed, registered={"sft": "mine:2"}, **state).path)
-    assert verdict_of(found) == verdict and lines_of(found)[-1] == line and ("gates", "all 1 passed") in lines_of(found)
+    assert (
+        verdict_of(found) == verdict
+        and lines_of(found)[-1] == line
+        and ("gates", "all 1 passed") in lines_of(found)
+    )
 
 
 def test_gates_are_known_before_anything_is_registered(tmp_path: Path) -> None:
     run_directory = run(tmp_path, "mine-1", postponed="no server")
     (run_directory.path / "stages" / "evaluate").mkdir(parents=True)
     (run_directory.path / "stages" / "evaluate" / "results.json").write_text(json.dumps({"verdict": VERDICT}))
-    assert lines_of(outcome(run_directory.path))[0] == ("gates", "1 of 2 failed") and ("registered", "not yet: no server") in lines_of(outcome(run_directory.path))
+    assert lines_of(outcome(run_directory.path))[0] == ("gates", "1 of 2 failed") and (
+        "registered",
+        "not yet: no server",
+    ) in lines_of(outcome(run_directory.path))
 
 
 def test_failed_run_shows_its_error_and_log(tmp_path: Path) -> None:
-    run_directory = run(tmp_path, "mine-1", state="failed", error="StageError: out of\nmemory", failed_stage="sft")
+    run_directory = run(
+        tmp_path, "mine-1", state="failed", error="StageError: out of\nmemory", failed_stage="sft"
+    )
     (run_directory.path / "logs").mkdir()
     (run_directory.path / "logs" / "sft.log").write_text("...")
     output = ratchet("show", "mine-1", "--home", str(tmp_path))
-    assert "error      StageError: out of memory (stage sft)" in output and f"log        {run_directory.path.resolve()}/logs/sft.log" in output
+    assert (
+        "error      StageError: out of memory (stage sft)" in output
+        and f"log        {run_directory.path.resolve()}/logs/sft.log" in output
+    )
     assert verdict_of(outcome(run_directory.path)) == "failed at sft"
 
 
@@ -72,7 +131,10 @@ def test_runs_lists_a_dead_run_as_interrupted(tmp_path: Path) -> None:
     alive.hold()
     rows = [line.split() for line in ratchet("runs", "--home", str(tmp_path)).splitlines()]
     assert [row[:3] for row in rows[1:]] == [["mine-2", "mine", "running"], ["mine-1", "mine", "interrupted"]]
-    assert [one["state"] for one in json.loads(ratchet("runs", "--json", "--home", str(tmp_path)))] == ["running", "interrupted"]
+    assert [one["state"] for one in json.loads(ratchet("runs", "--json", "--home", str(tmp_path)))] == [
+        "running",
+        "interrupted",
+    ]
 
 
 def test_a_misspelt_run_suggests_the_nearest(tmp_path: Path) -> None:
@@ -81,8 +143,18 @@ def test_a_misspelt_run_suggests_the_nearest(tmp_path: Path) -> None:
         CliRunner().invoke(app, ["show", "mime-1", "--home", str(tmp_path)], catch_exceptions=False)
 
 
-@pytest.mark.parametrize("ask", [("show",), ("runs",), ("plan", "sft", "--profile", "test"), ("recipes", "list"), ("recipes", "explain", "sft"),
-                                 ("doctor",), ("gc",)])
+@pytest.mark.parametrize(
+    "ask",
+    [
+        ("show",),
+        ("runs",),
+        ("plan", "sft", "--profile", "test"),
+        ("recipes", "list"),
+        ("recipes", "explain", "sft"),
+        ("doctor",),
+        ("gc",),
+    ],
+)
 def test_reading_commands_print_json(tmp_path: Path, ask: tuple[str, ...]) -> None:
     run(tmp_path, "mine-1")
     where = () if ask[0] == "recipes" else ("--home", str(tmp_path))
@@ -106,23 +178,59 @@ def test_cost_estimate_ignores_other_models_and_data(tmp_path: Path) -> None:
     for number, stage in enumerate(pipeline.stages.values()):
         with pipeline.store.working(stage.name, stage.key) as work:
             parents = [pipeline.stages[name].key for name in stage.inputs.values()]
-            pipeline.store.publish(work, stage.name, stage.key, stage.kind, parents, {"seconds": number + 1.0},
-                                   {"does": stage.does, "options": stage.options, "inputs": dict(stage.inputs), "machine": machine()})
+            pipeline.store.publish(
+                work,
+                stage.name,
+                stage.key,
+                stage.kind,
+                parents,
+                {"seconds": number + 1.0},
+                {
+                    "does": stage.does,
+                    "options": stage.options,
+                    "inputs": dict(stage.inputs),
+                    "machine": machine(),
+                },
+            )
     everything = {name: number + 1.0 for number, name in enumerate(pipeline.stages)}
     assert last_seconds(pipeline) == everything
     assert last_seconds(opened("seed=7")) == everything
-    assert set(last_seconds(opened("models.policy.source=generate:tiny?seed=5"))) == {"raw"}, "curation counts the model's tokens"
+    assert set(last_seconds(opened("models.policy.source=generate:tiny?seed=5"))) == {"raw"}, (
+        "curation counts the model's tokens"
+    )
     assert "raw" not in last_seconds(opened("data.source=generate:tiny_pairs?size=50&seed=1"))
     assert set(everything) - set(last_seconds(opened("online.rollout.temperature=0.5"))) == {
-        f"{step}_{n}" for step in ("rollout", "annotate", "select", "optimise") for n in (1, 2)} | {"evaluate"}
+        f"{step}_{n}" for step in ("rollout", "annotate", "select", "optimise") for n in (1, 2)
+    } | {"evaluate"}
 
 
 def test_at_most_twelve_figures_headline_measure_first() -> None:
     """Of 60 numbers: rate, gains with their intervals, then what describes the answers."""
-    gain = {f"reward.x_gain_vs_{arm}.{end}": 0.123456 for arm in ("sft", "base") for end in ("mean", "low", "high", "n")}
-    metrics = {**{f"final.other_{i}": 1.0 for i in range(40)}, "final.length": 14.0, "final.ended": None, "final.reward.x": 0.36, **gain}
+    gain = {
+        f"reward.x_gain_vs_{arm}.{end}": 0.123456
+        for arm in ("sft", "base")
+        for end in ("mean", "low", "high", "n")
+    }
+    metrics = {
+        **{f"final.other_{i}": 1.0 for i in range(40)},
+        "final.length": 14.0,
+        "final.ended": None,
+        "final.reward.x": 0.36,
+        **gain,
+    }
     found = figures({"measure": "reward.x", "metrics": metrics})
-    assert list(found.items())[:3] == [("final.reward.x", 0.36), ("reward.x_gain_vs_base.mean", 0.1235), ("reward.x_gain_vs_base.low", 0.1235)]
-    scores = {"final.reward.reward_model": 2.0, "win_rate_reward_model_vs_base.mean": 0.6, "win_rate_reward_model_lc_vs_base.mean": 0.5}
-    assert figures({"measure": None, "metrics": scores}) == {"final.reward.reward_model": 2.0, "win_rate_reward_model_vs_base.mean": 0.6}
+    assert list(found.items())[:3] == [
+        ("final.reward.x", 0.36),
+        ("reward.x_gain_vs_base.mean", 0.1235),
+        ("reward.x_gain_vs_base.low", 0.1235),
+    ]
+    scores = {
+        "final.reward.reward_model": 2.0,
+        "win_rate_reward_model_vs_base.mean": 0.6,
+        "win_rate_reward_model_lc_vs_base.mean": 0.5,
+    }
+    assert figures({"measure": None, "metrics": scores}) == {
+        "final.reward.reward_model": 2.0,
+        "win_rate_reward_model_vs_base.mean": 0.6,
+    }
     assert len(found) == 8 and found["final.length"] == 14.0 and figures({}) == {}

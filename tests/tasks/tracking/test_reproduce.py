@@ -32,7 +32,9 @@ def test_a_recipe_that_was_not_dumped_is_refused() -> None:
 
 
 def test_reproduction_is_identical_and_detects_tampering(tiny_home: Path, tmp_path: Path) -> None:
-    pipeline = Pipeline.open("sft", home=tiny_home, profile="test", overrides=["sft.limit=32", "evaluate=null", "register=null"])
+    pipeline = Pipeline.open(
+        "sft", home=tiny_home, profile="test", overrides=["sft.limit=32", "evaluate=null", "register=null"]
+    )
     pipeline.begin()
     for name in pipeline.stages:
         pipeline.make(name)
@@ -40,8 +42,13 @@ def test_reproduction_is_identical_and_detects_tampering(tiny_home: Path, tmp_pa
     assert surroundings(recorded) == []
 
     same = list(reproduce(recorded, tmp_path / "fresh", home=tiny_home))
-    assert {o.stage: o.state for o in same} == {"model_policy": "brought", "raw": "brought", "drafts": "identical",
-                                                "curated": "identical", "sft": "identical"}
+    assert {o.stage: o.state for o in same} == {
+        "model_policy": "brought",
+        "raw": "brought",
+        "drafts": "identical",
+        "curated": "identical",
+        "sft": "identical",
+    }
     assert not any(o.changed for o in same)
 
     tampered = copy.deepcopy(recorded)
@@ -68,8 +75,12 @@ def test_missing_inputs_are_downloaded(tiny_home: Path, tmp_path: Path) -> None:
         assert outcome.state == "identical"
 
 
-def test_changed_data_is_restored_from_the_dvc_remote(workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The source is overwritten, the store is gone, data/ holds the next version: git and DVC still know the one that was used."""
+def test_changed_data_is_restored_from_the_dvc_remote(
+    workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The source is overwritten, the store is gone, data/ holds the next version: git and DVC still know the
+    one that was used.
+    """
     monkeypatch.chdir(workspace)
     source, recorded = tmp_path / "chats.jsonl", {}
     for version in ("first", "second"):

@@ -28,14 +28,20 @@ def prefect_artifacts(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, An
     """Artifacts on the Prefect page by kind and key; for a progress artifact, the shares shown."""
     found: dict[str, dict[str, Any]] = {}
     for kind in KINDS:
-        monkeypatch.setattr(f"prefect.artifacts.create_{kind}_artifact", lambda kind=kind, **given: found.setdefault(f"{kind} {given['key']}", given))
+        monkeypatch.setattr(
+            f"prefect.artifacts.create_{kind}_artifact",
+            lambda kind=kind, **given: found.setdefault(f"{kind} {given['key']}", given),
+        )
 
     def begin(progress: float, key: str, description: str) -> str:
         found[key] = {"description": description, "shares": [progress]}
         return key
 
     monkeypatch.setattr("prefect.artifacts.create_progress_artifact", begin)
-    monkeypatch.setattr("prefect.artifacts.update_progress_artifact", lambda artifact_id, progress: found[artifact_id]["shares"].append(progress))
+    monkeypatch.setattr(
+        "prefect.artifacts.update_progress_artifact",
+        lambda artifact_id, progress: found[artifact_id]["shares"].append(progress),
+    )
     return found
 
 
@@ -43,14 +49,25 @@ def evaluated(path: Path) -> tuple[Stage, Artifact]:
     (path / "plots").mkdir(parents=True)
     (path / "plots" / "win_rates.png").write_bytes(b"png")
     (path / "report.html").write_text("")
-    return Stage("evaluate", "evaluate", "report", {}, key="k" * 64), Artifact("report", path, "k" * 64, (), {"win_rate": 0.684})
+    return Stage("evaluate", "evaluate", "report", {}, key="k" * 64), Artifact(
+        "report", path, "k" * 64, (), {"win_rate": 0.684}
+    )
 
 
-def test_finished_stage_gets_a_table_figures_and_the_report_path(tmp_path: Path, prefect_artifacts: dict[str, dict[str, Any]]) -> None:
+def test_finished_stage_gets_a_table_figures_and_the_report_path(
+    tmp_path: Path, prefect_artifacts: dict[str, dict[str, Any]]
+) -> None:
     PrefectPage().finished(*evaluated(tmp_path), reused=False, seconds=3.0)
-    assert set(prefect_artifacts) == {"table result-evaluate", "image plot-evaluate-win-rates", "markdown report"}
+    assert set(prefect_artifacts) == {
+        "table result-evaluate",
+        "image plot-evaluate-win-rates",
+        "markdown report",
+    }
     image = prefect_artifacts["image plot-evaluate-win-rates"]
-    assert image["image_url"] == "data:image/png;base64," + base64.b64encode(b"png").decode() and image["description"] == "evaluate: win rates"
+    assert (
+        image["image_url"] == "data:image/png;base64," + base64.b64encode(b"png").decode()
+        and image["description"] == "evaluate: win rates"
+    )
     assert {"number": "win_rate", "value": "0.684"} in prefect_artifacts["table result-evaluate"]["table"]
     assert str(tmp_path / "report.html") in prefect_artifacts["markdown report"]["markdown"]
 
@@ -66,12 +83,16 @@ def test_the_flow_run_gets_the_run_s_name(monkeypatch: pytest.MonkeyPatch) -> No
     assert named == [("number", "sft-1a2b3c4d")]
 
 
-def test_artifact_keys_are_valid_in_prefect(tmp_path: Path, prefect_artifacts: dict[str, dict[str, Any]]) -> None:
+def test_artifact_keys_are_valid_in_prefect(
+    tmp_path: Path, prefect_artifacts: dict[str, dict[str, Any]]
+) -> None:
     stage, artifact = evaluated(tmp_path)
     (tmp_path / "plots" / "slices_instruction.family.png").write_bytes(b"png")
     PrefectPage().finished(stage, artifact, reused=False, seconds=3.0)
     keys = {key.partition(" ")[2] for key in prefect_artifacts}
-    assert {ArtifactCreate(key=key).key for key in keys} == keys and "plot-evaluate-slices-instruction-family" in keys
+    assert {
+        ArtifactCreate(key=key).key for key in keys
+    } == keys and "plot-evaluate-slices-instruction-family" in keys
 
 
 def test_paper_is_linked_once(tmp_path: Path, prefect_artifacts: dict[str, dict[str, Any]]) -> None:
@@ -82,7 +103,9 @@ def test_paper_is_linked_once(tmp_path: Path, prefect_artifacts: dict[str, dict[
     assert "link paper" not in prefect_artifacts
 
 
-def test_unreachable_prefect_server_is_retried_rarely(tmp_path: Path, prefect_artifacts: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_prefect_server_is_retried_rarely(
+    tmp_path: Path, prefect_artifacts: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Prefect's client waits a minute before it fails: a run of twenty stages would lose most of an hour."""
     calls, now = [], [1000.0]
 
@@ -90,7 +113,9 @@ def test_unreachable_prefect_server_is_retried_rarely(tmp_path: Path, prefect_ar
         calls.append(given["key"])
         raise httpx.ConnectError("refused")
 
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])  # to the end: the real clock may be smaller, seconds after a boot
+    monkeypatch.setattr(
+        time, "monotonic", lambda: now[0]
+    )  # to the end: the real clock may be smaller, seconds after a boot
     page, (stage, artifact) = PrefectPage(), evaluated(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr("prefect.artifacts.create_table_artifact", away)
@@ -108,20 +133,33 @@ def test_unreachable_prefect_server_is_retried_rarely(tmp_path: Path, prefect_ar
     assert "table result-evaluate" in prefect_artifacts, "it is back"
 
 
-def test_report_is_linked_with_an_http_address(tmp_path: Path, prefect_artifacts: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page served over http may not open file://, and a server elsewhere has no such file: MLflow's page of the artifact it is."""
+def test_report_is_linked_with_an_http_address(
+    tmp_path: Path, prefect_artifacts: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page served over http may not open file://, and a server elsewhere has no such file: MLflow's page of
+    the artifact it is.
+    """
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://me:secret@mlflow.team/base/")
     tracking = Tracking(tmp_path / "run", tmp_path)
     tracking.ids = {"": "r1"}
-    tracking.uploader = SimpleNamespace(link=lambda name: f"#/experiments/7/runs/r1/artifacts/{name}?workflowType=machine_learning")  # type: ignore[assignment]
+    tracking.uploader = SimpleNamespace(
+        link=lambda name: f"#/experiments/7/runs/r1/artifacts/{name}?workflowType=machine_learning"
+    )
     PrefectPage(tracking).finished(*evaluated(tmp_path / "made"), reused=False, seconds=3.0)
     link = prefect_artifacts["link report"]
-    assert link["link"] == "https://mlflow.team/base/#/experiments/7/runs/r1/artifacts/report.html?workflowType=machine_learning", "and no password on a page"
-    assert str(tmp_path / "made" / "report.html") in link["description"] and "file://" not in str(prefect_artifacts)
+    assert (
+        link["link"]
+        == "https://mlflow.team/base/#/experiments/7/runs/r1/artifacts/report.html?workflowType=machine_learning"
+    ), "and no password on a page"
+    assert str(tmp_path / "made" / "report.html") in link["description"] and "file://" not in str(
+        prefect_artifacts
+    )
     assert "markdown report" not in prefect_artifacts
 
 
-def test_progress_artifact_ends_at_100_percent(tmp_path: Path, prefect_artifacts: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_artifact_ends_at_100_percent(
+    tmp_path: Path, prefect_artifacts: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     page, stage = PrefectPage(), Stage("optimise_1", "optimise", "weights", {})
@@ -137,7 +175,10 @@ def test_progress_artifact_ends_at_100_percent(tmp_path: Path, prefect_artifacts
         page.progressed(stage, {"step": step, "of": 8, "metrics": {}})
     assert prefect_artifacts["progress-optimise-1"]["shares"] == [25.0, 75.0]
     page.finished(stage, Artifact("weights", tmp_path, "k"), reused=False, seconds=40.0)
-    assert prefect_artifacts["progress-optimise-1"] == {"description": "optimise 1", "shares": [25.0, 75.0, 100.0]}
+    assert prefect_artifacts["progress-optimise-1"] == {
+        "description": "optimise 1",
+        "shares": [25.0, 75.0, 100.0],
+    }
 
 
 def test_watchers_get_the_latest_step_and_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +186,11 @@ def test_watchers_get_the_latest_step_and_count(tmp_path: Path, monkeypatch: pyt
     now, reported = [100.0], []
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     steps, count = tmp_path / "metrics.jsonl", tmp_path / "steps.json"
-    tick = _follow((steps, count), Stage("reward", "reward", "weights", {}), lambda event, stage, line: reported.append((event, line["step"])))
+    tick = _follow(
+        (steps, count),
+        Stage("reward", "reward", "weights", {}),
+        lambda event, stage, line: reported.append((event, line["step"])),
+    )
 
     def write(file: Path, text: str) -> None:
         now[0] += 2.0
@@ -165,10 +210,15 @@ def test_watchers_get_the_latest_step_and_count(tmp_path: Path, monkeypatch: pyt
     assert reported == [("progressed", step) for step in (40, 80, 1, 2, 96)]
 
 
-def test_artifact_made_by_another_run_is_reported_as_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_artifact_made_by_another_run_is_reported_as_reused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source, reported = tmp_path / "source.jsonl", []
     source.write_text('{"prompt": "a", "completion": "b"}\n')
-    ours, theirs = (Pipeline.open("sft", home=tmp_path / "home", profile="test", overrides=[f"data.source=path:{source}"]) for _ in range(2))
+    ours, theirs = (
+        Pipeline.open("sft", home=tmp_path / "home", profile="test", overrides=[f"data.source=path:{source}"])
+        for _ in range(2)
+    )
     ours.watchers = [SimpleNamespace(started=pytest.fail, finished=lambda *_, **how: reported.append(how))]  # type: ignore[list-item]
     wait = ours.store.working
 
@@ -184,18 +234,40 @@ def test_metrics_file_removed_by_a_retry_is_tolerated() -> None:
     def gone() -> Any:
         raise FileNotFoundError
 
-    tick = _follow((SimpleNamespace(exists=lambda: True, stat=gone),), Stage("sft", "sft", "weights", {}), pytest.fail)  # type: ignore[arg-type]
+    tick = _follow(
+        (SimpleNamespace(exists=lambda: True, stat=gone),), Stage("sft", "sft", "weights", {}), pytest.fail
+    )
     assert tick() is None
 
 
 def test_compared_metrics_have_plain_names_and_counters_a_prefix() -> None:
-    meta = {"counts": {"cut": 3}, "seconds": 2.0, "spent": {"cpu_seconds": 1.0}, "round_metrics": {"reward.reward_model": 1.5}, "reward_model/loss": 0.5, "steps": 8,
-            "certificate": {"accuracy": {"mean": 0.7, "n": 55}, "limits": {"max_ties": 0.05}, "reload_difference": 1e-6}}
+    meta = {
+        "counts": {"cut": 3},
+        "seconds": 2.0,
+        "spent": {"cpu_seconds": 1.0},
+        "round_metrics": {"reward.reward_model": 1.5},
+        "reward_model/loss": 0.5,
+        "steps": 8,
+        "certificate": {
+            "accuracy": {"mean": 0.7, "n": 55},
+            "limits": {"max_ties": 0.05},
+            "reload_difference": 1e-6,
+        },
+    }
     found = tracked("reward", meta)
-    assert {name for name in found if "/" not in name} == {"reward.reward_model", "reward.steps", "reward.certificate.accuracy.mean"}
-    assert found["details/reward.counts.cut"] == 3.0 and {name.partition("/")[0] for name in found if "/" in name} == {"details"}
+    assert {name for name in found if "/" not in name} == {
+        "reward.reward_model",
+        "reward.steps",
+        "reward.certificate.accuracy.mean",
+    }
+    assert found["details/reward.counts.cut"] == 3.0 and {
+        name.partition("/")[0] for name in found if "/" in name
+    } == {"details"}
     assert "reward.reward_model/loss" not in found, "its series is there"
-    assert tracked("evaluate", {"final.length": 4.0, "win_rate_vs_sft.mean": 0.6}) == {"final.length": 4.0, "win_rate_vs_sft.mean": 0.6}
+    assert tracked("evaluate", {"final.length": 4.0, "win_rate_vs_sft.mean": 0.6}) == {
+        "final.length": 4.0,
+        "win_rate_vs_sft.mean": 0.6,
+    }
 
 
 def test_prefect_page_shows_the_outcome(tmp_path: Path, prefect_artifacts: dict[str, dict[str, Any]]) -> None:
@@ -203,9 +275,23 @@ def test_prefect_page_shows_the_outcome(tmp_path: Path, prefect_artifacts: dict[
     pipeline.begin()
     stage = pipeline.stages["curated"]
     with pipeline.store.working(stage.name, stage.key) as workspace:
-        pipeline.store.publish(workspace, stage.name, stage.key, stage.kind, [], {"seconds": 3.0, "headline": "40 pairs"}, {"does": stage.does, "options": {}, "inputs": {}})
+        pipeline.store.publish(
+            workspace,
+            stage.name,
+            stage.key,
+            stage.kind,
+            [],
+            {"seconds": 3.0, "headline": "40 pairs"},
+            {"does": stage.does, "options": {}, "inputs": {}},
+        )
     pipeline.take(stage)
-    pipeline.run.record(verdict={"passed": True, "gates": {"ending": True}, "reasons": ["ending: passed, its value 0 is over -0.02"]})
+    pipeline.run.record(
+        verdict={
+            "passed": True,
+            "gates": {"ending": True},
+            "reasons": ["ending: passed, its value 0 is over -0.02"],
+        }
+    )
     pipeline.end("finished")
     PrefectPage().summary(pipeline)
     page = prefect_artifacts["markdown run"]["markdown"]

@@ -12,8 +12,16 @@ def model(kind="causal", tied=True):
     from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
     torch.manual_seed(0)
-    config = LlamaConfig(vocab_size=31, hidden_size=16, intermediate_size=16, num_hidden_layers=3, num_attention_heads=2,
-                         tie_word_embeddings=tied, num_labels=1, pad_token_id=0)
+    config = LlamaConfig(
+        vocab_size=31,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        tie_word_embeddings=tied,
+        num_labels=1,
+        pad_token_id=0,
+    )
     return (LlamaForCausalLM if kind == "causal" else LlamaForSequenceClassification)(config).eval()
 
 
@@ -77,9 +85,15 @@ def test_lora_init_is_deterministic_and_keeps_the_global_rng():
 def test_lora_wraps_blocks_and_trains_heads_fully(kind):
     from ratchet.components.models.value import PolicyWithValue
 
-    plain = PolicyWithValue(model(tied=False), torch.nn.Linear(16, 1)) if kind == "policy_with_value" else model(kind, tied=False)
+    plain = (
+        PolicyWithValue(model(tied=False), torch.nn.Linear(16, 1))
+        if kind == "policy_with_value"
+        else model(kind, tied=False)
+    )
     head = {"causal": set(), "reward": {"score"}, "policy_with_value": {"value_head"}}[kind]
     names = learning(build("adapter", {"name": "lora", "rank": 2})(plain))
     adapted = {n for n in names if "lora_" in n}
-    assert len(adapted) == 3 * 7 * 2 and all(".layers." in n for n in adapted)  # layers, linear layers of each, A and B
+    assert len(adapted) == 3 * 7 * 2 and all(
+        ".layers." in n for n in adapted
+    )  # layers, linear layers of each, A and B
     assert {n.split(".modules_to_save")[0].split(".")[-1] for n in names - adapted} == head

@@ -17,7 +17,9 @@ def gae(one, **options):
 
 
 def test_scalar_reward_is_assigned_to_the_last_policy_token():
-    result = gae(group([2.0], [[False, True, True, False]], [[0.0] * 4]), gae_lambda=1.0, gamma=0.5, whiten=False)
+    result = gae(
+        group([2.0], [[False, True, True, False]], [[0.0] * 4]), gae_lambda=1.0, gamma=0.5, whiten=False
+    )
     assert result["returns"] == [[[0.0, 1.0, 2.0, 0.0]]]
 
 
@@ -31,7 +33,9 @@ def test_gae_ignores_environment_tokens():
 
 
 def test_per_token_rewards_are_used_and_whitening_keeps_the_returns():
-    one = group([1.0, 0.0], [[True] * 2] * 2, [[0.3, 0.1], [0.2, 0.4]]).with_columns(shaped=[[0.5, 0.5], [0.0, -1.0]])
+    one = group([1.0, 0.0], [[True] * 2] * 2, [[0.3, 0.1], [0.2, 0.4]]).with_columns(
+        shaped=[[0.5, 0.5], [0.0, -1.0]]
+    )
     plain, white = gae(one, reward="shaped", whiten=False), gae(one, reward="shaped")
     assert plain["returns"] == white["returns"]
     every = [a for row in white["advantages"][0] for a in row]

@@ -32,12 +32,21 @@ def test_repetition_is_the_share_of_words_used_before() -> None:
 
 
 def test_relevance_is_the_cosine_with_the_own_question_less_the_mean_with_the_others() -> None:
-    table = {"rice?": [1.0, 0.0], "cars?": [0.0, 1.0], "I like rice": [1.0, 0.0], "hm": [math.sqrt(0.5)] * 2, "-": [0.0, 0.0]}
+    table = {
+        "rice?": [1.0, 0.0],
+        "cars?": [0.0, 1.0],
+        "I like rice": [1.0, 0.0],
+        "hm": [math.sqrt(0.5)] * 2,
+        "-": [0.0, 0.0],
+    }
 
     def encoder(texts: list[str]) -> np.ndarray:
         return np.array([table[text] for text in texts])
 
-    found = relevance([group("rice?", "I like rice", "hm"), group("cars?", "I like rice", " ")], Context(models={"encoder": encoder}))
+    found = relevance(
+        [group("rice?", "I like rice", "hm"), group("cars?", "I like rice", " ")],
+        Context(models={"encoder": encoder}),
+    )
     assert np.allclose(found, [[1.0, 0.0], [-1.0, 0.0]])
 
 
@@ -50,10 +59,14 @@ ECHO = "What do you like to eat? Do not use any commas in your answer."
 
 
 def test_copying_is_the_share_of_words_in_runs_from_the_prompt() -> None:
-    assert copying([group(ECHO, "Do not use any commas. I eat rice.", "I eat rice.", "")], Context()) == [[5 / 10, 0.0, 0.0]]
+    assert copying([group(ECHO, "Do not use any commas. I eat rice.", "I eat rice.", "")], Context()) == [
+        [5 / 10, 0.0, 0.0]
+    ]
     choice = "Choose one of these answers: I have no idea at all. It depends."
     options = {"text": "", "params": {"options": ["I have no idea at all.", "It depends."]}}
-    assert copying([group(choice, "I have no idea at all.", instruction=options)], Context()) == [[0.0]], "what is demanded is no copy"
+    assert copying([group(choice, "I have no idea at all.", instruction=options)], Context()) == [[0.0]], (
+        "what is demanded is no copy"
+    )
 
 
 def test_relevance_ignores_copied_text_and_the_instruction() -> None:
@@ -63,8 +76,18 @@ def test_relevance_ignores_copied_text_and_the_instruction() -> None:
         seen.extend(texts)
         return np.ones((len(texts), 2))
 
-    found = relevance([group(ECHO, "What do you like to eat? Rice.", "What do you like to eat?", instruction={"text": "Do not use any commas in your answer."}),
-                       group("cars?", "x")], Context(models={"encoder": encoder}))
+    found = relevance(
+        [
+            group(
+                ECHO,
+                "What do you like to eat? Rice.",
+                "What do you like to eat?",
+                instruction={"text": "Do not use any commas in your answer."},
+            ),
+            group("cars?", "x"),
+        ],
+        Context(models={"encoder": encoder}),
+    )
     assert seen == ["What do you like to eat?", "cars?", "Rice.", "-", "x"] and found[0][1] == 0.0
 
 
@@ -80,19 +103,30 @@ def test_fluency_leaves_out_tokens_that_the_prompt_has_in_a_row() -> None:
 
 def test_fluency_is_the_mean_log_prob_of_the_answer_under_the_base_model() -> None:
     def encode(one: Group) -> Group:
-        return one.replace([Trajectory(t.messages, {"tokens": [1, 2, 3]}, [False, True, True]) for t in one.trajectories])
+        return one.replace(
+            [Trajectory(t.messages, {"tokens": [1, 2, 3]}, [False, True, True]) for t in one.trajectories]
+        )
 
-    base = SimpleNamespace(encode=encode, score=lambda groups, outputs: [{"logprobs": [[0.0, -1.0, -2.0]] * len(g.trajectories)} for g in groups])
+    base = SimpleNamespace(
+        encode=encode,
+        score=lambda groups, outputs: [
+            {"logprobs": [[0.0, -1.0, -2.0]] * len(g.trajectories)} for g in groups
+        ],
+    )
     assert fluency([group("q", "x", "y")], Context(models={"base": base})) == [[-1.5, -1.5]]
 
 
 def test_personal_data_marks_the_answers_that_give_some() -> None:
-    found = build("measure", {"name": "personal_data"})([group("q", "Write to jane.doe@mail.com.", "I like tea.")], Context())
+    found = build("measure", {"name": "personal_data"})(
+        [group("q", "Write to jane.doe@mail.com.", "I like tea.")], Context()
+    )
     assert found == [[1.0, 0.0]]
 
 
 def test_every_measure_is_found_by_its_file() -> None:
-    assert {"copying", "ending", "fluency", "personal_data", "relevance", "repetition"} <= set(catalogue("measure"))
+    assert {"copying", "ending", "fluency", "personal_data", "relevance", "repetition"} <= set(
+        catalogue("measure")
+    )
 
 
 def test_quality_is_a_mean_an_arm_and_a_paired_difference() -> None:
@@ -103,7 +137,10 @@ def test_quality_is_a_mean_an_arm_and_a_paired_difference() -> None:
 
 
 def test_slices_are_means_by_a_dotted_name_in_the_prompts_meta() -> None:
-    groups = [group(name, "a", instruction={"kind": kind}) for name, kind in (("p", "seen"), ("q", "new"), ("r", "seen"))] + [group("s", "a")]
+    groups = [
+        group(name, "a", instruction={"kind": kind})
+        for name, kind in (("p", "seen"), ("q", "new"), ("r", "seen"))
+    ] + [group("s", "a")]
     found = slices(groups, {"final": [[1.0], [0.0], [0.0], [1.0]]}, ["instruction.kind"])["instruction.kind"]
     assert {kind: row["final"]["mean"] for kind, row in found.items()} == {"seen": 0.5, "new": 0.0}
     assert found["seen"]["final"]["n"] == 2 and tag(groups[3], "instruction.kind") is None

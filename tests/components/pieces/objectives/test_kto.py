@@ -1,4 +1,6 @@
-"""KTO from labelled rows to a training step: mismatched answers, reference point over the whole step, learning."""
+"""KTO from labelled rows to a training step: mismatched answers, reference point over the whole step,
+learning.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +31,22 @@ def answered(number: int, label: bool, prompt: int | None = None) -> Group:
     """A prompt of 2 tokens and an answer of `number` + 1."""
     tokens = [90, 10 + (number if prompt is None else prompt), *range(30 + number, 31 + 2 * number)]
     messages = ({"role": "assistant", "content": f"answer {number}"},)
-    return Group(Prompt(f"p{number}", ()), (Trajectory(messages, {"tokens": tokens}, [False] * 2 + [True] * (number + 1)),), {"label": [float(label)]})
+    return Group(
+        Prompt(f"p{number}", ()),
+        (Trajectory(messages, {"tokens": tokens}, [False] * 2 + [True] * (number + 1)),),
+        {"label": [float(label)]},
+    )
 
 
 def prepared(**columns: list) -> list[Group]:
     """Six labelled answers with mismatched ones, whose log-probs under the reference are 0."""
-    groups = build("select", {"name": "mismatched"})([answered(i, label) for i, label in enumerate(LABELS)], Context(seed=3))
-    return [g.with_columns(**{"logprobs.reference": [[0.0] * len(t.mask) for t in g.trajectories]}, **columns) for g in groups]
+    groups = build("select", {"name": "mismatched"})(
+        [answered(i, label) for i, label in enumerate(LABELS)], Context(seed=3)
+    )
+    return [
+        g.with_columns(**{"logprobs.reference": [[0.0] * len(t.mask) for t in g.trajectories]}, **columns)
+        for g in groups
+    ]
 
 
 def test_mismatched_answers_have_no_loss() -> None:
@@ -46,8 +57,13 @@ def test_mismatched_answers_have_no_loss() -> None:
     others = []
     for group, before in zip(result, groups, strict=True):
         own, other = group.trajectories
-        assert own == before.trajectories[0] and group.columns == {"label": [before.columns["label"][0], None], "trained": [True, False]}
-        assert list(other.inputs["tokens"])[:2] == list(own.inputs["tokens"])[:2] and list(other.mask)[:2] == [False, False]
+        assert own == before.trajectories[0] and group.columns == {
+            "label": [before.columns["label"][0], None],
+            "trained": [True, False],
+        }
+        assert list(other.inputs["tokens"])[:2] == list(own.inputs["tokens"])[:2] and list(other.mask)[
+            :2
+        ] == [False, False]
         assert other.text != own.text and len(other.mask) == len(other.inputs["tokens"]) <= 8
         source = next(g for g in groups if g.trajectories[0].text == other.text)
         assert list(other.inputs["tokens"])[2:] == list(source.trajectories[0].inputs["tokens"])[2:]
@@ -62,7 +78,9 @@ def test_single_prompt_has_no_reference_point() -> None:
         build("select", {"name": "mismatched"})([answered(i, True, prompt=0) for i in range(3)], Context())
     same = [answered(0, True, 1), answered(1, False, 1), answered(2, True, 2)]
     result = build("select", {"name": "mismatched"})(same, Context())
-    assert [g.trajectories[1].text for g in result][:2] == ["answer 2"] * 2, "never the other answer to its own prompt"
+    assert [g.trajectories[1].text for g in result][:2] == ["answer 2"] * 2, (
+        "never the other answer to its own prompt"
+    )
 
 
 class Table:
@@ -85,29 +103,61 @@ class Table:
 
 
 def ratio(theta: float, path: Trajectory) -> float:
-    return theta * sum((token + place) / 100 for place, (token, mine) in enumerate(zip(path.inputs["tokens"], path.mask, strict=True)) if mine)
+    return theta * sum(
+        (token + place) / 100
+        for place, (token, mine) in enumerate(zip(path.inputs["tokens"], path.mask, strict=True))
+        if mine
+    )
 
 
 @pytest.mark.parametrize("tokens", [1, 9, 1000])
 @pytest.mark.parametrize("theta", [0.5, -0.5])
 def test_reference_point_is_independent_of_microbatch_splits(theta: float, tokens: int) -> None:
     groups, learner, meter = prepared(), Table(theta), Meter()
-    update = parts([{"name": "kto", "beta": 0.7, "desirable": 1.5, "undesirable": 0.5, "weight": 1.0, "reduce": "unit_mean", "label": "kto"}])
+    update = parts(
+        [
+            {
+                "name": "kto",
+                "beta": 0.7,
+                "desirable": 1.5,
+                "undesirable": 0.5,
+                "weight": 1.0,
+                "reduce": "unit_mean",
+                "label": "kto",
+            }
+        ]
+    )
     loss = measure(learner, update, groups, tokens=tokens, backward=True, meter=meter)  # type: ignore[arg-type]
-    assert sorted(learner.rows) == sorted(list(g.trajectories[0].inputs["tokens"]) for g in groups), "no gradient through a mismatched answer"
+    assert sorted(learner.rows) == sorted(list(g.trajectories[0].inputs["tokens"]) for g in groups), (
+        "no gradient through a mismatched answer"
+    )
 
     point = max(0.0, sum(ratio(theta, g.trajectories[1]) for g in groups) / 6)
     free = torch.tensor(theta, dtype=torch.float64, requires_grad=True)
     total = torch.zeros((), dtype=torch.float64)
     for group, label in zip(groups, LABELS, strict=True):
         r = free * ratio(1.0, group.trajectories[0])
-        total = total + (1.5 * (1 - torch.sigmoid(0.7 * (r - point))) if label else 0.5 * (1 - torch.sigmoid(0.7 * (point - r)))) / 6
+        total = (
+            total
+            + (
+                1.5 * (1 - torch.sigmoid(0.7 * (r - point)))
+                if label
+                else 0.5 * (1 - torch.sigmoid(0.7 * (point - r)))
+            )
+            / 6
+        )
     total.backward()
-    assert loss == pytest.approx(float(total.detach()), rel=1e-6) and float(learner.theta.grad) == pytest.approx(float(free.grad), rel=1e-5)
+    assert loss == pytest.approx(float(total.detach()), rel=1e-6) and float(
+        learner.theta.grad
+    ) == pytest.approx(float(free.grad), rel=1e-5)
     means = meter.means()
     assert means["kto/kl"] == pytest.approx(point, rel=1e-6) and (point > 0) == (theta > 0)
-    assert means["kto/rewards/undesirable"] == pytest.approx(0.7 * sum(ratio(theta, g.trajectories[0]) for g, good in zip(groups, LABELS, strict=True) if not good) / 3,
-                                                             rel=1e-6)
+    assert means["kto/rewards/undesirable"] == pytest.approx(
+        0.7
+        * sum(ratio(theta, g.trajectories[0]) for g, good in zip(groups, LABELS, strict=True) if not good)
+        / 3,
+        rel=1e-6,
+    )
 
 
 def test_two_ranks_equal_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +175,9 @@ def test_two_ranks_equal_one(monkeypatch: pytest.MonkeyPatch) -> None:
         return both
 
     monkeypatch.setattr(ranks, "gather", gather)
-    monkeypatch.setattr(ranks, "share", lambda items, cost: [i for i in range(len(items)) if (i % 3 == 0) == bool(here.rank)])
+    monkeypatch.setattr(
+        ranks, "share", lambda items, cost: [i for i in range(len(items)) if (i % 3 == 0) == bool(here.rank)]
+    )
     found: dict[int, tuple[float, float, dict[str, float]]] = {}
 
     def work(rank: int) -> None:
@@ -139,12 +191,16 @@ def test_two_ranks_equal_one(monkeypatch: pytest.MonkeyPatch) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found[0][0] == found[1][0] == pytest.approx(whole) and found[0][2] == found[1][2] == pytest.approx(meter.means())
+    assert found[0][0] == found[1][0] == pytest.approx(whole) and found[0][2] == found[1][2] == pytest.approx(
+        meter.means()
+    )
     assert found[0][1] + found[1][1] == pytest.approx(float(alone.theta.grad))
 
 
 def test_kto_learns_to_separate_desirable_answers() -> None:
-    """A log-prob a token, normalised: after some steps the liked answers are likelier than under the reference, the others not."""
+    """A log-prob a token, normalised: after some steps the liked answers are likelier than under the
+    reference, the others not.
+    """
     groups, logits = prepared(), torch.zeros(100, requires_grad=True)
 
     class Unigram(Table):
@@ -155,7 +211,10 @@ def test_kto_learns_to_separate_desirable_answers() -> None:
             return Outputs({"logprobs": steps})
 
     start = -float(torch.tensor(100.0).log())
-    groups = [g.with_columns(**{"logprobs.reference": [[start] * len(t.mask) for t in g.trajectories]}) for g in groups]
+    groups = [
+        g.with_columns(**{"logprobs.reference": [[start] * len(t.mask) for t in g.trajectories]})
+        for g in groups
+    ]
     update = parts([{"name": "kto", "weight": 1.0, "reduce": "unit_mean", "label": "kto"}])
     optimiser, lines = torch.optim.Adam([logits], lr=0.1), []
     for _ in range(60):
@@ -164,7 +223,9 @@ def test_kto_learns_to_separate_desirable_answers() -> None:
         loss = measure(Unigram(0.0), update, groups, tokens=99, backward=True, meter=meter)  # type: ignore[arg-type]
         lines.append({"loss": loss, **meter.means()})
         optimiser.step()
-    assert lines[0]["loss"] == pytest.approx(0.5) and lines[-1]["loss"] < 0.4 and lines[-1]["kto/accuracy"] > 0.8
+    assert (
+        lines[0]["loss"] == pytest.approx(0.5) and lines[-1]["loss"] < 0.4 and lines[-1]["kto/accuracy"] > 0.8
+    )
     assert lines[-1]["kto/rewards/desirable"] > 0 > lines[-1]["kto/rewards/undesirable"]
 
 
@@ -175,7 +236,8 @@ def test_a_step_without_mismatched_answers_is_refused() -> None:
         measure(Table(0.1), update, groups, tokens=99, backward=True, meter=Meter())  # type: ignore[arg-type]
 
 
-# --- rows ----------------------------------------------------------------------------------------------------------
+# --- rows
+# ----------------------------------------------------------------------------------------------------------
 
 
 def rows(folder: Path, *lines: str) -> Path:
@@ -188,18 +250,31 @@ def count(messages) -> int:
     return sum(len(m["content"].split()) for m in messages)
 
 
-LABELLED = [f'{{"prompt": "question {i}", "completion": "answer {i}", "label": {("false", "true")[i % 2]}}}' for i in range(8)]
+LABELLED = [
+    f'{{"prompt": "question {i}", "completion": "answer {i}", "label": {("false", "true")[i % 2]}}}'
+    for i in range(8)
+]
 PAIRED = [f'{{"prompt": "question {i}", "chosen": "good {i}", "rejected": "bad {i}"}}' for i in range(8)]
 
 
 def test_rows_with_a_label_become_single_answers_with_it(tmp_path: Path) -> None:
-    chat = '{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}], "label": false}'
+    chat = (
+        '{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}], '
+        '"label": false}'
+    )
     records = parse(rows(tmp_path, *LABELLED[:2], chat, PAIRED[0], '{"prompt": "q", "completion": "a"}')).kept
     result = labelled_answers(records, count, Labelled())
-    assert [(g.trajectories[0].text, g.columns["label"]) for g in result.kept] == [("answer 0", [0.0]), ("answer 1", [1.0]), ("a", [0.0])]
+    assert [(g.trajectories[0].text, g.columns["label"]) for g in result.kept] == [
+        ("answer 0", [0.0]),
+        ("answer 1", [1.0]),
+        ("a", [0.0]),
+    ]
     assert [g.prompt.messages[-1]["content"] for g in result.kept] == ["question 0", "question 1", "q"]
     assert result.reasons() == {"a preference pair, not an answer with a label": 1, "it has no label": 1}
-    assert preference_pairs(records, count, Pairs()).reasons() == {"a single labelled answer, not a pair": 3, "not a pair, and no topic to pair it by": 1}
+    assert preference_pairs(records, count, Pairs()).reasons() == {
+        "a single labelled answer, not a pair": 3,
+        "not a pair, and no topic to pair it by": 1,
+    }
 
 
 def test_a_groups_file_with_labels_keeps_them(tmp_path: Path) -> None:
@@ -210,13 +285,34 @@ def test_a_groups_file_with_labels_keeps_them(tmp_path: Path) -> None:
     assert read_groups(tmp_path / "groups.parquet")[0].columns == {"label": [0.0]}
 
 
-@pytest.mark.parametrize(("lines", "split", "message"), [
-    (LABELLED, "reward", "data.splits.reward: expected preference pairs (chosen and rejected), got 8 single answers with a `label`; train on these "
-                         "with the objective `kto` and a split `labelled`"),
-    (PAIRED, "labelled", "data.splits.labelled: expected answers with a `label`, true or false, got 8 preference pairs; train on these with preference.dpo"),
-    (['{"prompt": "q 1", "completion": "a"}', '{"prompt": "q 2", "completion": "b"}'], "labelled", "got none; provide rows with prompt, completion and label"),
-])
-def test_pairs_and_labels_are_distinguished(lines: list[str], split: str, message: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("lines", "split", "message"),
+    [
+        (
+            LABELLED,
+            "reward",
+            "data.splits.reward: expected preference pairs (chosen and rejected), got 8 single answers "
+            "with a `label`; train on these "
+            "with the objective `kto` and a split `labelled`",
+        ),
+        (
+            PAIRED,
+            "labelled",
+            "data.splits.labelled: expected answers with a `label`, true or false, got 8 preference "
+            "pairs; train on these with preference.dpo",
+        ),
+        (
+            ['{"prompt": "q 1", "completion": "a"}', '{"prompt": "q 2", "completion": "b"}'],
+            "labelled",
+            "got none; provide rows with prompt, completion and label",
+        ),
+    ],
+)
+def test_pairs_and_labels_are_distinguished(
+    lines: list[str], split: str, message: str, tmp_path: Path
+) -> None:
     with pytest.raises(DataError) as refused:
-        curate({"source": "path:x", "splits": {split: 1.0}}, rows(tmp_path, *lines), count, tmp_path / "out", 0)
+        curate(
+            {"source": "path:x", "splits": {split: 1.0}}, rows(tmp_path, *lines), count, tmp_path / "out", 0
+        )
     assert message in str(refused.value) and "\n" not in str(refused.value)

@@ -13,7 +13,12 @@ PROMPTS = [Prompt(f"{i:02}", ()) for i in range(20)]
 
 
 def choose(name, number, *, prompts=PROMPTS, count=6, seed=0, **options):
-    return [p.id for p in build("prompts", {"name": name, **options})(prompts, count=count, round=number, rounds=3, seed=seed)]
+    return [
+        p.id
+        for p in build("prompts", {"name": name, **options})(
+            prompts, count=count, round=number, rounds=3, seed=seed
+        )
+    ]
 
 
 def test_disjoint():
@@ -25,10 +30,15 @@ def test_disjoint():
         choose("disjoint", 1, count=7)
 
 
-@pytest.mark.parametrize("name", [f.stem for f in Path(ratchet.components.pieces.prompts.__path__[0]).glob("[a-z]*.py")])
+@pytest.mark.parametrize(
+    "name", [f.stem for f in Path(ratchet.components.pieces.prompts.__path__[0]).glob("[a-z]*.py")]
+)
 def test_prompt_choice_is_independent_of_the_number_of_rounds(name):
     """A run with more or fewer rounds reuses its finished rounds: `rounds` is not part of their keys."""
-    few, many = ([p.id for p in build("prompts", {"name": name})(PROMPTS, count=4, round=2, rounds=n, seed=0)] for n in (2, 5))
+    few, many = (
+        [p.id for p in build("prompts", {"name": name})(PROMPTS, count=4, round=2, rounds=n, seed=0)]
+        for n in (2, 5)
+    )
     assert few == many and len(few) == 4
 
 
@@ -42,7 +52,9 @@ def test_uniform():
 def test_difficulty_pool_prefers_the_half_solved_and_resumes():
     pool = build("prompts", {"name": "difficulty_pool", "floor": 0.001})
     rows = (Trajectory(()), Trajectory(()))
-    pool.update([Group(p, rows, {"reward.exact_answer": [1.0, float(i >= 10)]}) for i, p in enumerate(PROMPTS)])
+    pool.update(
+        [Group(p, rows, {"reward.exact_answer": [1.0, float(i >= 10)]}) for i, p in enumerate(PROMPTS)]
+    )
     drawn = [p.id for r in range(30) for p in pool(PROMPTS, 5, r, 30, 0)]
     assert sum(int(p) < 10 for p in drawn) / len(drawn) > 0.95
     other = build("prompts", {"name": "difficulty_pool", "floor": 0.001})

@@ -13,26 +13,111 @@ from ratchet.components.piece import build
 from ratchet.components.pieces.rewards.expressions import Comparer, equal
 from ratchet.components.types import Context, Group, Prompt, Trajectory
 
-RIGHT = [("72", text) for text in (
-    "72", "#### 72", "The answer is 72.", r"\boxed{72}", r"so \boxed{70}, no: \boxed{72}.", "48/2 = 24, so 48+24 = 72", "The answer is: 72 clips", "**Answer:** 72",
-    "She sold 48 + 24 = <<48+24=72>>72 clips.\n#### 72", "The final answer is $72$.", r"The answer is \$72.", "72.0", "72.00 dollars", "it costs $72",
-    "Answer: 72 clips in April and 2 in May", "The answer is 48 + 24 = 72.", r"\boxed{72 \text{ clips}}", r"\boxed{\$72}", "x = 72", r"The answer is \(72\).",
-    "Final answer:\n72", "Therefore, Natalia sold 72 clips altogether in April and May.", "Thus $48+24=72$.", "The answer is 72, since 2*36 = 72")]
+RIGHT = [
+    ("72", text)
+    for text in (
+        "72",
+        "#### 72",
+        "The answer is 72.",
+        r"\boxed{72}",
+        r"so \boxed{70}, no: \boxed{72}.",
+        "48/2 = 24, so 48+24 = 72",
+        "The answer is: 72 clips",
+        "**Answer:** 72",
+        "She sold 48 + 24 = <<48+24=72>>72 clips.\n#### 72",
+        "The final answer is $72$.",
+        r"The answer is \$72.",
+        "72.0",
+        "72.00 dollars",
+        "it costs $72",
+        "Answer: 72 clips in April and 2 in May",
+        "The answer is 48 + 24 = 72.",
+        r"\boxed{72 \text{ clips}}",
+        r"\boxed{\$72}",
+        "x = 72",
+        r"The answer is \(72\).",
+        "Final answer:\n72",
+        "Therefore, Natalia sold 72 clips altogether in April and May.",
+        "Thus $48+24=72$.",
+        "The answer is 72, since 2*36 = 72",
+    )
+]
 RIGHT += [
-    ("1000", "1,000"), ("1,000", "1000"), ("1000", "The total is $1,000.00."), ("3.50", "3.5"), ("3.5", "$3.50"), ("5", "$5"), ("$5", "5"), ("50", "50%"),
-    ("50%", "0.5"), ("0.5", "50%"), ("0.75", "3/4"), ("3/4", r"\frac{3}{4}"), (r"\frac{3}{4}", "0.75"), ("1/2", r"\boxed{\dfrac12}"), ("-4", "4 - 8 = -4"),
-    ("70000", "he made a profit of $200,000-80,000-50,000=$70,000"), ("18", "She makes 9 * 2 = $18 every day"), ("0.5", "half, .5"),
-    ("Paris", r"\boxed{paris}"), ("B", "The answer is B."), ("x^2+1", "The answer is $1+x^2$."), ("(1,2)", "The answer is (1, 2)."),
-    (r"2\sqrt{2}", r"So $\sqrt{8}$."), (r"so it is \boxed{\frac{1}{2}}", r"\boxed{0.5}"), ("2", r"\boxed{\sqrt{4}}"), ("1000", r"\boxed{10^3}")]
-WRONG = [("72", text) for text in (
-    "", "I do not know", "70, 71, 72, 73", "70, 71, 72", "70 71 72", "1;2;3;72", "72 or 73", "It is between 70 and 72", "The answer is 70, 71, 72", "The answer is 71 or 72.",
-    "The answer is 72 and 73", "The answer is 1,2,3,72", r"\boxed{70, 71, 72}", r"\boxed{72 or 73}", r"\boxed{71} 72", "#### 71 72", "#### 7 2", "-72", "7.2", "172",
-    "48 + 24", "The answer is 48 + 24.", r"\boxed{48+24}", r"\boxed{8 \cdot 9}", "72 = 72 = 71", r"\boxed{x}", r"\boxed{" + "(" * 600 + "72}", "The answer is 71. 72")]
-WRONG += [("-4", "4"), ("4", "4 - 8 = -4"), ("1/3", "0.33"), ("Paris", "It is Rome"), ("x^2+1", r"\boxed{x^2+2}"), ("(1,2)", "The answer is (2, 1).")]
+    ("1000", "1,000"),
+    ("1,000", "1000"),
+    ("1000", "The total is $1,000.00."),
+    ("3.50", "3.5"),
+    ("3.5", "$3.50"),
+    ("5", "$5"),
+    ("$5", "5"),
+    ("50", "50%"),
+    ("50%", "0.5"),
+    ("0.5", "50%"),
+    ("0.75", "3/4"),
+    ("3/4", r"\frac{3}{4}"),
+    (r"\frac{3}{4}", "0.75"),
+    ("1/2", r"\boxed{\dfrac12}"),
+    ("-4", "4 - 8 = -4"),
+    ("70000", "he made a profit of $200,000-80,000-50,000=$70,000"),
+    ("18", "She makes 9 * 2 = $18 every day"),
+    ("0.5", "half, .5"),
+    ("Paris", r"\boxed{paris}"),
+    ("B", "The answer is B."),
+    ("x^2+1", "The answer is $1+x^2$."),
+    ("(1,2)", "The answer is (1, 2)."),
+    (r"2\sqrt{2}", r"So $\sqrt{8}$."),
+    (r"so it is \boxed{\frac{1}{2}}", r"\boxed{0.5}"),
+    ("2", r"\boxed{\sqrt{4}}"),
+    ("1000", r"\boxed{10^3}"),
+]
+WRONG = [
+    ("72", text)
+    for text in (
+        "",
+        "I do not know",
+        "70, 71, 72, 73",
+        "70, 71, 72",
+        "70 71 72",
+        "1;2;3;72",
+        "72 or 73",
+        "It is between 70 and 72",
+        "The answer is 70, 71, 72",
+        "The answer is 71 or 72.",
+        "The answer is 72 and 73",
+        "The answer is 1,2,3,72",
+        r"\boxed{70, 71, 72}",
+        r"\boxed{72 or 73}",
+        r"\boxed{71} 72",
+        "#### 71 72",
+        "#### 7 2",
+        "-72",
+        "7.2",
+        "172",
+        "48 + 24",
+        "The answer is 48 + 24.",
+        r"\boxed{48+24}",
+        r"\boxed{8 \cdot 9}",
+        "72 = 72 = 71",
+        r"\boxed{x}",
+        r"\boxed{" + "(" * 600 + "72}",
+        "The answer is 71. 72",
+    )
+]
+WRONG += [
+    ("-4", "4"),
+    ("4", "4 - 8 = -4"),
+    ("1/3", "0.33"),
+    ("Paris", "It is Rome"),
+    ("x^2+1", r"\boxed{x^2+2}"),
+    ("(1,2)", "The answer is (2, 1)."),
+]
 
 
 def score(answer: str | None, *texts: str, question: str = "How many?", **options) -> tuple[list, list[str]]:
-    group = Group(Prompt("p", ({"role": "user", "content": question},), answer), tuple(Trajectory(({"role": "assistant", "content": text},)) for text in texts))
+    group = Group(
+        Prompt("p", ({"role": "user", "content": question},), answer),
+        tuple(Trajectory(({"role": "assistant", "content": text},)) for text in texts),
+    )
     written = build("annotate", {"name": "rewards.math_verify", **options})([group], Context())
     return written["reward.math_verify"][0], written["reward.math_verify.status"][0]
 
@@ -62,7 +147,9 @@ def test_timeout_of_one_expression_does_not_affect_the_next() -> None:
     assert score("72", r"\boxed{9^{9^{9^{9^{9}}}}}", seconds=0.5) == ([0.0], ["ok"])
     assert time.monotonic() - began < 20
     found: list = []
-    thread = threading.Thread(target=lambda: found.append(score("x+1", r"\boxed{1+x}", seconds=60.0)))  # signals would need the main thread
+    thread = threading.Thread(
+        target=lambda: found.append(score("x+1", r"\boxed{1+x}", seconds=60.0))
+    )  # signals would need the main thread
     thread.start()
     thread.join()
     assert found == [([1.0], ["ok"])]
@@ -80,10 +167,26 @@ def test_dead_comparison_process_is_restarted() -> None:
 
 def test_gold_answers_are_scored_first() -> None:
     def groups(*answers: str) -> list[Group]:
-        return [Group(Prompt(str(i), ({"role": "user", "content": f"q{i}"},), answer), ()) for i, answer in enumerate(answers)]
+        return [
+            Group(Prompt(str(i), ({"role": "user", "content": f"q{i}"},), answer), ())
+            for i, answer in enumerate(answers)
+        ]
 
     spec = {"name": "rewards.math_verify", "seconds": 60.0}
-    golds = ["72", "1,000", "3.50", "$5", "50%", r"\frac{3}{4}", "x^2+1", "Paris", "(1, 2)", r"A solution, so \boxed{7}", "3/4", r"\sqrt{2}"]
+    golds = [
+        "72",
+        "1,000",
+        "3.50",
+        "$5",
+        "50%",
+        r"\frac{3}{4}",
+        "x^2+1",
+        "Paris",
+        "(1, 2)",
+        r"A solution, so \boxed{7}",
+        "3/4",
+        r"\sqrt{2}",
+    ]
     assert check_gold(groups(*golds), [spec]) == {"rewards.math_verify": [12, 12]}
     worked = "She sold 48/2 = 24 clips in May.\nShe sold 48+24 = 72 clips altogether.\nThat is all."
     with pytest.raises(GateError, match=r"3 of 4 prompts .*'q3'.*That is all"):

@@ -16,8 +16,16 @@ def test_answer_is_retokenised_by_the_reward_models_tokenizer(tiny_model: Path, 
     prompt = Prompt("p", ({"role": "user", "content": "do you like music?"},))
     answer = ({"role": "assistant", "content": "Yes, I like music a lot. Do you?"},)
     plain = Group(prompt, (Trajectory(answer),))
-    letters = [t for c in answer[0]["content"] for t in engine.tokenizer(c, add_special_tokens=False)["input_ids"]]
+    letters = [
+        t for c in answer[0]["content"] for t in engine.tokenizer(c, add_special_tokens=False)["input_ids"]
+    ]
     count = len(letters)
-    odd = Group(prompt, (Trajectory(answer, {"tokens": letters}, [True] * count, [-1.0] * count),), {"steps": [[0.5] * count]})
+    odd = Group(
+        prompt,
+        (Trajectory(answer, {"tokens": letters}, [True] * count, [-1.0] * count),),
+        {"steps": [[0.5] * count]},
+    )
     ctx = Context(models={"reward_model": engine})
-    assert reward_model([odd], ctx)["reward.reward_model"] == reward_model([plain], ctx)["reward.reward_model"]
+    assert (
+        reward_model([odd], ctx)["reward.reward_model"] == reward_model([plain], ctx)["reward.reward_model"]
+    )

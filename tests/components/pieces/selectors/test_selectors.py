@@ -8,8 +8,15 @@ from ratchet.components.types import Context, Group, Message, Prompt, Trajectory
 
 
 def group(rewards, name="p", lengths=None):
-    rows = tuple(Trajectory((Message(role="assistant", content=f"answer {i}"),), mask=[True] * (lengths[i] if lengths else 1),
-                            weights="w1", meta={"temperature": 0.7}) for i in range(len(rewards)))
+    rows = tuple(
+        Trajectory(
+            (Message(role="assistant", content=f"answer {i}"),),
+            mask=[True] * (lengths[i] if lengths else 1),
+            weights="w1",
+            meta={"temperature": 0.7},
+        )
+        for i in range(len(rewards))
+    )
     return Group(Prompt(name, ()), rows, {"reward.reward_model": rewards})
 
 
@@ -22,8 +29,17 @@ def test_best_worst_pairs_and_their_origin():
     assert [t.text for t in result.trajectories] == ["answer 1", "answer 2"]
     assert result.columns["margin"] == pytest.approx([1.4, 1.4])
     assert result.columns["reward.reward_model"] == [0.9, -0.5]
-    assert result.prompt.meta["pair"] == {"policy": "w1", "policy_rejected": "w1", "reward": "reward.reward_model", "reward_models": {}, "seed": 3, "round": 2,
-                                        "decoding": {"temperature": 0.7}, "margin": pytest.approx(1.4), "responses": 4}
+    assert result.prompt.meta["pair"] == {
+        "policy": "w1",
+        "policy_rejected": "w1",
+        "reward": "reward.reward_model",
+        "reward_models": {},
+        "seed": 3,
+        "round": 2,
+        "decoding": {"temperature": 0.7},
+        "margin": pytest.approx(1.4),
+        "responses": 4,
+    }
     assert select("best_worst", group([0.2, 0.9]), min_margin=0.8) == []
     (short,) = select("best_worst", group([1.0, 0.9], lengths=[10, 2]), length_penalty=0.1)
     assert short.trajectories[0].text == "answer 1"
@@ -37,7 +53,10 @@ def test_identical_answers_make_no_pair():
 
 
 def test_all_pairs_random_pair_best_of_n_threshold_drop_constant():
-    assert [(p.trajectories[0].text[-1], p.trajectories[1].text[-1]) for p in select("all_pairs", group([1.0, 2.0, 1.0]))] == [("1", "0"), ("1", "2")]
+    assert [
+        (p.trajectories[0].text[-1], p.trajectories[1].text[-1])
+        for p in select("all_pairs", group([1.0, 2.0, 1.0]))
+    ] == [("1", "0"), ("1", "2")]
     one, two = select("random_pair", group([1.0, 2.0, 3.0])), select("random_pair", group([1.0, 2.0, 3.0]))
     assert one == two
     assert one[0].columns["margin"][0] > 0
@@ -46,7 +65,10 @@ def test_all_pairs_random_pair_best_of_n_threshold_drop_constant():
     assert [t.text for t in best.trajectories] == ["answer 1", "answer 2"]
     (kept,) = select("threshold", group([1.0, 3.0]), group([0.0]), at_least=2.0)
     assert kept.columns["reward.reward_model"] == [3.0]
-    assert [len(g.trajectories) for g in select("drop_constant", group([1.0, 1.0]), group([0.0, 1.0]), group([1.0]))] == [2]
+    assert [
+        len(g.trajectories)
+        for g in select("drop_constant", group([1.0, 1.0]), group([0.0, 1.0]), group([1.0]))
+    ] == [2]
 
 
 def counted(name, *groups, **options):
@@ -59,11 +81,23 @@ def test_skipped_prompts_are_counted_by_reason():
     same = group([1.0, 0.0, 1.0])
     same = same.replace([same.trajectories[0], same.trajectories[0], same.trajectories[1]])
     assert counted("all_pairs", group([1.0, 2.0, 1.0]), group([1.0]), same, min_margin=0.5) == {
-        "ties": 2, "groups of one answer": 1, "identical texts": 1}
-    assert counted("random_pair", group([1.0, 1.0]), group([1.0]), group([1.0, 2.0])) == {"ties": 1, "groups of one answer": 1}
-    assert counted("best_of_n", group([1.0, 3.0, 3.0]), group([1.0]), keep=2) == {"answers that are not the best": 1}
-    assert counted("threshold", group([1.0, 3.0]), group([0.0]), at_least=2.0) == {"answers under at_least": 2}
-    assert counted("drop_constant", group([1.0, 1.0]), group([0.0, 1.0]), group([1.0])) == {"groups of equal rewards": 2}
+        "ties": 2,
+        "groups of one answer": 1,
+        "identical texts": 1,
+    }
+    assert counted("random_pair", group([1.0, 1.0]), group([1.0]), group([1.0, 2.0])) == {
+        "ties": 1,
+        "groups of one answer": 1,
+    }
+    assert counted("best_of_n", group([1.0, 3.0, 3.0]), group([1.0]), keep=2) == {
+        "answers that are not the best": 1
+    }
+    assert counted("threshold", group([1.0, 3.0]), group([0.0]), at_least=2.0) == {
+        "answers under at_least": 2
+    }
+    assert counted("drop_constant", group([1.0, 1.0]), group([0.0, 1.0]), group([1.0])) == {
+        "groups of equal rewards": 2
+    }
 
 
 def test_missing_score_is_an_error():
@@ -91,25 +125,61 @@ def test_replay_resumes():
 
 
 def test_answers_with_personal_data_are_left_out() -> None:
-    texts = ["Write to jane.doe@mail.com.", "I like tea.", "[Place](https://www.place.com/there)", "Ask @jane"]
+    texts = [
+        "Write to jane.doe@mail.com.",
+        "I like tea.",
+        "[Place](https://www.place.com/there)",
+        "Ask @jane",
+    ]
     rows = tuple(Trajectory((Message(role="assistant", content=text),)) for text in texts)
     ctx = Context()
-    (kept,) = select("without_personal_data", Group(Prompt("p", ()), rows, {"reward.reward_model": [0.0, 1.0, 2.0, 3.0]}), Group(Prompt("q", ()), rows[:1]), ctx=ctx)
-    assert [t.text for t in kept.trajectories] == ["I like tea."] and kept.columns["reward.reward_model"] == [1.0]
+    (kept,) = select(
+        "without_personal_data",
+        Group(Prompt("p", ()), rows, {"reward.reward_model": [0.0, 1.0, 2.0, 3.0]}),
+        Group(Prompt("q", ()), rows[:1]),
+        ctx=ctx,
+    )
+    assert [t.text for t in kept.trajectories] == ["I like tea."] and kept.columns["reward.reward_model"] == [
+        1.0
+    ]
     assert ctx.counts["answers with personal data"] == 4
 
 
 def test_new_labels_confirm_reverse_or_drop_a_proposed_pair() -> None:
     def proposed(name, chosen, rejected):
-        instruction = {"family": "no_comma", "wording": 0, "params": {}, "text": "Do not use any commas.", "kind": "seen"}
-        rows = tuple(Trajectory((Message(role="assistant", content=text),), mask=[True], weights="w1", stop="end") for text in (chosen, rejected))
-        prompt = Prompt(name, ({"role": "user", "content": "What do you like to eat? Do not use any commas."},), meta={"question": name, "instruction": instruction})
+        instruction = {
+            "family": "no_comma",
+            "wording": 0,
+            "params": {},
+            "text": "Do not use any commas.",
+            "kind": "seen",
+        }
+        rows = tuple(
+            Trajectory((Message(role="assistant", content=text),), mask=[True], weights="w1", stop="end")
+            for text in (chosen, rejected)
+        )
+        prompt = Prompt(
+            name,
+            ({"role": "user", "content": "What do you like to eat? Do not use any commas."},),
+            meta={"question": name, "instruction": instruction},
+        )
         return Group(prompt, rows, {"reward.reward_model": [2.0, 1.0], "margin": [1.0, 1.0]})
 
     good, bad = "I like rice and hot tea.", "I like rice, beans and tea."
     ctx = Context(seed=3, round=2)
-    result = select("labelled", proposed("a", good, bad), proposed("b", bad, good), proposed("c", good, "I like tea and hot rice."), ctx=ctx)
-    assert [(g.prompt.id, *(t.text for t in g.trajectories)) for g in result] == [("a", good, bad), ("b", good, bad)]
-    assert [g.columns["margin"] for g in result] == [[1.0, 1.0]] * 2 and result[1].columns["reward.reward_model"] == [1.0, 2.0]
+    result = select(
+        "labelled",
+        proposed("a", good, bad),
+        proposed("b", bad, good),
+        proposed("c", good, "I like tea and hot rice."),
+        ctx=ctx,
+    )
+    assert [(g.prompt.id, *(t.text for t in g.trajectories)) for g in result] == [
+        ("a", good, bad),
+        ("b", good, bad),
+    ]
+    assert [g.columns["margin"] for g in result] == [[1.0, 1.0]] * 2 and result[1].columns[
+        "reward.reward_model"
+    ] == [1.0, 2.0]
     assert result[0].prompt.meta["pair"]["reward"] == "reward.instructions"
     assert (ctx.counts["pairs confirmed"], ctx.counts["pairs reversed"], ctx.counts["ties"]) == (1, 1, 1)

@@ -34,10 +34,18 @@ def ids(records):
     return [record.id for record in records]
 
 
-@pytest.mark.parametrize(("raw", "clean"), [
-    ("  a \u00a0 b\t", "a b"), ("cafe\u0301", "café"), ("“no”…", '"no"...'), ("a\x00b\x1b[0m", "ab[0m"),
-    ("a\n\n\n\nb", "a\n\nb"), ("a  b", "a b"), ("👍🏽 ok", "👍🏽 ok"),
-])
+@pytest.mark.parametrize(
+    ("raw", "clean"),
+    [
+        ("  a \u00a0 b\t", "a b"),
+        ("cafe\u0301", "café"),
+        ("“no”…", '"no"...'),
+        ("a\x00b\x1b[0m", "ab[0m"),
+        ("a\n\n\n\nb", "a\n\nb"),
+        ("a  b", "a b"),
+        ("👍🏽 ok", "👍🏽 ok"),
+    ],
+)
 def test_normalise(raw, clean):
     assert tidy(raw) == clean
     assert normalise([talk(raw, "x")], words).kept[0].messages[0]["content"] == clean
@@ -50,8 +58,12 @@ def test_normalise_is_idempotent(text):
 
 def test_broken_records_are_dropped_with_the_reason():
     records = [
-        talk("fine", "yes", key="good"), talk(" ", "", key="empty"), talk("http://a.b/c", "www.x.org !!", key="links"),
-        talk("\ufffd\ufffd\ufffd ok", "x", key="unreadable"), talk("a" * 41, "x", key="stuck"), talk("hello?", key="one side"),
+        talk("fine", "yes", key="good"),
+        talk(" ", "", key="empty"),
+        talk("http://a.b/c", "www.x.org !!", key="links"),
+        talk("\ufffd\ufffd\ufffd ok", "x", key="unreadable"),
+        talk("a" * 41, "x", key="stuck"),
+        talk("hello?", key="one side"),
         talk("what", "", "?", "yes", key="mended"),
         Conversation("same", talk("a", "b").messages, opening=1, rejected=talk("a", "b").messages),
     ]
@@ -59,17 +71,25 @@ def test_broken_records_are_dropped_with_the_reason():
     assert ids(sifted.kept) == ["good", "mended"]
     assert [m["content"] for m in sifted.kept[1].messages] == ["what ?", "yes"]
     assert {d.id: d.reason for d in sifted.dropped} == {
-        "empty": "empty", "links": "only links or punctuation", "unreadable": "unreadable characters",
-        "stuck": "one character repeated", "one side": "no assistant turn", "same": "chosen and rejected are the same"}
+        "empty": "empty",
+        "links": "only links or punctuation",
+        "unreadable": "unreadable characters",
+        "stuck": "one character repeated",
+        "one side": "no assistant turn",
+        "same": "chosen and rejected are the same",
+    }
 
 
-@pytest.mark.parametrize(("raw", "clean"), [
-    ("write me at jo.doe+x@mail.example.org.", "write me at [email]."),
-    ("see https://a.b/c?d=e, or www.x.org/y!", "see [link], or [link]!"),
-    ("call (808) 782-1557 or +44 20 7946 0958", "call [phone] or [phone]"),
-    ("I am @sky_walker1 there", "I am [handle] there"),
-    ("pi is 3.141592653589793 and 1000000 sheep in 2012-2013, meet @ 5", None),
-])
+@pytest.mark.parametrize(
+    ("raw", "clean"),
+    [
+        ("write me at jo.doe+x@mail.example.org.", "write me at [email]."),
+        ("see https://a.b/c?d=e, or www.x.org/y!", "see [link], or [link]!"),
+        ("call (808) 782-1557 or +44 20 7946 0958", "call [phone] or [phone]"),
+        ("I am @sky_walker1 there", "I am [handle] there"),
+        ("pi is 3.141592653589793 and 1000000 sheep in 2012-2013, meet @ 5", None),
+    ],
+)
 def test_personal_data(raw, clean):
     clean = raw if clean is None else clean
     assert scrubbed(raw)[0] == clean and scrubbed(clean) == (clean, [])
@@ -78,8 +98,12 @@ def test_personal_data(raw, clean):
 
 
 def test_duplicates_keep_the_first():
-    records = [talk("Hi there", "Hello!", key="a"), talk("hi  there.", "hello", key="b"), talk("hi there", "no", key="c"),
-               talk("Hi there", "Hello!", key="d", topic="other")]
+    records = [
+        talk("Hi there", "Hello!", key="a"),
+        talk("hi  there.", "hello", key="b"),
+        talk("hi there", "no", key="c"),
+        talk("Hi there", "Hello!", key="d", topic="other"),
+    ]
     sifted = duplicates(records, words)
     assert ids(sifted.kept) == ["a", "c", "d"] and sifted.dropped[0].reason == "duplicate: of a"
 
@@ -108,15 +132,30 @@ def test_near_duplicates_agree_with_all_pairs():
 
 def test_near_duplicates_keep_the_first_and_ignore_short_texts():
     long = " ".join(f"word{i}" for i in range(60))
-    records = [talk(long, "yes", key="a"), talk(long, "oh yes", key="b"), talk("hi", "hello", key="c"), talk("hi", "hello", key="d")]
+    records = [
+        talk(long, "yes", key="a"),
+        talk(long, "oh yes", key="b"),
+        talk("hi", "hello", key="c"),
+        talk("hi", "hello", key="d"),
+    ]
     sifted = near(records, words)
     assert ids(sifted.kept) == ["a", "c", "d"] and sifted.dropped[0].reason == "near duplicate: of a"
 
 
 def test_language():
-    records = [talk("What did you do over the weekend with your family?", "We went to the lake and it was great fun.", key="en"),
-               talk("Was hast du am Wochenende mit deiner Familie gemacht?", "Wir sind zum See gefahren und es war schön.", key="de"),
-               talk("hola", "si", key="short")]
+    records = [
+        talk(
+            "What did you do over the weekend with your family?",
+            "We went to the lake and it was great fun.",
+            key="en",
+        ),
+        talk(
+            "Was hast du am Wochenende mit deiner Familie gemacht?",
+            "Wir sind zum See gefahren und es war schön.",
+            key="de",
+        ),
+        talk("hola", "si", key="short"),
+    ]
     sifted = language(records, words)
     assert ids(sifted.kept) == ["en", "short"] and sifted.reasons() == {"language de": 1}
     assert sifted.changed == {"language undecided": 1}
@@ -131,7 +170,12 @@ def test_truncation_of_5000_turns_is_counted_and_fast():
         return words(messages)
 
     start = time.process_time()
-    sifted = length([talk(*["word"] * 5000), talk("a", "b", key="c2"), talk("a", key="c3")], count, max_turns=10**6, max_tokens=1000)
+    sifted = length(
+        [talk(*["word"] * 5000), talk("a", "b", key="c2"), talk("a", key="c3")],
+        count,
+        max_turns=10**6,
+        max_tokens=1000,
+    )
     assert time.process_time() - start < 2 and calls < 60
     assert [len(r.messages) for r in sifted.kept] == [500, 2] and sifted.changed == {"truncated": 1}
     assert sifted.reasons() == {"too short": 1}
@@ -148,7 +192,15 @@ def test_prefix_within_is_the_longest(sizes, bound, head):
 
 
 def test_every_transform_is_registered():
-    assert {"normalise", "remove_broken", "scrub", "duplicates", "duplicates.near", "language", "length"} <= set(catalogue("transform"))
+    assert {
+        "normalise",
+        "remove_broken",
+        "scrub",
+        "duplicates",
+        "duplicates.near",
+        "language",
+        "length",
+    } <= set(catalogue("transform"))
     assert ids(build("transform", {"name": "length", "min_turns": 3})([talk("a", "b")], words).kept) == []
     with pytest.raises(RecipeError, match="'max_turns'"):
         build("transform", {"name": "length", "max_turn": 3})
