@@ -34,6 +34,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,7 @@ def write_report(out: Path, results: Mapping[str, Any]) -> Path:
     )
     environment.filters |= {
         "label": label,
+        "tag_label": tag_label,
         "number": number,
         "interval": interval,
         "points": points,
@@ -146,7 +148,7 @@ def draw(results: Mapping[str, Any], folder: Path) -> dict[str, Path]:
         made[f"slices_{name}"] = plots.slices(
             shown,
             folder / f"slices_{name}.png",
-            title=f"{measure_name(results).capitalize()} by {label(name)}",
+            title=f"{measure_name(results).capitalize()} by {tag_label(name)}",
         )
     if results.get("proxy_gold"):
         made["proxy_gold"] = plots.proxy_gold(results["proxy_gold"], folder / "proxy_gold.png")
@@ -279,6 +281,11 @@ def label(name: str) -> str:
     return (
         f"reward ({name.removeprefix('reward.')})" if name.startswith("reward.") else name.replace("_", " ")
     )
+
+
+def tag_label(name: str) -> str:
+    """Display name of a tag: `instruction.kind` is "instruction kind"."""
+    return re.sub(r"[._]", " ", name)
 
 
 def number(value: Any, name: str = "") -> str:

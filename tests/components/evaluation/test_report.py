@@ -289,7 +289,10 @@ def verified_results():
         "measure": "reward.instructions",
         "measure_name": "verified instructions",
         "pairs_from": "verifier",
-        "slices": {"family": {"at_most_words": arms, "<b>": {"final": around(0.5)}}, "kind": {"seen": arms}},
+        "slices": {
+            "family": {"at_most_words": arms, "<b>": {"final": around(0.5)}},
+            "instruction.kind": {"seen": arms},
+        },
         "proxy_gold": [
             {"round": i, "proxy": 0.4 * i, "gold": 0.3 + 0.05 * i, "gold_low": 0.2, "gold_high": 0.6}
             for i in (1, 2, 3)
@@ -323,7 +326,7 @@ def test_verified_run_shows_slices_proxy_quality_and_best_of_n(tmp_path):
         "Verified instructions by family",
         "at most words 60",
         "55.0% [50.0%, 60.0%]",
-        "Verified instructions by kind",
+        "Verified instructions by instruction kind",
         "Reward model against the truth",
         "35.0% [20.0%, 60.0%]",
         "21.40 [20.90, 21.90]",
@@ -338,7 +341,7 @@ def test_verified_run_shows_slices_proxy_quality_and_best_of_n(tmp_path):
     assert "200 held-out preference pairs" not in text and "preferred answer" not in text
     assert {p.stem for p in (tmp_path / "plots").iterdir()} >= {
         "slices_family",
-        "slices_kind",
+        "slices_instruction.kind",
         "proxy_gold",
         "best_of_n",
     }
