@@ -81,14 +81,17 @@ def test_user_environment_variables_override_the_stages(
 ) -> None:
     """And the flow's own stays as it was."""
     code = """
-import multiprocessing.forkserver, os
+import multiprocessing.forkserver, os, time
 from pathlib import Path
 from ratchet.tasks.process import launch
 before = dict(os.environ)
 launch.prepare()
 assert dict(os.environ) == before
-print(Path(f"/proc/{multiprocessing.forkserver._forkserver._forkserver_pid}/environ").read_text().replace(chr(0), chr(10)))
-"""  # noqa: E501
+environ = Path(f"/proc/{multiprocessing.forkserver._forkserver._forkserver_pid}/environ")
+while not (shown := environ.read_text()):  # empty while the process starts its program
+    time.sleep(0.01)
+print(shown.replace(chr(0), chr(10)))
+"""
     done = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, **own}, capture_output=True, text=True, check=True
     )
