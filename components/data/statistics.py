@@ -4,9 +4,8 @@ Leakage checks between splits, ignoring letter case, whitespace and punctuation:
     leaked_prompt                   the whole prompt with its topic
     leaked_topic                    the topic
     near_duplicate_across_splits    prompt and answer without the topic: from 20 words on at Jaccard
-    similarity 0.8 of word trigrams,
-                                    below that if equal. Texts under 4 words ("Hey! Hello?") are greetings and
-                                    ignored
+                                    similarity 0.8 of word trigrams, below that if equal. Texts under 4 words
+                                    ("Hey! Hello?") are greetings and ignored
 """
 
 from __future__ import annotations

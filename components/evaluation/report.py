@@ -8,25 +8,22 @@ it they are a plain list.
     verdict           what `gates.check_gates` returned
     rounds            [{round, reward.<name>, gold, kl, length, ...}]
     measure           the headline metric (`reward.instructions`), `measure_name` its display name; its gains
-    are
-                      in `metrics` as `<measure>_gain_vs_sft` and `<measure>_gain_vs_base`, rates in 0..1
+                      are in `metrics` as `<measure>_gain_vs_sft` and `<measure>_gain_vs_base`, rates in 0..1
     slices            name of a tag → its value → title → interval with `n`, of the rate of the measure
     proxy_gold        [{round, proxy, gold, gold_low, gold_high}]: the reward model's mean score and the true
-    rate
+                      rate
     quality           metric → title → interval; `quality_vs_base` metric → interval of final − base
     certificates      name → certificate of each reward model, which may have `by_kind` (kind → interval of
-    accuracy) and `best_of_n`
-                      (n → interval of the true rate, `rises` the interval of its rise from the smallest n to
-                      the largest)
+                      accuracy) and `best_of_n` (n → interval of the true rate, `rises` the interval of its
+                      rise from the smallest n to the largest)
     pairs_from        `verifier` if a verifier labelled the certificates' pairs; human labels otherwise
     gold              the gold measure's certificate
     lengths           title → tokens of each answer          curves   name → [[step, value], ...]
-    transcripts       [{prompt: messages, human, answers: {title: text}, gold: {title: score}, verified:
-    {title: passed},
-                        tags: {name: value}, worst}]
+    transcripts       [{prompt: messages, human, answers: {title: text}, gold: {title: score},
+                      verified: {title: passed}, tags: {name: value}, worst}]
     lineage           [{name, digest, ...}]                  configuration   mapping or text
     sources           name of each data source, if there are several → its address, records and groups by
-    split
+                      split
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Content-addressed store of stage outputs. Outputs are published atomically.
 
     <home>/store/<stage>-<key>/           output files; `manifest.json` is written last, then the directory
-    renamed into place
+                                          renamed into place
     <home>/store/.work/<stage>-<key>/     partial output and progress of an unfinished stage; survives a crash
     <home>/runs/<run>/                    the resolved recipe and one link per stage into the store
 

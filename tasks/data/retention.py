@@ -6,7 +6,7 @@ Kept, with all their ancestors:
     registered  other registered versions, or of each model the `best` by a metric
     alive       outputs linked or planned by runs of living processes
     recent      the same of the last runs and of the runs of the last days; killed runs can be continued until
-    then
+                then
 Only entries written by the store are removed: outputs whose manifest matches their name, work of stages that
 are not locked, and leftovers. Runs keep recipe, lineage, logs and metrics.
 """

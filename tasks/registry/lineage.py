@@ -5,11 +5,11 @@ A lineage is a JSON-serialisable mapping, saved with a run (`lineage/<stage>.jso
 version:
     product    name of the stage that made the artifact
     recipe, run, resolved           recipe name, run name, and the resolved recipe as text (empty if no run is
-    known)
+                                    known)
     revision, packages              of the artifact itself; each stage has its own
     stages     name -> {key, kind, content, inputs: {role: name}, made, meta, revision, packages, machine};
-    ancestors first.
-               `content`: digest of the output; an ancestor no longer in the store has `missing: true` instead
+               ancestors first. `content`: digest of the output; an ancestor no longer in the store has
+               `missing: true` instead
     data, weights                   name -> content, of the stages of these kinds
     results    the evaluation (`ratchet.tasks.tracking.results`), if the run evaluated this artifact
 """
